@@ -1,0 +1,672 @@
+"""Every setting: its name, type, default, help, and what is refused.
+
+Frozen dataclasses, one a room of the system. `albert_tf/flags.py` makes the
+command-line flags of them, so a default is written here and nowhere else.
+A dataclass refuses wrong values when it is made, by `UserError`. No
+TensorFlow is imported here: help and refusals come at once.
+"""
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from albert_tf.errors import UserError
+
+# Leaves of the settings; `tuple[str, ...]` is a comma-separated list.
+SETTING_TYPES = (bool, int, float, str, tuple[str, ...])
+
+
+def setting(
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    below: float | None = None,
+    repeated: bool = False,
+) -> Any:
+    """A dataclass field that is also a command-line flag.
+
+    Args:
+        default: The value when the flag is not given.
+        help: What it is, with its unit and an example where it has one.
+        choices: The values allowed, for an enumeration.
+        at_least: The smallest number allowed.
+        below: The number that the value must stay under.
+        repeated: The flag is given once an item instead of once with
+            commas, for items that hold commas themselves.
+    """
+    return dataclasses.field(
+        default=default,
+        metadata={
+            "help": help,
+            "choices": choices,
+            "at_least": at_least,
+            "below": below,
+            "repeated": repeated,
+        },
+    )
+
+
+def fields_with_types(
+    config_class: type,
+) -> list[tuple[dataclasses.Field, Any]]:
+    """The fields of a config dataclass, each with its resolved type."""
+    hints = typing.get_type_hints(config_class)
+    return [(f, hints[f.name]) for f in dataclasses.fields(config_class)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Base of the settings: checks of type, choice and range."""
+
+    def __post_init__(self) -> None:
+        for field, field_type in fields_with_types(type(self)):
+            value = getattr(self, field.name)
+            if field_type is float and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, field.name, value)
+            _check_type(field.name, value, field_type)
+            _check_range(field.name, value, field.metadata)
+        self.check()
+
+    def check(self) -> None:
+        """Refuses combinations that cannot work; subclasses override."""
+
+    def require(self, *names: str) -> None:
+        """Refuses empty values of settings that a command cannot do without.
+
+        Raises:
+            UserError: Naming the first setting that is empty.
+        """
+        for name in names:
+            if not find_setting(self, name):
+                raise UserError(
+                    f"--{name} is required",
+                    remedy="See --help for its form and an example.",
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested dictionaries and lists, ready for JSON."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "") -> Self:
+        """The reverse of `to_dict`; keys left out take their default.
+
+        Args:
+            values: Settings by name; nested for nested dataclasses.
+            source: Where the values come from, for the message of an error.
+
+        Raises:
+            UserError: For an unknown key, a wrong type or a refused value.
+        """
+        where = f"{source}: " if source else ""
+        known = dict((f.name, t) for f, t in fields_with_types(cls))
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise UserError(
+                f"{where}unknown key {', '.join(unknown)}",
+                remedy=f"Known keys: {', '.join(sorted(known))}.",
+            )
+        made = {}
+        for name, value in values.items():
+            field_type = known[name]
+            if isinstance(field_type, type) and issubclass(field_type, Config):
+                made[name] = field_type.from_dict(value, source)
+            elif field_type == tuple[str, ...] and isinstance(value, list):
+                made[name] = tuple(value)
+            else:
+                made[name] = value
+        try:
+            return cls(**made)
+        except UserError as error:
+            raise UserError(f"{where}{error}") from None
+
+
+def find_setting(config: Config, name: str) -> Any:
+    """The value of the setting `name` in a config or one nested in it.
+
+    Raises:
+        KeyError: If there is no such setting.
+    """
+    for field, field_type in fields_with_types(type(config)):
+        value = getattr(config, field.name)
+        if field.name == name:
+            return value
+        if isinstance(value, Config):
+            try:
+                return find_setting(value, name)
+            except KeyError:
+                pass
+    raise KeyError(name)
+
+
+def _check_type(name: str, value: Any, field_type: Any) -> None:
+    if field_type == tuple[str, ...]:
+        right = isinstance(value, tuple) and all(
+            isinstance(item, str) for item in value
+        )
+        wanted = "a list of strings"
+    else:
+        # bool is a subclass of int, so compare the type itself.
+        right = type(value) is field_type or (
+            issubclass(field_type, Config) and isinstance(value, field_type)
+        )
+        wanted = f"of type {field_type.__name__}"
+    if not right:
+        raise UserError(f"{name} must be {wanted}", received=repr(value))
+
+
+def _check_range(name: str, value: Any, rules: Mapping[str, Any]) -> None:
+    choices = rules.get("choices")
+    if choices and value not in choices:
+        raise UserError(
+            f"{name} must be one of {', '.join(choices)}", received=repr(value)
+        )
+    at_least, below = rules.get("at_least"), rules.get("below")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{name} must be a finite number", received=value)
+    if at_least is not None and value < at_least:
+        raise UserError(f"{name} must be at least {at_least}", received=value)
+    if below is not None and value >= below:
+        raise UserError(f"{name} must be below {below}", received=value)
+
+
+def load_json(path: str, open_file: Callable[..., Any] = open) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        UserError: If the file is missing or is not JSON.
+    """
+    try:
+        with open_file(path, "r") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        raise UserError(f"{path} must exist", received="no such file") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} must be JSON", received=str(error)) from None
+
+
+# --- the model --------------------------------------------------------------
+
+PARAMETER_SHARING = ("all", "attention", "ffn", "none")
+SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Config):
+    """The architecture, in the schema of the published `albert_config.json`.
+
+    `net_structure_type`, `gap_size`, `num_memory_blocks`,
+    `down_scale_factor` and `layers_to_keep` stand in published files and
+    have no effect in the released code of google-research/albert; they are
+    accepted with the values published and have none here.
+    `parameter_sharing` is ours (paper, section 3.1 and Table 4).
+    """
+
+    vocab_size: int = setting(30000, "Pieces of the vocabulary.", at_least=8)
+    embedding_size: int = setting(
+        128, "E, width of the factorized embeddings.", at_least=1
+    )
+    hidden_size: int = setting(768, "H, width of the encoder.", at_least=1)
+    num_hidden_layers: int = setting(12, "Layers applied.", at_least=1)
+    num_hidden_groups: int = setting(
+        1, "Groups of layers; parameters are shared in a group.", at_least=1
+    )
+    inner_group_num: int = setting(
+        1, "Blocks, each with its own parameters, in a layer.", at_least=1
+    )
+    num_attention_heads: int = setting(12, "Attention heads.", at_least=1)
+    intermediate_size: int = setting(
+        3072, "Width of the feed-forward layer.", at_least=1
+    )
+    hidden_act: str = setting(
+        "gelu",
+        "Activation of the feed-forward layer and of the masked-LM head; "
+        "gelu is the tanh approximation, as in google-research/albert.",
+        choices=("gelu", "relu", "tanh", "linear"),
+    )
+    hidden_dropout_prob: float = setting(
+        0.1, "Dropout of embeddings and sublayers.", at_least=0, below=1
+    )
+    attention_probs_dropout_prob: float = setting(
+        0.1, "Dropout of the attention probabilities.", at_least=0, below=1
+    )
+    max_position_embeddings: int = setting(
+        512, "Longest sequence, in pieces.", at_least=4
+    )
+    type_vocab_size: int = setting(2, "Segment types.", at_least=2)
+    initializer_range: float = setting(
+        0.02, "Deviation of the truncated normal initializer.", at_least=0
+    )
+    parameter_sharing: str = setting(
+        "all",
+        "What layers share: all, the attention alone, the feed-forward "
+        "layer (ffn) alone, or none (BERT).",
+        choices=PARAMETER_SHARING,
+    )
+    net_structure_type: int = setting(0, "Published, without effect.")
+    gap_size: int = setting(0, "Published, without effect.")
+    num_memory_blocks: int = setting(0, "Published, without effect.")
+    down_scale_factor: int = setting(1, "Published, without effect.")
+    layers_to_keep: tuple[str, ...] = setting((), "Published, without effect.")
+
+    def check(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                "hidden_size must be divisible by num_attention_heads",
+                received=f"{self.hidden_size} and {self.num_attention_heads}",
+            )
+        if self.num_hidden_groups > self.num_hidden_layers:
+            raise UserError(
+                "num_hidden_groups must be at most num_hidden_layers",
+                received=f"{self.num_hidden_groups} and "
+                f"{self.num_hidden_layers}",
+            )
+        if self.parameter_sharing == "none" and self.num_hidden_groups > 1:
+            raise UserError(
+                "num_hidden_groups must be 1 where parameter_sharing is none",
+                received=self.num_hidden_groups,
+            )
+        unsupported = {
+            "net_structure_type": (self.net_structure_type, 0),
+            "layers_to_keep": (self.layers_to_keep, ()),
+        }
+        for name, (value, only) in unsupported.items():
+            if value != only:
+                raise UserError(
+                    f"{name} must be {only!r}, the only value that the "
+                    "released google-research/albert implements",
+                    received=repr(value),
+                )
+
+    @classmethod
+    def from_json_file(
+        cls, path: str, open_file: Callable[..., Any] = open
+    ) -> Self:
+        """Loads an `albert_config.json`, published or our own.
+
+        Args:
+            path: The file.
+            open_file: `tf.io.gfile.GFile` reads `gs://` paths, too.
+
+        Raises:
+            UserError: For a missing file, bad JSON or refused values.
+        """
+        values = load_json(path, open_file)
+        if not isinstance(values, dict):
+            raise UserError(f"{path} must hold a JSON object")
+        return cls.from_dict(values, source=path)
+
+
+# --- data preparation -------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusConfig(Config):
+    """What both commands of data preparation read."""
+
+    input_file: tuple[str, ...] = setting(
+        (),
+        "Text: comma-separated files or globs, local or gs://, plain or "
+        ".gz. One sentence per line, a blank line between documents, e.g. "
+        "corpus/*.txt.gz.",
+    )
+    on_bad_utf8: str = setting(
+        "error",
+        "What to do with bytes that are not UTF-8: stop and name them, "
+        "replace them by U+FFFD, or skip their line.",
+        choices=("error", "replace", "skip"),
+    )
+    do_lower_case: bool = setting(True, "Lower-case the text.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig(CorpusConfig):
+    """`python -m data_prep.train_tokenizer`."""
+
+    model_prefix: str = setting(
+        "",
+        "Where to write PREFIX.model, PREFIX.vocab and PREFIX.json, e.g. "
+        "build/spm.",
+    )
+    vocab_size: int = setting(
+        30000, "Pieces, special pieces included.", at_least=8
+    )
+    character_coverage: float = setting(
+        0.99995, "Share of the characters to cover.", at_least=0.5
+    )
+    input_sentence_size: int = setting(
+        10_000_000, "Sentences sampled from the corpus.", at_least=1
+    )
+    seed: int = setting(12345, "Seed of the sampling.", at_least=0)
+    overwrite: bool = setting(
+        False, "Replace a model made with other settings."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceConfig(Config):
+    """Lengths of an example, of the builder and of the trainer."""
+
+    max_seq_length: int = setting(
+        512, "L, pieces in an example, special pieces included.", at_least=5
+    )
+    max_predictions_per_seq: int = setting(
+        77,
+        "P, masked pieces in an example at the most; 15 % of "
+        "max_seq_length, rounded up, leaves none out.",
+        at_least=1,
+    )
+
+    def check(self) -> None:
+        if self.max_predictions_per_seq >= self.max_seq_length:
+            raise UserError(
+                "max_predictions_per_seq must be below max_seq_length",
+                received=f"{self.max_predictions_per_seq} and "
+                f"{self.max_seq_length}",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordsConfig(CorpusConfig, SequenceConfig):
+    """`python -m data_prep.build_tfrecords`."""
+
+    output_dir: str = setting(
+        "",
+        "Where to write train/ and, with --holdout_fraction, eval/: shards, "
+        "metadata.json and the vocabulary, e.g. build/records.",
+    )
+    spm_model_file: str = setting(
+        "", "SentencePiece model of the vocabulary, e.g. build/spm.model."
+    )
+    masked_lm_prob: float = setting(
+        0.15, "Share of the pieces to mask.", at_least=0.001, below=1
+    )
+    ngram: int = setting(
+        3, "N, longest masked span in words; p(n) ~ 1/n.", at_least=1
+    )
+    short_seq_prob: float = setting(
+        0.1,
+        "Share of the documents' passes cut to a random shorter length.",
+        at_least=0,
+        below=1.0001,
+    )
+    dupe_factor: int = setting(
+        10, "Passes over the corpus, each masked anew.", at_least=1
+    )
+    holdout_fraction: float = setting(
+        0.0,
+        "Share of the documents, by a hash of their text, kept for "
+        "evaluation.",
+        at_least=0,
+        below=1,
+    )
+    num_shards: int = setting(16, "Files of train/.", at_least=1)
+    num_eval_shards: int = setting(1, "Files of eval/.", at_least=1)
+    seed: int = setting(12345, "Seed of pairing and masking.", at_least=0)
+    num_workers: int = setting(
+        0, "Processes; 0 is one a core. Has no influence on the records."
+    )
+    overwrite: bool = setting(
+        False, "Replace records made with other settings."
+    )
+
+
+# --- pretraining ------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(SequenceConfig):
+    """What the trainer reads."""
+
+    input_file: tuple[str, ...] = setting(
+        (),
+        "Training records: comma-separated files or globs, local or gs://, "
+        "e.g. build/records/train/*.tfrecord.",
+    )
+    eval_input_file: tuple[str, ...] = setting(
+        (), "Held-out records, e.g. build/records/eval/*.tfrecord."
+    )
+    global_batch_size: int = setting(
+        4096, "Examples in one update, over all replicas.", at_least=1
+    )
+    gradient_accumulation_steps: int = setting(
+        1,
+        "Parts in which a replica works through its share of the batch, to "
+        "save memory; the update is the same.",
+        at_least=1,
+    )
+    eval_batch_size: int = setting(
+        64, "Examples at a time in evaluation, over all replicas.", at_least=1
+    )
+    max_eval_steps: int = setting(
+        100, "Batches of an evaluation at the most; 0 is all.", at_least=0
+    )
+    shuffle_block_size: int = setting(
+        16384,
+        "Records shuffled among themselves while reading; records are "
+        "already shuffled when built. 1 reads in order.",
+        at_least=1,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Config):
+    """The update; defaults are the published ones."""
+
+    optimizer: str = setting(
+        "lamb", "Optimizer.", choices=("lamb", "adamw")
+    )
+    learning_rate: float = setting(
+        0.00176, "Peak learning rate, for a batch of 4096.", at_least=0
+    )
+    num_warmup_steps: int = setting(
+        3125, "Updates of linear warm-up.", at_least=0
+    )
+    poly_power: float = setting(
+        1.0, "Power of the polynomial decay to 0.", at_least=0
+    )
+    weight_decay_rate: float = setting(
+        0.01, "Weight decay, not of LayerNorm and biases.", at_least=0
+    )
+    beta_1: float = setting(0.9, "Decay of the mean.", at_least=0, below=1)
+    beta_2: float = setting(
+        0.999, "Decay of the mean square.", at_least=0, below=1
+    )
+    epsilon: float = setting(
+        1e-6, "Added to the root of the mean square.", at_least=0
+    )
+    clip_norm: float = setting(
+        1.0, "Largest global norm of the gradients; 0 does not clip.",
+        at_least=0,
+    )
+    clip_scope: str = setting(
+        "global",
+        "Clip the gradients of the whole batch (global), or, as published, "
+        "each replica's before they are averaged (per_replica).",
+        choices=("global", "per_replica"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributionConfig(Config):
+    """Devices and number formats."""
+
+    strategy: str = setting(
+        "auto",
+        "tf.distribute strategy; auto takes the TPU, the workers of "
+        "TF_CONFIG, or all local GPUs, whichever is found first.",
+        choices=("auto", "tpu", "mirrored", "multi_worker", "one_device"),
+    )
+    tpu_name: str = setting(
+        "local",
+        "TPU to connect to: local on a TPU VM, or its name.",
+    )
+    tpu_zone: str = setting("", "Zone of a named TPU, e.g. us-central2-b.")
+    gcp_project: str = setting("", "Project of a named TPU.")
+    num_logical_cpus: int = setting(
+        1,
+        "Split the CPU into so many devices, to try --strategy=mirrored "
+        "where there is no accelerator.",
+        at_least=1,
+    )
+    precision: str = setting(
+        "float32",
+        "Keras dtype policy of the encoder: float32 or mixed_bfloat16 "
+        "(variables, LayerNorm, softmax, logits and update stay float32).",
+        choices=("float32", "mixed_bfloat16"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig(Config):
+    """The run."""
+
+    mode: str = setting(
+        "train",
+        "train, or eval: evaluate the newest checkpoint once.",
+        choices=("train", "eval"),
+    )
+    output_dir: str = setting(
+        "",
+        "Directory of the run, local or gs://: checkpoints, logs, resolved "
+        "configuration. A run found there is continued.",
+    )
+    num_train_steps: int = setting(125_000, "Updates.", at_least=1)
+    steps_per_loop: int = setting(
+        1000, "Updates between two looks at the host.", at_least=1
+    )
+    save_checkpoints_steps: int = setting(
+        5000, "Updates between two checkpoints.", at_least=1
+    )
+    keep_checkpoint_max: int = setting(
+        5, "Newest checkpoints kept.", at_least=1
+    )
+    eval_every_n_steps: int = setting(
+        0, "Updates between two evaluations; 0 is at the end only.",
+        at_least=0,
+    )
+    sentence_objective: str = setting(
+        "sop",
+        "Sentence-order prediction, next-sentence prediction, or none.",
+        choices=SENTENCE_OBJECTIVES,
+    )
+    dropout_schedule: str = setting(
+        "",
+        "Dropout by step, as STEP:RATE,..., for hidden layers and attention "
+        "alike, e.g. 0:0.1,1000000:0.0 removes it after a million updates. "
+        "Empty takes the architecture's rates throughout.",
+    )
+    seed: int = setting(
+        12345, "Seed of initial weights, data order and dropout.", at_least=0
+    )
+
+    def check(self) -> None:
+        self.dropout_phases()
+
+    def dropout_phases(self) -> tuple[tuple[int, float], ...]:
+        """`dropout_schedule` as (first step, rate) pairs, steps rising.
+
+        Raises:
+            UserError: If the schedule is not of its form.
+        """
+        form = UserError(
+            "dropout_schedule must be STEP:RATE,... with rising steps from 0 "
+            "and rates from 0 to below 1",
+            received=repr(self.dropout_schedule),
+            remedy="Example: 0:0.1,1000000:0.0",
+        )
+        phases: list[tuple[int, float]] = []
+        for part in filter(None, self.dropout_schedule.split(",")):
+            step, separator, rate = part.partition(":")
+            try:
+                phase = (int(step), float(rate))
+            except ValueError:
+                raise form from None
+            if not separator or not 0 <= phase[1] < 1:
+                raise form
+            if phase[0] <= phases[-1][0] if phases else phase[0] != 0:
+                raise form
+            phases.append(phase)
+        return tuple(phases)
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainingConfig(Config):
+    """`python -m albert_tf.run_pretraining`."""
+
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(
+        default_factory=OptimizerConfig
+    )
+    distribution: DistributionConfig = dataclasses.field(
+        default_factory=DistributionConfig
+    )
+    training: TrainingConfig = dataclasses.field(
+        default_factory=TrainingConfig
+    )
+
+    def check(self) -> None:
+        if self.data.max_seq_length > self.model.max_position_embeddings:
+            raise UserError(
+                "max_seq_length must be at most max_position_embeddings",
+                received=f"{self.data.max_seq_length} and "
+                f"{self.model.max_position_embeddings}",
+            )
+        if self.optimizer.num_warmup_steps > self.training.num_train_steps:
+            raise UserError(
+                "num_warmup_steps must be at most num_train_steps",
+                received=f"{self.optimizer.num_warmup_steps} and "
+                f"{self.training.num_train_steps}",
+            )
+        if self.training.eval_every_n_steps and not self.data.eval_input_file:
+            raise UserError(
+                "eval_every_n_steps needs --eval_input_file",
+                received="no held-out records",
+            )
+
+
+# --- after pretraining ------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig(Config):
+    """`python -m albert_tf.export_saved_model`."""
+
+    run_dir: str = setting("", "--output_dir of the run to export.")
+    export_dir: str = setting("", "Where to write the SavedModel.")
+    checkpoint_step: int = setting(
+        0, "Checkpoint to export; 0 is the newest.", at_least=0
+    )
+    top_k: int = setting(
+        5, "Pieces answered for each masked position.", at_least=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FillMaskConfig(Config):
+    """`python -m albert_tf.fill_mask`."""
+
+    saved_model_dir: str = setting("", "SavedModel to load.")
+    text: tuple[str, ...] = setting(
+        (),
+        "A sentence with [MASK] in it; give the flag several times.",
+        repeated=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportConfig(Config):
+    """`python -m albert_tf.report`."""
+
+    run_dirs: tuple[str, ...] = setting(
+        (), "--output_dir of one run or several, comma-separated."
+    )
+    output_file: str = setting("", "PNG to write, e.g. build/curves.png.")
+

@@ -1,0 +1,147 @@
+"""absl flags made of the config dataclasses; no flag is defined elsewhere.
+
+A command ends with
+
+    if __name__ == "__main__":
+        flags.run(main, PretrainingConfig)
+
+and its `main` receives the config that the command line describes.
+"""
+
+import dataclasses
+import errno
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from absl import app
+from absl import flags as absl_flags
+from absl import logging
+
+from albert_tf.config import Config, ModelConfig, fields_with_types
+from albert_tf.errors import UserError
+
+# The modules that call `run` are those whose --help lists the flags.
+absl_flags.disclaim_key_flags()
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
+
+
+def define(
+    config_class: type[Config],
+    flag_values: absl_flags.FlagValues = absl_flags.FLAGS,
+) -> None:
+    """Defines a flag for each setting of a config and of those nested in it.
+
+    The architecture is no flag of its own: it is the JSON file that
+    `--albert_config_file` names.
+    """
+    for field, field_type in fields_with_types(config_class):
+        if field_type is ModelConfig:
+            absl_flags.DEFINE_string(
+                "albert_config_file",
+                "",
+                "Architecture, a JSON file in the published schema, e.g. "
+                "configs/models/albert_base_v2.json.",
+                flag_values=flag_values,
+            )
+        elif isinstance(field_type, type) and issubclass(field_type, Config):
+            define(field_type, flag_values)
+        else:
+            _define_one(field, field_type, flag_values)
+
+
+def _define_one(
+    field: dataclasses.Field, field_type: Any, flag_values: Any
+) -> None:
+    name, default, rules = field.name, field.default, field.metadata
+    help_text = rules["help"]
+    if rules["choices"]:
+        absl_flags.DEFINE_enum(
+            name, default, rules["choices"], help_text, flag_values=flag_values
+        )
+        return
+    if field_type == tuple[str, ...]:
+        definer = (
+            absl_flags.DEFINE_multi_string
+            if rules["repeated"]
+            else absl_flags.DEFINE_list
+        )
+        definer(name, list(default), help_text, flag_values=flag_values)
+        return
+    definer = {
+        bool: absl_flags.DEFINE_boolean,
+        int: absl_flags.DEFINE_integer,
+        float: absl_flags.DEFINE_float,
+        str: absl_flags.DEFINE_string,
+    }[field_type]
+    definer(name, default, help_text, flag_values=flag_values)
+
+
+def parse(
+    config_class: type[ConfigT],
+    flag_values: absl_flags.FlagValues = absl_flags.FLAGS,
+) -> ConfigT:
+    """The config that parsed flags describe.
+
+    Raises:
+        UserError: For a refused value, combination or architecture file.
+    """
+    made: dict[str, Any] = {}
+    for field, field_type in fields_with_types(config_class):
+        if field_type is ModelConfig:
+            path = flag_values["albert_config_file"].value
+            made[field.name] = (
+                ModelConfig.from_json_file(path) if path else ModelConfig()
+            )
+        elif isinstance(field_type, type) and issubclass(field_type, Config):
+            made[field.name] = parse(field_type, flag_values)
+        else:
+            value = flag_values[field.name].value
+            made[field.name] = (
+                tuple(value) if isinstance(value, list) else value
+            )
+    return config_class(**made)
+
+
+def run(
+    main: Callable[[ConfigT], int | None], config_class: type[ConfigT]
+) -> None:
+    """Runs a command: defines its flags, parses them, calls `main(config)`.
+
+    What a person can mend ends in one line on standard error and status 1:
+    a `UserError`, a full disk. Ctrl-C ends with status 130.
+    """
+
+    def call_main(arguments: Sequence[str]) -> int:
+        logging.use_absl_handler()
+        try:
+            if len(arguments) > 1:
+                raise UserError(
+                    "settings are given as --name=value",
+                    received=" ".join(arguments[1:]),
+                )
+            return main(parse(config_class)) or 0
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            print(
+                f"error: the disk is full: {error}. Finished work is kept; "
+                "free some space and run the same command again.",
+                file=sys.stderr,
+            )
+        except KeyboardInterrupt:
+            print(
+                "interrupted; the same command goes on from here",
+                file=sys.stderr,
+            )
+            return EXIT_INTERRUPTED
+        return 1
+
+    define(config_class)
+    absl_flags.FLAGS.set_default("verbosity", logging.INFO)
+    app.run(call_main)

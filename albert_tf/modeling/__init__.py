@@ -1,0 +1,1 @@
+"""The model as Keras 3 layers."""

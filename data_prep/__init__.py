@@ -1,0 +1,1 @@
+"""Prepare text for pretraining ALBERT."""

@@ -1,0 +1,52 @@
+"""Metadata, dependencies and extras of the `albert-tf` distribution.
+
+TensorFlow comes in three distributions that share one directory and so
+exclude each other, which is why it is an extra and not a plain dependency:
+
+    pip install -e '.[cpu]'   # a laptop; also fine beside one's own CUDA
+    pip install -e '.[gpu]'   # NVIDIA GPUs, CUDA libraries from PyPI
+    pip install -e '.[tpu]'   # a Cloud TPU VM
+
+Exact versions that were tested together are in `constraints/`.
+"""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="albert-tf",
+    version="0.1.0",
+    description="Pretrain ALBERT with TensorFlow on Cloud TPUs and GPUs",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=find_packages(include=["albert_tf*", "data_prep*", "tpu*"]),
+    package_data={"data_prep": ["sample_corpus/*"]},
+    install_requires=[
+        "absl-py>=2.1",
+        "keras>=3.12,<4",
+        "matplotlib>=3.8",
+        "numpy>=2.0",
+        # 0.2.2 changed how equal scores are broken; tensorflow-text, and so
+        # every served model, tokenizes as 0.2.1 does.
+        "sentencepiece>=0.2.0,<=0.2.1",
+        "tensorboard>=2.20,<2.22",  # not installed by TensorFlow 2.21
+        "tqdm>=4.66",
+    ],
+    extras_require={
+        "cpu": ["tensorflow>=2.20,<2.22"],
+        "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
+        # tensorflow-tpu 2.20.0 is the newest; with a libtpu newer than
+        # 0.0.30 `import tensorflow` aborts the process.
+        "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
+        "tpu-compile": ["jax[tpu]==0.10.2"],
+        "beam": ["apache-beam[gcp]>=2.60"],
+        "interop": ["torch>=2.4", "transformers>=4.46", "safetensors>=0.4"],
+        "test": [
+            "hypothesis>=6.100",
+            "mypy>=1.11",
+            "pytest>=8",
+            "pytest-xdist>=3.6",
+            "ruff>=0.6",
+            "tensorflow-text>=2.20,<2.22",
+        ],
+    },
+)
