@@ -105,7 +105,7 @@ class Config:
             UserError: For an unknown key, a wrong type or a refused value.
         """
         where = f"{source}: " if source else ""
-        known = dict((f.name, t) for f, t in fields_with_types(cls))
+        known = {f.name: t for f, t in fields_with_types(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise UserError(
@@ -133,7 +133,7 @@ def find_setting(config: Config, name: str) -> Any:
     Raises:
         KeyError: If there is no such setting.
     """
-    for field, field_type in fields_with_types(type(config)):
+    for field, _field_type in fields_with_types(type(config)):
         value = getattr(config, field.name)
         if field.name == name:
             return value
@@ -401,8 +401,7 @@ class RecordsConfig(CorpusConfig, SequenceConfig):
     )
     holdout_fraction: float = setting(
         0.0,
-        "Share of the documents, by a hash of their text, kept for "
-        "evaluation.",
+        "Share of the documents, by a hash of their text, kept for evaluation.",
         at_least=0,
         below=1,
     )
@@ -459,9 +458,7 @@ class DataConfig(SequenceConfig):
 class OptimizerConfig(Config):
     """The update; defaults are the published ones."""
 
-    optimizer: str = setting(
-        "lamb", "Optimizer.", choices=("lamb", "adamw")
-    )
+    optimizer: str = setting("lamb", "Optimizer.", choices=("lamb", "adamw"))
     learning_rate: float = setting(
         0.00176, "Peak learning rate, for a batch of 4096.", at_least=0
     )
@@ -482,7 +479,8 @@ class OptimizerConfig(Config):
         1e-6, "Added to the root of the mean square.", at_least=0
     )
     clip_norm: float = setting(
-        1.0, "Largest global norm of the gradients; 0 does not clip.",
+        1.0,
+        "Largest global norm of the gradients; 0 does not clip.",
         at_least=0,
     )
     clip_scope: str = setting(
@@ -548,7 +546,8 @@ class TrainingConfig(Config):
         5, "Newest checkpoints kept.", at_least=1
     )
     eval_every_n_steps: int = setting(
-        0, "Updates between two evaluations; 0 is at the end only.",
+        0,
+        "Updates between two evaluations; 0 is at the end only.",
         at_least=0,
     )
     sentence_objective: str = setting(
@@ -608,9 +607,7 @@ class PretrainingConfig(Config):
     distribution: DistributionConfig = dataclasses.field(
         default_factory=DistributionConfig
     )
-    training: TrainingConfig = dataclasses.field(
-        default_factory=TrainingConfig
-    )
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     def check(self) -> None:
         if self.data.max_seq_length > self.model.max_position_embeddings:
@@ -669,4 +666,3 @@ class ReportConfig(Config):
         (), "--output_dir of one run or several, comma-separated."
     )
     output_file: str = setting("", "PNG to write, e.g. build/curves.png.")
-

@@ -14,9 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from absl import app
+from absl import app, logging
 from absl import flags as absl_flags
-from absl import logging
 
 from albert_tf.config import Config, ModelConfig, fields_with_types
 from albert_tf.errors import UserError
