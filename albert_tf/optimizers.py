@@ -1,0 +1,136 @@
+"""LAMB and AdamW as google-research/albert trains with them.
+
+`keras.optimizers` has both names, but corrects the bias of the moments,
+decays outside LAMB's trust ratio, adapts LayerNorm and biases, and clips each
+replica's gradients by themselves. These are plain classes over `tf.Variable`s
+instead: the trainer reduces and clips the gradients, these apply them.
+"""
+
+import re
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from albert_tf.config import OptimizerConfig
+
+# Variables neither decayed nor, by LAMB, adapted; found anywhere in the path.
+EXCLUDED = re.compile("LayerNorm|layer_norm|bias")
+
+
+class AdamW:
+    """Adam without bias correction, with decoupled weight decay.
+
+    With gradient g, weights w and learning rate r:
+
+        m = beta_1 m + (1 - beta_1) g
+        v = beta_2 v + (1 - beta_2) g^2
+        w = w - r (m / (sqrt(v) + epsilon) + weight_decay_rate w)
+
+    LayerNorm and biases are not decayed.
+
+    Attributes:
+        slots: The moments, by `"<variable path>/m"` and
+            `"<variable path>/v"`, each float32 of its variable's shape.
+
+    Reference:
+        [Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101); bias
+        correction is left out as in google-research/albert.
+    """
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        self._config = config
+        self._variables: list[keras.Variable] = []
+        self.slots: dict[str, tf.Variable] = {}
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes the moments of `variables`, all zero.
+
+        Called in the scope of the strategy that the variables were made in.
+
+        Raises:
+            ValueError: If two variables have the same path.
+        """
+        self._variables = list(variables)
+        for variable in self._variables:
+            for moment in ("m", "v"):
+                name = f"{variable.path}/{moment}"
+                if name in self.slots:
+                    raise ValueError(f"Two variables are {variable.path}")
+                # Without aggregation, as Keras makes weights, a replica
+                # assigns its own copy and nothing is communicated.
+                self.slots[name] = tf.Variable(
+                    tf.zeros(variable.shape),
+                    trainable=False,
+                    name=name,
+                    aggregation=tf.VariableAggregation.NONE,
+                )
+
+    def apply(
+        self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor
+    ) -> None:
+        """Updates the variables; called on every replica.
+
+        Every replica updates its own copies, by the same arithmetic on the
+        same numbers, so that they stay equal.
+
+        Args:
+            gradients: float32, dense, one for each variable given to `build`,
+                in that order. They must be equal on all replicas: reduced
+                and clipped.
+            learning_rate: float32 scalar, equal on all replicas.
+        """
+        for variable, gradient in zip(self._variables, gradients, strict=True):
+            self._apply_one(variable, gradient, learning_rate)
+
+    def _apply_one(
+        self,
+        variable: keras.Variable,
+        gradient: tf.Tensor,
+        learning_rate: tf.Tensor,
+    ) -> None:
+        config, weights = self._config, variable.value
+        m_slot = self.slots[f"{variable.path}/m"]
+        v_slot = self.slots[f"{variable.path}/v"]
+
+        m = config.beta_1 * m_slot + (1 - config.beta_1) * gradient
+        v = config.beta_2 * v_slot + (1 - config.beta_2) * tf.square(gradient)
+        update = m / (tf.sqrt(v) + config.epsilon)
+        if not EXCLUDED.search(variable.path):
+            update += config.weight_decay_rate * weights
+            update *= self._trust_ratio(weights, update)
+
+        m_slot.assign(m)
+        v_slot.assign(v)
+        weights.assign_sub(learning_rate * update)
+
+    def _trust_ratio(
+        self, weights: tf.Tensor, update: tf.Tensor
+    ) -> tf.Tensor | float:
+        """What an update is multiplied by, beside the learning rate."""
+        del weights, update
+        return 1.0
+
+
+class Lamb(AdamW):
+    """AdamW with updates as long as the weights that they change.
+
+    The update of AdamW, decay included, is multiplied by |w| / |update|, or
+    by 1 where either norm is 0. LayerNorm and biases are not adapted. A
+    matrix that layers share is one variable and so has one ratio.
+
+    Reference:
+        [You et al., 2020](https://arxiv.org/abs/1904.00962), with the
+        exclusions, and without the bias correction, of google-research/albert.
+    """
+
+    def _trust_ratio(self, weights: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+        weights_norm, update_norm = tf.norm(weights), tf.norm(update)
+        # A ratio of 0 would leave weights that start at zero there for ever.
+        ratio = tf.math.divide_no_nan(weights_norm, update_norm)
+        return tf.where(ratio > 0, ratio, 1.0)
+
+
+def make_optimizer(config: OptimizerConfig) -> AdamW:
+    """The optimizer that `config.optimizer` names, not yet built."""
+    return {"lamb": Lamb, "adamw": AdamW}[config.optimizer](config)
