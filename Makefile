@@ -1,0 +1,119 @@
+# What one can make; each sets up what it needs in .venv-$(TF) first.
+#
+# make demo          from text to an exported ALBERT, in build/demo
+# make test          the tests
+# make interop-test  the tests against PyTorch and Hugging Face transformers
+# make lint          style of the code
+# make typecheck     types of the code
+# make lock          constraints/*.txt anew; UPGRADE=1 takes newer versions
+# make clean         removes everything that make has made
+#
+# TF=2.20 takes the older TensorFlow, PYTHON=python3.12 another Python.
+
+TF ?= 2.21
+PYTHON ?= python3
+
+ifeq ($(filter 2.20 2.21,$(TF)),)
+  $(error TF must be 2.20 or 2.21. Received: $(TF))
+endif
+
+VENV := .venv-$(TF)
+BIN := $(VENV)/bin
+CONSTRAINTS := constraints/tensorflow-$(TF).txt
+# Nothing is built apart from the environment, so every version is locked.
+INSTALL := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS)
+INSTALL_SELF := $(INSTALL) --no-build-isolation -e
+
+export TF_CPP_MIN_LOG_LEVEL ?= 1
+
+.PHONY: help demo test interop-test lint typecheck lock clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+# --- set-up ------------------------------------------------------------------
+
+define CHECK_PYTHON
+import sys
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    sys.exit("Python must be 3.11, 3.12 or 3.13. Received: %d.%d. Name one,"
+             " e.g. make PYTHON=python3.12" % sys.version_info[:2])
+endef
+export CHECK_PYTHON
+
+$(VENV)/installed: setup.py $(CONSTRAINTS)
+	@$(PYTHON) -c "$$CHECK_PYTHON"
+	@echo "Setting up $(VENV): TensorFlow is some 600 MB, once."
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) setuptools
+	$(INSTALL_SELF) '.[cpu,test]'
+	@touch $@
+
+$(VENV)/installed-interop: $(VENV)/installed
+	$(INSTALL_SELF) '.[cpu,test,interop]'
+	@touch $@
+
+# --- checks ------------------------------------------------------------------
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+# The import fails where the extra did not install, and the tests do not skip.
+interop-test: $(VENV)/installed-interop
+	$(BIN)/python -c "import safetensors, torch, transformers"
+	$(BIN)/python -m pytest -q -m interop $(PYTEST_ARGS)
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(VENV)/installed
+	$(BIN)/mypy
+
+# --- the demo ----------------------------------------------------------------
+
+DEMO := build/demo
+
+# Each command reuses or continues what it finds of an earlier run.
+demo: $(VENV)/installed
+	$(BIN)/python -m data_prep.train_tokenizer \
+	    --input_file='data_prep/sample_corpus/*.txt.gz' \
+	    --vocab_size=8000 --model_prefix=$(DEMO)/spm
+	$(BIN)/python -m data_prep.build_tfrecords \
+	    --input_file='data_prep/sample_corpus/*.txt.gz' \
+	    --spm_model_file=$(DEMO)/spm.model --output_dir=$(DEMO)/records \
+	    --max_seq_length=128 --max_predictions_per_seq=20 \
+	    --holdout_fraction=0.05
+	$(BIN)/python -m albert_tf.run_pretraining \
+	    --flagfile=configs/pretrain/demo.flags
+	$(BIN)/python -m albert_tf.export_saved_model \
+	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
+	$(BIN)/python -m albert_tf.fill_mask --saved_model_dir=$(DEMO)/saved_model
+	$(BIN)/python -m albert_tf.report \
+	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
+
+# --- upkeep ------------------------------------------------------------------
+
+LOCK_EXTRAS := cpu gpu test interop beam tpu-compile
+
+lock: lock-2.20 lock-2.21
+
+lock-%: .venv-lock/installed
+	@mkdir -p build/lock
+	printf 'tensorflow==$*.*\ntorch==2.13.0\n' > build/lock/tensorflow-$*.in
+	.venv-lock/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	    --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
+	    setup.py $(addprefix --extra ,$(LOCK_EXTRAS)) \
+	    -c build/lock/tensorflow-$*.in -o constraints/tensorflow-$*.txt
+
+.venv-lock/installed:
+	@$(PYTHON) -c "$$CHECK_PYTHON"
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet uv
+	@touch $@
+
+clean:
+	rm -rf build .venv-2.20 .venv-2.21 .venv-lock albert_tf.egg-info
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find albert_tf data_prep tpu tests -name __pycache__ -prune \
+	    -exec rm -rf {} +
