@@ -1,0 +1,64 @@
+"""The pretraining losses and accuracies, as sums.
+
+Sums, not means: the trainer divides by the weight of all replicas, so that
+each masked piece weighs the same whichever replica it fell on.
+"""
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from albert_tf.features import SENTENCE_LABEL
+
+
+def pretraining_sums(
+    outputs: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """Sums of losses, of right answers and of weights over a batch.
+
+    Args:
+        outputs: Of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
+            predictions, vocab_size)`, and `sentence_logits`, float32,
+            `(batch, 2)`, where it has a sentence head.
+        batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
+            `(batch, predictions)`; a slot of weight 0 is padding.
+            `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
+            `(batch, length)`; an example that begins with 0 fills up the
+            last batch of an evaluation and counts for nothing.
+
+    Returns:
+        float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`
+        and, with a sentence head, `sentence_loss_sum`,
+        `sentence_correct_sum`, `sentence_weight_sum`. Losses are in nats.
+
+    Reference:
+        [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
+    """
+    sums = _weighted_sums(
+        "mlm",
+        outputs["mlm_logits"],
+        batch["masked_lm_ids"],
+        batch["masked_lm_weights"],
+    )
+    if "sentence_logits" in outputs:
+        sums |= _weighted_sums(
+            "sentence",
+            outputs["sentence_logits"],
+            batch[SENTENCE_LABEL][:, 0],
+            tf.cast(batch["input_mask"][:, 0], tf.float32),
+        )
+    return sums
+
+
+def _weighted_sums(
+    name: str, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Sums over labels `(...)` of a classifier with logits `(..., classes)`."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    answers = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+    correct = tf.cast(tf.equal(answers, labels), tf.float32)
+    return {
+        f"{name}_loss_sum": tf.reduce_sum(weights * losses),
+        f"{name}_correct_sum": tf.reduce_sum(weights * correct),
+        f"{name}_weight_sum": tf.reduce_sum(weights),
+    }

@@ -1,0 +1,129 @@
+"""The encoder: layers that share their parameters, wholly or in part.
+
+Reference:
+    [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1 and
+    Table 4.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import keras
+import tensorflow as tf
+
+from albert_tf.config import ModelConfig
+from albert_tf.modeling.layers import (
+    NO_DROPOUT,
+    Dropout,
+    FeedForward,
+    SelfAttention,
+    initializer,
+)
+
+# Attention probabilities, attention output, feed-forward output.
+PLACES_PER_BLOCK = 3
+
+LayerT = TypeVar("LayerT", bound=keras.layers.Layer)
+
+
+class Encoder(keras.layers.Layer):
+    """`num_hidden_layers` layers of `inner_group_num` blocks.
+
+    A block is self-attention followed by a feed-forward layer. The layers
+    of a group use the same sublayers, but for those that
+    `parameter_sharing` leaves unshared, which each layer has of its own.
+    Variables are named after what they belong to, the group or the layer:
+    `group_0_inner_group_0_attention`, `layer_3_inner_group_0_ffn`.
+
+    Attributes:
+        blocks: The (attention, feed-forward) pairs in the order applied. A
+            shared sublayer stands there once for each application.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: str = "float32",
+        name: str = "encoder",
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.projection = None
+        if config.embedding_size != config.hidden_size:
+            self.projection = keras.layers.Dense(
+                config.hidden_size,
+                kernel_initializer=initializer(config),
+                dtype=self.dtype_policy,
+                name="embedding_hidden_mapping_in",
+            )
+
+        made: dict[str, keras.layers.Layer] = {}
+
+        def sublayer(
+            kind: str,
+            make: Callable[[ModelConfig, str, str], LayerT],
+            layer: int,
+            inner: int,
+        ) -> LayerT:
+            """Makes a sublayer, or finds the one that is shared."""
+            shared = config.parameter_sharing in ("all", kind)
+            owner = (
+                f"group_{group_of_layer(config, layer)}"
+                if shared
+                else f"layer_{layer}"
+            )
+            name = f"{owner}_inner_group_{inner}_{kind}"
+            if name not in made:
+                made[name] = make(config, name, dtype)
+            return made[name]
+
+        self.blocks = [
+            (
+                sublayer("attention", SelfAttention, layer, inner),
+                sublayer("ffn", FeedForward, layer, inner),
+            )
+            for layer in range(config.num_hidden_layers)
+            for inner in range(config.inner_group_num)
+        ]
+
+    def build(self) -> None:
+        if self.projection is not None:
+            self.projection.build((None, None, self.config.embedding_size))
+        for block in self.blocks:
+            for sublayer in block:
+                if not sublayer.built:
+                    sublayer.build()
+
+    def call(
+        self,
+        embedded: tf.Tensor,
+        score_bias: tf.Tensor,
+        dropout: Dropout = NO_DROPOUT,
+        first_place: int = 0,
+    ) -> tf.Tensor:
+        """Applies all layers.
+
+        Args:
+            embedded: Float, `(batch, length, E)`.
+            score_bias: float32, `(batch, 1, 1, length)`; from
+                `visible_keys_bias`.
+            dropout: Of all sublayers.
+            first_place: First of the places used,
+                `PLACES_PER_BLOCK * len(blocks)` in all.
+
+        Returns:
+            Compute dtype, `(batch, length, H)`.
+        """
+        hidden = tf.cast(embedded, self.compute_dtype)
+        if self.projection is not None:
+            hidden = self.projection(hidden)
+        for index, (attention, feed_forward) in enumerate(self.blocks):
+            place = first_place + index * PLACES_PER_BLOCK
+            hidden = attention(hidden, score_bias, dropout=dropout, place=place)
+            hidden = feed_forward(hidden, dropout=dropout, place=place + 2)
+        return hidden
+
+
+def group_of_layer(config: ModelConfig, layer: int) -> int:
+    """The group whose parameters a layer uses: groups are even runs."""
+    return layer * config.num_hidden_groups // config.num_hidden_layers

@@ -1,0 +1,106 @@
+"""ALBERT with its pretraining heads: the model that a run trains."""
+
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from albert_tf.config import ModelConfig
+from albert_tf.modeling.encoder import Encoder
+from albert_tf.modeling.heads import MaskedLanguageModelHead, SentenceHead
+from albert_tf.modeling.layers import (
+    NO_DROPOUT,
+    Dropout,
+    Embeddings,
+    initializer,
+    visible_keys_bias,
+)
+
+
+class AlbertPretrainer(keras.layers.Layer):
+    """Embeddings, encoder, pooler and the pretraining heads.
+
+    Args:
+        config: The architecture.
+        sentence_objective: "sop", "nsp", or "none", which leaves out the
+            sentence head and the pooler.
+        dtype: Precision policy, "float32" or "mixed_bfloat16".
+        name: First part of every variable's path.
+
+    Reference:
+        [Lan et al., 2020](https://arxiv.org/abs/1909.11942).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        sentence_objective: str = "sop",
+        dtype: str = "float32",
+        name: str = "albert",
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.config = config
+        self.sentence_objective = sentence_objective
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config, dtype)
+        self.masked_lm = MaskedLanguageModelHead(config)
+        self.has_sentence_head = sentence_objective != "none"
+        if self.has_sentence_head:
+            self.pooler = keras.layers.Dense(
+                config.hidden_size,
+                activation="tanh",
+                kernel_initializer=initializer(config),
+                dtype="float32",
+                name="pooler",
+            )
+            self.sentence = SentenceHead(config)
+
+    def build(self) -> None:
+        """Creates every variable; needs no shapes."""
+        self.embeddings.build()
+        self.encoder.build()
+        self.masked_lm.build()
+        if self.has_sentence_head:
+            self.pooler.build((None, self.config.hidden_size))
+            self.sentence.build()
+
+    def call(
+        self, batch: Mapping[str, tf.Tensor], dropout: Dropout | None = None
+    ) -> dict[str, tf.Tensor]:
+        """The forward pass.
+
+        Args:
+            batch: int32 tensors; others are passed over.
+                `input_ids`, `input_mask`, `segment_ids`: `(batch, length)`.
+                `masked_lm_positions`: `(batch, predictions)`; padding slots
+                hold any position. Without it there are no `mlm_logits`.
+            dropout: Rates and seed; None is no dropout.
+
+        Returns:
+            `sequence_output`: compute dtype, `(batch, length, H)`.
+            `mlm_logits`: float32, `(batch, predictions, vocab_size)`.
+            `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
+            float32, `(batch, 2)`, unless `sentence_objective` is "none".
+        """
+        dropout = dropout or NO_DROPOUT
+        embedded = self.embeddings(
+            batch["input_ids"], batch["segment_ids"], dropout=dropout, place=0
+        )
+        sequence_output = self.encoder(
+            embedded,
+            visible_keys_bias(batch["input_mask"]),
+            dropout=dropout,
+            first_place=1,
+        )
+        outputs = {"sequence_output": sequence_output}
+        if "masked_lm_positions" in batch:
+            masked = tf.gather(
+                sequence_output, batch["masked_lm_positions"], batch_dims=1
+            )
+            outputs["mlm_logits"] = self.masked_lm(
+                masked, self.embeddings.word_embeddings
+            )
+        if self.has_sentence_head:
+            outputs["pooled_output"] = self.pooler(sequence_output[:, 0])
+            outputs["sentence_logits"] = self.sentence(outputs["pooled_output"])
+        return outputs
