@@ -92,9 +92,12 @@ def parse(
     for field, field_type in fields_with_types(config_class):
         if field_type is ModelConfig:
             path = flag_values["albert_config_file"].value
-            made[field.name] = (
-                ModelConfig.from_json_file(path) if path else ModelConfig()
-            )
+            if not path:
+                raise UserError(
+                    "--albert_config_file is required",
+                    remedy="Architectures are in configs/models.",
+                )
+            made[field.name] = ModelConfig.from_json_file(path)
         elif isinstance(field_type, type) and issubclass(field_type, Config):
             made[field.name] = parse(field_type, flag_values)
         else:

@@ -1,0 +1,137 @@
+"""Held-out evaluation: each record once, weighed over all replicas."""
+
+import json
+import math
+from collections.abc import Mapping
+
+import tensorflow as tf
+from absl import logging
+
+from albert_tf import (
+    checkpoints,
+    distribution,
+    features,
+    input_pipeline,
+    losses,
+    metrics,
+)
+from albert_tf.config import PretrainingConfig
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.run_log import RunLog
+
+
+class Evaluator:
+    """Evaluates a model that goes on changing.
+
+    Args:
+        strategy: The strategy that the model was made under.
+        pretrainer: Model and heads.
+        held_out: Records to evaluate on.
+        config: The run.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        pretrainer: AlbertPretrainer,
+        held_out: input_pipeline.Records,
+        config: PretrainingConfig,
+    ) -> None:
+        self._objective = config.training.sentence_objective
+        self._held_out = held_out
+        make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
+            held_out, config.data
+        )
+        self._batches = strategy.distribute_datasets_from_function(make_dataset)
+
+        def replica_sums(
+            batch: input_pipeline.Batch,
+        ) -> Mapping[str, tf.Tensor]:
+            context = tf.distribute.get_replica_context()
+            sums = losses.pretraining_sums(pretrainer(batch), batch)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+
+        @tf.function
+        def batch_sums(
+            batch: input_pipeline.Batch,
+        ) -> Mapping[str, tf.Tensor]:
+            per_replica = strategy.run(replica_sums, args=(batch,))
+            return {
+                name: strategy.experimental_local_results(value)[0]
+                for name, value in per_replica.items()
+            }
+
+        self._batch_sums = batch_sums
+
+    def run(self) -> dict[str, float]:
+        """Means over the held-out records, as `metrics.means`, and loss."""
+        totals: dict[str, float] = {}
+        for _, batch in zip(
+            range(self._num_batches), self._batches, strict=True
+        ):
+            for name, value in self._batch_sums(batch).items():
+                # Python floats: float32 would lose pieces in long sums.
+                totals[name] = totals.get(name, 0.0) + float(value)
+        figures = {
+            name: float(value) for name, value in metrics.means(totals).items()
+        }
+        figures["loss"] = figures["masked_lm_loss"] + figures.get(
+            "sentence_order_loss", 0.0
+        )
+        return figures
+
+    def run_and_log(self, step: int, run_log: RunLog | None) -> None:
+        """Evaluates and tells the result, beside the paper's figures."""
+        logging.info(
+            "evaluating %d batches of held-out records", self._num_batches
+        )
+        figures = self.run()
+        logging.info(
+            "eval at step %d: %s; perplexity %.1f",
+            step,
+            metrics.describe(figures),
+            math.exp(figures["masked_lm_loss"]),
+        )
+        logging.info("%s", metrics.describe_reference(self._objective))
+        if self._held_out.metadata is not None:
+            logging.info(
+                "held-out mlm loss %.3f nats; unigram entropy %.3f nats",
+                figures["masked_lm_loss"],
+                self._held_out.metadata.unigram_entropy_nats,
+            )
+        if run_log:
+            run_log.write("eval", step, figures)
+
+
+def evaluate_run(config: PretrainingConfig) -> None:
+    """Evaluates the newest checkpoint of `--output_dir` and prints JSON.
+
+    Raises:
+        UserError: If there is no checkpoint, or it does not fit.
+    """
+    config.require("eval_input_file")
+    strategy = distribution.make_strategy(config.distribution)
+    distribution.per_replica_batch_size(
+        "eval_batch_size",
+        config.data.eval_batch_size,
+        strategy.num_replicas_in_sync,
+    )
+    held_out = input_pipeline.find_records(
+        "eval_input_file", config.data.eval_input_file, config
+    )
+    with strategy.scope():
+        trained, pretrainer, step = checkpoints.load_run(
+            config.training.output_dir
+        )
+    features.check_agreement(
+        config.training.output_dir,
+        trained.model.to_dict(),
+        config.model.to_dict(),
+    )
+    evaluator = Evaluator(strategy, pretrainer, held_out, config)
+    figures = evaluator.run()
+    print(json.dumps({"step": step, **figures}))
+    logging.info("%s", metrics.describe(figures))
+    logging.info(
+        "%s", metrics.describe_reference(config.training.sentence_objective)
+    )

@@ -1,0 +1,535 @@
+"""A pretraining run, from top to bottom.
+
+1. set-up: devices, the run's directory; 2. data; 3. model and optimizer;
+4. state: restored from the newest checkpoint, if there is one; 5. the loop:
+an outer Python loop around `train_steps`, one `tf.function` that makes
+`steps_per_loop` updates without coming back to the host; 6. the end.
+
+Keras 3 supplies the layers, not the loop: its `fit`, its clipping and its
+gradient accumulation are wrong or crash under strategies.
+"""
+
+import dataclasses
+import math
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from albert_tf import (
+    checkpoints,
+    distribution,
+    evaluate,
+    input_pipeline,
+    losses,
+    metrics,
+    schedules,
+)
+from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
+from albert_tf.modeling.layers import Dropout
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.optimizers import AdamW, make_optimizer
+from albert_tf.run_log import Progress, RunLog
+
+AllReduce = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that training changes.
+
+    Attributes:
+        pretrainer: Model and heads.
+        optimizer: Built for the model's trainable variables.
+        step: int64 scalar, updates made.
+    """
+
+    pretrainer: AlbertPretrainer
+    optimizer: AdamW
+    step: tf.Variable
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Everything a checkpoint holds, by path."""
+        return {
+            **checkpoints.model_variables(self.pretrainer),
+            **self.optimizer.slots,
+            "step": self.step,
+        }
+
+
+@dataclasses.dataclass
+class StopRequest:
+    """Set by Ctrl-C or SIGTERM; the loop ends at its next boundary.
+
+    Attributes:
+        signal_number: The signal received; 0 for none.
+    """
+
+    signal_number: int = 0
+
+
+def train(config: PretrainingConfig) -> int:
+    """Trains, or goes on training, until `num_train_steps`.
+
+    Returns:
+        0, or 128 + the signal that ended it early, after a checkpoint.
+
+    Raises:
+        UserError: For settings, records or checkpoints that do not fit.
+    """
+    # 1. Set-up.
+    strategy = distribution.make_strategy(config.distribution)
+    num_replicas = strategy.num_replicas_in_sync
+    per_replica_batch_size = distribution.per_replica_batch_size(
+        "global_batch_size",
+        config.data.global_batch_size,
+        num_replicas,
+        config.data.gradient_accumulation_steps,
+    )
+    is_chief = distribution.is_chief(strategy)
+
+    # 2. Data.
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    held_out = None
+    if config.data.eval_input_file:
+        held_out = input_pipeline.find_records(
+            "eval_input_file", config.data.eval_input_file, config
+        )
+        input_pipeline.check_same_vocabulary(records, held_out)
+        distribution.per_replica_batch_size(
+            "eval_batch_size", config.data.eval_batch_size, num_replicas
+        )
+    if is_chief:
+        checkpoints.prepare_run_dir(config, records)
+
+    # 3. Model and optimizer.
+    with strategy.scope():
+        state = make_state(config)
+        train_steps = make_train_steps(strategy, state, config)
+    evaluator = None
+    if held_out is not None:
+        evaluator = evaluate.Evaluator(
+            strategy, state.pretrainer, held_out, config
+        )
+
+    # 4. State.
+    store = checkpoints.CheckpointStore(
+        config.training.output_dir,
+        state.variables(),
+        config.training.keep_checkpoint_max,
+        writes=is_chief,
+    )
+    restored = store.restore()
+    step = int(state.step)
+    logging.info(
+        "%s at step %d of %d",
+        f"continuing from {restored}" if restored else "starting",
+        step,
+        config.training.num_train_steps,
+    )
+    _log_summary(config, records, state, num_replicas, per_replica_batch_size)
+
+    # 5. The loop.
+    batches = iter(
+        strategy.distribute_datasets_from_function(
+            input_pipeline.training_dataset(
+                records, config.data, config.training.seed, step
+            )
+        )
+    )
+    run_log = RunLog(config.training.output_dir, step) if is_chief else None
+    progress = Progress(
+        config.training.num_train_steps,
+        config.data.global_batch_size * config.data.max_seq_length,
+    )
+    rates_in_program = None
+    evaluated_at = -1
+    with _stop_on_signal(distribution.is_one_process(strategy)) as stop:
+        while step < config.training.num_train_steps:
+            rates = schedules.dropout_rates(step, config)
+            if rates != rates_in_program:
+                logging.info("tracing the step with dropout %s", rates)
+            num_steps = _next_boundary(step, config) - step
+            figures = _run_steps(
+                train_steps, batches, num_steps, rates, records
+            )
+            step += num_steps
+            timing = progress.advance(num_steps, rates == rates_in_program)
+            rates_in_program = rates
+            figures["dropout"] = rates.hidden
+            if not math.isfinite(figures["loss"]):
+                raise UserError(
+                    f"the loss must be finite at step {step}",
+                    received=figures["loss"],
+                    remedy="Lower --learning_rate (the paper's 0.00176 is "
+                    "for a batch of 4096; scale it by the root of the batch) "
+                    "and start again; checkpoints were kept.",
+                )
+            if run_log:
+                progress.log(step, {**figures, **timing})
+                run_log.write("train", step, {**figures, **timing})
+
+            # The evaluation comes first, so that a run cut short between
+            # the two repeats it rather than missing it.
+            at_end = step == config.training.num_train_steps
+            if evaluator and (
+                at_end or _falls_on(step, config.training.eval_every_n_steps)
+            ):
+                evaluator.run_and_log(step, run_log)
+                evaluated_at = step
+            if (
+                at_end
+                or stop.signal_number
+                or _falls_on(step, config.training.save_checkpoints_steps)
+            ):
+                path = store.save(step)
+                logging.info("saved %s", path)
+            progress.pause()
+            if stop.signal_number and not at_end:
+                logging.warning(
+                    "stopped by signal %d at step %d; the same command "
+                    "goes on from here",
+                    stop.signal_number,
+                    step,
+                )
+                return 128 + stop.signal_number
+
+    # 6. The end.
+    if evaluator and evaluated_at != step:  # a finished run, started again
+        evaluator.run_and_log(step, None)
+    logging.info(
+        "finished %d steps; the run is in %s",
+        step,
+        config.training.output_dir,
+    )
+    return 0
+
+
+def make_state(config: PretrainingConfig) -> TrainState:
+    """Initial model, optimizer and step, in the current strategy's scope."""
+    # Initializers draw their seeds from Python's generator, in the order in
+    # which variables are made: the same on every host and in every run.
+    keras.utils.set_random_seed(config.training.seed)
+    pretrainer = AlbertPretrainer(
+        config.model,
+        config.training.sentence_objective,
+        dtype=config.distribution.precision,
+    )
+    pretrainer.build()
+    optimizer = make_optimizer(config.optimizer)
+    optimizer.build(pretrainer.trainable_variables)
+    step = tf.Variable(
+        0,
+        dtype=tf.int64,
+        trainable=False,
+        name="step",
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+    return TrainState(pretrainer, optimizer, step)
+
+
+def make_train_steps(
+    strategy: tf.distribute.Strategy,
+    state: TrainState,
+    config: PretrainingConfig,
+) -> Callable[..., Mapping[str, tf.Tensor]]:
+    """The program that a run spends its time in.
+
+    Returns:
+        `train_steps(batches, num_steps, rates)`, where `batches` is a
+        distributed iterator, `num_steps` an int32 scalar tensor and `rates`
+        the `DropoutRates`: Python numbers, so that other rates trace another
+        program, and rate 0 is no op in it. It gives the means of
+        `replica_step`'s figures over the steps, and the last learning rate.
+    """
+    replica_step = make_replica_step(state, config)
+
+    @tf.function
+    def train_steps(
+        batches: Iterator[input_pipeline.Batch],
+        num_steps: tf.Tensor,
+        rates: schedules.DropoutRates,
+    ) -> Mapping[str, tf.Tensor]:
+        totals = {name: tf.constant(0.0) for name in _figure_names(config)}
+        for _ in tf.range(num_steps):
+            per_replica = strategy.run(
+                replica_step, args=(next(batches), rates)
+            )
+            # Figures are equal on all replicas: take the first.
+            figures = {
+                name: strategy.experimental_local_results(value)[0]
+                for name, value in per_replica.items()
+            }
+            totals = {
+                name: total + figures[name] for name, total in totals.items()
+            }
+        count = tf.cast(num_steps, tf.float32)
+        return {
+            **{name: total / count for name, total in totals.items()},
+            "learning_rate": schedules.learning_rate(
+                state.step - 1,
+                config.optimizer,
+                config.training.num_train_steps,
+            ),
+        }
+
+    return train_steps
+
+
+def make_replica_step(
+    state: TrainState,
+    config: PretrainingConfig,
+    all_reduce: AllReduce | None = None,
+    num_replicas: int | None = None,
+) -> Callable[..., Mapping[str, tf.Tensor]]:
+    """One update, as every replica makes it at the same time.
+
+    Args:
+        state: What is updated.
+        config: The run.
+        all_reduce: Sums tensors over all replicas; by default by the
+            current strategy. A compiler for a slice that is not attached
+            supplies its own, together with `num_replicas`.
+        num_replicas: Replicas; by default the current strategy's.
+
+    Returns:
+        `replica_step(batch, rates)` for this replica's share of the batch;
+        it gives float32 scalars equal on all replicas: loss, the figures
+        of `metrics.means`, and gradient_norm, before clipping.
+    """
+    pretrainer = state.pretrainer
+    num_parts = config.data.gradient_accumulation_steps
+    clip_norm = config.optimizer.clip_norm
+    clip_each_replica = config.optimizer.clip_scope == "per_replica"
+
+    @tf.autograph.experimental.do_not_convert
+    def replica_step(
+        batch: input_pipeline.Batch, rates: schedules.DropoutRates
+    ) -> Mapping[str, tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        replicas = num_replicas or context.num_replicas_in_sync
+        reduce_sum = all_reduce or (
+            lambda tensors: context.all_reduce(
+                tf.distribute.ReduceOp.SUM, tensors
+            )
+        )
+        seed = _replica_seed(
+            config.training.seed, state.step, context.replica_id_in_sync_group
+        )
+
+        # Every masked piece weighs the same, whichever replica and part it
+        # falls to: losses are divided by the weights of the whole batch.
+        examples = tf.cast(config.data.global_batch_size, tf.float32)
+        (mlm_weight,) = reduce_sum([tf.reduce_sum(batch["masked_lm_weights"])])
+
+        def part_gradients(
+            part: input_pipeline.Batch, index: Any
+        ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+            dropout = Dropout(
+                rates.hidden, rates.attention, _fold_in(seed, index)
+            )
+            with tf.GradientTape() as tape:
+                sums = losses.pretraining_sums(pretrainer(part, dropout=dropout), part)
+                loss = tf.math.divide_no_nan(sums["mlm_loss_sum"], mlm_weight)
+                if "sentence_loss_sum" in sums:
+                    loss += sums["sentence_loss_sum"] / examples
+            variables = [v.value for v in pretrainer.trainable_variables]
+            gradients = tape.gradient(loss, variables)
+            # Sparse gradients of embeddings hold repeated rows, whose
+            # squares would not be those of their sum: make them dense.
+            return [tf.convert_to_tensor(g) for g in gradients], sums
+
+        gradients, sums = _sum_over_parts(part_gradients, batch, num_parts)
+        if clip_norm and clip_each_replica:
+            # A replica's own mean is its share times the replicas.
+            scaled = [g * replicas for g in gradients]
+            clipped, _ = tf.clip_by_global_norm(scaled, clip_norm)
+            gradients = [g / replicas for g in clipped]
+        *gradients, reduced = reduce_sum(
+            [*gradients, tf.stack(list(sums.values()))]
+        )
+        sums = dict(zip(sums, tf.unstack(reduced), strict=True))
+        gradient_norm = tf.linalg.global_norm(gradients)
+        if clip_norm and not clip_each_replica:
+            gradients, _ = tf.clip_by_global_norm(
+                gradients, clip_norm, use_norm=gradient_norm
+            )
+
+        state.optimizer.apply(
+            gradients,
+            schedules.learning_rate(
+                state.step, config.optimizer, config.training.num_train_steps
+            ),
+        )
+        state.step.assign_add(1)
+
+        figures = metrics.means(sums)
+        loss = figures["masked_lm_loss"] + figures.get(
+            "sentence_order_loss", 0.0
+        )
+        return {"loss": loss, **figures, "gradient_norm": gradient_norm}
+
+    return replica_step
+
+
+def _sum_over_parts(
+    part_gradients: Callable[..., tuple[list[tf.Tensor], dict[str, Any]]],
+    batch: input_pipeline.Batch,
+    num_parts: int,
+) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+    """Gradients and sums of a batch, worked through in equal parts."""
+    if num_parts == 1:
+        return part_gradients(batch, 0)
+    parts = {
+        name: tf.reshape(
+            value, [num_parts, value.shape[0] // num_parts, *value.shape[1:]]
+        )
+        for name, value in batch.items()
+    }
+
+    def part(index: Any) -> dict[str, tf.Tensor]:
+        return {name: value[index] for name, value in parts.items()}
+
+    def add_part(index: tf.Tensor, so_far: Any) -> tuple[tf.Tensor, Any]:
+        more = part_gradients(part(index), index)
+        return index + 1, tf.nest.map_structure(tf.add, so_far, more)
+
+    _, totals = tf.while_loop(
+        lambda index, _: index < num_parts,
+        add_part,
+        (tf.constant(1), part_gradients(part(0), 0)),
+        maximum_iterations=num_parts - 1,
+    )
+    return totals
+
+
+def _replica_seed(
+    seed: int, step: tf.Tensor, replica_id: tf.Tensor
+) -> tf.Tensor:
+    """int32 (2,), a function of (seed, step, replica)."""
+    base = tf.constant([seed & 0x7FFFFFFF, seed >> 31], tf.int32)
+    return _fold_in(_fold_in(base, step), replica_id)
+
+
+def _fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
+    return tf.random.experimental.stateless_fold_in(
+        seed, tf.cast(number, tf.int32)
+    )
+
+
+def _figure_names(config: PretrainingConfig) -> list[str]:
+    names = ["loss", "masked_lm_loss", "masked_lm_accuracy", "gradient_norm"]
+    if config.training.sentence_objective != "none":
+        names += ["sentence_order_loss", "sentence_order_accuracy"]
+    return names
+
+
+def _run_steps(
+    train_steps: Callable[..., Mapping[str, tf.Tensor]],
+    batches: Any,
+    num_steps: int,
+    rates: schedules.DropoutRates,
+    records: input_pipeline.Records,
+) -> dict[str, float]:
+    try:
+        results = train_steps(batches, tf.constant(num_steps), rates)
+        return {name: float(value) for name, value in results.items()}
+    except tf.errors.DataLossError as error:
+        raise UserError(
+            f"the records of {records.directory} must be whole",
+            received=str(error.message).splitlines()[0],
+            remedy="Build or copy that shard again; the run goes on from its "
+            "last checkpoint.",
+        ) from None
+
+
+def _next_boundary(step: int, config: PretrainingConfig) -> int:
+    """The step at which the program comes back to the host.
+
+    A function of the step alone, so that a continued run cuts its loops,
+    and so its log, as one that was never stopped.
+    """
+    training = config.training
+    every = (
+        training.steps_per_loop,
+        training.save_checkpoints_steps,
+        training.eval_every_n_steps,
+    )
+    boundaries = [(step // n + 1) * n for n in every if n]
+    change = schedules.next_dropout_change(step, config)
+    if change is not None:
+        boundaries.append(change)
+    return min(*boundaries, training.num_train_steps)
+
+
+def _falls_on(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+@contextmanager
+def _stop_on_signal(enabled: bool) -> Iterator[StopRequest]:
+    """Turns SIGINT and SIGTERM into a request, and back at the end.
+
+    A second Ctrl-C ends the process at once. Several processes would not
+    stop at the same step, so theirs is left to the scheduler.
+    """
+    request = StopRequest()
+    if not enabled:
+        yield request
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        logging.warning("signal %d: stopping after this loop", number)
+        request.signal_number = number
+        signal.signal(number, previous[number])
+
+    previous = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    for number in previous:
+        signal.signal(number, note)
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _log_summary(
+    config: PretrainingConfig,
+    records: input_pipeline.Records,
+    state: TrainState,
+    num_replicas: int,
+    per_replica_batch_size: int,
+) -> None:
+    logging.info("configuration: %s", config.to_dict())
+    logging.info(
+        "%d parameters; batch %d = %d replicas x %d examples in %d parts",
+        sum(math.prod(v.shape) for v in state.pretrainer.trainable_variables),
+        config.data.global_batch_size,
+        num_replicas,
+        per_replica_batch_size,
+        config.data.gradient_accumulation_steps,
+    )
+    logging.info(
+        "%d records in %d files; %.1f steps an epoch",
+        records.num_examples,
+        len(records.files),
+        records.num_examples / config.data.global_batch_size,
+    )
+    if records.metadata is not None:
+        logging.info(
+            "unigram entropy of the corpus: %.3f nats, the masked-LM loss "
+            "of frequencies alone",
+            records.metadata.unigram_entropy_nats,
+        )
