@@ -13,7 +13,9 @@ step are all there is to save.
 """
 
 import json
+import os
 import posixpath
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,7 +137,8 @@ class CheckpointStore:
         self._writes = writes
         directory = self._directory
         if not writes:
-            directory = tf.io.gfile.join(run_dir, "scratch_of_workers")
+            name = f"scratch_{socket.gethostname()}_{os.getpid()}"
+            directory = posixpath.join(run_dir, name)
         self._manager = tf.train.CheckpointManager(
             self._checkpoint,
             directory,
@@ -255,4 +258,4 @@ def load_run(
             remedy="Train with python -m albert_tf.run_pretraining first.",
         )
     logging.info("loaded %s", path)
-    return config, pretrainer, int(step_variable)
+    return config, pretrainer, int(step_variable.read_value())

@@ -93,6 +93,8 @@ def train(config: PretrainingConfig) -> int:
         config.data.gradient_accumulation_steps,
     )
     is_chief = distribution.is_chief(strategy)
+    if not is_chief:
+        logging.set_verbosity(logging.WARNING)
 
     # 2. Data.
     records = input_pipeline.find_records(
@@ -128,7 +130,7 @@ def train(config: PretrainingConfig) -> int:
         writes=is_chief,
     )
     restored = store.restore()
-    step = int(state.step)
+    step = int(state.step.read_value())
     logging.info(
         "%s at step %d of %d",
         f"continuing from {restored}" if restored else "starting",
