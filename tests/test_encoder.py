@@ -1,0 +1,128 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import ModelConfig
+from albert_tf.modeling import encoder as encoder_lib
+from albert_tf.modeling.layers import Dropout, visible_keys_bias
+
+SIZES = {
+    "vocab_size": 61,
+    "embedding_size": 16,
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 19,
+    "num_hidden_layers": 3,
+}
+
+
+def build(**settings):
+    encoder = encoder_lib.Encoder(ModelConfig(**SIZES | settings))
+    encoder.build()
+    return encoder
+
+
+def layer_parts(encoder):
+    """Second part of the variables' paths, in order, once each."""
+    return list(dict.fromkeys(v.path.split("/")[1] for v in encoder.variables))
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups", "expected"),
+    [
+        (4, 1, [0, 0, 0, 0]),
+        (4, 2, [0, 0, 1, 1]),
+        (5, 2, [0, 0, 0, 1, 1]),
+        (7, 3, [0, 0, 0, 1, 1, 2, 2]),
+        (3, 3, [0, 1, 2]),
+    ],
+)
+def test_a_layer_uses_group_floor_of_layer_groups_over_layers(
+    layers, groups, expected
+):
+    config = ModelConfig(
+        **SIZES | {"num_hidden_layers": layers, "num_hidden_groups": groups}
+    )
+    assert expected == [
+        encoder_lib.group_of_layer(config, layer) for layer in range(layers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "attentions", "feed_forwards"),
+    [("all", 1, 1), ("attention", 1, 3), ("ffn", 3, 1), ("none", 3, 3)],
+)
+def test_sharing_makes_one_sublayer_or_one_a_layer(
+    sharing, attentions, feed_forwards
+):
+    blocks = build(parameter_sharing=sharing).blocks
+    assert len(blocks) == 3
+    assert len({id(attention) for attention, _ in blocks}) == attentions
+    assert len({id(feed_forward) for _, feed_forward in blocks}) == (
+        feed_forwards
+    )
+
+
+def test_groups_and_inner_groups_repeat_in_the_order_of_layers():
+    """Layer by layer, all inner blocks of the layer's group."""
+    blocks = build(
+        num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2
+    ).blocks
+    assert [attention.name for attention, _ in blocks] == [
+        "group_0_inner_group_0_attention",
+        "group_0_inner_group_1_attention",
+        "group_0_inner_group_0_attention",
+        "group_0_inner_group_1_attention",
+        "group_1_inner_group_0_attention",
+        "group_1_inner_group_1_attention",
+    ]
+
+
+def test_a_variable_is_named_after_the_group_or_the_layer_that_owns_it():
+    encoder = build(parameter_sharing="attention", num_hidden_layers=2)
+    assert layer_parts(encoder) == [
+        "embedding_hidden_mapping_in",
+        "group_0_inner_group_0_attention",
+        "layer_0_inner_group_0_ffn",
+        "layer_1_inner_group_0_ffn",
+    ]
+
+
+def test_there_is_no_projection_where_embeddings_have_the_encoders_width():
+    """As published, and as BERT."""
+    assert build(embedding_size=24).projection is None
+    assert "embedding_hidden_mapping_in" not in layer_parts(
+        build(embedding_size=24)
+    )
+
+
+def test_every_application_of_dropout_has_a_place_of_its_own():
+    """Also where one shared block is applied several times."""
+    places = []
+
+    class Recorder(Dropout):
+        def hidden(self, x, place):
+            places.append(place)
+            return x
+
+        attention = hidden
+
+    encoder = build(num_hidden_layers=3, inner_group_num=2)
+    bias = visible_keys_bias(tf.ones((2, 5), tf.int32))
+    encoder(tf.ones((2, 5, 16)), bias, dropout=Recorder(), first_place=1)
+
+    assert sorted(places) == list(range(1, 1 + 3 * 3 * 2))
+
+
+def test_a_layer_more_changes_the_output_but_no_parameter():
+    """Sharing: depth costs nothing."""
+    rng = np.random.default_rng(0)
+    embedded = tf.constant(rng.normal(size=(2, 5, 16)), tf.float32)
+    bias = visible_keys_bias(tf.ones((2, 5), tf.int32))
+    two, three = build(num_hidden_layers=2), build(num_hidden_layers=3)
+    for ours, theirs in zip(three.variables, two.variables, strict=True):
+        ours.assign(theirs)
+
+    difference = three(embedded, bias) - two(embedded, bias)
+    assert np.abs(difference).max() > 1e-3

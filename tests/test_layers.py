@@ -1,0 +1,165 @@
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import ModelConfig
+from albert_tf.modeling import layers
+
+CONFIG = ModelConfig(
+    vocab_size=61,
+    embedding_size=16,
+    hidden_size=24,
+    num_attention_heads=3,
+    intermediate_size=40,
+    max_position_embeddings=19,
+)
+SEED = tf.constant([3, 4])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dropout_drops_its_rate_and_keeps_the_expected_value(dtype):
+    """Within 4 deviations; a bfloat16 uniform would drop 13/128."""
+    n, rate = 1_000_000, 0.1
+    dropout = layers.Dropout(rate, 0.4, SEED)
+    dropped = dropout.hidden(tf.ones((n,), dtype), place=2)
+
+    zeros = np.mean(dropped.numpy() == 0)
+    kept = np.unique(dropped.numpy().astype(np.float32)).max()
+    deviation = math.sqrt(rate * (1 - rate) / n)
+    assert abs(zeros - rate) < 4 * deviation
+    assert kept == float(tf.cast(1 / 0.9, dtype))
+
+
+def test_dropout_has_a_rate_for_attention():
+    n, rate = 100_000, 0.4
+    dropped = layers.Dropout(0.1, rate, SEED).attention(tf.ones((n,)), 0)
+
+    deviation = math.sqrt(rate * (1 - rate) / n)
+    assert abs(np.mean(dropped.numpy() == 0) - rate) < 4 * deviation
+
+
+def test_a_dropout_mask_is_a_function_of_seed_and_place():
+    """Drawn again it is the same; elsewhere it is independent."""
+    x = tf.ones((20_000,))
+
+    def kept(seed, place):
+        dropped = layers.Dropout(0.3, 0.3, tf.constant(seed)).hidden(x, place)
+        return dropped.numpy() > 0
+
+    first = kept([3, 4], 0)
+    np.testing.assert_array_equal(kept([3, 4], 0), first)
+    for other in kept([3, 4], 1), kept([3, 5], 0), kept([4, 4], 0):
+        # Independent masks agree with probability .7 * .7 + .3 * .3 = .58.
+        assert abs(np.mean(other == first) - 0.58) < 0.015
+
+
+def test_a_rate_of_zero_leaves_no_random_operation():
+    def random_operations(rate):
+        @tf.function
+        def drop(x, seed):
+            dropout = layers.Dropout(rate, rate, seed)
+            return dropout.hidden(dropout.attention(x, 0), 1)
+
+        graph = drop.get_concrete_function(tf.ones((2, 5)), SEED).graph
+        return [op for op in graph.get_operations() if "Random" in op.type]
+
+    assert not random_operations(0.0)
+    assert random_operations(0.1)
+
+
+def test_gelu_is_the_tanh_approximation():
+    """0.5 (1 + tanh(sqrt(2 / pi) 1.044715)) at 1; by erf it is 0.841345."""
+    by_tanh = 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * 1.044715))
+    by_erf = 0.5 * (1 + math.erf(math.sqrt(0.5)))
+    answer = float(layers.activation(CONFIG)(tf.constant(1.0)))
+    assert answer == pytest.approx(by_tanh, abs=1e-6)
+    assert abs(answer - by_erf) > 1e-4
+
+
+def test_kernels_start_truncated_at_two_deviations_each_its_own():
+    """Standard deviation of a normal cut at 2: 0.87963 of the uncut one."""
+    attention = layers.SelfAttention(
+        ModelConfig(hidden_size=240), "attention", "float32"
+    )
+    attention.build()
+    query, key = attention.query.kernel.numpy(), attention.key.kernel.numpy()
+
+    assert 0.0395 < np.abs(query).max() <= 0.04
+    # n = 57,600: the deviation of the estimate is below 0.3 %.
+    assert query.std() == pytest.approx(0.02 * 0.87963, rel=0.012)
+    assert np.abs(np.corrcoef(query.ravel(), key.ravel())[0, 1]) < 0.02
+    assert not attention.query.bias.numpy().any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_layer_norm_statistics_are_float32(dtype):
+    """bfloat16 has steps of 2 at 300, so a spread of 1 would be lost."""
+    rng = np.random.default_rng(0)
+    hidden = np.full((2, 5, 24), 300.0)
+    output = rng.normal(size=(2, 5, 24))
+    norm = layers.layer_norm()
+    norm.build((None, None, 24))
+
+    # The end of a sublayer, where both policies meet LayerNorm.
+    compute = tf.bfloat16 if dtype == "mixed_bfloat16" else tf.float32
+    answer = layers._add_and_norm(
+        norm, tf.constant(hidden, compute), tf.constant(output, compute)
+    )
+
+    expected = (output - output.mean(-1, keepdims=True)) / output.std(
+        -1, keepdims=True
+    )
+    assert answer.dtype == compute
+    np.testing.assert_allclose(
+        tf.cast(answer, tf.float32),
+        expected,
+        atol=0.03 if compute == tf.bfloat16 else 1e-3,
+    )
+
+
+def test_layer_norm_keeps_small_signals():
+    """With the published epsilon, 1e-12, a spread of 1e-4 is normalised."""
+    norm = layers.layer_norm()
+    norm.build((None, 4))
+    answer = norm(tf.constant([[1e-4, -1e-4, 1e-4, -1e-4]]))
+    np.testing.assert_allclose(answer, [[1, -1, 1, -1]], rtol=1e-3)
+
+
+def test_padding_is_hidden_from_attention():
+    """A real key changes the real positions' outputs, a padded one none."""
+    rng = np.random.default_rng(0)
+    attention = layers.SelfAttention(CONFIG, "attention", "float32")
+    attention.build()
+    mask = np.array([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0]])
+    bias = layers.visible_keys_bias(tf.constant(mask))
+    hidden = rng.normal(size=(2, 7, 24)).astype(np.float32)
+
+    def attend(position):
+        changed = hidden.copy()
+        changed[0, position] += 3.0
+        return attention(tf.constant(changed), bias).numpy()
+
+    plain = attention(tf.constant(hidden), bias).numpy()
+    np.testing.assert_array_equal(bias[:, 0, 0], -10_000.0 * (1 - mask))
+    np.testing.assert_allclose(attend(5)[0, :4], plain[0, :4], atol=1e-6)
+    assert np.abs(attend(3)[0, :3] - plain[0, :3]).max() > 1e-4
+    np.testing.assert_allclose(attend(3)[1], plain[1], atol=1e-6)
+
+
+def test_embeddings_are_float32_in_a_bfloat16_model():
+    """One segment's gradient sums 4,000 positions; bfloat16 stops at 256."""
+    embeddings = layers.Embeddings(
+        ModelConfig(vocab_size=61, max_position_embeddings=1000)
+    )
+    embeddings.build()
+    ids = tf.zeros((4, 1000), tf.int32)
+    with tf.GradientTape() as tape:
+        embedded = tf.gather(embeddings.token_type_embeddings, ids)
+    table = embeddings.token_type_embeddings
+    gradient = tape.gradient(embedded, table.value)
+
+    assert embeddings(ids, ids).dtype == tf.float32
+    assert {v.dtype for v in embeddings.variables} == {"float32"}
+    assert tf.convert_to_tensor(gradient)[0, 0] == 4000

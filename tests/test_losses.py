@@ -1,0 +1,131 @@
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.losses import pretraining_sums
+
+VOCAB = 11
+
+
+def example_batch():
+    return {
+        "input_mask": np.ones((2, 7), np.int32),
+        "masked_lm_ids": np.array([[3, 7, 1, 0, 0], [2, 9, 4, 8, 0]]),
+        "masked_lm_weights": np.array(
+            [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], np.float32
+        ),
+        "next_sentence_labels": np.array([[0], [1]]),
+    }
+
+
+def random_outputs(batch=2):
+    rng = np.random.default_rng(0)
+    return {
+        "mlm_logits": rng.normal(size=(batch, 5, VOCAB)).astype(np.float32),
+        "sentence_logits": rng.normal(size=(batch, 2)).astype(np.float32),
+    }
+
+
+def sums_of(outputs, batch):
+    outputs = {name: tf.constant(value) for name, value in outputs.items()}
+    batch = {
+        name: tf.constant(
+            value, tf.float32 if value.dtype.kind == "f" else tf.int32
+        )
+        for name, value in batch.items()
+    }
+    return {k: float(v) for k, v in pretraining_sums(outputs, batch).items()}
+
+
+def test_even_logits_lose_the_logarithm_of_the_number_of_classes():
+    """7 masked pieces of 11 and 2 sentences of 2 classes."""
+    outputs = {
+        "mlm_logits": np.zeros((2, 5, VOCAB), np.float32),
+        "sentence_logits": np.zeros((2, 2), np.float32),
+    }
+    sums = sums_of(outputs, example_batch())
+    assert sums["mlm_weight_sum"] == 7
+    assert sums["sentence_weight_sum"] == 2
+    assert sums["mlm_loss_sum"] == pytest.approx(7 * math.log(11), rel=1e-6)
+    assert sums["sentence_loss_sum"] == pytest.approx(2 * math.log(2))
+
+
+def test_losses_are_minus_the_logarithm_of_the_label_s_probability():
+    outputs, batch = random_outputs(), example_batch()
+    expected = 0.0
+    for example in range(2):
+        for slot in range(5):
+            odds = np.exp(outputs["mlm_logits"][example, slot].astype(float))
+            label = batch["masked_lm_ids"][example, slot]
+            weight = batch["masked_lm_weights"][example, slot]
+            expected -= weight * math.log(odds[label] / odds.sum())
+    assert sums_of(outputs, batch)["mlm_loss_sum"] == pytest.approx(
+        expected, rel=1e-6
+    )
+
+
+def test_the_highest_logit_is_the_answer():
+    outputs, batch = random_outputs(), example_batch()
+    for example, slot in (0, 0), (1, 3), (1, 4):  # the last is padding
+        label = batch["masked_lm_ids"][example, slot]
+        outputs["mlm_logits"][example, slot, label] = 10
+    for example, slot in (0, 1), (0, 2), (1, 0), (1, 1), (1, 2):
+        label = batch["masked_lm_ids"][example, slot]
+        outputs["mlm_logits"][example, slot, label] = -10
+    outputs["sentence_logits"] = np.array([[2, 1], [2, 1]], np.float32)
+    sums = sums_of(outputs, batch)
+    assert sums["mlm_correct_sum"] == 2
+    assert sums["sentence_correct_sum"] == 1
+
+
+def test_padding_slots_do_not_change_the_sums():
+    """A slot of weight 0 is padding: whatever its label."""
+    outputs, batch = random_outputs(), example_batch()
+    plain = sums_of(outputs, batch)
+
+    padding_changed, label_changed = dict(batch), dict(batch)
+    weights, labels = batch["masked_lm_weights"], batch["masked_lm_ids"]
+    padding_changed["masked_lm_ids"] = np.where(weights == 0, 10, labels)
+    label_changed["masked_lm_ids"] = np.where(weights == 1, 10, labels)
+
+    assert sums_of(outputs, padding_changed) == pytest.approx(plain)
+    changed = sums_of(outputs, label_changed)
+    assert abs(changed["mlm_loss_sum"] - plain["mlm_loss_sum"]) > 1e-2
+
+
+def test_an_example_that_fills_up_the_last_batch_counts_for_nothing():
+    """Its mask and weights are 0; the sums are those of the other one."""
+    outputs, batch = random_outputs(), example_batch()
+    batch["input_mask"][1] = 0
+    batch["masked_lm_weights"][1] = 0
+    alone = sums_of(
+        {name: value[:1] for name, value in outputs.items()},
+        {name: value[:1] for name, value in batch.items()},
+    )
+    assert sums_of(outputs, batch) == pytest.approx(alone, rel=1e-6)
+    assert alone["sentence_weight_sum"] == 1
+
+
+def test_sums_of_two_halves_add_up_to_the_joint_batch():
+    """So that two replicas equal one, whatever their shares."""
+    outputs, batch = random_outputs(), example_batch()
+    halves = [
+        sums_of(
+            {name: value[i : i + 1] for name, value in outputs.items()},
+            {name: value[i : i + 1] for name, value in batch.items()},
+        )
+        for i in range(2)
+    ]
+    for name, total in sums_of(outputs, batch).items():
+        assert halves[0][name] + halves[1][name] == pytest.approx(total)
+
+
+def test_without_a_sentence_head_there_are_no_sentence_sums():
+    outputs = {"mlm_logits": random_outputs()["mlm_logits"]}
+    assert set(sums_of(outputs, example_batch())) == {
+        "mlm_loss_sum",
+        "mlm_correct_sum",
+        "mlm_weight_sum",
+    }

@@ -1,0 +1,216 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import ModelConfig
+from albert_tf.modeling.layers import Dropout
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+
+TINY = ModelConfig(
+    vocab_size=61,
+    embedding_size=16,
+    hidden_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    intermediate_size=40,
+    max_position_embeddings=19,
+)
+
+
+def make_batch(length=11):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "input_ids": rng.integers(5, 61, (3, length)),
+        "input_mask": np.ones((3, length)),
+        "segment_ids": rng.integers(0, 2, (3, length)),
+        "masked_lm_positions": [[1, 2, 3, 4], [2, 8, 0, 0], [7, 9, 10, 0]],
+    }
+    return {k: tf.constant(v, tf.int32) for k, v in arrays.items()}
+
+
+def build(config=TINY, **arguments):
+    keras.utils.set_random_seed(0)
+    model = AlbertPretrainer(config, **arguments)
+    model.build()
+    return model
+
+
+def count_parameters(heads=True, **settings):
+    """From shapes alone: xxlarge itself would take 900 MB."""
+    with keras.StatelessScope(initialize_variables=False):
+        model = AlbertPretrainer(ModelConfig(**settings))
+        model.build()
+    return sum(
+        math.prod(v.shape)
+        for v in model.variables
+        if heads or v.path.split("/")[1] not in ("masked_lm", "sentence")
+    )
+
+
+@pytest.mark.parametrize(
+    ("hidden", "layers", "heads", "parameters"),
+    [
+        (768, 12, 12, 11_813_810),
+        (1024, 24, 16, 17_847_474),
+        (2048, 24, 16, 59_021_490),
+        (4096, 12, 64, 223_158_450),
+    ],
+)
+def test_published_sizes_have_the_published_number_of_parameters(
+    hidden, layers, heads, parameters
+):
+    """base, large, xlarge, xxlarge, with both heads."""
+    assert parameters == count_parameters(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+    )
+
+
+@pytest.mark.parametrize(
+    ("embedding", "sharing", "millions"),
+    [
+        (768, "all", 31),
+        (768, "attention", 83),
+        (768, "ffn", 57),
+        (768, "none", 108),
+        (128, "all", 12),
+        (128, "attention", 64),
+        (128, "ffn", 38),
+        (128, "none", 89),
+    ],
+)
+def test_sharing_has_the_parameters_of_table_4(embedding, sharing, millions):
+    """Without the heads, as the paper counts.
+
+    Its roundings follow no one rule (BERT-base, E = 768 and nothing shared,
+    has 109.1 million with its pooler and 108.5 without), hence the margin.
+    """
+    parameters = count_parameters(
+        heads=False, embedding_size=embedding, parameter_sharing=sharing
+    )
+    assert abs(parameters / 1e6 - millions) < 1.1
+
+
+def test_every_variable_has_a_path_of_its_own():
+    """Checkpoints are flat dictionaries by path."""
+    model = build(
+        ModelConfig.from_dict(
+            TINY.to_dict() | {"parameter_sharing": "ffn", "inner_group_num": 2}
+        )
+    )
+    paths = [v.path for v in model.variables]
+    assert len(set(paths)) == len(paths) == len(model.trainable_variables)
+    assert all(path.startswith("albert/") for path in paths)
+
+
+def test_a_path_tells_what_the_optimizer_leaves_out():
+    """LayerNorm and biases are vectors; all else are matrices."""
+    for variable in build().variables:
+        left_out = "layer_norm" in variable.path or "bias" in variable.path
+        assert left_out == (variable.shape.rank == 1), variable.path
+
+
+def test_without_a_sentence_objective_there_is_no_pooler_either():
+    model = build(sentence_objective="none")
+    paths = " ".join(v.path for v in model.variables)
+    assert "pooler" not in paths and "sentence" not in paths
+    assert set(model(make_batch())) == {"sequence_output", "mlm_logits"}
+    assert set(build()(make_batch())) == {
+        "sequence_output",
+        "mlm_logits",
+        "pooled_output",
+        "sentence_logits",
+    }
+
+
+def test_unknown_shapes_give_what_static_ones_give():
+    model, batch = build(), make_batch()
+    signature = {k: tf.TensorSpec([None, None], tf.int32) for k in batch}
+    unknown = tf.function(lambda b: model(b), input_signature=[signature])
+    for name, value in unknown(batch).items():
+        np.testing.assert_allclose(value, model(batch)[name], atol=1e-6)
+    static = tf.function(lambda b: model(b)).get_concrete_function(batch)
+    for value in static.structured_outputs.values():
+        assert value.shape.is_fully_defined()
+
+
+def test_padding_does_not_change_the_answers():
+    """Longer rows of the same pieces give the same; another piece does not."""
+    model, short, long = build(), make_batch(), make_batch()
+    for name in "input_ids", "input_mask", "segment_ids":
+        padding = 9 if name == "input_ids" else 0
+        long[name] = tf.pad(short[name], [[0, 0], [0, 6]], "CONSTANT", padding)
+    for name in "mlm_logits", "pooled_output", "sentence_logits":
+        np.testing.assert_allclose(
+            model(long)[name], model(short)[name], atol=1e-6
+        )
+    long["input_mask"] = tf.ones_like(long["input_mask"])
+    change = model(long)["mlm_logits"] - model(short)["mlm_logits"]
+    assert np.abs(change).max() > 1e-4
+
+
+def test_dropout_is_a_function_of_its_seed():
+    model, batch = build(), make_batch()
+
+    def logits(seed):
+        dropout = Dropout(0.1, 0.1, tf.constant(seed))
+        return model(batch, dropout=dropout)["mlm_logits"]
+
+    np.testing.assert_array_equal(logits([1, 2]), logits([1, 2]))
+    assert np.abs(logits([1, 2]) - logits([1, 3])).max() > 1e-3
+    assert np.abs(logits([1, 2]) - model(batch)["mlm_logits"]).max() > 1e-3
+
+
+def test_recomputation_in_the_backward_pass_sees_the_same_dropout():
+    """Gradients are those without recomputation."""
+    model, batch = build(), make_batch()
+    variables = [v.value for v in model.trainable_variables]
+
+    def loss():
+        dropout = Dropout(0.3, 0.3, tf.constant([1, 2]))
+        logits = model(batch, dropout=dropout)["mlm_logits"]
+        return tf.reduce_sum(tf.nn.log_softmax(logits)[..., 7])
+
+    gradients = []
+    for forward in loss, tf.recompute_grad(loss):
+        with tf.GradientTape() as tape:
+            value = forward()
+        gradients.append(
+            tape.gradient(value, variables, unconnected_gradients="zero")
+        )
+    for kept, recomputed in zip(*gradients, strict=True):
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(recomputed),
+            tf.convert_to_tensor(kept),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+
+def test_mixed_bfloat16_computes_in_bfloat16_and_answers_in_float32():
+    model, batch = build(dtype="mixed_bfloat16"), make_batch()
+    outputs, exact = model(batch), build()(batch)
+    assert {v.dtype for v in model.variables} == {"float32"}
+    assert outputs["sequence_output"].dtype == tf.bfloat16
+    for name in "mlm_logits", "sentence_logits":
+        assert outputs[name].dtype == tf.float32
+    difference = np.abs(outputs["mlm_logits"] - exact["mlm_logits"])
+    assert 0 < difference.max() < 0.05 * np.abs(exact["mlm_logits"]).max()
+
+
+def test_the_logits_tie_the_word_embeddings_of_input_and_output():
+    """A piece that is not in the input moves its own logit alone."""
+    model, batch = build(), make_batch()
+    absent = 60
+    assert not np.any(batch["input_ids"] == absent)
+    before = model(batch)["mlm_logits"].numpy()
+    table = model.embeddings.word_embeddings.numpy()
+    table[absent] *= -1.0
+    model.embeddings.word_embeddings.assign(table)
+    moved = np.abs(model(batch)["mlm_logits"] - before).max(axis=(0, 1))
+    assert np.flatnonzero(moved > 1e-5).tolist() == [absent]
