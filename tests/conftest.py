@@ -1,0 +1,42 @@
+"""Set-up of all tests: TensorFlow with four CPU devices, and the extras."""
+
+import importlib.util
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+import tensorflow as tf
+
+# Before TensorFlow first uses the CPU, after which it cannot be split.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 4,
+)
+
+
+@pytest.fixture
+def mirrored_two():
+    """A MirroredStrategy of two replicas."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def pytest_collection_modifyitems(items):
+    """Skips tests marked `interop` where its extra is not installed."""
+    needed = ("safetensors", "torch", "transformers")
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
+    if not missing:
+        return
+    skip = pytest.mark.skip(reason=f"not installed: {', '.join(missing)}")
+    for item in items:
+        if item.get_closest_marker("interop"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def tiny_records(tmp_path_factory):
+    """Records of real text, in train/ and eval/; see `tiny_run`."""
+    import tiny_run
+
+    return tiny_run.build_records(tmp_path_factory.mktemp("tiny"))

@@ -1,0 +1,200 @@
+import contextlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import OptimizerConfig
+from albert_tf.optimizers import make_optimizer
+
+STEPS = 50
+CONFIG = {
+    "lamb": OptimizerConfig(optimizer="lamb"),
+    "adamw": OptimizerConfig(optimizer="adamw", weight_decay_rate=0.3),
+}
+SHAPES = {
+    "encoder/dense/kernel": (3, 5),
+    "encoder/dense/bias": (5,),
+    "encoder/LayerNorm/gamma": (7,),
+    "heads/layer_normalization/beta": (7,),
+    "embeddings/word_embeddings": (11, 2),
+    # Starts at zero, so that LAMB has no norm to adapt to at first.
+    "heads/sop/kernel": (2, 3),
+    # Its gradient is zero throughout.
+    "pooler/unused/kernel": (4, 3),
+}
+
+
+def initial_weights():
+    random = np.random.default_rng(0)
+    weights = {path: random.normal(size=s) for path, s in SHAPES.items()}
+    weights["heads/sop/kernel"] *= 0
+    return weights
+
+
+def gradients_of_each_step():
+    random = np.random.default_rng(1)
+    for _ in range(STEPS):
+        step = {path: random.normal(size=s) for path, s in SHAPES.items()}
+        step["pooler/unused/kernel"] *= 0
+        yield step
+
+
+def rates():
+    return 0.02 * np.linspace(0, 1, STEPS)
+
+
+def train_numpy(config):
+    """Every variable after each step, in float64, from the formulas."""
+    weights = initial_weights()
+    m = {path: np.zeros(shape) for path, shape in SHAPES.items()}
+    v = {path: np.zeros(shape) for path, shape in SHAPES.items()}
+    for gradients, rate in zip(gradients_of_each_step(), rates(), strict=True):
+        for path, g in gradients.items():
+            m[path] = 0.9 * m[path] + 0.1 * g
+            v[path] = 0.999 * v[path] + 0.001 * g**2
+            change = m[path] / (np.sqrt(v[path]) + 1e-6)
+            if not re.search("LayerNorm|layer_norm|bias", path):
+                change = change + config.weight_decay_rate * weights[path]
+                if config.optimizer == "lamb":
+                    long = np.sqrt(np.sum(weights[path] ** 2))
+                    wide = np.sqrt(np.sum(change**2))
+                    if long > 0 and wide > 0:
+                        change = change * long / wide
+            weights[path] = weights[path] - rate * change
+    return weights, m, v
+
+
+def make_variable(path, value):
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        variable = keras.Variable(value.astype("float32"), name=name)
+    assert variable.path == path
+    return variable
+
+
+class Variables:
+    """Keras variables by path, at their initial weights, and an optimizer."""
+
+    def __init__(self, config):
+        self.by_path = {}
+        for path, value in initial_weights().items():
+            self.by_path[path] = make_variable(path, value)
+        self.optimizer = make_optimizer(config)
+        self.optimizer.build(list(self.by_path.values()))
+
+    def update(self, gradients, rate):
+        self.optimizer.apply([gradients[path] for path in self.by_path], rate)
+
+    def values(self):
+        return {path: v.numpy() for path, v in self.by_path.items()}
+
+
+def as_float32(gradients):
+    return {p: tf.constant(g, tf.float32) for p, g in gradients.items()}
+
+
+def train(config, *, strategy=None, jit_compile=False):
+    """The same with our optimizer, in a strategy."""
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        variables = Variables(config)
+
+    @tf.function(jit_compile=jit_compile)
+    def step(gradients, rate):
+        strategy.run(variables.update, args=(gradients, rate))
+
+    for gradients, rate in zip(gradients_of_each_step(), rates(), strict=True):
+        step(as_float32(gradients), tf.constant(rate, tf.float32))
+    return variables
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_50_updates_are_those_of_the_formula(name):
+    variables = train(CONFIG[name])
+    weights, m, v = train_numpy(CONFIG[name])
+
+    for path, value in variables.values().items():
+        slots = variables.optimizer.slots
+        np.testing.assert_allclose(value, weights[path], atol=5e-6)
+        np.testing.assert_allclose(slots[f"{path}/m"], m[path], atol=1e-6)
+        np.testing.assert_allclose(slots[f"{path}/v"], v[path], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_replicas_stay_equal_and_match_one(name, mirrored_two):
+    one = train(CONFIG[name]).values()
+    two = train(CONFIG[name], strategy=mirrored_two)
+
+    for path, variable in two.by_path.items():
+        slot = two.optimizer.slots[f"{path}/v"]
+        for kept in (variable.value, slot):
+            first, second = mirrored_two.experimental_local_results(kept)
+            assert first.device != second.device
+            np.testing.assert_array_equal(first, second)
+        np.testing.assert_allclose(variable.numpy(), one[path], atol=1e-6)
+
+
+def test_compiled_updates_are_the_same():
+    compiled = train(CONFIG["lamb"], jit_compile=True).values()
+    for path, value in train(CONFIG["lamb"]).values().items():
+        np.testing.assert_allclose(compiled[path], value, atol=5e-6)
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_layer_norm_and_bias_are_excluded_by_path(name):
+    """With no gradient only decay moves a weight, where it is decayed."""
+    ones = np.ones(3)
+    inside = make_variable("LayerNorm/kernel", ones)
+    biased = make_variable("attention/output_bias/w", ones)
+    decayed = make_variable("layer/norm", ones)
+    optimizer = make_optimizer(CONFIG[name])
+    optimizer.build([inside, biased, decayed])
+
+    optimizer.apply([tf.zeros(3)] * 3, tf.constant(0.1))
+
+    np.testing.assert_array_equal(inside, ones)
+    np.testing.assert_array_equal(biased, ones)
+    # LAMB makes the step as long as the weights: 1 - 0.1 * 1.
+    # AdamW makes it weight_decay_rate as long: 1 - 0.1 * 0.3.
+    expected = {"lamb": 0.9, "adamw": 0.97}[name]
+    np.testing.assert_allclose(decayed, expected * ones, rtol=1e-6)
+
+
+def test_no_gradient_and_no_decay_change_nothing():
+    """The norm of the update is 0, and the ratio 1 instead of infinite."""
+    weights = make_variable("kernel", np.ones(3))
+    optimizer = make_optimizer(OptimizerConfig(weight_decay_rate=0))
+    optimizer.build([weights])
+
+    optimizer.apply([tf.zeros(3)], tf.constant(0.1))
+
+    np.testing.assert_array_equal(weights, np.ones(3))
+
+
+def test_slots_carry_the_run_on():
+    """25 updates, and 25 of another optimizer given the slots, are 50."""
+    whole = train(CONFIG["lamb"]).values()
+    halves = [Variables(CONFIG["lamb"]), Variables(CONFIG["lamb"])]
+    for number, (gradients, rate) in enumerate(
+        zip(gradients_of_each_step(), rates(), strict=True)
+    ):
+        if number == STEPS // 2:
+            for path, variable in halves[0].by_path.items():
+                halves[1].by_path[path].assign(variable)
+            for name, slot in halves[0].optimizer.slots.items():
+                halves[1].optimizer.slots[name].assign(slot)
+        halves[number >= STEPS // 2].update(as_float32(gradients), rate)
+
+    for path, value in halves[1].values().items():
+        np.testing.assert_allclose(value, whole[path], atol=1e-6)
+
+
+def test_two_variables_of_one_path_are_refused():
+    twins = [keras.Variable(np.ones(2), name="kernel") for _ in range(2)]
+    with pytest.raises(ValueError, match="Two variables are kernel"):
+        make_optimizer(CONFIG["lamb"]).build(twins)

@@ -1,0 +1,94 @@
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import (
+    ModelConfig,
+    OptimizerConfig,
+    PretrainingConfig,
+    TrainingConfig,
+)
+from albert_tf.schedules import (
+    dropout_rates,
+    learning_rate,
+    next_dropout_change,
+)
+
+
+def rate_at(step, num_train_steps=125_000, **settings):
+    config = OptimizerConfig(**settings)
+    return float(
+        learning_rate(
+            tf.constant(step, tf.int64), config, num_train_steps
+        ).numpy()
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 0.0),
+        (1, 0.00176 / 3125),
+        (3124, 0.00176 * 3124 / 3125),
+        # The decay counts from 0, so it has passed 3125 / 125000 = 1/40.
+        (3125, 0.00176 * 39 / 40),
+        (62_500, 0.00088),
+        (124_999, 0.00176 / 125_000),
+        (125_000, 0.0),
+        (130_000, 0.0),
+    ],
+)
+def test_paper_recipe_warms_up_then_decays_from_step_0(step, rate):
+    assert rate_at(step) == pytest.approx(rate, rel=1e-6)
+
+
+def test_long_run_decays_in_single_steps():
+    """float32 must not swallow one step in ten million."""
+    assert rate_at(9_999_999, 10_000_000) == pytest.approx(1.76e-10, rel=1e-6)
+
+
+def test_without_warmup_the_first_rate_is_the_peak():
+    settings = {"num_warmup_steps": 0, "learning_rate": 0.5}
+    assert rate_at(0, 8, **settings) == 0.5
+    assert rate_at(2, 8, **settings) == 0.375
+
+
+def test_power_shapes_the_decay():
+    settings = {"num_warmup_steps": 0, "learning_rate": 1.0, "poly_power": 2.0}
+    assert rate_at(1, 4, **settings) == 0.5625
+
+
+def test_rate_is_float32_in_a_graph():
+    config = OptimizerConfig(num_warmup_steps=2, learning_rate=1.0)
+    graph = tf.function(lambda step: learning_rate(step, config, 4))
+    rates = [graph(tf.constant(step, tf.int64)) for step in range(5)]
+    assert {rate.dtype for rate in rates} == {tf.float32}
+    assert [float(rate) for rate in rates] == [0.0, 0.5, 0.5, 0.25, 0.0]
+
+
+def config_of(dropout_schedule):
+    return PretrainingConfig(
+        model=ModelConfig(
+            hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3
+        ),
+        training=TrainingConfig(dropout_schedule=dropout_schedule),
+    )
+
+
+def test_without_a_schedule_the_architecture_has_its_rates():
+    assert dropout_rates(7, config_of("")) == (0.2, 0.3)
+    assert next_dropout_change(7, config_of("")) is None
+
+
+def test_schedule_sets_both_rates_from_its_steps_on():
+    config = config_of("0:0.1,1000000:0.0")
+    assert dropout_rates(0, config) == (0.1, 0.1)
+    assert dropout_rates(999_999, config) == (0.1, 0.1)
+    assert dropout_rates(1_000_000, config) == (0.0, 0.0)
+
+
+def test_next_change_is_a_later_step_with_other_rates():
+    config = config_of("0:0.1,10:0.1,20:0.05,30:0.1")
+    assert next_dropout_change(0, config) == 20
+    assert next_dropout_change(19, config) == 20
+    assert next_dropout_change(20, config) == 30
+    assert next_dropout_change(30, config) is None
