@@ -182,7 +182,8 @@ def _pair_document(
     rows = _Rows([], [], [])
     if np.count_nonzero(encoded.word_starts) < 2:
         return rows
-    sentence_ends = encoded.ends.tolist()
+    # A sentence can be empty here: of combining marks alone, for example.
+    sentence_ends = np.unique(encoded.ends[encoded.ends > 0]).tolist()
     for copy in range(num_copies):
         label = f"{config.seed}:{occurrence}:{copy}:".encode()
         key = hashlib.blake2b(label + digest, digest_size=8).digest()

@@ -53,7 +53,8 @@ def pair_segments(
     """One pass over a document.
 
     Args:
-        sentence_ends: Index behind the last piece of each sentence, rising.
+        sentence_ends: Index behind the last piece of each sentence, rising;
+            no sentence is empty.
         word_starts: bool, `(pieces,)`; True where a word begins.
         max_num_pieces: Pieces that both segments may have together, >= 2.
         short_seq_prob: Probability that this pass collects shorter chunks,
@@ -92,24 +93,26 @@ def pair_segments(
 def _cut_long_sentences(
     sentence_ends: Sequence[int], word_starts: np.ndarray, longest: int
 ) -> list[int]:
-    """Ends of sentences, none of which is longer than `longest`.
+    """Ends of sentences, where long ones are cut before a word.
 
-    Text with a paragraph or a book in one line would else lose all but one
-    example of it. Cut before a word where there is one.
+    Text with a paragraph or a book in a line would else lose all but one
+    example of it. A part has at least `longest` pieces, so that it is a
+    chunk of its own and loses less than a word.
     """
+    if np.diff(sentence_ends, prepend=0).max() <= longest:
+        return list(sentence_ends)
+    words = np.flatnonzero(word_starts)
     ends = []
     begin = 0
     for sentence_end in sentence_ends:
         while sentence_end - begin > longest:
-            # Offsets 1, ..., longest from the beginning: where to cut.
-            starts = np.flatnonzero(
-                word_starts[begin + 1 : begin + longest + 1]
-            )
-            begin += int(starts[-1]) + 1 if len(starts) else longest
+            word = np.searchsorted(words, begin + longest)
+            if word == len(words) or words[word] >= sentence_end:
+                break
+            begin = int(words[word])
             ends.append(begin)
-        if sentence_end > begin:
-            ends.append(sentence_end)
-            begin = sentence_end
+        ends.append(sentence_end)
+        begin = sentence_end
     return ends
 
 

@@ -1,0 +1,282 @@
+import hypothesis
+import numpy as np
+from hypothesis import strategies as st
+
+from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
+from albert_tf.keyed_random import random_bits, random_uniform
+from albert_tf.masking import (
+    _take_spans,
+    _tile_with_spans,
+    mask_batch,
+    span_length_probabilities,
+)
+
+VOCAB_SIZE = 997
+
+
+def make_rows(rng, num_rows, length, continuation=0.4, unknown=0.0):
+    """Rows `[CLS] A [SEP] B [SEP] <pad>...` of random pieces and words."""
+    ids = rng.integers(5, VOCAB_SIZE, (num_rows, length)).astype(np.int32)
+    ids[rng.random(ids.shape) < unknown] = UNK_ID
+    boundary = (rng.random(ids.shape) >= continuation).astype(np.int32)
+    for row in range(num_rows):
+        last = int(rng.integers(length // 2, length))
+        middle = int(rng.integers(2, last - 1))
+        ids[row, 0] = CLS_ID
+        ids[row, [middle, last]] = SEP_ID
+        ids[row, last + 1 :] = 0
+        boundary[row, [0, middle, last]] = 1
+        boundary[row, last + 1 :] = 0
+    return ids, boundary
+
+
+def mask(ids, boundary, keys=None, **settings):
+    settings = {
+        "vocab_size": VOCAB_SIZE,
+        "max_predictions_per_seq": 20,
+        "masked_lm_prob": 0.15,
+        "ngram": 3,
+        **settings,
+    }
+    if keys is None:
+        keys = np.arange(len(ids))
+    return mask_batch(ids, boundary, np.asarray(keys, np.uint64), **settings)
+
+
+def number_words(ids, boundary):
+    """Word of each piece, by a plain loop; -1 for a special piece."""
+    words = np.full(ids.shape, -1)
+    for row in range(len(ids)):
+        word = -1
+        after_special = True
+        for column, piece in enumerate(ids[row]):
+            special = piece in (0, CLS_ID, SEP_ID, MASK_ID)
+            if not special:
+                word += bool(boundary[row, column]) or after_special
+                words[row, column] = word
+            after_special = special
+    return words
+
+
+def test_span_lengths_are_those_of_the_paper():
+    """Section 4.1 with N = 3: 6/11, 3/11, 2/11."""
+    np.testing.assert_allclose(
+        span_length_probabilities(3), [6 / 11, 3 / 11, 2 / 11]
+    )
+
+
+def test_interior_spans_have_the_lengths_of_the_paper():
+    """Spans that neither begin nor end a segment; 4 sigma of a count."""
+    rng = np.random.default_rng(1)
+    num_words = 200_000
+    opens_segment = np.zeros(num_words, bool)
+    opens_segment[::40] = True
+    opens_span = _tile_with_spans(opens_segment, rng.random(num_words), 3)
+    assert opens_span[opens_segment].all()
+    begins = np.flatnonzero(opens_span)
+    # A span of less than 3 words may have been cut by the segment's end, so
+    # only those that begin 3 words before it are counted.
+    interior = (begins[:-1] % 40 > 0) & (begins[:-1] % 40 <= 37)
+    lengths = np.diff(begins)[interior]
+    for n, share in ((1, 6 / 11), (2, 3 / 11), (3, 2 / 11)):
+        sigma = np.sqrt(share * (1 - share) / len(lengths))
+        assert abs((lengths == n).mean() - share) < 4 * sigma
+
+
+def test_every_word_begins_a_span_equally_often():
+    """The mean length is 18/11 words, so 11/18 of the words begin a span,
+    the second of a segment as often as the tenth."""
+    rng = np.random.default_rng(2)
+    num_segments, length = 20_000, 12
+    opens_segment = np.tile(np.arange(length) == 0, num_segments)
+    opens_span = _tile_with_spans(
+        opens_segment, rng.random(len(opens_segment)), 3
+    ).reshape(num_segments, length)
+    sigma = np.sqrt(11 / 18 * 7 / 18 / num_segments)
+    shares = opens_span.mean(axis=0)[1:]
+    np.testing.assert_allclose(shares, 11 / 18, atol=4 * sigma)
+
+
+def test_every_word_is_masked_equally_often():
+    """But for the words at the ends of a segment, whose spans are cut short
+    and fit what is left of a budget a little more often."""
+    num_rows, length = 20_000, 48
+    ids = np.full((num_rows, length), 7, np.int32)
+    ids[:, 0] = CLS_ID
+    ids[:, [30, 47]] = SEP_ID
+    masked = mask(ids, np.ones_like(ids), masked_lm_prob=0.25)
+    counts = np.bincount(masked.positions[masked.weights > 0], minlength=length)
+    assert counts.sum() == num_rows * 12
+    shares = counts / num_rows
+    interior = np.r_[3:28, 33:45]
+    mean = shares[interior].mean()
+    sigma = np.sqrt(mean * (1 - mean) / num_rows)
+    np.testing.assert_allclose(shares[interior], mean, atol=4 * sigma)
+    ends = np.r_[1:3, 28:30, 31:33, 45:47]
+    np.testing.assert_allclose(shares[ends], mean, rtol=0.15)
+
+
+def test_pieces_are_replaced_80_10_10():
+    rng = np.random.default_rng(3)
+    ids, boundary = make_rows(rng, 4000, 64)
+    masked = mask(ids, boundary)
+    rows, slots = np.nonzero(masked.weights)
+    positions = masked.positions[rows, slots]
+    originals = masked.ids[rows, slots]
+    np.testing.assert_array_equal(originals, ids[rows, positions])
+    replaced = masked.input_ids[rows, positions]
+    as_mask = replaced == MASK_ID
+    as_before = replaced == originals
+    num = len(rows)
+    assert num > 20_000
+    for share, expected in (
+        (as_mask.mean(), 0.8),
+        (as_before.mean(), 0.1 + 0.1 / (VOCAB_SIZE - 5)),
+        ((~as_mask & ~as_before).mean(), 0.1),
+    ):
+        sigma = np.sqrt(expected * (1 - expected) / num)
+        assert abs(share - expected) < 4.5 * sigma
+    others = masked.input_ids.copy()
+    others[rows, positions] = ids[rows, positions]
+    np.testing.assert_array_equal(others, ids)
+
+
+def test_random_pieces_are_all_ordinary_pieces_alike():
+    """Ids 5 to 16 of a vocabulary of 17, each a twelfth."""
+    rng = np.random.default_rng(4)
+    ids = np.full((8000, 40), 99, np.int32)  # no id of the vocabulary
+    ids[:, 0] = CLS_ID
+    masked = mask(ids, rng.random(ids.shape) < 0.5, vocab_size=17)
+    drawn = masked.input_ids[(masked.input_ids != 99) & (ids == 99)]
+    drawn = drawn[drawn != MASK_ID]
+    counts = np.bincount(drawn, minlength=17)
+    assert counts[:5].sum() == 0
+    sigma = np.sqrt(len(drawn) / 12 * 11 / 12)
+    np.testing.assert_allclose(counts[5:], len(drawn) / 12, atol=4 * sigma)
+
+
+def test_nothing_special_is_ever_masked():
+    rng = np.random.default_rng(5)
+    ids, boundary = make_rows(rng, 500, 40, unknown=0.2)
+    masked = mask(ids, boundary, masked_lm_prob=0.9)
+    targets = masked.ids[masked.weights > 0]
+    assert targets.min() >= 5
+    unchanged = ids < 5
+    np.testing.assert_array_equal(masked.input_ids[unchanged], ids[unchanged])
+
+
+def test_an_unknown_piece_stays_while_its_word_is_masked():
+    ids = np.array([[CLS_ID, 8, UNK_ID, 9, SEP_ID]], np.int32)
+    boundary = np.array([[1, 1, 0, 0, 1]])
+    masked = mask(ids, boundary, masked_lm_prob=0.4)
+    assert masked.positions[0, :3].tolist() == [1, 3, 0]
+    assert masked.ids[0, :3].tolist() == [8, 9, 0]
+    assert masked.weights[0, :3].tolist() == [1, 1, 0]
+
+
+def test_no_word_crosses_a_separator():
+    """The piece behind [SEP] continues no word, whatever its mark: in a
+    published record it is masked with the last word of the first segment."""
+    ids = np.array([[CLS_ID, 8, 9, SEP_ID, 10, 11, SEP_ID]] * 200, np.int32)
+    boundary = np.array([[1, 1, 0, 1, 0, 0, 1]] * 200)
+    masked = mask(ids, boundary, masked_lm_prob=2 / 7)
+    chosen = {tuple(row[:2].tolist()) for row in masked.positions}
+    assert chosen == {(1, 2), (4, 5)}
+    assert (masked.weights.sum(axis=1) == 2).all()
+
+
+def test_a_word_beyond_the_budget_is_masked_if_nothing_else_fits():
+    """One word of 6 pieces and a budget of 1: masked, if P allows it."""
+    ids = np.array([[CLS_ID, 8, 9, 10, 11, 12, 13, SEP_ID]], np.int32)
+    boundary = np.array([[1, 1, 0, 0, 0, 0, 0, 1]])
+    assert mask(ids, boundary).weights.sum() == 6
+    assert mask(ids, boundary, max_predictions_per_seq=5).weights.sum() == 0
+
+
+def test_rows_do_not_depend_on_their_batch():
+    rng = np.random.default_rng(6)
+    ids, boundary = make_rows(rng, 11, 50)
+    keys = rng.integers(0, 2**64, 11, dtype=np.uint64)
+    together = mask(ids, boundary, keys)
+    for row in (7, 0, 10):
+        alone = mask(ids[[row]], boundary[[row]], keys[[row]])
+        for one, all_rows in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(one[0], all_rows[row])
+    backwards = mask(ids[::-1], boundary[::-1], keys[::-1])
+    np.testing.assert_array_equal(backwards.positions[::-1], together.positions)
+    other_keys = mask(ids, boundary, keys + np.uint64(1))
+    assert (other_keys.positions != together.positions).any(axis=1).all()
+
+
+def test_spans_are_taken_as_one_by_one():
+    """Against the plain loop: in order of the key, what fits is taken."""
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        rows = np.sort(rng.integers(0, 4, 40))
+        sizes = rng.integers(0, 9, 40)
+        bits = rng.integers(0, 2**64, 40, dtype=np.uint64)
+        budgets = rng.integers(9, 25, 4)
+        expected = np.zeros(40, bool)
+        left = budgets.copy()
+        for span in np.argsort(bits):
+            if 0 < sizes[span] <= left[rows[span]]:
+                expected[span] = True
+                left[rows[span]] -= sizes[span]
+        taken = _take_spans(rows, sizes, bits, budgets, 30)
+        np.testing.assert_array_equal(taken, expected)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1),
+    length=st.integers(8, 70),
+    continuation=st.floats(0, 1),
+    unknown=st.floats(0, 1),
+    max_predictions=st.integers(1, 12),
+    prob=st.floats(0.01, 0.9),
+    ngram=st.integers(1, 5),
+)
+def test_masks_are_whole_words_within_the_budget(
+    seed, length, continuation, unknown, max_predictions, prob, ngram
+):
+    rng = np.random.default_rng(seed)
+    ids, boundary = make_rows(rng, 6, length, continuation, unknown)
+    masked = mask(
+        ids,
+        boundary,
+        rng.integers(0, 2**64, 6, dtype=np.uint64),
+        masked_lm_prob=prob,
+        max_predictions_per_seq=max_predictions,
+        ngram=ngram,
+    )
+    words = number_words(ids, boundary)
+    for row in range(6):
+        count = int(masked.weights[row].sum())
+        positions = masked.positions[row, :count]
+        assert (masked.weights[row, :count] == 1).all()
+        assert (np.diff(positions) > 0).all()
+        for padding in (masked.positions, masked.ids, masked.weights):
+            assert not padding[row, count:].any()
+        ordinary = np.flatnonzero(ids[row] >= 5)
+        whole = ordinary[np.isin(words[row, ordinary], words[row, positions])]
+        np.testing.assert_array_equal(positions, whole)
+        num_pieces = np.count_nonzero(ids[row])
+        budget = max(1, round(prob * num_pieces))
+        if count > budget:
+            # Nothing fitted: the pieces are one span, of neighbours.
+            spanned = np.unique(words[row, positions])
+            assert spanned[-1] - spanned[0] < ngram
+        assert count <= max_predictions
+
+
+def test_random_numbers_are_those_of_splitmix64():
+    """The first outputs of the published generator for the seed 1234567,
+    whose k-th output is this function of the seed and k."""
+    key = np.full(3, 1234567, np.uint64)
+    assert random_bits(key, np.arange(3)).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
+    uniform = random_uniform(key, np.arange(3))
+    np.testing.assert_allclose(uniform[0], 6457827717110365317 / 2**64)

@@ -1,0 +1,148 @@
+import collections
+import random
+
+import hypothesis
+import numpy as np
+from hypothesis import strategies as st
+
+from data_prep.segments import SKIPPED_CHUNKS, Range, pair_segments
+
+
+def pair(lengths, word_starts=None, seed=0, longest=30, short=0.0):
+    """Pairs of a document of sentences of these lengths, and the counts."""
+    ends = np.cumsum(lengths).tolist()
+    if word_starts is None:
+        word_starts = np.ones(ends[-1], bool)
+    skipped = collections.Counter()
+    pairs = pair_segments(
+        ends,
+        np.asarray(word_starts, bool),
+        max_num_pieces=longest,
+        short_seq_prob=short,
+        rng=random.Random(seed),
+        skipped=skipped,
+    )
+    return pairs, skipped
+
+
+def test_sentences_are_collected_up_to_the_target():
+    """10 + 10 + 12 reach 30; 9 and 5 are left at the end."""
+    pairs, _ = pair([10, 10, 12, 9, 5])
+    assert len(pairs) == 2
+    # 32 pieces, of which 30 may stay; 14, which all stay.
+    sizes = [sum(r.end - r.begin for r in (p.first, p.second)) for p in pairs]
+    assert sizes == [30, 14]
+    assert min(pairs[1].first.begin, pairs[1].second.begin) == 32
+
+
+def test_the_split_falls_between_any_two_sentences():
+    """Three sentences of 4, 5, 6 pieces: after 4 or after 9, both often."""
+    middles = collections.Counter()
+    for seed in range(400):
+        ((first, second, swapped),), _ = pair([4, 5, 6], seed=seed)
+        earlier, later = (second, first) if swapped else (first, second)
+        assert (earlier.begin, later.end) == (0, 15)
+        assert earlier.end == later.begin
+        middles[later.begin] += 1
+    assert set(middles) == {4, 9}
+    assert abs(middles[4] - 200) < 4 * np.sqrt(400 / 4)
+
+
+def test_half_of_the_pairs_are_swapped():
+    labels = [pair([4, 5, 6], seed=seed)[0][0].swapped for seed in range(2000)]
+    assert abs(sum(labels) - 1000) < 4 * np.sqrt(2000 / 4)
+
+
+def test_a_single_sentence_is_split_before_a_word():
+    """Words begin at 0, 3 and 7 of 9 pieces."""
+    starts = np.isin(np.arange(9), [0, 3, 7])
+    middles = set()
+    for seed in range(60):
+        ((first, second, _),), skipped = pair([9], starts, seed)
+        middles.add(max(first.begin, second.begin))
+        assert not skipped
+    assert middles == {3, 7}
+
+
+def test_a_single_word_is_skipped_and_counted():
+    """The sentences of 30 pieces are chunks of their own; the second has
+    one word."""
+    starts = np.ones(60, bool)
+    starts[31:] = False
+    pairs, skipped = pair([30, 30], starts)
+    assert len(pairs) == 1
+    assert max(pairs[0].first.end, pairs[0].second.end) == 30
+    assert skipped == {SKIPPED_CHUNKS: 1}
+
+
+def test_a_sentence_longer_than_an_example_is_cut_before_words():
+    """100 pieces, words of 7: cut before the pieces 35 and 70, the first
+    words at least 30 pieces on, and each part gives an example of 30."""
+    starts = np.arange(100) % 7 == 0
+    for seed in range(20):
+        pairs, skipped = pair([100], starts, seed)
+        assert not skipped
+        for (first, second, _), part in zip(
+            pairs, ((0, 35), (35, 70), (70, 100)), strict=True
+        ):
+            assert first.end - first.begin + second.end - second.begin == 30
+            assert part[0] <= min(first.begin, second.begin)
+            assert max(first.end, second.end) <= part[1]
+
+
+def test_the_longer_segment_is_cut_at_both_ends():
+    """Sentences of 3 and 39 pieces, 12 too many: all are cut from the
+    second, in front as many as 12 coins show heads: 6, deviation 1.73."""
+    fronts = []
+    words = np.isin(np.arange(42), [0, 3])  # no place to cut the long one
+    for seed in range(400):
+        ((first, second, swapped),), _ = pair([3, 39], words, seed)
+        short, long = (second, first) if swapped else (first, second)
+        assert short == Range(0, 3)
+        assert long.end - long.begin == 27
+        fronts.append(long.begin - 3)
+    assert abs(np.mean(fronts) - 6) < 4 * np.sqrt(12 / 4 / 400)
+    assert abs(np.var(fronts) - 3) < 1
+
+
+def test_equal_segments_are_cut_alike():
+    ((first, second, _),), _ = pair([29, 29], longest=30)
+    assert first.end - first.begin == second.end - second.begin == 15
+
+
+def test_short_passes_collect_fewer_sentences():
+    """With target 2, ..., 30 instead of 30, chunks of sentences of 3 pieces
+    are shorter; always two pieces at least."""
+    few, _ = pair([3] * 40, short=0.0)
+    counts = [len(pair([3] * 40, seed=s, short=1.0)[0]) for s in range(50)]
+    assert len(few) == 4
+    assert min(counts) >= 4
+    assert max(counts) > 10
+
+
+def test_equal_generators_give_equal_pairs():
+    assert pair([5, 6, 7] * 9, seed=3) == pair([5, 6, 7] * 9, seed=3)
+    assert pair([5, 6, 7] * 9, seed=3) != pair([5, 6, 7] * 9, seed=4)
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=12),
+    words=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+    longest=st.integers(2, 40),
+    short=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_pairs_are_adjacent_and_fit(lengths, words, seed, longest, short):
+    starts = np.random.default_rng(seed).random(sum(lengths)) < words
+    pairs, _ = pair(lengths, starts, seed, longest, short)
+    end_before = 0
+    for first, second, swapped in pairs:
+        earlier, later = (second, first) if swapped else (first, second)
+        assert end_before <= earlier.begin < earlier.end <= later.begin
+        assert later.begin < later.end <= sum(lengths)
+        size = earlier.end - earlier.begin + later.end - later.begin
+        assert size <= longest
+        if size < longest:
+            assert earlier.end == later.begin  # nothing was cut
+        end_before = later.end
