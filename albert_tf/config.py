@@ -341,9 +341,11 @@ class TokenizerConfig(CorpusConfig):
         0.99995, "Share of the characters to cover.", at_least=0.5
     )
     input_sentence_size: int = setting(
-        10_000_000, "Sentences sampled from the corpus.", at_least=1
+        10_000_000,
+        "Sentences sampled from the corpus; SentencePiece always draws the "
+        "same ones.",
+        at_least=1,
     )
-    seed: int = setting(12345, "Seed of the sampling.", at_least=0)
     overwrite: bool = setting(
         False, "Replace a model made with other settings."
     )
@@ -409,7 +411,9 @@ class RecordsConfig(CorpusConfig, SequenceConfig):
     num_eval_shards: int = setting(1, "Files of eval/.", at_least=1)
     seed: int = setting(12345, "Seed of pairing and masking.", at_least=0)
     num_workers: int = setting(
-        0, "Processes; 0 is one a core. Has no influence on the records."
+        0,
+        "Processes; 0 is one a core. Has no influence on the records.",
+        at_least=0,
     )
     overwrite: bool = setting(
         False, "Replace records made with other settings."
