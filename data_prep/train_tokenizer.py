@@ -178,7 +178,6 @@ def _train(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
             reading_error.append(error)
 
     model = io.BytesIO()
-    sentencepiece.set_random_generator_seed(config.seed % 2**32)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=stop_at_errors(),

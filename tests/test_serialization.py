@@ -1,0 +1,27 @@
+import numpy as np
+import tensorflow as tf
+
+from data_prep.serialization import serialize_examples
+
+
+def test_bytes_are_those_of_tensorflow():
+    """Numbers of one, two and three bytes, at the borders and at random."""
+    rng = np.random.default_rng(0)
+    features = {
+        "zeros": np.zeros((7, 5), np.int32),
+        "borders": np.array(
+            [[0, 1, 127, 128, 16383, 16384, 2**21 - 1, 2**21, 2**31 - 1]] * 7
+        ),
+        "mixed": rng.integers(0, 30000, (7, 300)).astype(np.int32),
+        "weights": rng.normal(size=(7, 3)).astype(np.float32),
+        "label": np.arange(7)[:, np.newaxis],
+    }
+    for row, serialized in enumerate(serialize_examples(features)):
+        example = tf.train.Example()
+        for name, values in features.items():
+            feature = example.features.feature[name]
+            if values.dtype == np.float32:
+                feature.float_list.value.extend(values[row].tolist())
+            else:
+                feature.int64_list.value.extend(values[row].tolist())
+        assert serialized == example.SerializeToString(deterministic=True)
