@@ -1,0 +1,191 @@
+import dataclasses
+import json
+import math
+
+import pytest
+
+from albert_tf.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainingConfig,
+    RecordsConfig,
+    TokenizerConfig,
+    TrainingConfig,
+    find_setting,
+)
+from albert_tf.errors import UserError
+
+
+def refusal(make, *arguments, **settings):
+    with pytest.raises(UserError) as refused:
+        make(*arguments, **settings)
+    return str(refused.value)
+
+
+def pretraining(**parts):
+    return PretrainingConfig(**parts)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "said"),
+    [
+        (
+            ModelConfig,
+            {"hidden_size": 100, "num_attention_heads": 7},
+            "hidden_size must be divisible by num_attention_heads. "
+            "Received: 100 and 7.",
+        ),
+        (
+            ModelConfig,
+            {"num_hidden_groups": 5, "num_hidden_layers": 3},
+            "num_hidden_groups must be at most num_hidden_layers. "
+            "Received: 5 and 3.",
+        ),
+        (
+            ModelConfig,
+            {"num_hidden_groups": 2, "parameter_sharing": "none"},
+            "num_hidden_groups must be 1 where parameter_sharing is none. "
+            "Received: 2.",
+        ),
+        (
+            RecordsConfig,
+            {"max_seq_length": 16, "max_predictions_per_seq": 20},
+            "max_predictions_per_seq must be below max_seq_length. "
+            "Received: 20 and 16.",
+        ),
+        (
+            pretraining,
+            {
+                "data": DataConfig(max_seq_length=300),
+                "model": ModelConfig(max_position_embeddings=200),
+            },
+            "max_seq_length must be at most max_position_embeddings. "
+            "Received: 300 and 200.",
+        ),
+        (
+            pretraining,
+            {
+                "optimizer": OptimizerConfig(num_warmup_steps=50),
+                "training": TrainingConfig(num_train_steps=40),
+            },
+            "num_warmup_steps must be at most num_train_steps. "
+            "Received: 50 and 40.",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused_with_both_values(
+    make, settings, said
+):
+    assert said in refusal(make, **settings)
+
+
+def test_evaluation_at_intervals_needs_records():
+    training = TrainingConfig(eval_every_n_steps=10)
+    said = refusal(PretrainingConfig, training=training)
+    assert "eval_every_n_steps needs --eval_input_file" in said
+    held_out = DataConfig(eval_input_file=("eval.tfrecord",))
+    PretrainingConfig(training=training, data=held_out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"hidden_size": "768"}, "hidden_size must be of type int"),
+        ({"hidden_size": 768.0}, "hidden_size must be of type int"),
+        # True is an int to Python.
+        ({"hidden_size": True}, "hidden_size must be of type int"),
+        ({"hidden_act": 3}, "hidden_act must be of type str"),
+        ({"initializer_range": "x"}, "initializer_range must be of type float"),
+        ({"layers_to_keep": (1,)}, "layers_to_keep must be a list of strings"),
+        ({"hidden_size": 0}, "hidden_size must be at least 1. Received: 0."),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob must be below 1"),
+        (
+            {"initializer_range": math.nan},
+            "initializer_range must be a finite number. Received: nan.",
+        ),
+        ({"hidden_act": "silu"}, "hidden_act must be one of gelu, relu"),
+        ({"net_structure_type": 1}, "net_structure_type must be 0"),
+    ],
+)
+def test_wrong_types_and_values_are_refused_by_name(settings, said):
+    assert said in refusal(ModelConfig, **settings)
+
+
+def test_a_whole_number_stands_for_a_float():
+    model = ModelConfig(hidden_dropout_prob=0)
+    assert type(model.hidden_dropout_prob) is float
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ModelConfig().hidden_size = 1
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "0.1",
+        "5:0.1",
+        "0:1.0",
+        "0:-0.1",
+        "0:nan",
+        "0:0.1,10",
+        "0:0.1,10:0.2,10:0.3",
+        "0:0.1,ten:0.0",
+    ],
+)
+def test_a_schedule_not_of_its_form_is_refused_with_an_example(schedule):
+    said = refusal(TrainingConfig, dropout_schedule=schedule)
+    assert repr(schedule) in said
+    assert "Example: 0:0.1,1000000:0.0" in said
+
+
+def test_unknown_keys_are_refused_with_the_known_ones():
+    values = {"hiden_size": 4, "vocab": 3, "num_hidden_layers": 2}
+    said = refusal(ModelConfig.from_dict, values, "my.json")
+    assert said.startswith("my.json: unknown key hiden_size, vocab.")
+    assert "hidden_size, initializer_range" in said
+
+
+def test_a_refusal_names_the_file_of_the_value():
+    said = refusal(ModelConfig.from_dict, {"hidden_size": "4"}, "my.json")
+    assert said.startswith("my.json: hidden_size must be")
+
+
+def test_resolved_settings_survive_json():
+    config = PretrainingConfig(
+        model=ModelConfig(hidden_size=36, num_attention_heads=3),
+        data=DataConfig(input_file=("a", "b"), max_seq_length=99),
+        optimizer=OptimizerConfig(learning_rate=0.5),
+        training=TrainingConfig(dropout_schedule="0:0.1,7:0.0"),
+    )
+    text = json.dumps(config.to_dict())
+    assert PretrainingConfig.from_dict(json.loads(text)) == config
+    assert PretrainingConfig() != config
+
+
+def test_architecture_files_are_refused_by_name(tmp_path):
+    path = tmp_path / "albert.json"
+    load = ModelConfig.from_json_file
+    assert f"{path} must exist" in refusal(load, str(path))
+    path.write_text("{")
+    assert f"{path} must be JSON. Received: Expect" in refusal(load, str(path))
+    path.write_text("[1]")
+    assert f"{path} must hold a JSON object" in refusal(load, str(path))
+    path.write_text('{"hidden_size": 10, "num_attention_heads": 3}')
+    assert "Received: 10 and 3." in refusal(load, str(path))
+
+
+def test_a_required_setting_is_named_when_empty():
+    config = TokenizerConfig(input_file=("text",))
+    config.require("input_file")
+    said = refusal(config.require, "input_file", "model_prefix")
+    assert "--model_prefix is required" in said
+
+
+def test_settings_are_found_where_they_are_nested():
+    config = PretrainingConfig(data=DataConfig(global_batch_size=7))
+    assert find_setting(config, "global_batch_size") == 7
+    with pytest.raises(KeyError):
+        find_setting(config, "no_such_setting")
