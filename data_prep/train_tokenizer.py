@@ -170,12 +170,14 @@ def _train(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
     """
     reading_error: list[BaseException] = []
 
-    def stop_at_errors() -> Iterator[str]:
-        # An exception must not travel through the C++ of the trainer.
+    def stop_at_errors() -> Iterator[str | None]:
         try:
             yield from sentences
         except BaseException as error:
+            # The trainer would go on with what it has, but for a sentence
+            # that is no string.
             reading_error.append(error)
+            yield None
 
     model = io.BytesIO()
     try:
@@ -202,10 +204,9 @@ def _train(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
             minloglevel=1,
         )
     except (RuntimeError, OSError) as error:
-        if not reading_error:
-            raise _explain(config, str(error)) from error
-    if reading_error:
-        raise reading_error[0]
+        if reading_error:
+            raise reading_error[0] from None
+        raise _explain(config, str(error)) from error
     return model.getvalue()
 
 

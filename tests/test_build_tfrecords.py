@@ -1,0 +1,443 @@
+import dataclasses
+import glob
+import gzip
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import RecordsConfig
+from albert_tf.errors import UserError
+from albert_tf.features import (
+    CLS_ID,
+    FEATURES,
+    MASK_ID,
+    SENTENCE_LABEL,
+    SEP_ID,
+    read_metadata,
+)
+from albert_tf.tokenization import Tokenizer, normalize
+from data_prep import build_tfrecords
+from data_prep.examples import EVAL, TRAIN, choose_split, unigram_entropy
+
+DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
+VOCABULARY = "tests/testdata/30k-clean.model"
+LENGTH, PREDICTIONS = 64, 11
+
+
+@pytest.fixture(scope="module")
+def documents():
+    """The first documents of the demo, 0.4 MB."""
+    with gzip.open(DEMO, "rt", encoding="utf-8") as file:
+        return file.read(400_000).split("\n\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def text_file(documents, tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    return path
+
+
+def make_config(output_dir, *text_files, **settings):
+    return RecordsConfig(
+        **{
+            "input_file": tuple(map(str, text_files)),
+            "output_dir": str(output_dir),
+            "spm_model_file": VOCABULARY,
+            "max_seq_length": LENGTH,
+            "max_predictions_per_seq": PREDICTIONS,
+            "dupe_factor": 2,
+            "holdout_fraction": 0.2,
+            "num_shards": 3,
+            "num_workers": 1,
+            **settings,
+        }
+    )
+
+
+def build(output_dir, *text_files, **settings):
+    build_tfrecords.main(make_config(output_dir, *text_files, **settings))
+    return output_dir
+
+
+@pytest.fixture(scope="module")
+def built(text_file, tmp_path_factory):
+    return build(tmp_path_factory.mktemp("records") / "out", text_file)
+
+
+def read_files(directory):
+    """Content by name of all files below, but for metadata's input digest."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(pathlib.Path(directory).rglob("*"))
+        if path.is_file()
+    }
+
+
+def read_examples(directory, split):
+    """Features by name, parsed as declared; all examples of a split."""
+    paths = sorted(glob.glob(str(directory / split / "*.tfrecord")))
+    records = [
+        record
+        for path in paths
+        for record in tf.data.TFRecordDataset(path).as_numpy_iterator()
+    ]
+    return parse(records, LENGTH, PREDICTIONS), records
+
+
+def parse(records, length, predictions):
+    lengths = {"per_token": length, "per_prediction": predictions}
+    spec = {
+        feature.name: tf.io.FixedLenFeature(
+            [next((n for k, n in lengths.items() if getattr(feature, k)), 1)],
+            feature.dtype,
+        )
+        for feature in FEATURES
+    }
+    parsed = tf.io.parse_example(tf.constant(records), spec)
+    return {name: value.numpy() for name, value in parsed.items()}
+
+
+def restore(examples):
+    """`input_ids` before they were masked."""
+    ids = examples["input_ids"].copy()
+    rows, slots = np.nonzero(examples["masked_lm_weights"])
+    ids[rows, examples["masked_lm_positions"][rows, slots]] = examples[
+        "masked_lm_ids"
+    ][rows, slots]
+    return ids
+
+
+def test_records_hold_the_declared_features_and_no_others(built):
+    examples, records = read_examples(built, TRAIN)
+    names = tf.train.Example.FromString(records[0]).features.feature.keys()
+    assert set(names) == {feature.name for feature in FEATURES}
+    assert len(examples["input_ids"]) == len(records) > 500
+
+
+def test_records_of_google_research_parse_alike():
+    """Its writer, by hand: every feature a list of its length, the weights
+    floats, the label a list of one, in whatever order."""
+    example = tf.train.Example()
+    rows = {
+        "next_sentence_labels": [1],
+        "masked_lm_ids": [30, 0],
+        "masked_lm_positions": [2, 0],
+        "token_boundary": [1, 1, 0, 1, 1, 1, 0],
+        "segment_ids": [0, 0, 0, 0, 1, 1, 0],
+        "input_mask": [1, 1, 1, 1, 1, 1, 0],
+        "input_ids": [2, 29000, 4, 3, 31, 3, 0],
+    }
+    for name, values in rows.items():
+        example.features.feature[name].int64_list.value.extend(values)
+    weights = example.features.feature["masked_lm_weights"]
+    weights.float_list.value.extend([1.0, 0.0])
+    parsed = parse([example.SerializeToString()], 7, 2)
+    for name, values in rows.items():
+        assert parsed[name].tolist() == [values]
+    assert parsed["masked_lm_weights"].tolist() == [[1.0, 0.0]]
+
+
+def test_examples_are_laid_out_as_published(built):
+    """`[CLS] A [SEP] B [SEP]`, padding behind, all of one description."""
+    examples, _ = read_examples(built, TRAIN)
+    ids = restore(examples)
+    mask = examples["input_mask"]
+    lengths = mask.sum(axis=1)
+    assert (np.diff(mask, axis=1) <= 0).all()
+    assert (ids[mask == 0] == 0).all()
+    assert (ids[:, 0] == CLS_ID).all()
+    assert ((ids == CLS_ID).sum(axis=1) == 1).all()
+    assert ((ids == SEP_ID).sum(axis=1) == 2).all()
+    assert (ids[np.arange(len(ids)), lengths - 1] == SEP_ID).all()
+    first_separator = (ids == SEP_ID).argmax(axis=1)[:, np.newaxis]
+    behind = np.arange(LENGTH) > first_separator
+    np.testing.assert_array_equal(examples["segment_ids"], behind & (mask > 0))
+    special = (ids == CLS_ID) | (ids == SEP_ID)
+    assert (examples["token_boundary"][special] == 1).all()
+    assert (examples["token_boundary"][mask == 0] == 0).all()
+    assert not (ids == MASK_ID).any()
+
+
+def test_labels_tell_whether_segments_are_swapped(built, documents):
+    """Each segment is looked up in its document, where it stands once."""
+    tokenizer = Tokenizer(VOCABULARY)
+    texts = []
+    for document in documents:
+        ids = tokenizer.encode_batch(document.split("\n")).ids
+        texts.append(" " + " ".join(map(str, ids)) + " ")
+    examples, _ = read_examples(built, EVAL)
+    ids = restore(examples)
+    seen = [0, 0]
+    for row, label in zip(ids, examples[SENTENCE_LABEL][:, 0], strict=True):
+        middle, last = np.flatnonzero(row == SEP_ID)
+        first = f" {' '.join(map(str, row[1:middle]))} "
+        second = f" {' '.join(map(str, row[middle + 1 : last]))} "
+        where = [t for t in texts if first in t and second in t]
+        assert where, "both segments are of one document"
+        if any(t.count(first) > 1 or t.count(second) > 1 for t in where):
+            continue
+        swapped = where[0].index(first) > where[0].index(second)
+        assert swapped == bool(label)
+        seen[label] += 1
+    assert min(seen) > 20
+
+
+def test_boundaries_are_where_words_begin(built):
+    tokenizer = Tokenizer(VOCABULARY)
+    examples, _ = read_examples(built, TRAIN)
+    ids = restore(examples)
+    begins = np.array(
+        [
+            tokenizer.id_to_piece(i).startswith("▁")
+            for i in range(tokenizer.vocab_size)
+        ]
+    )
+    ordinary = ids >= 5
+    np.testing.assert_array_equal(
+        examples["token_boundary"][ordinary], begins[ids[ordinary]]
+    )
+
+
+def test_metadata_agrees_with_the_records(built):
+    for split in (TRAIN, EVAL):
+        metadata = read_metadata(str(built / split))
+        examples, records = read_examples(built, split)
+        assert metadata.num_examples == len(records)
+        assert sum(metadata.shards.values()) == len(records)
+        assert metadata.num_pieces == examples["input_mask"].sum()
+        assert metadata.num_masked == examples["masked_lm_weights"].sum()
+        assert metadata.dupe_factor == (2 if split == TRAIN else 1)
+        for name, count in metadata.shards.items():
+            path = str(built / split / name)
+            dataset = tf.data.TFRecordDataset(path)
+            assert sum(1 for _ in dataset) == count
+        assert (built / split / "spiece.model").read_bytes() == (
+            pathlib.Path(VOCABULARY).read_bytes()
+        )
+    assert 0.14 < metadata.num_masked / metadata.num_pieces < 0.16
+
+
+def test_nothing_else_is_left_in_the_directory(built):
+    assert {path.name for path in built.iterdir()} == {TRAIN, EVAL}
+    assert not list(built.rglob("*.partial"))
+
+
+def test_copies_are_masked_and_paired_anew(built):
+    """Two copies of a document share no example."""
+    _, records = read_examples(built, TRAIN)
+    assert len(set(records)) == len(records)
+
+
+def test_documents_held_out_are_in_no_training_example(built, documents):
+    """By the rare pieces of each document: those of no other document."""
+    tokenizer = Tokenizer(VOCABULARY)
+    sets = [
+        set(tokenizer.encode_batch(d.split("\n")).ids.tolist())
+        for d in documents
+    ]
+    counts = np.bincount([i for s in sets for i in s], minlength=30000)
+    found = {
+        split: set(restore(read_examples(built, split)[0]).ravel().tolist())
+        for split in (TRAIN, EVAL)
+    }
+    num_eval = 0
+    for pieces in sets:
+        rare = {i for i in pieces if counts[i] == 1}
+        in_train = len(rare & found[TRAIN])
+        in_eval = len(rare & found[EVAL])
+        assert min(in_train, in_eval) == 0 < max(in_train, in_eval)
+        num_eval += in_eval > 0
+    assert num_eval == read_metadata(str(built / EVAL)).num_documents > 0
+
+
+def test_the_share_held_out_is_that_of_the_hash():
+    """The first 8 bytes, little-endian, as a fraction of 2**64: 0.25."""
+    quarter = bytes([0, 0, 0, 0, 0, 0, 0, 0x40])
+    assert choose_split(quarter, 0.26) == EVAL
+    assert choose_split(quarter, 0.25) == TRAIN
+    assert choose_split(quarter, 0.0) == TRAIN
+
+
+def test_unigram_entropy_is_of_ordinary_pieces():
+    """Three pieces in shares 1/2, 1/4, 1/4: 1.5 bits; special ones aside."""
+    counts = np.array([9, 9, 9, 9, 9, 4, 0, 2, 2])
+    assert unigram_entropy(counts) == pytest.approx(1.5 * np.log(2))
+
+
+def test_workers_and_file_order_have_no_influence(built, documents, tmp_path):
+    """The same documents in other files, in another order, one of them
+    twice, by three processes instead of one."""
+    again = [*documents[::-1]]
+    for i in range(3):
+        path = tmp_path / f"{i}.txt"
+        path.write_text("\n\n".join(again[i::3]), encoding="utf-8")
+    other = build(tmp_path / "out", tmp_path / "*.txt", num_workers=3)
+    for split in (TRAIN, EVAL):
+        for name, content in read_files(built / split).items():
+            if name.endswith(".tfrecord"):
+                assert (other / split / name).read_bytes() == content
+
+
+def test_other_seeds_give_other_records(built, text_file, tmp_path):
+    other = build(tmp_path / "out", text_file, seed=1)
+    name = "train-00000-of-00003.tfrecord"
+    assert (other / TRAIN / name).read_bytes() != (
+        built / TRAIN / name
+    ).read_bytes()
+
+
+def test_a_repeated_document_is_masked_anew(documents, tmp_path):
+    path = tmp_path / "twice.txt"
+    path.write_text("\n\n".join([documents[0]] * 2), encoding="utf-8")
+    build(tmp_path / "out", path, holdout_fraction=0.0, dupe_factor=1)
+    _, records = read_examples(tmp_path / "out", TRAIN)
+    assert len(set(records)) == len(records) > 20
+
+
+def test_records_that_are_there_are_used_again(built, text_file):
+    before = {p: p.stat().st_mtime_ns for p in built.rglob("*")}
+    build(built, text_file, num_workers=2)
+    assert {p: p.stat().st_mtime_ns for p in built.rglob("*")} == before
+
+
+def test_records_of_other_settings_are_not_replaced_unasked(
+    documents, tmp_path
+):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents[:9]), encoding="utf-8")
+    output_dir = tmp_path / "out"
+    build(output_dir, path, holdout_fraction=0.3)
+    before = read_files(output_dir)
+    with pytest.raises(UserError, match="--overwrite"):
+        build(output_dir, path, holdout_fraction=0.3, seed=2)
+    path.write_text("\n\n".join(documents[:8]), encoding="utf-8")
+    with pytest.raises(UserError, match="--overwrite"):
+        build(output_dir, path, holdout_fraction=0.3)
+    assert read_files(output_dir) == before
+    build(output_dir, path, num_shards=2, holdout_fraction=0, overwrite=True)
+    assert len(list((output_dir / TRAIN).glob("*.tfrecord"))) == 2
+    assert not list((output_dir / EVAL).iterdir())
+
+
+def test_a_killed_build_goes_on_and_ends_alike(built, text_file, tmp_path):
+    """Killed while shards are written; what was collected before that is
+    left in the way of the second build."""
+    output_dir = tmp_path / "out"
+    flags = [
+        f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in dataclasses.asdict(
+            make_config(output_dir, text_file)
+        ).items()
+        if not isinstance(value, bool)
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "data_prep.build_tfrecords", *flags],
+        stderr=subprocess.DEVNULL,
+    )
+    while not (output_dir / "unfinished.json").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (output_dir / TRAIN / "metadata.json").exists()
+    assert list((output_dir / "scratch").rglob("*.data"))
+
+    build(output_dir, text_file)
+    assert read_files(output_dir) == read_files(built)
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    script = (
+        "import multiprocessing, os, signal\n"
+        "from albert_tf.config import RecordsConfig\n"
+        "from data_prep import build_tfrecords, examples\n"
+        "if __name__ == '__main__':\n"
+        "    batch = [examples.Document(['a b.', 'c d.'], 0)]\n"
+        "    made = build_tfrecords._map_in_order(\n"
+        f"        RecordsConfig(num_workers=2), {VOCABULARY!r},\n"
+        "        iter([batch] * 99))\n"
+        "    next(made)\n"
+        "    for p in multiprocessing.active_children():\n"
+        "        print(p.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+    )
+    workers = [int(pid) for pid in done.stdout.split()]
+    assert len(workers) == 2, done.stderr
+    deadline = time.monotonic() + 20
+    while any(is_running(pid) for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_a_document_of_one_word_is_skipped_and_counted(documents, tmp_path):
+    path = tmp_path / "text.txt"
+    short = ["Word", "\u0301\n\u0301", "Another"]
+    path.write_text("\n\n".join([*short, documents[0]]), encoding="utf-8")
+    build(tmp_path / "out", path, holdout_fraction=0.0)
+    metadata = read_metadata(str(tmp_path / "out" / TRAIN))
+    assert metadata.skipped["documents of less than two words"] == 3
+    assert metadata.num_documents == 1
+
+
+def test_text_of_one_word_alone_is_refused(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("Word\n")
+    with pytest.raises(UserError, match=r"at least two words.*1 documents"):
+        build(tmp_path / "out", path)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_share_that_holds_out_nothing_is_refused(documents, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(documents[0], encoding="utf-8")
+    with pytest.raises(UserError, match="holdout_fraction"):
+        build(tmp_path / "out", path, holdout_fraction=1e-9)
+    with pytest.raises(UserError, match="holdout_fraction"):
+        build(tmp_path / "out", path, holdout_fraction=0.999999)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_missing_vocabulary_is_named(text_file, tmp_path):
+    with pytest.raises(UserError, match=r"nowhere.model.*train_tokenizer"):
+        build(tmp_path, text_file, spm_model_file="nowhere.model")
+
+
+def test_a_lone_long_line_gives_many_examples(documents, tmp_path):
+    """A book in a line: its places are filled as those of other text."""
+    line = " ".join(normalize(d, False) for d in documents[:4])
+    path = tmp_path / "line.txt"
+    path.write_text(line, encoding="utf-8")
+    build(
+        tmp_path / "out",
+        path,
+        holdout_fraction=0.0,
+        dupe_factor=1,
+        short_seq_prob=0.0,
+    )
+    metadata = read_metadata(str(tmp_path / "out" / TRAIN))
+    pieces = len(Tokenizer(VOCABULARY).encode_batch([line]).ids)
+    assert metadata.num_pieces - 3 * metadata.num_examples > 0.95 * pieces
