@@ -88,7 +88,10 @@ demo: $(VENV)/installed
 	    --flagfile=configs/pretrain/demo.flags
 	$(BIN)/python -m albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
-	$(BIN)/python -m albert_tf.fill_mask --saved_model_dir=$(DEMO)/saved_model
+	$(BIN)/python -m albert_tf.fill_mask \
+	    --saved_model_dir=$(DEMO)/saved_model \
+	    --text='The war began in the [MASK] of 1914 .' \
+	    --text='She looked at the [MASK] and said nothing .'
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
 
@@ -115,5 +118,4 @@ lock-%: .venv-lock/installed
 clean:
 	rm -rf build .venv-2.20 .venv-2.21 .venv-lock albert_tf.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find albert_tf data_prep tpu tests -name __pycache__ -prune \
-	    -exec rm -rf {} +
+	find . -name __pycache__ -prune -exec rm -rf {} +
