@@ -27,19 +27,17 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     """The files that globs match, in order, each once.
 
     Raises:
-        UserError: If there is no pattern, or one matches no file, or a file
-            is empty.
+        UserError: If a pattern matches no file, or a file is empty.
     """
     import tensorflow as tf
 
-    if not patterns:
-        raise UserError(
-            "--input_file is required",
-            remedy="See --help for its form and an example.",
-        )
     paths: set[str] = set()
     for pattern in patterns:
-        matches = [p for p in tf.io.gfile.glob(pattern) if not is_dir(p)]
+        matches = [
+            path
+            for path in tf.io.gfile.glob(pattern)
+            if not tf.io.gfile.isdir(path)
+        ]
         if not matches:
             raise UserError(
                 "input_file must match at least one file", received=pattern
@@ -51,13 +49,6 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
                 "input files must hold text", received=f"{path}, 0 bytes"
             )
     return sorted(paths)
-
-
-def is_dir(path: str) -> bool:
-    """Whether a path, local or gs://, is a directory."""
-    import tensorflow as tf
-
-    return tf.io.gfile.isdir(path)
 
 
 def count_bytes(paths: Sequence[str]) -> int:
