@@ -1,0 +1,189 @@
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_run
+
+from albert_tf import input_pipeline
+from albert_tf.errors import UserError
+
+ONE = tf.distribute.InputContext()
+
+
+@pytest.fixture(scope="module")
+def config(tiny_records, tmp_path_factory):
+    return tiny_run.make_config(tiny_records, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def records(config):
+    return input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+
+
+def take(records, config, start_step, num_batches, context=ONE, **changes):
+    data = dataclasses.replace(config.data, **changes)
+    dataset = input_pipeline.training_dataset(records, data, 7, start_step)
+    return list(dataset(context).take(num_batches).as_numpy_iterator())
+
+
+def rows(batches):
+    """One hashable value an example."""
+    return [
+        tuple(np.concatenate([b["input_ids"][i], b["masked_lm_ids"][i]]))
+        for b in batches
+        for i in range(len(b["input_ids"]))
+    ]
+
+
+def stored_rows(files, config):
+    dataset = tf.data.TFRecordDataset(list(files)).batch(10**6)
+    return rows([input_pipeline.parse_records(next(iter(dataset)), config)])
+
+
+def test_an_epoch_holds_each_record_once(records, config):
+    batch_size = 8
+    stream = rows(
+        take(records, config, 0, records.num_examples // batch_size + 1)
+    )
+    epoch = stream[: records.num_examples]
+    stored = stored_rows(records.files, config.data)
+
+    assert sorted(epoch) == sorted(stored)
+    assert epoch != stored, "records must be shuffled"
+
+
+def test_epochs_come_in_different_orders(records, config):
+    batches = -(-2 * records.num_examples // 8)
+    stream = rows(take(records, config, 0, batches))
+    first = stream[: records.num_examples]
+    second = stream[records.num_examples : 2 * records.num_examples]
+
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+@pytest.mark.parametrize("epochs", [0, 0.3, 1, 2.5])
+def test_a_step_has_the_same_batch_wherever_the_run_starts(
+    records, config, epochs
+):
+    step = int(epochs * records.num_examples / 8) + 1
+    straight = rows(take(records, config, 0, step + 5))
+    resumed = rows(take(records, config, step, 5))
+
+    assert resumed == straight[step * 8 :]
+
+
+def test_hosts_and_replicas_share_the_batch_of_one(records, config):
+    alone = rows(take(records, config, 3, 4))
+    shared = []
+    for step in range(4):
+        for host in range(2):
+            context = tf.distribute.InputContext(
+                num_input_pipelines=2,
+                input_pipeline_id=host,
+                num_replicas_in_sync=4,
+            )
+            # Two replicas a host, so two elements a step.
+            batches = take(records, config, 3, 8, context)
+            assert all(len(b["input_ids"]) == 2 for b in batches)
+            shared += rows(batches[2 * step : 2 * step + 2])
+
+    assert shared == alone
+
+
+def test_batches_hold_int32_and_float32_of_static_shapes(records, config):
+    dataset = input_pipeline.training_dataset(records, config.data, 7, 0)
+    spec = dataset(ONE).element_spec
+
+    assert spec["input_ids"] == tf.TensorSpec((8, 32), tf.int32)
+    assert spec["masked_lm_weights"] == tf.TensorSpec((8, 6), tf.float32)
+    assert spec["next_sentence_labels"] == tf.TensorSpec((8, 1), tf.int32)
+    assert "token_boundary" not in spec
+
+
+def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
+    held_out = input_pipeline.find_records(
+        "eval_input_file", config.data.eval_input_file, config
+    )
+    data = dataclasses.replace(config.data, eval_batch_size=7, max_eval_steps=0)
+    make, num_batches = input_pipeline.evaluation_dataset(held_out, data)
+    batches = list(make(ONE).as_numpy_iterator())
+    stream = rows(batches)
+
+    assert num_batches == len(batches) == -(-held_out.num_examples // 7)
+    assert held_out.num_examples % 7, "the last batch must be partial"
+    assert stream[: held_out.num_examples] == stored_rows(
+        held_out.files, config.data
+    )
+    padding = len(stream) - held_out.num_examples
+    assert not batches[-1]["input_mask"][-padding:].any()
+    assert not batches[-1]["masked_lm_weights"][-padding:].any()
+
+
+def test_records_of_another_length_are_refused_with_both_values(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
+    )
+    with pytest.raises(UserError) as error:
+        input_pipeline.find_records(
+            "input_file", config.data.input_file, config
+        )
+    assert "max_seq_length is 32 there and 24 here" in str(error.value)
+    assert "max_predictions_per_seq is 6 there and 5 here" in str(error.value)
+
+
+def test_held_out_records_of_another_vocabulary_are_refused(
+    tiny_records, config, records, tmp_path
+):
+    other = tmp_path / "eval"
+    shutil.copytree(tiny_records / "eval", other)
+    metadata = json.loads((other / "metadata.json").read_text())
+    metadata["vocabulary_sha256"] = "0" * 64
+    (other / "metadata.json").write_text(json.dumps(metadata))
+    held_out = input_pipeline.find_records(
+        "eval_input_file", [f"{other}/*.tfrecord"], config
+    )
+    with pytest.raises(UserError, match="vocabulary_sha256 is '000"):
+        input_pipeline.check_same_vocabulary(records, held_out)
+
+
+def test_records_without_metadata_are_counted_and_read(
+    tiny_records, config, records, tmp_path
+):
+    """As google-research/albert's script leaves them."""
+    for file in (tiny_records / "train").glob("*.tfrecord"):
+        shutil.copy(file, tmp_path)
+    found = input_pipeline.find_records(
+        "input_file", [f"{tmp_path}/*.tfrecord"], config
+    )
+
+    assert found.metadata is None
+    assert found.counts == records.counts
+
+
+def test_records_without_metadata_of_another_length_are_refused(
+    tiny_records, tmp_path
+):
+    for file in (tiny_records / "train").glob("*.tfrecord"):
+        shutil.copy(file, tmp_path)
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
+    )
+    with pytest.raises(UserError, match="max_seq_length 24"):
+        input_pipeline.find_records(
+            "input_file", [f"{tmp_path}/*.tfrecord"], config
+        )
+
+
+def test_a_glob_without_files_is_refused(config, tmp_path):
+    with pytest.raises(UserError, match=r"input_file .*no file at"):
+        input_pipeline.find_records(
+            "input_file", [f"{tmp_path}/*.tfrecord"], config
+        )

@@ -1,0 +1,382 @@
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_run
+
+from albert_tf import distribution, input_pipeline, train
+from albert_tf.errors import UserError
+from albert_tf.modeling.layers import Dropout
+from albert_tf.run_log import read_metrics
+from albert_tf.schedules import DropoutRates
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+TIMING = ("steps_per_second", "tokens_per_second")
+
+
+def run_steps(config, rates=DropoutRates(0.0, 0.0), num_steps=3):
+    """Figures and weights after some steps, and the program."""
+    strategy = distribution.make_strategy(config.distribution)
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    with strategy.scope():
+        state = train.make_state(config)
+        train_steps = train.make_train_steps(strategy, state, config)
+    batches = iter(
+        strategy.distribute_datasets_from_function(
+            input_pipeline.training_dataset(records, config.data, 7, 0)
+        )
+    )
+    figures = train_steps(batches, tf.constant(num_steps), rates)
+    return (
+        {name: float(value) for name, value in figures.items()},
+        {name: v.numpy() for name, v in state.variables().items()},
+        train_steps.get_concrete_function(
+            batches, tf.constant(num_steps), rates
+        ),
+    )
+
+
+def assert_close(one, other, tolerance):
+    for name, value in one.items():
+        np.testing.assert_allclose(
+            other[name], value, atol=tolerance, err_msg=name
+        )
+
+
+def largest_difference(one, other):
+    return max(np.abs(one[name] - other[name]).max() for name in one)
+
+
+def operations(program):
+    """Names of all operations, those of called functions included."""
+    graph = program.graph.as_graph_def()
+    nodes = list(graph.node)
+    for function in graph.library.function:
+        nodes += function.node_def
+    return {node.op for node in nodes}
+
+
+@pytest.mark.parametrize("clip_scope", ["global", "per_replica"])
+def test_one_replica_equals_published_arithmetic_on_any_number(
+    tiny_records, tmp_path, clip_scope
+):
+    """Two replicas give what one gives on the joint batch.
+
+    The clipping is loose here: clipped alone, replicas' gradients have no
+    joint counterpart.
+    """
+    settings = {"clip_scope": clip_scope, "clip_norm": 1000.0}
+    config = tiny_run.make_config(tiny_records, tmp_path, **settings)
+    mirrored = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        strategy="mirrored",
+        num_logical_cpus=2,
+        **settings,
+    )
+    figures, weights, _ = run_steps(config)
+    figures_of_two, weights_of_two, _ = run_steps(mirrored)
+
+    assert_close(figures, figures_of_two, 2e-5)
+    assert_close(weights, weights_of_two, 2e-5)
+
+
+def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
+    tiny_records, tmp_path
+):
+    """The means of replicas' means would differ from the joint mean."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, strategy="mirrored", num_logical_cpus=2
+    )
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    weights = batch["masked_lm_weights"].numpy().sum(axis=1)
+    assert weights[:4].sum() != weights[4:].sum(), "the case must be there"
+
+    figures, _, _ = run_steps(config, num_steps=1)
+    alone, _, _ = run_steps(
+        tiny_run.make_config(tiny_records, tmp_path), num_steps=1
+    )
+    np.testing.assert_allclose(
+        figures["masked_lm_loss"], alone["masked_lm_loss"], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+def test_gradient_accumulation_does_not_change_the_update(
+    tiny_records, tmp_path, strategy
+):
+    devices = {
+        "strategy": strategy,
+        "num_logical_cpus": 2 if strategy == "mirrored" else 1,
+    }
+    whole = tiny_run.make_config(tiny_records, tmp_path, **devices)
+    parts = tiny_run.make_config(
+        tiny_records, tmp_path, gradient_accumulation_steps=4, **devices
+    )
+    figures, weights, _ = run_steps(whole)
+    figures_of_parts, weights_of_parts, program = run_steps(parts)
+
+    assert_close(figures, figures_of_parts, 2e-5)
+    assert_close(weights, weights_of_parts, 2e-5)
+    assert "StatelessWhile" in operations(program) or "While" in operations(
+        program
+    )
+
+
+def test_global_clipping_bounds_the_joint_gradient(tiny_records, tmp_path):
+    """AdamW's first moment after one update is 0.1 times the gradient."""
+    norms = {}
+    for clip_norm in (0.0, 0.01):
+        config = tiny_run.make_config(
+            tiny_records, tmp_path, clip_norm=clip_norm, optimizer="adamw"
+        )
+        figures, weights, _ = run_steps(config, num_steps=1)
+        moments = [v for name, v in weights.items() if name.endswith("/m")]
+        norm = np.sqrt(sum(np.square(m).sum() for m in moments)) / 0.1
+        norms[clip_norm] = norm
+        # The norm is logged as it was before clipping.
+        np.testing.assert_allclose(
+            figures["gradient_norm"], norms[0.0], rtol=1e-4
+        )
+    assert norms[0.0] > 0.1
+    np.testing.assert_allclose(norms[0.01], 0.01, rtol=1e-4)
+
+
+def test_per_replica_clipping_averages_clipped_gradients(
+    tiny_records, tmp_path
+):
+    """As published: |mean of two clipped| <= clip, and shorter unless equal."""
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        clip_norm=0.01,
+        clip_scope="per_replica",
+        strategy="mirrored",
+        num_logical_cpus=2,
+    )
+    figures, _, _ = run_steps(config, num_steps=1)
+    assert 0.001 < figures["gradient_norm"] < 0.00999
+
+
+def test_rate_0_puts_no_random_operation_into_the_program(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    _, _, without = run_steps(config)
+    _, _, with_dropout = run_steps(config, DropoutRates(0.1, 0.1))
+
+    def draws(program):
+        return {op for op in operations(program) if "RandomUniformV2" in op}
+
+    assert draws(with_dropout)
+    assert not draws(without)
+
+
+def test_dropout_differs_by_step_and_replica_and_not_by_run(tiny_records):
+    del tiny_records
+
+    def mask(seed, step, replica):
+        keys = train._replica_seed(seed, tf.constant(step), replica)
+        return Dropout(0.5, 0.5, keys).hidden(tf.ones([40]), 0).numpy()
+
+    original = mask(1, 2, 3)
+    np.testing.assert_array_equal(mask(1, 2, 3), original)
+    for other in (mask(2, 2, 3), mask(1, 3, 3), mask(1, 2, 4)):
+        assert (other != original).any()
+
+
+def test_dropout_is_removed_where_the_schedule_says(tiny_records, tmp_path):
+    """The boundary, 5, is no multiple of steps_per_loop, 2."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, dropout_schedule="0:0.1,5:0.0"
+    )
+    train.train(config)
+    dropout = {
+        line["step"]: line["dropout"]
+        for line in read_metrics(str(tmp_path))
+        if line["split"] == "train"
+    }
+    assert dropout == {
+        2: 0.1, 4: 0.1, 5: 0.1, 6: 0.0, 8: 0.0, 10: 0.0, 12: 0.0
+    }  # fmt: skip
+
+
+def test_training_learns(tiny_records, tmp_path):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=40, steps_per_loop=4
+    )
+    train.train(config)
+    losses = [
+        line["masked_lm_loss"]
+        for line in read_metrics(str(tmp_path))
+        if line["split"] == "train"
+    ]
+    # A model of uniform guesses stands at ln 400 = 5.99.
+    assert losses[0] == pytest.approx(np.log(400), abs=0.15)
+    assert losses[-1] < losses[0] - 0.3
+
+
+def lines_without_timing(run_dir):
+    return [
+        {name: value for name, value in line.items() if name not in TIMING}
+        for line in read_metrics(str(run_dir))
+    ]
+
+
+def weights_of(run_dir):
+    newest = tf.train.latest_checkpoint(run_dir / "checkpoints")
+    reader = tf.train.load_checkpoint(newest)
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if name.startswith("variables/")
+    }
+
+
+def start(config, tmp_path):
+    flags = tiny_run.as_flags(config, tmp_path / "model.json")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    # A file, since nobody empties a pipe.
+    with open(tmp_path / "log", "a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "albert_tf.run_pretraining", *flags],
+            env=environment,
+            stderr=log,
+        )
+
+
+def log_of(tmp_path):
+    return (tmp_path / "log").read_text()[-5000:]
+
+
+def wait_for_step(run_dir, step):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        lines = read_metrics(str(run_dir))
+        if lines and lines[-1]["step"] >= step:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no step {step} within 120 s")
+
+
+def test_a_killed_or_stopped_run_ends_as_one_left_alone(tiny_records, tmp_path):
+    """Weights, moments and logged figures are the same to the last bit."""
+
+    def settings(name):
+        return tiny_run.make_config(
+            tiny_records,
+            tmp_path / name,
+            num_train_steps=400,
+            save_checkpoints_steps=50,
+            steps_per_loop=10,
+            eval_every_n_steps=100,
+            dropout_schedule="0:0.1,200:0.0",
+        )
+
+    alone = start(settings("alone"), tmp_path)
+    assert alone.wait() == 0, log_of(tmp_path)
+
+    killed = start(settings("stopped"), tmp_path)
+    wait_for_step(tmp_path / "stopped", 80)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+
+    stopped = start(settings("stopped"), tmp_path)
+    wait_for_step(tmp_path / "stopped", 160)
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.wait() == 128 + signal.SIGTERM, log_of(tmp_path)
+
+    ended_at = read_metrics(str(tmp_path / "stopped"))[-1]["step"]
+    assert 160 <= ended_at < 400, "the signals must have cut the run short"
+    final = start(settings("stopped"), tmp_path)
+    assert final.wait() == 0, log_of(tmp_path)
+
+    assert lines_without_timing(tmp_path / "stopped") == lines_without_timing(
+        tmp_path / "alone"
+    )
+    expected = weights_of(tmp_path / "alone")
+    resumed = weights_of(tmp_path / "stopped")
+    assert expected.keys() == resumed.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+
+
+def test_a_finished_run_started_again_trains_no_more(tiny_records, tmp_path):
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    train.train(config)
+    before = (tmp_path / "metrics.jsonl").read_text()
+
+    assert train.train(config) == 0
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        global_batch_size=7,
+        strategy="mirrored",
+        num_logical_cpus=2,
+    )
+    with pytest.raises(UserError, match=r"7 and 2\. Nearest: 6, 8\."):
+        train.train(config)
+    assert not list(tmp_path.iterdir()), "refused before anything is written"
+
+
+def test_the_run_of_another_architecture_is_refused_by_name(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
+    )
+    train.train(config)
+    before = (tmp_path / "config.json").read_text()
+    other = tiny_run.make_config(tiny_records, tmp_path, intermediate_size=28)
+
+    with pytest.raises(UserError, match="model.intermediate_size was 24 and"):
+        train.train(other)
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_a_diverged_run_stops_and_keeps_its_checkpoints(tiny_records, tmp_path):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        optimizer="adamw",
+        learning_rate=1e30,
+        num_train_steps=40,
+        num_warmup_steps=20,
+        save_checkpoints_steps=2,
+        clip_norm=0.0,
+    )
+    with pytest.raises(UserError, match="the loss must be finite at step"):
+        train.train(config)
+    assert tf.train.latest_checkpoint(tmp_path / "checkpoints")
+
+
+def test_the_resolved_configuration_lies_beside_the_checkpoints(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
+    )
+    train.train(config)
+
+    assert json.loads((tmp_path / "config.json").read_text()) == (
+        config.to_dict()
+    )
+    vocabulary = (tiny_records / "train" / "spiece.model").read_bytes()
+    assert (tmp_path / "spiece.model").read_bytes() == vocabulary
