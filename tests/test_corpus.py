@@ -74,6 +74,9 @@ def test_bad_utf8_is_named_with_line_and_offset(tmp_path):
     ):
         read([path])
     assert path.read_bytes()[13] == 0xE9
+    path.write_bytes(b"\xef\xbb\xbfIl\xe9gal\n")
+    with pytest.raises(UserError, match=r"line 1, at byte offset 5"):
+        read([path])
 
 
 def test_bad_utf8_is_replaced_or_its_line_skipped(tmp_path):
@@ -98,14 +101,14 @@ def test_a_damaged_gzip_file_is_named(tmp_path):
 
 
 def test_inputs_are_found_in_order_and_once(tmp_path):
-    for name in ("b.txt", "a.txt", "c.md"):
+    for name in ("d.txt", "b.txt", "a.txt", "c.md"):
         (tmp_path / name).write_text("text")
     (tmp_path / "directory.txt").mkdir()
     found = corpus.find_inputs(
         [str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]
     )
-    assert found == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
-    assert corpus.count_bytes(found) == 8
+    assert found == [str(tmp_path / f"{name}.txt") for name in "abd"]
+    assert corpus.count_bytes(found) == 12
 
 
 def test_a_glob_without_files_is_named(tmp_path):

@@ -113,13 +113,18 @@ def test_a_vocabulary_smaller_than_the_alphabet_is_refused(text_file, tmp_path):
         train(text_file, tmp_path / "spm", vocab_size=20)
 
 
-def test_bad_utf8_stops_the_training(tmp_path):
+def test_bad_utf8_stops_the_training(text_file, tmp_path):
+    """Though the text before it would do for a vocabulary."""
     path = tmp_path / "latin1.txt"
-    path.write_bytes(b"Some text.\n" * 99 + b"Il\xe9gal\n")
+    with open(text_file, "rb") as file:
+        lines = file.read().splitlines()[:-1]
+    path.write_bytes(b"\n".join([*lines, b"Il\xe9gal"]))
     config = TokenizerConfig(
-        input_file=(str(path),), model_prefix=str(tmp_path / "spm")
+        input_file=(str(path),),
+        model_prefix=str(tmp_path / "spm"),
+        vocab_size=700,
     )
-    with pytest.raises(UserError, match="line 100"):
+    with pytest.raises(UserError, match=f"line {len(lines) + 1}, at byte"):
         train_tokenizer.main(config)
     assert not list(tmp_path.glob("spm*"))
 
