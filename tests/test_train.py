@@ -18,10 +18,11 @@ from albert_tf.run_log import read_metrics
 from albert_tf.schedules import DropoutRates
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
+NO_DROPOUT = DropoutRates(0.0, 0.0)
 TIMING = ("steps_per_second", "tokens_per_second")
 
 
-def run_steps(config, rates=DropoutRates(0.0, 0.0), num_steps=3):
+def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     """Figures and weights after some steps, and the program."""
     strategy = distribution.make_strategy(config.distribution)
     records = input_pipeline.find_records(
@@ -346,7 +347,7 @@ def test_the_run_of_another_architecture_is_refused_by_name(
     before = (tmp_path / "config.json").read_text()
     other = tiny_run.make_config(tiny_records, tmp_path, intermediate_size=28)
 
-    with pytest.raises(UserError, match="model.intermediate_size was 24 and"):
+    with pytest.raises(UserError, match="intermediate_size was 24 and"):
         train.train(other)
     assert (tmp_path / "config.json").read_text() == before
 

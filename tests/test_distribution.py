@@ -1,0 +1,61 @@
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from albert_tf import distribution
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import UserError
+
+REPOSITORY = pathlib.Path(__file__).parents[1]
+
+
+def test_without_accelerators_auto_is_one_device():
+    strategy = distribution.make_strategy(DistributionConfig())
+    assert strategy.num_replicas_in_sync == 1
+    assert distribution.is_chief(strategy)
+
+
+def test_mirrored_has_a_replica_on_each_logical_cpu():
+    config = DistributionConfig(strategy="mirrored", num_logical_cpus=3)
+    strategy = distribution.make_strategy(config)
+    assert strategy.num_replicas_in_sync == 3
+
+
+def test_a_tpu_that_is_not_there_is_named_within_seconds():
+    code = (
+        "from albert_tf import distribution\n"
+        "from albert_tf.config import DistributionConfig\n"
+        "distribution.make_strategy(DistributionConfig(strategy='tpu'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    message = done.stderr.splitlines()[-1]
+    assert "strategy=tpu needs a TPU on this machine" in message
+    assert "tensorflow-tpu" in message
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"task": {}}'])
+def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(UserError, match='"cluster": {"worker": '):
+        distribution.make_strategy(DistributionConfig(strategy="multi_worker"))
+
+
+def test_a_batch_is_shared_evenly_or_refused():
+    share = distribution.per_replica_batch_size
+    assert share("global_batch_size", 4096, 32, 4) == 128
+    with pytest.raises(UserError, match=r"4100 and 32\. Nearest: 4096, 4128"):
+        share("global_batch_size", 4100, 32)
+    with pytest.raises(UserError, match="2 gradient_accumulation_steps"):
+        share("global_batch_size", 6, 2, 2)
+    with pytest.raises(UserError, match=r"3 and 8\. Nearest: 8\."):
+        share("global_batch_size", 3, 8)
