@@ -109,15 +109,16 @@ class Tokenizer:
         """The spelling of a piece."""
         return self._model.id_to_piece(int(piece_id))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of pieces; special pieces are left out."""
-        return self._model.decode([int(i) for i in ids])
-
     def encode_batch(self, texts: Sequence[str]) -> EncodedTexts:
         """Pieces of raw texts; spellings like "[CLS]" are mere text."""
-        normalized = [normalize(text, self.do_lower_case) for text in texts]
+        return self.encode_normalized(
+            [normalize(text, self.do_lower_case) for text in texts]
+        )
+
+    def encode_normalized(self, texts: Sequence[str]) -> EncodedTexts:
+        """Pieces of texts that `normalize` has seen."""
         # One thread: whoever wants more starts processes.
-        encoded = self._model.encode(normalized, num_threads=1)
+        encoded = self._model.encode(list(texts), num_threads=1)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         ids = np.fromiter(
             itertools.chain.from_iterable(encoded), np.int32, lengths.sum()
