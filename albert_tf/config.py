@@ -112,7 +112,7 @@ class Config:
                 f"{where}unknown key {', '.join(unknown)}",
                 remedy=f"Known keys: {', '.join(sorted(known))}.",
             )
-        made = {}
+        made: dict[str, Any] = {}
         for name, value in values.items():
             field_type = known[name]
             if isinstance(field_type, type) and issubclass(field_type, Config):
@@ -480,7 +480,7 @@ class OptimizerConfig(Config):
         0.999, "Decay of the mean square.", at_least=0, below=1
     )
     epsilon: float = setting(
-        1e-6, "Added to the root of the mean square.", at_least=0
+        1e-6, "Added to the root of the mean square.", at_least=1e-20
     )
     clip_norm: float = setting(
         1.0,
@@ -585,7 +585,9 @@ class TrainingConfig(Config):
             remedy="Example: 0:0.1,1000000:0.0",
         )
         phases: list[tuple[int, float]] = []
-        for part in filter(None, self.dropout_schedule.split(",")):
+        if not self.dropout_schedule:
+            return ()
+        for part in self.dropout_schedule.split(","):
             step, separator, rate = part.partition(":")
             try:
                 phase = (int(step), float(rate))

@@ -55,8 +55,10 @@ def define(
 def _define_one(
     field: dataclasses.Field, field_type: Any, flag_values: Any
 ) -> None:
-    name, default, rules = field.name, field.default, field.metadata
+    name, rules = field.name, field.metadata
+    default: Any = field.default
     help_text = rules["help"]
+    definer: Callable[..., Any]
     if rules["choices"]:
         absl_flags.DEFINE_enum(
             name, default, rules["choices"], help_text, flag_values=flag_values
@@ -70,13 +72,13 @@ def _define_one(
         )
         definer(name, list(default), help_text, flag_values=flag_values)
         return
-    definer = {
+    definers: dict[type, Callable[..., Any]] = {
         bool: absl_flags.DEFINE_boolean,
         int: absl_flags.DEFINE_integer,
         float: absl_flags.DEFINE_float,
         str: absl_flags.DEFINE_string,
-    }[field_type]
-    definer(name, default, help_text, flag_values=flag_values)
+    }
+    definers[field_type](name, default, help_text, flag_values=flag_values)
 
 
 def parse(

@@ -2,6 +2,8 @@ r"""Draw the curves of one run or several into one picture.
 
     python -m albert_tf.report \
       --run_dirs=build/demo/run --output_file=build/demo/curves.png
+
+Loss and accuracy of training and of held-out records, learning rate, dropout.
 """
 
 import posixpath
@@ -18,7 +20,7 @@ from albert_tf.metrics import PAPER_REFERENCE
 from albert_tf.run_log import METRICS_FILE, read_metrics
 
 matplotlib.use("Agg")  # no screen is needed
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 # Key in metrics.jsonl, title of the panel; those with held-out lines first.
 PANELS = (

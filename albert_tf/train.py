@@ -339,7 +339,9 @@ def make_replica_step(
                 rates.hidden, rates.attention, _fold_in(seed, index)
             )
             with tf.GradientTape() as tape:
-                sums = losses.pretraining_sums(pretrainer(part, dropout=dropout), part)
+                sums = losses.pretraining_sums(
+                    pretrainer(part, dropout=dropout), part
+                )
                 loss = tf.math.divide_no_nan(sums["mlm_loss_sum"], mlm_weight)
                 if "sentence_loss_sum" in sums:
                     loss += sums["sentence_loss_sum"] / examples
@@ -492,7 +494,7 @@ def _stop_on_signal(enabled: bool) -> Iterator[StopRequest]:
         del frame
         logging.warning("signal %d: stopping after this loop", number)
         request.signal_number = number
-        signal.signal(number, previous[number])
+        signal.signal(number, previous[signal.Signals(number)])
 
     previous = {
         number: signal.getsignal(number)
