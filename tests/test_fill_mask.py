@@ -15,6 +15,7 @@ from albert_tf.errors import UserError
 from albert_tf.export_saved_model import export
 from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.fill_mask import MaskFiller, main
+from albert_tf.tokenization import Tokenizer
 
 # Enough for a vocabulary of 41 pieces.
 SENTENCES = [
@@ -67,7 +68,9 @@ def test_masks_are_filled_by_the_model_that_was_trained(
     filler, saved_model_dir
 ):
     """Its three likeliest pieces, by a forward pass of the run itself."""
-    tokenizer = filler.tokenizer
+    tokenizer = Tokenizer(
+        str(saved_model_dir.parent / "spm.model"), do_lower_case=True
+    )
     ids = [CLS_ID, *tokenizer.encode_with_masks(TEXT), SEP_ID]
     positions = [i for i, piece in enumerate(ids) if piece == MASK_ID]
     assert len(positions) == 2
