@@ -23,8 +23,14 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf import features
-from albert_tf.config import PretrainingConfig, load_json
+from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.files import (
+    full_disk_is_os_error,
+    load_json,
+    load_json_if_any,
+    write_text,
+)
 from albert_tf.input_pipeline import Records
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 
@@ -36,14 +42,6 @@ CHECKPOINTS_DIR = "checkpoints"
 FIXED_IN_A_RUN = ("model.", "training.sentence_objective")
 # These say where and how to run, not what is computed.
 FREE_IN_A_RUN = ("training.mode", "training.output_dir", "distribution.")
-
-
-def write_text(path: str, text: str) -> None:
-    """Writes a small file, local or gs://, whole or not at all."""
-    partial = f"{path}.partial"
-    with tf.io.gfile.GFile(partial, "w") as file:
-        file.write(text)
-    tf.io.gfile.rename(partial, path, overwrite=True)
 
 
 def prepare_run_dir(config: PretrainingConfig, records: Records) -> None:
@@ -58,16 +56,18 @@ def prepare_run_dir(config: PretrainingConfig, records: Records) -> None:
     run_dir = config.training.output_dir
     tf.io.gfile.makedirs(run_dir)
     config_path = posixpath.join(run_dir, CONFIG_FILE)
-    if tf.io.gfile.exists(config_path):
-        _compare_with_run(config_path, config)
+    stored = load_json_if_any(config_path)
+    if stored is not None:
+        _compare_with_run(run_dir, stored, config)
     write_text(config_path, json.dumps(config.to_dict(), indent=2) + "\n")
     if records.metadata is None:
         return
     metadata_path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    if tf.io.gfile.exists(metadata_path):
+    stored = load_json_if_any(metadata_path)
+    if stored is not None:
         features.check_agreement(
             metadata_path,
-            load_json(metadata_path, tf.io.gfile.GFile),
+            stored,
             {"vocabulary_sha256": records.metadata.vocabulary_sha256},
         )
     write_text(metadata_path, records.metadata.to_json())
@@ -77,8 +77,10 @@ def prepare_run_dir(config: PretrainingConfig, records: Records) -> None:
         tf.io.gfile.copy(vocabulary, copy, overwrite=True)
 
 
-def _compare_with_run(config_path: str, config: PretrainingConfig) -> None:
-    stored = _flatten(load_json(config_path, tf.io.gfile.GFile))
+def _compare_with_run(
+    run_dir: str, stored: Mapping[str, Any], config: PretrainingConfig
+) -> None:
+    stored = _flatten(stored)
     wanted = _flatten(config.to_dict())
     changed = {
         name: f"{name} was {stored.get(name)!r} and is {wanted.get(name)!r}"
@@ -93,8 +95,7 @@ def _compare_with_run(config_path: str, config: PretrainingConfig) -> None:
     ]
     if refused:
         raise UserError(
-            f"the run in {posixpath.dirname(config_path)} must be continued "
-            "with its own settings",
+            f"the run in {run_dir} must be continued with its own settings",
             received="; ".join(refused),
             remedy="Choose another --output_dir or restore the settings.",
         )
@@ -147,8 +148,13 @@ class CheckpointStore:
         )
 
     def save(self, step: int) -> str:
-        """Saves all variables; returns the path without its suffixes."""
-        path = self._manager.save(checkpoint_number=step)
+        """Saves all variables; returns the path without its suffixes.
+
+        Raises:
+            OSError: For a full disk; older checkpoints are as they were.
+        """
+        with full_disk_is_os_error(self._manager.directory):
+            path = self._manager.save(checkpoint_number=step)
         if not self._writes:
             tf.io.gfile.rmtree(self._manager.directory)
         return path
@@ -219,9 +225,7 @@ def load_config(run_dir: str) -> PretrainingConfig:
         UserError: If there is no run.
     """
     path = posixpath.join(run_dir, CONFIG_FILE)
-    return PretrainingConfig.from_dict(
-        load_json(path, tf.io.gfile.GFile), source=path
-    )
+    return PretrainingConfig.from_dict(load_json(path), source=path)
 
 
 def load_run(

@@ -10,10 +10,11 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from albert_tf.errors import UserError
+from albert_tf.files import load_json
 
 # Leaves of the settings; `tuple[str, ...]` is a comma-separated list.
 SETTING_TYPES = (bool, int, float, str, tuple[str, ...])
@@ -176,21 +177,6 @@ def _check_range(name: str, value: Any, rules: Mapping[str, Any]) -> None:
         raise UserError(f"{name} must be below {below}", received=value)
 
 
-def load_json(path: str, open_file: Callable[..., Any] = open) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-        UserError: If the file is missing or is not JSON.
-    """
-    try:
-        with open_file(path, "r") as file:
-            return json.load(file)
-    except FileNotFoundError:
-        raise UserError(f"{path} must exist", received="no such file") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} must be JSON", received=str(error)) from None
-
-
 # --- the model --------------------------------------------------------------
 
 PARAMETER_SHARING = ("all", "attention", "ffn", "none")
@@ -285,19 +271,16 @@ class ModelConfig(Config):
                 )
 
     @classmethod
-    def from_json_file(
-        cls, path: str, open_file: Callable[..., Any] = open
-    ) -> Self:
+    def from_json_file(cls, path: str) -> Self:
         """Loads an `albert_config.json`, published or our own.
 
         Args:
-            path: The file.
-            open_file: `tf.io.gfile.GFile` reads `gs://` paths, too.
+            path: The file, local or gs://.
 
         Raises:
             UserError: For a missing file, bad JSON or refused values.
         """
-        values = load_json(path, open_file)
+        values = load_json(path)
         if not isinstance(values, dict):
             raise UserError(f"{path} must hold a JSON object")
         return cls.from_dict(values, source=path)

@@ -37,11 +37,11 @@ from albert_tf.checkpoints import (
     RECORDS_METADATA_FILE,
     load_run,
     model_variables,
-    write_text,
 )
-from albert_tf.config import ExportConfig, load_json
+from albert_tf.config import ExportConfig
 from albert_tf.errors import UserError
 from albert_tf.features import TOKENIZER_FILE
+from albert_tf.files import load_json_if_any, write_text
 from albert_tf.fill_mask import ASSETS_DIR, SERVING_FILE
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 
@@ -146,9 +146,10 @@ def describe_serving(
         which is true, and None.
     """
     path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    records = {"do_lower_case": True, "vocabulary_sha256": None}
-    if tf.io.gfile.exists(path):
-        records = load_json(path, tf.io.gfile.GFile)
+    records = load_json_if_any(path) or {
+        "do_lower_case": True,
+        "vocabulary_sha256": None,
+    }
     return {
         "step": step,
         "max_seq_length": max_seq_length,

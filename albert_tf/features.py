@@ -10,11 +10,12 @@ import dataclasses
 import hashlib
 import json
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from albert_tf.config import SequenceConfig, load_json
+from albert_tf.config import SequenceConfig
 from albert_tf.errors import UserError
+from albert_tf.files import load_json
 
 # Special pieces have the ids of the published vocabulary.
 SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
@@ -126,20 +127,17 @@ class RecordsMetadata:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
-def read_metadata(
-    records_dir: str, open_file: Callable[..., Any] = open
-) -> RecordsMetadata:
+def read_metadata(records_dir: str) -> RecordsMetadata:
     """Reads `metadata.json` of a directory of records.
 
     Args:
-        records_dir: The directory of the shards.
-        open_file: `tf.io.gfile.GFile` reads `gs://` paths, too.
+        records_dir: The directory of the shards, local or gs://.
 
     Raises:
         UserError: If it is missing, of another schema, or incomplete.
     """
     path = posixpath.join(records_dir, METADATA_FILE)
-    values = load_json(path, open_file)
+    values = load_json(path)
     version = values.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(

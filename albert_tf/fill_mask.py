@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf import flags
-from albert_tf.config import FillMaskConfig, load_json
+from albert_tf.config import FillMaskConfig
 from albert_tf.errors import UserError
 from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, TOKENIZER_FILE
+from albert_tf.files import load_json
 from albert_tf.tokenization import MASK_PIECE, Tokenizer
 
 # What `export_saved_model` writes beside the graph: the vocabulary, and how
@@ -58,11 +59,9 @@ class MaskFiller:
                 received="no such file",
                 remedy="Copy the SentencePiece model of the records there.",
             )
-        serving = load_json(serving_path, tf.io.gfile.GFile)
+        serving = load_json(serving_path)
         self.max_seq_length: int = serving["max_seq_length"]
-        self.tokenizer = Tokenizer(
-            vocabulary, serving["do_lower_case"], tf.io.gfile.GFile
-        )
+        self.tokenizer = Tokenizer(vocabulary, serving["do_lower_case"])
         if serving["vocabulary_sha256"] not in (None, self.tokenizer.sha256):
             raise UserError(
                 f"{vocabulary} must be the vocabulary of the training records",

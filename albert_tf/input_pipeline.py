@@ -220,7 +220,7 @@ def _metadata_of(directory: str) -> features.RecordsMetadata | None:
             features.METADATA_FILE,
         )
         return None
-    return features.read_metadata(directory, tf.io.gfile.GFile)
+    return features.read_metadata(directory)
 
 
 def _check_metadata(

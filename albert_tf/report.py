@@ -14,8 +14,9 @@ import matplotlib
 import tensorflow as tf
 
 from albert_tf import checkpoints, flags
-from albert_tf.config import ReportConfig, load_json
+from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
+from albert_tf.files import load_json_if_any
 from albert_tf.metrics import PAPER_REFERENCE
 from albert_tf.run_log import METRICS_FILE, read_metrics
 
@@ -106,9 +107,8 @@ def _draw_run(
 
 def _unigram_entropy(run_dir: str) -> float | None:
     path = posixpath.join(run_dir, checkpoints.RECORDS_METADATA_FILE)
-    if not tf.io.gfile.exists(path):
-        return None
-    return load_json(path, tf.io.gfile.GFile)["unigram_entropy_nats"]
+    metadata = load_json_if_any(path)
+    return metadata["unigram_entropy_nats"] if metadata else None
 
 
 def main(config: ReportConfig) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf import metrics
-from albert_tf.checkpoints import write_text
+from albert_tf.files import full_disk_is_os_error, open_existing, write_text
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_DIR = "tensorboard"
@@ -49,7 +49,10 @@ class RunLog:
             figures: Numbers by name.
         """
         line = {"split": split, "step": step, **figures}
-        with tf.io.gfile.GFile(self._path, "a") as file:
+        with (
+            full_disk_is_os_error(self._path),
+            tf.io.gfile.GFile(self._path, "a") as file,
+        ):
             file.write(json.dumps(line) + "\n")
         with self._writer.as_default():
             for name, value in figures.items():
@@ -63,10 +66,11 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
     A last line that a crash cut short is left out.
     """
     path = posixpath.join(run_dir, METRICS_FILE)
-    if not tf.io.gfile.exists(path):
+    try:
+        with open_existing(path) as file:
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
         return []
-    with tf.io.gfile.GFile(path, "r") as file:
-        lines = file.read().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 

@@ -6,14 +6,15 @@ are split once more; both decide which ids a published checkpoint knows.
 
 import itertools
 import unicodedata
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import sentencepiece
 
 from albert_tf.errors import UserError
 from albert_tf.features import MASK_ID, SPECIAL_PIECES, sha256_of
+from albert_tf.files import open_existing
 
 WORD_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 MASK_PIECE = SPECIAL_PIECES[MASK_ID]
@@ -68,9 +69,8 @@ class Tokenizer:
     """A SentencePiece vocabulary with the special ids of the published one.
 
     Args:
-        model_file: The SentencePiece model.
+        model_file: The SentencePiece model, local or gs://.
         do_lower_case: Whether text is lower-cased; as the model was trained.
-        open_file: `tf.io.gfile.GFile` reads `gs://` paths, too.
 
     Attributes:
         vocab_size: Number of pieces.
@@ -81,13 +81,8 @@ class Tokenizer:
             other special ids.
     """
 
-    def __init__(
-        self,
-        model_file: str,
-        do_lower_case: bool = True,
-        open_file: Callable[..., Any] = open,
-    ) -> None:
-        content = _read_model(model_file, open_file)
+    def __init__(self, model_file: str, do_lower_case: bool = True) -> None:
+        content = _read_model(model_file)
         self.do_lower_case = do_lower_case
         self.sha256 = sha256_of(content)
         self._model = sentencepiece.SentencePieceProcessor()
@@ -217,9 +212,9 @@ class Tokenizer:
         return EncodedTexts(ids, self._starts_word[ids], ends)
 
 
-def _read_model(model_file: str, open_file: Callable[..., Any]) -> bytes:
+def _read_model(model_file: str) -> bytes:
     try:
-        with open_file(model_file, "rb") as file:
+        with open_existing(model_file, "rb") as file:
             return file.read()
     except OSError as error:
         raise UserError(

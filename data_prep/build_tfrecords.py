@@ -45,14 +45,9 @@ from albert_tf.features import (
     RecordsMetadata,
     sha256_of,
 )
+from albert_tf.files import PARTIAL_SUFFIX, load_json_if_any, write_bytes
 from albert_tf.tokenization import Tokenizer
 from data_prep import corpus
-from data_prep.atomic_files import (
-    PARTIAL_SUFFIX,
-    open_existing,
-    read_json_if_any,
-    write_bytes,
-)
 from data_prep.examples import (
     EVAL,
     TRAIN,
@@ -104,9 +99,7 @@ def main(config: RecordsConfig) -> None:
     import tensorflow as tf
 
     config.require("input_file", "output_dir", "spm_model_file")
-    tokenizer = Tokenizer(
-        config.spm_model_file, config.do_lower_case, open_existing
-    )
+    tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
     paths = corpus.find_inputs(config.input_file)
     num_bytes = corpus.count_bytes(paths)
     with _progress("reading inputs", num_bytes, "B") as bar:
@@ -188,7 +181,7 @@ def _is_up_to_date(
     if tf.io.gfile.exists(posixpath.join(output_dir, UNFINISHED_FILE)):
         return False
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
-    metadata = read_json_if_any(path) or {}
+    metadata = load_json_if_any(path) or {}
     if metadata.get("inputs_sha256") == inputs_sha256:
         return True
     others = _find_records(output_dir)

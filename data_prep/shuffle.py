@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data_prep.atomic_files import written_whole
+from albert_tf.files import written_whole
 
 # Of a record in a bucket file: its key and its length in bytes.
 _INDEX_DTYPE = np.dtype([("key", "<u8"), ("length", "<u4")])

@@ -32,13 +32,9 @@ from albert_tf.features import (
     UNK_ID,
     sha256_of,
 )
+from albert_tf.files import load_json_if_any, open_existing, write_bytes
 from albert_tf.tokenization import Tokenizer, normalize
 from data_prep import corpus
-from data_prep.atomic_files import (
-    open_existing,
-    read_json_if_any,
-    write_bytes,
-)
 
 # Punctuation that is always a piece of its own, as published.
 USER_DEFINED_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # noqa: RUF001
@@ -80,9 +76,7 @@ def main(config: TokenizerConfig) -> None:
     model = _train(config, sentences)
     _write_model(config.model_prefix, model, described)
 
-    tokenizer = Tokenizer(
-        config.model_prefix + ".model", config.do_lower_case, open_existing
-    )
+    tokenizer = Tokenizer(config.model_prefix + ".model", config.do_lower_case)
     num_words = sum(len(text.split()) for text in sample)
     num_pieces = len(tokenizer.encode_normalized(sample).ids)
     logging.info(
@@ -125,7 +119,7 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
 
     if not tf.io.gfile.exists(config.model_prefix + ".model"):
         return False
-    stored = read_json_if_any(config.model_prefix + ".json")
+    stored = load_json_if_any(config.model_prefix + ".json")
     with open_existing(config.model_prefix + ".model", "rb") as file:
         if stored == {**described, "model_sha256": sha256_of(file.read())}:
             return True

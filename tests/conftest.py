@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import pathlib
+import subprocess
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -40,3 +42,24 @@ def tiny_records(tmp_path_factory):
     import tiny_run
 
     return tiny_run.build_records(tmp_path_factory.mktemp("tiny"))
+
+
+class SmallDisk(type(pathlib.Path())):
+    """A directory on a file system of 256 KiB."""
+
+    def free(self):
+        """Bytes that fit on it."""
+        status = os.statvfs(self)
+        return status.f_bavail * status.f_frsize
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real disk, soon full; only root may make one."""
+    directory = SmallDisk(tmp_path / "disk")
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", directory]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    yield directory
+    subprocess.run(["umount", "--lazy", directory], check=True)

@@ -349,6 +349,10 @@ def test_a_killed_build_goes_on_and_ends_alike(built, text_file, tmp_path):
     process.wait()
     assert not (output_dir / TRAIN / "metadata.json").exists()
     assert list((output_dir / "scratch").rglob("*.data"))
+    # As if killed a moment later, between two shards.
+    (output_dir / TRAIN).mkdir(exist_ok=True)
+    (output_dir / TRAIN / "train-00000-of-00003.tfrecord").write_bytes(b"")
+    (output_dir / TRAIN / "train-00009-of-00010.tfrecord").write_bytes(b"")
 
     build(output_dir, text_file)
     assert read_files(output_dir) == read_files(built)

@@ -1,3 +1,5 @@
+import errno
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -59,17 +61,18 @@ def test_another_shape_or_name_is_refused_with_both(tmp_path):
         renamed.restore()
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "config.json"
-    checkpoints.write_text(str(path), "old")
+def test_a_full_disk_leaves_the_last_checkpoint(small_disk):
+    store, variables = store_of(small_disk, {"kernel": (100, 100)})
+    variables["kernel"].assign_add(tf.ones((100, 100)))
+    store.save(1)
+    (small_disk / "other").write_bytes(bytes(small_disk.free() - 8192))
 
-    def no_space(*args, **kwargs):
-        raise tf.errors.ResourceExhaustedError(None, None, "disk full")
-
-    monkeypatch.setattr(tf.io.gfile, "rename", no_space)
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        checkpoints.write_text(str(path), "new")
-    assert path.read_text() == "old"
+    with pytest.raises(OSError) as error:
+        store.save(2)
+    assert error.value.errno == errno.ENOSPC
+    variables["kernel"].assign(tf.zeros((100, 100)))
+    assert store.restore().endswith("ckpt-1")
+    np.testing.assert_array_equal(variables["kernel"], np.ones((100, 100)))
 
 
 def test_every_variable_of_model_and_optimizer_is_saved(tiny_records, tmp_path):

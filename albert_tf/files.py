@@ -1,0 +1,127 @@
+"""Files, local or gs://: read if they are there, written whole or not at all.
+
+TensorFlow, which knows gs://, is imported only where a path needs it, so that
+what reads local files starts at once.
+"""
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from albert_tf.errors import UserError
+
+PARTIAL_SUFFIX = ".partial"
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is one of a file system like gs://."""
+    return "://" in path
+
+
+def open_existing(path: str, mode: str = "r") -> Any:
+    """A file to read; text is UTF-8.
+
+    Args:
+        path: The file.
+        mode: "r" or "rb".
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+    """
+    if not is_remote(path):
+        return open(path, mode, encoding=None if "b" in mode else "utf-8")
+    import tensorflow as tf
+
+    if not tf.io.gfile.exists(path):
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+    return tf.io.gfile.GFile(path, mode)
+
+
+def load_json(path: str) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        UserError: If the file is missing or is not JSON.
+    """
+    try:
+        with open_existing(path) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        raise UserError(f"{path} must exist", received="no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} must be JSON", received=str(error)) from None
+
+
+def load_json_if_any(path: str) -> Any:
+    """What a JSON file holds; None if there is no such file.
+
+    Raises:
+        UserError: If the file is not JSON.
+    """
+    try:
+        with open_existing(path):
+            pass
+    except FileNotFoundError:
+        return None
+    return load_json(path)
+
+
+@contextlib.contextmanager
+def full_disk_is_os_error(path: str) -> Iterator[None]:
+    """Makes TensorFlow's error for a full disk the one that Python has.
+
+    Raises:
+        OSError: ENOSPC, naming `path`.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise OSError(errno.ENOSPC, error.message, path) from None
+
+
+@contextlib.contextmanager
+def written_whole(path: str) -> Iterator[str]:
+    """A path to write to; it becomes `path` when the block has ended well.
+
+    Raises:
+        OSError: For a full disk, also where TensorFlow reported it.
+    """
+    import tensorflow as tf
+
+    partial = path + PARTIAL_SUFFIX
+    with full_disk_is_os_error(partial):
+        yield partial
+        tf.io.gfile.rename(partial, path, overwrite=True)
+
+
+def write_bytes(path: str, content: bytes) -> None:
+    """Writes a file whole.
+
+    Raises:
+        OSError: For a full disk.
+    """
+    if is_remote(path):
+        import tensorflow as tf
+
+        with (
+            written_whole(path) as partial,
+            tf.io.gfile.GFile(partial, "wb") as file,
+        ):
+            file.write(content)
+        return
+    partial = path + PARTIAL_SUFFIX
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes a UTF-8 file whole, as `write_bytes`."""
+    write_bytes(path, text.encode())
