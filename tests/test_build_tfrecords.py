@@ -375,17 +375,21 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     )
     path = tmp_path / "script.py"
     path.write_text(script)
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-    )
-    workers = [int(pid) for pid in done.stdout.split()]
-    assert len(workers) == 2, done.stderr
+    # Not a pipe: workers that live on would keep it open.
+    with open(tmp_path / "pids", "w") as pids:
+        subprocess.run(
+            [sys.executable, str(path)],
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            stdout=pids,
+        )
+    workers = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(workers) == 2
     deadline = time.monotonic() + 20
-    while any(is_running(pid) for pid in workers):
-        assert time.monotonic() < deadline
+    while left := [pid for pid in workers if is_running(pid)]:
+        if time.monotonic() > deadline:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            pytest.fail("workers live on")
         time.sleep(0.05)
 
 
