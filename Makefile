@@ -76,24 +76,37 @@ DEMO := build/demo
 
 # Each command reuses or continues what it finds of an earlier run.
 demo: $(VENV)/installed
+	@echo "1/6 vocabulary"
 	$(BIN)/python -m data_prep.train_tokenizer \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --vocab_size=8000 --model_prefix=$(DEMO)/spm
+	@echo "2/6 records"
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --spm_model_file=$(DEMO)/spm.model --output_dir=$(DEMO)/records \
 	    --max_seq_length=128 --max_predictions_per_seq=20 \
-	    --holdout_fraction=0.05
+	    --num_shards=4 --holdout_fraction=0.05
+	@echo "3/6 pretraining, and evaluation on the held-out records"
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo.flags
+	@echo "4/6 export"
 	$(BIN)/python -m albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
-	$(BIN)/python -m albert_tf.fill_mask \
-	    --saved_model_dir=$(DEMO)/saved_model \
-	    --text='The war began in the [MASK] of 1914 .' \
-	    --text='She looked at the [MASK] and said nothing .'
+	@echo "5/6 masks filled by the SavedModel, loaded in a process of its own"
+	$(BIN)/python -m albert_tf.fill_mask --saved_model_dir=$(DEMO)/saved_model \
+	    --text='The city is the [MASK] of the country.' \
+	    --text='He was one of the [MASK] important scientists of his time.' \
+	    --text='"I do not know," said [MASK].'
+	@echo "6/6 curves"
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
+	@echo
+	@echo "vocabulary   $(DEMO)/spm.model"
+	@echo "records      $(DEMO)/records/train, $(DEMO)/records/eval"
+	@echo "run          $(DEMO)/run: checkpoints, config.json, metrics.jsonl,"
+	@echo "             tensorboard"
+	@echo "SavedModel   $(DEMO)/saved_model"
+	@echo "curves       $(DEMO)/curves.png"
 
 # --- upkeep ------------------------------------------------------------------
 

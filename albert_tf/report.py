@@ -17,7 +17,7 @@ from albert_tf import checkpoints, flags
 from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
 from albert_tf.files import load_json_if_any
-from albert_tf.metrics import PAPER_REFERENCE
+from albert_tf.metrics import PAPER_REFERENCE, describe
 from albert_tf.run_log import METRICS_FILE, read_metrics
 
 matplotlib.use("Agg")  # no screen is needed
@@ -86,6 +86,25 @@ def draw(run_dirs: Sequence[str], output_file: str) -> None:
     plt.close(figure)
 
 
+def summarize(run_dir: str) -> str:
+    """A run's newest held-out figures beside the unigram entropy.
+
+    Args:
+        run_dir: `--output_dir` of a run.
+    """
+    evaluations = [
+        line for line in read_metrics(run_dir) if line["split"] == "eval"
+    ]
+    if not evaluations:
+        return f"{run_dir}: not evaluated yet"
+    newest = evaluations[-1]
+    text = f"{run_dir}, step {newest['step']}, held out: {describe(newest)}"
+    entropy = _unigram_entropy(run_dir)
+    if entropy is not None:
+        text += f"; unigram entropy of the corpus {entropy:.3f}"
+    return text
+
+
 def _draw_run(
     axes: dict[str, Any], lines: Sequence[dict], label: str, color: str
 ) -> None:
@@ -115,6 +134,8 @@ def main(config: ReportConfig) -> None:
     """Draws the runs that the flags name."""
     config.require("run_dirs", "output_file")
     draw(config.run_dirs, config.output_file)
+    for run_dir in config.run_dirs:
+        print(summarize(run_dir))
     print(f"curves: {config.output_file}")
 
 

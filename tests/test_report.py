@@ -15,6 +15,8 @@ def write_run(directory, losses):
             "split": split,
             "step": step,
             "masked_lm_loss": loss,
+            "masked_lm_accuracy": 0.25,
+            "sentence_order_loss": 0.7,
             "sentence_order_accuracy": 0.5,
             "learning_rate": 0.001,
             "dropout": 0.1,
@@ -58,3 +60,11 @@ def test_several_runs_stand_in_one_picture(tmp_path):
 def test_a_directory_without_metrics_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         draw(tmp_path, str(tmp_path))
+
+
+def test_the_newest_held_out_figures_stand_beside_the_unigram_entropy(tmp_path):
+    run = write_run(tmp_path / "run", [8.0, 7.0])
+    assert report.summarize(run) == (
+        f"{run}, step 1, held out: mlm 7.000 (25.0%), sop 0.700 (50.0%); "
+        "unigram entropy of the corpus 6.500"
+    )
