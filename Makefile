@@ -85,7 +85,7 @@ demo: $(VENV)/installed
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --spm_model_file=$(DEMO)/spm.model --output_dir=$(DEMO)/records \
 	    --max_seq_length=128 --max_predictions_per_seq=20 \
-	    --num_shards=4 --holdout_fraction=0.05
+	    --num_shards=4 --holdout_fraction=0.09
 	@echo "3/6 pretraining, and evaluation on the held-out records"
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo.flags

@@ -67,6 +67,34 @@ def test_epochs_come_in_different_orders(records, config):
     assert first != second
 
 
+def test_records_are_shuffled_within_files_and_files_among_themselves(
+    records, config
+):
+    """A block of one record leaves the order within a file as stored."""
+    count = records.num_examples
+    batches = -(-4 * count // 8)
+    stored = [stored_rows([file], config.data) for file in records.files]
+
+    def files_in_order(stream):
+        return [
+            next(i for i, rows in enumerate(stored) if row in rows)
+            for row in stream
+        ]
+
+    stream = rows(take(records, config, 0, batches, shuffle_block_size=1))
+    orders = set()
+    for epoch in range(4):
+        part = stream[epoch * count : (epoch + 1) * count]
+        order = list(dict.fromkeys(files_in_order(part)))
+        assert part == [row for file in order for row in stored[file]]
+        orders.add(tuple(order))
+    assert len(orders) > 1
+
+    shuffled = rows(take(records, config, 0, count // 8))
+    first_file = [row for row in shuffled if row in stored[0]]
+    assert first_file != [row for row in stored[0] if row in first_file]
+
+
 @pytest.mark.parametrize("epochs", [0, 0.3, 1, 2.5])
 def test_a_step_has_the_same_batch_wherever_the_run_starts(
     records, config, epochs
