@@ -24,7 +24,8 @@ CONSTRAINTS := constraints/tensorflow-$(TF).txt
 INSTALL := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS)
 INSTALL_SELF := $(INSTALL) --no-build-isolation -e
 
-export TF_CPP_MIN_LOG_LEVEL ?= 1
+# Spares the demo TensorFlow's remarks on GPUs that are not there.
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: help demo test interop-test lint typecheck lock clean
 

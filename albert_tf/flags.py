@@ -10,6 +10,8 @@ and its `main` receives the config that the command line describes.
 
 import dataclasses
 import errno
+import logging as python_logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -121,6 +123,7 @@ def run(
 
     def call_main(arguments: Sequence[str]) -> int:
         logging.use_absl_handler()
+        logging.get_absl_handler().addFilter(_is_not_chatter)
         try:
             if len(arguments) > 1:
                 raise UserError(
@@ -149,3 +152,11 @@ def run(
     define(config_class)
     absl_flags.FLAGS.set_default("verbosity", logging.INFO)
     app.run(call_main)
+
+
+def _is_not_chatter(record: python_logging.LogRecord) -> bool:
+    """Keeps TensorFlow's own informative lines out of the log."""
+    return (
+        record.levelno > python_logging.INFO
+        or f"{os.sep}tensorflow{os.sep}" not in record.pathname
+    )
