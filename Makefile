@@ -111,7 +111,7 @@ demo: $(VENV)/installed
 
 # --- upkeep ------------------------------------------------------------------
 
-LOCK_EXTRAS := cpu gcs gpu test interop beam tpu-compile
+LOCK_EXTRAS := cpu gpu test interop beam tpu-compile
 
 lock: lock-2.20 lock-2.21
 

@@ -34,15 +34,9 @@ setup(
     extras_require={
         "cpu": ["tensorflow>=2.20,<2.22"],
         "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
-        # From 2.20 on TensorFlow needs a plugin for gs:// paths, which has
-        # no wheel for Python 3.13.
-        "gcs": ["tensorflow[gcs-filesystem]>=2.20,<2.22"],
         # tensorflow-tpu 2.20.0 is the newest; with a libtpu newer than
         # 0.0.30 `import tensorflow` aborts the process.
-        "tpu": [
-            "tensorflow-tpu[gcs-filesystem]==2.20.0",
-            "libtpu==0.0.30",
-        ],
+        "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
         "tpu-compile": ["jax[tpu]==0.10.2"],
         "beam": ["apache-beam[gcp]>=2.60"],
         "interop": ["torch>=2.4", "transformers>=4.46", "safetensors>=0.4"],

@@ -26,9 +26,10 @@ from albert_tf import features
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.files import (
-    full_disk_is_os_error,
     load_json,
     load_json_if_any,
+    open_existing,
+    write_bytes,
     write_text,
 )
 from albert_tf.input_pipeline import Records
@@ -44,40 +45,62 @@ FIXED_IN_A_RUN = ("model.", "training.sentence_objective")
 FREE_IN_A_RUN = ("training.mode", "training.output_dir", "distribution.")
 
 
-def prepare_run_dir(config: PretrainingConfig, records: Records) -> None:
-    """Opens a new run, or checks that this one may be continued.
+def check_run_dir(config: PretrainingConfig, records: Records) -> None:
+    """Checks that a run may go on in its directory, if there is one.
 
-    Saves the resolved configuration and what is known of the records.
+    A directory without a checkpoint holds nothing that a new run could
+    contradict.
+
+    Args:
+        config: The settings now.
+        records: What it is to train on, or to be evaluated on.
 
     Raises:
-        UserError: If the directory holds a run of another architecture,
-            naming each difference, or of another vocabulary.
+        UserError: If the run there is of another architecture, naming each
+            difference, or of another vocabulary.
     """
     run_dir = config.training.output_dir
+    directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
+    if tf.train.latest_checkpoint(directory) is None:
+        return
+    _compare_settings(
+        run_dir, load_json(posixpath.join(run_dir, CONFIG_FILE)), config
+    )
+    path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    stored = load_json_if_any(path)
+    if stored is not None and records.metadata is not None:
+        features.check_agreement(path, stored, records.text_settings())
+
+
+def write_run_dir(config: PretrainingConfig, records: Records) -> None:
+    """Saves the resolved settings and what is known of the records."""
+    run_dir = config.training.output_dir
     tf.io.gfile.makedirs(run_dir)
-    config_path = posixpath.join(run_dir, CONFIG_FILE)
-    stored = load_json_if_any(config_path)
-    if stored is not None:
-        _compare_with_run(run_dir, stored, config)
-    write_text(config_path, json.dumps(config.to_dict(), indent=2) + "\n")
+    write_text(
+        posixpath.join(run_dir, CONFIG_FILE),
+        json.dumps(config.to_dict(), indent=2) + "\n",
+    )
     if records.metadata is None:
         return
-    metadata_path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    stored = load_json_if_any(metadata_path)
-    if stored is not None:
-        features.check_agreement(
-            metadata_path,
-            stored,
-            {"vocabulary_sha256": records.metadata.vocabulary_sha256},
+    path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    stored = load_json_if_any(path)
+    if stored and stored["inputs_sha256"] != records.metadata.inputs_sha256:
+        logging.warning(
+            "the records have changed since this run began: their "
+            "inputs_sha256 was %s and is %s",
+            stored["inputs_sha256"],
+            records.metadata.inputs_sha256,
         )
-    write_text(metadata_path, records.metadata.to_json())
+    write_text(path, records.metadata.to_json())
     vocabulary = posixpath.join(records.directory, features.TOKENIZER_FILE)
     if tf.io.gfile.exists(vocabulary):
-        copy = posixpath.join(run_dir, features.TOKENIZER_FILE)
-        tf.io.gfile.copy(vocabulary, copy, overwrite=True)
+        with open_existing(vocabulary, "rb") as file:
+            write_bytes(
+                posixpath.join(run_dir, features.TOKENIZER_FILE), file.read()
+            )
 
 
-def _compare_with_run(
+def _compare_settings(
     run_dir: str, stored: Mapping[str, Any], config: PretrainingConfig
 ) -> None:
     stored = _flatten(stored)
@@ -150,11 +173,9 @@ class CheckpointStore:
     def save(self, step: int) -> str:
         """Saves all variables; returns the path without its suffixes.
 
-        Raises:
-            OSError: For a full disk; older checkpoints are as they were.
+        If it fails, e.g. for a full disk, older checkpoints stay as they are.
         """
-        with full_disk_is_os_error(self._manager.directory):
-            path = self._manager.save(checkpoint_number=step)
+        path = self._manager.save(checkpoint_number=step)
         if not self._writes:
             tf.io.gfile.rmtree(self._manager.directory)
         return path
@@ -233,7 +254,7 @@ def load_config(run_dir: str) -> PretrainingConfig:
 def load_run(
     run_dir: str, step: int = 0
 ) -> tuple[PretrainingConfig, AlbertPretrainer, int]:
-    """A trained model, for use on the default device.
+    """A trained model, in the current strategy's scope.
 
     Args:
         run_dir: `--output_dir` of the run.

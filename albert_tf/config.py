@@ -189,8 +189,8 @@ class ModelConfig(Config):
 
     `net_structure_type`, `gap_size`, `num_memory_blocks`,
     `down_scale_factor` and `layers_to_keep` stand in published files and
-    have no effect in the released code of google-research/albert; they are
-    accepted with the values published and have none here.
+    have no effect in the released code of google-research/albert, and have
+    none here.
     `parameter_sharing` is ours (paper, section 3.1 and Table 4).
     """
 
@@ -539,7 +539,9 @@ class TrainingConfig(Config):
     )
     sentence_objective: str = setting(
         "sop",
-        "Sentence-order prediction, next-sentence prediction, or none.",
+        "Sentence-order prediction, next-sentence prediction (for records "
+        "that google-research/albert made with --random_next_sentence), or "
+        "none.",
         choices=SENTENCE_OBJECTIVES,
     )
     dropout_schedule: str = setting(
@@ -549,7 +551,10 @@ class TrainingConfig(Config):
         "Empty takes the architecture's rates throughout.",
     )
     seed: int = setting(
-        12345, "Seed of initial weights, data order and dropout.", at_least=0
+        12345,
+        "Seed of initial weights, data order and dropout.",
+        at_least=0,
+        below=2**32,
     )
 
     def check(self) -> None:

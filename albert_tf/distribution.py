@@ -43,7 +43,10 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
     resolver = strategy.cluster_resolver
     if resolver is None or resolver.task_type is None:
         return True
-    return resolver.task_type in ("chief", "worker") and resolver.task_id == 0
+    # Where no task is named chief, worker 0 is.
+    jobs = resolver.cluster_spec().jobs
+    chief = "chief" if "chief" in jobs else "worker"
+    return resolver.task_type == chief and resolver.task_id == 0
 
 
 def is_one_process(strategy: tf.distribute.Strategy) -> bool:

@@ -1,16 +1,15 @@
 """Held-out evaluation: each record once, weighed over all replicas."""
 
 import json
-import math
 from collections.abc import Mapping
 
 import tensorflow as tf
 from absl import logging
+from tqdm import tqdm
 
 from albert_tf import (
     checkpoints,
     distribution,
-    features,
     input_pipeline,
     losses,
     metrics,
@@ -64,43 +63,44 @@ class Evaluator:
         self._batch_sums = batch_sums
 
     def run(self) -> dict[str, float]:
-        """Means over the held-out records, as `metrics.means`, and loss."""
+        """Means over the held-out records, as `metrics.means`."""
         totals: dict[str, float] = {}
-        for _, batch in zip(
-            range(self._num_batches), self._batches, strict=True
-        ):
+        batches = tqdm(
+            range(self._num_batches),
+            desc="evaluating held-out records",
+            unit="batch",
+            mininterval=5,
+            leave=False,
+        )
+        for _, batch in zip(batches, self._batches, strict=True):
             for name, value in self._batch_sums(batch).items():
                 # Python floats: float32 would lose pieces in long sums.
                 totals[name] = totals.get(name, 0.0) + float(value)
-        figures = {
+        return {
             name: float(value) for name, value in metrics.means(totals).items()
         }
-        figures["loss"] = figures["masked_lm_loss"] + figures.get(
-            "sentence_order_loss", 0.0
-        )
-        return figures
 
-    def run_and_log(self, step: int, run_log: RunLog | None) -> None:
+    def run_and_log(
+        self, step: int, run_log: RunLog | None
+    ) -> dict[str, float]:
         """Evaluates and tells the result, beside the paper's figures."""
-        logging.info(
-            "evaluating %d batches of held-out records", self._num_batches
-        )
         figures = self.run()
         logging.info(
-            "eval at step %d: %s; perplexity %.1f",
+            "eval at step %d: %s; %s",
             step,
             metrics.describe(figures),
-            math.exp(figures["masked_lm_loss"]),
+            metrics.describe_reference(self._objective),
         )
-        logging.info("%s", metrics.describe_reference(self._objective))
         if self._held_out.metadata is not None:
             logging.info(
-                "held-out mlm loss %.3f nats; unigram entropy %.3f nats",
+                "held-out mlm loss %.3f nats; unigram entropy of the corpus "
+                "%.3f nats",
                 figures["masked_lm_loss"],
                 self._held_out.metadata.unigram_entropy_nats,
             )
         if run_log:
             run_log.write("eval", step, figures)
+        return figures
 
 
 def evaluate_run(config: PretrainingConfig) -> None:
@@ -110,28 +110,18 @@ def evaluate_run(config: PretrainingConfig) -> None:
         UserError: If there is no checkpoint, or it does not fit.
     """
     config.require("eval_input_file")
+    held_out = input_pipeline.find_records(
+        "eval_input_file", config.data.eval_input_file, config
+    )
+    checkpoints.check_run_dir(config, held_out)
     strategy = distribution.make_strategy(config.distribution)
     distribution.per_replica_batch_size(
         "eval_batch_size",
         config.data.eval_batch_size,
         strategy.num_replicas_in_sync,
     )
-    held_out = input_pipeline.find_records(
-        "eval_input_file", config.data.eval_input_file, config
-    )
     with strategy.scope():
-        trained, pretrainer, step = checkpoints.load_run(
-            config.training.output_dir
-        )
-    features.check_agreement(
-        config.training.output_dir,
-        trained.model.to_dict(),
-        config.model.to_dict(),
-    )
+        _, pretrainer, step = checkpoints.load_run(config.training.output_dir)
     evaluator = Evaluator(strategy, pretrainer, held_out, config)
-    figures = evaluator.run()
+    figures = evaluator.run_and_log(step, None)
     print(json.dumps({"step": step, **figures}))
-    logging.info("%s", metrics.describe(figures))
-    logging.info(
-        "%s", metrics.describe_reference(config.training.sentence_objective)
-    )

@@ -23,6 +23,8 @@ PAD_ID, UNK_ID, CLS_ID, SEP_ID, MASK_ID = range(len(SPECIAL_PIECES))
 
 METADATA_FILE = "metadata.json"
 TOKENIZER_FILE = "spiece.model"
+# Stands in the directory above from the first to the last write of a build.
+UNFINISHED_FILE = "unfinished.json"
 SCHEMA_VERSION = 1
 
 
@@ -37,14 +39,12 @@ class Feature:
         per_token: Its length is `max_seq_length`.
         per_prediction: Its length is `max_predictions_per_seq`. A feature
             that is neither has length 1.
-        padding: What fills the places after the last real one.
     """
 
     name: str
     dtype: str
     per_token: bool = False
     per_prediction: bool = False
-    padding: int = 0
 
     def length(self, shape: SequenceConfig) -> int:
         """Values that a record holds under this name."""
@@ -60,7 +60,7 @@ SENTENCE_LABEL = "next_sentence_labels"
 
 FEATURES = (
     # Pieces, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
-    Feature("input_ids", "int64", per_token=True, padding=PAD_ID),
+    Feature("input_ids", "int64", per_token=True),
     # 1 for a piece, 0 for padding.
     Feature("input_mask", "int64", per_token=True),
     # 0 up to the first [SEP], 1 up to the second; padded with 0.
@@ -155,7 +155,11 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
 
 
 def check_agreement(
-    where: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]
+    where: str,
+    stored: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    remedy: str = "Set the flags to the stored values or build the records "
+    "again.",
 ) -> None:
     """Refuses records that differ from what the trainer is set to.
 
@@ -163,6 +167,7 @@ def check_agreement(
         where: What was stored, e.g. the path of the metadata.
         stored: Values by setting.
         wanted: Values that must be equal, by setting.
+        remedy: What to do about a difference.
 
     Raises:
         UserError: Naming each setting that differs, with both values.
@@ -176,8 +181,7 @@ def check_agreement(
         raise UserError(
             f"{where} must agree with the settings of this run",
             received="; ".join(differences),
-            remedy="Set the flags to the stored values or build the records "
-            "again.",
+            remedy=remedy,
         )
 
 

@@ -69,42 +69,28 @@ def load_json_if_any(path: str) -> Any:
     return load_json(path)
 
 
-@contextlib.contextmanager
-def full_disk_is_os_error(path: str) -> Iterator[None]:
-    """Makes TensorFlow's error for a full disk the one that Python has.
-
-    Raises:
-        OSError: ENOSPC, naming `path`.
-    """
-    import tensorflow as tf
-
-    try:
-        yield
-    except tf.errors.ResourceExhaustedError as error:
-        raise OSError(errno.ENOSPC, error.message, path) from None
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error, of Python or of TensorFlow, is that of a full disk."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # By name, since TensorFlow need not have been imported.
+    return type(
+        error
+    ).__name__ == "ResourceExhaustedError" and "No space left" in str(error)
 
 
 @contextlib.contextmanager
 def written_whole(path: str) -> Iterator[str]:
-    """A path to write to; it becomes `path` when the block has ended well.
-
-    Raises:
-        OSError: For a full disk, also where TensorFlow reported it.
-    """
+    """A path to write to; it becomes `path` when the block has ended well."""
     import tensorflow as tf
 
     partial = path + PARTIAL_SUFFIX
-    with full_disk_is_os_error(partial):
-        yield partial
-        tf.io.gfile.rename(partial, path, overwrite=True)
+    yield partial
+    tf.io.gfile.rename(partial, path, overwrite=True)
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file whole.
-
-    Raises:
-        OSError: For a full disk.
-    """
+    """Writes a file whole."""
     if is_remote(path):
         import tensorflow as tf
 

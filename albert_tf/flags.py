@@ -9,7 +9,6 @@ and its `main` receives the config that the command line describes.
 """
 
 import dataclasses
-import errno
 import logging as python_logging
 import os
 import sys
@@ -21,6 +20,7 @@ from absl import flags as absl_flags
 
 from albert_tf.config import Config, ModelConfig, fields_with_types
 from albert_tf.errors import UserError
+from albert_tf.files import is_full_disk
 
 # The modules that call `run` are those whose --help lists the flags.
 absl_flags.disclaim_key_flags()
@@ -133,20 +133,21 @@ def run(
             return main(parse(config_class)) or 0
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            print(
-                f"error: the disk is full: {error}. Finished work is kept; "
-                "free some space and run the same command again.",
-                file=sys.stderr,
-            )
         except KeyboardInterrupt:
             print(
                 "interrupted; the same command goes on from here",
                 file=sys.stderr,
             )
             return EXIT_INTERRUPTED
+        except Exception as error:
+            if not is_full_disk(error):
+                raise
+            reason = str(error).splitlines()[0]
+            print(
+                f"error: the disk is full: {reason}. Finished work is kept; "
+                "free some space and run the same command again.",
+                file=sys.stderr,
+            )
         return 1
 
     define(config_class)

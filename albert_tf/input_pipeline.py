@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 from absl import logging
+from tqdm import tqdm
 
 from albert_tf import features
 from albert_tf.config import DataConfig, PretrainingConfig, SequenceConfig
@@ -22,6 +23,13 @@ from albert_tf.errors import UserError
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20
+
+# token_boundary serves masking, and these records are masked.
+READ_FEATURES = tuple(
+    feature.name
+    for feature in features.FEATURES
+    if feature.name != "token_boundary"
+)
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -48,11 +56,25 @@ class Records:
         """Records in all files."""
         return sum(self.counts)
 
+    def text_settings(self) -> dict[str, object]:
+        """What other records must share for pieces to mean the same.
+
+        Nothing is known, and nothing asked, of records without metadata.
+        """
+        if self.metadata is None:
+            return {}
+        return {
+            "vocabulary_sha256": self.metadata.vocabulary_sha256,
+            "do_lower_case": self.metadata.do_lower_case,
+        }
+
 
 def find_records(
     name: str, patterns: Sequence[str], config: PretrainingConfig
 ) -> Records:
     """Finds shards, reads their metadata and checks it against the run.
+
+    No device is touched, so that it may come before a strategy is made.
 
     Args:
         name: The setting that holds the patterns.
@@ -60,8 +82,9 @@ def find_records(
         config: The run.
 
     Raises:
-        UserError: If no file matches, a file is not in its metadata, or
-            lengths, vocabulary or sentence objective differ.
+        UserError: If no file matches, a build has not ended, a file is not
+            in its metadata, or lengths, vocabulary, lower-casing or sentence
+            objective differ.
     """
     files = []
     for pattern in patterns:
@@ -82,33 +105,54 @@ def find_records(
     for directory, metadata in metadata_of.items():
         if metadata is not None:
             _check_metadata(directory, metadata, config)
-    hashes = {m.vocabulary_sha256 for m in metadata_of.values() if m}
-    if len(hashes) > 1:
-        raise UserError(
-            f"{name} must hold records of one vocabulary",
-            received=f"vocabularies with sha256 {', '.join(sorted(hashes))}",
-        )
+    unlisted = [f for f in files if metadata_of[posixpath.dirname(f)] is None]
     counts = tuple(
-        _count_records(file, metadata_of[posixpath.dirname(file)], config.data)
-        for file in files
+        _count_records(file, config.data)
+        if metadata is None
+        else _listed_count(file, metadata)
+        for file, metadata in (
+            (file, metadata_of[posixpath.dirname(file)])
+            for file in tqdm(
+                files, desc="counting records", disable=not unlisted
+            )
+        )
     )
     if not sum(counts):
         raise UserError(f"{name} must hold records", received="none at all")
-    directory, metadata = next(iter(metadata_of.items()))
-    return Records(tuple(files), counts, metadata, directory)
+    directory, first = next(iter(metadata_of.items()))
+    records = Records(tuple(files), counts, first, directory)
+    for other, metadata in metadata_of.items():
+        if metadata is not None:
+            features.check_agreement(
+                other, dataclasses.asdict(metadata), records.text_settings()
+            )
+    return records
 
 
-def check_same_vocabulary(train: Records, held_out: Records) -> None:
-    """Refuses held-out records of another vocabulary.
+def check_held_out(train: Records, held_out: Records) -> None:
+    """Refuses held-out records that are trained on, or made of other pieces.
 
     Raises:
-        UserError: With both digests.
+        UserError: Naming the files in both, or what differs.
     """
-    if train.metadata and held_out.metadata:
-        features.check_agreement(
+    in_both = sorted(set(train.files) & set(held_out.files))
+    if in_both:
+        raise UserError(
+            "eval_input_file must hold no file of input_file",
+            received=", ".join(in_both[:3]),
+        )
+    if train.metadata is None or held_out.metadata is None:
+        return
+    features.check_agreement(
+        held_out.directory,
+        dataclasses.asdict(held_out.metadata),
+        train.text_settings(),
+    )
+    if train.metadata.inputs_sha256 != held_out.metadata.inputs_sha256:
+        logging.warning(
+            "%s and %s are of two builds: documents of one may be in the other",
+            train.directory,
             held_out.directory,
-            dataclasses.asdict(held_out.metadata),
-            {"vocabulary_sha256": train.metadata.vocabulary_sha256},
         )
 
 
@@ -201,7 +245,7 @@ def parse_records(serialized: tf.Tensor, shape: SequenceConfig) -> Batch:
                 [feature.length(shape)], tf.dtypes.as_dtype(feature.dtype)
             )
             for feature in features.FEATURES
-            if feature.name != "token_boundary"
+            if feature.name in READ_FEATURES
         },
     )
     return {
@@ -211,16 +255,30 @@ def parse_records(serialized: tf.Tensor, shape: SequenceConfig) -> Batch:
 
 
 def _metadata_of(directory: str) -> features.RecordsMetadata | None:
+    """None for records of google-research/albert.
+
+    Raises:
+        UserError: For a build of our own that has not ended.
+    """
     path = posixpath.join(directory, features.METADATA_FILE)
-    if not tf.io.gfile.exists(path):
-        logging.warning(
-            "%s has no %s: its records are taken for those of "
-            "google-research/albert, and their vocabulary is not checked",
-            directory or ".",
-            features.METADATA_FILE,
+    if tf.io.gfile.exists(path):
+        return features.read_metadata(directory)
+    unfinished = posixpath.join(
+        posixpath.dirname(directory), features.UNFINISHED_FILE
+    )
+    if tf.io.gfile.exists(unfinished):
+        raise UserError(
+            f"the records of {directory} must be complete",
+            received=f"{unfinished} of a build that has not ended",
+            remedy="Run python -m data_prep.build_tfrecords again.",
         )
-        return None
-    return features.read_metadata(directory)
+    logging.warning(
+        "%s has no %s: its records are taken for those of "
+        "google-research/albert, and their vocabulary is not checked",
+        directory or ".",
+        features.METADATA_FILE,
+    )
+    return None
 
 
 def _check_metadata(
@@ -242,33 +300,57 @@ def _check_metadata(
     )
 
 
-def _count_records(
-    file: str,
-    metadata: features.RecordsMetadata | None,
-    config: DataConfig,
-) -> int:
-    if metadata is not None:
-        try:
-            return metadata.shards[posixpath.basename(file)]
-        except KeyError:
-            raise UserError(
-                f"{features.METADATA_FILE} beside {file} must list it",
-                received=", ".join(metadata.shards),
-                remedy="Narrow the glob to the shards of one build.",
-            ) from None
-    dataset = tf.data.TFRecordDataset(file, buffer_size=READ_BUFFER_BYTES)
-    for first in dataset.batch(1).take(1):
-        try:
-            parse_records(first, config)
-        except tf.errors.InvalidArgumentError as error:
-            raise UserError(
-                f"{file} must hold records of max_seq_length "
-                f"{config.max_seq_length} and max_predictions_per_seq "
-                f"{config.max_predictions_per_seq}",
-                received=str(error.message).splitlines()[0],
-                remedy="Set both flags to the lengths of the records.",
-            ) from None
-    return int(dataset.reduce(0, lambda count, _: count + 1))
+def _listed_count(file: str, metadata: features.RecordsMetadata) -> int:
+    try:
+        return metadata.shards[posixpath.basename(file)]
+    except KeyError:
+        raise UserError(
+            f"{features.METADATA_FILE} beside {file} must list it",
+            received=", ".join(metadata.shards),
+            remedy="Narrow the glob to the shards of one build.",
+        ) from None
+
+
+def _count_records(file: str, config: DataConfig) -> int:
+    """Records of a file, read without touching a device.
+
+    Raises:
+        UserError: If the first record has other lengths, or one is damaged.
+    """
+    count = 0
+    try:
+        for serialized in tf.compat.v1.io.tf_record_iterator(file):
+            if not count:
+                _check_lengths(file, serialized, config)
+            count += 1
+    except tf.errors.DataLossError as error:
+        raise UserError(
+            f"{file} must be a whole TFRecord file", received=error.message
+        ) from None
+    return count
+
+
+def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
+    example = tf.train.Example.FromString(serialized)
+    stored = {}
+    for feature in features.FEATURES:
+        values = example.features.feature[feature.name]
+        stored[feature.name] = len(
+            values.float_list.value
+            if feature.dtype == "float32"
+            else values.int64_list.value
+        )
+    features.check_agreement(
+        f"the lengths of the features in {file}",
+        stored,
+        {
+            feature.name: feature.length(config)
+            for feature in features.FEATURES
+            if feature.name in READ_FEATURES
+        },
+        remedy="Set --max_seq_length and --max_predictions_per_seq to the "
+        "lengths of the records.",
+    )
 
 
 def _shuffled_stream(

@@ -16,6 +16,14 @@ PAPER_REFERENCE = {
 }
 
 
+def names(sentence_objective: str) -> tuple[str, ...]:
+    """The figures that `means` gives for a sentence objective."""
+    masked_lm = ("loss", "masked_lm_loss", "masked_lm_accuracy")
+    if sentence_objective == "none":
+        return masked_lm
+    return (*masked_lm, "sentence_order_loss", "sentence_order_accuracy")
+
+
 def means(sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Losses in nats and accuracies from 0 to 1.
 
@@ -24,15 +32,22 @@ def means(sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
     Returns:
         float32 scalars: masked_lm_loss, masked_lm_accuracy and, with a
-        sentence objective, sentence_order_loss, sentence_order_accuracy.
+        sentence objective, sentence_order_loss, sentence_order_accuracy;
+        loss is the sum of the losses.
     """
+    masked_lm_loss = _ratio(sums, "mlm", "loss")
     result = {
-        "masked_lm_loss": _ratio(sums, "mlm", "loss"),
+        "loss": masked_lm_loss,
+        "masked_lm_loss": masked_lm_loss,
         "masked_lm_accuracy": _ratio(sums, "mlm", "correct"),
     }
     if "sentence_weight_sum" in sums:
-        result["sentence_order_loss"] = _ratio(sums, "sentence", "loss")
-        result["sentence_order_accuracy"] = _ratio(sums, "sentence", "correct")
+        sentence_loss = _ratio(sums, "sentence", "loss")
+        result |= {
+            "loss": masked_lm_loss + sentence_loss,
+            "sentence_order_loss": sentence_loss,
+            "sentence_order_accuracy": _ratio(sums, "sentence", "correct"),
+        }
     return result
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf import metrics
-from albert_tf.files import full_disk_is_os_error, open_existing, write_text
+from albert_tf.files import open_existing, write_text
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_DIR = "tensorboard"
@@ -49,10 +49,7 @@ class RunLog:
             figures: Numbers by name.
         """
         line = {"split": split, "step": step, **figures}
-        with (
-            full_disk_is_os_error(self._path),
-            tf.io.gfile.GFile(self._path, "a") as file,
-        ):
+        with tf.io.gfile.GFile(self._path, "a") as file:
             file.write(json.dumps(line) + "\n")
         with self._writer.as_default():
             for name, value in figures.items():

@@ -14,7 +14,8 @@ command again continues an interrupted run. Evaluate the newest checkpoint:
     python -m albert_tf.run_pretraining --mode=eval --flagfile=... (as above)
 
 Exit status: 0 when all steps are done; 1 for an error that a person can
-mend; 130 (Ctrl-C) or 143 (SIGTERM) when stopped, after a checkpoint.
+mend; 130 (Ctrl-C) or 143 (SIGTERM) when stopped, after a checkpoint at the end
+of the current loop of --steps_per_loop updates. A second signal does not wait.
 """
 
 from albert_tf import flags

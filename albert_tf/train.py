@@ -1,20 +1,23 @@
 """A pretraining run, from top to bottom.
 
-1. set-up: devices, the run's directory; 2. data; 3. model and optimizer;
-4. state: restored from the newest checkpoint, if there is one; 5. the loop:
-an outer Python loop around `train_steps`, one `tf.function` that makes
-`steps_per_loop` updates without coming back to the host; 6. the end.
+1. data and the run's directory; 2. devices; 3. model and optimizer; 4. state:
+restored from the newest checkpoint, if there is one; 5. the loop: an outer
+Python loop around `train_steps`, one `tf.function` that makes `steps_per_loop`
+updates without coming back to the host; 6. the end.
 
 Keras 3 supplies the layers, not the loop: its `fit`, its clipping and its
 gradient accumulation are wrong or crash under strategies.
 """
 
 import dataclasses
+import functools
 import math
+import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import keras
@@ -36,8 +39,6 @@ from albert_tf.modeling.layers import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.optimizers import AdamW, make_optimizer
 from albert_tf.run_log import Progress, RunLog
-
-AllReduce = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,20 +84,7 @@ def train(config: PretrainingConfig) -> int:
     Raises:
         UserError: For settings, records or checkpoints that do not fit.
     """
-    # 1. Set-up.
-    strategy = distribution.make_strategy(config.distribution)
-    num_replicas = strategy.num_replicas_in_sync
-    per_replica_batch_size = distribution.per_replica_batch_size(
-        "global_batch_size",
-        config.data.global_batch_size,
-        num_replicas,
-        config.data.gradient_accumulation_steps,
-    )
-    is_chief = distribution.is_chief(strategy)
-    if not is_chief:
-        logging.set_verbosity(logging.WARNING)
-
-    # 2. Data.
+    # 1. Data and the run's directory, before any device is touched.
     records = input_pipeline.find_records(
         "input_file", config.data.input_file, config
     )
@@ -105,12 +93,27 @@ def train(config: PretrainingConfig) -> int:
         held_out = input_pipeline.find_records(
             "eval_input_file", config.data.eval_input_file, config
         )
-        input_pipeline.check_same_vocabulary(records, held_out)
+        input_pipeline.check_held_out(records, held_out)
+    checkpoints.check_run_dir(config, records)
+
+    # 2. Devices.
+    strategy = distribution.make_strategy(config.distribution)
+    num_replicas = strategy.num_replicas_in_sync
+    per_replica_batch_size = distribution.per_replica_batch_size(
+        "global_batch_size",
+        config.data.global_batch_size,
+        num_replicas,
+        config.data.gradient_accumulation_steps,
+    )
+    if held_out is not None:
         distribution.per_replica_batch_size(
             "eval_batch_size", config.data.eval_batch_size, num_replicas
         )
+    is_chief = distribution.is_chief(strategy)
     if is_chief:
-        checkpoints.prepare_run_dir(config, records)
+        checkpoints.write_run_dir(config, records)
+    else:
+        logging.set_verbosity(logging.WARNING)
 
     # 3. Model and optimizer.
     with strategy.scope():
@@ -167,10 +170,13 @@ def train(config: PretrainingConfig) -> int:
             timing = progress.advance(num_steps, rates == rates_in_program)
             rates_in_program = rates
             figures["dropout"] = rates.hidden
-            if not math.isfinite(figures["loss"]):
+            # The loss is that of the weights before the last update, the
+            # gradient is what that update was made of.
+            if not math.isfinite(figures["loss"] + figures["gradient_norm"]):
                 raise UserError(
-                    f"the loss must be finite at step {step}",
-                    received=figures["loss"],
+                    f"loss and gradients must be finite at step {step}",
+                    received=f"{figures['loss']} and, as the gradients' norm, "
+                    f"{figures['gradient_norm']}",
                     remedy="Lower --learning_rate (the paper's 0.00176 is "
                     "for a batch of 4096; scale it by the root of the batch) "
                     "and start again; checkpoints were kept.",
@@ -253,6 +259,10 @@ def make_train_steps(
         `replica_step`'s figures over the steps, and the last learning rate.
     """
     replica_step = make_replica_step(state, config)
+    figure_names = (
+        *metrics.names(config.training.sentence_objective),
+        "gradient_norm",
+    )
 
     @tf.function
     def train_steps(
@@ -260,10 +270,12 @@ def make_train_steps(
         num_steps: tf.Tensor,
         rates: schedules.DropoutRates,
     ) -> Mapping[str, tf.Tensor]:
-        totals = {name: tf.constant(0.0) for name in _figure_names(config)}
+        totals = {name: tf.constant(0.0) for name in figure_names}
         for _ in tf.range(num_steps):
+            # TPUStrategy makes tensors of all arguments: rates are none.
             per_replica = strategy.run(
-                replica_step, args=(next(batches), rates)
+                functools.partial(replica_step, rates=rates),
+                args=(next(batches),),
             )
             # Figures are equal on all replicas: take the first.
             figures = {
@@ -287,25 +299,19 @@ def make_train_steps(
 
 
 def make_replica_step(
-    state: TrainState,
-    config: PretrainingConfig,
-    all_reduce: AllReduce | None = None,
-    num_replicas: int | None = None,
+    state: TrainState, config: PretrainingConfig
 ) -> Callable[..., Mapping[str, tf.Tensor]]:
     """One update, as every replica makes it at the same time.
 
     Args:
         state: What is updated.
         config: The run.
-        all_reduce: Sums tensors over all replicas; by default by the
-            current strategy. A compiler for a slice that is not attached
-            supplies its own, together with `num_replicas`.
-        num_replicas: Replicas; by default the current strategy's.
 
     Returns:
         `replica_step(batch, rates)` for this replica's share of the batch;
-        it gives float32 scalars equal on all replicas: loss, the figures
-        of `metrics.means`, and gradient_norm, before clipping.
+        it gives float32 scalars equal on all replicas: the figures of
+        `metrics.means` and gradient_norm, of the whole batch, before global
+        clipping.
     """
     pretrainer = state.pretrainer
     num_parts = config.data.gradient_accumulation_steps
@@ -317,11 +323,9 @@ def make_replica_step(
         batch: input_pipeline.Batch, rates: schedules.DropoutRates
     ) -> Mapping[str, tf.Tensor]:
         context = tf.distribute.get_replica_context()
-        replicas = num_replicas or context.num_replicas_in_sync
-        reduce_sum = all_reduce or (
-            lambda tensors: context.all_reduce(
-                tf.distribute.ReduceOp.SUM, tensors
-            )
+        replicas = context.num_replicas_in_sync
+        reduce_sum = functools.partial(
+            context.all_reduce, tf.distribute.ReduceOp.SUM
         )
         seed = _replica_seed(
             config.training.seed, state.step, context.replica_id_in_sync_group
@@ -375,11 +379,7 @@ def make_replica_step(
         )
         state.step.assign_add(1)
 
-        figures = metrics.means(sums)
-        loss = figures["masked_lm_loss"] + figures.get(
-            "sentence_order_loss", 0.0
-        )
-        return {"loss": loss, **figures, "gradient_norm": gradient_norm}
+        return {**metrics.means(sums), "gradient_norm": gradient_norm}
 
     return replica_step
 
@@ -429,13 +429,6 @@ def _fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
     )
 
 
-def _figure_names(config: PretrainingConfig) -> list[str]:
-    names = ["loss", "masked_lm_loss", "masked_lm_accuracy", "gradient_norm"]
-    if config.training.sentence_objective != "none":
-        names += ["sentence_order_loss", "sentence_order_accuracy"]
-    return names
-
-
 def _run_steps(
     train_steps: Callable[..., Mapping[str, tf.Tensor]],
     batches: Any,
@@ -482,31 +475,47 @@ def _falls_on(step: int, every: int) -> bool:
 def _stop_on_signal(enabled: bool) -> Iterator[StopRequest]:
     """Turns SIGINT and SIGTERM into a request, and back at the end.
 
-    A second Ctrl-C ends the process at once. Several processes would not
-    stop at the same step, so theirs is left to the scheduler.
+    Python's own handlers wait until the loop on the device has ended, so a
+    thread listens: it answers at once, and a second signal ends the process.
+    Several processes would not stop at the same step, so theirs is left to
+    the scheduler.
     """
     request = StopRequest()
-    if not enabled:
+    if not enabled or threading.current_thread() is not threading.main_thread():
         yield request
         return
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
 
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        logging.warning("signal %d: stopping after this loop", number)
-        request.signal_number = number
-        signal.signal(number, previous[signal.Signals(number)])
+    def listen() -> None:
+        while received := receiver.recv(1):
+            number = received[0]
+            if request.signal_number:
+                os._exit(128 + number)
+            request.signal_number = number
+            logging.warning(
+                "signal %d: stopping, with a checkpoint, when this loop of at "
+                "most steps_per_loop updates has ended; a second signal ends "
+                "the process at once",
+                number,
+            )
 
-    previous = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    for number in previous:
-        signal.signal(number, note)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    # The handlers do nothing: that they are there makes Python write the
+    # number to the socket.
+    previous = {n: signal.signal(n, lambda *_: None) for n in numbers}
+    previous_descriptor = signal.set_wakeup_fd(sender.fileno())
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
     try:
         yield request
     finally:
+        signal.set_wakeup_fd(previous_descriptor)
         for number, handler in previous.items():
             signal.signal(number, handler)
+        sender.close()
+        listener.join()
+        receiver.close()
 
 
 def _log_summary(

@@ -42,10 +42,16 @@ from albert_tf.features import (
     METADATA_FILE,
     SCHEMA_VERSION,
     TOKENIZER_FILE,
+    UNFINISHED_FILE,
     RecordsMetadata,
     sha256_of,
 )
-from albert_tf.files import PARTIAL_SUFFIX, load_json_if_any, write_bytes
+from albert_tf.files import (
+    PARTIAL_SUFFIX,
+    is_remote,
+    load_json_if_any,
+    write_bytes,
+)
 from albert_tf.tokenization import Tokenizer
 from data_prep import corpus
 from data_prep.examples import (
@@ -58,8 +64,8 @@ from data_prep.examples import (
 )
 from data_prep.shuffle import Buckets, name_shard, write_shard
 
-# Stands in `output_dir` from the first to the last write of a build.
-UNFINISHED_FILE = "unfinished.json"
+# Where a build keeps what is not sorted yet; removed at its end.
+SCRATCH_DIR = ".build_tfrecords_scratch"
 
 # Characters of text that a process gets at a time.
 _BATCH_CHARACTERS = 1 << 17
@@ -227,10 +233,10 @@ def _scratch_directory(output_dir: str) -> Iterator[str]:
     Within `output_dir` if that is local, since there must be room anyway.
     What a killed build left is removed.
     """
-    if "://" in output_dir:
+    if is_remote(output_dir):
         scratch = tempfile.mkdtemp(prefix="build_tfrecords_")
     else:
-        scratch = os.path.join(output_dir, "scratch")
+        scratch = os.path.join(output_dir, SCRATCH_DIR)
         shutil.rmtree(scratch, ignore_errors=True)
         os.mkdir(scratch)
     try:

@@ -261,7 +261,6 @@ def _fill_features(
     shape = (len(pairs), max_seq_length)
     input_ids = np.zeros(shape, np.int32)
     token_boundary = np.zeros(shape, np.int32)
-    segment_ids = np.zeros(shape, np.int32)
     examples = np.arange(len(pairs))
     first_lengths = pairs[:, 1] - pairs[:, 0]
     second_lengths = pairs[:, 3] - pairs[:, 2]

@@ -348,7 +348,7 @@ def test_a_killed_build_goes_on_and_ends_alike(built, text_file, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (output_dir / TRAIN / "metadata.json").exists()
-    assert list((output_dir / "scratch").rglob("*.data"))
+    assert list((output_dir / build_tfrecords.SCRATCH_DIR).rglob("*.data"))
     # As if killed a moment later, between two shards.
     (output_dir / TRAIN).mkdir(exist_ok=True)
     (output_dir / TRAIN / "train-00000-of-00003.tfrecord").write_bytes(b"")

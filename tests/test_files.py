@@ -1,6 +1,5 @@
-import errno
-
 import pytest
+import tensorflow as tf
 
 from albert_tf import files
 from albert_tf.errors import UserError
@@ -11,19 +10,23 @@ def test_a_full_disk_leaves_the_old_file(small_disk):
     files.write_text(str(path), "old")
     with pytest.raises(OSError) as error:
         files.write_text(str(path), "new" * small_disk.free())
-    assert error.value.errno == errno.ENOSPC
+    assert files.is_full_disk(error.value)
     assert path.read_text() == "old"
 
 
-def test_the_error_of_tensorflow_for_a_full_disk_is_that_of_python(small_disk):
+def test_a_full_disk_is_known_from_tensorflow_s_error(small_disk):
     path = str(small_disk / "shard")
-    with pytest.raises(OSError) as error, files.written_whole(path) as partial:
-        import tensorflow as tf
-
-        with tf.io.gfile.GFile(partial, "wb") as file:
-            file.write(bytes(2 * small_disk.free()))
-    assert error.value.errno == errno.ENOSPC
+    with (
+        pytest.raises(tf.errors.ResourceExhaustedError) as error,
+        files.written_whole(path) as partial,
+        tf.io.gfile.GFile(partial, "wb") as file,
+    ):
+        file.write(bytes(2 * small_disk.free()))
+    assert files.is_full_disk(error.value)
     assert not (small_disk / "shard").exists()
+
+    out_of_memory = tf.errors.ResourceExhaustedError(None, None, "OOM")
+    assert not files.is_full_disk(out_of_memory)
 
 
 def test_a_block_that_fails_leaves_no_file_of_the_final_name(tmp_path):

@@ -167,19 +167,52 @@ def test_records_of_another_length_are_refused_with_both_values(
     assert "max_predictions_per_seq is 6 there and 5 here" in str(error.value)
 
 
-def test_held_out_records_of_another_vocabulary_are_refused(
-    tiny_records, config, records, tmp_path
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
+)
+def test_held_out_records_of_other_pieces_are_refused(
+    tiny_records, config, records, tmp_path, name, value
 ):
     other = tmp_path / "eval"
     shutil.copytree(tiny_records / "eval", other)
     metadata = json.loads((other / "metadata.json").read_text())
-    metadata["vocabulary_sha256"] = "0" * 64
+    metadata[name] = value
     (other / "metadata.json").write_text(json.dumps(metadata))
     held_out = input_pipeline.find_records(
         "eval_input_file", [f"{other}/*.tfrecord"], config
     )
-    with pytest.raises(UserError, match="vocabulary_sha256 is '000"):
-        input_pipeline.check_same_vocabulary(records, held_out)
+    with pytest.raises(UserError, match=f"{name} is {value!r} there and"):
+        input_pipeline.check_held_out(records, held_out)
+    both = [*config.data.input_file, f"{other}/*.tfrecord"]
+    with pytest.raises(UserError, match=f"{name} is "):
+        input_pipeline.find_records("input_file", both, config)
+
+
+def test_records_to_train_on_are_not_held_out(records):
+    with pytest.raises(UserError, match="eval_input_file must hold no file"):
+        input_pipeline.check_held_out(records, records)
+
+
+def test_the_shards_of_a_build_that_has_not_ended_are_refused(
+    tiny_records, config, tmp_path
+):
+    shutil.copytree(tiny_records / "train", tmp_path / "train")
+    (tmp_path / "train" / "metadata.json").unlink()
+    (tmp_path / "unfinished.json").write_text("{}")
+    with pytest.raises(UserError, match="a build that has not ended"):
+        input_pipeline.find_records(
+            "input_file", [f"{tmp_path}/train/*.tfrecord"], config
+        )
+
+
+def test_a_torn_file_without_metadata_is_named(tiny_records, config, tmp_path):
+    file = next((tiny_records / "train").glob("*.tfrecord"))
+    (tmp_path / "torn.tfrecord").write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"torn\.tfrecord must be a whole"):
+        input_pipeline.find_records(
+            "input_file", [f"{tmp_path}/*.tfrecord"], config
+        )
 
 
 def test_records_without_metadata_are_counted_and_read(
@@ -204,7 +237,7 @@ def test_records_without_metadata_of_another_length_are_refused(
     config = tiny_run.make_config(
         tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
     )
-    with pytest.raises(UserError, match="max_seq_length 24"):
+    with pytest.raises(UserError, match="input_ids is 32 there and 24 here"):
         input_pipeline.find_records(
             "input_file", [f"{tmp_path}/*.tfrecord"], config
         )

@@ -13,8 +13,10 @@ def test_means_divide_by_the_weights_of_each_task():
         "sentence_weight_sum": 5.0,
     }
     figures = {k: float(v) for k, v in metrics.means(sums).items()}
+    assert set(figures) == set(metrics.names("sop"))
     assert figures == pytest.approx(
         {
+            "loss": 4.35,
             "masked_lm_loss": 3.75,
             "masked_lm_accuracy": 0.5,
             "sentence_order_loss": 0.6,
@@ -29,7 +31,9 @@ def test_nothing_masked_is_no_loss_rather_than_nan():
         "mlm_correct_sum": 0.0,
         "mlm_weight_sum": 0.0,
     }
-    assert float(metrics.means(sums)["masked_lm_loss"]) == 0.0
+    figures = metrics.means(sums)
+    assert float(figures["masked_lm_loss"]) == 0.0
+    assert tuple(figures) == metrics.names("none")
 
 
 def test_the_paper_s_figures_are_those_of_table_5():

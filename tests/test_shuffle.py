@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.files import is_full_disk
 from data_prep.shuffle import Buckets, name_shard, write_shard
 
 
@@ -77,11 +78,12 @@ def test_a_shard_has_its_name_only_when_it_is_whole(tmp_path):
     assert not (tmp_path / "a.tfrecord").exists()
 
 
-def test_a_full_disk_is_an_oserror_and_leaves_what_is_there(tmp_path):
+def test_a_full_disk_is_known_as_such_and_leaves_what_is_there(tmp_path):
     """/dev/full is a disk without room; the shard is a link to it."""
     whole = tmp_path / "a.tfrecord"
     whole.write_bytes(b"from before")
     (tmp_path / "a.tfrecord.partial").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(tf.errors.ResourceExhaustedError) as error:
         write_shard(str(tmp_path), "a.tfrecord", iter([b"x" * 99]))
+    assert is_full_disk(error.value)
     assert whole.read_bytes() == b"from before"

@@ -1,7 +1,9 @@
+import itertools
 import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_run
+from tensorflow.python.tpu import tpu
 
 from albert_tf import distribution, input_pipeline, train
 from albert_tf.errors import UserError
@@ -66,16 +69,22 @@ def operations(program):
     return {node.op for node in nodes}
 
 
-@pytest.mark.parametrize("clip_scope", ["global", "per_replica"])
-def test_one_replica_equals_published_arithmetic_on_any_number(
-    tiny_records, tmp_path, clip_scope
+@pytest.mark.parametrize(
+    ("clip_scope", "clip_norm"), [("global", 0.01), ("per_replica", 1000.0)]
+)
+def test_two_replicas_give_what_one_gives_on_the_joint_batch(
+    tiny_records, tmp_path, clip_scope, clip_norm
 ):
-    """Two replicas give what one gives on the joint batch.
+    """Clipping by replica is loose here: it has no joint counterpart.
 
-    The clipping is loose here: clipped alone, replicas' gradients have no
-    joint counterpart.
+    AdamW without decay, since its updates show the gradients' size at once.
     """
-    settings = {"clip_scope": clip_scope, "clip_norm": 1000.0}
+    settings = {
+        "clip_scope": clip_scope,
+        "clip_norm": clip_norm,
+        "optimizer": "adamw",
+        "epsilon": 0.1,
+    }
     config = tiny_run.make_config(tiny_records, tmp_path, **settings)
     mirrored = tiny_run.make_config(
         tiny_records,
@@ -94,10 +103,8 @@ def test_one_replica_equals_published_arithmetic_on_any_number(
 def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
     tiny_records, tmp_path
 ):
-    """The means of replicas' means would differ from the joint mean."""
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, strategy="mirrored", num_logical_cpus=2
-    )
+    """The mean of replicas' means would be another gradient."""
+    config = tiny_run.make_config(tiny_records, tmp_path, optimizer="adamw")
     records = input_pipeline.find_records(
         "input_file", config.data.input_file, config
     )
@@ -106,13 +113,84 @@ def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
     weights = batch["masked_lm_weights"].numpy().sum(axis=1)
     assert weights[:4].sum() != weights[4:].sum(), "the case must be there"
 
-    figures, _, _ = run_steps(config, num_steps=1)
-    alone, _, _ = run_steps(
-        tiny_run.make_config(tiny_records, tmp_path), num_steps=1
+    figures, alone, _ = run_steps(config, num_steps=1)
+    mirrored = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        optimizer="adamw",
+        strategy="mirrored",
+        num_logical_cpus=2,
     )
+    figures_of_two, together, _ = run_steps(mirrored, num_steps=1)
     np.testing.assert_allclose(
-        figures["masked_lm_loss"], alone["masked_lm_loss"], rtol=1e-6
+        figures_of_two["masked_lm_loss"], figures["masked_lm_loss"], rtol=1e-6
     )
+    # The first moment after one update is a tenth of the gradient.
+    name = "albert/masked_lm/output_bias/m"
+    np.testing.assert_allclose(
+        together[name], alone[name], rtol=1e-3, atol=1e-7
+    )
+
+
+def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
+    """`tpu.replicate` makes tensors of all arguments of a replica's function.
+
+    Dropout rates must stay Python numbers there, and shapes be static.
+    """
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    state = train.make_state(config)
+    seen = {}
+
+    class TracedError(Exception):
+        """Ends the tracing where compiling for a TPU would begin."""
+
+    class TpuLike:
+        """Runs a replica's function as TPUStrategy does, and no further."""
+
+        def run(self, function, args):
+            def replica(*flat):
+                ids = dict(zip(batch, flat, strict=True))
+                assert all(v.shape.is_fully_defined() for v in flat)
+                seen.update(function(ids))
+                raise TracedError
+
+            tpu.replicate(replica, [list(args[0].values())])
+
+        def experimental_local_results(self, value):
+            raise AssertionError("not reached")
+
+    steps = train.make_train_steps(TpuLike(), state, config)
+    for rates in (NO_DROPOUT, DropoutRates(0.1, 0.1)):
+        with pytest.raises(TracedError):
+            steps(itertools.repeat(dict(batch)), tf.constant(1), rates)
+        assert "loss" in seen
+        seen.clear()
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+def test_bfloat16_trains_close_to_float32(tiny_records, tmp_path, strategy):
+    devices = {
+        "strategy": strategy,
+        "num_logical_cpus": 2 if strategy == "mirrored" else 1,
+    }
+    exact, weights, _ = run_steps(
+        tiny_run.make_config(tiny_records, tmp_path, **devices)
+    )
+    rounded, rounded_weights, _ = run_steps(
+        tiny_run.make_config(
+            tiny_records, tmp_path, precision="mixed_bfloat16", **devices
+        )
+    )
+    assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.01)
+    assert rounded["loss"] != exact["loss"]
+    assert {v.dtype for v in rounded_weights.values()} == {
+        v.dtype for v in weights.values()
+    }
 
 
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
@@ -247,9 +325,13 @@ def weights_of(run_dir):
     }
 
 
-def start(config, tmp_path):
+def start(config, tmp_path, **environment):
     flags = tiny_run.as_flags(config, tmp_path / "model.json")
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        **environment,
+    }
     # A file, since nobody empties a pipe.
     with open(tmp_path / "log", "a") as log:
         return subprocess.Popen(
@@ -261,6 +343,15 @@ def start(config, tmp_path):
 
 def log_of(tmp_path):
     return (tmp_path / "log").read_text()[-5000:]
+
+
+def wait_for_log(tmp_path, text):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if text in log_of(tmp_path):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {text!r} within 120 s")
 
 
 def wait_for_step(run_dir, step):
@@ -315,6 +406,72 @@ def test_a_killed_or_stopped_run_ends_as_one_left_alone(tiny_records, tmp_path):
         np.testing.assert_array_equal(resumed[name], value, err_msg=name)
 
 
+def test_a_second_signal_does_not_wait_for_the_loop(tiny_records, tmp_path):
+    """A loop that takes minutes ends by the second, with its signal."""
+    run = start(
+        tiny_run.make_config(
+            tiny_records,
+            tmp_path / "run",
+            num_train_steps=10**6,
+            steps_per_loop=10**6,
+            save_checkpoints_steps=10**6,
+            eval_input_file=(),
+        ),
+        tmp_path,
+    )
+    wait_for_log(tmp_path, "tracing the step")
+    run.send_signal(signal.SIGTERM)
+    wait_for_log(tmp_path, "signal 15: stopping")
+    time.sleep(1)
+    assert run.poll() is None
+    run.send_signal(signal.SIGINT)
+    assert run.wait(timeout=20) == 128 + signal.SIGINT
+
+
+def test_two_workers_give_what_one_process_gives(tiny_records, tmp_path):
+    # Dropout's masks differ by replica, as they must.
+    settings = {"dropout_schedule": "0:0.0"}
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "alone", num_train_steps=4, **settings
+    )
+    train.train(config)
+    ports = []
+    for _ in range(2):
+        with socket.socket() as listener:
+            listener.bind(("localhost", 0))
+            ports.append(listener.getsockname()[1])
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    workers = [
+        start(
+            tiny_run.make_config(
+                tiny_records,
+                tmp_path / "together",
+                num_train_steps=4,
+                strategy="multi_worker",
+                **settings,
+            ),
+            tmp_path,
+            TF_CONFIG=json.dumps(
+                {"cluster": cluster, "task": {"type": "worker", "index": i}}
+            ),
+        )
+        for i in range(2)
+    ]
+    for worker in workers:
+        assert worker.wait(timeout=300) == 0, log_of(tmp_path)
+
+    alone = lines_without_timing(tmp_path / "alone")
+    together = lines_without_timing(tmp_path / "together")
+    assert len(alone) == len(together) == 3
+    for expected, line in zip(alone, together, strict=True):
+        assert line.pop("split") == expected.pop("split")
+        assert line == pytest.approx(expected, rel=1e-4)
+    # The second worker leaves nothing of its own behind.
+    assert sorted(p.name for p in (tmp_path / "together").iterdir()) == sorted(
+        p.name for p in (tmp_path / "alone").iterdir()
+    )
+
+
 def test_a_finished_run_started_again_trains_no_more(tiny_records, tmp_path):
     config = tiny_run.make_config(tiny_records, tmp_path)
     train.train(config)
@@ -363,7 +520,7 @@ def test_a_diverged_run_stops_and_keeps_its_checkpoints(tiny_records, tmp_path):
         save_checkpoints_steps=2,
         clip_norm=0.0,
     )
-    with pytest.raises(UserError, match="the loss must be finite at step"):
+    with pytest.raises(UserError, match="loss and gradients must be finite"):
         train.train(config)
     assert tf.train.latest_checkpoint(tmp_path / "checkpoints")
 
