@@ -1,5 +1,6 @@
 """Strategies: which devices a run uses, and what each of them gets."""
 
+import functools
 import json
 import os
 
@@ -125,7 +126,14 @@ def _one_device_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
 
 
 def _mirrored_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
-    return tf.distribute.MirroredStrategy(_local_devices(config))
+    return _mirrored_over(tuple(_local_devices(config)))
+
+
+@functools.cache
+def _mirrored_over(devices: tuple[str, ...]) -> tf.distribute.Strategy:
+    # One for a process: a second one on the same devices would number its
+    # collectives from the start again, and they fail where shapes differ.
+    return tf.distribute.MirroredStrategy(devices)
 
 
 def _multi_worker_strategy(

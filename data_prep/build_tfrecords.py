@@ -62,6 +62,7 @@ from data_prep.examples import (
     build_examples,
     unigram_entropy,
 )
+from data_prep.progress import show_bytes
 from data_prep.shuffle import Buckets, name_shard, write_shard
 
 # Where a build keeps what is not sorted yet; removed at its end.
@@ -108,7 +109,7 @@ def main(config: RecordsConfig) -> None:
     tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
     paths = corpus.find_inputs(config.input_file)
     num_bytes = corpus.count_bytes(paths)
-    with _progress("reading inputs", num_bytes, "B") as bar:
+    with show_bytes("reading inputs", num_bytes) as bar:
         digests = corpus.digest_inputs(paths, bar.update)
     inputs_sha256 = _digest_settings(config, tokenizer, digests)
     if _is_up_to_date(config.output_dir, inputs_sha256, config.overwrite):
@@ -128,7 +129,7 @@ def main(config: RecordsConfig) -> None:
             buckets[split] = Buckets(
                 os.path.join(scratch, split), num_shards[split]
             )
-        with _progress("making examples", num_bytes, "B") as bar:
+        with show_bytes("making examples", num_bytes) as bar:
             totals = _make_examples(config, paths, vocabulary, buckets, bar)
         _check_not_empty(config, totals)
         _remove_old_records(config.output_dir, inputs_sha256)
@@ -149,13 +150,6 @@ def main(config: RecordsConfig) -> None:
             )
             _log_summary(directory, metadata, totals.counts[split])
     tf.io.gfile.remove(posixpath.join(config.output_dir, UNFINISHED_FILE))
-
-
-def _progress(what: str, total: int, unit: str) -> Any:
-    """A bar with rate and remaining time."""
-    return tqdm(
-        desc=what, total=total, unit=unit, unit_scale=True, mininterval=1
-    )
 
 
 def _digest_settings(

@@ -18,7 +18,6 @@ from typing import Any
 
 import sentencepiece
 from absl import logging
-from tqdm import tqdm
 
 from albert_tf import flags
 from albert_tf.config import TokenizerConfig
@@ -35,6 +34,7 @@ from albert_tf.features import (
 from albert_tf.files import load_json_if_any, open_existing, write_bytes
 from albert_tf.tokenization import Tokenizer, normalize
 from data_prep import corpus
+from data_prep.progress import show_bytes
 
 # Punctuation that is always a piece of its own, as published.
 USER_DEFINED_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # noqa: RUF001
@@ -63,7 +63,7 @@ def main(config: TokenizerConfig) -> None:
     config.require("input_file", "model_prefix")
     paths = corpus.find_inputs(config.input_file)
     num_bytes = corpus.count_bytes(paths)
-    with _progress("reading inputs", num_bytes) as bar:
+    with show_bytes("reading inputs", num_bytes) as bar:
         digests = corpus.digest_inputs(paths, bar.update)
     described = _describe(config, digests)
     if _is_up_to_date(config, described):
@@ -87,13 +87,6 @@ def main(config: TokenizerConfig) -> None:
         num_pieces / num_words,
         len(sample),
         ", ".join(f"{n} {what}" for what, n in skipped.items()) or "nothing",
-    )
-
-
-def _progress(what: str, num_bytes: int) -> Any:
-    """A bar with rate and remaining time."""
-    return tqdm(
-        desc=what, total=num_bytes, unit="B", unit_scale=True, mininterval=1
     )
 
 
@@ -141,7 +134,7 @@ def _read_sentences(
     sample: list[str],
 ) -> Iterator[str]:
     """Normalised sentences; the first ones are kept in `sample`."""
-    with _progress("reading sentences", num_bytes) as bar:
+    with show_bytes("reading sentences", num_bytes) as bar:
         for document in corpus.read_documents(
             paths, config.on_bad_utf8, bar.update, skipped
         ):
