@@ -28,6 +28,13 @@ def test_variables_come_back_by_path(tmp_path):
         np.testing.assert_array_equal(restored[name], variable)
 
 
+def test_what_a_worker_but_the_chief_saves_is_not_kept(tmp_path):
+    variables = {"kernel": tf.Variable(tf.zeros((2,)))}
+    store = checkpoints.CheckpointStore(str(tmp_path), variables, writes=False)
+    store.save(3)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_new_run_has_nothing_to_restore(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (2,)})
     assert store.restore() is None
