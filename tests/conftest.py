@@ -16,6 +16,8 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 4,
 )
+# Used at once, so that no test can split it otherwise.
+assert len(tf.config.list_logical_devices("CPU")) == 4
 
 
 @pytest.fixture
