@@ -90,15 +90,15 @@ demo: $(VENV)/installed
 	@echo "3/6 pretraining, and evaluation on the held-out records"
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo.flags
-	@echo "4/6 export"
+	@echo "4/6 export, some 10 seconds"
 	$(BIN)/python -m albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
-	@echo "5/6 masks filled by the SavedModel, loaded in a process of its own"
+	@echo "5/6 masks filled by the SavedModel, in a process of its own, some 10 seconds"
 	$(BIN)/python -m albert_tf.fill_mask --saved_model_dir=$(DEMO)/saved_model \
 	    --text='The city is the [MASK] of the country.' \
 	    --text='He was one of the [MASK] important scientists of his time.' \
 	    --text='"I do not know," said [MASK].'
-	@echo "6/6 curves"
+	@echo "6/6 curves, some 10 seconds"
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
 	@echo
