@@ -142,7 +142,8 @@ def run(
         except Exception as error:
             if not is_full_disk(error):
                 raise
-            reason = str(error).splitlines()[0]
+            # TensorFlow puts the operation in braces before the message.
+            reason = str(error).splitlines()[0].rpartition("}} ")[2]
             print(
                 f"error: the disk is full: {reason}. Finished work is kept; "
                 "free some space and run the same command again.",

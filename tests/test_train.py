@@ -14,7 +14,7 @@ import tensorflow as tf
 import tiny_run
 from tensorflow.python.tpu import tpu
 
-from albert_tf import distribution, input_pipeline, train
+from albert_tf import distribution, input_pipeline, losses, train
 from albert_tf.errors import UserError
 from albert_tf.modeling.layers import Dropout
 from albert_tf.run_log import read_metrics
@@ -215,39 +215,93 @@ def test_gradient_accumulation_does_not_change_the_update(
     )
 
 
-def test_global_clipping_bounds_the_joint_gradient(tiny_records, tmp_path):
-    """AdamW's first moment after one update is 0.1 times the gradient."""
-    norms = {}
-    for clip_norm in (0.0, 0.01):
-        config = tiny_run.make_config(
-            tiny_records, tmp_path, clip_norm=clip_norm, optimizer="adamw"
+def gradients_by_share(config, num_shares):
+    """Gradients of each share's part of the joint loss, and their norms."""
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    mlm_weight = tf.reduce_sum(batch["masked_lm_weights"])
+    pretrainer = train.make_state(config).pretrainer
+    size = config.data.global_batch_size // num_shares
+    shares = []
+    for first in range(0, config.data.global_batch_size, size):
+        share = {k: v[first : first + size] for k, v in batch.items()}
+        with tf.GradientTape() as tape:
+            sums = losses.pretraining_sums(pretrainer(share), share)
+            loss = sums["mlm_loss_sum"] / mlm_weight
+            loss += sums["sentence_loss_sum"] / config.data.global_batch_size
+        variables = pretrainer.trainable_variables
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        shares.append(
+            {
+                v.path: tf.convert_to_tensor(g).numpy().astype(np.float64)
+                for v, g in zip(variables, gradients, strict=True)
+            }
         )
-        figures, weights, _ = run_steps(config, num_steps=1)
-        moments = [v for name, v in weights.items() if name.endswith("/m")]
-        norm = np.sqrt(sum(np.square(m).sum() for m in moments)) / 0.1
-        norms[clip_norm] = norm
-        # The norm is logged as it was before clipping.
-        np.testing.assert_allclose(
-            figures["gradient_norm"], norms[0.0], rtol=1e-4
-        )
-    assert norms[0.0] > 0.1
-    np.testing.assert_allclose(norms[0.01], 0.01, rtol=1e-4)
+    return shares
 
 
-def test_per_replica_clipping_averages_clipped_gradients(
-    tiny_records, tmp_path
-):
-    """As published: |mean of two clipped| <= clip, and shorter unless equal."""
+def clip(gradients, norm):
+    """Scaled down to a global norm, where they exceed it."""
+    length = np.sqrt(sum(np.square(g).sum() for g in gradients.values()))
+    return {k: g * min(1, norm / length) for k, g in gradients.items()}
+
+
+def mean(shares):
+    return {k: sum(s[k] for s in shares) / len(shares) for k in shares[0]}
+
+
+@pytest.mark.parametrize("clip_scope", ["global", "per_replica"])
+def test_clipping_is_the_formula_s(tiny_records, tmp_path, clip_scope):
+    """On two replicas, against NumPy.
+
+    Global: the joint gradient, clipped. As published: each replica's mean
+    gradient, twice its part of the joint one, clipped; then their mean.
+    """
     config = tiny_run.make_config(
         tiny_records,
         tmp_path,
-        clip_norm=0.01,
-        clip_scope="per_replica",
+        optimizer="adamw",
+        # Above the norm of a replica's part, below that of its mean.
+        clip_norm=0.6,
+        clip_scope=clip_scope,
         strategy="mirrored",
         num_logical_cpus=2,
     )
-    figures, _, _ = run_steps(config, num_steps=1)
-    assert 0.001 < figures["gradient_norm"] < 0.00999
+    own_means = [
+        {k: 2 * g for k, g in share.items()}
+        for share in gradients_by_share(config, 2)
+    ]
+    expected = {
+        "global": clip(mean(own_means), 0.6),
+        "per_replica": mean([clip(own, 0.6) for own in own_means]),
+    }
+    other = {"global": "per_replica", "per_replica": "global"}[clip_scope]
+    _, weights, _ = run_steps(config, num_steps=1)
+
+    differs = 0.0
+    for path, gradient in expected[clip_scope].items():
+        # The first moment after one update is a tenth of the gradient.
+        moment = weights[f"{path}/m"]
+        np.testing.assert_allclose(
+            moment, 0.1 * gradient, rtol=1e-3, atol=1e-7, err_msg=path
+        )
+        differs = max(differs, np.abs(expected[other][path] - gradient).max())
+    assert differs > 1e-4, "the two ways must differ here"
+
+
+def test_the_norm_is_logged_as_it_was_before_clipping(tiny_records, tmp_path):
+    norms = [
+        run_steps(
+            tiny_run.make_config(tiny_records, tmp_path, clip_norm=clip_norm),
+            num_steps=1,
+        )[0]["gradient_norm"]
+        for clip_norm in (0.0, 0.01)
+    ]
+    assert norms[0] > 0.1
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-6)
 
 
 def test_rate_0_puts_no_random_operation_into_the_program(
