@@ -22,6 +22,7 @@ setup(
     package_data={"data_prep": ["sample_corpus/*"]},
     install_requires=[
         "absl-py>=2.1",
+        "google-crc32c>=1.5",  # the checksums of TFRecord files
         "keras>=3.12,<4",
         "matplotlib>=3.8",
         "numpy>=2.0",
@@ -30,6 +31,7 @@ setup(
         "sentencepiece>=0.2.0,<=0.2.1",
         "tensorboard>=2.20,<2.22",  # not installed by TensorFlow 2.21
         "tqdm>=4.66",
+        "zstandard>=0.22",
     ],
     extras_require={
         "cpu": ["tensorflow>=2.20,<2.22"],

@@ -369,11 +369,29 @@ class RecordsConfig(CorpusConfig, SequenceConfig):
     spm_model_file: str = setting(
         "", "SentencePiece model of the vocabulary, e.g. build/spm.model."
     )
+    sentence_objective: str = setting(
+        "sop",
+        "Second segment: the text that follows, half of the time swapped with "
+        "the first (sop); half of the time that of another document (nsp, "
+        "BERT's); or no second segment (none).",
+        choices=SENTENCE_OBJECTIVES,
+    )
+    masking: str = setting(
+        "static",
+        "Mask train/ when it is built (static, as published), or leave it to "
+        "training, which masks each epoch anew (dynamic): --dupe_factor=1 is "
+        "then enough. eval/ is always static.",
+        choices=("static", "dynamic"),
+    )
     masked_lm_prob: float = setting(
         0.15, "Share of the pieces to mask.", at_least=0.001, below=1
     )
     ngram: int = setting(
         3, "N, longest masked span in words; p(n) ~ 1/n.", at_least=1
+    )
+    deduplicate: bool = setting(
+        False,
+        "Keep one of several documents that are equal after normalisation.",
     )
     short_seq_prob: float = setting(
         0.1,
@@ -397,6 +415,13 @@ class RecordsConfig(CorpusConfig, SequenceConfig):
         0,
         "Processes; 0 is one a core. Has no influence on the records.",
         at_least=0,
+    )
+    scratch_dir: str = setting(
+        "",
+        "Local directory for what is not shuffled yet, about a third of the "
+        "size of the records; an interrupted build goes on from it. Default: "
+        "in output_dir, or, if that is gs://, in the system's place for "
+        "temporary files.",
     )
     overwrite: bool = setting(
         False, "Replace records made with other settings."

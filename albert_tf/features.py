@@ -25,7 +25,7 @@ METADATA_FILE = "metadata.json"
 TOKENIZER_FILE = "spiece.model"
 # Stands in the directory above from the first to the last write of a build.
 UNFINISHED_FILE = "unfinished.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +77,14 @@ FEATURES = (
 )
 
 
+# What training makes itself where masking is dynamic.
+MASK_FEATURES = (
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "masked_lm_weights",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordsMetadata:
     """What `metadata.json` says of the shards beside it.
@@ -86,16 +94,22 @@ class RecordsMetadata:
         max_seq_length, max_predictions_per_seq: Lengths of the features.
         vocab_size: Pieces of the vocabulary.
         vocabulary_sha256: Of the SentencePiece model file.
+        vocabulary_kind: "published" or "self_contained", see
+            `tokenization.Tokenizer`.
         do_lower_case: Whether text was lower-cased before it.
         sentence_objective: "sop", "nsp" or "none".
+        masking: "static", or "dynamic" for records without masks.
         masked_lm_prob, ngram, short_seq_prob, dupe_factor, seed: As built.
         num_documents: Documents that gave examples.
+        num_duplicate_documents: Those of them equal to another after
+            normalisation, beyond the first; left out where deduplicated.
         num_examples: Records in all shards.
         num_pieces: Real pieces in all records, special ones included.
-        num_masked: Masked pieces in all records.
+        num_masked: Masked pieces in all records; 0 where masking is dynamic.
         unigram_entropy_nats: Entropy of the corpus' piece distribution: the
             masked-LM loss of a model that knows nothing but frequencies.
         shards: Records in each shard, by file name, in order.
+        checksums: SHA-256 of each shard file, by file name.
         skipped: Counts of what was left out, by reason.
         inputs_sha256: Of the settings and input text; equal for equal
             records.
@@ -105,19 +119,23 @@ class RecordsMetadata:
     max_predictions_per_seq: int
     vocab_size: int
     vocabulary_sha256: str
+    vocabulary_kind: str
     do_lower_case: bool
     sentence_objective: str
+    masking: str
     masked_lm_prob: float
     ngram: int
     short_seq_prob: float
     dupe_factor: int
     seed: int
     num_documents: int
+    num_duplicate_documents: int
     num_examples: int
     num_pieces: int
     num_masked: int
     unigram_entropy_nats: float
     shards: dict[str, int]
+    checksums: dict[str, str]
     skipped: dict[str, int]
     inputs_sha256: str
     schema_version: int = SCHEMA_VERSION
