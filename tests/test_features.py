@@ -78,7 +78,7 @@ def test_metadata_survives_its_file(tmp_path):
 
 def test_metadata_of_another_schema_is_refused(tmp_path):
     other = dataclasses.replace(METADATA, schema_version=99)
-    with pytest.raises(UserError, match=r"schema_version .* must be 1\. .*99"):
+    with pytest.raises(UserError, match=r"schema_version .* must be 2\. .*99"):
         read_metadata(write(tmp_path, other.to_json()))
 
 
