@@ -1,0 +1,139 @@
+"""Against TensorFlow's own writer and reader."""
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from data_prep import tfrecord_files
+from data_prep.tfrecord_files import TFRecordWriter, read_records
+
+HEAD, CHECKSUM = 12, 4
+
+
+def make_records(sizes, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.bytes(size) for size in sizes]
+
+
+def write(path, records):
+    with open(path, "wb") as file, TFRecordWriter(file) as writer:
+        for record in records:
+            writer.write(record)
+    return writer
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return list(read_records(file))
+
+
+@pytest.fixture
+def small_buffer(monkeypatch):
+    """Records longer than a buffer, and buffers ending in all their parts."""
+    monkeypatch.setattr(tfrecord_files, "_BUFFER_BYTES", 61)
+
+
+def test_bytes_are_those_of_tensorflow(tmp_path, small_buffer):
+    """Empty records and records of one to three bytes of length, too."""
+    records = make_records([0, 1, 5, 255, 256, 3000, 70_000, 0])
+    writer = write(tmp_path / "ours", records)
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as theirs:
+        for record in records:
+            theirs.write(record)
+    content = (tmp_path / "ours").read_bytes()
+    assert content == (tmp_path / "theirs").read_bytes()
+    assert writer.num_records == len(records)
+    assert writer.num_bytes == len(content)
+    assert writer.sha256() == hashlib.sha256(content).hexdigest()
+
+
+def test_tensorflow_reads_what_is_written(tmp_path):
+    records = make_records([3000] * 2000)
+    write(tmp_path / "ours", records)
+    dataset = tf.data.TFRecordDataset(str(tmp_path / "ours"))
+    assert list(dataset.as_numpy_iterator()) == records
+
+
+def test_nothing_more_is_written_after_an_error(tmp_path):
+    file = io.BytesIO()
+    with pytest.raises(KeyError), TFRecordWriter(file) as writer:
+        writer.write(b"abc")
+        raise KeyError
+    assert file.getvalue() == b""
+
+
+def test_the_digest_covers_records_still_waiting():
+    file = io.BytesIO()
+    writer = TFRecordWriter(file)
+    writer.write(b"abc")
+    digest = writer.sha256()
+    assert digest == hashlib.sha256(file.getvalue()).hexdigest()
+    assert writer.num_bytes == HEAD + 3 + CHECKSUM
+
+
+def test_what_is_written_is_read(tmp_path, small_buffer):
+    records = make_records([0, 40, 41, 61, 62, 200, 1, 17, 45, 46, 47, 0])
+    write(tmp_path / "file", records)
+    found = read(tmp_path / "file")
+    assert [r.content for r in found] == records
+    assert [r.index for r in found] == list(range(len(records)))
+    sizes = [HEAD + len(record) + CHECKSUM for record in records]
+    assert [r.offset for r in found] == np.cumsum([0, *sizes[:-1]]).tolist()
+    assert not any(r.fault for r in found)
+
+
+def test_an_empty_file_holds_no_record(tmp_path):
+    write(tmp_path / "file", [])
+    assert read(tmp_path / "file") == []
+
+
+@pytest.mark.parametrize("part", ["length", "its checksum", "content", "last"])
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, part, small_buffer):
+    """In the second of three records; TensorFlow refuses the same."""
+    records = make_records([30, 50, 40])
+    begin = HEAD + 30 + CHECKSUM
+    place, fault, num_read = {
+        "length": (begin, "length", 2),
+        "its checksum": (begin + 8, "length", 2),
+        "content": (begin + HEAD + 49, "content", 3),
+        "last": (begin + HEAD + 50, "content", 3),
+    }[part]
+    path = tmp_path / "file"
+    write(path, records)
+    content = bytearray(path.read_bytes())
+    for bit in range(8):
+        flipped = content.copy()
+        flipped[place] ^= 1 << bit
+        path.write_bytes(flipped)
+        found = read(path)
+        assert len(found) == num_read
+        assert [bool(r.fault) for r in found] == [False, True, False][:num_read]
+        assert (found[1].index, found[1].offset) == (1, begin)
+        assert found[1].content == b""
+        assert f"checksum of the {fault} must agree" in found[1].fault
+        assert all(
+            record.content == records[i]
+            for i, record in enumerate(found)
+            if not record.fault
+        )
+        with pytest.raises(tf.errors.DataLossError):
+            list(tf.data.TFRecordDataset(str(path)))
+
+
+def test_an_end_within_a_record_is_found_at_every_byte(tmp_path, small_buffer):
+    records = make_records([30, 50])
+    path = tmp_path / "file"
+    write(path, records)
+    content = path.read_bytes()
+    begin = HEAD + 30 + CHECKSUM
+    for size in range(begin + 1, len(content)):
+        path.write_bytes(content[:size])
+        whole, cut = read(path)
+        assert whole.content == records[0]
+        assert (cut.index, cut.offset) == (1, begin)
+        assert f"the file ends after {size - begin}" in cut.fault
+    path.write_bytes(content[:begin])
+    assert [r.fault for r in read(path)] == [""]
