@@ -416,6 +416,18 @@ class RecordsConfig(CorpusConfig, SequenceConfig):
         "Processes; 0 is one a core. Has no influence on the records.",
         at_least=0,
     )
+    runner: str = setting(
+        "local",
+        "Who builds: the processes of this machine (local), or a runner of "
+        "Apache Beam, e.g. DirectRunner, DataflowRunner, FlinkRunner, "
+        "SparkRunner. Has no influence on the records.",
+    )
+    beam_option: tuple[str, ...] = setting(
+        (),
+        "An option of the Beam runner, NAME=VALUE; give the flag several "
+        "times, e.g. --beam_option=region=us-central1.",
+        repeated=True,
+    )
     scratch_dir: str = setting(
         "",
         "Local directory for what is not shuffled yet, about a third of the "
@@ -425,6 +437,33 @@ class RecordsConfig(CorpusConfig, SequenceConfig):
     )
     overwrite: bool = setting(
         False, "Replace records made with other settings."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectConfig(Config):
+    """`python -m data_prep.inspect_records`."""
+
+    input_file: tuple[str, ...] = setting(
+        (),
+        "Records: comma-separated directories, files or globs, local or "
+        "gs://, e.g. build/records or build/records/train/*.tfrecord.",
+    )
+    spm_model_file: str = setting(
+        "",
+        "SentencePiece model, for records that have none beside them.",
+    )
+    num_examples: int = setting(
+        2, "Examples to print as text, of each directory.", at_least=0
+    )
+    max_faults: int = setting(
+        20, "Faults to print; the others are counted.", at_least=1
+    )
+    output_file: str = setting(
+        "", "PNG to write with histograms, e.g. build/records.png."
+    )
+    num_workers: int = setting(
+        0, "Processes; 0 is one a core, one a shard at the most.", at_least=0
     )
 
 
