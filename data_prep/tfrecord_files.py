@@ -90,13 +90,13 @@ class StoredRecord(NamedTuple):
     """A record as a file holds it.
 
     Attributes:
-        index: Records before it in the file.
+        number: Records before it in the file.
         offset: Bytes before it.
         content: The record; empty where `fault` is not.
         fault: What is wrong with it; empty if nothing is.
     """
 
-    index: int
+    number: int
     offset: int
     content: bytes
     fault: str = ""
@@ -118,7 +118,7 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
     """
     block = file.read(_BUFFER_BYTES)
     begin = 0
-    offset = index = 0
+    offset = number = 0
     while True:
         available = len(block) - begin
         length = 0
@@ -130,7 +130,7 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
                     f"its length, {length}, and the checksum of the length "
                     "must agree; all behind it is unreadable"
                 )
-                yield StoredRecord(index, offset, b"", fault)
+                yield StoredRecord(number, offset, b"", fault)
                 return
         wanted = _HEAD.size + length + _CHECKSUM.size
         if available < wanted:
@@ -145,7 +145,7 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
                 # Of an incomplete head, nothing but that is known.
                 what = f"{wanted} bytes" if available >= _HEAD.size else "more"
                 fault = f"must have {what}, but the file ends after {available}"
-                yield StoredRecord(index, offset, b"", fault)
+                yield StoredRecord(number, offset, b"", fault)
             if ended:
                 return
             continue
@@ -154,13 +154,13 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
         content = block[middle:end]
         (checksum,) = _CHECKSUM.unpack_from(block, end)
         if _mask(google_crc32c.value(content)) == checksum:
-            yield StoredRecord(index, offset, content)
+            yield StoredRecord(number, offset, content)
         else:
             fault = "its content and the checksum of the content must agree"
-            yield StoredRecord(index, offset, b"", fault)
+            yield StoredRecord(number, offset, b"", fault)
         begin = end + _CHECKSUM.size
         offset += wanted
-        index += 1
+        number += 1
 
 
 def _mask(checksum: int) -> int:

@@ -79,7 +79,7 @@ def test_what_is_written_is_read(tmp_path, small_buffer):
     write(tmp_path / "file", records)
     found = read(tmp_path / "file")
     assert [r.content for r in found] == records
-    assert [r.index for r in found] == list(range(len(records)))
+    assert [r.number for r in found] == list(range(len(records)))
     sizes = [HEAD + len(record) + CHECKSUM for record in records]
     assert [r.offset for r in found] == np.cumsum([0, *sizes[:-1]]).tolist()
     assert not any(r.fault for r in found)
@@ -111,7 +111,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, part, small_buffer):
         found = read(path)
         assert len(found) == num_read
         assert [bool(r.fault) for r in found] == [False, True, False][:num_read]
-        assert (found[1].index, found[1].offset) == (1, begin)
+        assert (found[1].number, found[1].offset) == (1, begin)
         assert found[1].content == b""
         assert f"checksum of the {fault} must agree" in found[1].fault
         assert all(
@@ -133,7 +133,7 @@ def test_an_end_within_a_record_is_found_at_every_byte(tmp_path, small_buffer):
         path.write_bytes(content[:size])
         whole, cut = read(path)
         assert whole.content == records[0]
-        assert (cut.index, cut.offset) == (1, begin)
+        assert (cut.number, cut.offset) == (1, begin)
         assert f"the file ends after {size - begin}" in cut.fault
     path.write_bytes(content[:begin])
     assert [r.fault for r in read(path)] == [""]
