@@ -85,6 +85,17 @@ MASK_FEATURES = (
 )
 
 
+def stored_features(masking: str) -> tuple[Feature, ...]:
+    """The features of a record.
+
+    Args:
+        masking: "static", or "dynamic" for records without masks.
+    """
+    if masking == "static":
+        return FEATURES
+    return tuple(f for f in FEATURES if f.name not in MASK_FEATURES)
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordsMetadata:
     """What `metadata.json` says of the shards beside it.
