@@ -1,0 +1,216 @@
+"""Against TensorFlow's own messages."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from albert_tf.features import Feature
+from data_prep.example_parsing import count_values, parse_examples
+from data_prep.serialization import serialize_examples
+
+FEATURES = (
+    Feature("ids", "int64", per_token=True),
+    Feature("weights", "float32", per_prediction=True),
+    Feature("label", "int64"),
+)
+LENGTHS = {"ids": 5, "weights": 3, "label": 1}
+SOUND = {"ids": [1, 2, 300, 0, 70000], "weights": [1.0, 0.5, 0.0], "label": [1]}
+
+
+def make_example(**features):
+    """By TensorFlow; a list of bytes, integers or floats by name."""
+    example = tf.train.Example()
+    for name, values in features.items():
+        feature = example.features.feature[name]
+        if isinstance(values[0], bytes):
+            feature.bytes_list.value.extend(values)
+        elif isinstance(values[0], float):
+            feature.float_list.value.extend(values)
+        else:
+            feature.int64_list.value.extend(values)
+    return example.SerializeToString()
+
+
+def parse(*contents):
+    return parse_examples(contents, FEATURES, LENGTHS)
+
+
+def test_what_is_serialized_is_parsed():
+    """Numbers of one to three bytes, mixed; a feature of small ones alone."""
+    rng = np.random.default_rng(0)
+    features = {
+        "ids": rng.integers(0, 2**21, (7, 5)) >> rng.integers(0, 21, (7, 5)),
+        "weights": rng.normal(size=(7, 3)).astype(np.float32),
+        "label": rng.integers(0, 2, (7, 1)),
+    }
+    parsed = parse(*serialize_examples(features))
+    assert parsed.rows.tolist() == list(range(7))
+    assert not parsed.faults
+    for name, values in features.items():
+        np.testing.assert_array_equal(parsed.features[name], values)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [0, 1, 127, 128, 16383],
+        [2**28 - 1, 2**28, 2**31, 2**32, 2**35],
+        [-1, -(2**63), 2**63 - 1, 0, 5],
+    ],
+)
+def test_integers_of_any_size_are_parsed(ids):
+    features = SOUND | {"ids": ids}
+    parsed = parse(make_example(**SOUND), make_example(**features))
+    assert parsed.features["ids"].tolist() == [SOUND["ids"], ids]
+
+
+def join(entries):
+    content = b"".join(entries)
+    return b"\x0a" + bytes([len(content)]) + content
+
+
+def make_entry(name, values):
+    """A map entry: a message of it alone, without what stands before."""
+    return make_example(**{name: values})[2:]
+
+
+def test_features_may_come_in_any_order():
+    contents = [
+        join(make_entry(name, SOUND[name]) for name in names)
+        for names in itertools.permutations(SOUND)
+    ]
+    assert len(set(contents)) == 6
+    parsed = parse(*contents)
+    for name, values in SOUND.items():
+        assert parsed.features[name].tolist() == [values] * 6
+
+
+def make_packed(name, list_tag, values):
+    """A map entry of some bytes as the packed values of a list."""
+    content = b"\x0a" + bytes([len(values)]) + values
+    for tag in (list_tag, b"\x12"):
+        content = tag + bytes([len(content)]) + content
+    key = b"\x0a" + bytes([len(name)]) + name
+    return b"\x0a" + bytes([len(key + content)]) + key + content
+
+
+def test_what_tensorflow_would_not_write_is_parsed_as_it_parses_it():
+    """Integers that are not packed; a value before its key; a feature twice,
+    of which the last counts; unknown fields."""
+    entries = [make_entry(name, values) for name, values in SOUND.items()]
+    int64_list = b"".join(b"\x08" + bytes([i]) for i in (7, 8, 9, 1, 2))
+    feature = b"\x1a" + bytes([len(int64_list)]) + int64_list
+    entry = b"\x12" + bytes([len(feature)]) + feature + b"\x0a\x03ids"
+    unusual = b"\x0a" + bytes([len(entry)]) + entry
+    contents = {
+        join([unusual, *entries[1:]]): [7, 8, 9, 1, 2],
+        join([make_entry("ids", [9] * 5), *entries]): SOUND["ids"],
+        join([*entries, make_entry("ids", [9] * 5)]): [9] * 5,
+        join(entries) + b"\x78\x01": SOUND["ids"],
+    }
+    for content, ids in contents.items():
+        example = tf.train.Example.FromString(content)
+        assert example.features.feature["ids"].int64_list.value == ids
+    parsed = parse(*contents)
+    assert parsed.features["ids"].tolist() == list(contents.values())
+    assert not parsed.faults
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        (make_packed(b"ids", b"\x1a", b"\x01\x02\x03\x04\x05\x80"), "ids"),
+        (
+            make_packed(b"ids", b"\x1a", b"\x01" * 4 + b"\x80" * 10 + b"\x01"),
+            "ids",
+        ),
+        (make_packed(b"weights", b"\x12", bytes(13)), "weights"),
+    ],
+)
+def test_broken_values_are_refused(entry, name):
+    """Even if as many as declared are whole; and what follows is not lost."""
+    sound = [
+        make_entry(other, SOUND[other]) for other in SOUND if other != name
+    ]
+    broken = join([entry, *sound])
+    with pytest.raises(DecodeError):
+        tf.train.Example.FromString(broken)
+    parsed = parse(make_example(**SOUND), broken, make_example(**SOUND))
+    assert list(parsed.faults) == [1]
+    assert parsed.faults[1].startswith(f"{name} must hold")
+    assert parsed.features["ids"].tolist() == [SOUND["ids"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"label": None}, "none of label"),
+        ({"more": [1]}, "also more"),
+        ({"ids": [1, 2]}, "ids must hold 5 values. Received: 2"),
+        ({"weights": [1.0] * 4}, "weights must hold 3 values. Received: 4"),
+        ({"weights": [1, 0, 0]}, "weights must be of type float32"),
+        ({"label": [0.0]}, "label must be of type int64"),
+        ({"label": [b"0"]}, "must be a tf.train.Example of integers"),
+    ],
+)
+def test_what_is_not_as_declared_is_named(changes, fault):
+    """And the messages around it are parsed."""
+    features = {
+        name: values
+        for name, values in (SOUND | changes).items()
+        if values is not None
+    }
+    sound = make_example(**SOUND)
+    parsed = parse(sound, make_example(**features), sound)
+    assert list(parsed.faults) == [1]
+    assert fault in parsed.faults[1]
+    assert parsed.rows.tolist() == [0, 2]
+    assert parsed.features["ids"].tolist() == [SOUND["ids"]] * 2
+
+
+def test_what_tensorflow_cannot_parse_is_refused():
+    """A message cut anywhere, with any byte changed or put in: wherever
+    TensorFlow finds no message, or another, so does this."""
+    sound = make_example(**SOUND)
+    contents = [sound[:size] for size in range(len(sound))]
+    for place in range(len(sound)):
+        for byte in range(0, 256, 3):
+            changed = sound[:place] + bytes([sound[place] ^ byte])
+            contents.append(changed + sound[place + 1 :])
+            contents.append(changed + sound[place:])
+    parsed = parse(*contents)
+    num_right = 0
+    for row, content in enumerate(contents):
+        try:
+            features = tf.train.Example.FromString(content).features.feature
+        except DecodeError:
+            assert row in parsed.faults
+            continue
+        found = {
+            "ids": list(features["ids"].int64_list.value),
+            "weights": list(features["weights"].float_list.value),
+            "label": list(features["label"].int64_list.value),
+        }
+        is_right = (
+            len(features) == 3
+            and {name: len(v) for name, v in found.items()} == LENGTHS
+        )
+        assert is_right == (row not in parsed.faults), content
+        if is_right:
+            place = np.searchsorted(parsed.rows, row)
+            num_right += 1
+            for name, values in found.items():
+                np.testing.assert_array_equal(
+                    parsed.features[name][place], np.array(values)
+                )
+    assert num_right > 500
+
+
+def test_values_are_counted():
+    sound = make_example(**SOUND)
+    assert count_values(sound) == LENGTHS
+    assert count_values(sound[:-1]) == {}
+    assert count_values(b"") == {}
