@@ -249,7 +249,7 @@ def _decode_some(
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `_decode_varints`, for lists of which some cannot be decoded."""
     values = np.zeros((len(lists), length), np.int64)
-    kept = [lists[i] for i in np.flatnonzero(chosen)]
+    kept = [lists[i] for i in np.flatnonzero(chosen).tolist()]
     if kept:
         values[chosen], counts[chosen] = _decode_varints(kept, length)
     return values, counts

@@ -1,0 +1,885 @@
+"""Real records, damaged on purpose; each damage must be found and named."""
+
+import gzip
+import hashlib
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import InspectConfig, RecordsConfig
+from albert_tf.errors import UserError
+from albert_tf.features import MASK_FEATURES, MASK_ID
+from albert_tf.tokenization import Tokenizer
+from data_prep import build_tfrecords, inspect_records
+from data_prep.record_checks import count_runs, find_words
+from data_prep.record_statistics import TextSample
+from data_prep.record_text import show_example
+
+DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
+VOCABULARY = "tests/testdata/30k-clean.model"
+LENGTH, PREDICTIONS = 64, 20
+SHARD = "train-00001-of-00003.tfrecord"
+
+
+def build(output_dir, **settings):
+    """Records of the first 200 KB of the demo, in train/."""
+    text = output_dir.parent / "text.txt"
+    with gzip.open(DEMO, "rt", encoding="utf-8") as file:
+        text.write_text(file.read(200_000), encoding="utf-8")
+    build_tfrecords.main(
+        RecordsConfig(
+            **{
+                "input_file": (str(text),),
+                "output_dir": str(output_dir),
+                "spm_model_file": VOCABULARY,
+                "max_seq_length": LENGTH,
+                "max_predictions_per_seq": PREDICTIONS,
+                "dupe_factor": 2,
+                "num_shards": 3,
+                "num_workers": 1,
+                **settings,
+            }
+        )
+    )
+    return output_dir / "train"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("built") / "records")
+
+
+@pytest.fixture
+def records(built, tmp_path):
+    """A copy to damage."""
+    return pathlib.Path(shutil.copytree(built, tmp_path / "train"))
+
+
+@pytest.fixture
+def inspect(capsys):
+    """Inspects; the exit status and what was printed."""
+
+    def run(*paths, **settings):
+        config = InspectConfig(
+            input_file=tuple(map(str, paths)),
+            **{"num_workers": 1, "num_examples": 0, **settings},
+        )
+        status = inspect_records.main(config)
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def read_contents(path):
+    return list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
+
+
+def write_contents(path, contents):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for content in contents:
+            writer.write(content)
+
+
+def offset_of(contents, number):
+    """Where a record begins: 16 bytes are around each before it."""
+    return sum(len(content) + 16 for content in contents[:number])
+
+
+def read_features(content):
+    example = tf.train.Example.FromString(content)
+    return {
+        name: list(feature.float_list.value or feature.int64_list.value)
+        for name, feature in example.features.feature.items()
+    }
+
+
+def make_example(features):
+    example = tf.train.Example()
+    for name, values in features.items():
+        feature = example.features.feature[name]
+        if isinstance(values[0], float):
+            feature.float_list.value.extend(values)
+        else:
+            feature.int64_list.value.extend(values)
+    return example.SerializeToString()
+
+
+def edit_all(directory, edit):
+    """Rewrites all records by `edit(features)`, and their checksums."""
+    for path in sorted(directory.glob("*.tfrecord")):
+        contents = []
+        for content in read_contents(path):
+            features = read_features(content)
+            edit(features)
+            contents.append(make_example(features))
+        write_contents(path, contents)
+    edit_metadata(directory, checksums=digest_shards(directory))
+
+
+def digest_shards(directory):
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.glob("*.tfrecord"))
+    }
+
+
+def edit_metadata(directory, **changes):
+    path = directory / "metadata.json"
+    metadata = json.loads(path.read_text())
+    metadata.update(changes)
+    path.write_text(json.dumps(metadata))
+
+
+def read_json(directory):
+    return json.loads((directory / "metadata.json").read_text())
+
+
+def line_of(name, output):
+    """The verdict of a line of the table, and the line."""
+    (line,) = re.findall(rf"^(?:pass|FAIL|note)  {name}.*$", output, re.M)
+    return line[:4], line
+
+
+def test_sound_records_pass(built, inspect):
+    """Without a fault, and every figure that can be judged is."""
+    status, output = inspect(built)
+    assert status == 0, output
+    assert "FAIL" not in output
+    assert "fault" not in output.replace("faulty", "")
+    judged = set(re.findall(r"^pass  (.*?)  ", output, re.M))
+    assert judged >= {
+        "vocabulary",
+        "shards",
+        "records of each shard",
+        "damaged or faulty records",
+        "records",
+        "real pieces",
+        "masked pieces",
+        "label 1",
+        "masked among the pieces",
+        "of these [MASK]",
+        "of these left as they are",
+        "of these another piece",
+        "runs of 1, 2, ... words",
+    }
+    noted = set(re.findall(r"^note  (.*?)  ", output, re.M))
+    assert noted >= {"<unk> among the pieces", "places filled"}
+
+
+def test_figures_are_those_of_the_records(built, inspect):
+    """Counted once more, from TensorFlow's messages."""
+    examples = [
+        read_features(content)
+        for path in sorted(built.glob("*.tfrecord"))
+        for content in read_contents(path)
+    ]
+    ids = np.array([e["input_ids"] for e in examples])
+    weights = np.array([e["masked_lm_weights"] for e in examples])
+    rows, slots = np.nonzero(weights)
+    columns = np.array([e["masked_lm_positions"] for e in examples])[
+        rows, slots
+    ]
+    originals = np.array([e["masked_lm_ids"] for e in examples])[rows, slots]
+    shown = ids[rows, columns]
+    restored = ids.copy()
+    restored[rows, columns] = originals
+    pieces = int(np.sum([e["input_mask"] for e in examples]))
+    texts = {tuple(row) for row in restored}
+    label = np.mean([e["next_sentence_labels"] for e in examples])
+    unknown = (restored == 1).sum() / (restored >= 5).sum()
+    kept = shown == originals
+    wanted = {
+        "records  ": f"{len(examples):,}",
+        "real pieces": f"{pieces:,}",
+        "masked pieces": f"{len(rows):,}",
+        "label 1": f"{100 * label:.2f} %",
+        "masked among": f"{100 * len(rows) / pieces:.2f} %",
+        r"of these \[MASK": f"{100 * np.mean(shown == MASK_ID):.2f} %",
+        "of these left": f"{100 * np.mean(kept):.2f} %",
+        "of these ano": f"{100 * np.mean((shown != MASK_ID) & ~kept):.2f} %",
+        "<unk> among": f"{100 * unknown:.2f} %",
+        "places filled": f"{100 * pieces / ids.size:.2f} %",
+        "texts equal": f"{100 * (1 - len(texts) / len(examples)):.2f} %",
+    }
+    _, output = inspect(built)
+    for name, found in wanted.items():
+        assert found in line_of(name, output)[1]
+
+
+# --- shards -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "fault", "is_last"),
+    [
+        (0, "length", True),
+        (8, "length", True),
+        (12, "content", False),
+        (-1, "content", False),
+    ],
+    ids=["length", "length's checksum", "content", "content's checksum"],
+)
+def test_a_flipped_bit_is_found(records, inspect, place, fault, is_last):
+    """In each of the four parts of a record. Behind a damaged length, no
+    record can be read."""
+    path = records / SHARD
+    contents = read_contents(path)
+    begin = offset_of(contents, 7)
+    flipped = bytearray(path.read_bytes())
+    flipped[begin + place if place >= 0 else offset_of(contents, 8) - 1] ^= 4
+    path.write_bytes(flipped)
+    status, output = inspect(records)
+    assert status == 1
+    where = f"{path}, record 7 at byte {begin}: "
+    assert re.search(f"{re.escape(where)}.*checksum of the {fault}", output)
+    counted = f"must hold {len(contents)} records, as metadata says"
+    assert (counted in output) == is_last
+    assert line_of("damaged or faulty records", output)[1].split()[5] == "1"
+
+
+def test_a_shard_cut_short_is_found(records, inspect):
+    path = records / SHARD
+    contents = read_contents(path)
+    last = len(contents) - 1
+    content = path.read_bytes()
+    path.write_bytes(content[:-20])
+    status, output = inspect(records)
+    assert status == 1
+    where = f"{path}, record {last} at byte {offset_of(contents, last)}: must"
+    assert where in output
+    # Between two records, the file itself is sound.
+    path.write_bytes(content[: offset_of(contents, last)])
+    status, output = inspect(records)
+    assert status == 1
+    assert (
+        f"{path}: must hold {last + 1} records, as metadata says. "
+        f"Received: {last}"
+    ) in output
+
+
+def test_records_in_another_order_are_found_by_the_checksum(records, inspect):
+    edit_metadata(records, checksums=digest_shards(records))
+    assert inspect(records)[0] == 0
+    path = records / SHARD
+    contents = read_contents(path)
+    contents[3], contents[5] = contents[5], contents[3]
+    write_contents(path, contents)
+    status, output = inspect(records)
+    assert status == 1
+    assert f"{path}: must have the SHA-256 of the metadata" in output
+    assert line_of("checksums", output)[0] == "FAIL"
+    assert line_of("damaged or faulty", output)[0] == "pass"
+
+
+def test_a_missing_shard_and_one_too_many_are_found(records, inspect):
+    shutil.move(records / SHARD, records / "other.tfrecord")
+    status, output = inspect(records)
+    assert status == 1
+    assert f"{records / SHARD}: must be there" in output
+    assert f"{records / 'other.tfrecord'}: must not be there" in output
+    assert line_of("shards", output)[0] == "FAIL"
+
+
+def test_some_shards_of_a_set_may_be_inspected(records, inspect):
+    """Then totals are not judged, and all that the shard tells is."""
+    status, output = inspect(records / SHARD)
+    assert status == 0
+    assert "3, 1 of them inspected" in line_of("shards", output)[1]
+    assert line_of("real pieces", output)[0] == "note"
+    assert line_of("label 1", output)[0] == "pass"
+
+
+def test_an_unfinished_build_is_found(records, inspect):
+    (records.parent / "unfinished.json").write_text("{}")
+    (records / "x.tfrecord.partial").touch()
+    status, output = inspect(records)
+    assert status == 1
+    assert "the build has not ended" in output
+    assert "x.tfrecord.partial: must not be there" in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({"num_examples": 5}, "records  "),
+        ({"num_pieces": 5}, "real pieces"),
+        ({"num_masked": 5}, "masked pieces"),
+        ({"vocabulary_sha256": "abcd"}, "vocabulary"),
+    ],
+)
+def test_metadata_that_disagrees_is_found(records, inspect, changes, failed):
+    edit_metadata(records, **changes)
+    status, output = inspect(records)
+    assert status == 1
+    assert [line[:4] for line in output.splitlines()].count("FAIL") == 1
+    assert line_of(failed, output)[0] == "FAIL"
+
+
+def test_a_damaged_vocabulary_is_found(records, inspect):
+    (records / "spiece.model").write_bytes(b"damaged")
+    status, output = inspect(records)
+    assert status == 1
+    assert line_of("vocabulary", output)[0] == "FAIL"
+
+
+# --- records ----------------------------------------------------------------
+
+
+def _last(features):
+    return sum(features["input_mask"]) - 1
+
+
+def _middle(features):
+    return features["input_ids"].index(3)
+
+
+def _visible(features):
+    """A place of an ordinary piece that is not masked."""
+    return next(
+        place
+        for place in range(1, LENGTH)
+        if place not in features["masked_lm_positions"]
+        and features["input_ids"][place] > 4
+    )
+
+
+def _set(name, place, value):
+    def edit(features):
+        i = place(features) if callable(place) else place
+        v = value(features, i) if callable(value) else value
+        features[name][i] = v
+
+    return edit
+
+
+def _swap_positions(features):
+    for name in ("masked_lm_positions", "masked_lm_ids"):
+        values = features[name]
+        values[0], values[1] = values[1], values[0]
+
+
+def _move_weight(features):
+    features["masked_lm_weights"][0] = 0.0
+    features["masked_lm_weights"][len(features["masked_lm_weights"]) - 1] = 1.0
+
+
+def _empty_first_segment(features):
+    """`[CLS] [SEP] B [SEP]`."""
+    middle, last = _middle(features), _last(features)
+    cut = middle - 1
+    for name in ("input_ids", "input_mask", "segment_ids", "token_boundary"):
+        kept = features[name][:1] + features[name][middle : last + 1]
+        features[name] = kept + [0] * (LENGTH - len(kept))
+    slots = [
+        (position - cut, piece)
+        for position, piece, weight in zip(
+            *(features[name] for name in MASK_FEATURES), strict=True
+        )
+        if weight and position > middle
+    ]
+    spare = [0] * (PREDICTIONS - len(slots))
+    features["masked_lm_positions"] = [p for p, _ in slots] + spare
+    features["masked_lm_ids"] = [i for _, i in slots] + spare
+    features["masked_lm_weights"] = [1.0] * len(slots) + [0.0] * len(spare)
+
+
+def _unmask_part_of_a_word(features):
+    """The second piece of a masked word of two or more."""
+    boundary = features["token_boundary"]
+    positions = features["masked_lm_positions"]
+    slot = next(
+        slot
+        for slot, place in enumerate(positions)
+        if place and not boundary[place] and place - 1 in positions
+    )
+    features["input_ids"][positions[slot]] = features["masked_lm_ids"][slot]
+    for name, empty in zip(MASK_FEATURES, (0, 0, 0.0), strict=True):
+        del features[name][slot]
+        features[name].append(empty)
+
+
+EDITS = {
+    "id beyond": (
+        _set("input_ids", _visible, 30000),
+        r"input_ids\[\d+\] must be a piece of the vocabulary, from 0 to "
+        r"29999. Received: 30000",
+    ),
+    "id negative": (_set("input_ids", _visible, -1), "piece of the vocabulary"),
+    "mask with a hole": (
+        _set("input_mask", 3, 0),
+        r"input_mask\[3\] must be 1",
+    ),
+    "mask of 2": (_set("input_mask", 3, 2), r"input_mask\[3\] must be 1 .*: 2"),
+    "empty": (
+        lambda f: f.update({"input_mask": [0] * LENGTH}),
+        "1 for at least 5 pieces. Received: 0",
+    ),
+    "padding": (
+        _set("input_ids", LENGTH - 1, 7),
+        rf"input_ids\[{LENGTH - 1}\] must be 0 behind the last piece",
+    ),
+    "no [CLS]": (_set("input_ids", 0, 10), r"input_ids\[0\] must be \[CLS\]"),
+    "[CLS] twice": (_set("input_ids", _visible, 2), r"no second \[CLS\]"),
+    "[MASK] elsewhere": (
+        _set("input_ids", _visible, 4),
+        r"must be \[MASK\], 4, nowhere but at a masked position",
+    ),
+    "<pad> within": (_set("input_ids", _visible, 0), "no <pad> before"),
+    "[SEP] missing": (
+        _set("input_ids", _middle, 10),
+        r"input_ids must hold 2 \[SEP\], 3. Received: 1",
+    ),
+    "[SEP] too many": (
+        _set("input_ids", _visible, 3),
+        r"input_ids must hold 2 \[SEP\], 3. Received: 3",
+    ),
+    "[SEP] moved": (
+        lambda f: (
+            _set("input_ids", _last, 10)(f),
+            _set("input_ids", _visible, 3)(f),
+        ),
+        r"must be \[SEP\], 3, the last piece. Received: 10",
+    ),
+    "empty segment": (_empty_first_segment, "must hold no empty segment"),
+    "segment": (
+        _set("segment_ids", _middle, 1),
+        r"segment_ids\[\d+\] must be 0, as the first \[SEP\] stands at",
+    ),
+    "segment behind": (
+        _set("segment_ids", LENGTH - 1, 1),
+        rf"segment_ids\[{LENGTH - 1}\] must be 0",
+    ),
+    "boundary": (
+        _set(
+            "token_boundary", _visible, lambda f, i: 1 - f["token_boundary"][i]
+        ),
+        r"token_boundary\[\d+\] must be [01] for piece \d+",
+    ),
+    "boundary of [SEP]": (
+        _set("token_boundary", _middle, 0),
+        r"token_boundary\[\d+\] must be 1 for piece 3",
+    ),
+    "boundary of 2": (_set("token_boundary", 2, 2), "must be 0 or 1"),
+    "positions swapped": (
+        _swap_positions,
+        r"masked_lm_positions\[1\] must be above the one before",
+    ),
+    "position twice": (
+        _set(
+            "masked_lm_positions", 1, lambda f, i: f["masked_lm_positions"][0]
+        ),
+        r"masked_lm_positions\[1\] must be above the one before",
+    ),
+    "position 0": (
+        _set("masked_lm_positions", 0, 0),
+        r"between \[CLS\] and the last \[SEP\], below \d+. Received: 0",
+    ),
+    "position beyond": (
+        _set("masked_lm_positions", 1, lambda f, i: _last(f)),
+        r"between \[CLS\] and the last \[SEP\]",
+    ),
+    "position far beyond": (
+        _set("masked_lm_positions", 1, 10**12),
+        r"between \[CLS\] and the last \[SEP\], below \d+. Received: 10{12}",
+    ),
+    "position of padding": (
+        _set("masked_lm_positions", PREDICTIONS - 1, 9),
+        rf"masked_lm_positions\[{PREDICTIONS - 1}\] must be 0 where",
+    ),
+    "original of padding": (
+        _set("masked_lm_ids", PREDICTIONS - 1, 9),
+        rf"masked_lm_ids\[{PREDICTIONS - 1}\] must be 0 where the weight is 0",
+    ),
+    "original special": (
+        _set("masked_lm_ids", 0, 1),
+        r"masked_lm_ids\[0\] must be a piece that may be masked, from 5",
+    ),
+    "original beyond": (
+        _set("masked_lm_ids", 0, 30000),
+        "a piece that may be masked, from 5 to 29999. Received: 30000",
+    ),
+    "weight of a half": (
+        _set("masked_lm_weights", 0, 0.5),
+        r"masked_lm_weights\[0\] must be 1 for each of \d+ .*Received: 0.5",
+    ),
+    "weight moved": (_move_weight, r"masked_lm_weights\[0\] must be 1"),
+    "[SEP] shown": (
+        _set("input_ids", lambda f: f["masked_lm_positions"][0], 3),
+        r"must be \[MASK\], 4, or at least 5 at a masked position. Received: 3",
+    ),
+    "torn word": (
+        _unmask_part_of_a_word,
+        r"must take whole words. Received: \d of the \d+ pieces of the word at",
+    ),
+    "label": (
+        _set("next_sentence_labels", 0, 2),
+        r"next_sentence_labels\[0\] must be 0 or 1. Received: 2",
+    ),
+    "feature missing": (
+        lambda f: f.pop("segment_ids"),
+        "Received: none of segment_ids",
+    ),
+    "feature too many": (lambda f: f.update(more=[1]), "Received: also more"),
+    "length": (
+        lambda f: f["input_ids"].append(0),
+        "input_ids must hold 64 values. Received: 65",
+    ),
+    "type": (
+        lambda f: f.update(next_sentence_labels=[0.0]),
+        "next_sentence_labels must be of type int64. Received: float32",
+    ),
+}
+
+
+def _is_fit(features):
+    """Room at the end, and a masked word of two pieces."""
+    if _last(features) >= LENGTH - 2 or _middle(features) < 5:
+        return False
+    try:
+        _unmask_part_of_a_word({k: list(v) for k, v in features.items()})
+    except StopIteration:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def fit_record(built):
+    """The number of a record in SHARD that all edits apply to."""
+    contents = read_contents(built / SHARD)
+    return next(
+        number
+        for number, content in enumerate(contents)
+        if number > 2 and _is_fit(read_features(content))
+    )
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_record_against_the_rules_is_named(
+    records, fit_record, inspect, name
+):
+    edit, fault = EDITS[name]
+    path = records / SHARD
+    contents = read_contents(path)
+    features = read_features(contents[fit_record])
+    edit(features)
+    contents[fit_record] = make_example(features)
+    write_contents(path, contents)
+    status, output = inspect(records)
+    assert status == 1
+    (named,) = re.findall(r"^fault: (.*)$", output, re.M)
+    begin = offset_of(contents, fit_record)
+    assert named.startswith(f"{path}, record {fit_record} at byte {begin}: ")
+    assert re.search(fault, named), named
+
+
+def test_a_record_that_is_no_message_is_named(records, inspect):
+    path = records / SHARD
+    contents = read_contents(path)
+    contents[2] = b"no message at all"
+    write_contents(path, contents)
+    status, output = inspect(records)
+    assert status == 1
+    assert "record 2 at byte" in output
+    assert "must be a tf.train.Example" in output
+
+
+@pytest.mark.parametrize(
+    ("masked_lm_prob", "fault"),
+    [
+        (0.08, "must be 1 for at most 5 of 64 pieces. Received: 10"),
+        (0.3, r"must be 1 for more of \d+ pieces: of a budget of \d+, \d+ are"),
+    ],
+)
+def test_another_share_of_masked_pieces_is_found(
+    records, inspect, masked_lm_prob, fault
+):
+    """0.08 * 64 is 5.1, and 0.15 * 64, of which they were made, 9.6."""
+    edit_metadata(records, masked_lm_prob=masked_lm_prob)
+    status, output = inspect(records, max_faults=1000)
+    assert status == 1
+    assert re.search(f"masked_lm_weights {fault}", output)
+
+
+def test_faults_beyond_the_limit_are_counted(records, inspect):
+    edit_all(records, _set("input_ids", 0, 10))
+    num_records = read_json(records)["num_examples"]
+    status, output = inspect(records, max_faults=3)
+    assert status == 1
+    assert len(re.findall("^fault: ", output, re.M)) == 3
+    assert f"and {num_records - 3:,} more faults" in output
+
+
+# --- figures ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_out_of_balance_are_found(records, inspect, label):
+    edit_all(records, _set("next_sentence_labels", 0, label))
+    status, output = inspect(records)
+    assert status == 1
+    assert line_of("label 1", output)[0] == "FAIL"
+    assert [line[:4] for line in output.splitlines()].count("FAIL") == 1
+
+
+def _show_masks_alone(features):
+    for place, weight in zip(
+        features["masked_lm_positions"],
+        features["masked_lm_weights"],
+        strict=True,
+    ):
+        if weight:
+            features["input_ids"][place] = MASK_ID
+
+
+def test_other_replacements_than_80_10_10_are_found(records, inspect):
+    edit_all(records, _show_masks_alone)
+    status, output = inspect(records)
+    assert status == 1
+    for kind in (r"\[MASK\]", "left", "another"):
+        assert line_of(f"of these {kind}", output)[0] == "FAIL"
+    assert [line[:4] for line in output.splitlines()].count("FAIL") == 3
+
+
+@pytest.mark.parametrize(("built_with", "labelled"), [(1, 3), (3, 1), (3, 2)])
+def test_other_lengths_of_spans_are_found(
+    tmp_path, inspect, built_with, labelled
+):
+    directory = build(tmp_path / "records", ngram=built_with)
+    assert line_of("runs", inspect(directory)[1])[0] == "pass"
+    edit_metadata(directory, ngram=labelled)
+    status, output = inspect(directory)
+    assert status == 1
+    assert line_of("runs", output)[0] == "FAIL"
+
+
+def test_records_twice_are_noted(records, inspect):
+    """All texts equal to another before, but for the first half."""
+    path = records / SHARD
+    contents = read_contents(path)
+    for other in set(records.glob("*.tfrecord")) - {path}:
+        other.unlink()
+    write_contents(path, contents * 2)
+    shards = {SHARD: 2 * len(contents)}
+    num_texts = len({restored_text(content) for content in contents})
+    rate = 1 - num_texts / (2 * len(contents))
+    edit_metadata(records, shards=shards, num_examples=2 * len(contents))
+    _, output = inspect(records)
+    verdict, line = line_of("texts equal", output)
+    assert verdict == "note"
+    assert f"{100 * rate:.2f} %" in line
+
+
+def restored_text(content):
+    features = read_features(content)
+    ids = features["input_ids"]
+    for place, piece, weight in zip(
+        *(features[name] for name in MASK_FEATURES), strict=True
+    ):
+        if weight:
+            ids[place] = piece
+    return tuple(ids)
+
+
+def test_a_sample_of_texts_has_the_share_of_duplicates_of_all():
+    """100,000 texts of which 10,000 are kept at the most; in two parts.
+
+    Each text occurs 1 to 4 times: the mean of its number by example is
+    (1 + 4 + 9 + 16) / (1 + 2 + 3 + 4) = 3, and 1.5 of 2.5 are duplicates.
+    """
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, 2**64, 40_000, dtype=np.uint64)
+    occurrences = np.repeat(texts, np.tile([1, 2, 3, 4], 10_000))
+    rng.shuffle(occurrences)
+    samples = [TextSample(10_000), TextSample(10_000)]
+    for sample, part in zip(
+        samples, np.split(occurrences, [70_000]), strict=True
+    ):
+        for some in np.array_split(part, 97):
+            sample.add(some)
+    samples[0].merge(samples[1])
+    assert samples[0].duplicate_rate() == pytest.approx(0.6, abs=0.01)
+    assert samples[0].mean_multiplicity() == pytest.approx(3, abs=0.05)
+    assert len(samples[0]._hashes) <= 10_000
+    # One that has room for all is exact.
+    exact = TextSample(100_000)
+    exact.add(occurrences)
+    assert exact.duplicate_rate() == pytest.approx(0.6)
+
+
+def test_runs_end_at_words_and_segments():
+    """`[CLS] aa a [SEP] a <unk>a [SEP]`, where aa are two pieces of a word;
+    all is masked that may be."""
+    restored = np.array([[2, 5, 6, 7, 3, 8, 1, 9, 3, 0]], np.int32)
+    boundary = np.array([[1, 1, 0, 1, 1, 0, 1, 0, 1, 0]])
+    words = find_words(restored, boundary)
+    assert words.starts.tolist() == [1, 3, 5, 6]
+    assert words.sizes.tolist() == [2, 1, 1, 1]
+    masked = words.count_pieces(restored >= 5) > 0
+    assert count_runs(words, masked, 1, 3).tolist() == [[0, 2, 0]]
+    masked[1] = False
+    assert count_runs(words, masked, 1, 3).tolist() == [[1, 1, 0]]
+    assert count_runs(words, masked, 1, 1).tolist() == [[2]]
+
+
+# --- other kinds of records -------------------------------------------------
+
+
+def make_dynamic(directory):
+    """Static records without their masks."""
+
+    def restore(features):
+        for place, piece, weight in zip(
+            *(features.pop(name) for name in MASK_FEATURES), strict=True
+        ):
+            if weight:
+                features["input_ids"][place] = piece
+
+    edit_all(directory, restore)
+    edit_metadata(directory, masking="dynamic", num_masked=0)
+
+
+def test_records_without_masks_are_checked(records, inspect):
+    make_dynamic(records)
+    status, output = inspect(records, num_examples=1)
+    assert status == 0, output
+    assert "[MASK" not in output
+    path = records / SHARD
+    contents = read_contents(path)
+    features = read_features(contents[4])
+    features["input_ids"][2] = MASK_ID
+    contents[4] = make_example(features)
+    write_contents(path, contents)
+    status, output = inspect(records)
+    assert status == 1
+    assert f"{path}, record 4 at byte" in output
+    assert "[MASK], 4, nowhere" in output
+
+
+def make_published(directory):
+    """Records as google-research/albert makes them: no metadata, word starts
+    of its own, and single sentences paired as in BERT."""
+    (directory / "metadata.json").unlink()
+    (directory / "spiece.model").unlink()
+    path = directory / "tf_examples.tfrecord-0"
+    contents = []
+    for shard in sorted(directory.glob("*.tfrecord")):
+        for content in read_contents(shard):
+            features = read_features(content)
+            features["token_boundary"] = features["input_mask"]
+            features["next_sentence_labels"] = [1]
+            contents.append(make_example(features))
+        shard.unlink()
+    write_contents(path, contents)
+    return path, contents
+
+
+@pytest.mark.parametrize("settings", [{}, {"spm_model_file": VOCABULARY}])
+def test_records_of_google_research_are_checked_without_metadata(
+    records, inspect, settings
+):
+    path, contents = make_published(records)
+    status, output = inspect(path, num_examples=1, **settings)
+    assert status == 0, output
+    assert "no metadata" in line_of("shards", output)[1]
+    for name in ("vocabulary", "records  ", "label 1", r"of these \[MASK"):
+        assert line_of(name, output)[0] == "note"
+    if not settings:
+        assert "not checked" in line_of("vocabulary", output)[1]
+    features = read_features(contents[3])
+    _swap_positions(features)
+    contents[3] = make_example(features)
+    write_contents(path, contents)
+    status, output = inspect(path, **settings)
+    assert status == 1
+    assert f"{path}, record 3 at byte {offset_of(contents, 3)}" in output
+
+
+def test_what_holds_no_examples_is_refused(tmp_path, inspect):
+    (tmp_path / "text.txt").write_text("Plain text.")
+    with pytest.raises(UserError, match="must hold TFRecords"):
+        inspect(tmp_path / "text.txt")
+    with pytest.raises(UserError, match="must match records"):
+        inspect(tmp_path / "*.tfrecord")
+    with pytest.raises(UserError, match="input_file is required"):
+        inspect()
+
+
+# --- what is shown ----------------------------------------------------------
+
+
+def test_masks_are_marked_in_the_text():
+    """Hidden, kept and replaced pieces, a word of two of them, `<unk>`."""
+    tokenizer = Tokenizer(VOCABULARY)
+    first, second = (
+        tokenizer.encode_batch([text]).ids.tolist()
+        for text in ("The quick fox jumps.", "Unbelievably \N{SNOWMAN} lazy")
+    )
+    restored = [2, *first, 3, *second, 3, 0]
+    shown = list(restored)
+    places = {
+        piece: restored.index(i)
+        for i in restored[1:-2]
+        if (piece := tokenizer.id_to_piece(i).strip("\u2581"))
+    }
+    masked = sorted(places[piece] for piece in ("quick", "fox", "jumps"))
+    shown[places["quick"]] = MASK_ID
+    shown[places["fox"]] = restored[places["lazy"]]
+    example = {
+        "restored": np.array(restored),
+        "input_ids": np.array(shown),
+        "input_mask": np.array([1] * (len(restored) - 1) + [0]),
+        "masked_lm_positions": np.array([*masked, 0]),
+        "masked_lm_weights": np.array([1.0, 1, 1, 0]),
+        "next_sentence_labels": np.array([1]),
+    }
+    assert show_example(example, tokenizer, "sop").splitlines() == [
+        f"{len(restored) - 1} pieces, 3 masked; label 1, swapped",
+        "  A:  the [MASK:quick] [fox->lazy] [kept:jumps].",
+        "  B:  unbelievably \u2581<unk> lazy",
+    ]
+    ids = show_example(example, None, "").splitlines()
+    assert ids[0].endswith("label 1")
+    assert f"[MASK:{restored[places['quick']]}]" in ids[1]
+
+
+def test_the_command_reads_several_directories_and_draws(built, tmp_path):
+    """In processes, with a picture; status 0, and 1 for a fault."""
+    directory = tmp_path / "records"
+    for split in ("train", "eval"):
+        shutil.copytree(built, directory / split)
+    picture = tmp_path / "picture.png"
+    command = [sys.executable, "-m", "data_prep.inspect_records"]
+    command += [f"--input_file={directory}", f"--output_file={picture}"]
+    done = subprocess.run(
+        [*command, "--num_workers=2"],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for split in ("train", "eval"):
+        assert f"\n{directory}/{split}: {LENGTH} pieces" in done.stdout
+    assert done.stdout.count("\nexample 0: ") == 2
+    assert "sound, as far as it was checked" in done.stdout
+    assert "100%" in done.stderr
+    height, width, _ = tf.io.decode_png(picture.read_bytes()).shape
+    assert min(height, width) > 1000
+
+    (directory / "eval" / SHARD).write_bytes(b"")
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 1
+    assert f"{directory}/eval/{SHARD}: must hold" in done.stdout
+    assert "NOT sound" in done.stdout
+
+
+def test_figures_are_the_same_however_many_processes(built, inspect):
+    assert inspect(built, num_workers=2)[1] == inspect(built)[1]
