@@ -17,7 +17,6 @@ as can be told without.
 # TensorFlow is not imported here: each worker process imports this module.
 
 import dataclasses
-import glob
 import multiprocessing
 import os
 import posixpath
@@ -27,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from albert_tf import flags
+from albert_tf import files, flags
 from albert_tf.config import InspectConfig
 from albert_tf.errors import UserError
 from albert_tf.features import (
@@ -36,13 +35,6 @@ from albert_tf.features import (
     UNFINISHED_FILE,
     RecordsMetadata,
     read_metadata,
-)
-from albert_tf.files import (
-    PARTIAL_SUFFIX,
-    is_remote,
-    load_json_if_any,
-    open_existing,
-    write_bytes,
 )
 from albert_tf.tokenization import Tokenizer
 from data_prep.example_parsing import count_values
@@ -78,7 +70,7 @@ class RecordSet:
 
     Attributes:
         directory: Where they are.
-        files: The shards to inspect, sorted.
+        shards: Those to inspect, sorted.
         metadata: None for records that google-research/albert made.
         tokenizer: The vocabulary, if there is one that can be trusted.
         rules: What each record must be.
@@ -89,7 +81,7 @@ class RecordSet:
     """
 
     directory: str
-    files: list[str]
+    shards: list[str]
     metadata: RecordsMetadata | None
     tokenizer: Tokenizer | None
     rules: RecordRules
@@ -101,7 +93,7 @@ class RecordSet:
     def is_whole(self) -> bool:
         """Whether all shards of the metadata are to be inspected."""
         return self.metadata is None or self.metadata.shards.keys() <= {
-            posixpath.basename(file) for file in self.files
+            posixpath.basename(path) for path in self.shards
         }
 
     def refuse(self, name: str, what: str) -> None:
@@ -138,8 +130,8 @@ def main(config: InspectConfig) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     sets = [
-        _open_set(directory, files, config.spm_model_file)
-        for directory, files in _find_shards(config.input_file).items()
+        _open_set(directory, shards, config.spm_model_file)
+        for directory, shards in _find_shards(config.input_file).items()
     ]
     for records in sets:
         _check_directory(records)
@@ -160,7 +152,7 @@ def main(config: InspectConfig) -> int:
                 for records, of_set in zip(sets, statistics, strict=True)
             }
         )
-        write_bytes(config.output_file, picture)
+        files.write_bytes(config.output_file, picture)
         print(f"histograms: {config.output_file}")
     num_faults = sum(records.num_faults for records in sets)
     num_failed = sum(
@@ -183,28 +175,26 @@ def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
     """
     found: dict[str, set[str]] = {}
     for pattern in patterns:
-        matches = _find(pattern)
-        files = []
-        for match in matches:
-            if _is_directory(match):
-                files += _find(posixpath.join(match, _SHARDS))
-                files += _find(posixpath.join(match, "*", _SHARDS))
-            elif posixpath.basename(match) not in (
-                METADATA_FILE,
-                TOKENIZER_FILE,
-            ):
-                files.append(match)
-        if not files:
+        found_here = files.find(pattern) or [
+            *files.find(posixpath.join(pattern, _SHARDS)),
+            *files.find(posixpath.join(pattern, "*", _SHARDS)),
+        ]
+        shards = [
+            path
+            for path in found_here
+            if posixpath.basename(path) not in (METADATA_FILE, TOKENIZER_FILE)
+        ]
+        if not shards:
             raise UserError(
                 "input_file must match records", received=f"none at {pattern}"
             )
-        for file in files:
-            found.setdefault(posixpath.dirname(file), set()).add(file)
+        for path in shards:
+            found.setdefault(posixpath.dirname(path), set()).add(path)
     return {directory: sorted(found[directory]) for directory in sorted(found)}
 
 
 def _open_set(
-    directory: str, files: list[str], spm_model_file: str
+    directory: str, shards: list[str], spm_model_file: str
 ) -> RecordSet:
     """Reads what is known of the shards of a directory.
 
@@ -213,11 +203,11 @@ def _open_set(
             read, or if no record tells the lengths.
     """
     metadata = None
-    if load_json_if_any(posixpath.join(directory, METADATA_FILE)) is not None:
+    if files.exists(posixpath.join(directory, METADATA_FILE)):
         metadata = read_metadata(directory)
     tokenizer, verdict = _open_vocabulary(directory, metadata, spm_model_file)
     if metadata is None:
-        rules = _learn_rules(files)
+        rules = _learn_rules(shards)
     else:
         rules = RecordRules(
             max_seq_length=metadata.max_seq_length,
@@ -234,7 +224,7 @@ def _open_set(
             vocab_size=tokenizer.vocab_size,
             starts_word=tokenizer.starts_word,
         )
-    return RecordSet(directory, files, metadata, tokenizer, rules, [verdict])
+    return RecordSet(directory, shards, metadata, tokenizer, rules, [verdict])
 
 
 def _open_vocabulary(
@@ -267,15 +257,15 @@ def _open_vocabulary(
     return (tokenizer if agrees else None), verdict
 
 
-def _learn_rules(files: Sequence[str]) -> RecordRules:
+def _learn_rules(shards: Sequence[str]) -> RecordRules:
     """Lengths of records without metadata: those of the first one.
 
     Raises:
         UserError: If none of the first records can be read.
     """
     num_seen = 0
-    for path in files:
-        with open_existing(path, "rb") as file:
+    for path in shards:
+        with files.open_existing(path, "rb") as file:
             for record in read_records(file):
                 counts = count_values(record.content)
                 if counts.get("input_ids", 0) > 0:
@@ -290,7 +280,7 @@ def _learn_rules(files: Sequence[str]) -> RecordRules:
                     break
     raise UserError(
         "input_file must hold TFRecords of tf.train.Example with input_ids",
-        received=f"{files[0]}, whose first records have none",
+        received=f"{shards[0]}, whose first records have none",
     )
 
 
@@ -299,25 +289,27 @@ def _check_directory(records: RecordSet) -> None:
     directory = records.directory
     for place in (directory, posixpath.dirname(directory.rstrip("/"))):
         path = posixpath.join(place, UNFINISHED_FILE)
-        if load_json_if_any(path) is not None:
+        if files.exists(path):
             records.refuse(
                 posixpath.relpath(path, directory),
                 "must not be there; the build has not ended",
             )
-    for path in _find(posixpath.join(directory, "*" + PARTIAL_SUFFIX)):
+    for path in files.find(
+        posixpath.join(directory, "*" + files.PARTIAL_SUFFIX)
+    ):
         records.refuse(
             posixpath.basename(path), "must not be there; it is half written"
         )
     if records.metadata is None:
         wanted = "no metadata: counts, checksums and figures are not judged"
-        found = f"{len(records.files)}"
+        found = f"{len(records.shards)}"
         records.verdicts.append(Verdict("shards", found, wanted, NOTE))
         return
     listed = set(records.metadata.shards)
     present = {
         posixpath.basename(path)
-        for path in _find(posixpath.join(directory, _SHARDS))
-    } | {posixpath.basename(path) for path in records.files}
+        for path in files.find(posixpath.join(directory, _SHARDS))
+    } | {posixpath.basename(path) for path in records.shards}
     for name in sorted(listed - present):
         records.refuse(name, "must be there; metadata lists it")
     for name in sorted(present - listed):
@@ -325,7 +317,7 @@ def _check_directory(records: RecordSet) -> None:
     records.verdicts.append(
         Verdict(
             "shards",
-            f"{len(present)}, {len(records.files)} of them inspected",
+            f"{len(present)}, {len(records.shards)} of them inspected",
             f"{len(listed)} in metadata",
             PASS if listed == present else FAIL,
         )
@@ -341,13 +333,13 @@ def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
                 path,
                 records.rules,
                 config.max_faults,
-                config.num_examples if path == records.files[0] else 0,
+                config.num_examples if path == records.shards[0] else 0,
             ),
         )
         for records in sets
-        for path in records.files
+        for path in records.shards
     ]
-    num_bytes = sum(_count_bytes(task.path) for _, task in tasks)
+    num_bytes = sum(files.count_bytes(task.path) for _, task in tasks)
     num_workers = min(config.num_workers or os.cpu_count() or 1, len(tasks))
     # Of the processes' context, or it could not be handed to them.
     bytes_read = multiprocessing.get_context("spawn").Value("Q", 0)
@@ -478,31 +470,6 @@ def _print_set(records: RecordSet, config: InspectConfig) -> None:
     if num_more > 0:
         print(f"... and {num_more:,} more faults, see --max_faults")
     print()
-
-
-def _find(pattern: str) -> list[str]:
-    """Files and directories that a glob matches, sorted."""
-    if not is_remote(pattern):
-        return sorted(glob.glob(pattern))
-    import tensorflow as tf
-
-    return sorted(tf.io.gfile.glob(pattern))
-
-
-def _is_directory(path: str) -> bool:
-    if not is_remote(path):
-        return os.path.isdir(path)
-    import tensorflow as tf
-
-    return tf.io.gfile.isdir(path)
-
-
-def _count_bytes(path: str) -> int:
-    if not is_remote(path):
-        return os.path.getsize(path)
-    import tensorflow as tf
-
-    return tf.io.gfile.stat(path).length
 
 
 if __name__ == "__main__":

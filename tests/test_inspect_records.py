@@ -571,6 +571,8 @@ def test_a_record_against_the_rules_is_named(
     edit(features)
     contents[fit_record] = make_example(features)
     write_contents(path, contents)
+    # As a builder that makes this mistake would write it.
+    edit_metadata(records, checksums=digest_shards(records))
     status, output = inspect(records)
     assert status == 1
     (named,) = re.findall(r"^fault: (.*)$", output, re.M)
