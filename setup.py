@@ -29,6 +29,7 @@ setup(
         # 0.2.2 changed how equal scores are broken; tensorflow-text, and so
         # every served model, tokenizes as 0.2.1 does.
         "sentencepiece>=0.2.0,<=0.2.1",
+        "sentencex>=1.0",
         "tensorboard>=2.20,<2.22",  # not installed by TensorFlow 2.21
         "tqdm>=4.66",
         "zstandard>=0.22",
@@ -40,6 +41,7 @@ setup(
         # 0.0.30 `import tensorflow` aborts the process.
         "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
         "tpu-compile": ["jax[tpu]==0.10.2"],
+        "tfds": ["tensorflow-datasets>=4.9.7"],
         "beam": ["apache-beam[gcp]>=2.60"],
         "interop": ["torch>=2.4", "transformers>=4.46", "safetensors>=0.4"],
         "test": [

@@ -295,9 +295,36 @@ class CorpusConfig(Config):
 
     input_file: tuple[str, ...] = setting(
         (),
-        "Text: comma-separated files or globs, local or gs://, plain or "
-        ".gz. One sentence per line, a blank line between documents, e.g. "
-        "corpus/*.txt.gz.",
+        "Text: comma-separated files or globs, local or gs://, plain, .gz, "
+        ".bz2 or .zst. One sentence per line, a blank line between "
+        "documents, e.g. corpus/*.txt.gz; or JSON lines, see input_format.",
+    )
+    input_format: str = setting(
+        "auto",
+        "text, or JSON lines (jsonl) of a document each; auto takes .jsonl, "
+        ".ndjson and .json for JSON lines.",
+        choices=("auto", "text", "jsonl"),
+    )
+    tfds: str = setting(
+        "",
+        "A dataset of TensorFlow Datasets, read beside or instead of "
+        "input_file, e.g. wikipedia/20230601.en.",
+    )
+    tfds_split: str = setting("train", "What of it, e.g. train or train[:10%].")
+    tfds_data_dir: str = setting(
+        "", "Where datasets are; default: that of TensorFlow Datasets."
+    )
+    text_field: str = setting(
+        "text", "Field of JSON lines, or feature of a dataset, with the text."
+    )
+    sentence_breaker: str = setting(
+        "none",
+        "How lines become sentences: a line is one (none), or a line is a "
+        "paragraph and is broken up (sentencex).",
+        choices=("none", "sentencex"),
+    )
+    language: str = setting(
+        "en", "Language of the text for sentencex, an ISO 639 code, e.g. de."
     )
     on_bad_utf8: str = setting(
         "error",

@@ -6,6 +6,7 @@ what reads local files starts at once.
 
 import contextlib
 import errno
+import glob
 import json
 import os
 from collections.abc import Iterator
@@ -19,6 +20,56 @@ PARTIAL_SUFFIX = ".partial"
 def is_remote(path: str) -> bool:
     """Whether a path is one of a file system like gs://."""
     return "://" in path
+
+
+def find(pattern: str) -> list[str]:
+    """Files that a glob matches, or the one of that name, sorted."""
+    if is_remote(pattern):
+        import tensorflow as tf
+
+        matches = tf.io.gfile.glob(pattern)
+        return sorted(p for p in matches if not tf.io.gfile.isdir(p))
+    if os.path.isfile(pattern):  # whatever brackets are in its name
+        return [pattern]
+    return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or directory."""
+    if is_remote(path):
+        import tensorflow as tf
+
+        return tf.io.gfile.exists(path)
+    return os.path.exists(path)
+
+
+def count_bytes(path: str) -> int:
+    """Size of a file, as stored."""
+    if is_remote(path):
+        import tensorflow as tf
+
+        return tf.io.gfile.stat(path).length
+    return os.path.getsize(path)
+
+
+def make_directories(path: str) -> None:
+    """Makes a directory and those above it, unless they are there."""
+    if is_remote(path):
+        import tensorflow as tf
+
+        tf.io.gfile.makedirs(path)
+    elif path:
+        os.makedirs(path, exist_ok=True)
+
+
+def remove(path: str) -> None:
+    """Removes a file."""
+    if is_remote(path):
+        import tensorflow as tf
+
+        tf.io.gfile.remove(path)
+    else:
+        os.remove(path)
 
 
 def open_existing(path: str, mode: str = "r") -> Any:
@@ -80,32 +131,31 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def written_whole(path: str) -> Iterator[str]:
-    """A path to write to; it becomes `path` when the block has ended well."""
-    import tensorflow as tf
+def written_whole(path: str) -> Iterator[Any]:
+    """A file to write bytes to; it gets its name when the block ends well.
 
+    Its directory is made where it is missing.
+    """
     partial = path + PARTIAL_SUFFIX
-    yield partial
-    tf.io.gfile.rename(partial, path, overwrite=True)
+    make_directories(os.path.dirname(path))
+    if is_remote(path):
+        import tensorflow as tf
+
+        with tf.io.gfile.GFile(partial, "wb") as file:
+            yield file
+        tf.io.gfile.rename(partial, path, overwrite=True)
+        return
+    with open(partial, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
 
 
 def write_bytes(path: str, content: bytes) -> None:
     """Writes a file whole."""
-    if is_remote(path):
-        import tensorflow as tf
-
-        with (
-            written_whole(path) as partial,
-            tf.io.gfile.GFile(partial, "wb") as file,
-        ):
-            file.write(content)
-        return
-    partial = path + PARTIAL_SUFFIX
-    with open(partial, "wb") as file:
+    with written_whole(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def write_text(path: str, text: str) -> None:

@@ -74,7 +74,9 @@ class Tokenizer:
 
     Attributes:
         vocab_size: Number of pieces.
+        kind: "published": text is normalised before the model sees it.
         sha256: Hexadecimal digest of the model file.
+        starts_word: bool, `(vocab_size,)`; the pieces that begin a word.
 
     Raises:
         UserError: If the file is missing, is no SentencePiece model, or has
@@ -84,6 +86,7 @@ class Tokenizer:
     def __init__(self, model_file: str, do_lower_case: bool = True) -> None:
         content = _read_model(model_file)
         self.do_lower_case = do_lower_case
+        self.kind = "published"
         self.sha256 = sha256_of(content)
         self._model = sentencepiece.SentencePieceProcessor()
         try:
@@ -95,7 +98,7 @@ class Tokenizer:
             ) from None
         self.vocab_size: int = self._model.vocab_size()
         self._check_special_ids(model_file)
-        self._starts_word = np.array(
+        self.starts_word = np.array(
             [_begins_word(self.id_to_piece(i)) for i in range(self.vocab_size)]
         )
         self._build_comma_table()
@@ -104,14 +107,16 @@ class Tokenizer:
         """The spelling of a piece."""
         return self._model.id_to_piece(int(piece_id))
 
+    def normalize(self, text: str) -> str:
+        """Text as `encode_normalized` wants it, and documents are compared."""
+        return normalize(text, self.do_lower_case)
+
     def encode_batch(self, texts: Sequence[str]) -> EncodedTexts:
         """Pieces of raw texts; spellings like "[CLS]" are mere text."""
-        return self.encode_normalized(
-            [normalize(text, self.do_lower_case) for text in texts]
-        )
+        return self.encode_normalized([self.normalize(text) for text in texts])
 
     def encode_normalized(self, texts: Sequence[str]) -> EncodedTexts:
-        """Pieces of texts that `normalize` has seen."""
+        """Pieces of texts that `self.normalize` has seen."""
         # One thread: whoever wants more starts processes.
         encoded = self._model.encode(list(texts), num_threads=1)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
@@ -209,7 +214,7 @@ class Tokenizer:
             np.repeat(self._comma_begins[ids], lengths) + offsets
         ]
         ends = np.concatenate([[0], new_ends])[ends]
-        return EncodedTexts(ids, self._starts_word[ids], ends)
+        return EncodedTexts(ids, self.starts_word[ids], ends)
 
 
 def _read_model(model_file: str) -> bytes:

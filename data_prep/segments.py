@@ -1,10 +1,11 @@
-"""A document -> pairs of adjacent segments, half of them swapped.
+"""A document -> pairs of adjacent segments, by the sentence objective.
 
 A document is a row of pieces in which sentences and words are marked, and a
 segment is a range of it. Consecutive sentences are collected into a chunk;
 the chunk is split in two; both parts together are cut to the length of an
-example. The label is 1 exactly where the parts were swapped: unlike
-google-research/albert, no segment ever comes from another document.
+example. For sentence order, the label is 1 exactly where the parts were
+swapped: unlike in google-research/albert, no segment ever comes from another
+document.
 
 Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
@@ -20,31 +21,30 @@ import numpy as np
 SKIPPED_CHUNKS = "chunks of less than two words"
 
 
-class Range(NamedTuple):
-    """Pieces `begin`, ..., `end - 1` of a document."""
-
-    begin: int
-    end: int
-
-
 class SegmentPair(NamedTuple):
     """The two segments of an example, as they stand in it.
 
     Attributes:
-        first: Pieces between `[CLS]` and the first `[SEP]`.
-        second: Pieces between the first and the second `[SEP]`.
-        swapped: Whether `second` comes before `first` in the document.
+        first_begin, first_end: Pieces between `[CLS]` and the first `[SEP]`.
+        second_begin, second_end: Pieces between the first and the second
+            `[SEP]`; none where there is no second segment.
+        label: 1 where the second segment stands before the first in the
+            document (sop), or must be replaced by that of another document
+            (nsp); else 0.
     """
 
-    first: Range
-    second: Range
-    swapped: bool
+    first_begin: int
+    first_end: int
+    second_begin: int
+    second_end: int
+    label: int
 
 
 def pair_segments(
     sentence_ends: Sequence[int],
     word_starts: np.ndarray,
     *,
+    objective: str,
     max_num_pieces: int,
     short_seq_prob: float,
     rng: random.Random,
@@ -54,8 +54,9 @@ def pair_segments(
 
     Args:
         sentence_ends: Index behind the last piece of each sentence, rising;
-            no sentence is empty.
-        word_starts: bool, `(pieces,)`; True where a word begins.
+            no sentence is empty. See `cut_long_sentences`.
+        word_starts: int64, rising; the pieces that begin a word.
+        objective: "sop", "nsp" or "none", which gives a single segment.
         max_num_pieces: Pieces that both segments may have together, >= 2.
         short_seq_prob: Probability that this pass collects shorter chunks,
             of a random length, so that short inputs are seen in training.
@@ -71,45 +72,51 @@ def pair_segments(
     pairs = []
     chunk_ends: list[int] = []
     begin = 0
-    ends = _cut_long_sentences(sentence_ends, word_starts, max_num_pieces)
-    for end in ends:
+    last_end = sentence_ends[-1]
+    for end in sentence_ends:
         chunk_ends.append(end)
-        if end - begin < target and end != ends[-1]:
+        if end - begin < target and end != last_end:
             continue
-        middle = _split_chunk(begin, chunk_ends, word_starts, rng)
-        if middle is None:
+        if objective == "none":
+            kept = _truncate((begin, end, end, end), max_num_pieces, rng)
+            pairs.append(SegmentPair(*kept, 0))
+        elif (middle := _split_chunk(begin, chunk_ends, word_starts, rng)) < 0:
             skipped[SKIPPED_CHUNKS] += 1
         else:
-            first, second = Range(begin, middle), Range(middle, end)
-            swapped = rng.random() < 0.5
-            if swapped:
-                first, second = second, first
-            first, second = _truncate(first, second, max_num_pieces, rng)
-            pairs.append(SegmentPair(first, second, swapped))
+            label = int(rng.random() < 0.5)
+            bounds = (begin, middle, middle, end)
+            if label and objective == "sop":
+                bounds = (middle, end, begin, middle)
+            kept = _truncate(bounds, max_num_pieces, rng)
+            pairs.append(SegmentPair(*kept, label))
         begin, chunk_ends = end, []
     return pairs
 
 
-def _cut_long_sentences(
-    sentence_ends: Sequence[int], word_starts: np.ndarray, longest: int
+def cut_long_sentences(
+    sentence_ends: np.ndarray, word_starts: np.ndarray, longest: int
 ) -> list[int]:
     """Ends of sentences, where long ones are cut before a word.
 
     Text with a paragraph or a book in a line would else lose all but one
     example of it. A part has at least `longest` pieces, so that it is a
     chunk of its own and loses less than a word.
+
+    Args:
+        sentence_ends: int64, rising.
+        word_starts: int64, rising; the pieces that begin a word.
+        longest: Pieces of a sentence that is left alone, at the most.
     """
     if np.diff(sentence_ends, prepend=0).max() <= longest:
-        return list(sentence_ends)
-    words = np.flatnonzero(word_starts)
+        return sentence_ends.tolist()
     ends = []
     begin = 0
-    for sentence_end in sentence_ends:
+    for sentence_end in sentence_ends.tolist():
         while sentence_end - begin > longest:
-            word = np.searchsorted(words, begin + longest)
-            if word == len(words) or words[word] >= sentence_end:
+            word = np.searchsorted(word_starts, begin + longest)
+            if word == len(word_starts) or word_starts[word] >= sentence_end:
                 break
-            begin = int(words[word])
+            begin = int(word_starts[word])
             ends.append(begin)
         ends.append(sentence_end)
         begin = sentence_end
@@ -121,38 +128,51 @@ def _split_chunk(
     sentence_ends: Sequence[int],
     word_starts: np.ndarray,
     rng: random.Random,
-) -> int | None:
-    """Where the second segment begins; None for a chunk of one word.
+) -> int:
+    """Where the second segment begins; -1 for a chunk of one word.
 
     Between two sentences, or, in a chunk of one, between two words.
     """
     if len(sentence_ends) > 1:
         return sentence_ends[rng.randrange(len(sentence_ends) - 1)]
-    starts = np.flatnonzero(word_starts[begin + 1 : sentence_ends[0]])
-    if not len(starts):
-        return None
-    return begin + 1 + int(starts[rng.randrange(len(starts))])
+    first, last = np.searchsorted(word_starts, (begin + 1, sentence_ends[0]))
+    if first == last:
+        return -1
+    return int(word_starts[rng.randrange(int(first), int(last))])
 
 
 def _truncate(
-    first: Range, second: Range, max_num_pieces: int, rng: random.Random
-) -> tuple[Range, Range]:
+    bounds: tuple[int, int, int, int], max_num_pieces: int, rng: random.Random
+) -> tuple[int, int, int, int]:
     """Cuts the longer segment, then both alike, to `max_num_pieces`.
 
     Each piece cut is the foremost or the last one of its segment, by a toss
     of a coin, so that no place in a segment is always kept.
+
+    Args:
+        bounds: Begin and end of the first segment and of the second.
+        max_num_pieces: Pieces of both together.
+        rng: The coin.
     """
-    lengths = [first.end - first.begin, second.end - second.begin]
-    excess = max(0, sum(lengths) - max_num_pieces)
+    first_begin, first_end, second_begin, second_end = bounds
+    first_length = first_end - first_begin
+    second_length = second_end - second_begin
+    excess = first_length + second_length - max_num_pieces
+    if excess <= 0:
+        return bounds
     # Equal lengths are cut in turn, the second segment first.
-    longer = 0 if lengths[0] > lengths[1] else 1
-    until_equal = min(excess, abs(lengths[0] - lengths[1]))
-    cuts = [0, 0]
-    cuts[longer] = until_equal
-    cuts[1] += (excess - until_equal + 1) // 2
-    cuts[0] += (excess - until_equal) // 2
-    ranges = []
-    for segment, cut in zip((first, second), cuts, strict=True):
-        front = rng.getrandbits(cut).bit_count() if cut else 0
-        ranges.append(Range(segment.begin + front, segment.end - cut + front))
-    return ranges[0], ranges[1]
+    until_equal = min(excess, abs(first_length - second_length))
+    second_cut = (excess - until_equal + 1) // 2
+    first_cut = (excess - until_equal) // 2
+    if first_length > second_length:
+        first_cut += until_equal
+    else:
+        second_cut += until_equal
+    first_front = rng.getrandbits(first_cut).bit_count() if first_cut else 0
+    second_front = rng.getrandbits(second_cut).bit_count() if second_cut else 0
+    return (
+        first_begin + first_front,
+        first_end - first_cut + first_front,
+        second_begin + second_front,
+        second_end - second_cut + second_front,
+    )

@@ -19,16 +19,22 @@ _FEATURE_OF_ENTRY = b"\x12"
 _FLOAT_LIST = b"\x12"
 _INT64_LIST = b"\x1a"
 
+# Varints of larger numbers are not in a table.
+_TABLE_BITS = 21
+
 
 def serialize_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
     """Serialized `tf.train.Example`s.
 
     Args:
-        features: Arrays `(examples, values)` by name, integers of at least 0
-            or float32.
+        features: Arrays `(examples, values)` by name, float32, or integers
+            from 0 to below 2**21, as pieces, positions and flags are.
 
     Returns:
         A message for each example, features in the order of their names.
+
+    Raises:
+        ValueError: For larger integers.
     """
     columns = [
         _serialize_feature(name, features[name]) for name in sorted(features)
@@ -75,20 +81,40 @@ def _length(value: int) -> bytes:
 
 def _varints(values: np.ndarray) -> list[bytes]:
     """The varints of each row, one after another."""
-    if values.max(initial=0) < 0x80:
-        return [row.tobytes() for row in values.astype(np.uint8)]
-    num_bytes = 1
-    while values.max() >> 7 * num_bytes:
-        num_bytes += 1
-    digits = np.stack(
-        [values >> 7 * i & 0x7F for i in range(num_bytes)], axis=-1
-    )
-    is_used = np.ones(digits.shape, bool)
-    for i in range(1, num_bytes):
-        is_used[..., i] = values >> 7 * i > 0
-    # All but the last byte of a number have their high bit set.
-    digits[..., :-1][is_used[..., 1:]] |= 0x80
-    content = digits.astype(np.uint8)[is_used].tobytes()
-    ends = np.cumsum(is_used.sum(axis=(1, 2))).tolist()
+    largest = int(values.max(initial=0))
+    if largest < 0x80:
+        content = values.astype(np.uint8).tobytes()
+        lengths = np.full(len(values), values.shape[1])
+    else:
+        if largest >= 1 << _TABLE_BITS:
+            raise ValueError(f"integers must be below 2**21, got {largest}")
+        varints, are_used, num_bytes = _varint_table(largest.bit_length())
+        used = are_used.take(values).view(bool).reshape(-1)
+        content = varints.take(values).view(np.uint8).reshape(-1)[used]
+        content = content.tobytes()
+        lengths = num_bytes.take(values).sum(axis=1)
+    ends = np.cumsum(lengths).tolist()
     begins = [0, *ends[:-1]]
     return [content[b:e] for b, e in zip(begins, ends, strict=True)]
+
+
+@functools.lru_cache
+def _varint_table(num_bits: int) -> tuple[np.ndarray, ...]:
+    """The varints of all numbers of so many bits.
+
+    Returns:
+        The four bytes of each number, low ones first; which of them are
+        used; how many. The four are one uint32, which is fast to look up:
+        each `(numbers,)`.
+    """
+    numbers = np.arange(1 << num_bits, dtype=np.int64)
+    digits = numbers[:, np.newaxis] >> np.arange(0, 28, 7)
+    num_bytes = np.maximum(1, (digits > 0).sum(axis=1))
+    are_used = np.arange(4) < num_bytes[:, np.newaxis]
+    has_more = np.arange(1, 5) < num_bytes[:, np.newaxis]
+    varints = (digits & 0x7F | has_more << 7).astype(np.uint8)
+    return (
+        varints.view(np.uint32)[:, 0].copy(),
+        are_used.view(np.uint32)[:, 0].copy(),
+        num_bytes,
+    )

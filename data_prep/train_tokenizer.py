@@ -11,9 +11,8 @@ same model.
 import collections
 import io
 import json
-import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sentencepiece
@@ -31,10 +30,16 @@ from albert_tf.features import (
     UNK_ID,
     sha256_of,
 )
-from albert_tf.files import load_json_if_any, open_existing, write_bytes
+from albert_tf.files import (
+    exists,
+    load_json_if_any,
+    open_existing,
+    write_bytes,
+)
 from albert_tf.tokenization import Tokenizer, normalize
 from data_prep import corpus
 from data_prep.progress import show_bytes
+from data_prep.sentence_breaking import break_sentences
 
 # Punctuation that is always a piece of its own, as published.
 USER_DEFINED_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # noqa: RUF001
@@ -63,11 +68,11 @@ def main(config: TokenizerConfig) -> None:
         UserError: For inputs that cannot do, or a vocabulary size that the
             text cannot give.
     """
-    config.require("input_file", "model_prefix")
-    paths = corpus.find_inputs(config.input_file)
-    num_bytes = corpus.count_bytes(paths)
-    with show_bytes("reading inputs", num_bytes) as bar:
-        digests = corpus.digest_inputs(paths, bar.update)
+    config.require("model_prefix")
+    sources = corpus.find_inputs(config)
+    num_bytes = sum(source.num_bytes for source in sources)
+    with show_bytes("checking inputs", num_bytes) as bar:
+        digests = sorted(corpus.check_and_digest(sources, config, bar.update))
     described = _describe(config, digests)
     if _is_up_to_date(config, described):
         logging.info("%s.model is up to date", config.model_prefix)
@@ -75,7 +80,7 @@ def main(config: TokenizerConfig) -> None:
 
     skipped: collections.Counter[str] = collections.Counter()
     sample: list[str] = []
-    sentences = _read_sentences(config, paths, num_bytes, skipped, sample)
+    sentences = _read_sentences(config, sources, num_bytes, skipped, sample)
     model = _train(config, sentences)
     _write_model(config.model_prefix, model, described)
 
@@ -111,9 +116,7 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
     Raises:
         UserError: If another is there, and is not to be replaced.
     """
-    import tensorflow as tf
-
-    if not tf.io.gfile.exists(config.model_prefix + ".model"):
+    if not exists(config.model_prefix + ".model"):
         return False
     stored = load_json_if_any(config.model_prefix + ".json")
     with open_existing(config.model_prefix + ".model", "rb") as file:
@@ -131,7 +134,7 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
 
 def _read_sentences(
     config: TokenizerConfig,
-    paths: list[str],
+    sources: Sequence[corpus.Source],
     num_bytes: int,
     skipped: collections.Counter[str],
     sample: list[str],
@@ -140,9 +143,9 @@ def _read_sentences(
     num_characters = 0
     with show_bytes("reading sentences", num_bytes) as bar:
         for document in corpus.read_documents(
-            paths, config.on_bad_utf8, bar.update, skipped
+            sources, config, bar.update, skipped
         ):
-            for sentence in document:
+            for sentence in break_sentences(document, config):
                 text = normalize(sentence, config.do_lower_case)
                 if not text:
                     continue
@@ -227,8 +230,6 @@ def _explain(config: TokenizerConfig, message: str) -> Exception:
 
 def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
     """Writes PREFIX.vocab, .json and .model, each whole, .model last."""
-    import tensorflow as tf
-
     processor = sentencepiece.SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
     vocabulary = "".join(
@@ -236,8 +237,6 @@ def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
         for i in range(processor.vocab_size())
     )
     described = {**described, "model_sha256": sha256_of(model)}
-    if directory := posixpath.dirname(prefix):
-        tf.io.gfile.makedirs(directory)
     write_bytes(prefix + ".vocab", vocabulary.encode())
     write_bytes(prefix + ".json", json.dumps(described, indent=2).encode())
     write_bytes(prefix + ".model", model)

@@ -3,6 +3,7 @@ import glob
 import gzip
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -23,8 +24,8 @@ from albert_tf.features import (
     read_metadata,
 )
 from albert_tf.tokenization import Tokenizer, normalize
-from data_prep import build_tfrecords
-from data_prep.examples import EVAL, TRAIN, choose_split, unigram_entropy
+from data_prep import build_tfrecords, local_runner
+from data_prep.examples import EVAL, TRAIN, choose_split
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 VOCABULARY = "tests/testdata/30k-clean.model"
@@ -258,18 +259,26 @@ def test_documents_held_out_are_in_no_training_example(built, documents):
     assert num_eval == read_metadata(str(built / EVAL)).num_documents > 0
 
 
-def test_the_share_held_out_is_that_of_the_hash():
-    """The first 8 bytes, little-endian, as a fraction of 2**64: 0.25."""
-    quarter = bytes([0, 0, 0, 0, 0, 0, 0, 0x40])
-    assert choose_split(quarter, 0.26) == EVAL
-    assert choose_split(quarter, 0.25) == TRAIN
-    assert choose_split(quarter, 0.0) == TRAIN
+def test_the_share_held_out_is_that_asked_for():
+    """Of 4,000 documents a quarter, within four deviations."""
+    documents = [[f"Document {i}."] for i in range(4000)]
+    held_out = sum(choose_split(d, 0.25) == EVAL for d in documents)
+    assert abs(held_out - 1000) < 4 * np.sqrt(4000 * 3 / 16)
+    assert choose_split(documents[0], 0.0) == TRAIN
+
+
+def test_nearly_equal_documents_are_on_the_same_side():
+    """Other letter case, other line breaks."""
+    for i in range(50):
+        expected = choose_split([f"One is {i}.", "Two."], 0.5)
+        assert choose_split([f"ONE is {i}. TWO."], 0.5) == expected
 
 
 def test_unigram_entropy_is_of_ordinary_pieces():
     """Three pieces in shares 1/2, 1/4, 1/4: 1.5 bits; special ones aside."""
     counts = np.array([9, 9, 9, 9, 9, 4, 0, 2, 2])
-    assert unigram_entropy(counts) == pytest.approx(1.5 * np.log(2))
+    entropy = build_tfrecords._unigram_entropy(counts)
+    assert entropy == pytest.approx(1.5 * np.log(2))
 
 
 def test_workers_and_file_order_have_no_influence(built, documents, tmp_path):
@@ -327,78 +336,105 @@ def test_records_of_other_settings_are_not_replaced_unasked(
     assert not list((output_dir / EVAL).iterdir())
 
 
-def test_a_killed_build_goes_on_and_ends_alike(built, text_file, tmp_path):
-    """Killed while shards are written; what was collected before that is
-    left in the way of the second build."""
-    output_dir = tmp_path / "out"
-    flags = [
+def as_flags(config):
+    """The command line that gives this config."""
+    return [
         f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
-        for name, value in dataclasses.asdict(
-            make_config(output_dir, text_file)
-        ).items()
-        if not isinstance(value, bool)
+        for name, value in dataclasses.asdict(config).items()
+        if value not in ((), "")
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "data_prep.build_tfrecords", *flags],
+
+
+def start_build(config):
+    return subprocess.Popen(
+        [sys.executable, "-m", "data_prep.build_tfrecords", *as_flags(config)],
         stderr=subprocess.DEVNULL,
     )
-    while not (output_dir / "unfinished.json").exists():
-        assert process.poll() is None
-        time.sleep(0.001)
+
+
+def kill_with_workers(process):
+    """Kills a build, and waits until its processes have ended, too."""
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = [
+        pathlib.Path("/proc", pid) for pid in children.read_text().split()
+    ]
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (output_dir / TRAIN / "metadata.json").exists()
-    assert list((output_dir / build_tfrecords.SCRATCH_DIR).rglob("*.data"))
-    # As if killed a moment later, between two shards.
-    (output_dir / TRAIN).mkdir(exist_ok=True)
-    (output_dir / TRAIN / "train-00000-of-00003.tfrecord").write_bytes(b"")
-    (output_dir / TRAIN / "train-00009-of-00010.tfrecord").write_bytes(b"")
-
-    build(output_dir, text_file)
-    assert read_files(output_dir) == read_files(built)
+    while any(worker.exists() for worker in workers):
+        time.sleep(0.01)
 
 
-def test_workers_end_with_the_process_that_started_them(tmp_path):
-    script = (
-        "import multiprocessing, os, signal\n"
-        "from albert_tf.config import RecordsConfig\n"
-        "from data_prep import build_tfrecords, examples\n"
-        "if __name__ == '__main__':\n"
-        "    batch = [examples.Document(['a b.', 'c d.'], 0)]\n"
-        "    made = build_tfrecords._map_in_order(\n"
-        f"        RecordsConfig(num_workers=2), {VOCABULARY!r},\n"
-        "        iter([batch] * 99))\n"
-        "    next(made)\n"
-        "    for p in multiprocessing.active_children():\n"
-        "        print(p.pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    # Not a pipe: workers that live on would keep it open.
-    with open(tmp_path / "pids", "w") as pids:
-        subprocess.run(
-            [sys.executable, str(path)],
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-            stdout=pids,
-        )
-    workers = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert len(workers) == 2
-    deadline = time.monotonic() + 20
-    while left := [pid for pid in workers if is_running(pid)]:
-        if time.monotonic() > deadline:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            pytest.fail("workers live on")
-        time.sleep(0.05)
+def test_a_build_killed_at_random_moments_ends_alike(
+    built, text_file, tmp_path
+):
+    """By SIGKILL, until it ends; each part of the work is done once."""
+    config = make_config(tmp_path / "out", text_file, num_workers=2)
+    rng = random.Random(0)
+    scratch = tmp_path / "out" / build_tfrecords.SCRATCH_DIR
+    written: dict[pathlib.Path, int] = {}
+    kills = 0
+    while True:
+        process = start_build(config)
+        wait_s = 0.3 + 0.15 * kills + 0.3 * rng.random()
+        deadline = time.monotonic() + wait_s
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if process.poll() is not None:
+            assert process.returncode == 0
+            break
+        kill_with_workers(process)
+        kills += 1
+        for path, when in written.items():
+            # What was whole stays as it is.
+            assert path.stat().st_mtime_ns == when, path
+        written = {
+            path: path.stat().st_mtime_ns
+            for path in [
+                *scratch.rglob("*.rows"),
+                *(tmp_path / "out").rglob("*.tfrecord"),
+            ]
+        }
+    assert kills > 2
+    assert read_files(tmp_path / "out") == read_files(built)
 
 
-def is_running(pid):
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
+    """Killed when the second of five is there."""
+    config = make_config(tmp_path / "out", text_file)
+    process = start_build(config)
+    while len(found := sorted((tmp_path / "out").rglob("units/*.rows"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.0005)
+    kill_with_workers(process)
+    made = []
+    original = local_runner.make_unit
+
+    def make_unit(state, task):
+        made.append(task[0])
+        return original(state, task)
+
+    monkeypatch.setattr(local_runner, "make_unit", make_unit)
+    found = sorted((tmp_path / "out").rglob("units/*.rows"))
+    build_tfrecords.main(config)
+    assert made == list(range(len(found), 5))
+
+
+def test_finished_shards_are_not_written_again(built, text_file, tmp_path):
+    """Killed when the second shard is there, so the first is known."""
+    config = make_config(tmp_path / "out", text_file, num_shards=9)
+    shards = tmp_path / "out" / TRAIN
+    process = start_build(config)
+    while len(found := sorted(shards.glob("*.tfrecord"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.0005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (shards / "metadata.json").exists()
+    first = found[0].stat().st_mtime_ns
+    build_tfrecords.main(config)
+    assert found[0].stat().st_mtime_ns == first
+    other = build(tmp_path / "other", text_file, num_shards=9)
+    assert read_files(tmp_path / "out") == read_files(other)
 
 
 def test_a_document_of_one_word_is_skipped_and_counted(documents, tmp_path):
@@ -416,7 +452,7 @@ def test_text_of_one_word_alone_is_refused(tmp_path):
     path.write_text("Word\n")
     with pytest.raises(UserError, match=r"at least two words.*1 documents"):
         build(tmp_path / "out", path)
-    assert not list((tmp_path / "out").iterdir())
+    assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
 def test_a_share_that_holds_out_nothing_is_refused(documents, tmp_path):
@@ -426,7 +462,7 @@ def test_a_share_that_holds_out_nothing_is_refused(documents, tmp_path):
         build(tmp_path / "out", path, holdout_fraction=1e-9)
     with pytest.raises(UserError, match="holdout_fraction"):
         build(tmp_path / "out", path, holdout_fraction=0.999999)
-    assert not list((tmp_path / "out").iterdir())
+    assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
 def test_a_missing_vocabulary_is_named(text_file, tmp_path):

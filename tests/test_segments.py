@@ -1,27 +1,49 @@
 import collections
 import random
+from typing import NamedTuple
 
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from data_prep.segments import SKIPPED_CHUNKS, Range, pair_segments
+from data_prep.segments import (
+    SKIPPED_CHUNKS,
+    cut_long_sentences,
+    pair_segments,
+)
 
 
-def pair(lengths, word_starts=None, seed=0, longest=30, short=0.0):
+class Range(NamedTuple):
+    begin: int
+    end: int
+
+
+class Pair(NamedTuple):
+    first: Range
+    second: Range
+    swapped: int
+
+
+def pair(
+    lengths, word_starts=None, seed=0, longest=30, short=0.0, objective="sop"
+):
     """Pairs of a document of sentences of these lengths, and the counts."""
-    ends = np.cumsum(lengths).tolist()
     if word_starts is None:
-        word_starts = np.ones(ends[-1], bool)
+        word_starts = np.ones(sum(lengths), bool)
+    words = np.flatnonzero(word_starts)
     skipped = collections.Counter()
     pairs = pair_segments(
-        ends,
-        np.asarray(word_starts, bool),
+        cut_long_sentences(np.cumsum(lengths), words, longest),
+        words,
+        objective=objective,
         max_num_pieces=longest,
         short_seq_prob=short,
         rng=random.Random(seed),
         skipped=skipped,
     )
+    pairs = [
+        Pair(Range(a, b), Range(c, d), label) for a, b, c, d, label in pairs
+    ]
     return pairs, skipped
 
 
@@ -125,6 +147,37 @@ def test_equal_generators_give_equal_pairs():
     assert pair([5, 6, 7] * 9, seed=3) != pair([5, 6, 7] * 9, seed=4)
 
 
+def test_next_sentence_pairs_stand_as_in_the_document():
+    """Those with label 1 get another second segment later."""
+    labels = []
+    for seed in range(2000):
+        ((first, second, label),), _ = pair(
+            [4, 5, 6], seed=seed, objective="nsp"
+        )
+        assert (first.begin, second.end) == (0, 15)
+        assert first.end == second.begin
+        labels.append(label)
+    assert abs(sum(labels) - 1000) < 4 * np.sqrt(2000 / 4)
+
+
+def test_without_an_objective_a_chunk_is_one_segment():
+    """10 + 10 + 12 pieces, cut to 30 at both ends; then 14. One word alone
+    is enough."""
+    begins = set()
+    for seed in range(40):
+        pairs, skipped = pair([10, 10, 12, 9, 5], seed=seed, objective="none")
+        (first, second, label), (rest, _, _) = pairs
+        assert first.end - first.begin == 30
+        assert (second.begin == second.end, label) == (True, 0)
+        assert rest == Range(32, 46)
+        begins.add(first.begin)
+        assert not skipped
+    assert begins == {0, 1, 2}
+    starts = np.arange(9) == 0
+    ((first, _, _),), _ = pair([9], starts, objective="none")
+    assert first == Range(0, 9)
+
+
 @hypothesis.settings(max_examples=200, deadline=None)
 @hypothesis.given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=12),
@@ -132,12 +185,16 @@ def test_equal_generators_give_equal_pairs():
     seed=st.integers(0, 2**32),
     longest=st.integers(2, 40),
     short=st.sampled_from([0.0, 0.5, 1.0]),
+    objective=st.sampled_from(["sop", "nsp"]),
 )
-def test_pairs_are_adjacent_and_fit(lengths, words, seed, longest, short):
+def test_pairs_are_adjacent_and_fit(
+    lengths, words, seed, longest, short, objective
+):
     starts = np.random.default_rng(seed).random(sum(lengths)) < words
-    pairs, _ = pair(lengths, starts, seed, longest, short)
+    pairs, _ = pair(lengths, starts, seed, longest, short, objective)
     end_before = 0
     for first, second, swapped in pairs:
+        swapped = swapped and objective == "sop"
         earlier, later = (second, first) if swapped else (first, second)
         assert end_before <= earlier.begin < earlier.end <= later.begin
         assert later.begin < later.end <= sum(lengths)

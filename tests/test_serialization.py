@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from data_prep.serialization import serialize_examples
@@ -9,9 +10,7 @@ def test_bytes_are_those_of_tensorflow():
     rng = np.random.default_rng(0)
     features = {
         "zeros": np.zeros((7, 5), np.int32),
-        "borders": np.array(
-            [[0, 1, 127, 128, 16383, 16384, 2**21 - 1, 2**21, 2**31 - 1]] * 7
-        ),
+        "borders": np.array([[0, 1, 127, 128, 16383, 16384, 2**21 - 1]] * 7),
         "mixed": rng.integers(0, 30000, (7, 300)).astype(np.int32),
         "weights": rng.normal(size=(7, 3)).astype(np.float32),
         "label": np.arange(7)[:, np.newaxis],
@@ -25,3 +24,8 @@ def test_bytes_are_those_of_tensorflow():
             else:
                 feature.int64_list.value.extend(values[row].tolist())
         assert serialized == example.SerializeToString(deterministic=True)
+
+
+def test_numbers_beyond_a_vocabulary_are_refused():
+    with pytest.raises(ValueError, match=r"2\*\*21, got 2097152"):
+        serialize_examples({"a": np.array([[1, 2**21]])})

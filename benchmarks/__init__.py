@@ -1,0 +1,1 @@
+"""Runnable comparisons; README.md has their tables."""

@@ -1,0 +1,263 @@
+r"""Speed and memory of `data_prep.build_tfrecords`, in one run.
+
+    python -m benchmarks.build_records \
+        --input_file=corpus/*.txt --spm_model_file=build/spm.model \
+        --work_dir=build/benchmark
+
+Prints Markdown tables: examples a second and core, for several
+`--dupe_factor`s and numbers of processes; the peak memory of a process for
+growing corpora; and the floor, what encoding the text and writing the bytes
+take alone. CPU time is that of all processes together, from text to finished
+shards, start-up included, so it holds on a busy machine, too.
+"""
+
+import collections
+import dataclasses
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+from albert_tf import flags
+from albert_tf.config import RecordsConfig, setting
+from albert_tf.features import read_metadata
+from albert_tf.tokenization import Tokenizer
+from data_prep import corpus
+from data_prep.examples import TRAIN, normalize_document
+from data_prep.tfrecord_files import TFRecordWriter, read_records
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig(RecordsConfig):
+    """Which text and where to work; records as `build_tfrecords` has them."""
+
+    work_dir: str = setting(
+        "", "Directory for corpora and records; removed at the end."
+    )
+    copies: int = setting(
+        10, "How often the text is repeated for the largest corpus.", at_least=2
+    )
+
+
+class Measured(NamedTuple):
+    """A build.
+
+    Attributes:
+        examples: Records made.
+        wall_s, cpu_s: Seconds; of all processes together.
+        peak_bytes: Largest resident memory of a worker process.
+        main_peak_bytes: That of the process that reads.
+    """
+
+    examples: int
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    main_peak_bytes: int
+
+
+class Floor(NamedTuple):
+    """What cannot be spared.
+
+    Attributes:
+        encoding_s: CPU seconds of normalising and encoding the text.
+        writing_s: CPU seconds of writing the shards' bytes.
+        examples: Records written.
+    """
+
+    encoding_s: float
+    writing_s: float
+    examples: int
+
+
+def main(config: BenchmarkConfig) -> None:
+    """Measures and prints."""
+    config.require("input_file", "spm_model_file", "work_dir")
+    work = pathlib.Path(config.work_dir)
+    work.mkdir(parents=True)
+    cores = os.cpu_count() or 1
+    texts = [s.path for s in corpus.find_inputs(config)]
+    megabytes = sum(map(os.path.getsize, texts)) / 1e6
+
+    print(
+        f"{megabytes:.0f} MB of text, L={config.max_seq_length}, "
+        f"P={config.max_predictions_per_seq}, {cores} cores\n"
+    )
+    print(
+        "| dupe_factor | processes | examples | wall s | CPU s "
+        "| examples/s a core | speed-up | MB a worker |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for dupe_factor in (1, 10):
+        alone = None
+        for num_workers in dict.fromkeys((1, cores)):
+            made = _build(config, texts, work, dupe_factor, num_workers)
+            alone = alone or made
+            print(
+                f"| {dupe_factor} | {num_workers} | {made.examples:,} "
+                f"| {made.wall_s:.1f} | {made.cpu_s:.1f} "
+                f"| {made.examples / made.cpu_s:,.0f} "
+                f"| {alone.wall_s / made.wall_s:.2f} "
+                f"| {made.peak_bytes / 1e6:.0f} |",
+                flush=True,
+            )
+            if (dupe_factor, num_workers) == (1, 1):
+                floor = _measure_floor(config, work)
+    print(
+        f"\nFloor at dupe_factor 1: encoding {floor.encoding_s:.1f} s and "
+        f"writing {floor.writing_s:.1f} s, which would be "
+        f"{floor.examples / (floor.encoding_s + floor.writing_s):,.0f} "
+        "examples/s a core\n"
+    )
+
+    print("| text | MB | examples | MB a worker | MB of the reader |")
+    print("|---|---|---|---|---|")
+    for name, paths in (
+        ("once", texts),
+        (
+            f"{config.copies} times, documents in other orders",
+            _repeat(texts, work, config.copies),
+        ),
+        ("one line", _join_to_a_line(texts, work)),
+    ):
+        made = _build(config, paths, work, 1, cores)
+        size = sum(map(os.path.getsize, paths)) / 1e6
+        print(
+            f"| {name} | {size:.1f} | {made.examples:,} "
+            f"| {made.peak_bytes / 1e6:.0f} "
+            f"| {made.main_peak_bytes / 1e6:.0f} |",
+            flush=True,
+        )
+    shutil.rmtree(work)
+
+
+def _build(
+    config: BenchmarkConfig,
+    texts: list[str],
+    work: pathlib.Path,
+    dupe_factor: int,
+    num_workers: int,
+) -> Measured:
+    """Runs the command in processes of its own."""
+    output_dir = work / "records"
+    shutil.rmtree(output_dir, ignore_errors=True)
+    command = [
+        sys.executable,
+        "-m",
+        "data_prep.build_tfrecords",
+        f"--input_file={','.join(texts)}",
+        f"--output_dir={output_dir}",
+        f"--spm_model_file={config.spm_model_file}",
+        f"--max_seq_length={config.max_seq_length}",
+        f"--max_predictions_per_seq={config.max_predictions_per_seq}",
+        f"--dupe_factor={dupe_factor}",
+        f"--num_workers={num_workers}",
+    ]
+    begin = time.monotonic()
+    before = os.times()
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        peaks: dict[int, int] = collections.defaultdict(int)
+        while process.poll() is None:
+            for pid in (process.pid, *_children(process.pid)):
+                peaks[pid] = max(peaks[pid], _peak_memory(pid))
+            time.sleep(0.05)
+    wall_s = time.monotonic() - begin
+    after = os.times()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed")
+    main_peak = peaks.pop(process.pid)
+    return Measured(
+        examples=read_metadata(str(output_dir / TRAIN)).num_examples,
+        wall_s=wall_s,
+        cpu_s=(
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        ),
+        peak_bytes=max(peaks.values(), default=main_peak),
+        main_peak_bytes=main_peak,
+    )
+
+
+def _measure_floor(config: BenchmarkConfig, work: pathlib.Path) -> Floor:
+    """Encodes the text and copies the records of the last build."""
+    tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
+    begin = time.process_time()
+    for document in corpus.read_documents(
+        corpus.find_inputs(config),
+        config,
+        lambda _num_bytes: None,
+        collections.Counter(),
+    ):
+        tokenizer.encode_normalized(
+            normalize_document(document, tokenizer, config)
+        )
+    encoding_s = time.process_time() - begin
+
+    paths = sorted((work / "records" / TRAIN).glob("*.tfrecord"))
+    records = []
+    for path in paths:
+        with open(path, "rb") as file:
+            records += [stored.content for stored in read_records(file)]
+    begin = time.process_time()
+    with (
+        open(work / "copy.tfrecord", "wb") as file,
+        TFRecordWriter(file) as writer,
+    ):
+        for record in records:
+            writer.write(record)
+    writing_s = time.process_time() - begin
+    os.remove(work / "copy.tfrecord")
+    return Floor(encoding_s, writing_s, len(records))
+
+
+def _repeat(texts: list[str], work: pathlib.Path, copies: int) -> list[str]:
+    """The corpus several times, each time in another order of documents."""
+    paths = []
+    for copy in range(copies):
+        paths.append(str(work / f"copy-{copy:02d}.txt"))
+        rng = random.Random(copy)
+        with open(paths[-1], "w", encoding="utf-8") as file:
+            for text in rng.sample(texts, len(texts)):
+                content = pathlib.Path(text).read_text(encoding="utf-8")
+                documents = content.strip().split("\n\n")
+                rng.shuffle(documents)
+                file.write("\n\n".join(documents) + "\n\n")
+    return paths
+
+
+def _join_to_a_line(texts: list[str], work: pathlib.Path) -> list[str]:
+    """The first text without a line break."""
+    path = work / "line.txt"
+    content = pathlib.Path(texts[0]).read_text(encoding="utf-8")
+    path.write_text(" ".join(content.split()), encoding="utf-8")
+    return [str(path)]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:  # it has just ended
+        return []
+    return [int(child) for child in text.split()]
+
+
+def _peak_memory(pid: int) -> int:
+    """Largest resident memory of a process so far, in bytes."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    flags.run(main, BenchmarkConfig)

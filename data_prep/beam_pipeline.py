@@ -1,0 +1,312 @@
+r"""Builds shards on Apache Beam, by the functions of the local runner.
+
+    python -m data_prep.build_tfrecords --runner=DataflowRunner \\
+        --input_file=gs://BUCKET/corpus/*.txt.gz \\
+        --spm_model_file=gs://BUCKET/spm.model \\
+        --output_dir=gs://BUCKET/records --num_shards=512 \\
+        --beam_option=project=PROJECT --beam_option=region=us-central1 \\
+        --beam_option=temp_location=gs://BUCKET/tmp \\
+        --beam_option=setup_file=./setup.py
+
+1. Each source is read by one worker; its documents are normalised.
+2. Documents are grouped by their digest: equal ones meet, and are numbered.
+3. Documents become rows, grouped by shard.
+4. Each shard is sorted on a worker's local disk and written.
+
+The same text and settings give the bytes of the local runner.
+"""
+
+import json
+import os
+import posixpath
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from albert_tf import files
+from albert_tf.config import RecordsConfig
+from albert_tf.errors import UserError
+from albert_tf.features import TOKENIZER_FILE
+from albert_tf.tokenization import Tokenizer
+from data_prep import corpus, records_directory
+from data_prep.examples import (
+    digest,
+    make_rows,
+    normalize_document,
+)
+from data_prep.rows import HEADER, Rows, piece_dtype
+from data_prep.shards import (
+    BuiltRecords,
+    ShardResult,
+    choose_shards,
+    list_shards,
+    write_shard,
+)
+from data_prep.shuffle import give_new_keys, read_shard, write_spill
+
+try:
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+except ModuleNotFoundError:
+    raise UserError(
+        "--runner needs Apache Beam, unless it is local",
+        received="no module named apache_beam",
+        remedy="pip install 'albert-tf[beam]'.",
+    ) from None
+
+# What the pipeline leaves for the process that started it.
+_RESULTS_FILE = "beam_results.json"
+
+# Bytes of rows in a spill file of step 4.
+_SPILL_BYTES = 64 << 20
+
+# Side outputs: a Counter by reason or split, an array of counts of pieces.
+_SKIPPED, _DUPLICATES, _PIECES = "skipped", "duplicates", "pieces"
+_MAIN = "main"
+
+
+def build(
+    config: RecordsConfig,
+    sources: Sequence[corpus.Source],
+    vocabulary: str,
+    scratch: str,
+    inputs_sha256: str,
+) -> BuiltRecords:
+    """Builds all shards; see `local_runner.build`."""
+    with open(vocabulary, "rb") as file:
+        model = file.read()
+    results_path = posixpath.join(config.output_dir, _RESULTS_FILE)
+    records_directory.make_room(config.output_dir, inputs_sha256)
+    options = PipelineOptions(
+        [f"--runner={config.runner}"]
+        + [f"--{option}" for option in config.beam_option]
+    )
+    with beam.Pipeline(options=options) as pipeline:
+        _add_steps(pipeline, config, sources, model, results_path)
+    results = files.load_json(results_path)
+    files.remove(results_path)
+    shards = list_shards(config)
+    built = BuiltRecords(
+        np.array(results[_PIECES], np.int64),
+        Counter(results[_SKIPPED]),
+        Counter(results[_DUPLICATES]),
+        {
+            shards[int(number)]: ShardResult(*result)
+            for number, result in results["shards"].items()
+        },
+    )
+    counts = {shard.split: built.count(shard.split) for shard in shards}
+    records_directory.check_not_empty(
+        config,
+        {split: count["examples"] for split, count in counts.items()},
+        built.skipped,
+    )
+    return built
+
+
+def _add_steps(
+    pipeline: Any,
+    config: RecordsConfig,
+    sources: Sequence[corpus.Source],
+    model: bytes,
+    results_path: str,
+) -> None:
+    read = (
+        pipeline
+        | "Sources" >> beam.Create(list(sources))
+        | "Spread sources" >> beam.Reshuffle()
+        | "Read"
+        >> beam.ParDo(_Read(config, model)).with_outputs(_SKIPPED, main=_MAIN)
+    )
+    numbered = (
+        read[_MAIN]
+        | "Meet equal documents" >> beam.GroupByKey()
+        | "Number" >> beam.FlatMap(_number)
+    )
+    made = (
+        numbered
+        | "Batch" >> beam.BatchElements(min_batch_size=64, max_batch_size=512)
+        | "Make rows"
+        >> beam.ParDo(_MakeRows(config, model)).with_outputs(
+            _SKIPPED, _PIECES, _DUPLICATES, main=_MAIN
+        )
+    )
+    # Shards without rows are written, too.
+    shards = pipeline | "Shards" >> beam.Create(
+        [(number, (b"", b"")) for number in range(len(list_shards(config)))]
+    )
+    written = (
+        (made[_MAIN], shards)
+        | "All shards" >> beam.Flatten()
+        | "Meet in shards" >> beam.GroupByKey()
+        | "Write" >> beam.ParDo(_Write(config, model))
+    )
+    skipped = (
+        (read[_SKIPPED], made[_SKIPPED])
+        | "All skipped" >> beam.Flatten()
+        | "Sum skipped" >> beam.CombineGlobally(_sum_counters)
+    )
+    duplicates = made[_DUPLICATES] | "Sum duplicates" >> (
+        beam.CombineGlobally(_sum_counters)
+    )
+    pieces = made[_PIECES] | "Sum pieces" >> beam.CombineGlobally(_sum_arrays)
+    _ = (
+        written
+        | "All written" >> beam.combiners.ToList()
+        | "Report"
+        >> beam.Map(
+            _report,
+            beam.pvalue.AsSingleton(skipped),
+            beam.pvalue.AsSingleton(duplicates),
+            beam.pvalue.AsSingleton(pieces),
+            results_path,
+        )
+    )
+
+
+class _WithTokenizer(beam.DoFn):
+    """A step that needs the vocabulary, which travels with it."""
+
+    def __init__(self, config: RecordsConfig, model: bytes) -> None:
+        self.config = config
+        self.model = model
+
+    def setup(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, TOKENIZER_FILE)
+            files.write_bytes(path, self.model)
+            self.tokenizer = Tokenizer(path, self.config.do_lower_case)
+
+
+class _Read(_WithTokenizer):
+    """A source -> its documents, by digest."""
+
+    def process(self, source: corpus.Source) -> Iterator[Any]:
+        skipped: Counter[str] = Counter()
+        for document in corpus.read_documents(
+            [source], self.config, lambda _num_bytes: None, skipped
+        ):
+            sentences = normalize_document(
+                document, self.tokenizer, self.config
+            )
+            yield digest(sentences), sentences
+        yield beam.pvalue.TaggedOutput(_SKIPPED, skipped)
+
+
+def _number(
+    element: tuple[bytes, Iterable[list[str]]],
+) -> Iterator[tuple[list[str], int]]:
+    """Equal documents -> each with how many came before."""
+    _digest, documents = element
+    for occurrence, sentences in enumerate(documents):
+        yield sentences, occurrence
+
+
+class _MakeRows(_WithTokenizer):
+    """Numbered documents -> rows, by the number of their shard."""
+
+    def process(self, documents: list[tuple[list[str], int]]) -> Iterator[Any]:
+        groups = [([sentences for sentences, i in documents if i == 0], 0)]
+        groups += [([sentences], i) for sentences, i in documents if i > 0]
+        for sentences, occurrence in groups:
+            made = make_rows(sentences, self.tokenizer, self.config)
+            yield beam.pvalue.TaggedOutput(_SKIPPED, made.skipped)
+            yield beam.pvalue.TaggedOutput(_PIECES, made.piece_counts)
+            for split, rows in made.rows.items():
+                if not len(rows.headers):
+                    continue
+                if occurrence:
+                    yield beam.pvalue.TaggedOutput(
+                        _DUPLICATES, Counter({split: 1})
+                    )
+                    if self.config.deduplicate:
+                        continue
+                yield from self._split_by_shard(
+                    split,
+                    give_new_keys(rows, np.full(len(rows.headers), occurrence)),
+                )
+
+    def _split_by_shard(
+        self, split: str, rows: Rows
+    ) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
+        shards = choose_shards(
+            list_shards(self.config), split, rows.headers["key"]
+        )
+        for shard in np.unique(shards).tolist():
+            some = rows.take(np.flatnonzero(shards == shard))
+            yield shard, (some.headers.tobytes(), some.pieces.tobytes())
+
+
+class _Write(_WithTokenizer):
+    """Rows of a shard -> its file; what it holds."""
+
+    def process(
+        self, element: tuple[int, Iterable[tuple[bytes, bytes]]]
+    ) -> Iterator[tuple[int, ShardResult]]:
+        number, parts = element
+        dtype = piece_dtype(self.tokenizer.vocab_size)
+        with tempfile.TemporaryDirectory() as directory:
+            paths: list[str] = []
+            for some in _collect(parts, dtype):
+                paths.append(os.path.join(directory, f"{len(paths):06d}.rows"))
+                shards = np.zeros(len(some.headers), np.int64)
+                write_spill(paths[-1], some, shards, 1)
+            result = write_shard(
+                list_shards(self.config)[number],
+                read_shard(paths, 0, 1, dtype),
+                self.tokenizer,
+                self.config,
+            )
+        yield number, result
+
+
+def _collect(
+    parts: Iterable[tuple[bytes, bytes]], dtype: np.dtype
+) -> Iterator[Rows]:
+    """Rows as they were sent, a spill file's worth at a time."""
+    collected: list[Rows] = []
+    size = 0
+    for headers, pieces in parts:
+        collected.append(
+            Rows(np.frombuffer(headers, HEADER), np.frombuffer(pieces, dtype))
+        )
+        size += len(headers) + len(pieces)
+        if size >= _SPILL_BYTES:
+            yield Rows.concatenate(collected, dtype)
+            collected, size = [], 0
+    if size:
+        yield Rows.concatenate(collected, dtype)
+
+
+def _sum_counters(counters: Iterable[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def _sum_arrays(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    total = np.zeros(1, np.int64)
+    for array in arrays:
+        total = total + array
+    return total
+
+
+def _report(
+    shards: list[tuple[int, ShardResult]],
+    skipped: Counter[str],
+    duplicates: Counter[str],
+    pieces: np.ndarray,
+    path: str,
+) -> None:
+    """Writes what `build` needs for the metadata."""
+    results = {
+        "shards": dict(shards),
+        _SKIPPED: skipped,
+        _DUPLICATES: duplicates,
+        _PIECES: pieces.tolist(),
+    }
+    files.write_text(path, json.dumps(results))

@@ -1,0 +1,203 @@
+"""Text files -> lines: local or gs://, plain or compressed, in bounded memory.
+
+The suffix tells how a file is compressed: .gz, .bz2, .zst. Lines end at LF,
+CR LF or CR.
+"""
+
+import bz2
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import zstandard
+
+from albert_tf.errors import UserError
+from albert_tf.files import open_existing
+
+BLOCK_BYTES = 1 << 20
+
+COMPRESSIONS = (".gz", ".bz2", ".zst")
+
+_BOM = b"\xef\xbb\xbf"
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class Line(NamedTuple):
+    """A line, or a part of a very long one.
+
+    Attributes:
+        number: Its number in the file, from 1.
+        offset: Bytes before it in the file, decompressed.
+        content: What it holds, without what ends it.
+    """
+
+    number: int
+    offset: int
+    content: bytes
+
+
+def read_blocks(path: str, on_bytes: Callable[[int], Any]) -> Iterator[bytes]:
+    """Content of a file, decompressed, block by block.
+
+    Args:
+        path: The file.
+        on_bytes: Called with the number of stored bytes read at every step.
+
+    Raises:
+        UserError: For a damaged or incomplete compressed file.
+    """
+    with open_existing(path, "rb") as stored:
+        counted = _CountedFile(stored, on_bytes)
+        try:
+            if path.endswith(".gz"):
+                with gzip.GzipFile(fileobj=counted, mode="rb") as file:
+                    yield from _blocks_of(file)
+            elif path.endswith(".bz2"):
+                with bz2.BZ2File(counted) as file:
+                    yield from _blocks_of(file)
+            elif path.endswith(".zst"):
+                yield from _decompress_zstd(counted)
+            else:
+                yield from _blocks_of(counted)
+        except (EOFError, zlib.error, zstandard.ZstdError, OSError) as error:
+            if not path.endswith(COMPRESSIONS) or (
+                isinstance(error, OSError) and error.errno
+            ):
+                raise
+            raise UserError(
+                f"{path} must be a whole {path.rpartition('.')[2]} file",
+                received=str(error),
+            ) from None
+
+
+def read_lines(
+    path: str, on_bytes: Callable[[int], Any], longest: int
+) -> Iterator[Line]:
+    """Lines of a file; a byte order mark of UTF-8 is left out.
+
+    Args:
+        path: The file.
+        on_bytes: As for `read_blocks`.
+        longest: Bytes above which a line is cut into parts, at white space
+            where there is some, else between characters.
+
+    Raises:
+        UserError: For a damaged file, and for UTF-16.
+    """
+    number, offset = 1, 0
+    rest = b""
+    after_cr = False
+    for block in read_blocks(path, on_bytes):
+        if not offset and not rest:
+            if block.startswith(_UTF16_BOMS):
+                raise UserError(
+                    f"{path} must be UTF-8",
+                    received="a byte order mark of UTF-16 in line 1",
+                    remedy="Convert the file, e.g. with iconv -f UTF-16.",
+                )
+            if block.startswith(_BOM):
+                block, offset = block[len(_BOM) :], len(_BOM)
+        if after_cr and block.startswith(b"\n"):
+            # The CR before it, in the last block, has ended the line.
+            block, offset = block[1:], offset + 1
+        after_cr = block.endswith(b"\r")
+        parts = _split(rest + block if rest else block)
+        rest = parts.pop()[0]
+        for content, ending in parts:
+            for piece in _cut(content, longest):
+                yield Line(number, offset, piece)
+                offset += len(piece)
+            offset += ending
+            number += 1
+        while len(rest) > 2 * longest:
+            piece = next(_cut(rest, longest))
+            yield Line(number, offset, piece)
+            offset += len(piece)
+            rest = rest[len(piece) :]
+    if rest:
+        for piece in _cut(rest, longest):
+            yield Line(number, offset, piece)
+            offset += len(piece)
+
+
+def _split(block: bytes) -> list[tuple[bytes, int]]:
+    """Lines with the length of what ends them; the last has not ended."""
+    parts = block.split(b"\n")
+    if b"\r" not in block:
+        lines = [(part, 1) for part in parts]
+        return lines
+    lines = []
+    last = len(parts) - 1
+    for number, part in enumerate(parts):
+        ending = 1
+        if number < last and part.endswith(b"\r"):
+            part, ending = part[:-1], 2
+        *others, end = part.split(b"\r")
+        lines += [(other, 1) for other in others]
+        lines.append((end, ending))
+    return lines
+
+
+def _cut(content: bytes, longest: int) -> Iterator[bytes]:
+    """Parts of at most `longest` bytes; together they are the content."""
+    begin = 0
+    while len(content) - begin > longest:
+        end = content.rfind(b" ", begin, begin + longest) + 1
+        if not end:
+            end = begin + longest
+            # Bytes 10xxxxxx go on with a character; none has more than 3.
+            for _ in range(3):
+                if content[end] & 0xC0 == 0x80:
+                    end -= 1
+        yield content[begin:end]
+        begin = end
+    yield content[begin:]
+
+
+def _blocks_of(file: Any) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        yield block
+
+
+def _decompress_zstd(file: Any) -> Iterator[bytes]:
+    """Content of all frames; zstandard's readers pass over a cut end.
+
+    Raises:
+        EOFError: If the file ends within a frame.
+    """
+    decompressor = zstandard.ZstdDecompressor()
+    frame = None
+    for stored in _blocks_of(file):
+        while stored:
+            if frame is None:
+                frame = decompressor.decompressobj()
+            if block := frame.decompress(stored):
+                yield block
+            stored = b""
+            if frame.eof:
+                stored, frame = frame.unused_data, None
+    if frame is not None:
+        raise EOFError("the file ended within a frame")
+
+
+class _CountedFile(io.RawIOBase):
+    """A file to read that reports how many bytes were read."""
+
+    def __init__(self, file: Any, on_bytes: Callable[[int], Any]) -> None:
+        self._file = file
+        self._on_bytes = on_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size)
+        self._on_bytes(len(content))
+        return content
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)

@@ -1,0 +1,148 @@
+import collections
+
+import numpy as np
+import tensorflow as tf
+
+from albert_tf.config import RecordsConfig
+from albert_tf.features import CLS_ID, SENTENCE_LABEL, SEP_ID
+from albert_tf.tokenization import Tokenizer
+from data_prep.records import make_records
+from data_prep.rows import HEADER, Rows, piece_dtype
+
+VOCABULARY = "tests/testdata/30k-clean.model"
+LENGTH = 12
+
+
+def make_rows(*segments, labels=None, documents=None):
+    """Rows of pairs of segments, each of a document of its own."""
+    headers = np.zeros(len(segments), HEADER)
+    headers["key"] = np.arange(len(segments)) * 2**40
+    headers["document"] = documents or np.arange(len(segments))
+    headers["first_length"] = [len(first) for first, _ in segments]
+    headers["second_length"] = [len(second) for _, second in segments]
+    headers["label"] = labels or 0
+    headers["opens_document"] = np.arange(len(segments)) < 2
+    pieces = [piece for pair in segments for part in pair for piece in part]
+    return Rows(headers, np.array(pieces, piece_dtype(30000)))
+
+
+def make(parts, masking="static", **settings):
+    """Features by name of the records of some rows, and the counts."""
+    config = RecordsConfig(
+        max_seq_length=LENGTH, max_predictions_per_seq=2, **settings
+    )
+    counts = collections.Counter()
+    records = make_records(
+        iter(parts), Tokenizer(VOCABULARY), config, masking, counts
+    )
+    found = []
+    for record in records:
+        features = tf.train.Example.FromString(record).features.feature
+        found.append(
+            {
+                name: list(f.int64_list.value or f.float_list.value)
+                for name, f in features.items()
+            }
+        )
+    return found, counts
+
+
+def random_rows(count, **settings):
+    rng = np.random.default_rng(0)
+    pieces = rng.integers(5, 30000, (count, 7))
+    return make_rows(*[(row[:4], row[4:]) for row in pieces], **settings)
+
+
+def test_an_example_is_laid_out_by_hand():
+    """20 is "▁to" and begins a word, 18 is "s" and does not."""
+    (example,), counts = make(
+        [make_rows(([20, 18, 21], [23, 18]), labels=[1])], masking="dynamic"
+    )
+    assert example == {
+        "input_ids": [CLS_ID, 20, 18, 21, SEP_ID, 23, 18, SEP_ID, 0, 0, 0, 0],
+        "input_mask": [1] * 8 + [0] * 4,
+        "segment_ids": [0] * 5 + [1] * 3 + [0] * 4,
+        "token_boundary": [1, 1, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0],
+        SENTENCE_LABEL: [1],
+    }
+    assert counts == {"documents": 1, "examples": 1, "pieces": 8, "label": 1}
+
+
+def test_without_an_objective_there_is_one_separator():
+    (example,), _ = make(
+        [make_rows(([20, 18, 21], []))],
+        masking="dynamic",
+        sentence_objective="none",
+    )
+    assert example["input_ids"] == [CLS_ID, 20, 18, 21, SEP_ID] + [0] * 7
+    assert example["input_mask"] == [1] * 5 + [0] * 7
+    assert example["segment_ids"] == [0] * 12
+    assert example["token_boundary"] == [1, 1, 0, 1, 1] + [0] * 7
+
+
+def test_static_records_are_masked_and_counted():
+    """7 pieces and 3 special ones: 15 % is 1.5, so 2."""
+    examples, counts = make([random_rows(400)])
+    masks = {tuple(e["masked_lm_positions"]) for e in examples}
+    assert len(masks) > 10
+    assert counts["masked"] == sum(
+        sum(e["masked_lm_weights"]) for e in examples
+    )
+    # Some rows have no word as short as that.
+    assert 600 < counts["masked"] <= 800
+    assert counts["pieces"] == 4000
+    assert counts["documents"] == 2
+
+
+def test_how_rows_come_has_no_influence():
+    """600 rows at once, or in parts of any size."""
+    rows = random_rows(600, labels=[0, 1, 1] * 200)
+    parts = np.split(np.arange(600), [0, 3, 400, 400, 599])
+    for objective in ("sop", "nsp"):
+        settings = {"sentence_objective": objective}
+        once, counts = make([rows], **settings)
+        again = make([rows.take(part) for part in parts], **settings)
+        assert again == (once, counts)
+        assert len(once) == 600
+
+
+def test_the_next_sentence_is_that_of_the_next_other_document():
+    """Rows 1 and 3 are negative. Row 2 is of the document of row 1, so row 1
+    takes from row 3, and row 3, in the circle, from row 0."""
+    rows = make_rows(
+        ([21], [31]),
+        ([22], [32]),
+        ([23], [33]),
+        ([24], [34, 35]),
+        labels=[0, 1, 0, 1],
+        documents=[7, 8, 8, 9],
+    )
+    examples, counts = make([rows], masking="dynamic", sentence_objective="nsp")
+    texts = [e["input_ids"][: e["input_mask"].count(1)] for e in examples]
+    assert texts == [
+        [CLS_ID, 21, SEP_ID, 31, SEP_ID],
+        [CLS_ID, 22, SEP_ID, 34, 35, SEP_ID],
+        [CLS_ID, 23, SEP_ID, 33, SEP_ID],
+        [CLS_ID, 24, SEP_ID, 31, SEP_ID],
+    ]
+    assert [e[SENTENCE_LABEL] for e in examples] == [[0], [1], [0], [1]]
+    assert counts["label"] == 2
+
+
+def test_a_next_sentence_that_is_too_long_is_cut():
+    """12 places less 3 special and 7 of the first segment leave 2."""
+    rows = make_rows(
+        (range(21, 28), [30]), ([40], [51, 52, 53, 54]), labels=[1, 0]
+    )
+    examples, _ = make([rows], masking="dynamic", sentence_objective="nsp")
+    assert examples[0]["input_ids"][8:] == [SEP_ID, 51, 52, SEP_ID]
+
+
+def test_where_no_other_document_is_there_the_label_is_0():
+    rows = make_rows(
+        ([21], [31]), ([22], [32]), labels=[1, 1], documents=[7, 7]
+    )
+    examples, counts = make([rows], masking="dynamic", sentence_objective="nsp")
+    assert [e[SENTENCE_LABEL] for e in examples] == [[0], [0]]
+    assert examples[0]["input_ids"][:5] == [CLS_ID, 21, SEP_ID, 31, SEP_ID]
+    assert counts["label"] == 0
