@@ -2,7 +2,8 @@
 #
 # make demo          from text to an exported ALBERT, in build/demo
 # make test          the tests
-# make interop-test  the tests against PyTorch and Hugging Face transformers
+# make extras-test   the tests that need PyTorch, Apache Beam or TensorFlow
+#                    Datasets
 # make lint          style of the code
 # make typecheck     types of the code
 # make lock          constraints/*.txt anew; UPGRADE=1 takes newer versions
@@ -27,7 +28,7 @@ INSTALL_SELF := $(INSTALL) --no-build-isolation -e
 # Spares the demo TensorFlow's remarks on GPUs that are not there.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test interop-test lint typecheck lock clean
+.PHONY: help demo test extras-test lint typecheck lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -50,8 +51,8 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 	$(INSTALL_SELF) '.[cpu,test]'
 	@touch $@
 
-$(VENV)/installed-interop: $(VENV)/installed
-	$(INSTALL_SELF) '.[cpu,test,interop]'
+$(VENV)/installed-extras: $(VENV)/installed
+	$(INSTALL_SELF) '.[cpu,test,interop,beam,tfds]'
 	@touch $@
 
 # --- checks ------------------------------------------------------------------
@@ -59,10 +60,11 @@ $(VENV)/installed-interop: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
-# The import fails where the extra did not install, and the tests do not skip.
-interop-test: $(VENV)/installed-interop
+# The import fails where an extra did not install, and the tests do not skip.
+extras-test: $(VENV)/installed-extras
 	$(BIN)/python -c "import safetensors, torch, transformers"
-	$(BIN)/python -m pytest -q -m interop $(PYTEST_ARGS)
+	$(BIN)/python -c "import apache_beam, tensorflow_datasets"
+	$(BIN)/python -m pytest -q -m "interop or beam or tfds" $(PYTEST_ARGS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -111,7 +113,7 @@ demo: $(VENV)/installed
 
 # --- upkeep ------------------------------------------------------------------
 
-LOCK_EXTRAS := cpu gpu test interop beam tpu-compile
+LOCK_EXTRAS := cpu gpu test interop beam tfds tpu-compile
 
 lock: lock-2.20 lock-2.21
 

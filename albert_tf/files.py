@@ -9,6 +9,7 @@ import errno
 import glob
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,18 @@ def remove(path: str) -> None:
         tf.io.gfile.remove(path)
     else:
         os.remove(path)
+
+
+def remove_directory(path: str) -> None:
+    """Removes a directory with all that is in it, if it is there."""
+    if not exists(path):
+        return
+    if is_remote(path):
+        import tensorflow as tf
+
+        tf.io.gfile.rmtree(path)
+    else:
+        shutil.rmtree(path)
 
 
 def open_existing(path: str, mode: str = "r") -> Any:

@@ -27,6 +27,16 @@ absl_flags.disclaim_key_flags()
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
+# Beam's local runner repeats every line of its workers.
+_CHATTERERS = tuple(
+    f"{os.sep}{os.path.join(*parts)}{os.sep}"
+    for parts in (
+        ("tensorflow",),
+        ("apache_beam", "runners", "portability"),
+        ("apache_beam", "runners", "worker"),
+    )
+)
+
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
 
 
@@ -157,8 +167,7 @@ def run(
 
 
 def _is_not_chatter(record: python_logging.LogRecord) -> bool:
-    """Keeps TensorFlow's own informative lines out of the log."""
-    return (
-        record.levelno > python_logging.INFO
-        or f"{os.sep}tensorflow{os.sep}" not in record.pathname
+    """Keeps other packages' own informative lines out of the log."""
+    return record.levelno > python_logging.INFO or not any(
+        directory in record.pathname for directory in _CHATTERERS
     )

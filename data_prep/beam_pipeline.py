@@ -42,6 +42,7 @@ from data_prep.shards import (
     BuiltRecords,
     ShardResult,
     choose_shards,
+    find_finished,
     list_shards,
     write_shard,
 )
@@ -84,19 +85,25 @@ def build(
         [f"--runner={config.runner}"]
         + [f"--{option}" for option in config.beam_option]
     )
+    shards = list_shards(config)
+    finished = {
+        number: result
+        for number, shard in enumerate(shards)
+        if (result := find_finished(shard, config.output_dir)) is not None
+    }
     with beam.Pipeline(options=options) as pipeline:
-        _add_steps(pipeline, config, sources, model, results_path)
+        _add_steps(
+            pipeline, config, sources, model, frozenset(finished), results_path
+        )
     results = files.load_json(results_path)
     files.remove(results_path)
-    shards = list_shards(config)
+    for number, result in results["shards"].items():
+        finished[int(number)] = ShardResult(*result)
     built = BuiltRecords(
         np.array(results[_PIECES], np.int64),
         Counter(results[_SKIPPED]),
         Counter(results[_DUPLICATES]),
-        {
-            shards[int(number)]: ShardResult(*result)
-            for number, result in results["shards"].items()
-        },
+        {shards[number]: finished[number] for number in sorted(finished)},
     )
     counts = {shard.split: built.count(shard.split) for shard in shards}
     records_directory.check_not_empty(
@@ -112,6 +119,7 @@ def _add_steps(
     config: RecordsConfig,
     sources: Sequence[corpus.Source],
     model: bytes,
+    finished: frozenset[int],
     results_path: str,
 ) -> None:
     read = (
@@ -130,13 +138,17 @@ def _add_steps(
         numbered
         | "Batch" >> beam.BatchElements(min_batch_size=64, max_batch_size=512)
         | "Make rows"
-        >> beam.ParDo(_MakeRows(config, model)).with_outputs(
+        >> beam.ParDo(_MakeRows(config, model, finished)).with_outputs(
             _SKIPPED, _PIECES, _DUPLICATES, main=_MAIN
         )
     )
     # Shards without rows are written, too.
     shards = pipeline | "Shards" >> beam.Create(
-        [(number, (b"", b"")) for number in range(len(list_shards(config)))]
+        [
+            (number, (b"", b""))
+            for number in range(len(list_shards(config)))
+            if number not in finished
+        ]
     )
     written = (
         (made[_MAIN], shards)
@@ -184,7 +196,7 @@ class _WithTokenizer(beam.DoFn):
 class _Read(_WithTokenizer):
     """A source -> its documents, by digest."""
 
-    def process(self, source: corpus.Source) -> Iterator[Any]:
+    def process(self, source: Any) -> Iterator[Any]:
         skipped: Counter[str] = Counter()
         for document in corpus.read_documents(
             [source], self.config, lambda _num_bytes: None, skipped
@@ -206,7 +218,16 @@ def _number(
 
 
 class _MakeRows(_WithTokenizer):
-    """Numbered documents -> rows, by the number of their shard."""
+    """Numbered documents -> rows, by the number of their shard.
+
+    Those of finished shards are left out.
+    """
+
+    def __init__(
+        self, config: RecordsConfig, model: bytes, finished: frozenset[int]
+    ) -> None:
+        super().__init__(config, model)
+        self.finished = finished
 
     def process(self, documents: list[tuple[list[str], int]]) -> Iterator[Any]:
         groups = [([sentences for sentences, i in documents if i == 0], 0)]
@@ -235,7 +256,7 @@ class _MakeRows(_WithTokenizer):
         shards = choose_shards(
             list_shards(self.config), split, rows.headers["key"]
         )
-        for shard in np.unique(shards).tolist():
+        for shard in set(shards.tolist()) - self.finished:
             some = rows.take(np.flatnonzero(shards == shard))
             yield shard, (some.headers.tobytes(), some.pieces.tobytes())
 

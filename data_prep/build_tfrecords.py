@@ -170,7 +170,7 @@ def _describe(
     counts = built.count(split)
     shards = {
         shard.name: result
-        for shard, result in built.shards.items()
+        for shard, result in sorted(built.shards.items())
         if shard.split == split
     }
     return RecordsMetadata(

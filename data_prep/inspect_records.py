@@ -78,6 +78,7 @@ class RecordSet:
         faults: Those of the directory and of its shards.
         num_faults: All of them.
         reports: Of the shards.
+        statistics: Of all their records.
     """
 
     directory: str
@@ -89,6 +90,10 @@ class RecordSet:
     faults: list[Fault] = dataclasses.field(default_factory=list)
     num_faults: int = 0
     reports: list[ShardReport] = dataclasses.field(default_factory=list)
+    statistics: Statistics = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.statistics = Statistics.of_none(self.rules)
 
     def is_whole(self) -> bool:
         """Whether all shards of the metadata are to be inspected."""
@@ -101,18 +106,6 @@ class RecordSet:
         path = posixpath.join(self.directory, name)
         self.faults.append(Fault(path, -1, 0, what))
         self.num_faults += 1
-
-    def statistics(self) -> Statistics:
-        """Those of all shards."""
-        rules = self.rules
-        total = Statistics(
-            rules.max_seq_length,
-            rules.max_predictions_per_seq,
-            rules.vocab_size,
-        )
-        for report in self.reports:
-            total.merge(report.statistics)
-        return total
 
 
 def main(config: InspectConfig) -> int:
@@ -136,11 +129,13 @@ def main(config: InspectConfig) -> int:
     for records in sets:
         _check_directory(records)
     _inspect_shards(sets, config)
-    statistics = [records.statistics() for records in sets]
-    for records, of_set in zip(sets, statistics, strict=True):
+    for records in sets:
         _check_shards(records)
         records.verdicts += judge_statistics(
-            of_set, records.rules, records.metadata, is_whole=records.is_whole()
+            records.statistics,
+            records.rules,
+            records.metadata,
+            is_whole=records.is_whole(),
         )
         _print_set(records, config)
     if config.output_file:
@@ -148,8 +143,8 @@ def main(config: InspectConfig) -> int:
 
         picture = draw_histograms(
             {
-                records.directory: (of_set, records.tokenizer)
-                for records, of_set in zip(sets, statistics, strict=True)
+                records.directory: (records.statistics, records.tokenizer)
+                for records in sets
             }
         )
         files.write_bytes(config.output_file, picture)
@@ -349,7 +344,9 @@ def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
         Processes(num_workers, _same, bytes_read) as processes,
     ):
         done = processes.map(inspect_shard, (task for _, task in tasks))
-        for (records, _), (report, _) in zip(tasks, done, strict=True):
+        for (records, _), (result, _) in zip(tasks, done, strict=True):
+            report, statistics = result
+            records.statistics.merge(statistics)
             records.reports.append(report)
             records.num_faults += report.num_faults
             records.faults += report.faults
@@ -464,6 +461,8 @@ def _print_set(records: RecordSet, config: InspectConfig) -> None:
             cell.ljust(width) for cell, width in zip(row, widths, strict=False)
         ]
         print("  ".join([*cells, row[3]]).rstrip())
+    # Those of whole shards first.
+    records.faults.sort(key=lambda fault: fault.record >= 0)
     for fault in records.faults[: config.max_faults]:
         print(f"fault: {fault}")
     num_more = records.num_faults - config.max_faults

@@ -30,6 +30,7 @@ from data_prep.shards import (
     Shard,
     ShardResult,
     choose_shards,
+    find_finished,
     list_shards,
     write_shard,
 )
@@ -105,7 +106,7 @@ def build(
     Raises:
         UserError: If a split would be empty; no records are touched then.
     """
-    for kind in ("units", "repetitions", "shards"):
+    for kind in ("units", "repetitions"):
         os.makedirs(os.path.join(scratch, kind), exist_ok=True)
     arguments = (config, vocabulary, scratch)
     state = _make_state(*arguments)
@@ -271,10 +272,9 @@ def _write_shards(
 def _write_shard(state: _State, number: int) -> ShardResult:
     """Writes a shard unless it is there."""
     shard = state.shards[number]
-    finished_path = os.path.join(state.scratch, "shards", shard.name + ".json")
-    finished = files.load_json_if_any(finished_path)
-    if finished and files.exists(shard.path):
-        return ShardResult(**finished)
+    finished = find_finished(shard, state.config.output_dir)
+    if finished is not None:
+        return finished
     parts = read_shard(
         state.spill_files("units", "repetitions"),
         number,
@@ -286,6 +286,4 @@ def _write_shard(state: _State, number: int) -> ShardResult:
         rows.take(np.flatnonzero(count_earlier_equals(rows.headers) == 0))
         for rows in parts
     )
-    result = write_shard(shard, once, state.tokenizer, state.config)
-    files.write_text(finished_path, json.dumps(result._asdict()))
-    return result
+    return write_shard(shard, once, state.tokenizer, state.config)

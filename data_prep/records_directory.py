@@ -1,7 +1,8 @@
 """A directory of records: what is in it, and whether it is whole.
 
 `unfinished.json` stands in it from before the first shard until all is there.
-It names the build, so that the next one knows whether shards are its own.
+It names the build, so that the next one knows whether shards are its own;
+notes in unfinished/ say which of them are whole.
 """
 
 import json
@@ -18,6 +19,7 @@ from albert_tf.features import (
     RecordsMetadata,
 )
 from data_prep.examples import EVAL, TRAIN
+from data_prep.shards import NOTES_DIR
 
 
 def is_up_to_date(
@@ -54,6 +56,7 @@ def make_room(output_dir: str, inputs_sha256: str) -> None:
         files.write_text(path, json.dumps(content))
         for other in others:
             files.remove(other)
+        files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
 
 
 def check_not_empty(
@@ -102,6 +105,7 @@ def finish(
             posixpath.join(directory, METADATA_FILE), of_split.to_json()
         )
     files.remove(posixpath.join(output_dir, UNFINISHED_FILE))
+    files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
 
 
 def join_counts(counts: Mapping[str, int]) -> str:

@@ -61,7 +61,6 @@ class ShardReport:
 
     Attributes:
         path: The shard.
-        statistics: Of its examples without faults.
         faults: In their order, as many as were asked for.
         num_faults: All of them.
         num_records: Records in it, damaged ones included.
@@ -71,7 +70,6 @@ class ShardReport:
     """
 
     path: str
-    statistics: Statistics
     faults: list[Fault] = dataclasses.field(default_factory=list)
     num_faults: int = 0
     num_records: int = 0
@@ -81,23 +79,21 @@ class ShardReport:
     )
 
 
-def inspect_shard(bytes_read: Any, task: ShardTask) -> ShardReport:
+def inspect_shard(
+    bytes_read: Any, task: ShardTask
+) -> tuple[ShardReport, Statistics]:
     """Reads and checks a shard.
 
     Args:
         bytes_read: A `multiprocessing.Value` that bytes are added to.
         task: What to do.
+
+    Returns:
+        What was found, and the figures of the examples without faults.
     """
-    rules = task.rules
-    report = ShardReport(
-        task.path,
-        Statistics(
-            rules.max_seq_length,
-            rules.max_predictions_per_seq,
-            rules.vocab_size,
-        ),
-    )
-    batch_size = max(16, _PIECES_AT_A_TIME // rules.max_seq_length)
+    report = ShardReport(task.path)
+    statistics = Statistics.of_none(task.rules)
+    batch_size = max(16, _PIECES_AT_A_TIME // task.rules.max_seq_length)
     batch: list[StoredRecord] = []
     with open_existing(task.path, "rb") as stored:
         file = _DigestedFile(stored, bytes_read)
@@ -108,16 +104,19 @@ def inspect_shard(bytes_read: Any, task: ShardTask) -> ShardReport:
                 continue
             batch.append(record)
             if len(batch) == batch_size:
-                _inspect_batch(report, task, batch)
+                _inspect_batch(report, statistics, task, batch)
                 batch = []
         if batch:
-            _inspect_batch(report, task, batch)
+            _inspect_batch(report, statistics, task, batch)
         report.sha256 = file.sha256_to_end()
-    return report
+    return report, statistics
 
 
 def _inspect_batch(
-    report: ShardReport, task: ShardTask, batch: list[StoredRecord]
+    report: ShardReport,
+    statistics: Statistics,
+    task: ShardTask,
+    batch: list[StoredRecord],
 ) -> None:
     rules = task.rules
     contents = [record.content for record in batch]
@@ -134,7 +133,7 @@ def _inspect_batch(
         return
     # Of the shard and the place in it, so that no two batches share it.
     label = f"{task.path}:{batch[0].number}".encode()
-    report.statistics.add(sound, rules, int(sha256_of(label)[:16], 16))
+    statistics.add(sound, rules, int(sha256_of(label)[:16], 16))
     num_wanted = task.num_examples - len(report.examples)
     for row in range(min(num_wanted, len(sound.restored))):
         example = {name: v[row].copy() for name, v in sound.features.items()}

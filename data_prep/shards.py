@@ -1,6 +1,7 @@
 """The shards of a build: their names, how each is written, what they hold."""
 
 import dataclasses
+import json
 import posixpath
 from collections import Counter
 from collections.abc import Iterable
@@ -8,13 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from albert_tf import files
 from albert_tf.config import RecordsConfig
-from albert_tf.files import written_whole
 from albert_tf.tokenization import Tokenizer
 from data_prep.examples import EVAL, TRAIN
 from data_prep.records import make_records
 from data_prep.rows import Rows
 from data_prep.tfrecord_files import TFRecordWriter
+
+# Where an unfinished build notes what finished shards hold.
+NOTES_DIR = "unfinished"
 
 
 class Shard(NamedTuple):
@@ -103,13 +107,21 @@ def choose_masking(split: str, config: RecordsConfig) -> str:
     return config.masking if split == TRAIN else "static"
 
 
+def find_finished(shard: Shard, output_dir: str) -> ShardResult | None:
+    """What a shard holds that an interrupted build has left; None if none."""
+    result = files.load_json_if_any(_note_path(shard, output_dir))
+    if result is None or not files.exists(shard.path):
+        return None
+    return ShardResult(**result)
+
+
 def write_shard(
     shard: Shard,
     parts: Iterable[Rows],
     tokenizer: Tokenizer,
     config: RecordsConfig,
 ) -> ShardResult:
-    """Writes a shard whole.
+    """Writes a shard whole, and a note for `find_finished`.
 
     Args:
         shard: Which one.
@@ -121,9 +133,17 @@ def write_shard(
     masking = choose_masking(shard.split, config)
     records = make_records(parts, tokenizer, config, masking, counts)
     with (
-        written_whole(shard.path) as file,
+        files.written_whole(shard.path) as file,
         TFRecordWriter(file) as writer,
     ):
         for record in records:
             writer.write(record)
-    return ShardResult(writer.sha256(), dict(counts))
+    result = ShardResult(writer.sha256(), dict(counts))
+    files.write_text(
+        _note_path(shard, config.output_dir), json.dumps(result._asdict())
+    )
+    return result
+
+
+def _note_path(shard: Shard, output_dir: str) -> str:
+    return posixpath.join(output_dir, NOTES_DIR, shard.name + ".json")

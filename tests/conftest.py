@@ -26,16 +26,23 @@ def mirrored_two():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
+# Markers of tests that need an extra, and the packages that come with it.
+EXTRAS = {
+    "interop": ("safetensors", "torch", "transformers"),
+    "beam": ("apache_beam",),
+    "tfds": ("tensorflow_datasets",),
+}
+
+
 def pytest_collection_modifyitems(items):
-    """Skips tests marked `interop` where its extra is not installed."""
-    needed = ("safetensors", "torch", "transformers")
-    missing = [name for name in needed if not importlib.util.find_spec(name)]
-    if not missing:
-        return
-    skip = pytest.mark.skip(reason=f"not installed: {', '.join(missing)}")
-    for item in items:
-        if item.get_closest_marker("interop"):
-            item.add_marker(skip)
+    """Skips tests whose extra is not installed."""
+    for extra, packages in EXTRAS.items():
+        missing = [p for p in packages if not importlib.util.find_spec(p)]
+        if missing:
+            reason = f"not installed: {', '.join(missing)}"
+            for item in items:
+                if item.get_closest_marker(extra):
+                    item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

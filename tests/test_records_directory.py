@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from albert_tf.config import RecordsConfig
+from albert_tf.errors import UserError
+from data_prep import records_directory
+
+
+def fill(directory):
+    """What an interrupted build leaves."""
+    for name in (
+        "train/train-00000-of-00001.tfrecord",
+        "train/train-00000-of-00001.tfrecord.partial",
+        "eval/metadata.json",
+        "unfinished/train-00000-of-00001.tfrecord.json",
+    ):
+        path = directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    (directory / "train" / "notes.txt").write_text("a user's")
+    (directory / "unfinished.json").write_text('{"inputs_sha256": "ab"}')
+
+
+def names(directory):
+    return {p.name for p in directory.rglob("*") if p.is_file()}
+
+
+def test_a_build_keeps_its_own_shards(tmp_path):
+    fill(tmp_path)
+    before = names(tmp_path)
+    records_directory.make_room(str(tmp_path), "ab")
+    assert names(tmp_path) == before
+
+
+def test_another_build_s_shards_and_notes_go(tmp_path):
+    fill(tmp_path)
+    records_directory.make_room(str(tmp_path), "cd")
+    assert names(tmp_path) == {"notes.txt", "unfinished.json"}
+    stored = json.loads((tmp_path / "unfinished.json").read_text())
+    assert stored == {"inputs_sha256": "cd"}
+
+
+def test_an_unfinished_build_is_not_up_to_date(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "train" / "metadata.json").write_text('{"inputs_sha256": "ab"}')
+    arguments = (str(tmp_path), "ab")
+    assert not records_directory.is_up_to_date(*arguments, overwrite=False)
+    (tmp_path / "unfinished.json").unlink()
+    assert records_directory.is_up_to_date(*arguments, overwrite=False)
+    with pytest.raises(UserError, match=r"other settings.*--overwrite"):
+        records_directory.is_up_to_date(str(tmp_path), "cd", overwrite=False)
+    assert not records_directory.is_up_to_date(
+        str(tmp_path), "cd", overwrite=True
+    )
+
+
+def test_each_split_wanted_must_have_examples():
+    held_out = RecordsConfig(holdout_fraction=0.5)
+    records_directory.check_not_empty(held_out, {"train": 1, "eval": 1}, {})
+    records_directory.check_not_empty(RecordsConfig(), {"train": 1}, {})
+    for found in ({"train": 5}, {"eval": 5}):
+        with pytest.raises(UserError, match="holdout_fraction"):
+            records_directory.check_not_empty(held_out, found, {})
+    with pytest.raises(UserError, match=r"two words.*7 lines"):
+        records_directory.check_not_empty(RecordsConfig(), {}, {"lines": 7})
