@@ -1,5 +1,6 @@
 """Real records, damaged on purpose; each damage must be found and named."""
 
+import copy
 import gzip
 import hashlib
 import json
@@ -16,9 +17,15 @@ import tensorflow as tf
 from albert_tf.config import InspectConfig, RecordsConfig
 from albert_tf.errors import UserError
 from albert_tf.features import MASK_FEATURES, MASK_ID
+from albert_tf.masking import mask_batch
 from albert_tf.tokenization import Tokenizer
-from data_prep import build_tfrecords, inspect_records
-from data_prep.record_checks import count_runs, find_words
+from data_prep import build_tfrecords, inspect_records, tfrecord_files
+from data_prep.record_checks import (
+    RecordRules,
+    check_examples,
+    count_runs,
+    find_words,
+)
 from data_prep.record_statistics import TextSample
 from data_prep.record_text import show_example
 
@@ -276,6 +283,19 @@ def test_records_in_another_order_are_found_by_the_checksum(records, inspect):
     assert f"{path}: must have the SHA-256 of the metadata" in output
     assert line_of("checksums", output)[0] == "FAIL"
     assert line_of("damaged or faulty", output)[0] == "pass"
+
+
+def test_the_checksum_is_of_the_whole_file(records, inspect, monkeypatch):
+    """Even if records cannot be told apart from its beginning on."""
+    monkeypatch.setattr(tfrecord_files, "_BUFFER_BYTES", 1000)
+    path = records / SHARD
+    flipped = bytearray(path.read_bytes())
+    flipped[0] ^= 1
+    path.write_bytes(flipped)
+    edit_metadata(records, checksums=digest_shards(records))
+    status, output = inspect(records)
+    assert status == 1
+    assert line_of("checksums", output)[0] == "pass"
 
 
 def test_a_missing_shard_and_one_too_many_are_found(records, inspect):
@@ -581,6 +601,23 @@ def test_a_record_against_the_rules_is_named(
     assert re.search(fault, named), named
 
 
+def test_faults_come_in_the_order_of_the_records(records, inspect):
+    """Damage is seen before the content of what stands before it."""
+    path = records / SHARD
+    contents = read_contents(path)
+    contents[2] = b"no message at all"
+    write_contents(path, contents)
+    flipped = bytearray(path.read_bytes())
+    flipped[offset_of(contents, 7) + 20] ^= 1
+    path.write_bytes(flipped)
+    edit_metadata(records, checksums=digest_shards(records))
+    _, output = inspect(records)
+    assert re.findall(r"^fault: .* record (\d+)", output, re.M) == ["2", "7"]
+    _, output = inspect(records, max_faults=1)
+    assert re.findall(r"^fault: .* record (\d+)", output, re.M) == ["2"]
+    assert "and 1 more faults" in output
+
+
 def test_a_record_that_is_no_message_is_named(records, inspect):
     path = records / SHARD
     contents = read_contents(path)
@@ -607,6 +644,59 @@ def test_another_share_of_masked_pieces_is_found(
     status, output = inspect(records, max_faults=1000)
     assert status == 1
     assert re.search(f"masked_lm_weights {fault}", output)
+
+
+def mask_words_of_four(masked_lm_prob, ngram):
+    """Features of 500 examples of 75 pieces, all words of 4 pieces."""
+    segment = [1, 0, 0, 0] * 9
+    boundary = np.array([[1, *segment, 1, *segment, 1, 0, 0, 0, 0, 0]] * 500)
+    restored = np.full(boundary.shape, 7, np.int32)
+    restored[:, 0] = 2
+    restored[:, [37, 74]] = 3
+    restored[:, 75:] = 0
+    masked = mask_batch(
+        restored,
+        boundary,
+        np.arange(500, dtype=np.uint64),
+        vocab_size=100,
+        max_predictions_per_seq=12,
+        masked_lm_prob=masked_lm_prob,
+        ngram=ngram,
+    )
+    return {
+        "input_ids": masked.input_ids,
+        "input_mask": (restored > 0).astype(np.int32),
+        "segment_ids": np.array([[0] * 38 + [1] * 37 + [0] * 5] * 500),
+        "token_boundary": boundary,
+        "masked_lm_positions": masked.positions,
+        "masked_lm_ids": masked.ids,
+        "masked_lm_weights": masked.weights,
+        "next_sentence_labels": np.zeros((500, 1), np.int32),
+    }
+
+
+def count_faults(features, masked_lm_prob, ngram):
+    rules = RecordRules(80, 12, "static", 100, "sop", masked_lm_prob, ngram)
+    return len(check_examples(features, rules).faults)
+
+
+@pytest.mark.parametrize("ngram", [1, 3])
+@pytest.mark.parametrize("masked_lm_prob", [0.02, 0.15])
+def test_what_the_rule_masks_is_never_refused(ngram, masked_lm_prob):
+    """Of 75 pieces, 2 and 11 are no multiples of 4: a span exceeds the
+    budget, or much of it is left."""
+    features = mask_words_of_four(masked_lm_prob, ngram)
+    assert count_faults(features, masked_lm_prob, ngram) == 0
+
+
+def test_too_few_masked_pieces_are_what_no_spans_explain():
+    """With 4 of 11 masked, another word of 4 would fit: if words are masked
+    one by one, but not if all others are tiled with spans of 8 or 12."""
+    features = mask_words_of_four(0.04, 1)  # 3, so a single word
+    assert features["masked_lm_weights"].sum(axis=1).tolist() == [4] * 500
+    assert count_faults(features, 0.04, 1) == 0
+    assert count_faults(features, 0.15, 1) == 500
+    assert count_faults(features, 0.15, 2) == 0
 
 
 def test_faults_beyond_the_limit_are_counted(records, inspect):
@@ -701,18 +791,32 @@ def test_a_sample_of_texts_has_the_share_of_duplicates_of_all():
     rng.shuffle(occurrences)
     samples = [TextSample(10_000), TextSample(10_000)]
     for sample, part in zip(
-        samples, np.split(occurrences, [70_000]), strict=True
+        samples, np.split(occurrences, [95_000]), strict=True
     ):
         for some in np.array_split(part, 97):
             sample.add(some)
-    samples[0].merge(samples[1])
-    assert samples[0].duplicate_rate() == pytest.approx(0.6, abs=0.01)
-    assert samples[0].mean_multiplicity() == pytest.approx(3, abs=0.05)
-    assert len(samples[0]._hashes) <= 10_000
+    for one, other in (samples, samples[::-1]):
+        merged = copy.deepcopy(one)
+        merged.merge(other)
+        assert merged.duplicate_rate() == pytest.approx(0.6, abs=0.01)
+        assert merged.mean_multiplicity() == pytest.approx(3, abs=0.05)
+        assert len(merged._hashes) <= 10_000
     # One that has room for all is exact.
     exact = TextSample(100_000)
     exact.add(occurrences)
     assert exact.duplicate_rate() == pytest.approx(0.6)
+
+
+def test_a_text_beyond_the_limit_of_one_sample_is_in_none():
+    """Or its occurrences there would be missing."""
+    limited, other = TextSample(4), TextSample(4)
+    twice = np.array([1, 2, 3, 2**62, 2**62 + 1] * 2, np.uint64)
+    limited.add(twice)  # of five texts, three are below half the limit
+    other.add(np.array([2**64 - 1], np.uint64))
+    for one, two in ((limited, other), (other, limited)):
+        merged = copy.deepcopy(one)
+        merged.merge(two)
+        assert merged.duplicate_rate() == 0.5
 
 
 def test_runs_end_at_words_and_segments():
