@@ -1,7 +1,7 @@
 import dataclasses
 import glob
 import gzip
-import os
+import hashlib
 import pathlib
 import random
 import signal
@@ -309,6 +309,124 @@ def test_a_repeated_document_is_masked_anew(documents, tmp_path):
     build(tmp_path / "out", path, holdout_fraction=0.0, dupe_factor=1)
     _, records = read_examples(tmp_path / "out", TRAIN)
     assert len(set(records)) == len(records) > 20
+
+
+def test_without_repetitions_records_are_those_of_the_text_alone(
+    built, documents, tmp_path
+):
+    """Every third document again, in capitals and with other white space."""
+    repeated = [d.upper().replace(" ", "  ") for d in documents[::3]]
+    path = tmp_path / "text.txt"
+    text = "\n\n".join([*repeated, *documents])
+    path.write_text(text, encoding="utf-8")
+    out = build(tmp_path / "out", path, deduplicate=True)
+    duplicates = 0
+    for split in (TRAIN, EVAL):
+        for name, content in read_files(built / split).items():
+            if name.endswith(".tfrecord"):
+                assert (out / split / name).read_bytes() == content
+        metadata = read_metadata(str(out / split))
+        duplicates += metadata.num_duplicate_documents
+        assert (
+            metadata.num_documents
+            == read_metadata(str(built / split)).num_documents
+        )
+    assert duplicates == len(repeated)
+
+
+def test_repetitions_do_not_stand_side_by_side(documents, tmp_path):
+    """One document ten times: its rows are spread over the shard."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join([documents[0]] * 10), encoding="utf-8")
+    build(
+        tmp_path / "out",
+        path,
+        num_shards=1,
+        holdout_fraction=0.0,
+        dupe_factor=1,
+    )
+    metadata = read_metadata(str(tmp_path / "out" / TRAIN))
+    assert metadata.num_documents == 10
+    assert metadata.num_duplicate_documents == 9
+    examples, _ = read_examples(tmp_path / "out", TRAIN)
+    ids = restore(examples)
+    rows = len(ids) // 10
+    assert rows > 20
+    equal_neighbours = (ids[1:] == ids[:-1]).all(axis=1).sum()
+    # By chance 9 of the other rows are equal to a row.
+    assert equal_neighbours < 4 * 9 * len(ids) / (len(ids) - 1)
+
+
+def test_next_sentences_are_of_another_document_half_of_the_time(
+    documents, tmp_path
+):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    out = build(tmp_path / "out", path, sentence_objective="nsp")
+    tokenizer = Tokenizer(VOCABULARY)
+    texts = []
+    for document in documents:
+        ids = tokenizer.encode_batch(document.split("\n")).ids
+        texts.append(" " + " ".join(map(str, ids)) + " ")
+    examples, _ = read_examples(out, EVAL)
+    labels = examples[SENTENCE_LABEL][:, 0]
+    assert abs(labels.mean() - 0.5) < 4 * np.sqrt(0.25 / len(labels))
+    for row, label in zip(restore(examples), labels, strict=True):
+        middle, last = np.flatnonzero(row == SEP_ID)
+        first = f" {' '.join(map(str, row[1:middle]))} "
+        second = f" {' '.join(map(str, row[middle + 1 : last]))} "
+        together = [t for t in texts if first in t and second in t]
+        if label:
+            # A short segment may stand in many documents.
+            assert not together or last - middle < 6 or middle < 6
+        else:
+            assert any(t.index(first) < t.rindex(second) for t in together)
+    assert read_metadata(str(out / EVAL)).sentence_objective == "nsp"
+
+
+def test_without_an_objective_examples_have_one_segment(text_file, tmp_path):
+    out = build(tmp_path / "out", text_file, sentence_objective="none")
+    examples, _ = read_examples(out, TRAIN)
+    ids = restore(examples)
+    assert ((ids == SEP_ID).sum(axis=1) == 1).all()
+    assert not examples["segment_ids"].any()
+    assert not examples[SENTENCE_LABEL].any()
+    lengths = examples["input_mask"].sum(axis=1)
+    assert np.mean(lengths == LENGTH) > 0.5
+
+
+def test_dynamic_records_hold_no_masks(built, text_file, tmp_path):
+    """train/ holds the static records as they were before masking, eval/
+    the static records."""
+    out = build(tmp_path / "out", text_file, masking="dynamic")
+    assert read_files(out / EVAL).keys() == read_files(built / EVAL).keys()
+    for name, content in read_files(built / EVAL).items():
+        if name.endswith(".tfrecord"):
+            assert (out / EVAL / name).read_bytes() == content
+    static, _ = read_examples(built, TRAIN)
+    paths = sorted(glob.glob(str(out / TRAIN / "*.tfrecord")))
+    records = [
+        tf.train.Example.FromString(record).features.feature
+        for path in paths
+        for record in tf.data.TFRecordDataset(path).as_numpy_iterator()
+    ]
+    assert set(records[0]) == {
+        f.name for f in FEATURES if not f.name.startswith("masked_lm")
+    }
+    stored = np.array([r["input_ids"].int64_list.value for r in records])
+    np.testing.assert_array_equal(stored, restore(static))
+    metadata = read_metadata(str(out / TRAIN))
+    assert (metadata.masking, metadata.num_masked) == ("dynamic", 0)
+    assert read_metadata(str(out / EVAL)).masking == "static"
+
+
+def test_checksums_are_those_of_the_files(built):
+    for split in (TRAIN, EVAL):
+        metadata = read_metadata(str(built / split))
+        assert metadata.checksums == {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in (built / split).glob("*.tfrecord")
+        }
 
 
 def test_records_that_are_there_are_used_again(built, text_file):
