@@ -516,6 +516,25 @@ def test_a_build_killed_at_random_moments_ends_alike(
     assert read_files(tmp_path / "out") == read_files(built)
 
 
+def test_what_other_builds_left_is_removed(documents, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(documents[0], encoding="utf-8")
+    left = tmp_path / "out" / build_tfrecords.SCRATCH_DIR / "other" / "units"
+    left.mkdir(parents=True)
+    build(tmp_path / "out", path, holdout_fraction=0.0)
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {TRAIN}
+
+
+def test_scratch_may_be_elsewhere(built, text_file, tmp_path):
+    """Others' files there are left alone."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "mine").write_text("")
+    out = build(tmp_path / "out", text_file, scratch_dir=str(scratch))
+    assert read_files(out) == read_files(built)
+    assert [p.name for p in scratch.iterdir()] == ["mine"]
+
+
 def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
     """Killed when the second of five is there."""
     config = make_config(tmp_path / "out", text_file)
