@@ -7,14 +7,17 @@ r"""Speed and memory of `data_prep.build_tfrecords`, in one run.
 Prints Markdown tables: examples a second and core, for several
 `--dupe_factor`s and numbers of processes; the peak memory of a process for
 growing corpora; and the floor, what encoding the text and writing the bytes
-take alone. CPU time is that of all processes together, from text to finished
-shards, start-up included, so it holds on a busy machine, too.
+take alone; and where the time goes. CPU time is that of all processes
+together, from text to finished shards, start-up included, so it holds on a
+busy machine, too.
 """
 
 import collections
+import cProfile
 import dataclasses
 import os
 import pathlib
+import pstats
 import random
 import shutil
 import subprocess
@@ -26,9 +29,23 @@ from albert_tf import flags
 from albert_tf.config import RecordsConfig, setting
 from albert_tf.features import read_metadata
 from albert_tf.tokenization import Tokenizer
-from data_prep import corpus
+from data_prep import corpus, local_runner
 from data_prep.examples import TRAIN, normalize_document
 from data_prep.tfrecord_files import TFRecordWriter, read_records
+
+# Functions, as module and name, that do not call each other.
+_PARTS = {
+    "loading the vocabulary": ("tokenization.__init__",),
+    "reading text": ("text_files.read_lines",),
+    "normalising text": ("examples.normalize_document",),
+    "encoding by SentencePiece": ("tokenization.encode_normalized",),
+    "pairing segments": ("examples._make_rows_of_one",),
+    "spilling and sorting rows": ("shuffle.write_spill", "shuffle.read_shard"),
+    "laying out examples": ("records._lay_out",),
+    "masking": ("masking.mask_batch",),
+    "serialising": ("serialization.serialize_examples",),
+    "checksums and writing": ("tfrecord_files.write", "tfrecord_files.flush"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +97,7 @@ def main(config: BenchmarkConfig) -> None:
     work = pathlib.Path(config.work_dir)
     work.mkdir(parents=True)
     cores = os.cpu_count() or 1
-    texts = [s.path for s in corpus.find_inputs(config)]
+    texts = [s.name for s in corpus.find_inputs(config)]
     megabytes = sum(map(os.path.getsize, texts)) / 1e6
 
     print(
@@ -114,24 +131,32 @@ def main(config: BenchmarkConfig) -> None:
         "examples/s a core\n"
     )
 
-    print("| text | MB | examples | MB a worker | MB of the reader |")
-    print("|---|---|---|---|---|")
-    for name, paths in (
-        ("once", texts),
+    print("| text | MB | dupe_factor | examples | MB a worker | MB reading |")
+    print("|---|---|---|---|---|---|")
+    for name, paths, dupe_factor in (
+        ("once", texts, 1),
+        ("once", texts, 40),
         (
             f"{config.copies} times, documents in other orders",
             _repeat(texts, work, config.copies),
+            1,
         ),
-        ("one line", _join_to_a_line(texts, work)),
+        ("one line", _join_to_a_line(texts, work), 1),
     ):
-        made = _build(config, paths, work, 1, cores)
+        made = _build(config, paths, work, dupe_factor, cores)
         size = sum(map(os.path.getsize, paths)) / 1e6
         print(
-            f"| {name} | {size:.1f} | {made.examples:,} "
+            f"| {name} | {size:.1f} | {dupe_factor} | {made.examples:,} "
             f"| {made.peak_bytes / 1e6:.0f} "
             f"| {made.main_peak_bytes / 1e6:.0f} |",
             flush=True,
         )
+    print("\n| part of the work | dupe_factor 1 | dupe_factor 10 |")
+    print("|---|---|---|")
+    profiles = [_profile(config, work, dupe) for dupe in (1, 10)]
+    for what in profiles[0]:
+        shares = " | ".join(f"{100 * p[what]:.0f} %" for p in profiles)
+        print(f"| {what} | {shares} |")
     shutil.rmtree(work)
 
 
@@ -204,16 +229,57 @@ def _measure_floor(config: BenchmarkConfig, work: pathlib.Path) -> Floor:
     for path in paths:
         with open(path, "rb") as file:
             records += [stored.content for stored in read_records(file)]
+    copy = work / "copy.tfrecord"
     begin = time.process_time()
-    with (
-        open(work / "copy.tfrecord", "wb") as file,
-        TFRecordWriter(file) as writer,
-    ):
+    with open(copy, "wb") as copied, TFRecordWriter(copied) as writer:
         for record in records:
             writer.write(record)
     writing_s = time.process_time() - begin
-    os.remove(work / "copy.tfrecord")
+    copy.unlink()
     return Floor(encoding_s, writing_s, len(records))
+
+
+def _profile(
+    config: BenchmarkConfig, work: pathlib.Path, dupe_factor: int
+) -> dict[str, float]:
+    """Shares of CPU time of one process, by part of the work.
+
+    The profiler slows Python's own steps, so theirs are a little too large.
+    """
+    for name in ("profiled", "profile_scratch"):
+        shutil.rmtree(work / name, ignore_errors=True)
+        (work / name).mkdir()
+    own = RecordsConfig(
+        **{
+            field.name: getattr(config, field.name)
+            for field in dataclasses.fields(RecordsConfig)
+        }
+        | {
+            "output_dir": str(work / "profiled"),
+            "dupe_factor": dupe_factor,
+            "num_workers": 1,
+        }
+    )
+    profile = cProfile.Profile(time.process_time)
+    profile.enable()
+    local_runner.build(
+        own,
+        corpus.find_inputs(own),
+        own.spm_model_file,
+        str(work / "profile_scratch"),
+        "",
+    )
+    profile.disable()
+    stats = pstats.Stats(profile)
+    cumulative: dict[str, float] = collections.defaultdict(float)
+    for (path, _line, name), entry in stats.stats.items():  # type: ignore[attr-defined]
+        cumulative[f"{pathlib.Path(path).stem}.{name}"] += entry[3]
+    total = stats.total_tt  # type: ignore[attr-defined]
+    shares = {
+        what: sum(cumulative[function] for function in functions) / total
+        for what, functions in _PARTS.items()
+    }
+    return shares | {"all else": 1 - sum(shares.values())}
 
 
 def _repeat(texts: list[str], work: pathlib.Path, copies: int) -> list[str]:

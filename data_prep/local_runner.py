@@ -178,7 +178,8 @@ def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
     made = make_rows(normalized, state.tokenizer, state.config)
     path = state.unit_path(unit)
     np.save(path + ".pieces.npy", made.piece_counts.astype(np.uint32))
-    files.write_text(path + ".json", json.dumps({"skipped": made.skipped}))
+    with open(path + ".json", "w", encoding="utf-8") as file:
+        json.dump({"skipped": made.skipped}, file)
     rows = Rows.concatenate(made.rows.values(), state.dtype)
     shards = np.concatenate(
         [
