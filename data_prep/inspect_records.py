@@ -37,11 +37,15 @@ from albert_tf.features import (
     read_metadata,
 )
 from albert_tf.tokenization import Tokenizer
-from data_prep.example_parsing import count_values
-from data_prep.processes import Processes
-from data_prep.progress import show_bytes
-from data_prep.record_checks import RecordRules
-from data_prep.record_statistics import (
+from data_prep.inspection.checks import RecordRules
+from data_prep.inspection.example_parsing import count_values
+from data_prep.inspection.shards import (
+    Fault,
+    ShardReport,
+    ShardTask,
+    inspect_shard,
+)
+from data_prep.inspection.statistics import (
     FAIL,
     NOTE,
     PASS,
@@ -49,13 +53,9 @@ from data_prep.record_statistics import (
     Verdict,
     judge_statistics,
 )
-from data_prep.record_text import LEGEND, show_example
-from data_prep.shard_inspection import (
-    Fault,
-    ShardReport,
-    ShardTask,
-    inspect_shard,
-)
+from data_prep.inspection.text import LEGEND, show_example
+from data_prep.processes import Processes
+from data_prep.progress import show_bytes
 from data_prep.tfrecord_files import read_records
 
 _SHARDS = "*.tfrecord"
@@ -139,7 +139,7 @@ def main(config: InspectConfig) -> int:
         )
         _print_set(records, config)
     if config.output_file:
-        from data_prep.record_plots import draw_histograms
+        from data_prep.inspection.plots import draw_histograms
 
         picture = draw_histograms(
             {

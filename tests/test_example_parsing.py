@@ -8,7 +8,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from albert_tf.features import Feature
-from data_prep.example_parsing import count_values, parse_examples
+from data_prep.inspection.example_parsing import count_values, parse_examples
 from data_prep.serialization import serialize_examples
 
 FEATURES = (

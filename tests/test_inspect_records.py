@@ -20,14 +20,14 @@ from albert_tf.features import MASK_FEATURES, MASK_ID
 from albert_tf.masking import mask_batch
 from albert_tf.tokenization import Tokenizer
 from data_prep import build_tfrecords, inspect_records, tfrecord_files
-from data_prep.record_checks import (
+from data_prep.inspection.checks import (
     RecordRules,
     check_examples,
     count_runs,
     find_words,
 )
-from data_prep.record_statistics import TextSample
-from data_prep.record_text import show_example
+from data_prep.inspection.statistics import TextSample
+from data_prep.inspection.text import show_example
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 VOCABULARY = "tests/testdata/30k-clean.model"

@@ -10,7 +10,7 @@ import numpy as np
 
 from albert_tf.masking import FIRST_ORDINARY_ID
 from albert_tf.tokenization import WORD_MARK, Tokenizer
-from data_prep.record_statistics import Statistics
+from data_prep.inspection.statistics import Statistics
 
 matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt

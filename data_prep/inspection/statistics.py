@@ -20,7 +20,7 @@ from albert_tf.features import (
 )
 from albert_tf.keyed_random import random_bits
 from albert_tf.masking import FIRST_ORDINARY_ID, mask_batch
-from data_prep.record_checks import (
+from data_prep.inspection.checks import (
     CheckedExamples,
     RecordRules,
     count_runs,

@@ -1,0 +1,1 @@
+"""What `data_prep.inspect_records` finds out about records."""
