@@ -26,6 +26,7 @@ setup(
         "keras>=3.12,<4",
         "matplotlib>=3.8",
         "numpy>=2.0",
+        "protobuf>=4.25",  # sentencepiece needs it to edit models
         # 0.2.2 changed how equal scores are broken; tensorflow-text, and so
         # every served model, tokenizes as 0.2.1 does.
         "sentencepiece>=0.2.0,<=0.2.1",

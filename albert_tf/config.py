@@ -347,14 +347,44 @@ class TokenizerConfig(CorpusConfig):
     vocab_size: int = setting(
         30000, "Pieces, special pieces included.", at_least=8
     )
+    vocabulary_kind: str = setting(
+        "published",
+        "Who normalises text: code around the model, as google-research/albert "
+        "(published), or the model (self_contained), which then gives the same "
+        "ids of raw text in any SentencePiece runtime.",
+        choices=("published", "self_contained"),
+    )
     character_coverage: float = setting(
-        0.99995, "Share of the characters to cover.", at_least=0.5
+        0.99995,
+        "Share of the characters to cover, e.g. 0.9995 for Chinese or "
+        "Japanese, which have thousands of rare ones.",
+        at_least=0.5,
+        below=1.0001,
+    )
+    byte_fallback: bool = setting(
+        False,
+        "Spell characters that are not covered as UTF-8 bytes, instead of "
+        "<unk>; takes 256 of the pieces.",
     )
     input_sentence_size: int = setting(
         10_000_000,
-        "Sentences sampled from the corpus; SentencePiece always draws the "
-        "same ones.",
+        "Sentences drawn from the corpus at the most, each as likely.",
         at_least=1,
+    )
+    input_characters: int = setting(
+        200_000_000,
+        "Characters of these sentences at the most. Training needs 25 bytes "
+        "of memory for each: a million English sentences have some 115 "
+        "million characters, and need 3 GB.",
+        at_least=1,
+        below=2**31,
+    )
+    holdout_fraction: float = setting(
+        0.01,
+        "Share of the sentences, by a hash of their text, not trained on but "
+        "reported on; 0 is no report.",
+        at_least=0,
+        below=1,
     )
     overwrite: bool = setting(
         False, "Replace a model made with other settings."
@@ -385,7 +415,29 @@ class SequenceConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordsConfig(CorpusConfig, SequenceConfig):
+class MaskingConfig(SequenceConfig):
+    """The rule of masking, of the builder and of the trainer.
+
+    The trainer follows it where records are built with --masking=dynamic.
+    """
+
+    masked_lm_prob: float = setting(
+        0.15,
+        "Share of the pieces to mask; in training, of records built with "
+        "--masking=dynamic.",
+        at_least=0.001,
+        below=1,
+    )
+    ngram: int = setting(
+        3,
+        "N, longest masked span in words, p(n) ~ 1/n; in training, of records "
+        "built with --masking=dynamic.",
+        at_least=1,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordsConfig(CorpusConfig, MaskingConfig):
     """`python -m data_prep.build_tfrecords`."""
 
     output_dir: str = setting(
@@ -409,12 +461,6 @@ class RecordsConfig(CorpusConfig, SequenceConfig):
         "training, which masks each epoch anew (dynamic): --dupe_factor=1 is "
         "then enough. eval/ is always static.",
         choices=("static", "dynamic"),
-    )
-    masked_lm_prob: float = setting(
-        0.15, "Share of the pieces to mask.", at_least=0.001, below=1
-    )
-    ngram: int = setting(
-        3, "N, longest masked span in words; p(n) ~ 1/n.", at_least=1
     )
     deduplicate: bool = setting(
         False,
@@ -498,7 +544,7 @@ class InspectConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig(SequenceConfig):
+class DataConfig(MaskingConfig):
     """What the trainer reads."""
 
     input_file: tuple[str, ...] = setting(
@@ -643,7 +689,7 @@ class TrainingConfig(Config):
     )
     seed: int = setting(
         12345,
-        "Seed of initial weights, data order and dropout.",
+        "Seed of initial weights, data order, dynamic masks and dropout.",
         at_least=0,
         below=2**32,
     )

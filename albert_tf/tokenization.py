@@ -1,7 +1,10 @@
-"""Text -> ids of SentencePiece pieces, as google-research/albert has them.
+"""Text -> ids of SentencePiece pieces.
 
-The text is normalised before the model sees it, and pieces such as "2011,"
-are split once more; both decide which ids a published checkpoint knows.
+There are two kinds of vocabulary. A published one, as google-research/albert
+has them, needs code around it: text is normalised before the model sees it,
+and pieces such as "2011," are split once more; both decide which ids a
+published checkpoint knows. A self-contained one normalises text itself, so
+that every SentencePiece runtime gives the same ids of raw text.
 """
 
 import itertools
@@ -18,6 +21,17 @@ from albert_tf.files import open_existing
 
 WORD_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 MASK_PIECE = SPECIAL_PIECES[MASK_ID]
+
+# The kinds of a vocabulary, as metadata has them.
+PUBLISHED = "published"
+SELF_CONTAINED = "self_contained"
+
+# What a self-contained model calls its normaliser, by `do_lower_case`. The
+# name is in the model file, so that its kind needs no other file.
+NORMALIZER_NAMES = {
+    True: "albert_tf_self_contained_uncased",
+    False: "albert_tf_self_contained_cased",
+}
 
 # First and last characters of the scripts written without spaces.
 _UNSPACED_SCRIPTS = (
@@ -36,6 +50,10 @@ _UNSPACED_SCRIPTS = (
     ("\uf900", "\ufaff"),  # Han, compatibility
     ("\U00020000", "\U000323af"),  # Han, extensions B to H
 )
+
+# Pieces of a single byte, "<0xE3>" and so on, that begin the UTF-8 of U+3000
+# to U+9FFF: nothing there but such scripts.
+_UNSPACED_LEAD_BYTES = frozenset(f"<0x{byte:X}>" for byte in range(0xE3, 0xEA))
 
 
 class EncodedTexts(NamedTuple):
@@ -71,22 +89,26 @@ class Tokenizer:
     Args:
         model_file: The SentencePiece model, local or gs://.
         do_lower_case: Whether text is lower-cased; as the model was trained.
+            A self-contained model knows: None takes its word for it. Of a
+            published one, None is true.
 
     Attributes:
         vocab_size: Number of pieces.
-        kind: "published": text is normalised before the model sees it.
+        kind: PUBLISHED: text is normalised before the model sees it; or
+            SELF_CONTAINED: by the model.
+        do_lower_case: Whether text is lower-cased.
         sha256: Hexadecimal digest of the model file.
         starts_word: bool, `(vocab_size,)`; the pieces that begin a word.
 
     Raises:
-        UserError: If the file is missing, is no SentencePiece model, or has
-            other special ids.
+        UserError: If the file is missing, is no SentencePiece model, has
+            other special ids, or contradicts `do_lower_case`.
     """
 
-    def __init__(self, model_file: str, do_lower_case: bool = True) -> None:
+    def __init__(
+        self, model_file: str, do_lower_case: bool | None = None
+    ) -> None:
         content = _read_model(model_file)
-        self.do_lower_case = do_lower_case
-        self.kind = "published"
         self.sha256 = sha256_of(content)
         self._model = sentencepiece.SentencePieceProcessor()
         try:
@@ -97,19 +119,35 @@ class Tokenizer:
                 received=f"{len(content)} bytes of something else",
             ) from None
         self.vocab_size: int = self._model.vocab_size()
-        self._check_special_ids(model_file)
-        self.starts_word = np.array(
-            [_begins_word(self.id_to_piece(i)) for i in range(self.vocab_size)]
+        self._pieces: list[str] = self._model.id_to_piece(
+            list(range(self.vocab_size))
         )
-        self._build_comma_table()
+        self._check_special_ids(model_file)
+        self.kind, self.do_lower_case = _find_kind(
+            model_file, content, do_lower_case
+        )
+        self.starts_word = np.array(
+            [
+                piece in _UNSPACED_LEAD_BYTES
+                if piece.startswith("<0x") and self._model.is_byte(i)
+                else _begins_word(piece)
+                for i, piece in enumerate(self._pieces)
+            ]
+        )
+        if self.kind == PUBLISHED:
+            self._build_comma_table()
 
     def id_to_piece(self, piece_id: int) -> str:
         """The spelling of a piece."""
-        return self._model.id_to_piece(int(piece_id))
+        return self._pieces[piece_id]
 
     def normalize(self, text: str) -> str:
         """Text as `encode_normalized` wants it, and documents are compared."""
-        return normalize(text, self.do_lower_case)
+        if self.kind == PUBLISHED:
+            return normalize(text, self.do_lower_case)
+        # To normalise it twice changes nothing, and `encode` does.
+        spelled = self._model.normalize(text)
+        return spelled[len(WORD_MARK) :].replace(WORD_MARK, " ")
 
     def encode_batch(self, texts: Sequence[str]) -> EncodedTexts:
         """Pieces of raw texts; spellings like "[CLS]" are mere text."""
@@ -123,7 +161,10 @@ class Tokenizer:
         ids = np.fromiter(
             itertools.chain.from_iterable(encoded), np.int32, lengths.sum()
         )
-        return self._split_commas(ids, np.cumsum(lengths))
+        ends = np.cumsum(lengths)
+        if self.kind == PUBLISHED:
+            ids, ends = self._split_commas(ids, ends)
+        return EncodedTexts(ids, self.starts_word[ids], ends)
 
     def encode_with_masks(self, text: str) -> list[int]:
         """Ids of a text in which "[MASK]" stands for the piece `[MASK]`."""
@@ -143,8 +184,7 @@ class Tokenizer:
         return ids
 
     def _check_special_ids(self, model_file: str) -> None:
-        first = min(self.vocab_size, len(SPECIAL_PIECES))
-        found = tuple(self.id_to_piece(i) for i in range(first))
+        found = tuple(self._pieces[: len(SPECIAL_PIECES)])
         if found != SPECIAL_PIECES:
             raise UserError(
                 f"the first pieces of {model_file} must be "
@@ -152,12 +192,11 @@ class Tokenizer:
                 received=" ".join(found),
                 remedy="Train one with `python -m data_prep.train_tokenizer`.",
             )
-        # Random replacements are drawn from all other pieces.
-        others = [
-            self.id_to_piece(i)
-            for i in range(first, self.vocab_size)
-            if self._model.is_control(i) or self._model.is_unknown(i)
-        ]
+        # Random replacements are drawn from all other pieces; pieces of a
+        # byte may be among them, as they may be in the input.
+        ids = list(range(len(SPECIAL_PIECES), self.vocab_size))
+        are_control = self._model.is_control(ids)
+        others = [self._pieces[i] for i in itertools.compress(ids, are_control)]
         if others:
             raise UserError(
                 f"{model_file} must have no control symbols besides "
@@ -174,16 +213,13 @@ class Tokenizer:
         depends on the piece alone, so it is a table: the new ids of piece i
         are `_comma_ids[_comma_begins[i]:][:_comma_lengths[i]]`.
         """
-        replaced: list[Sequence[int]] = []
-        for i in range(self.vocab_size):
-            piece = self.id_to_piece(i)
-            if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit():
+        replaced: list[Sequence[int]] = [(i,) for i in range(self.vocab_size)]
+        for i, piece in enumerate(self._pieces):
+            if piece[-1:] == "," and piece[-2:-1].isdigit():
                 ids = self._model.encode(piece[:-1].replace(WORD_MARK, ""))
                 if not piece.startswith(WORD_MARK):
                     ids = self._without_word_mark(ids)
-                replaced.append([*ids, self._model.piece_to_id(",")])
-            else:
-                replaced.append([i])
+                replaced[i] = [*ids, self._model.piece_to_id(",")]
         self._comma_ids = np.fromiter(
             itertools.chain.from_iterable(replaced), np.int32
         )
@@ -204,7 +240,9 @@ class Tokenizer:
         rest = first[len(WORD_MARK) :]
         return ([self._model.piece_to_id(rest)] if rest else []) + ids[1:]
 
-    def _split_commas(self, ids: np.ndarray, ends: np.ndarray) -> EncodedTexts:
+    def _split_commas(
+        self, ids: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         lengths = self._comma_lengths[ids]
         new_ends = np.cumsum(lengths)
         offsets = np.arange(lengths.sum()) - np.repeat(
@@ -213,8 +251,7 @@ class Tokenizer:
         ids = self._comma_ids[
             np.repeat(self._comma_begins[ids], lengths) + offsets
         ]
-        ends = np.concatenate([[0], new_ends])[ends]
-        return EncodedTexts(ids, self.starts_word[ids], ends)
+        return ids, np.concatenate([[0], new_ends])[ends]
 
 
 def _read_model(model_file: str) -> bytes:
@@ -229,12 +266,40 @@ def _read_model(model_file: str) -> bytes:
         ) from None
 
 
+def _find_kind(
+    model_file: str, content: bytes, do_lower_case: bool | None
+) -> tuple[str, bool]:
+    """The kind of a model, and whether it wants text in lower case.
+
+    SentencePiece does not tell the name of a normaliser, and to import
+    protobuf takes as long as all else that a `Tokenizer` does. So the bytes
+    are looked for: field 1, its length, the name, and the tag of field 2, the
+    rules. No piece looks so, for what follows a piece is its score, field 3.
+
+    Raises:
+        UserError: If the model's own answer contradicts `do_lower_case`.
+    """
+    for lower_case, name in NORMALIZER_NAMES.items():
+        if b"\n%c%b\x12" % (len(name), name.encode()) in content:
+            if do_lower_case not in (None, lower_case):
+                raise UserError(
+                    f"do_lower_case must be {str(lower_case).lower()} for "
+                    f"{model_file}, which normalises text itself",
+                    received=str(do_lower_case).lower(),
+                    remedy=f"Set --do_lower_case={str(lower_case).lower()}.",
+                )
+            return SELF_CONTAINED, lower_case
+    return PUBLISHED, do_lower_case is not False
+
+
 def _begins_word(piece: str) -> bool:
     """Whether a piece begins a word, in any script.
 
     A word begins at a word mark, and, where a script has no spaces, at every
     piece.
     """
-    return piece.startswith(WORD_MARK) or any(
-        first <= piece[:1] <= last for first, last in _UNSPACED_SCRIPTS
+    first = piece[:1]
+    return first == WORD_MARK or (
+        not first.isascii()
+        and any(begin <= first <= end for begin, end in _UNSPACED_SCRIPTS)
     )

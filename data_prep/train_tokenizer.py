@@ -1,22 +1,46 @@
-r"""Trains a SentencePiece vocabulary with the published options.
+r"""Trains a SentencePiece vocabulary.
+
+As published, for text normalised by the code around the model:
 
     python -m data_prep.train_tokenizer \
         --input_file=corpus/*.txt.gz --model_prefix=build/spm --vocab_size=8000
 
+With capitals, and with the normalisation in the model, so that any runtime of
+SentencePiece gives the same ids of raw text:
+
+    python -m data_prep.train_tokenizer \
+        --input_file=corpus/*.txt.gz --model_prefix=build/cased \
+        --vocabulary_kind=self_contained --do_lower_case=false
+
+Of Chinese, whose rare characters are spelled in bytes:
+
+    python -m data_prep.train_tokenizer \
+        --input_file=zh/*.txt.gz --model_prefix=build/zh \
+        --vocabulary_kind=self_contained --byte_fallback \
+        --character_coverage=0.9995
+
 Writes PREFIX.model; PREFIX.vocab, its pieces and their scores to read; and
-PREFIX.json, what the model was made of. The same text and settings give the
-same model.
+PREFIX.json, what the model was made of, and how it does on sentences held
+out. The same text and settings give the same model, in whatever order the
+files are. Of a corpus larger than --input_characters a sample is taken, so
+that memory depends on that setting alone.
 """
 
 import collections
+import hashlib
 import io
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+import tempfile
+import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import sentencepiece
 from absl import logging
+from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf import flags
 from albert_tf.config import TokenizerConfig
@@ -36,13 +60,25 @@ from albert_tf.files import (
     open_existing,
     write_bytes,
 )
-from albert_tf.tokenization import Tokenizer, normalize
+from albert_tf.tokenization import (
+    NORMALIZER_NAMES,
+    SELF_CONTAINED,
+    WORD_MARK,
+    Tokenizer,
+    normalize,
+)
 from data_prep import corpus
+from data_prep.normalization_rules import format_rules, make_rules
 from data_prep.progress import show_bytes
 from data_prep.sentence_breaking import break_sentences
+from data_prep.sentence_sample import SentenceSample, draw_priorities
 
 # Punctuation that is always a piece of its own, as published.
 USER_DEFINED_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # noqa: RUF001
+
+# The published tokenizer splits a comma off a number, outside the model. Where
+# it is always a piece of its own there is nothing to split.
+_SELF_CONTAINED_SYMBOLS = (*USER_DEFINED_SYMBOLS, ",")
 
 # Sums are rounded differently when split among another number of threads, so
 # their number is not the machine's.
@@ -55,8 +91,12 @@ _MAX_LINE_BYTES = 1 << 24
 # Of training alone; roughly, measured on two busy cores.
 _CHARACTERS_PER_SECOND = 350_000
 
-# Sentences of the closing line's pieces per word.
-_SAMPLE_SENTENCES = 2000
+# Room for sentences held out; enough to tell a hundredth of a per cent.
+_HELD_OUT_SENTENCES = 20_000
+_HELD_OUT_CHARACTERS = 2_000_000
+
+# Uncovered characters in the report.
+_MOST_UNCOVERED = 20
 
 _WITHOUT_INFLUENCE = ("input_file", "model_prefix", "overwrite")
 
@@ -79,21 +119,27 @@ def main(config: TokenizerConfig) -> None:
         return
 
     skipped: collections.Counter[str] = collections.Counter()
-    sample: list[str] = []
-    sentences = _read_sentences(config, sources, num_bytes, skipped, sample)
-    model = _train(config, sentences)
-    _write_model(config.model_prefix, model, described)
-
-    tokenizer = Tokenizer(config.model_prefix + ".model", config.do_lower_case)
-    num_words = sum(len(text.split()) for text in sample)
-    num_pieces = len(tokenizer.encode_normalized(sample).ids)
+    with show_bytes("reading sentences", num_bytes) as bar:
+        documents = corpus.read_documents(sources, config, bar.update, skipped)
+        sample, held_out = _draw_sentences(config, documents)
+    described["num_sentences"] = len(sample)
+    described["num_characters"] = sample.num_characters
+    # SentencePiece tells nothing of its progress that one could show.
     logging.info(
-        "%s.model: %d pieces, %.2f pieces per word in the first %d sentences; "
-        "skipped: %s",
+        "training on %.1fM characters: some %.0f s on two cores",
+        sample.num_characters / 1e6,
+        sample.num_characters / _CHARACTERS_PER_SECOND,
+    )
+    model = _train(config, sample)
+    if len(held_out):
+        report = _report(config, model, list(held_out.take()))
+        _log_report(report)
+        described["held_out"] = report
+    _write_model(config.model_prefix, model, described)
+    logging.info(
+        "%s.model: %d pieces; skipped: %s",
         config.model_prefix,
-        tokenizer.vocab_size,
-        num_pieces / num_words,
-        len(sample),
+        config.vocab_size,
         ", ".join(f"{n} {what}" for what, n in skipped.items()) or "nothing",
     )
 
@@ -107,6 +153,7 @@ def _describe(config: TokenizerConfig, digests: list[str]) -> dict[str, Any]:
         "settings": settings,
         "inputs_sha256": sha256_of(json.dumps(digests).encode()),
         "sentencepiece": sentencepiece.__version__,
+        "unicode": unicodedata.unidata_version,
     }
 
 
@@ -120,8 +167,9 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
         return False
     stored = load_json_if_any(config.model_prefix + ".json")
     with open_existing(config.model_prefix + ".model", "rb") as file:
-        if stored == {**described, "model_sha256": sha256_of(file.read())}:
-            return True
+        wanted = {**described, "model_sha256": sha256_of(file.read())}
+    if stored and all(stored.get(n) == value for n, value in wanted.items()):
+        return True
     if not config.overwrite:
         raise UserError(
             "model_prefix must not name a model of other settings or text",
@@ -132,57 +180,73 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
     return False
 
 
-def _read_sentences(
-    config: TokenizerConfig,
-    sources: Sequence[corpus.Source],
-    num_bytes: int,
-    skipped: collections.Counter[str],
-    sample: list[str],
-) -> Iterator[str]:
-    """Normalised sentences; the first ones are kept in `sample`."""
-    num_characters = 0
-    with show_bytes("reading sentences", num_bytes) as bar:
-        for document in corpus.read_documents(
-            sources, config, bar.update, skipped
-        ):
-            for sentence in break_sentences(document, config):
-                text = normalize(sentence, config.do_lower_case)
-                if not text:
-                    continue
-                if len(sample) < _SAMPLE_SENTENCES:
-                    sample.append(text)
-                num_characters += len(text)
-                yield text
-    # SentencePiece tells nothing of its progress that one could show.
-    logging.info(
-        "training on %.1fM characters: some %.0f s on two cores",
-        num_characters / 1e6,
-        num_characters / _CHARACTERS_PER_SECOND,
-    )
+def _draw_sentences(
+    config: TokenizerConfig, documents: Iterable[list[str]]
+) -> tuple[SentenceSample, SentenceSample]:
+    """Sentences to train on, and others to report on.
+
+    They are normalised for a published vocabulary, and raw for a
+    self-contained one.
+    """
+    sample = SentenceSample(config.input_sentence_size, config.input_characters)
+    held_out = SentenceSample(_HELD_OUT_SENTENCES, _HELD_OUT_CHARACTERS)
+    is_raw = config.vocabulary_kind == SELF_CONTAINED
+    for lines in documents:
+        sentences = break_sentences(lines, config)
+        priorities = draw_priorities(lines, len(sentences))
+        for priority, sentence in zip(priorities, sentences, strict=True):
+            if priority >= sample.threshold:
+                continue
+            text = normalize(sentence, config.do_lower_case)
+            if not text:
+                continue
+            chosen = held_out if _is_held_out(text, config) else sample
+            chosen.add(priority, sentence if is_raw else text)
+    # Which ones came before the threshold fell is a matter of order.
+    held_out.limit(sample.threshold)
+    return sample, held_out
 
 
-def _train(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
+def _is_held_out(text: str, config: TokenizerConfig) -> bool:
+    """By its letters, so that no sentence is held out from its equals."""
+    digest = hashlib.blake2b(text.lower().encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < config.holdout_fraction * 2**64
+
+
+def _train(config: TokenizerConfig, sample: SentenceSample) -> bytes:
     """The content of a SentencePiece model file.
 
     Raises:
-        UserError: If the text cannot give `vocab_size` pieces, or what
-            reading the text raised.
+        UserError: If the text cannot give `vocab_size` pieces.
     """
-    reading_error: list[BaseException] = []
+    if config.vocabulary_kind == SELF_CONTAINED:
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "rules.tsv")
+            with open(path, "w", encoding="ascii") as file:
+                file.write(format_rules(make_rules(config.do_lower_case)))
+            model = _run_trainer(
+                config,
+                sample,
+                user_defined_symbols=list(_SELF_CONTAINED_SYMBOLS),
+                normalization_rule_tsv=path,
+            )
+        proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+        proto.normalizer_spec.name = NORMALIZER_NAMES[config.do_lower_case]
+        # The path is another one each time.
+        proto.normalizer_spec.ClearField("normalization_rule_tsv")
+        return proto.SerializeToString(deterministic=True)
+    return _run_trainer(
+        config, sample, user_defined_symbols=list(USER_DEFINED_SYMBOLS)
+    )
 
-    def stop_at_errors() -> Iterator[str | None]:
-        try:
-            yield from sentences
-        except BaseException as error:
-            # The trainer would go on with what it has, but for a sentence
-            # that is no string.
-            reading_error.append(error)
-            yield None
 
+def _run_trainer(
+    config: TokenizerConfig, sample: SentenceSample, **options: Any
+) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=stop_at_errors(),
+            sentence_iterator=sample.take(),
             model_writer=model,
             model_type="unigram",
             vocab_size=config.vocab_size,
@@ -195,17 +259,17 @@ def _train(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
             control_symbols=[
                 SPECIAL_PIECES[i] for i in (CLS_ID, SEP_ID, MASK_ID)
             ],
-            user_defined_symbols=list(USER_DEFINED_SYMBOLS),
             character_coverage=config.character_coverage,
-            input_sentence_size=config.input_sentence_size,
-            shuffle_input_sentence=True,
+            byte_fallback=config.byte_fallback,
+            # The sample is drawn.
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
             max_sentence_length=_MAX_LINE_BYTES,
             num_threads=_NUM_THREADS,
             minloglevel=1,
+            **options,
         )
     except (RuntimeError, OSError) as error:
-        if reading_error:
-            raise reading_error[0] from None
         raise _explain(config, str(error)) from error
     return model.getvalue()
 
@@ -226,6 +290,87 @@ def _explain(config: TokenizerConfig, message: str) -> Exception:
             "--character_coverage.",
         )
     return UserError("the text must do for a vocabulary", received=message)
+
+
+def _report(
+    config: TokenizerConfig, model: bytes, sentences: list[str]
+) -> dict[str, Any]:
+    """How a vocabulary does on sentences that it was not trained on.
+
+    Args:
+        config: The vocabulary's.
+        model: Content of the model file.
+        sentences: At least one, as `_draw_sentences` has them.
+
+    Returns:
+        Counts and shares, ready for JSON. Spaces are no characters here, and
+        a character is covered if it has pieces of its own, be there bytes or
+        not.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "spm.model")
+        write_bytes(path, model)
+        tokenizer = Tokenizer(path, config.do_lower_case)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    characters: collections.Counter[str] = collections.Counter()
+    num_words = 0
+    for sentence in sentences:
+        words = processor.normalize(sentence).split(WORD_MARK)[1:]
+        num_words += len(words)
+        for word in words:
+            characters.update(word)
+    ids = tokenizer.encode_batch(sentences).ids
+    pieces = [tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size)]
+    # Every character of any piece is a piece of its own, too.
+    alphabet = {piece for piece in pieces if len(piece) == 1}
+    uncovered = collections.Counter(
+        {c: n for c, n in characters.items() if c not in alphabet}
+    )
+    num_characters = characters.total()
+    num_pieces = max(1, len(ids))  # there may be but invisible characters
+    are_bytes = np.array(processor.is_byte(list(range(len(pieces)))))
+    return {
+        "num_sentences": len(sentences),
+        "num_words": num_words,
+        "num_characters": num_characters,
+        "pieces_per_word": len(ids) / max(1, num_words),
+        "characters_per_piece": num_characters / num_pieces,
+        "characters_covered": 1 - uncovered.total() / max(1, num_characters),
+        "byte_pieces": int(are_bytes[ids].sum()) / num_pieces,
+        "unknown_pieces": int((ids == UNK_ID).sum()) / num_pieces,
+        "most_uncovered": [
+            {
+                "code_point": f"U+{ord(character):04X}",
+                "name": unicodedata.name(character, ""),
+                "count": count,
+            }
+            for character, count in sorted(
+                uncovered.items(), key=lambda item: (-item[1], item[0])
+            )[:_MOST_UNCOVERED]
+        ],
+    }
+
+
+def _log_report(report: dict[str, Any]) -> None:
+    logging.info(
+        "%d sentences held out: %.2f pieces a word, %.2f characters a piece, "
+        "%.4f %% of the characters covered; of the pieces, %.3f %% are <unk> "
+        "and %.3f %% bytes",
+        report["num_sentences"],
+        report["pieces_per_word"],
+        report["characters_per_piece"],
+        100 * report["characters_covered"],
+        100 * report["unknown_pieces"],
+        100 * report["byte_pieces"],
+    )
+    if report["most_uncovered"]:
+        logging.info(
+            "not covered: %s",
+            "; ".join(
+                f"{c['code_point']} {c['name']}, {c['count']} times"
+                for c in report["most_uncovered"][:5]
+            ),
+        )
 
 
 def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
