@@ -373,9 +373,9 @@ class TokenizerConfig(CorpusConfig):
     )
     input_characters: int = setting(
         200_000_000,
-        "Characters of these sentences at the most. Training needs 25 bytes "
-        "of memory for each: a million English sentences have some 115 "
-        "million characters, and need 3 GB.",
+        "Characters of these sentences at the most. Training needs 27 to 32 "
+        "bytes of memory for each: a million English sentences have some 125 "
+        "million characters, and need 3.5 GB.",
         at_least=1,
         below=2**31,
     )

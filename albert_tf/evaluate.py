@@ -110,9 +110,7 @@ def evaluate_run(config: PretrainingConfig) -> None:
         UserError: If there is no checkpoint, or it does not fit.
     """
     config.require("eval_input_file")
-    held_out = input_pipeline.find_records(
-        "eval_input_file", config.data.eval_input_file, config
-    )
+    held_out = input_pipeline.find_held_out(config)
     checkpoints.check_run_dir(config, held_out)
     strategy = distribution.make_strategy(config.distribution)
     distribution.per_replica_batch_size(

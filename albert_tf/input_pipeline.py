@@ -6,6 +6,10 @@ block. Step s takes records [s * B, (s + 1) * B) of the endless stream,
 whatever the number of replicas, hosts or restarts, so that a position is
 the step alone and nothing of the pipeline need be saved. (Saved iterators
 were tried and fail under strategies.)
+
+Records without masks (`--masking=dynamic` when built) are masked here, in the
+graph of the host, with a key of the seed and the place in that stream: each
+epoch anew, and alike wherever the run starts.
 """
 
 import dataclasses
@@ -16,20 +20,15 @@ import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
-from albert_tf import features
+from albert_tf import features, tensor_ops
 from albert_tf.config import DataConfig, PretrainingConfig, SequenceConfig
 from albert_tf.distribution import per_replica_batch_size
 from albert_tf.errors import UserError
+from albert_tf.keyed_random import random_bits
+from albert_tf.masking import mask_batch
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20
-
-# token_boundary serves masking, and these records are masked.
-READ_FEATURES = tuple(
-    feature.name
-    for feature in features.FEATURES
-    if feature.name != "token_boundary"
-)
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -50,6 +49,11 @@ class Records:
     counts: tuple[int, ...]
     metadata: features.RecordsMetadata | None
     directory: str
+
+    @property
+    def masking(self) -> str:
+        """Either "static", or "dynamic" for records without masks."""
+        return self.metadata.masking if self.metadata else "static"
 
     @property
     def num_examples(self) -> int:
@@ -83,8 +87,8 @@ def find_records(
 
     Raises:
         UserError: If no file matches, a build has not ended, a file is not
-            in its metadata, or lengths, vocabulary, lower-casing or sentence
-            objective differ.
+            in its metadata, lengths, vocabulary, lower-casing or sentence
+            objective differ, or some hold masks and others none.
     """
     files = []
     for pattern in patterns:
@@ -121,12 +125,43 @@ def find_records(
         raise UserError(f"{name} must hold records", received="none at all")
     directory, first = next(iter(metadata_of.items()))
     records = Records(tuple(files), counts, first, directory)
+    without_masks = [
+        other
+        for other, metadata in metadata_of.items()
+        if metadata is not None and metadata.masking == "dynamic"
+    ]
+    if 0 < len(without_masks) < len(metadata_of):
+        raise UserError(
+            f"{name} must hold records of one masking, static or dynamic",
+            received=f"dynamic in {', '.join(without_masks)} alone",
+            remedy="Build all of them with the same --masking.",
+        )
     for other, metadata in metadata_of.items():
         if metadata is not None:
             features.check_agreement(
                 other, dataclasses.asdict(metadata), records.text_settings()
             )
     return records
+
+
+def find_held_out(config: PretrainingConfig) -> Records:
+    """Finds the records of `eval_input_file`, see `find_records`.
+
+    Raises:
+        UserError: If they hold no masks, too: each evaluation must ask for
+            the same pieces.
+    """
+    held_out = find_records(
+        "eval_input_file", config.data.eval_input_file, config
+    )
+    if held_out.masking == "dynamic":
+        raise UserError(
+            "eval_input_file must hold records of static masking",
+            received=f"records without masks in {held_out.directory}",
+            remedy="Take eval/ of a build with --holdout_fraction, whose "
+            "masking is always static.",
+        )
+    return held_out
 
 
 def check_held_out(train: Records, held_out: Records) -> None:
@@ -167,6 +202,14 @@ def training_dataset(
         float32, of shape (per_replica_batch_size, length).
     """
 
+    def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
+        batch = parse_records(serialized, config, records.masking)
+        if records.masking == "static":
+            return batch
+        seeds = tf.fill(positions.shape, tf.constant(seed, tf.uint64))
+        keys = random_bits(seeds, positions, tensor_ops)
+        return _mask(batch, keys, config, records)
+
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         stream = _shuffled_stream(
             records,
@@ -176,10 +219,10 @@ def training_dataset(
         )
         batches = stream.batch(config.global_batch_size, drop_remainder=True)
         return _parse_share(
-            batches,
+            batches.enumerate(start_step),
             "global_batch_size",
             config.global_batch_size,
-            config,
+            parse,
             context,
         )
 
@@ -219,24 +262,33 @@ def evaluation_dataset(
             .batch(batch_size)
             .take(num_batches)
             .map(fill)
+            .enumerate()
         )
         return _parse_share(
-            batches, "eval_batch_size", batch_size, config, context
+            batches,
+            "eval_batch_size",
+            batch_size,
+            lambda serialized, _: parse_records(serialized, config),
+            context,
         )
 
     return make, num_batches
 
 
-def parse_records(serialized: tf.Tensor, shape: SequenceConfig) -> Batch:
+def parse_records(
+    serialized: tf.Tensor, shape: SequenceConfig, masking: str = "static"
+) -> Batch:
     """Parses serialized examples, those of google-research/albert too.
 
     Args:
         serialized: string, (batch,).
         shape: The lengths.
+        masking: "static", or "dynamic" for records without masks.
 
     Returns:
-        `FEATURES` but token_boundary, each (batch, length): int64 as
-        int32, since TPUs have no int64, and float32.
+        The features of such records, each (batch, length): int64 as int32,
+        since TPUs have no int64, and float32. token_boundary serves masking
+        and is read for dynamic masking alone.
     """
     parsed = tf.io.parse_example(
         serialized,
@@ -244,13 +296,45 @@ def parse_records(serialized: tf.Tensor, shape: SequenceConfig) -> Batch:
             feature.name: tf.io.FixedLenFeature(
                 [feature.length(shape)], tf.dtypes.as_dtype(feature.dtype)
             )
-            for feature in features.FEATURES
-            if feature.name in READ_FEATURES
+            for feature in _features_to_read(masking)
         },
     )
     return {
         name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
         for name, value in parsed.items()
+    }
+
+
+def _features_to_read(masking: str) -> tuple[features.Feature, ...]:
+    return tuple(
+        feature
+        for feature in features.stored_features(masking)
+        if masking == "dynamic" or feature.name != "token_boundary"
+    )
+
+
+def _mask(
+    batch: Batch, keys: tf.Tensor, config: DataConfig, records: Records
+) -> Batch:
+    """Masks records that hold no masks; the batch is as of others then."""
+    assert records.metadata is not None
+    masked = mask_batch(
+        batch["input_ids"],
+        batch["token_boundary"],
+        keys,
+        vocab_size=records.metadata.vocab_size,
+        max_predictions_per_seq=config.max_predictions_per_seq,
+        masked_lm_prob=config.masked_lm_prob,
+        ngram=config.ngram,
+        ops=tensor_ops,
+    )
+    kept = {n: v for n, v in batch.items() if n != "token_boundary"}
+    return {
+        **kept,
+        "input_ids": masked.input_ids,
+        "masked_lm_positions": masked.positions,
+        "masked_lm_ids": masked.ids,
+        "masked_lm_weights": masked.weights,
     }
 
 
@@ -288,9 +372,10 @@ def _check_metadata(
 ) -> None:
     wanted: dict[str, object] = {
         "max_seq_length": config.data.max_seq_length,
-        "max_predictions_per_seq": config.data.max_predictions_per_seq,
         "vocab_size": config.model.vocab_size,
     }
+    if metadata.masking == "static":
+        wanted["max_predictions_per_seq"] = config.data.max_predictions_per_seq
     if config.training.sentence_objective != "none":
         wanted["sentence_objective"] = config.training.sentence_objective
     features.check_agreement(
@@ -345,8 +430,7 @@ def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
         stored,
         {
             feature.name: feature.length(config)
-            for feature in features.FEATURES
-            if feature.name in READ_FEATURES
+            for feature in _features_to_read("static")
         },
         remedy="Set --max_seq_length and --max_predictions_per_seq to the "
         "lengths of the records.",
@@ -412,18 +496,32 @@ def _parse_share(
     batches: tf.data.Dataset,
     name: str,
     batch_size: int,
-    config: DataConfig,
+    parse: Callable[[tf.Tensor, tf.Tensor], Batch],
     context: tf.distribute.InputContext,
 ) -> tf.data.Dataset:
-    """Cuts whole batches into replicas' shares and parses this host's."""
+    """Cuts whole batches into replicas' shares and parses this host's.
+
+    Args:
+        batches: Pairs of a batch's number and its serialized records.
+        name: The setting that holds the batch size.
+        batch_size: Records in a batch.
+        parse: Makes a replica's batch of its serialized records and their
+            places in the stream, both `(per_replica_batch_size,)`.
+        context: Replicas and hosts.
+    """
     num_replicas = context.num_replicas_in_sync
     share = per_replica_batch_size(name, batch_size, num_replicas)
     local = num_replicas // context.num_input_pipelines
     first = context.input_pipeline_id * local
 
-    def shares_of_this_host(batch: tf.Tensor) -> tf.Tensor:
-        shares = tf.reshape(batch, [num_replicas, share])
-        return shares[first : first + local]
+    def shares_of_this_host(
+        number: tf.Tensor, batch: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        positions = number * batch_size + tf.range(batch_size, dtype=tf.int64)
+        return tuple(
+            tf.reshape(values, [num_replicas, share])[first : first + local]
+            for values in (batch, positions)
+        )
 
     options = tf.data.Options()
     options.deterministic = True
@@ -435,10 +533,7 @@ def _parse_share(
     return (
         batches.map(shares_of_this_host)
         .unbatch()
-        .map(
-            lambda serialized: parse_records(serialized, config),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
+        .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)
     )

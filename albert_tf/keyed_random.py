@@ -9,28 +9,38 @@ Reference:
     [Steele et al., 2014](https://doi.org/10.1145/2714064.2660195).
 """
 
+from typing import Any
+
 import numpy as np
+
+from albert_tf import array_ops
+
+Array = Any
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def random_bits(keys: np.ndarray, counters: np.ndarray | int) -> np.ndarray:
+def random_bits(keys: Array, counters: Any, ops: Any = array_ops) -> Array:
     """64 random bits for each pair of a key and a counter.
 
     Args:
         keys: uint64, of any shape.
-        counters: Integers of the same shape, or one for all.
+        counters: Integers, one or many, broadcast against the keys.
+        ops: `array_ops`, or `tensor_ops` for tensors.
 
     Returns:
-        uint64, of the shape of `keys`. Fit to be keys themselves.
+        uint64. Fit to be keys themselves.
     """
-    counters = np.broadcast_to(counters, keys.shape).astype(np.uint64)
-    bits = keys + _GOLDEN * (counters + np.uint64(1))
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+    if isinstance(counters, int):
+        # An array, since NumPy warns where a scalar overflows.
+        counters = np.array([counters])
+    bits = keys + (ops.cast(counters, "uint64") + np.uint64(1)) * _GOLDEN
+    bits = (bits ^ ops.shift_right(bits, 30)) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ ops.shift_right(bits, 27)) * np.uint64(0x94D049BB133111EB)
+    return bits ^ ops.shift_right(bits, 31)
 
 
-def random_uniform(keys: np.ndarray, counters: np.ndarray | int) -> np.ndarray:
+def random_uniform(keys: Array, counters: Any, ops: Any = array_ops) -> Array:
     """float64 in [0, 1) for each pair of a key and a counter."""
-    return (random_bits(keys, counters) >> np.uint64(11)) * 2.0**-53
+    bits = ops.shift_right(random_bits(keys, counters, ops), 11)
+    return ops.cast(bits, "float64") * 2.0**-53

@@ -3,14 +3,15 @@
 The rule of the paper (spans of n words, p(n) ~ 1/n, 15 % of the pieces),
 drawn for a whole batch at once: no loop over rows, words or pieces, and the
 lengths of the spans follow p(n) exactly. It serves records that are being
-built and, later, masking anew while training.
+built, with NumPy, and masking anew while training, with TensorFlow: the same
+masks of the same keys.
 
 1. Words: a piece marked as a boundary begins one. Special pieces end a
    segment; what follows them begins a word whatever its mark.
-2. The words of a segment are tiled with spans of lengths drawn from p(n).
-   The first length is drawn from what is left of a span that a random word
-   falls into, so that the tiling has no preferred position and every word is
-   equally likely to stand anywhere in a span.
+2. The words of a row are tiled with spans of lengths drawn from p(n). The
+   first length is drawn from what is left of a span that a random word falls
+   into, so that the tiling has no preferred position: every word is equally
+   likely to stand anywhere in a span. A span is cut where a segment begins.
 3. Spans are put in random order and taken while they fit the budget; one that
    does not fit is passed over, smaller ones behind it may still fit.
 4. Each piece taken becomes `[MASK]` (80 %), stays (10 %), or becomes a random
@@ -21,12 +22,16 @@ Reference:
     [Joshi et al., 2020](https://arxiv.org/abs/1907.10529).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from albert_tf import array_ops
 from albert_tf.features import MASK_ID, PAD_ID, SPECIAL_PIECES, UNK_ID
 from albert_tf.keyed_random import random_bits, random_uniform
+
+# A NumPy array or a tensor.
+Array = Any
 
 # Ordinary pieces have the ids from here on.
 FIRST_ORDINARY_ID = len(SPECIAL_PIECES)
@@ -48,21 +53,22 @@ class MaskedBatch(NamedTuple):
             restore, 0 for padding.
     """
 
-    input_ids: np.ndarray
-    positions: np.ndarray
-    ids: np.ndarray
-    weights: np.ndarray
+    input_ids: Array
+    positions: Array
+    ids: Array
+    weights: Array
 
 
 def mask_batch(
-    input_ids: np.ndarray,
-    token_boundary: np.ndarray,
-    keys: np.ndarray,
+    input_ids: Array,
+    token_boundary: Array,
+    keys: Array,
     *,
     vocab_size: int,
     max_predictions_per_seq: int,
     masked_lm_prob: float,
     ngram: int,
+    ops: Any = array_ops,
 ) -> MaskedBatch:
     """Chooses the pieces to restore and hides them.
 
@@ -70,7 +76,8 @@ def mask_batch(
     stays visible while the rest of the word is hidden.
 
     Args:
-        input_ids: int32, `(batch, length)`, padded with `<pad>`.
+        input_ids: int32, `(batch, length)`, padded with `<pad>`; batch and
+            length at most 65536.
         token_boundary: `(batch, length)`, 1 where a word begins.
         keys: uint64, `(batch,)`; a row's masks depend on its key and its
             pieces, on nothing else.
@@ -79,62 +86,86 @@ def mask_batch(
         masked_lm_prob: Share of a row's pieces to restore, special pieces
             counted in, padding not.
         ngram: Words in a span at the most.
+        ops: `array_ops`, or `tensor_ops` for tensors of static shape.
 
     Returns:
         The masked rows. A row has a piece to restore wherever one of its
         spans is small enough: if all exceed the budget, the first in the
         random order that has at most `max_predictions_per_seq` is taken.
     """
+    num_rows, length = input_ids.shape
     special = (input_ids < FIRST_ORDINARY_ID) & (input_ids != UNK_ID)
-    after_special = np.ones_like(special)
-    after_special[:, 1:] = special[:, :-1]
-    opens_segment = after_special & ~special
-    opens_word = opens_segment | (token_boundary.astype(bool) & ~special)
-
-    word_rows, word_columns = np.nonzero(opens_word)
-    opens_span = _tile_with_spans(
-        opens_segment[opens_word],
-        random_uniform(
-            random_bits(keys, _SPAN_LENGTH)[word_rows], word_columns
+    opens_segment = ops.moved_right(special, True) & ~special
+    opens_word = opens_segment | (ops.cast(token_boundary, "bool") & ~special)
+    opens_span = ops.put(
+        ops.reshape(opens_segment, (-1,)),
+        ops.take(
+            ops.flatnonzero(opens_word),
+            _tile_with_spans(
+                random_bits(keys, _SPAN_LENGTH, ops),
+                ops.count_true(opens_word),
+                ngram,
+                ops,
+            ),
         ),
-        ngram,
+        True,
     )
-    span_rows = word_rows[opens_span]
-    span_columns = word_columns[opens_span]
+    spans = ops.flatnonzero(opens_span)
+    span_rows = spans // length
 
-    # Pieces that may be restored, and the span that each belongs to.
-    rows, columns = np.nonzero(input_ids >= FIRST_ORDINARY_ID)
-    word_of_piece = np.cumsum(opens_word).reshape(opens_word.shape) - 1
-    span_of_word = np.cumsum(opens_span) - 1
-    spans = span_of_word[word_of_piece[rows, columns]]
+    # A span holds the pieces to the next one; some may not be restored.
+    may_restore = ops.reshape(input_ids >= FIRST_ORDINARY_ID, (-1,))
+    pieces = ops.flatnonzero(may_restore)
+    pieces_before = ops.take(
+        ops.cumsum(may_restore) - ops.cast(may_restore, "int64"), spans
+    )
+    sizes = ops.append(pieces_before[1:], ops.size(pieces)) - pieces_before
 
-    num_pieces = np.count_nonzero(input_ids != PAD_ID, axis=1)
-    budgets = np.rint(masked_lm_prob * num_pieces).astype(np.int64)
+    num_pieces = ops.cast(ops.count_true(input_ids != PAD_ID), "float64")
+    budgets = ops.cast(ops.rint(num_pieces * masked_lm_prob), "int64")
     taken = _take_spans(
         span_rows,
-        np.bincount(spans, minlength=len(span_rows)),
-        random_bits(random_bits(keys, _SPAN_ORDER)[span_rows], span_columns),
-        np.clip(budgets, 1, max_predictions_per_seq),
+        sizes,
+        random_bits(
+            ops.take(random_bits(keys, _SPAN_ORDER, ops), span_rows),
+            spans - span_rows * length,
+            ops,
+        ),
+        ops.clip(budgets, 1, max_predictions_per_seq),
         max_predictions_per_seq,
+        ops,
     )
-    chosen = taken[spans]
-    rows, columns = rows[chosen], columns[chosen]
-
-    originals = input_ids[rows, columns]
-    masked_ids = input_ids.copy()
-    masked_ids[rows, columns] = _replace(
-        originals, keys, rows, columns, vocab_size
+    sizes = ops.take(sizes, taken)
+    first_pieces = ops.take(pieces_before, taken)
+    chosen = ops.take(
+        pieces,
+        ops.repeat(first_pieces - ops.cumsum(sizes) + sizes, sizes)
+        + ops.arange(ops.sum(sizes)),
     )
+    rows = chosen // length
+    columns = chosen - rows * length
 
-    slots = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    shape = (len(input_ids), max_predictions_per_seq)
-    positions = np.zeros(shape, np.int32)
-    ids = np.zeros(shape, np.int32)
-    weights = np.zeros(shape, np.float32)
-    positions[rows, slots] = columns
-    ids[rows, slots] = originals
-    weights[rows, slots] = 1
-    return MaskedBatch(masked_ids, positions, ids, weights)
+    originals = ops.take(input_ids, chosen)
+    masked_ids = ops.put(
+        ops.reshape(ops.copy(input_ids), (-1,)),
+        chosen,
+        _replace(originals, keys, rows, columns, vocab_size, ops),
+    )
+    slots = rows * max_predictions_per_seq + _number_in_row(rows, num_rows, ops)
+
+    def in_slots(values: Array, dtype: str) -> Array:
+        empty = ops.zeros(num_rows * max_predictions_per_seq, dtype)
+        return ops.reshape(
+            ops.put(empty, slots, ops.cast(values, dtype)),
+            (num_rows, max_predictions_per_seq),
+        )
+
+    return MaskedBatch(
+        ops.reshape(masked_ids, (num_rows, length)),
+        in_slots(columns, "int32"),
+        in_slots(originals, "int32"),
+        in_slots(ops.cast(columns >= 0, "float32"), "float32"),
+    )
 
 
 def span_length_probabilities(ngram: int) -> np.ndarray:
@@ -144,50 +175,53 @@ def span_length_probabilities(ngram: int) -> np.ndarray:
 
 
 def _tile_with_spans(
-    opens_segment: np.ndarray, uniforms: np.ndarray, ngram: int
-) -> np.ndarray:
-    """Marks the words that begin a span.
+    keys: Array, num_words: Array, ngram: int, ops: Any = array_ops
+) -> Array:
+    """Chooses the words that begin a span.
 
     Args:
-        opens_segment: bool, `(words,)`; the first word of a segment.
-        uniforms: float64, `(words,)`, in [0, 1).
+        keys: uint64, `(batch,)`.
+        num_words: int64, `(batch,)`, of each row.
         ngram: Words in a span at the most.
+        ops: `array_ops`, or `tensor_ops` for tensors.
 
     Returns:
-        bool, `(words,)`.
+        int64, rising; indices among the words of all rows. The first word
+        of a row counts as the end of the span before it: it is left out.
     """
     probabilities = span_length_probabilities(ngram)
     # P(a span that a random word falls into goes on for r words from it).
     residual = np.cumsum(probabilities[::-1])[::-1]
     residual = residual / residual.sum()
-    lengths = 1 + np.where(
-        opens_segment,
-        np.searchsorted(np.cumsum(residual)[:-1], uniforms, side="right"),
-        np.searchsorted(np.cumsum(probabilities)[:-1], uniforms, side="right"),
+    # As many draws as a row has words, more than it can need: those that
+    # lead beyond its end are dropped. Bits are compared as they are, which
+    # spares making floats of them.
+    draws = ops.arange(ops.max(num_words))
+    bits = random_bits(
+        ops.reshape(keys, (-1, 1)), ops.reshape(draws, (1, -1)), ops
     )
-    # A segment of w words has w lengths drawn, one more than it can need:
-    # those that lead beyond its end are dropped.
-    first_words = np.flatnonzero(opens_segment)
-    segment_ends = np.append(first_words[1:], len(opens_segment))
-    segments = np.cumsum(opens_segment) - 1
-    words_before = np.cumsum(lengths)
-    begins = (
-        words_before
-        + first_words[segments]
-        - (words_before - lengths)[first_words][segments]
-    )
-    opens_span = opens_segment.copy()
-    opens_span[begins[begins < segment_ends[segments]]] = True
-    return opens_span
+    lengths = ops.cast(bits >= np.uint64(0), "int32")
+    for first, later in zip(
+        np.cumsum(residual)[:-1], np.cumsum(probabilities)[:-1], strict=True
+    ):
+        threshold = ops.where(
+            draws == 0, np.uint64(first * 2.0**64), np.uint64(later * 2.0**64)
+        )
+        lengths = lengths + ops.cast(bits >= threshold, "int32")
+    begins = ops.cumsum(lengths, 1)
+    inside = begins < ops.reshape(num_words, (-1, 1))
+    first_words = ops.reshape(ops.cumsum(num_words) - num_words, (-1, 1))
+    return ops.take(begins + first_words, ops.flatnonzero(inside))
 
 
 def _take_spans(
-    rows: np.ndarray,
-    sizes: np.ndarray,
-    order_bits: np.ndarray,
-    budgets: np.ndarray,
+    rows: Array,
+    sizes: Array,
+    order_bits: Array,
+    budgets: Array,
     max_predictions: int,
-) -> np.ndarray:
+    ops: Any = array_ops,
+) -> Array:
     """Takes spans in random order while they fit their row's budget.
 
     Each turn of the loop takes, in every row, all spans up to the first that
@@ -202,56 +236,92 @@ def _take_spans(
         budgets: int64, `(batch,)`, pieces to restore.
         max_predictions: Size of a span that may exceed the budget if nothing
             else fits.
+        ops: `array_ops`, or `tensor_ops` for tensors.
 
     Returns:
-        bool, `(spans,)`.
+        int64, rising; the indices of the spans taken.
     """
-    # 40 random bits under 24 bits of row sort rows and order in one go.
-    sort_key = (rows.astype(np.uint64) << np.uint64(40)) | (
-        order_bits >> np.uint64(24)
+    num_rows = budgets.shape[0]
+    # 16 bits of the row, 32 random ones, 16 of the span's number in its row:
+    # sorting such values is several times faster than an argsort. Their rows
+    # are `rows` before and after.
+    first = ops.take(_first_in_row(rows, num_rows, ops), rows)
+    sort_keys = ops.sort(
+        ops.cast(rows, "uint64") * np.uint64(2**48)
+        + ops.shift_right(order_bits, 32) * np.uint64(2**16)
+        + ops.cast(ops.arange(ops.size(rows)) - first, "uint64")
     )
-    ordered = np.argsort(sort_key, kind="stable")
-    ordered = ordered[sizes[ordered] > 0]
-    taken = np.zeros(len(rows), bool)
-    left = budgets.copy()
-    candidates = ordered
-    while True:
-        candidates = candidates[sizes[candidates] <= left[rows[candidates]]]
-        if not len(candidates):
-            break
-        row, size = rows[candidates], sizes[candidates]
-        running = np.cumsum(size)
-        row_begins = np.searchsorted(row, row)
-        running -= (running - size)[row_begins]
-        fits = running <= left[row]
-        taken[candidates[fits]] = True
-        left -= np.bincount(
-            row[fits], weights=size[fits], minlength=len(left)
-        ).astype(np.int64)
-        candidates = candidates[~fits]
+    ordered = first + ops.cast(sort_keys & np.uint64(2**16 - 1), "int64")
+    ordered_sizes = ops.take(sizes, ordered)
 
-    untouched = left == budgets
-    fallback = ordered[
-        untouched[rows[ordered]] & (sizes[ordered] <= max_predictions)
-    ]
-    _, first_of_row = np.unique(rows[fallback], return_index=True)
-    taken[fallback[first_of_row]] = True
-    return taken
+    def take_what_fits(
+        spans: Array, rows: Array, sizes: Array, left: Array, taken: Array
+    ) -> tuple[Array, ...]:
+        in_row = ops.sum_by(rows, sizes, num_rows)
+        limits = ops.cumsum(in_row) - in_row + left
+        fits = ops.cumsum(sizes) <= ops.take(limits, rows)
+        now = ops.flatnonzero(fits)
+        left = left - ops.sum_by(
+            ops.take(rows, now), ops.take(sizes, now), num_rows
+        )
+        taken = ops.put(taken, ops.take(spans, now), True)
+        later = ops.flatnonzero(~fits & (sizes <= ops.take(left, rows)))
+        return (
+            ops.take(spans, later),
+            ops.take(rows, later),
+            ops.take(sizes, later),
+            left,
+            taken,
+        )
+
+    *_, left, taken = ops.loop_while_any(
+        take_what_fits,
+        ordered,
+        rows,
+        ordered_sizes,
+        budgets,
+        ops.zeros(ops.size(rows), "bool"),
+    )
+    last_resort = ops.flatnonzero(
+        ops.take(left == budgets, rows)
+        & (ordered_sizes > 0)
+        & (ordered_sizes <= max_predictions)
+    )
+    is_first = _number_in_row(ops.take(rows, last_resort), num_rows, ops) == 0
+    last_resort = ops.take(last_resort, ops.flatnonzero(is_first))
+    taken = ops.put(taken, ops.take(ordered, last_resort), True)
+    return ops.flatnonzero(taken)
+
+
+def _first_in_row(rows: Array, num_rows: int, ops: Any) -> Array:
+    """int64, `(num_rows,)`; where a row begins in `rows`, which rise."""
+    counts = ops.count_by(rows, num_rows)
+    return ops.cumsum(counts) - counts
+
+
+def _number_in_row(rows: Array, num_rows: int, ops: Any) -> Array:
+    """int64; 0, 1, ... within each row of `rows`, which rise."""
+    first = ops.take(_first_in_row(rows, num_rows, ops), rows)
+    return ops.arange(ops.size(rows)) - first
 
 
 def _replace(
-    originals: np.ndarray,
-    keys: np.ndarray,
-    rows: np.ndarray,
-    columns: np.ndarray,
+    originals: Array,
+    keys: Array,
+    rows: Array,
+    columns: Array,
     vocab_size: int,
-) -> np.ndarray:
+    ops: Any,
+) -> Array:
     """What stands in place of each piece to restore; int32."""
-    kind = random_uniform(random_bits(keys, _REPLACEMENT_KIND)[rows], columns)
-    random_piece = FIRST_ORDINARY_ID + np.floor(
-        random_uniform(random_bits(keys, _RANDOM_PIECE)[rows], columns)
-        * (vocab_size - FIRST_ORDINARY_ID)
+
+    def uniform(purpose: int) -> Array:
+        row_keys = ops.take(random_bits(keys, purpose, ops), rows)
+        return random_uniform(row_keys, columns, ops)
+
+    kind = uniform(_REPLACEMENT_KIND)
+    random_piece = FIRST_ORDINARY_ID + ops.cast(
+        uniform(_RANDOM_PIECE) * (vocab_size - FIRST_ORDINARY_ID), "int32"
     )
-    return np.select(
-        [kind < 0.8, kind < 0.9], [MASK_ID, originals], random_piece
-    ).astype(np.int32)
+    kept_or_random = ops.where(kind < 0.9, originals, random_piece)
+    return ops.where(kind < 0.8, np.int32(MASK_ID), kept_or_random)

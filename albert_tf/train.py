@@ -90,9 +90,7 @@ def train(config: PretrainingConfig) -> int:
     )
     held_out = None
     if config.data.eval_input_file:
-        held_out = input_pipeline.find_records(
-            "eval_input_file", config.data.eval_input_file, config
-        )
+        held_out = input_pipeline.find_held_out(config)
         input_pipeline.check_held_out(records, held_out)
     checkpoints.check_run_dir(config, records)
 
@@ -535,9 +533,10 @@ def _log_summary(
         config.data.gradient_accumulation_steps,
     )
     logging.info(
-        "%d records in %d files; %.1f steps an epoch",
+        "%d records in %d files, %s masking; %.1f steps an epoch",
         records.num_examples,
         len(records.files),
+        records.masking,
         records.num_examples / config.data.global_batch_size,
     )
     if records.metadata is not None:

@@ -53,6 +53,14 @@ def tiny_records(tmp_path_factory):
     return tiny_run.build_records(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="session")
+def tiny_dynamic_records(tmp_path_factory):
+    """As `tiny_records`, without masks in train/."""
+    import tiny_run
+
+    return tiny_run.build_records(tmp_path_factory.mktemp("tiny"), "dynamic")
+
+
 class SmallDisk(type(pathlib.Path())):
     """A directory on a file system of 256 KiB."""
 

@@ -9,6 +9,8 @@ import tiny_run
 
 from albert_tf import input_pipeline
 from albert_tf.errors import UserError
+from albert_tf.keyed_random import random_bits
+from albert_tf.masking import mask_batch
 
 ONE = tf.distribute.InputContext()
 
@@ -76,9 +78,11 @@ def test_records_are_shuffled_within_files_and_files_among_themselves(
     stored = [stored_rows([file], config.data) for file in records.files]
 
     def files_in_order(stream):
+        # A short example may be in two files, masked alike.
         return [
             next(i for i, rows in enumerate(stored) if row in rows)
             for row in stream
+            if sum(row in rows for rows in stored) == 1
         ]
 
     stream = rows(take(records, config, 0, batches, shuffle_block_size=1))
@@ -151,6 +155,173 @@ def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
     padding = len(stream) - held_out.num_examples
     assert not batches[-1]["input_mask"][-padding:].any()
     assert not batches[-1]["masked_lm_weights"][-padding:].any()
+
+
+@pytest.fixture(scope="module")
+def dynamic(tiny_dynamic_records, config):
+    """Records without masks, of the text of the others."""
+    return input_pipeline.find_records(
+        "input_file", [f"{tiny_dynamic_records}/train/*.tfrecord"], config
+    )
+
+
+def restored_rows(batches):
+    """The pieces before masking, one hashable value an example."""
+    restored = []
+    for batch in batches:
+        for ids, positions, originals, weights in zip(
+            batch["input_ids"],
+            batch["masked_lm_positions"],
+            batch["masked_lm_ids"],
+            batch["masked_lm_weights"],
+            strict=True,
+        ):
+            pieces = ids.copy()
+            some = weights > 0
+            pieces[positions[some]] = originals[some]
+            restored.append(tuple(pieces.tolist()))
+    return restored
+
+
+def test_dynamic_masks_are_those_of_the_seed_and_the_place(dynamic, config):
+    """Of NumPy's implementation, on the stream in the order of the files."""
+    files = sorted(dynamic.files)
+    one = dataclasses.replace(
+        dynamic, files=(files[0],), counts=(dynamic.counts[0],)
+    )
+    serialized = next(iter(tf.data.TFRecordDataset(files[0]).batch(10**6)))
+    stored = input_pipeline.parse_records(serialized, config.data, "dynamic")
+    ids, boundary = (
+        stored[name].numpy() for name in ("input_ids", "token_boundary")
+    )
+    step = len(ids) // 8 + 2  # in the second epoch
+    places = np.arange(step * 8, step * 8 + 24)
+    keys = random_bits(np.full(24, 7, np.uint64), places)
+    expected = mask_batch(
+        ids[places % len(ids)],
+        boundary[places % len(ids)],
+        keys,
+        vocab_size=400,
+        max_predictions_per_seq=5,
+        masked_lm_prob=0.3,
+        ngram=2,
+    )
+    batches = take(
+        one,
+        config,
+        step,
+        3,
+        shuffle_block_size=1,
+        max_predictions_per_seq=5,
+        masked_lm_prob=0.3,
+        ngram=2,
+    )
+    for name, values in zip(
+        (
+            "input_ids",
+            "masked_lm_positions",
+            "masked_lm_ids",
+            "masked_lm_weights",
+        ),
+        expected,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(
+            np.concatenate([batch[name] for batch in batches]), values
+        )
+
+
+def test_each_epoch_is_masked_anew(dynamic, config):
+    count = dynamic.num_examples
+    batches = take(dynamic, config, 0, -(-2 * count // 8))
+    masked, restored = rows(batches), restored_rows(batches)
+
+    assert sorted(restored[:count]) == sorted(restored[count : 2 * count])
+    in_both = set(masked[:count]) & set(masked[count : 2 * count])
+    assert len(in_both) < count / 4
+
+
+def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
+    dynamic, config
+):
+    step = dynamic.num_examples // 8 - 1  # the next ones cross an epoch
+    straight = rows(take(dynamic, config, 0, step + 3))[step * 8 :]
+    assert rows(take(dynamic, config, step, 3)) == straight
+    shared = []
+    for step_of_three in range(3):
+        for host in range(2):
+            context = tf.distribute.InputContext(
+                num_input_pipelines=2,
+                input_pipeline_id=host,
+                num_replicas_in_sync=4,
+            )
+            batches = take(dynamic, config, step, 6, context)
+            shared += rows(batches[2 * step_of_three : 2 * step_of_three + 2])
+    assert shared == straight
+
+
+def test_dynamic_and_static_batches_are_of_one_kind(records, dynamic, config):
+    static, masked = (
+        input_pipeline.training_dataset(some, config.data, 7, 0)(ONE)
+        for some in (records, dynamic)
+    )
+    assert masked.element_spec == static.element_spec
+
+
+def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
+    """On a TPU pod the hosts' pipelines run in processes without it."""
+    dataset = input_pipeline.training_dataset(dynamic, config.data, 7, 0)(ONE)
+    graph = tf.compat.v1.GraphDef.FromString(
+        dataset._as_serialized_graph().numpy()
+    )
+    nodes = [n for f in graph.library.function for n in f.node_def]
+    operations = {node.op for node in nodes}
+    assert "TensorScatterUpdate" in operations, "the graph must be seen"
+    assert not {op for op in operations if "PyFunc" in op}
+
+
+def test_dynamic_records_are_no_held_out_ones(tiny_dynamic_records, config):
+    data = dataclasses.replace(
+        config.data,
+        eval_input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
+    )
+    with pytest.raises(UserError, match=r"eval_input_file must .* static"):
+        input_pipeline.find_held_out(dataclasses.replace(config, data=data))
+    data = dataclasses.replace(
+        config.data,
+        eval_input_file=(f"{tiny_dynamic_records}/eval/*.tfrecord",),
+    )
+    held_out = input_pipeline.find_held_out(
+        dataclasses.replace(config, data=data)
+    )
+    assert held_out.masking == "static"
+
+
+def test_static_and_dynamic_records_are_not_mixed(tiny_dynamic_records, config):
+    both = (
+        *config.data.input_file,
+        f"{tiny_dynamic_records}/train/*.tfrecord",
+    )
+    with pytest.raises(UserError, match="one masking") as error:
+        input_pipeline.find_records("input_file", both, config)
+    assert f"dynamic in {tiny_dynamic_records}/train alone" in str(error.value)
+
+
+def test_dynamic_records_leave_the_number_of_predictions_to_training(
+    tiny_dynamic_records, config
+):
+    data = dataclasses.replace(
+        config.data,
+        input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
+        max_predictions_per_seq=4,
+    )
+    records = input_pipeline.find_records(
+        "input_file", data.input_file, dataclasses.replace(config, data=data)
+    )
+    spec = input_pipeline.training_dataset(records, data, 7, 0)(
+        ONE
+    ).element_spec
+    assert spec["masked_lm_ids"].shape == (8, 4)
 
 
 def test_records_of_another_length_are_refused_with_both_values(

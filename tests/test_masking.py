@@ -1,10 +1,14 @@
 import hypothesis
 import numpy as np
+import pytest
+import tensorflow as tf
 from hypothesis import strategies as st
 
+from albert_tf import array_ops, tensor_ops
 from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
 from albert_tf.keyed_random import random_bits, random_uniform
 from albert_tf.masking import (
+    MaskedBatch,
     _take_spans,
     _tile_with_spans,
     mask_batch,
@@ -30,17 +34,39 @@ def make_rows(rng, num_rows, length, continuation=0.4, unknown=0.0):
     return ids, boundary
 
 
-def mask(ids, boundary, keys=None, **settings):
+def mask_with(ops, ids, boundary, keys=None, **settings):
+    """Masks with `array_ops`, or in a graph with `tensor_ops`."""
     settings = {
         "vocab_size": VOCAB_SIZE,
         "max_predictions_per_seq": 20,
         "masked_lm_prob": 0.15,
         "ngram": 3,
+        "ops": ops,
         **settings,
     }
     if keys is None:
         keys = np.arange(len(ids))
-    return mask_batch(ids, boundary, np.asarray(keys, np.uint64), **settings)
+    keys = np.asarray(keys, np.uint64)
+    if ops is array_ops:
+        return mask_batch(ids, boundary, keys, **settings)
+    graph = tf.function(lambda *rows: mask_batch(*rows, **settings))
+    return MaskedBatch(*(part.numpy() for part in graph(ids, boundary, keys)))
+
+
+@pytest.fixture(params=[array_ops, tensor_ops], ids=["numpy", "tensorflow"])
+def mask(request):
+    """`mask_batch` with the settings above, of each implementation."""
+
+    def mask(*rows, **settings):
+        return mask_with(request.param, *rows, **settings)
+
+    return mask
+
+
+def assert_equal(ones, others):
+    for one, other in zip(ones, others, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
 
 
 def number_words(ids, boundary):
@@ -65,39 +91,46 @@ def test_span_lengths_are_those_of_the_paper():
     )
 
 
-def test_interior_spans_have_the_lengths_of_the_paper():
-    """Spans that neither begin nor end a segment; 4 sigma of a count."""
-    rng = np.random.default_rng(1)
-    num_words = 200_000
-    opens_segment = np.zeros(num_words, bool)
-    opens_segment[::40] = True
-    opens_span = _tile_with_spans(opens_segment, rng.random(num_words), 3)
-    assert opens_span[opens_segment].all()
-    begins = np.flatnonzero(opens_span)
-    # A span of less than 3 words may have been cut by the segment's end, so
-    # only those that begin 3 words before it are counted.
-    interior = (begins[:-1] % 40 > 0) & (begins[:-1] % 40 <= 37)
-    lengths = np.diff(begins)[interior]
+def span_begins(num_rows, num_words, ops):
+    """bool, `(num_rows, num_words)`; the words that begin a span."""
+    keys = np.random.default_rng(1).integers(
+        0, 2**64, num_rows, dtype=np.uint64
+    )
+    counts = np.full(num_rows, num_words)
+    begins = _tile_with_spans(keys, counts, 3, ops)
+    opens = np.zeros(num_rows * num_words, bool)
+    opens[np.asarray(begins)] = True
+    assert opens.sum() == len(begins)
+    return opens.reshape(num_rows, num_words)
+
+
+@pytest.mark.parametrize("ops", [array_ops, tensor_ops])
+def test_spans_have_the_lengths_of_the_paper(ops):
+    """Spans that do not reach a row's end; 4 sigma of a count."""
+    opens = span_begins(5000, 40, ops)
+    rows, columns = np.nonzero(opens)
+    same_row = rows[:-1] == rows[1:]
+    # A span that begins less than 3 words before the end may be cut by it,
+    # so only those that begin earlier are counted.
+    whole = same_row & (columns[:-1] <= 36)
+    lengths = np.diff(columns)[whole]
+    assert len(lengths) > 50_000
     for n, share in ((1, 6 / 11), (2, 3 / 11), (3, 2 / 11)):
         sigma = np.sqrt(share * (1 - share) / len(lengths))
         assert abs((lengths == n).mean() - share) < 4 * sigma
 
 
-def test_every_word_begins_a_span_equally_often():
+@pytest.mark.parametrize("ops", [array_ops, tensor_ops])
+def test_every_word_begins_a_span_equally_often(ops):
     """The mean length is 18/11 words, so 11/18 of the words begin a span,
-    the second of a segment as often as the tenth."""
-    rng = np.random.default_rng(2)
-    num_segments, length = 20_000, 12
-    opens_segment = np.tile(np.arange(length) == 0, num_segments)
-    opens_span = _tile_with_spans(
-        opens_segment, rng.random(len(opens_segment)), 3
-    ).reshape(num_segments, length)
-    sigma = np.sqrt(11 / 18 * 7 / 18 / num_segments)
-    shares = opens_span.mean(axis=0)[1:]
+    the second of a row as often as the tenth."""
+    num_rows = 20_000
+    shares = span_begins(num_rows, 12, ops).mean(axis=0)[1:]
+    sigma = np.sqrt(11 / 18 * 7 / 18 / num_rows)
     np.testing.assert_allclose(shares, 11 / 18, atol=4 * sigma)
 
 
-def test_every_word_is_masked_equally_often():
+def test_every_word_is_masked_equally_often(mask):
     """But for the words at the ends of a segment, whose spans are cut short
     and fit what is left of a budget a little more often."""
     num_rows, length = 20_000, 48
@@ -116,7 +149,7 @@ def test_every_word_is_masked_equally_often():
     np.testing.assert_allclose(shares[ends], mean, rtol=0.15)
 
 
-def test_pieces_are_replaced_80_10_10():
+def test_pieces_are_replaced_80_10_10(mask):
     rng = np.random.default_rng(3)
     ids, boundary = make_rows(rng, 4000, 64)
     masked = mask(ids, boundary)
@@ -141,7 +174,7 @@ def test_pieces_are_replaced_80_10_10():
     np.testing.assert_array_equal(others, ids)
 
 
-def test_random_pieces_are_all_ordinary_pieces_alike():
+def test_random_pieces_are_all_ordinary_pieces_alike(mask):
     """Ids 5 to 16 of a vocabulary of 17, each a twelfth."""
     rng = np.random.default_rng(4)
     ids = np.full((8000, 40), 99, np.int32)  # no id of the vocabulary
@@ -155,7 +188,7 @@ def test_random_pieces_are_all_ordinary_pieces_alike():
     np.testing.assert_allclose(counts[5:], len(drawn) / 12, atol=4 * sigma)
 
 
-def test_nothing_special_is_ever_masked():
+def test_nothing_special_is_ever_masked(mask):
     rng = np.random.default_rng(5)
     ids, boundary = make_rows(rng, 500, 40, unknown=0.2)
     masked = mask(ids, boundary, masked_lm_prob=0.9)
@@ -165,7 +198,7 @@ def test_nothing_special_is_ever_masked():
     np.testing.assert_array_equal(masked.input_ids[unchanged], ids[unchanged])
 
 
-def test_an_unknown_piece_stays_while_its_word_is_masked():
+def test_an_unknown_piece_stays_while_its_word_is_masked(mask):
     ids = np.array([[CLS_ID, 8, UNK_ID, 9, SEP_ID]], np.int32)
     boundary = np.array([[1, 1, 0, 0, 1]])
     masked = mask(ids, boundary, masked_lm_prob=0.4)
@@ -174,7 +207,7 @@ def test_an_unknown_piece_stays_while_its_word_is_masked():
     assert masked.weights[0, :3].tolist() == [1, 1, 0]
 
 
-def test_no_word_crosses_a_separator():
+def test_no_word_crosses_a_separator(mask):
     """The piece behind [SEP] continues no word, whatever its mark: in a
     published record it is masked with the last word of the first segment."""
     ids = np.array([[CLS_ID, 8, 9, SEP_ID, 10, 11, SEP_ID]] * 200, np.int32)
@@ -185,7 +218,7 @@ def test_no_word_crosses_a_separator():
     assert (masked.weights.sum(axis=1) == 2).all()
 
 
-def test_a_word_beyond_the_budget_is_masked_if_nothing_else_fits():
+def test_a_word_beyond_the_budget_is_masked_if_nothing_else_fits(mask):
     """One word of 6 pieces and a budget of 1: masked, if P allows it."""
     ids = np.array([[CLS_ID, 8, 9, 10, 11, 12, 13, SEP_ID]], np.int32)
     boundary = np.array([[1, 1, 0, 0, 0, 0, 0, 1]])
@@ -193,7 +226,7 @@ def test_a_word_beyond_the_budget_is_masked_if_nothing_else_fits():
     assert mask(ids, boundary, max_predictions_per_seq=5).weights.sum() == 0
 
 
-def test_rows_do_not_depend_on_their_batch():
+def test_rows_do_not_depend_on_their_batch(mask):
     rng = np.random.default_rng(6)
     ids, boundary = make_rows(rng, 11, 50)
     keys = rng.integers(0, 2**64, 11, dtype=np.uint64)
@@ -223,7 +256,9 @@ def test_spans_are_taken_as_one_by_one():
                 expected[span] = True
                 left[rows[span]] -= sizes[span]
         taken = _take_spans(rows, sizes, bits, budgets, 30)
-        np.testing.assert_array_equal(taken, expected)
+        # Whether spans of nothing are taken, too, makes no difference.
+        taken = taken[sizes[taken] > 0]
+        np.testing.assert_array_equal(taken, np.flatnonzero(expected))
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
@@ -241,14 +276,14 @@ def test_masks_are_whole_words_within_the_budget(
 ):
     rng = np.random.default_rng(seed)
     ids, boundary = make_rows(rng, 6, length, continuation, unknown)
-    masked = mask(
-        ids,
-        boundary,
-        rng.integers(0, 2**64, 6, dtype=np.uint64),
-        masked_lm_prob=prob,
-        max_predictions_per_seq=max_predictions,
-        ngram=ngram,
-    )
+    rows = (ids, boundary, rng.integers(0, 2**64, 6, dtype=np.uint64))
+    settings = {
+        "masked_lm_prob": prob,
+        "max_predictions_per_seq": max_predictions,
+        "ngram": ngram,
+    }
+    masked = mask_with(array_ops, *rows, **settings)
+    assert_equal(mask_with(tensor_ops, *rows, **settings), masked)
     words = number_words(ids, boundary)
     for row in range(6):
         count = int(masked.weights[row].sum())
@@ -267,6 +302,44 @@ def test_masks_are_whole_words_within_the_budget(
             spanned = np.unique(words[row, positions])
             assert spanned[-1] - spanned[0] < ngram
         assert count <= max_predictions
+        restored = masked.input_ids[row].copy()
+        restored[positions] = masked.ids[row, :count]
+        np.testing.assert_array_equal(restored, ids[row])
+
+
+ROWS_AT_THE_EDGE = {
+    "padding": ([0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]),
+    "unknown": ([2, 1, 1, 3, 1, 1, 3], [1, 1, 0, 1, 1, 1, 1]),
+    "one word": ([2, 9, 9, 9, 9, 9, 3], [1, 1, 0, 0, 0, 0, 1]),
+    "one piece": ([2, 9, 3, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0]),
+    "no special": ([9, 9, 9, 9, 9, 9, 9], [0, 0, 1, 0, 0, 1, 0]),
+    "text": ([2, 9, 8, 3, 7, 6, 3], [1, 1, 1, 1, 1, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("max_predictions", [1, 4, 6])
+def test_rows_at_the_edge_are_masked_alike_in_numpy_and_tensorflow(
+    max_predictions,
+):
+    """Each alone, all together, and none at all."""
+    ids, boundary = (
+        np.array(part, np.int32)
+        for part in zip(*ROWS_AT_THE_EDGE.values(), strict=True)
+    )
+    num = len(ids)
+    settings = {"max_predictions_per_seq": max_predictions}
+    masked = mask_with(array_ops, ids, boundary, **settings)
+    counts = dict(
+        zip(ROWS_AT_THE_EDGE, masked.weights.sum(axis=1), strict=True)
+    )
+    assert counts["padding"] == counts["unknown"] == 0
+    assert counts["one word"] == (5 if max_predictions > 4 else 0)
+    assert counts["one piece"] == 1
+    for some in (slice(num), slice(0), *(slice(n, n + 1) for n in range(num))):
+        of_tensors = mask_with(
+            tensor_ops, ids[some], boundary[some], range(num)[some], **settings
+        )
+        assert_equal(of_tensors, [part[some] for part in masked])
 
 
 def test_random_numbers_are_those_of_splitmix64():
@@ -278,5 +351,8 @@ def test_random_numbers_are_those_of_splitmix64():
         3203168211198807973,
         9817491932198370423,
     ]
+    for number in range(3):
+        bits = random_bits(tf.constant(key), number, tensor_ops)
+        assert (bits.numpy() == random_bits(key, np.arange(3))[number]).all()
     uniform = random_uniform(key, np.arange(3))
     np.testing.assert_allclose(uniform[0], 6457827717110365317 / 2**64)

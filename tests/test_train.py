@@ -100,6 +100,28 @@ def test_two_replicas_give_what_one_gives_on_the_joint_batch(
     assert_close(weights, weights_of_two, 2e-5)
 
 
+def test_two_replicas_give_what_one_gives_where_masking_is_dynamic(
+    tiny_dynamic_records, tmp_path
+):
+    """And masks of another rate give something else."""
+    adamw = {"optimizer": "adamw", "epsilon": 0.1}
+    one, two, other = (
+        run_steps(
+            tiny_run.make_config(
+                tiny_dynamic_records, tmp_path, **adamw, **changes
+            )
+        )
+        for changes in (
+            {},
+            {"strategy": "mirrored", "num_logical_cpus": 2},
+            {"masked_lm_prob": 0.3},
+        )
+    )
+    assert_close(one[0], two[0], 2e-5)
+    assert_close(one[1], two[1], 2e-5)
+    assert largest_difference(one[1], other[1]) > 1e-3
+
+
 def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
     tiny_records, tmp_path
 ):

@@ -36,8 +36,13 @@ MODEL = ModelConfig(
 )
 
 
-def build_records(directory: pathlib.Path) -> pathlib.Path:
-    """Records of the first lines of the sample corpus, in train/ and eval/."""
+def build_records(
+    directory: pathlib.Path, masking: str = "static"
+) -> pathlib.Path:
+    """Records of the first lines of the sample corpus, in train/ and eval/.
+
+    Static ones of two passes over it, dynamic ones of one.
+    """
     text = directory / "text.txt"
     with gzip.open(CORPUS, "rt", encoding="utf-8") as lines:
         # Short documents, so that some are held out.
@@ -61,7 +66,8 @@ def build_records(directory: pathlib.Path) -> pathlib.Path:
             output_dir=str(directory / "records"),
             spm_model_file=str(directory / "spm.model"),
             holdout_fraction=0.2,
-            dupe_factor=2,
+            masking=masking,
+            dupe_factor=2 if masking == "static" else 1,
             num_shards=3,
             num_workers=1,
             **LENGTHS,
