@@ -1,16 +1,41 @@
 import gzip
 import json
+import pathlib
+import re
+import subprocess
+import sys
+import unicodedata
 
+import numpy as np
 import pytest
 import sentencepiece
+import tensorflow_text
 
 from albert_tf.config import TokenizerConfig
 from albert_tf.errors import UserError
-from albert_tf.features import SPECIAL_PIECES
-from albert_tf.tokenization import Tokenizer
+from albert_tf.features import SPECIAL_PIECES, UNK_ID
+from albert_tf.tokenization import Tokenizer, normalize
 from data_prep import train_tokenizer
+from data_prep.normalization_rules import make_rules
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
+PUBLISHED = "tests/testdata/30k-clean.model"
+MULTILINGUAL = sorted(
+    str(path) for path in pathlib.Path("tests/testdata").glob("multilingual-*")
+)
+AWKWARD = [
+    "",
+    " \t ",
+    "\u0301",
+    " \u0301 \xa8 x",
+    "a\u200bb\u200cc\u3000d\u2581e",
+    "\uff21\uff22\uff08\u00bd\uff09 \ufb01\u00df \u0130I\u0131",
+    "E\u0301COLE \u1e69 s\u0323\u0307 \x07bell\x80\ufeff",
+    "in 2011, 5,000 and 1,2,3, we",
+    "\u3131\u314f \ud55c\uae00 \u1112\u1161\u11ab",
+    "\U0001f469\u200d\U0001f680 \U0001f1e9\U0001f1ea \u9f98",
+]
+SPELLINGS = "[CLS] a [SEP] [MASK] <pad> <unk> <s> </s> <0xE4> \u2581[MASK]"
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +46,12 @@ def text_file(tmp_path_factory):
     return str(path)
 
 
-def train(text_file, prefix, **settings):
+def train(text_files, prefix, **settings):
+    if isinstance(text_files, str):
+        text_files = (text_files,)
     train_tokenizer.main(
         TokenizerConfig(
-            input_file=(text_file,),
+            input_file=tuple(text_files),
             model_prefix=str(prefix),
             on_bad_utf8="replace",
             **{"vocab_size": 700, **settings},
@@ -38,6 +65,35 @@ def trained(text_file, tmp_path_factory):
     """A prefix and the model there."""
     prefix = tmp_path_factory.mktemp("spm") / "spm"
     return prefix, train(text_file, prefix)
+
+
+@pytest.fixture(scope="module")
+def lines():
+    """Real text in eight languages, and what is seldom in text."""
+    text = [pathlib.Path(path).read_text("utf-8") for path in MULTILINGUAL]
+    return [*"\n".join(text).splitlines(), *AWKWARD]
+
+
+@pytest.fixture(scope="module")
+def self_contained(tmp_path_factory):
+    """A model by (do_lower_case, byte_fallback)."""
+    directory = tmp_path_factory.mktemp("self_contained")
+    paths = {}
+    for case in ((True, True), (False, False)):
+        prefix = directory / f"spm-{case[0]}"
+        train(
+            MULTILINGUAL,
+            prefix,
+            vocabulary_kind="self_contained",
+            do_lower_case=case[0],
+            byte_fallback=case[1],
+            vocab_size=2600,
+        )
+        paths[case] = f"{prefix}.model"
+    return paths
+
+
+CASES = [(True, True), (False, False)]
 
 
 def test_the_model_has_the_published_ids_and_symbols(trained):
@@ -143,3 +199,340 @@ def test_a_line_of_a_whole_book_is_read(text_file, tmp_path):
         path.write_text(" ".join(file.read().split()))
     train(str(path), tmp_path / "spm")
     assert Tokenizer(str(tmp_path / "spm.model")).vocab_size == 700
+
+
+def split_ids(encoded):
+    return [part.tolist() for part in np.split(encoded.ids, encoded.ends[:-1])]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_rules_agree_with_the_published_normalisation(do_lower_case):
+    """Of each character; the published one is code, then the model's own.
+
+    Control characters are left out: it keeps some, such as U+0080.
+    """
+    published = sentencepiece.SentencePieceProcessor(model_file=PUBLISHED)
+    rules = make_rules(do_lower_case)
+    # Later ones may be unknown to the published model.
+    known = [
+        c
+        for c in map(chr, range(1, sys.maxunicode + 1))
+        if unicodedata.ucd_3_2_0.category(c) not in ("Cn", "Co", "Cs", "Cc")
+    ]
+    assert len(known) > 90_000
+    texts = [normalize(f"x{c}x", do_lower_case) for c in known]
+    for c, expected in zip(known, published.normalize(texts), strict=True):
+        found = f"x{rules.get(c, c)}x"
+        assert " ".join(found.split(" ")) == expected[1:].replace("▁", " "), (
+            f"U+{ord(c):04X}"
+        )
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_rules_applied_twice_change_nothing_more(do_lower_case):
+    rules = make_rules(do_lower_case)
+    assert (
+        rules["\x01"] == "" and rules["\xc4"] == ("a", "A")[not do_lower_case]
+    )
+    for replacement in rules.values():
+        assert "".join(rules.get(c, c) for c in replacement) == replacement
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_self_contained_model_needs_no_code_around_it(
+    self_contained, lines, case
+):
+    """tensorflow-text and SentencePiece give our ids of raw text."""
+    path = self_contained[case]
+    tokenizer = Tokenizer(path)
+    assert (tokenizer.kind, tokenizer.do_lower_case) == (
+        "self_contained",
+        case[0],
+    )
+    ours = split_ids(tokenizer.encode_batch(lines))
+    theirs = tensorflow_text.SentencepieceTokenizer(
+        pathlib.Path(path).read_bytes()
+    )
+    assert ours == theirs.tokenize(lines).to_list()
+    plain = sentencepiece.SentencePieceProcessor(model_file=path)
+    assert ours == plain.encode(lines)
+    # Not trivially: the text is normalised, and has many pieces.
+    assert sum(map(len, ours)) > 20_000
+    assert any(normalize(line, case[0]) != line for line in lines)
+
+
+@pytest.mark.interop
+def test_hugging_face_gives_the_ids_of_a_self_contained_model(
+    self_contained, lines
+):
+    """Built as its conversion of SentencePiece models does."""
+    import tokenizers
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    path = self_contained[True, True]
+    proto = ModelProto.FromString(pathlib.Path(path).read_bytes())
+    other = tokenizers.Tokenizer(
+        tokenizers.models.Unigram(
+            [(piece.piece, piece.score) for piece in proto.pieces],
+            unk_id=UNK_ID,
+            byte_fallback=True,
+        )
+    )
+    other.normalizer = tokenizers.normalizers.Sequence(
+        [
+            tokenizers.normalizers.Precompiled(
+                proto.normalizer_spec.precompiled_charsmap
+            ),
+            tokenizers.normalizers.Strip(),
+            tokenizers.normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+        ]
+    )
+    other.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(
+        prepend_scheme="always"
+    )
+    ours = split_ids(Tokenizer(path).encode_batch(lines))
+    theirs = [encoding.ids for encoding in other.encode_batch(lines)]
+    # Where a number such as "000" can be cut in two ways that score the same,
+    # it takes the other.
+    differing = [
+        line
+        for line, a, b in zip(lines, ours, theirs, strict=True)
+        if sorted(a) != sorted(b)
+    ]
+    assert differing == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_is_normalised_as_for_a_published_model(
+    self_contained, lines, case
+):
+    """Whole lines, but for letters of Hangul typed one by one, which are not
+    joined, and control characters."""
+    tokenizer = Tokenizer(self_contained[case])
+    published = sentencepiece.SentencePieceProcessor(model_file=PUBLISHED)
+    num_compared = 0
+    for line in lines:
+        if not set(line) & set("\u3131\u1112\x80"):
+            expected = published.normalize(normalize(line, case[0]))
+            assert "▁" + tokenizer.normalize(line).replace(" ", "▁") == (
+                expected or "▁"
+            )
+            num_compared += 1
+    assert num_compared == len(lines) - 2
+    assert tokenizer.normalize("\u1112\u1161") == "\u1112\u1161"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_normalised_text_gives_the_ids_of_the_raw_one(
+    self_contained, lines, case
+):
+    tokenizer = Tokenizer(self_contained[case])
+    normalized = [tokenizer.normalize(line) for line in lines]
+    assert [tokenizer.normalize(line) for line in normalized] == normalized
+    plain = sentencepiece.SentencePieceProcessor(
+        model_file=self_contained[case]
+    )
+    assert split_ids(tokenizer.encode_normalized(normalized)) == plain.encode(
+        lines
+    )
+    assert not any(line != line.strip() for line in normalized)
+
+
+def test_case_is_the_model_s_own(self_contained):
+    cased, uncased = self_contained[False, False], self_contained[True, True]
+    assert Tokenizer(cased, False).normalize("Ä B") == "A B"
+    assert Tokenizer(uncased, True).normalize("Ä B") == "a b"
+    with pytest.raises(UserError, match=r"--do_lower_case=false"):
+        Tokenizer(cased, True)
+    with pytest.raises(UserError, match=r"--do_lower_case=true"):
+        Tokenizer(uncased, False)
+
+
+def test_a_published_model_is_told_apart(trained):
+    tokenizer = Tokenizer(f"{trained[0]}.model")
+    assert (tokenizer.kind, tokenizer.do_lower_case) == ("published", True)
+    assert not Tokenizer(f"{trained[0]}.model", False).do_lower_case
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_comma_is_a_piece_of_its_own(self_contained, case):
+    """As the published tokenizer makes it behind a number."""
+    tokenizer = Tokenizer(self_contained[case])
+    pieces = [
+        tokenizer.id_to_piece(i)
+        for i in tokenizer.encode_batch(["in 2011, 1,"]).ids
+    ]
+    assert pieces[-1] == "," and pieces.count(",") == 2
+    every = map(tokenizer.id_to_piece, range(tokenizer.vocab_size))
+    assert [piece for piece in every if "," in piece] == [","]
+
+
+def test_bytes_spell_what_is_not_covered(self_contained):
+    """A character of a script without spaces begins a word, others do not."""
+    tokenizer = Tokenizer(self_contained[True, True])
+    encoded = tokenizer.encode_batch(["国\u9f98", "a\u03e9", "a\U0001f680"])
+    pieces = [tokenizer.id_to_piece(i) for i in encoded.ids]
+    starts = dict(zip(pieces, encoded.word_starts.tolist(), strict=True))
+    # UTF-8 by hand: U+9F98, U+03E9, U+1F680.
+    for expected in (
+        {"<0xE9>": True, "<0xBE>": False, "<0x98>": False},
+        {"<0xCF>": False, "<0xA9>": False},
+        {"<0xF0>": False, "<0x9F>": False, "<0x9A>": False, "<0x80>": False},
+    ):
+        assert expected.items() <= starts.items()
+    assert UNK_ID not in encoded.ids
+    without = Tokenizer(self_contained[False, False])
+    assert UNK_ID in without.encode_batch(["\u9f98"]).ids
+    assert not any("<0x" in without.id_to_piece(i) for i in range(2600))
+
+
+@pytest.mark.parametrize("vocabulary_kind", ["published", "self_contained"])
+@pytest.mark.parametrize("byte_fallback", [False, True])
+def test_spelled_special_pieces_are_mere_text(
+    text_file, tmp_path, vocabulary_kind, byte_fallback
+):
+    """In training text, too."""
+    path = tmp_path / "spelled.txt"
+    path.write_bytes(
+        pathlib.Path(text_file).read_bytes()
+        + b"".join(b"\n%d " % i + SPELLINGS.encode() for i in range(99))
+    )
+    train(
+        str(path),
+        tmp_path / "spm",
+        vocabulary_kind=vocabulary_kind,
+        byte_fallback=byte_fallback,
+    )
+    tokenizer = Tokenizer(f"{tmp_path}/spm.model")
+    ids = set(tokenizer.encode_batch([SPELLINGS]).ids.tolist())
+    special = {i for i in range(5) if i != UNK_ID}
+    if byte_fallback:
+        special.add(UNK_ID)
+        special.update(
+            i for i in range(700) if tokenizer.id_to_piece(i) == "<0xE4>"
+        )
+        assert len(special) == 6
+    assert ids and not ids & special
+
+
+def test_the_order_of_documents_is_of_no_influence(text_file, tmp_path):
+    """Nor in which file they are, in a sample or in all."""
+    documents = (
+        pathlib.Path(text_file).read_text(errors="replace").split("\n\n")
+    )
+    assert len(documents) == 5
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_text("\n\n".join(documents[3:][::-1]))
+    two.write_text("\n\n".join(documents[:3]))
+    (tmp_path / "all.txt").write_text("\n\n".join(documents))
+    for name, settings in (
+        ("all", {}),
+        ("sample", {"input_characters": 60_000, "holdout_fraction": 0.1}),
+    ):
+        described = []
+        models = []
+        for number, files in enumerate(
+            [(str(tmp_path / "all.txt"),), (str(one), str(two))]
+        ):
+            prefix = tmp_path / f"{name}{number}"
+            models.append(train(files, prefix, vocab_size=500, **settings))
+            described.append(
+                json.loads(prefix.with_suffix(".json").read_text())
+            )
+        assert models[0] == models[1]
+        assert described[0]["held_out"] == described[1]["held_out"]
+    assert 59_000 < described[0]["num_characters"] <= 60_000
+    # A tenth of the sample, not of the corpus.
+    assert described[0]["held_out"]["num_characters"] < 12_000
+
+
+def test_a_self_contained_model_is_the_same_in_another_process(
+    self_contained, tmp_path
+):
+    """Whatever the directory for temporary files."""
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "data_prep.train_tokenizer",
+            f"--input_file={','.join(MULTILINGUAL)}",
+            f"--model_prefix={tmp_path}/spm",
+            "--vocabulary_kind=self_contained",
+            "--byte_fallback",
+            "--vocab_size=2600",
+            "--on_bad_utf8=replace",
+        ],
+        check=True,
+        env={"PATH": "", "TMPDIR": str(tmp_path)},
+    )
+    assert (tmp_path / "spm.model").read_bytes() == pathlib.Path(
+        self_contained[True, True]
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("vocabulary_kind", ["published", "self_contained"])
+@pytest.mark.parametrize("byte_fallback", [False, True])
+def test_the_report_is_of_sentences_not_trained_on(
+    text_file, tmp_path, vocabulary_kind, byte_fallback
+):
+    """Each sentence has a character of its own: all of those trained on are
+    covered, so the others are the ones held out."""
+    with open(text_file, errors="replace") as file:
+        words = [re.findall("[a-z]+", line.lower())[:12] for line in file]
+    words = [line for line in words if len(line) > 5][:300]
+    own = [chr(0x4E00 + i) for i in range(300)]
+    sentences = [
+        " ".join([*line, c]) for line, c in zip(words, own, strict=True)
+    ]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(sentences))
+    prefix = tmp_path / "spm"
+    train(
+        str(path),
+        prefix,
+        vocabulary_kind=vocabulary_kind,
+        byte_fallback=byte_fallback,
+        vocab_size=400 + 256 * byte_fallback,
+        character_coverage=1.0,
+        holdout_fraction=0.2,
+    )
+    described = json.loads(prefix.with_suffix(".json").read_text())
+    report = described["held_out"]
+    vocabulary = prefix.with_suffix(".vocab").read_text("utf-8")
+    held_out = [s for s in sentences if s[-1] not in vocabulary]
+    # 300 draws of 0.2: 60 and four standard deviations of 7.
+    assert 32 <= len(held_out) <= 88
+    assert report["num_sentences"] == len(held_out)
+    assert described["num_sentences"] == 300 - len(held_out)
+    assert report["num_words"] == sum(len(s.split()) for s in held_out)
+    num_characters = sum(len(s.replace(" ", "")) for s in held_out)
+    assert report["num_characters"] == num_characters
+    assert report["characters_covered"] == pytest.approx(
+        1 - len(held_out) / num_characters
+    )
+    first = report["most_uncovered"][0]
+    assert (first["code_point"], first["count"]) == (
+        f"U+{ord(held_out[0][-1]):04X}",
+        1,
+    )
+    assert first["name"] == f"CJK UNIFIED IDEOGRAPH-{ord(held_out[0][-1]):04X}"
+    assert len(report["most_uncovered"]) == 20
+
+    plain = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    ids = [i for s in held_out for i in plain.encode(s)]
+    assert report["pieces_per_word"] == pytest.approx(
+        len(ids) / report["num_words"]
+    )
+    assert report["characters_per_piece"] == pytest.approx(
+        report["num_characters"] / len(ids)
+    )
+    rare = len(held_out) / len(ids)
+    assert report["byte_pieces"] == pytest.approx(3 * rare * byte_fallback)
+    assert report["unknown_pieces"] == pytest.approx(rare * (not byte_fallback))
+
+
+def test_nothing_is_held_out_where_no_report_is_wanted(text_file, tmp_path):
+    train(text_file, tmp_path / "spm", holdout_fraction=0.0)
+    described = json.loads((tmp_path / "spm.json").read_text())
+    assert "held_out" not in described
+    assert described["settings"]["vocabulary_kind"] == "published"
