@@ -1,6 +1,5 @@
 """TensorFlow Datasets -> documents, one an element."""
 
-import collections
 import dataclasses
 import hashlib
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from typing import Any
 from albert_tf import files
 from albert_tf.config import CorpusConfig
 from albert_tf.errors import UserError
-from data_prep import corpus
+from data_prep.sources import OnBytes, Skipped, lines_of_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +32,7 @@ class DatasetPart:
         """As a person would name it."""
         return f"{self.dataset}:{self.instruction}"
 
-    def check_and_digest(
-        self, config: CorpusConfig, on_bytes: corpus.OnBytes
-    ) -> str:
+    def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
         """See `corpus.check_and_digest`; the content is taken as sound."""
         del config
         digest = hashlib.sha256(self.instruction.encode())
@@ -49,10 +46,10 @@ class DatasetPart:
     def read_texts(
         self,
         config: CorpusConfig,
-        on_bytes: corpus.OnBytes,
-        skipped: collections.Counter[str],
+        on_bytes: OnBytes,
+        skipped: Skipped,
     ) -> Iterator[str]:
-        """See `corpus.Source`."""
+        """See `sources.Source`."""
         import tensorflow_datasets as tfds
 
         builder = _find_builder(config)
@@ -65,7 +62,7 @@ class DatasetPart:
         for number, element in enumerate(tfds.as_numpy(elements)):
             text = element[config.text_field].decode()
             where = f"element {number} of {self.name}"
-            yield from corpus.lines_of_text(text, where, config, skipped)
+            yield from lines_of_text(text, where, config, skipped)
             done, before = (
                 self.num_bytes * n // total for n in (number + 1, number)
             )
@@ -82,7 +79,15 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
         UserError: If there is no such dataset, split or text feature.
     """
     builder = _find_builder(config)
-    builder.download_and_prepare()
+    try:
+        builder.download_and_prepare()
+    except Exception as error:  # of many kinds: network, disk, the dataset's
+        raise UserError(
+            f"the dataset {config.tfds} must be there or be had",
+            received=f"{type(error).__name__}: {error}",
+            remedy="Prepare it where there is a network, and name its place "
+            "by --tfds_data_dir.",
+        ) from error
     info = builder.info
     split = config.tfds_split
     try:

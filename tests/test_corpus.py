@@ -1,22 +1,42 @@
+import bz2
 import collections
 import gzip
+import json
 
 import pytest
+import zstandard
 
+from albert_tf.config import CorpusConfig
 from albert_tf.errors import UserError
-from data_prep import corpus
+from data_prep import corpus, sources, text_inputs
 
 SENTENCES = [["One a.", "Two b."], ["Three ç."], ["Four d."]]
 
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.compress,
+}
 
-def read(paths, on_bad_utf8="error"):
-    skipped = collections.Counter()
-    sizes = []
-    documents = list(
-        corpus.read_documents(
-            [str(p) for p in paths], on_bad_utf8, sizes.append, skipped
-        )
+
+def read(paths, on_bad_utf8="error", **settings):
+    """Documents, counts of what was skipped, and bytes reported.
+
+    What cannot be read must be refused by the first pass already.
+    """
+    config = CorpusConfig(
+        input_file=tuple(str(p) for p in paths),
+        on_bad_utf8=on_bad_utf8,
+        **settings,
     )
+    found = corpus.find_inputs(config)
+    checked, sizes = [], []
+    corpus.check_and_digest(found, config, checked.append)
+    skipped = collections.Counter()
+    documents = list(
+        corpus.read_documents(found, config, sizes.append, skipped)
+    )
+    assert sum(sizes) == sum(checked)
     return documents, skipped, sum(sizes)
 
 
@@ -40,12 +60,28 @@ def test_blank_lines_part_documents(tmp_path, content):
     assert num_bytes == len(content)
 
 
-def test_gzip_reads_as_plain_text(tmp_path):
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(b"One a.\nTwo b.\n\nThree c."))
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
+    """Several parts in a file, as parallel compressors and `cat` make them."""
+    path = tmp_path / f"a.txt{suffix}"
+    parts = (b"One a.\nTw", b"o b.\n\nThr", b"ee c.")
+    path.write_bytes(b"".join(COMPRESS[suffix](part) for part in parts))
     documents, _, num_bytes = read([path])
     assert documents == [["One a.", "Two b."], ["Three c."]]
     assert num_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("on_bad_utf8", ["error", "skip"])
+def test_damaged_compressed_files_are_named(tmp_path, suffix, on_bad_utf8):
+    """Cut short, also between two blocks; another thing altogether."""
+    path = tmp_path / f"cut.txt{suffix}"
+    whole = COMPRESS[suffix](b"One.\nTwo.\n" * 99)
+    expected = rf"cut.txt{suffix} must be a whole {suffix[1:]} file"
+    for content in (whole[:-9], whole + whole[:20], b"something else" * 9):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=expected):
+            read([path], on_bad_utf8)
 
 
 def test_the_end_of_a_file_ends_its_document(tmp_path):
@@ -55,13 +91,31 @@ def test_the_end_of_a_file_ends_its_document(tmp_path):
     assert documents == [["Sentence of a.txt."], ["Sentence of b.txt."]]
 
 
-def test_lines_longer_than_a_block_stay_whole(tmp_path):
+def test_lines_longer_than_a_block_stay_whole(tmp_path, monkeypatch):
     """A block is 1 MiB; these characters of 2 bytes are cut by its end."""
+    monkeypatch.setattr(text_inputs, "LONGEST_DOCUMENT", 1 << 23)
+    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 1 << 23)
     lines = ["x" + "é" * 1_200_000, "y" * 7, "ü" * 600_000]
     path = tmp_path / "a.txt"
     path.write_text("\n".join(lines), encoding="utf-8")
     documents, _, _ = read([path])
     assert documents == [lines]
+
+
+def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
+    """At 10 bytes a line, 10 characters a document."""
+    for module in (corpus, sources, text_inputs):
+        monkeypatch.setattr(module, "LONGEST_DOCUMENT", 10)
+    path = tmp_path / "a.txt"
+    path.write_text("abc def ghi jkl\nmn\n\nop", encoding="utf-8")
+    documents, skipped, _ = read([path])
+    assert documents == [["abc def"], ["ghi jkl", "mn"], ["op"]]
+    assert skipped == {corpus.CUT_DOCUMENTS: 1}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "abcdefghijkl\nmn"}))
+    documents, skipped, _ = read([path])
+    assert documents == [["abcdefghij"], ["kl", "mn"]]
+    assert skipped == {corpus.CUT_DOCUMENTS: 1}
 
 
 def test_bad_utf8_is_named_with_line_and_offset(tmp_path):
@@ -79,6 +133,27 @@ def test_bad_utf8_is_named_with_line_and_offset(tmp_path):
         read([path])
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
+@pytest.mark.parametrize("end", [b"\xe9gal\n", b"\xc3"])
+def test_the_first_pass_finds_bad_utf8(tmp_path, name, end):
+    """Also a character that the end of the file cuts."""
+    path = tmp_path / name
+    content = b'{"text": "Il"}\n' * 3 + end
+    path.write_bytes(gzip.compress(content) if ".gz" in name else content)
+    for on_bad_utf8 in ("skip", "replace", "error"):
+        config = CorpusConfig(input_file=(str(path),), on_bad_utf8=on_bad_utf8)
+        found = corpus.find_inputs(config)
+        if on_bad_utf8 == "error":
+            with pytest.raises(UserError, match=r"in line 4.*offset 45"):
+                corpus.check_and_digest(found, config, len_of)
+        elif name != "a.jsonl":
+            corpus.check_and_digest(found, config, len_of)
+
+
+def len_of(num_bytes):
+    assert num_bytes >= 0
+
+
 def test_bad_utf8_is_replaced_or_its_line_skipped(tmp_path):
     path = tmp_path / "latin1.txt"
     path.write_bytes(b"A\nIl\xe9gal\n\xff\nC\n")
@@ -87,51 +162,108 @@ def test_bad_utf8_is_replaced_or_its_line_skipped(tmp_path):
     assert not skipped
     documents, skipped, _ = read([path], "skip")
     assert documents == [["A", "C"]]
-    assert skipped == {corpus.SKIPPED_LINES: 2}
+    assert skipped == {text_inputs.SKIPPED_LINES: 2}
 
 
-def test_a_damaged_gzip_file_is_named(tmp_path):
-    path = tmp_path / "cut.txt.gz"
-    path.write_bytes(gzip.compress(b"One.\nTwo.\n" * 99)[:-9])
-    with pytest.raises(UserError, match=r"cut.txt.gz must be a whole gzip"):
+def test_json_lines_are_documents(tmp_path):
+    path = tmp_path / "a.jsonl"
+    texts = ["One a.\n\nTwo b.", "", "Three ç."]
+    path.write_text(
+        "\n".join(json.dumps({"id": 1, "body": t}) for t in texts) + "\n\n"
+    )
+    documents, skipped, _ = read([path], text_field="body")
+    assert documents == [["One a.", "Two b."], ["Three ç."]]
+    assert skipped == {sources.EMPTY_TEXTS: 1}
+    with pytest.raises(UserError, match=r'line 1 of .*"text".*--text_field'):
         read([path])
-    path.write_bytes(b"no gzip at all")
-    with pytest.raises(UserError, match=r"cut.txt.gz must be a whole gzip"):
+    # The suffix decides, also below that of a compression.
+    other = tmp_path / "b.txt"
+    other.write_bytes(path.read_bytes())
+    settings = {"text_field": "body", "input_format": "jsonl"}
+    assert read([other], **settings)[0] == documents
+    assert read([path], input_format="text")[0] != documents
+    packed = tmp_path / "c.jsonl.zst"
+    packed.write_bytes(zstandard.compress(path.read_bytes()))
+    assert read([packed], text_field="body")[0] == documents
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{'text': 1}", r"line 2 of .*a.jsonl must be JSON"),
+        ('{"text": "a"', r"line 2 of .*must be JSON.*at character 12"),
+        ('{"text": 7}', r"line 2 of .*must be an object with a string"),
+        ('["text"]', r"line 2 of .*must be an object with a string"),
+    ],
+)
+@pytest.mark.parametrize("on_bad_utf8", ["error", "replace", "skip"])
+def test_bad_json_is_named(tmp_path, line, expected, on_bad_utf8):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "Good."}\n' + line)
+    with pytest.raises(UserError, match=expected):
+        read([path], on_bad_utf8)
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path):
+    """JSON spells U+1F600 as a pair, and can spell half of one."""
+    path = tmp_path / "a.jsonl"
+    lines = [r'{"text": "a \ud83d\ude00"}', r'{"text": "b \ud83d c"}']
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"line 2 of .*U\+D83D.*character 2"):
         read([path])
+    assert read([path], "replace")[0] == [["a \U0001f600"], ["b \ufffd c"]]
+    documents, skipped, _ = read([path], "skip")
+    assert documents == [["a \U0001f600"]]
+    assert skipped == {sources.SKIPPED_TEXTS: 1}
+
+
+def test_bytes_of_json_lines_follow_the_policy(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "Il\xe9gal"}\n{"text": "b"}')
+    with pytest.raises(UserError, match=r"0xe9 in line 1, at byte offset 12"):
+        read([path])
+    assert read([path], "replace")[0] == [["Il\ufffdgal"], ["b"]]
+    documents, skipped, _ = read([path], "skip")
+    assert documents == [["b"]]
+    assert skipped == {text_inputs.SKIPPED_LINES: 1}
 
 
 def test_inputs_are_found_in_order_and_once(tmp_path):
-    for name in ("d.txt", "b.txt", "a.txt", "c.md"):
+    for name in ("d.txt", "b.txt", "a.txt", "c.md", "e[1].txt"):
         (tmp_path / name).write_text("text")
     (tmp_path / "directory.txt").mkdir()
+    patterns = (f"{tmp_path}/[a-d].txt", f"{tmp_path}/a.txt")
     found = corpus.find_inputs(
-        [str(tmp_path / "*.txt"), str(tmp_path / "a.txt")]
+        CorpusConfig(input_file=(*patterns, f"{tmp_path}/e[1].txt"))
     )
-    assert found == [str(tmp_path / f"{name}.txt") for name in "abd"]
-    assert corpus.count_bytes(found) == 12
+    assert [source.name for source in found] == [
+        str(tmp_path / f"{name}.txt") for name in ("a", "b", "d", "e[1]")
+    ]
+    assert sum(source.num_bytes for source in found) == 16
 
 
-def test_a_glob_without_files_is_named(tmp_path):
+def test_inputs_that_are_not_there_are_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match=r"b\*.txt"):
-        corpus.find_inputs([str(tmp_path / "*.txt"), str(tmp_path / "b*.txt")])
-
-
-def test_an_empty_file_is_named(tmp_path):
-    (tmp_path / "a.txt").write_text("text")
+        read([tmp_path / "*.txt", tmp_path / "b*.txt"])
     (tmp_path / "none.txt").write_text("")
     with pytest.raises(UserError, match=r"none.txt, 0 bytes"):
-        corpus.find_inputs([str(tmp_path / "*.txt")])
+        read([tmp_path / "*.txt"])
+    with pytest.raises(UserError, match="--input_file or --tfds"):
+        read([])
 
 
 def test_the_digest_is_of_content_not_of_names(tmp_path):
-    (tmp_path / "a").write_text("one")
-    (tmp_path / "b").write_text("two")
-    (tmp_path / "c").write_text("one")
-    a, b, c = (str(tmp_path / name) for name in "abc")
+    for name, text in (("a", "one"), ("b", "two"), ("c", "one")):
+        (tmp_path / name).write_text(text)
 
-    def digest(paths):
-        return corpus.digest_inputs(paths, lambda size: None)
+    def digest(*names):
+        config = CorpusConfig(
+            input_file=tuple(str(tmp_path / name) for name in names)
+        )
+        return sorted(
+            corpus.check_and_digest(corpus.find_inputs(config), config, len_of)
+        )
 
-    assert digest([a, b]) == digest([b, c])
-    assert digest([a, b]) != digest([a, c])
+    assert digest("a", "b") == digest("b", "c")
+    assert digest("a", "b") != digest("a", "c")

@@ -15,27 +15,49 @@ def test_a_full_disk_leaves_the_old_file(small_disk):
 
 
 def test_a_full_disk_is_known_from_tensorflow_s_error(small_disk):
-    path = str(small_disk / "shard")
     with (
         pytest.raises(tf.errors.ResourceExhaustedError) as error,
-        files.written_whole(path) as partial,
-        tf.io.gfile.GFile(partial, "wb") as file,
+        tf.io.gfile.GFile(str(small_disk / "shard"), "wb") as file,
     ):
         file.write(bytes(2 * small_disk.free()))
     assert files.is_full_disk(error.value)
-    assert not (small_disk / "shard").exists()
 
     out_of_memory = tf.errors.ResourceExhaustedError(None, None, "OOM")
     assert not files.is_full_disk(out_of_memory)
 
 
 def test_a_block_that_fails_leaves_no_file_of_the_final_name(tmp_path):
-    path = tmp_path / "shard"
-    with pytest.raises(KeyError), files.written_whole(str(path)) as partial:
-        with open(partial, "w") as file:
-            file.write("half")
+    path = tmp_path / "new" / "shard"
+    with pytest.raises(KeyError), files.written_whole(str(path)) as file:
+        file.write(b"half")
         raise KeyError
     assert not path.exists()
+    with files.written_whole(str(path)) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole"
+    assert [p.name for p in path.parent.iterdir()] == ["shard"]
+
+
+def test_remote_files_are_those_of_tensorflow(tmp_path):
+    """By file://, a scheme that TensorFlow knows and this module does not."""
+    root = f"file://{tmp_path}"
+    path = f"{root}/a/b.txt"
+    files.make_directories(f"{root}/a")
+    files.write_text(path, "text")
+    assert (tmp_path / "a" / "b.txt").read_text() == "text"
+    assert files.exists(path)
+    assert files.count_bytes(path) == 4
+    assert files.find(f"{root}/a/*") == [path]
+    assert files.find(f"{root}/*") == []
+    with files.open_existing(path) as file:
+        assert file.read() == "text"
+    files.remove(path)
+    assert not files.exists(path)
+    with pytest.raises(FileNotFoundError):
+        files.open_existing(path)
+    files.remove_directory(f"{root}/a")
+    files.remove_directory(f"{root}/a")
+    assert not list(tmp_path.iterdir())
 
 
 def test_json_that_is_missing_or_torn_is_named(tmp_path):

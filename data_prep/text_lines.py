@@ -20,6 +20,8 @@ BLOCK_BYTES = 1 << 20
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 
+OnStored = Callable[[bytes], Any]
+
 _BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -38,29 +40,29 @@ class Line(NamedTuple):
     content: bytes
 
 
-def read_blocks(path: str, on_bytes: Callable[[int], Any]) -> Iterator[bytes]:
+def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
     """Content of a file, decompressed, block by block.
 
     Args:
         path: The file.
-        on_bytes: Called with the number of stored bytes read at every step.
+        on_stored: Called with each block as it is stored.
 
     Raises:
         UserError: For a damaged or incomplete compressed file.
     """
     with open_existing(path, "rb") as stored:
-        counted = _CountedFile(stored, on_bytes)
+        observed = _ObservedFile(stored, on_stored)
         try:
             if path.endswith(".gz"):
-                with gzip.GzipFile(fileobj=counted, mode="rb") as file:
+                with gzip.GzipFile(fileobj=observed, mode="rb") as file:
                     yield from _blocks_of(file)
             elif path.endswith(".bz2"):
-                with bz2.BZ2File(counted) as file:
+                with bz2.BZ2File(observed) as file:
                     yield from _blocks_of(file)
             elif path.endswith(".zst"):
-                yield from _decompress_zstd(counted)
+                yield from _decompress_zstd(observed)
             else:
-                yield from _blocks_of(counted)
+                yield from _blocks_of(observed)
         except (EOFError, zlib.error, zstandard.ZstdError, OSError) as error:
             if not path.endswith(COMPRESSIONS) or (
                 isinstance(error, OSError) and error.errno
@@ -72,14 +74,12 @@ def read_blocks(path: str, on_bytes: Callable[[int], Any]) -> Iterator[bytes]:
             ) from None
 
 
-def read_lines(
-    path: str, on_bytes: Callable[[int], Any], longest: int
-) -> Iterator[Line]:
+def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
     """Lines of a file; a byte order mark of UTF-8 is left out.
 
     Args:
         path: The file.
-        on_bytes: As for `read_blocks`.
+        on_stored: As for `read_blocks`.
         longest: Bytes above which a line is cut into parts, at white space
             where there is some, else between characters.
 
@@ -89,7 +89,7 @@ def read_lines(
     number, offset = 1, 0
     rest = b""
     after_cr = False
-    for block in read_blocks(path, on_bytes):
+    for block in read_blocks(path, on_stored):
         if not offset and not rest:
             if block.startswith(_UTF16_BOMS):
                 raise UserError(
@@ -182,16 +182,16 @@ def _decompress_zstd(file: Any) -> Iterator[bytes]:
         raise EOFError("the file ended within a frame")
 
 
-class _CountedFile(io.RawIOBase):
-    """A file to read that reports how many bytes were read."""
+class _ObservedFile(io.RawIOBase):
+    """A file to read that shows what was read."""
 
-    def __init__(self, file: Any, on_bytes: Callable[[int], Any]) -> None:
+    def __init__(self, file: Any, on_stored: OnStored) -> None:
         self._file = file
-        self._on_bytes = on_bytes
+        self._on_stored = on_stored
 
     def read(self, size: int = -1) -> bytes:
         content = self._file.read(size)
-        self._on_bytes(len(content))
+        self._on_stored(content)
         return content
 
     def readable(self) -> bool:

@@ -1,0 +1,141 @@
+"""Files of text, or of JSON lines -> documents."""
+
+import codecs
+import collections
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+
+from albert_tf.config import CorpusConfig
+from albert_tf.errors import UserError
+from data_prep.sources import (
+    LONGEST_DOCUMENT,
+    OnBytes,
+    Skipped,
+    lines_of_text,
+)
+from data_prep.text_lines import (
+    COMPRESSIONS,
+    Line,
+    OnStored,
+    read_blocks,
+    read_lines,
+)
+
+# A document of JSON lines must be whole to be parsed.
+_LONGEST_JSON = 1 << 26
+
+_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+
+SKIPPED_LINES = "lines that are not UTF-8"
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFile:
+    """A file of text or of JSON lines.
+
+    Attributes:
+        name: Its path.
+        num_bytes: Its size.
+    """
+
+    name: str
+    num_bytes: int
+
+    def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
+        """See `corpus.check_and_digest`."""
+        digest = hashlib.sha256()
+
+        def on_stored(block: bytes) -> None:
+            digest.update(block)
+            on_bytes(len(block))
+
+        if self._is_json(config):
+            for _ in self._read_json(config, on_stored, collections.Counter()):
+                pass
+        else:
+            self._check_text(config, on_stored)
+        return digest.hexdigest()
+
+    def read_texts(
+        self, config: CorpusConfig, on_bytes: OnBytes, skipped: Skipped
+    ) -> Iterator[str]:
+        """See `sources.Source`."""
+        read = self._read_json if self._is_json(config) else self._read_text
+        return read(config, lambda block: on_bytes(len(block)), skipped)
+
+    def _is_json(self, config: CorpusConfig) -> bool:
+        if config.input_format != "auto":
+            return config.input_format == "jsonl"
+        path = self.name
+        for suffix in COMPRESSIONS:
+            path = path.removesuffix(suffix)
+        return path.endswith(_JSON_SUFFIXES)
+
+    def _check_text(self, config: CorpusConfig, on_stored: OnStored) -> None:
+        """Decodes whole blocks; lines are looked for only to name one."""
+        decode = codecs.getincrementaldecoder("utf-8")().decode
+        try:
+            for block in read_blocks(self.name, on_stored):
+                if config.on_bad_utf8 == "error":
+                    decode(block)
+            decode(b"", final=True)
+        except UnicodeDecodeError:
+            for _ in self._read_text(config, len, collections.Counter()):
+                pass
+
+    def _read_text(
+        self, config: CorpusConfig, on_stored: OnStored, skipped: Skipped
+    ) -> Iterator[str]:
+        for line in read_lines(self.name, on_stored, LONGEST_DOCUMENT):
+            if (text := self._decode(line, config, skipped)) is not None:
+                yield text.strip()
+
+    def _read_json(
+        self, config: CorpusConfig, on_stored: OnStored, skipped: Skipped
+    ) -> Iterator[str]:
+        for line in read_lines(self.name, on_stored, _LONGEST_JSON):
+            encoded = self._decode(line, config, skipped)
+            if not encoded or encoded.isspace():
+                continue
+            where = f"line {line.number} of {self.name}"
+            try:
+                found = json.loads(encoded)
+            except json.JSONDecodeError as error:
+                raise UserError(
+                    f"{where} must be JSON",
+                    received=f"{error.msg}, at character {error.pos}",
+                ) from None
+            text = None
+            if isinstance(found, dict):
+                text = found.get(config.text_field)
+            if not isinstance(text, str):
+                raise UserError(
+                    f'{where} must be an object with a string "'
+                    f'{config.text_field}"',
+                    received=encoded[:80],
+                    remedy="Name the field by --text_field.",
+                )
+            yield from lines_of_text(text, where, config, skipped)
+
+    def _decode(
+        self, line: Line, config: CorpusConfig, skipped: Skipped
+    ) -> str | None:
+        """The text of a line; None for one to skip."""
+        try:
+            return line.content.decode()
+        except UnicodeDecodeError as error:
+            if config.on_bad_utf8 == "error":
+                raise UserError(
+                    f"{self.name} must be UTF-8",
+                    received=f"byte 0x{line.content[error.start]:02x} in "
+                    f"line {line.number}, at byte offset "
+                    f"{line.offset + error.start}",
+                    remedy="Convert the file, e.g. with iconv, or set "
+                    "--on_bad_utf8=replace or --on_bad_utf8=skip.",
+                ) from None
+        if config.on_bad_utf8 == "replace":
+            return line.content.decode(errors="replace")
+        skipped[SKIPPED_LINES] += 1
+        return None

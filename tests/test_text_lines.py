@@ -1,0 +1,92 @@
+import re
+import unittest.mock
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from albert_tf.errors import UserError
+from data_prep import text_lines
+from data_prep.text_lines import read_lines
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("text") / "a.txt"
+
+
+def read(path, content, block_bytes=1 << 20, longest=1 << 20):
+    path.write_bytes(content)
+    with unittest.mock.patch.object(text_lines, "BLOCK_BYTES", block_bytes):
+        return list(read_lines(str(path), lambda block: None, longest))
+
+
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(
+    content=st.lists(
+        st.sampled_from([b"a", b"bc", b" ", b"\n", b"\r", b"\r\n", b"\xff"])
+    ).map(b"".join),
+    block_bytes=st.integers(1, 9),
+)
+def test_lines_are_those_of_a_regular_expression(path, content, block_bytes):
+    """Whatever ends them, wherever a block of the file ends."""
+    expected = re.split(rb"\r\n|\r|\n", content)
+    if not expected[-1]:
+        expected.pop()
+    lines = read(path, content, block_bytes)
+    assert [line.content for line in lines] == expected
+    assert [line.number for line in lines] == list(range(1, len(lines) + 1))
+    for line in lines:
+        end = line.offset + len(line.content)
+        assert content[line.offset : end] == line.content
+        assert content[end : end + 1] in (b"\r", b"\n", b"")
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(
+    text=st.text(st.sampled_from("ab é漢😀\n"), max_size=80),
+    block_bytes=st.integers(1, 30),
+    longest=st.integers(4, 9),
+)
+def test_long_lines_are_cut_between_characters(
+    path, text, block_bytes, longest
+):
+    lines = read(path, text.encode(), block_bytes, longest)
+    parts = {}
+    for line in lines:
+        assert len(line.content) <= longest
+        line.content.decode()  # no character is cut in two
+        parts.setdefault(line.number, []).append(line.content)
+        end = line.offset + len(line.content)
+        assert text.encode()[line.offset : end] == line.content
+    expected = text.encode().split(b"\n")
+    for number, line in enumerate(expected, start=1):
+        assert b"".join(parts.get(number, [b""])) == line
+
+
+def test_an_endless_line_is_not_kept_whole(path):
+    """Its first part is there when a few of 500 blocks are read."""
+    path.write_bytes(b"word " * 1000)
+    blocks = []
+    with unittest.mock.patch.object(text_lines, "BLOCK_BYTES", 10):
+        lines = read_lines(str(path), blocks.append, longest=20)
+        for number in range(1, 200):
+            next(lines)
+            assert len(blocks) <= 2 * number + 5
+
+
+def test_long_lines_are_cut_behind_white_space(path):
+    lines = read(path, b"one two three four", longest=9)
+    assert [line.content for line in lines] == [b"one two ", b"three ", b"four"]
+
+
+def test_a_mark_at_the_beginning_is_left_out(path):
+    (line,) = read(path, b"\xef\xbb\xbfa \xef\xbb\xbf")
+    assert line == (1, 3, b"a \xef\xbb\xbf")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf16_is_named(path, encoding):
+    content = "\ufeffabc" if encoding == "utf-16-be" else "abc"
+    with pytest.raises(UserError, match=r"a.txt must be UTF-8.*UTF-16.*iconv"):
+        read(path, content.encode(encoding))
