@@ -44,6 +44,7 @@ from albert_tf.features import TOKENIZER_FILE
 from albert_tf.files import load_json_if_any, write_text
 from albert_tf.fill_mask import ASSETS_DIR, SERVING_FILE
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.tokenization import PUBLISHED
 
 MODEL_CONFIG_FILE = "albert_config.json"
 
@@ -141,12 +142,15 @@ def describe_serving(
 
     Returns:
         `step` of the checkpoint; `max_seq_length` and `sentence_objective`
-        of the run; `do_lower_case` and `vocabulary_sha256` of its records.
-        Where those came without metadata, the published `do_lower_case`,
-        which is true, and None.
+        of the run; of its records, `vocabulary_kind`, `do_lower_case` and
+        `vocabulary_sha256`. Where those came without metadata, "published",
+        with its true `do_lower_case`, and None. Of a "self_contained"
+        vocabulary, any SentencePiece runtime makes the ids of raw text; a
+        "published" one needs `tokenization.Tokenizer` around it.
     """
     path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     records = load_json_if_any(path) or {
+        "vocabulary_kind": PUBLISHED,
         "do_lower_case": True,
         "vocabulary_sha256": None,
     }
@@ -154,6 +158,7 @@ def describe_serving(
         "step": step,
         "max_seq_length": max_seq_length,
         "sentence_objective": sentence_objective,
+        "vocabulary_kind": records["vocabulary_kind"],
         "do_lower_case": records["do_lower_case"],
         "vocabulary_sha256": records["vocabulary_sha256"],
     }

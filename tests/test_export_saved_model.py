@@ -79,7 +79,11 @@ def write_run(
 
 def write_records_files(run_dir):
     """What a run knows of its records; only these keys are read here."""
-    metadata = {"do_lower_case": False, "vocabulary_sha256": "ab12"}
+    metadata = {
+        "vocabulary_kind": "self_contained",
+        "do_lower_case": False,
+        "vocabulary_sha256": "ab12",
+    }
     (run_dir / "records_metadata.json").write_text(json.dumps(metadata))
     (run_dir / "spiece.model").write_bytes(b"pieces")
 
@@ -205,6 +209,7 @@ def test_beside_the_graph_lies_what_a_caller_needs(export_dir):
         "step": 40,
         "max_seq_length": 17,
         "sentence_objective": "sop",
+        "vocabulary_kind": "self_contained",
         "do_lower_case": False,
         "vocabulary_sha256": "ab12",
     }
@@ -265,6 +270,7 @@ def test_signatures_follow_the_sentence_objective(
     note = json.loads(
         (tmp_path / "model/assets.extra/serving.json").read_text()
     )
+    assert note["vocabulary_kind"] == "published"
     assert note["do_lower_case"] and note["vocabulary_sha256"] is None
 
 

@@ -47,6 +47,7 @@ def saved_model_dir(tmp_path_factory):
     vocabulary = (directory / "spm.model").read_bytes()
     (run_dir / "spiece.model").write_bytes(vocabulary)
     metadata = {
+        "vocabulary_kind": "published",
         "do_lower_case": True,
         "vocabulary_sha256": sha256_of(vocabulary),
     }
