@@ -42,7 +42,8 @@ setup(
         # 0.0.30 `import tensorflow` aborts the process.
         "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
         "tpu-compile": ["jax[tpu]==0.10.2"],
-        "tfds": ["tensorflow-datasets>=4.9.7"],
+        # tensorflow-datasets 4.9.10 imports importlib_resources undeclared.
+        "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
         "beam": ["apache-beam[gcp]>=2.60"],
         "interop": ["torch>=2.4", "transformers>=4.46", "safetensors>=0.4"],
         "test": [

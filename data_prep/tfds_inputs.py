@@ -98,8 +98,11 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
             received=split,
             remedy=f"It has {', '.join(info.splits)}. {error}",
         ) from None
-    feature = info.features.get(config.text_field)
-    if feature is None or feature.dtype != object:
+    if (
+        config.text_field not in info.features
+        # What a string is to NumPy.
+        or info.features[config.text_field].np_dtype != object
+    ):
         raise UserError(
             f"text_field must be a feature of {info.full_name} that holds text",
             received=config.text_field,

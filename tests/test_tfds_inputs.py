@@ -1,0 +1,166 @@
+import collections
+import dataclasses
+import gzip
+import pathlib
+
+import numpy as np
+import pytest
+
+from albert_tf.config import CorpusConfig, RecordsConfig
+from albert_tf.errors import UserError
+from data_prep import build_tfrecords, corpus
+
+pytestmark = pytest.mark.tfds
+
+DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
+NAME = "tiny_articles"
+
+
+@pytest.fixture(scope="module")
+def articles():
+    """Short documents of the demo."""
+    with gzip.open(DEMO, "rt", encoding="utf-8") as file:
+        lines = file.read(120_000).split("\n")
+    documents = ("\n".join(lines[i : i + 6]) for i in range(0, len(lines), 6))
+    return [d.strip() for d in documents if "\n\n" not in d and d.strip()]
+
+
+@pytest.fixture(scope="module")
+def data_dir(articles, tmp_path_factory):
+    """A dataset of them on disk, in three files."""
+    import tensorflow_datasets as tfds
+
+    directory = tmp_path_factory.mktemp("tfds")
+
+    builder = tfds.dataset_builders.store_as_tfds_dataset(
+        name=NAME,
+        config="en",
+        version="1.2.0",
+        data_dir=directory,
+        features=tfds.features.FeaturesDict(
+            {
+                "title": tfds.features.Text(),
+                "text": tfds.features.Text(),
+                "year": np.int64,
+            }
+        ),
+        split_datasets={
+            "train": [
+                (i, {"title": str(i), "text": text, "year": i})
+                for i, text in enumerate(articles)
+            ]
+        },
+        download_config=tfds.download.DownloadConfig(num_shards=3),
+    )
+    assert builder.info.splits["train"].num_shards == 3
+    return directory
+
+
+def make_config(data_dir, **settings):
+    return CorpusConfig(
+        **{
+            "tfds": f"{NAME}/en",
+            "tfds_data_dir": str(data_dir),
+            **settings,
+        }
+    )
+
+
+def read(config):
+    sources = corpus.find_inputs(config)
+    sizes = []
+    digests = corpus.check_and_digest(sources, config, lambda _: None)
+    documents = list(
+        corpus.read_documents(
+            sources, config, sizes.append, collections.Counter()
+        )
+    )
+    assert sum(sizes) == sum(source.num_bytes for source in sources)
+    return documents, digests
+
+
+def test_each_element_is_a_document(articles, data_dir):
+    documents, digests = read(make_config(data_dir))
+    expected = [a.split("\n") for a in articles]
+    key = "\n".join
+    assert sorted(documents, key=key) == sorted(expected, key=key)
+    assert len(set(digests)) == 3
+    again, _ = read(make_config(data_dir))
+    assert again == documents
+
+
+def test_a_part_of_a_split_is_read(articles, data_dir):
+    whole, _ = read(make_config(data_dir))
+    half, digests = read(make_config(data_dir, tfds_split="train[:50%]"))
+    assert half == whole[: len(half)]
+    assert abs(len(half) - len(articles) / 2) <= 1
+    _, others = read(make_config(data_dir, tfds_split="train[:40%]"))
+    assert set(digests).isdisjoint(others)
+
+
+def test_another_field_may_hold_the_text(data_dir, articles):
+    documents, _ = read(make_config(data_dir, text_field="title"))
+    titles = sorted(int(line) for (line,) in documents)
+    assert titles == list(range(len(articles)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"tfds": "no_such_dataset"}, "tfds must be.*no_such_dataset"),
+        ({"tfds": f"{NAME}/fr"}, "tfds must be.*tiny_articles/fr"),
+        ({"tfds_split": "test"}, "tfds_split must be.*test.*train"),
+        ({"text_field": "body"}, "text_field must be.*body.*title"),
+        ({"text_field": "year"}, "text_field must be.*year.*title"),
+    ],
+)
+def test_what_is_not_there_is_named(data_dir, settings, expected):
+    with pytest.raises(UserError, match=f"(?s){expected}"):
+        read(make_config(data_dir, **settings))
+
+
+@pytest.mark.parametrize("runner", ["local", "DirectRunner"])
+def test_records_are_those_of_the_same_text_in_files(
+    articles, data_dir, tmp_path, runner
+):
+    if runner != "local":
+        pytest.importorskip("apache_beam")
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(articles), encoding="utf-8")
+    shared = RecordsConfig(
+        spm_model_file="tests/testdata/30k-clean.model",
+        max_seq_length=64,
+        max_predictions_per_seq=11,
+        num_shards=2,
+        dupe_factor=1,
+        num_workers=1,
+    )
+    made = []
+    for name, settings in {
+        "files": {"input_file": (str(path),)},
+        "tfds": {
+            "tfds": f"{NAME}/en",
+            "tfds_data_dir": str(data_dir),
+            "runner": runner,
+        },
+    }.items():
+        output_dir = tmp_path / name
+        build_tfrecords.main(
+            dataclasses.replace(shared, output_dir=str(output_dir), **settings)
+        )
+        made.append(
+            [
+                p.read_bytes()
+                for p in sorted(pathlib.Path(output_dir).rglob("*.tfrecord"))
+            ]
+        )
+    assert made[0] == made[1]
+    assert len(made[0]) == 2
+
+
+def test_files_and_a_dataset_are_read_together(data_dir, articles, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("One of its own.", encoding="utf-8")
+    documents, _ = read(make_config(data_dir, input_file=(str(path),)))
+    assert documents[0] == ["One of its own."]
+    assert len(documents) == len(articles) + 1
