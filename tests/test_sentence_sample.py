@@ -59,6 +59,7 @@ def test_each_sentence_is_as_likely():
         lines = [f"{number} {rng.integers(9)}"] * (1 + number % 3)
         priorities = draw_priorities(lines, 8)
         assert priorities == draw_priorities(list(lines), 8)
+        assert len(set(priorities)) == 8
         by_place += np.array(priorities, float) < threshold
     # Four standard deviations of 2,000 draws.
     assert np.abs(by_place / 2000 - 0.25).max() < 4 * (0.1875 / 2000) ** 0.5
