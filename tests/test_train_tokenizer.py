@@ -348,6 +348,25 @@ def test_case_is_the_model_s_own(self_contained):
         Tokenizer(uncased, False)
 
 
+def test_masks_may_be_written_for_a_self_contained_model(self_contained):
+    """The text between them is normalised, and begins a word where it did."""
+    tokenizer = Tokenizer(self_contained[True, True])
+    ids = tokenizer.encode_with_masks("国[MASK]Ü [MASK], [MASK] \u9f98")
+    assert [tokenizer.id_to_piece(i) for i in ids] == [
+        "▁",
+        "国",
+        "[MASK]",
+        "u",
+        "[MASK]",
+        ",",
+        "[MASK]",
+        "▁",
+        "<0xE9>",
+        "<0xBE>",
+        "<0x98>",
+    ]
+
+
 def test_a_published_model_is_told_apart(trained):
     tokenizer = Tokenizer(f"{trained[0]}.model")
     assert (tokenizer.kind, tokenizer.do_lower_case) == ("published", True)
@@ -458,6 +477,10 @@ def test_the_order_of_documents_is_of_no_influence(text_file, tmp_path):
     assert 59_000 < described[0]["num_characters"] <= 60_000
     # A tenth of the sample, not of the corpus.
     assert described[0]["held_out"]["num_characters"] < 12_000
+
+    # Found to be the same by other names: another model would be refused.
+    last = two.rename(tmp_path / "a.txt")
+    train((str(last), str(one)), prefix, vocab_size=500, **settings)
 
 
 def test_a_self_contained_model_is_the_same_in_another_process(
