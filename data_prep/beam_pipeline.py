@@ -47,6 +47,7 @@ from data_prep.shards import (
     write_shard,
 )
 from data_prep.shuffle import give_new_keys, read_shard, write_spill
+from data_prep.sources import Source
 
 try:
     import apache_beam as beam
@@ -71,7 +72,7 @@ _MAIN = "main"
 
 def build(
     config: RecordsConfig,
-    sources: Sequence[corpus.Source],
+    sources: Sequence[Source],
     vocabulary: str,
     scratch: str,
     inputs_sha256: str,
@@ -110,6 +111,7 @@ def build(
         config,
         {split: count["examples"] for split, count in counts.items()},
         built.skipped,
+        sources,
     )
     return built
 
@@ -117,7 +119,7 @@ def build(
 def _add_steps(
     pipeline: Any,
     config: RecordsConfig,
-    sources: Sequence[corpus.Source],
+    sources: Sequence[Source],
     model: bytes,
     finished: frozenset[int],
     results_path: str,

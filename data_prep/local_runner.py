@@ -42,6 +42,7 @@ from data_prep.shuffle import (
     read_shard,
     write_spill,
 )
+from data_prep.sources import Source
 
 # Characters of text in a unit, at the most and at the least, and how many
 # units there are to be between: enough to keep many processes busy.
@@ -88,7 +89,7 @@ class _State(NamedTuple):
 
 def build(
     config: RecordsConfig,
-    sources: Sequence[corpus.Source],
+    sources: Sequence[Source],
     vocabulary: str,
     scratch: str,
     inputs_sha256: str,
@@ -113,7 +114,9 @@ def build(
     with Processes(config.num_workers, _make_state, *arguments) as processes:
         make_units(state, sources, processes)
         num_rows, built = _sum_units(state)
-        records_directory.check_not_empty(config, num_rows, built.skipped)
+        records_directory.check_not_empty(
+            config, num_rows, built.skipped, sources
+        )
         _find_repetitions(state, processes, built)
         records_directory.make_room(config.output_dir, inputs_sha256)
         _write_shards(state, processes, built, num_rows.total())
@@ -129,7 +132,7 @@ def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
 
 
 def make_units(
-    state: _State, sources: Sequence[corpus.Source], processes: Processes
+    state: _State, sources: Sequence[Source], processes: Processes
 ) -> None:
     """Makes the spill file of every unit."""
     finished_path = os.path.join(state.scratch, "units.json")

@@ -7,7 +7,7 @@ notes in unfinished/ say which of them are whole.
 
 import json
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from albert_tf import files
 from albert_tf.config import RecordsConfig
@@ -20,6 +20,7 @@ from albert_tf.features import (
 )
 from data_prep.examples import EVAL, TRAIN
 from data_prep.shards import NOTES_DIR
+from data_prep.sources import Source
 
 
 def is_up_to_date(
@@ -60,7 +61,10 @@ def make_room(output_dir: str, inputs_sha256: str) -> None:
 
 
 def check_not_empty(
-    config: RecordsConfig, found: Mapping[str, int], skipped: Mapping[str, int]
+    config: RecordsConfig,
+    found: Mapping[str, int],
+    skipped: Mapping[str, int],
+    sources: Sequence[Source],
 ) -> None:
     """Refuses a corpus that gives no examples for a split.
 
@@ -68,6 +72,7 @@ def check_not_empty(
         config: How records are to be.
         found: Examples by split.
         skipped: Counts of what was left out, by reason.
+        sources: What was read.
 
     Raises:
         UserError: If train/ or a wanted eval/ would be empty.
@@ -75,7 +80,9 @@ def check_not_empty(
     if not sum(found.values()):
         raise UserError(
             "the text must hold a document of at least two words",
-            received=join_counts(skipped) or "blank lines alone",
+            received=f"{join_counts(skipped) or 'blank lines alone'}, in "
+            + ", ".join(source.name for source in sources[:3])
+            + (f" and {len(sources) - 3} more" if len(sources) > 3 else ""),
         )
     wanted = (TRAIN, EVAL) if config.holdout_fraction else (TRAIN,)
     if not all(found.get(split) for split in wanted):

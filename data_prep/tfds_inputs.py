@@ -5,6 +5,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from albert_tf import files
 from albert_tf.config import CorpusConfig
 from albert_tf.errors import UserError
@@ -101,7 +103,7 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     if (
         config.text_field not in info.features
         # What a string is to NumPy.
-        or info.features[config.text_field].np_dtype != object
+        or np.dtype(info.features[config.text_field].np_dtype).kind != "O"
     ):
         raise UserError(
             f"text_field must be a feature of {info.full_name} that holds text",

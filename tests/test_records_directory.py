@@ -5,6 +5,7 @@ import pytest
 from albert_tf.config import RecordsConfig
 from albert_tf.errors import UserError
 from data_prep import records_directory
+from data_prep.text_inputs import TextFile
 
 
 def fill(directory):
@@ -57,10 +58,13 @@ def test_an_unfinished_build_is_not_up_to_date(tmp_path):
 
 def test_each_split_wanted_must_have_examples():
     held_out = RecordsConfig(holdout_fraction=0.5)
-    records_directory.check_not_empty(held_out, {"train": 1, "eval": 1}, {})
-    records_directory.check_not_empty(RecordsConfig(), {"train": 1}, {})
+    sources = [TextFile(f"{name}.txt", 7) for name in "abcde"]
+    check = records_directory.check_not_empty
+    check(held_out, {"train": 1, "eval": 1}, {}, sources)
+    check(RecordsConfig(), {"train": 1}, {}, sources)
     for found in ({"train": 5}, {"eval": 5}):
         with pytest.raises(UserError, match="holdout_fraction"):
-            records_directory.check_not_empty(held_out, found, {})
-    with pytest.raises(UserError, match=r"two words.*7 lines"):
-        records_directory.check_not_empty(RecordsConfig(), {}, {"lines": 7})
+            check(held_out, found, {}, sources)
+    expected = r"two words.*7 lines, in a.txt, b.txt, c.txt and 2 more"
+    with pytest.raises(UserError, match=expected):
+        check(RecordsConfig(), {}, {"lines": 7}, sources)
