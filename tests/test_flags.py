@@ -11,6 +11,7 @@ from albert_tf.config import (
     Config,
     ExportConfig,
     FillMaskConfig,
+    InspectConfig,
     ModelConfig,
     PretrainingConfig,
     RecordsConfig,
@@ -24,6 +25,7 @@ from albert_tf.errors import UserError
 COMMANDS = (
     TokenizerConfig,
     RecordsConfig,
+    InspectConfig,
     PretrainingConfig,
     ExportConfig,
     FillMaskConfig,
