@@ -274,7 +274,8 @@ def _find_kind(
     SentencePiece does not tell the name of a normaliser, and to import
     protobuf takes as long as all else that a `Tokenizer` does. So the bytes
     are looked for: field 1, its length, the name, and the tag of field 2, the
-    rules. No piece looks so, for what follows a piece is its score, field 3.
+    rules. No piece looks so: after a piece comes its score, a float, whose tag
+    is 0x15.
 
     Raises:
         UserError: If the model's own answer contradicts `do_lower_case`.
