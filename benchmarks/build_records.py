@@ -36,7 +36,7 @@ from data_prep.tfrecord_files import TFRecordWriter, read_records
 # Functions, as module and name, that do not call each other.
 _PARTS = {
     "loading the vocabulary": ("tokenization.__init__",),
-    "reading text": ("text_files.read_lines",),
+    "reading text": ("text_lines.read_lines",),
     "normalising text": ("examples.normalize_document",),
     "encoding by SentencePiece": ("tokenization.encode_normalized",),
     "pairing segments": ("examples._make_rows_of_one",),

@@ -53,6 +53,9 @@ SCRATCH_DIR = ".build_tfrecords_scratch"
 # their content.
 _WITHOUT_INFLUENCE = (
     "input_file",
+    "tfds",
+    "tfds_split",
+    "tfds_data_dir",
     "output_dir",
     "spm_model_file",
     "num_workers",
