@@ -242,7 +242,7 @@ def _measure_floor(config: BenchmarkConfig, work: pathlib.Path) -> Floor:
 def _profile(
     config: BenchmarkConfig, work: pathlib.Path, dupe_factor: int
 ) -> dict[str, float]:
-    """Shares of CPU time of one process, by part of the work.
+    """Shares of the time of one process, by part of the work.
 
     The profiler slows Python's own steps, so theirs are a little too large.
     """
@@ -260,7 +260,7 @@ def _profile(
             "num_workers": 1,
         }
     )
-    profile = cProfile.Profile(time.process_time)
+    profile = cProfile.Profile()
     profile.enable()
     local_runner.build(
         own,
