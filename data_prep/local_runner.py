@@ -50,6 +50,10 @@ _LARGEST_UNIT = 8 << 20
 _SMALLEST_UNIT = 64 << 10
 _UNITS_WANTED = 256
 
+# Characters of a unit with all its copies, at the most; their rows are in
+# memory, in up to three places, at two bytes a piece.
+_LARGEST_COPIES = 64 << 20
+
 
 class _State(NamedTuple):
     """What every task of a process needs.
@@ -139,9 +143,7 @@ def make_units(
     if files.exists(finished_path):
         return
     num_bytes = sum(source.num_bytes for source in sources)
-    unit_size = min(
-        max(num_bytes // _UNITS_WANTED, _SMALLEST_UNIT), _LARGEST_UNIT
-    )
+    unit_size = choose_unit_size(num_bytes, state.config.dupe_factor)
     skipped: Counter[str] = Counter()
     num_examples = 0
     with show_bytes("making examples", num_bytes) as bar:
@@ -154,6 +156,17 @@ def make_units(
             num_examples += done.result
             annotate(bar, examples=num_examples, peak_memory=done.peak_memory)
     files.write_text(finished_path, json.dumps({"skipped": skipped}))
+
+
+def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
+    """Characters of a unit.
+
+    Args:
+        num_bytes: Size of all sources, as stored.
+        dupe_factor: Copies of the text.
+    """
+    wanted = max(num_bytes // _UNITS_WANTED, _SMALLEST_UNIT)
+    return min(wanted, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
 
 
 def _cut_units(

@@ -537,6 +537,22 @@ def test_scratch_may_be_elsewhere(built, text_file, tmp_path):
     assert [p.name for p in scratch.iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "dupe_factor", "expected"),
+    [
+        (100_000, 1, 65_536),
+        (256_000_000, 1, 1_000_000),
+        (10**12, 1, 8_388_608),
+        # So that all copies together have no more than 64 Mi characters.
+        (10**12, 40, 1_677_721),
+        (100_000, 4000, 16_777),
+        (100_000, 10**9, 1),
+    ],
+)
+def test_units_are_many_and_bounded(num_bytes, dupe_factor, expected):
+    assert local_runner.choose_unit_size(num_bytes, dupe_factor) == expected
+
+
 def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
     """Killed when the second of five is there."""
     config = make_config(tmp_path / "out", text_file)
