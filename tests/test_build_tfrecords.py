@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import glob
 import gzip
@@ -485,18 +486,33 @@ def kill_with_workers(process):
 def test_a_build_killed_at_random_moments_ends_alike(
     built, text_file, tmp_path
 ):
-    """By SIGKILL, until it ends; each part of the work is done once."""
+    """By SIGKILL, until it ends; each part of the work is done once.
+
+    The moments follow what has been written, at most two files more and a
+    little later, so that a fast machine does not end before it is killed.
+    """
     config = make_config(tmp_path / "out", text_file, num_workers=2)
     rng = random.Random(0)
     scratch = tmp_path / "out" / build_tfrecords.SCRATCH_DIR
+
+    def whole_files():
+        found = {}
+        for path in [
+            *scratch.rglob("*.rows"),
+            *(tmp_path / "out").rglob("*.tfrecord"),
+        ]:
+            with contextlib.suppress(FileNotFoundError):  # just removed
+                found[path] = path.stat().st_mtime_ns
+        return found
+
     written: dict[pathlib.Path, int] = {}
     kills = 0
     while True:
         process = start_build(config)
-        wait_s = 0.3 + 0.15 * kills + 0.3 * rng.random()
-        deadline = time.monotonic() + wait_s
-        while process.poll() is None and time.monotonic() < deadline:
+        wanted = len(written) + rng.randint(0, 2)
+        while process.poll() is None and len(whole_files()) < wanted:
             time.sleep(0.001)
+        time.sleep(0.02 * kills * rng.random())
         if process.poll() is not None:
             assert process.returncode == 0
             break
@@ -507,13 +523,7 @@ def test_a_build_killed_at_random_moments_ends_alike(
         for path, when in written.items():
             # What was whole stays as it is.
             assert path.stat().st_mtime_ns == when, path
-        written = {
-            path: path.stat().st_mtime_ns
-            for path in [
-                *scratch.rglob("*.rows"),
-                *(tmp_path / "out").rglob("*.tfrecord"),
-            ]
-        }
+        written = whole_files()
     assert kills > 2
     assert read_files(tmp_path / "out") == read_files(built)
 

@@ -226,6 +226,16 @@ def test_a_word_beyond_the_budget_is_masked_if_nothing_else_fits(mask):
     assert mask(ids, boundary, max_predictions_per_seq=5).weights.sum() == 0
 
 
+def test_the_budget_is_a_piece_at_least(mask):
+    """1 % of 9 pieces is none; the only word of one piece fits a budget of 1,
+    and no other word is taken in its place."""
+    ids = np.array([[CLS_ID, 8, 9, 10, 11, 12, 13, 14, SEP_ID]] * 50, np.int32)
+    boundary = np.array([[1, 1, 0, 0, 1, 1, 0, 0, 1]] * 50)
+    masked = mask(ids, boundary, masked_lm_prob=0.01, ngram=1)
+    assert (masked.positions[:, 0] == 4).all()
+    assert (masked.weights.sum(axis=1) == 1).all()
+
+
 def test_rows_do_not_depend_on_their_batch(mask):
     rng = np.random.default_rng(6)
     ids, boundary = make_rows(rng, 11, 50)
