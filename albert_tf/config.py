@@ -576,6 +576,85 @@ class DataConfig(MaskingConfig):
         "already shuffled when built. 1 reads in order.",
         at_least=1,
     )
+    dataset: tuple[str, ...] = setting(
+        (),
+        "A named set of training records for data_schedule, NAME=FILES, with "
+        "comma-separated files or globs; give the flag several times, e.g. "
+        "--dataset='wiki=gs://bucket/wiki/train/*.tfrecord'.",
+        repeated=True,
+    )
+    data_schedule: str = setting(
+        "",
+        "Training records by step, as STEP:NAME[+NAME...],..., instead of "
+        "input_file, e.g. 0:wiki,125000:wiki+books; names are those of "
+        "dataset, and sets are joined record by record.",
+    )
+    on_corrupt_record: str = setting(
+        "error",
+        "What to do with a damaged training record: stop and name it, or "
+        "train without it (skip), note it in the run's directory, and go on.",
+        choices=("error", "skip"),
+    )
+    max_corrupt_records: int = setting(
+        100,
+        "Records that on_corrupt_record=skip may leave out of a run.",
+        at_least=1,
+    )
+
+    def check(self) -> None:
+        super().check()
+        self.data_phases()
+
+    def datasets(self) -> dict[str, tuple[str, ...]]:
+        """The files or globs of each named dataset.
+
+        Raises:
+            UserError: If one is not of its form, or named twice.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        for text in self.dataset:
+            name, _, files = text.partition("=")
+            if not name.isidentifier() or not files or name in found:
+                raise UserError(
+                    "dataset must be NAME=FILES, each name once",
+                    received=repr(text),
+                    remedy="Example: --dataset=wiki=records/wiki/*.tfrecord",
+                )
+            found[name] = tuple(files.split(","))
+        return found
+
+    def data_phases(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """`data_schedule` as (first step, dataset names), steps rising.
+
+        Raises:
+            UserError: If the schedule is not of its form, or names a dataset
+                that is not there.
+        """
+        datasets = self.datasets()
+        if not self.data_schedule:
+            return ()
+        form = UserError(
+            "data_schedule must be STEP:NAME[+NAME...],... with rising steps "
+            "from 0 and names of --dataset",
+            received=f"{self.data_schedule!r}, with "
+            f"{', '.join(datasets) or 'no dataset'}",
+            remedy="Example: 0:wiki,125000:wiki+books",
+        )
+        if self.input_file:
+            raise UserError(
+                "data_schedule replaces input_file: only one may be given",
+                received=f"{self.data_schedule!r} and {self.input_file!r}",
+            )
+        phases: list[tuple[int, tuple[str, ...]]] = []
+        for part in self.data_schedule.split(","):
+            step, _, joined = part.partition(":")
+            names = tuple(joined.split("+"))
+            if not step.isdecimal() or not set(names) <= set(datasets):
+                raise form
+            if int(step) <= phases[-1][0] if phases else int(step):
+                raise form
+            phases.append((int(step), names))
+        return tuple(phases)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -643,6 +722,38 @@ class DistributionConfig(Config):
         "(variables, LayerNorm, softmax, logits and update stay float32).",
         choices=("float32", "mixed_bfloat16"),
     )
+    remat: bool = setting(
+        False,
+        "Compute each block a second time in the backward pass instead of "
+        "keeping what it computed: less memory, about a third more time; the "
+        "gradients are the same.",
+    )
+    jit_compile: bool = setting(
+        False,
+        "Compile the step with XLA on GPUs. TPUs always do; on CPUs it is "
+        "slower.",
+    )
+    worker_timeout_s: int = setting(
+        600,
+        "Seconds after which a worker that does not answer is taken for lost, "
+        "and the job ends.",
+        at_least=1,
+    )
+    peak_tflops: float = setting(
+        0.0,
+        "Peak of one device in 10^12 floating-point operations a second, for "
+        "the share of it that is used (MFU), e.g. 197 for TPU v5e in bfloat16; "
+        "0 takes that of a known TPU or GPU, and gives no share otherwise.",
+        at_least=0,
+    )
+
+    def check(self) -> None:
+        if self.jit_compile and self.strategy == "tpu":
+            raise UserError(
+                "jit_compile must be off with strategy=tpu, which compiles by "
+                "itself and fails otherwise",
+                received="jit_compile with strategy=tpu",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -668,6 +779,50 @@ class TrainingConfig(Config):
     )
     keep_checkpoint_max: int = setting(
         5, "Newest checkpoints kept.", at_least=1
+    )
+    keep_every_n_steps: int = setting(
+        0,
+        "Keep the checkpoints at multiples of this number of updates for "
+        "ever; 0 keeps the newest only.",
+        at_least=0,
+    )
+    on_divergence: str = setting(
+        "stop",
+        "What to do when the loss is no number, or far above what it was: "
+        "stop, or go back to the last checkpoint and go on without the data "
+        "since (rollback).",
+        choices=("stop", "rollback"),
+    )
+    divergence_loss_increase: float = setting(
+        2.0,
+        "Nats above the lowest loss of the run so far at which a loop's mean "
+        "loss counts as diverged; 0 looks for numbers that are none alone.",
+        at_least=0,
+    )
+    max_rollbacks: int = setting(
+        3, "Rollbacks of a run, after which it stops.", at_least=1
+    )
+    rollback_learning_rate_scale: float = setting(
+        1.0,
+        "What each rollback multiplies the learning rate by from there on, "
+        "e.g. 0.8.",
+        at_least=0.01,
+        below=1.0001,
+    )
+    profile_steps: str = setting(
+        "",
+        "Updates to profile, as FIRST:LAST, e.g. 1000:1020; see them in "
+        "TensorBoard's profiler.",
+    )
+    allow_config_change: bool = setting(
+        False,
+        "Go on with a run whose settings have changed in what they mean, e.g. "
+        "its batch or learning rate; every change is named and logged.",
+    )
+    dry_run: bool = setting(
+        False,
+        "Check everything that a run needs, time one update, print what was "
+        "found, and train nothing.",
     )
     eval_every_n_steps: int = setting(
         0,
@@ -696,6 +851,26 @@ class TrainingConfig(Config):
 
     def check(self) -> None:
         self.dropout_phases()
+        self.profiled_steps()
+
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """`profile_steps` as (first, last), or None.
+
+        Raises:
+            UserError: If it is not of its form.
+        """
+        if not self.profile_steps:
+            return None
+        first, _, last = self.profile_steps.partition(":")
+        if not (first.isdecimal() and last.isdecimal()) or (
+            int(first) >= int(last)
+        ):
+            raise UserError(
+                "profile_steps must be FIRST:LAST, with FIRST below LAST",
+                received=repr(self.profile_steps),
+                remedy="Example: 1000:1020",
+            )
+        return int(first), int(last)
 
     def dropout_phases(self) -> tuple[tuple[int, float], ...]:
         """`dropout_schedule` as (first step, rate) pairs, steps rising.
