@@ -23,8 +23,8 @@ def pretraining_sums(
         batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
             `(batch, predictions)`; a slot of weight 0 is padding.
             `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
-            `(batch, length)`; an example that begins with 0 fills up the
-            last batch of an evaluation and counts for nothing.
+            `(batch, length)`; an example that begins with 0 fills up a
+            batch and counts for nothing.
 
     Returns:
         float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`
@@ -45,9 +45,14 @@ def pretraining_sums(
             "sentence",
             outputs["sentence_logits"],
             batch[SENTENCE_LABEL][:, 0],
-            tf.cast(batch["input_mask"][:, 0], tf.float32),
+            example_weights(batch),
         )
     return sums
+
+
+def example_weights(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """float32, `(batch,)`: 1 for an example, 0 for one that fills up."""
+    return tf.cast(batch["input_mask"][:, 0], tf.float32)
 
 
 def _weighted_sums(

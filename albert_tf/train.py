@@ -10,17 +10,15 @@ gradient accumulation are wrong or crash under strategies.
 """
 
 import dataclasses
-import functools
 import math
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
 from absl import logging
 
@@ -29,39 +27,19 @@ from albert_tf import (
     distribution,
     evaluate,
     input_pipeline,
-    losses,
-    metrics,
     schedules,
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.modeling.layers import Dropout
-from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.optimizers import AdamW, make_optimizer
 from albert_tf.run_log import Progress, RunLog
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-    """All that training changes.
-
-    Attributes:
-        pretrainer: Model and heads.
-        optimizer: Built for the model's trainable variables.
-        step: int64 scalar, updates made.
-    """
-
-    pretrainer: AlbertPretrainer
-    optimizer: AdamW
-    step: tf.Variable
-
-    def variables(self) -> dict[str, tf.Variable]:
-        """Everything a checkpoint holds, by path."""
-        return {
-            **checkpoints.model_variables(self.pretrainer),
-            **self.optimizer.slots,
-            "step": self.step,
-        }
+from albert_tf.train_step import (
+    Steps,
+    StepSettings,
+    TrainState,
+    figure_names,
+    make_state,
+    make_train_steps,
+)
 
 
 @dataclasses.dataclass
@@ -162,7 +140,12 @@ def train(config: PretrainingConfig) -> int:
                 logging.info("tracing the step with dropout %s", rates)
             num_steps = _next_boundary(step, config) - step
             figures = _run_steps(
-                train_steps, batches, num_steps, rates, records
+                train_steps,
+                batches,
+                num_steps,
+                StepSettings(rates),
+                config,
+                records,
             )
             step += num_steps
             timing = progress.advance(num_steps, rates == rates_in_program)
@@ -219,224 +202,22 @@ def train(config: PretrainingConfig) -> int:
     return 0
 
 
-def make_state(config: PretrainingConfig) -> TrainState:
-    """Initial model, optimizer and step, in the current strategy's scope."""
-    # Initializers draw their seeds from Python's generator, in the order in
-    # which variables are made: the same on every host and in every run.
-    keras.utils.set_random_seed(config.training.seed)
-    pretrainer = AlbertPretrainer(
-        config.model,
-        config.training.sentence_objective,
-        dtype=config.distribution.precision,
-    )
-    pretrainer.build()
-    optimizer = make_optimizer(config.optimizer)
-    optimizer.build(pretrainer.trainable_variables)
-    step = tf.Variable(
-        0,
-        dtype=tf.int64,
-        trainable=False,
-        name="step",
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-    return TrainState(pretrainer, optimizer, step)
-
-
-def make_train_steps(
-    strategy: tf.distribute.Strategy,
-    state: TrainState,
-    config: PretrainingConfig,
-) -> Callable[..., Mapping[str, tf.Tensor]]:
-    """The program that a run spends its time in.
-
-    Returns:
-        `train_steps(batches, num_steps, rates)`, where `batches` is a
-        distributed iterator, `num_steps` an int32 scalar tensor and `rates`
-        the `DropoutRates`: Python numbers, so that other rates trace another
-        program, and rate 0 is no op in it. It gives the means of
-        `replica_step`'s figures over the steps, and the last learning rate.
-    """
-    replica_step = make_replica_step(state, config)
-    figure_names = (
-        *metrics.names(config.training.sentence_objective),
-        "gradient_norm",
-    )
-
-    @tf.function
-    def train_steps(
-        batches: Iterator[input_pipeline.Batch],
-        num_steps: tf.Tensor,
-        rates: schedules.DropoutRates,
-    ) -> Mapping[str, tf.Tensor]:
-        totals = {name: tf.constant(0.0) for name in figure_names}
-        for _ in tf.range(num_steps):
-            # TPUStrategy makes tensors of all arguments: rates are none.
-            per_replica = strategy.run(
-                functools.partial(replica_step, rates=rates),
-                args=(next(batches),),
-            )
-            # Figures are equal on all replicas: take the first.
-            figures = {
-                name: strategy.experimental_local_results(value)[0]
-                for name, value in per_replica.items()
-            }
-            totals = {
-                name: total + figures[name] for name, total in totals.items()
-            }
-        count = tf.cast(num_steps, tf.float32)
-        return {
-            **{name: total / count for name, total in totals.items()},
-            "learning_rate": schedules.learning_rate(
-                state.step - 1,
-                config.optimizer,
-                config.training.num_train_steps,
-            ),
-        }
-
-    return train_steps
-
-
-def make_replica_step(
-    state: TrainState, config: PretrainingConfig
-) -> Callable[..., Mapping[str, tf.Tensor]]:
-    """One update, as every replica makes it at the same time.
-
-    Args:
-        state: What is updated.
-        config: The run.
-
-    Returns:
-        `replica_step(batch, rates)` for this replica's share of the batch;
-        it gives float32 scalars equal on all replicas: the figures of
-        `metrics.means` and gradient_norm, of the whole batch, before global
-        clipping.
-    """
-    pretrainer = state.pretrainer
-    num_parts = config.data.gradient_accumulation_steps
-    clip_norm = config.optimizer.clip_norm
-    clip_each_replica = config.optimizer.clip_scope == "per_replica"
-
-    @tf.autograph.experimental.do_not_convert
-    def replica_step(
-        batch: input_pipeline.Batch, rates: schedules.DropoutRates
-    ) -> Mapping[str, tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        replicas = context.num_replicas_in_sync
-        reduce_sum = functools.partial(
-            context.all_reduce, tf.distribute.ReduceOp.SUM
-        )
-        seed = _replica_seed(
-            config.training.seed, state.step, context.replica_id_in_sync_group
-        )
-
-        # Every masked piece weighs the same, whichever replica and part it
-        # falls to: losses are divided by the weights of the whole batch.
-        examples = tf.cast(config.data.global_batch_size, tf.float32)
-        (mlm_weight,) = reduce_sum([tf.reduce_sum(batch["masked_lm_weights"])])
-
-        def part_gradients(
-            part: input_pipeline.Batch, index: Any
-        ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-            dropout = Dropout(
-                rates.hidden, rates.attention, _fold_in(seed, index)
-            )
-            with tf.GradientTape() as tape:
-                sums = losses.pretraining_sums(
-                    pretrainer(part, dropout=dropout), part
-                )
-                loss = tf.math.divide_no_nan(sums["mlm_loss_sum"], mlm_weight)
-                if "sentence_loss_sum" in sums:
-                    loss += sums["sentence_loss_sum"] / examples
-            variables = [v.value for v in pretrainer.trainable_variables]
-            gradients = tape.gradient(loss, variables)
-            # Sparse gradients of embeddings hold repeated rows, whose
-            # squares would not be those of their sum: make them dense.
-            return [tf.convert_to_tensor(g) for g in gradients], sums
-
-        gradients, sums = _sum_over_parts(part_gradients, batch, num_parts)
-        if clip_norm and clip_each_replica:
-            # A replica's own mean is its share times the replicas.
-            scaled = [g * replicas for g in gradients]
-            clipped, _ = tf.clip_by_global_norm(scaled, clip_norm)
-            gradients = [g / replicas for g in clipped]
-        *gradients, reduced = reduce_sum(
-            [*gradients, tf.stack(list(sums.values()))]
-        )
-        sums = dict(zip(sums, tf.unstack(reduced), strict=True))
-        gradient_norm = tf.linalg.global_norm(gradients)
-        if clip_norm and not clip_each_replica:
-            gradients, _ = tf.clip_by_global_norm(
-                gradients, clip_norm, use_norm=gradient_norm
-            )
-
-        state.optimizer.apply(
-            gradients,
-            schedules.learning_rate(
-                state.step, config.optimizer, config.training.num_train_steps
-            ),
-        )
-        state.step.assign_add(1)
-
-        return {**metrics.means(sums), "gradient_norm": gradient_norm}
-
-    return replica_step
-
-
-def _sum_over_parts(
-    part_gradients: Callable[..., tuple[list[tf.Tensor], dict[str, Any]]],
-    batch: input_pipeline.Batch,
-    num_parts: int,
-) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-    """Gradients and sums of a batch, worked through in equal parts."""
-    if num_parts == 1:
-        return part_gradients(batch, 0)
-    parts = {
-        name: tf.reshape(
-            value, [num_parts, value.shape[0] // num_parts, *value.shape[1:]]
-        )
-        for name, value in batch.items()
-    }
-
-    def part(index: Any) -> dict[str, tf.Tensor]:
-        return {name: value[index] for name, value in parts.items()}
-
-    def add_part(index: tf.Tensor, so_far: Any) -> tuple[tf.Tensor, Any]:
-        more = part_gradients(part(index), index)
-        return index + 1, tf.nest.map_structure(tf.add, so_far, more)
-
-    _, totals = tf.while_loop(
-        lambda index, _: index < num_parts,
-        add_part,
-        (tf.constant(1), part_gradients(part(0), 0)),
-        maximum_iterations=num_parts - 1,
-    )
-    return totals
-
-
-def _replica_seed(
-    seed: int, step: tf.Tensor, replica_id: tf.Tensor
-) -> tf.Tensor:
-    """int32 (2,), a function of (seed, step, replica)."""
-    base = tf.constant([seed & 0x7FFFFFFF, seed >> 31], tf.int32)
-    return _fold_in(_fold_in(base, step), replica_id)
-
-
-def _fold_in(seed: tf.Tensor, number: Any) -> tf.Tensor:
-    return tf.random.experimental.stateless_fold_in(
-        seed, tf.cast(number, tf.int32)
-    )
-
-
 def _run_steps(
-    train_steps: Callable[..., Mapping[str, tf.Tensor]],
+    train_steps: Callable[..., Steps],
     batches: Any,
     num_steps: int,
-    rates: schedules.DropoutRates,
+    settings: StepSettings,
+    config: PretrainingConfig,
     records: input_pipeline.Records,
 ) -> dict[str, float]:
+    totals = {name: tf.constant(0.0) for name in figure_names(config)}
     try:
-        results = train_steps(batches, tf.constant(num_steps), rates)
-        return {name: float(value) for name, value in results.items()}
+        steps = train_steps(batches, totals, tf.constant(num_steps), settings)
+        means = {
+            name: float(total) / num_steps
+            for name, total in steps.totals.items()
+        }
+        return {**means, "learning_rate": float(steps.learning_rate)}
     except tf.errors.DataLossError as error:
         raise UserError(
             f"the records of {records.directory} must be whole",

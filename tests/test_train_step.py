@@ -1,0 +1,356 @@
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_run
+from tensorflow.python.tpu import tpu
+
+from albert_tf import distribution, input_pipeline, losses, train_step
+from albert_tf.modeling.layers import Dropout
+from albert_tf.schedules import DropoutRates
+from albert_tf.train_step import (
+    StepSettings,
+    figure_names,
+    make_state,
+    make_train_steps,
+)
+
+NO_DROPOUT = DropoutRates(0.0, 0.0)
+
+
+def run_steps(config, rates=NO_DROPOUT, num_steps=3):
+    """Figures and weights after some steps, and the program."""
+    strategy = distribution.make_strategy(config.distribution)
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    with strategy.scope():
+        state = make_state(config)
+        train_steps = make_train_steps(strategy, state, config)
+    batches = iter(
+        strategy.distribute_datasets_from_function(
+            input_pipeline.training_dataset(records, config.data, 7, 0)
+        )
+    )
+    totals = {name: tf.constant(0.0) for name in figure_names(config)}
+    settings = StepSettings(rates)
+    arguments = (batches, totals, tf.constant(num_steps), settings)
+    steps = train_steps(*arguments)
+    assert steps.num_steps == num_steps
+    return (
+        {name: float(v) / num_steps for name, v in steps.totals.items()},
+        {name: v.numpy() for name, v in state.variables().items()},
+        train_steps.get_concrete_function(*arguments),
+    )
+
+
+def assert_close(one, other, tolerance):
+    for name, value in one.items():
+        np.testing.assert_allclose(
+            other[name], value, atol=tolerance, err_msg=name
+        )
+
+
+def largest_difference(one, other):
+    return max(np.abs(one[name] - other[name]).max() for name in one)
+
+
+def operations(program):
+    """Names of all operations, those of called functions included."""
+    graph = program.graph.as_graph_def()
+    nodes = list(graph.node)
+    for function in graph.library.function:
+        nodes += function.node_def
+    return {node.op for node in nodes}
+
+
+@pytest.mark.parametrize(
+    ("clip_scope", "clip_norm"), [("global", 0.01), ("per_replica", 1000.0)]
+)
+def test_two_replicas_give_what_one_gives_on_the_joint_batch(
+    tiny_records, tmp_path, clip_scope, clip_norm
+):
+    """Clipping by replica is loose here: it has no joint counterpart.
+
+    AdamW without decay, since its updates show the gradients' size at once.
+    """
+    settings = {
+        "clip_scope": clip_scope,
+        "clip_norm": clip_norm,
+        "optimizer": "adamw",
+        "epsilon": 0.1,
+    }
+    config = tiny_run.make_config(tiny_records, tmp_path, **settings)
+    mirrored = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        strategy="mirrored",
+        num_logical_cpus=2,
+        **settings,
+    )
+    figures, weights, _ = run_steps(config)
+    figures_of_two, weights_of_two, _ = run_steps(mirrored)
+
+    assert_close(figures, figures_of_two, 2e-5)
+    assert_close(weights, weights_of_two, 2e-5)
+
+
+def test_two_replicas_give_what_one_gives_where_masking_is_dynamic(
+    tiny_dynamic_records, tmp_path
+):
+    """And masks of another rate give something else."""
+    adamw = {"optimizer": "adamw", "epsilon": 0.1}
+    one, two, other = (
+        run_steps(
+            tiny_run.make_config(
+                tiny_dynamic_records, tmp_path, **adamw, **changes
+            )
+        )
+        for changes in (
+            {},
+            {"strategy": "mirrored", "num_logical_cpus": 2},
+            {"masked_lm_prob": 0.3},
+        )
+    )
+    assert_close(one[0], two[0], 2e-5)
+    assert_close(one[1], two[1], 2e-5)
+    assert largest_difference(one[1], other[1]) > 1e-3
+
+
+def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
+    tiny_records, tmp_path
+):
+    """The mean of replicas' means would be another gradient."""
+    config = tiny_run.make_config(tiny_records, tmp_path, optimizer="adamw")
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    weights = batch["masked_lm_weights"].numpy().sum(axis=1)
+    assert weights[:4].sum() != weights[4:].sum(), "the case must be there"
+
+    figures, alone, _ = run_steps(config, num_steps=1)
+    mirrored = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        optimizer="adamw",
+        strategy="mirrored",
+        num_logical_cpus=2,
+    )
+    figures_of_two, together, _ = run_steps(mirrored, num_steps=1)
+    np.testing.assert_allclose(
+        figures_of_two["masked_lm_loss"], figures["masked_lm_loss"], rtol=1e-6
+    )
+    # The first moment after one update is a tenth of the gradient.
+    name = "albert/masked_lm/output_bias/m"
+    np.testing.assert_allclose(
+        together[name], alone[name], rtol=1e-3, atol=1e-7
+    )
+
+
+def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
+    """`tpu.replicate` makes tensors of all arguments of a replica's function.
+
+    Dropout rates must stay Python numbers there, and shapes be static.
+    """
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    state = make_state(config)
+    seen = {}
+
+    class TracedError(Exception):
+        """Ends the tracing where compiling for a TPU would begin."""
+
+    class TpuLike:
+        """Runs a replica's function as TPUStrategy does, and no further."""
+
+        def run(self, function, args):
+            def replica(*flat):
+                *features, stop = flat
+                ids = dict(zip(batch, features, strict=True))
+                assert all(v.shape.is_fully_defined() for v in flat)
+                seen.update(function(ids, stop))
+                raise TracedError
+
+            ids, stop = args
+            tpu.replicate(replica, [[*ids.values(), stop]])
+
+        def experimental_local_results(self, value):
+            return (value,)
+
+    steps = make_train_steps(TpuLike(), state, config)
+    for rates in (NO_DROPOUT, DropoutRates(0.1, 0.1)):
+        with pytest.raises(TracedError):
+            steps(
+                itertools.repeat(dict(batch)),
+                {name: tf.constant(0.0) for name in figure_names(config)},
+                tf.constant(1),
+                StepSettings(rates),
+            )
+        assert "loss" in seen
+        seen.clear()
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+def test_bfloat16_trains_close_to_float32(tiny_records, tmp_path, strategy):
+    devices = {
+        "strategy": strategy,
+        "num_logical_cpus": 2 if strategy == "mirrored" else 1,
+    }
+    exact, weights, _ = run_steps(
+        tiny_run.make_config(tiny_records, tmp_path, **devices)
+    )
+    rounded, rounded_weights, _ = run_steps(
+        tiny_run.make_config(
+            tiny_records, tmp_path, precision="mixed_bfloat16", **devices
+        )
+    )
+    assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.01)
+    assert rounded["loss"] != exact["loss"]
+    assert {v.dtype for v in rounded_weights.values()} == {
+        v.dtype for v in weights.values()
+    }
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+def test_gradient_accumulation_does_not_change_the_update(
+    tiny_records, tmp_path, strategy
+):
+    devices = {
+        "strategy": strategy,
+        "num_logical_cpus": 2 if strategy == "mirrored" else 1,
+    }
+    whole = tiny_run.make_config(tiny_records, tmp_path, **devices)
+    parts = tiny_run.make_config(
+        tiny_records, tmp_path, gradient_accumulation_steps=4, **devices
+    )
+    figures, weights, _ = run_steps(whole)
+    figures_of_parts, weights_of_parts, program = run_steps(parts)
+
+    assert_close(figures, figures_of_parts, 2e-5)
+    assert_close(weights, weights_of_parts, 2e-5)
+    assert "StatelessWhile" in operations(program) or "While" in operations(
+        program
+    )
+
+
+def gradients_by_share(config, num_shares):
+    """Gradients of each share's part of the joint loss, and their norms."""
+    records = input_pipeline.find_records(
+        "input_file", config.data.input_file, config
+    )
+    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    mlm_weight = tf.reduce_sum(batch["masked_lm_weights"])
+    pretrainer = make_state(config).pretrainer
+    size = config.data.global_batch_size // num_shares
+    shares = []
+    for first in range(0, config.data.global_batch_size, size):
+        share = {k: v[first : first + size] for k, v in batch.items()}
+        with tf.GradientTape() as tape:
+            sums = losses.pretraining_sums(pretrainer(share), share)
+            loss = sums["mlm_loss_sum"] / mlm_weight
+            loss += sums["sentence_loss_sum"] / config.data.global_batch_size
+        variables = pretrainer.trainable_variables
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        shares.append(
+            {
+                v.path: tf.convert_to_tensor(g).numpy().astype(np.float64)
+                for v, g in zip(variables, gradients, strict=True)
+            }
+        )
+    return shares
+
+
+def clip(gradients, norm):
+    """Scaled down to a global norm, where they exceed it."""
+    length = np.sqrt(sum(np.square(g).sum() for g in gradients.values()))
+    return {k: g * min(1, norm / length) for k, g in gradients.items()}
+
+
+def mean(shares):
+    return {k: sum(s[k] for s in shares) / len(shares) for k in shares[0]}
+
+
+@pytest.mark.parametrize("clip_scope", ["global", "per_replica"])
+def test_clipping_is_the_formula_s(tiny_records, tmp_path, clip_scope):
+    """On two replicas, against NumPy.
+
+    Global: the joint gradient, clipped. As published: each replica's mean
+    gradient, twice its part of the joint one, clipped; then their mean.
+    """
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        optimizer="adamw",
+        # Above the norm of a replica's part, below that of its mean.
+        clip_norm=0.6,
+        clip_scope=clip_scope,
+        strategy="mirrored",
+        num_logical_cpus=2,
+    )
+    own_means = [
+        {k: 2 * g for k, g in share.items()}
+        for share in gradients_by_share(config, 2)
+    ]
+    expected = {
+        "global": clip(mean(own_means), 0.6),
+        "per_replica": mean([clip(own, 0.6) for own in own_means]),
+    }
+    other = {"global": "per_replica", "per_replica": "global"}[clip_scope]
+    _, weights, _ = run_steps(config, num_steps=1)
+
+    differs = 0.0
+    for path, gradient in expected[clip_scope].items():
+        # The first moment after one update is a tenth of the gradient.
+        moment = weights[f"{path}/m"]
+        np.testing.assert_allclose(
+            moment, 0.1 * gradient, rtol=1e-3, atol=1e-7, err_msg=path
+        )
+        differs = max(differs, np.abs(expected[other][path] - gradient).max())
+    assert differs > 1e-4, "the two ways must differ here"
+
+
+def test_the_norm_is_logged_as_it_was_before_clipping(tiny_records, tmp_path):
+    norms = [
+        run_steps(
+            tiny_run.make_config(tiny_records, tmp_path, clip_norm=clip_norm),
+            num_steps=1,
+        )[0]["gradient_norm"]
+        for clip_norm in (0.0, 0.01)
+    ]
+    assert norms[0] > 0.1
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-6)
+
+
+def test_rate_0_puts_no_random_operation_into_the_program(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    _, _, without = run_steps(config)
+    _, _, with_dropout = run_steps(config, DropoutRates(0.1, 0.1))
+
+    def draws(program):
+        return {op for op in operations(program) if "RandomUniformV2" in op}
+
+    assert draws(with_dropout)
+    assert not draws(without)
+
+
+def test_dropout_differs_by_step_and_replica_and_not_by_run(tiny_records):
+    del tiny_records
+
+    def mask(seed, step, replica):
+        keys = train_step._replica_seed(seed, tf.constant(step), replica)
+        return Dropout(0.5, 0.5, keys).hidden(tf.ones([40]), 0).numpy()
+
+    original = mask(1, 2, 3)
+    np.testing.assert_array_equal(mask(1, 2, 3), original)
+    for other in (mask(2, 2, 3), mask(1, 3, 3), mask(1, 2, 4)):
+        assert (other != original).any()
