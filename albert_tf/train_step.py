@@ -66,6 +66,8 @@ class Steps(NamedTuple):
             figures.
         num_steps: int32 scalar, updates made; fewer than asked for if the run
             is to stop.
+        stops: float32 scalar, the same in all processes; not 0 if one of them
+            is to stop.
         learning_rate: float32 scalar, of the last update.
         times: float64, `(num_steps, 2)`: seconds since the epoch at which each
             step asked for its batch, and had it.
@@ -73,6 +75,7 @@ class Steps(NamedTuple):
 
     totals: Mapping[str, tf.Tensor]
     num_steps: tf.Tensor
+    stops: tf.Tensor
     learning_rate: tf.Tensor
     times: tf.Tensor
 
@@ -172,6 +175,7 @@ def make_train_steps(
         return Steps(
             totals,
             done,
+            stops,
             _learning_rate(state.step - 1, config, settings),
             times.stack(),
         )
