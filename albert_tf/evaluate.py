@@ -27,6 +27,8 @@ class Evaluator:
         pretrainer: Model and heads.
         held_out: Records to evaluate on.
         config: The run.
+        stop_flag: float32 scalar on the host; not 0 once this process is to
+            stop, which ends an evaluation, in all processes.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Evaluator:
         pretrainer: AlbertPretrainer,
         held_out: input_pipeline.Records,
         config: PretrainingConfig,
+        stop_flag: tf.Variable | None = None,
     ) -> None:
         self._objective = config.training.sentence_objective
         self._held_out = held_out
@@ -44,17 +47,22 @@ class Evaluator:
         self._batches = strategy.distribute_datasets_from_function(make_dataset)
 
         def replica_sums(
-            batch: input_pipeline.Batch,
+            batch: input_pipeline.Batch, stop: tf.Tensor
         ) -> Mapping[str, tf.Tensor]:
             context = tf.distribute.get_replica_context()
             sums = losses.pretraining_sums(pretrainer(batch), batch)
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+            # An identity, since only what a replica made can be reduced.
+            return context.all_reduce(
+                tf.distribute.ReduceOp.SUM,
+                {**sums, "stops": tf.identity(stop)},
+            )
 
         @tf.function
         def batch_sums(
             batch: input_pipeline.Batch,
         ) -> Mapping[str, tf.Tensor]:
-            per_replica = strategy.run(replica_sums, args=(batch,))
+            stop = tf.constant(0.0) if stop_flag is None else +stop_flag
+            per_replica = strategy.run(replica_sums, args=(batch, stop))
             return {
                 name: strategy.experimental_local_results(value)[0]
                 for name, value in per_replica.items()
@@ -62,8 +70,11 @@ class Evaluator:
 
         self._batch_sums = batch_sums
 
-    def run(self) -> dict[str, float]:
-        """Means over the held-out records, as `metrics.means`."""
+    def run(self) -> dict[str, float] | None:
+        """Means over the held-out records, as `metrics.means`.
+
+        None if a process is to stop, which does not wait for the last batch.
+        """
         totals: dict[str, float] = {}
         batches = tqdm(
             range(self._num_batches),
@@ -76,15 +87,24 @@ class Evaluator:
             for name, value in self._batch_sums(batch).items():
                 # Python floats: float32 would lose pieces in long sums.
                 totals[name] = totals.get(name, 0.0) + float(value)
+            if totals["stops"]:
+                return None
         return {
             name: float(value) for name, value in metrics.means(totals).items()
         }
 
     def run_and_log(
         self, step: int, run_log: RunLog | None
-    ) -> dict[str, float]:
-        """Evaluates and tells the result, beside the paper's figures."""
+    ) -> dict[str, float] | None:
+        """Evaluates and tells the result, beside the paper's figures.
+
+        Returns:
+            As `run`.
+        """
         figures = self.run()
+        if figures is None:
+            logging.warning("evaluation at step %d cut short", step)
+            return None
         logging.info(
             "eval at step %d: %s; %s",
             step,
@@ -122,4 +142,5 @@ def evaluate_run(config: PretrainingConfig) -> None:
         _, pretrainer, step = checkpoints.load_run(config.training.output_dir)
     evaluator = Evaluator(strategy, pretrainer, held_out, config)
     figures = evaluator.run_and_log(step, None)
+    assert figures, "nothing stops it"
     print(json.dumps({"step": step, **figures}))

@@ -120,11 +120,16 @@ def as_flags(config: PretrainingConfig, model_file: pathlib.Path) -> list[str]:
     """The command line of `run_pretraining` that gives this config."""
     model_file.write_text(json.dumps(config.model.to_dict()))
     flags = [f"--albert_config_file={model_file}"]
-    for field in dataclasses.fields(config):
-        if field.name == "model":
+    for group in dataclasses.fields(config):
+        if group.name == "model":
             continue
-        for name, value in getattr(config, field.name).to_dict().items():
-            if isinstance(value, list):
-                value = ",".join(value)
-            flags.append(f"--{name}={value}")
+        settings = getattr(config, group.name)
+        for field in dataclasses.fields(settings):
+            value = getattr(settings, field.name)
+            if field.metadata["repeated"]:
+                flags += [f"--{field.name}={item}" for item in value]
+            elif isinstance(value, tuple):
+                flags.append(f"--{field.name}={','.join(value)}")
+            else:
+                flags.append(f"--{field.name}={value}")
     return flags
