@@ -1,0 +1,115 @@
+import math
+
+import pytest
+
+from albert_tf.config import TrainingConfig
+from albert_tf.errors import UserError
+from albert_tf.rollback import Rollbacks, find_divergence
+
+CONFIG = TrainingConfig(
+    on_divergence="rollback", max_rollbacks=3, rollback_learning_rate_scale=0.5
+)
+
+
+def roll_back(rollbacks, diverged_at, resumed_from, config=CONFIG):
+    rollback = rollbacks.plan(diverged_at, resumed_from, "loss nan", config)
+    rollbacks.add(rollback)
+    return rollback
+
+
+def test_a_run_without_rollbacks_skips_nothing(tmp_path):
+    rollbacks = Rollbacks.read(str(tmp_path))
+    assert rollbacks.skipped_steps(10**6) == 0
+    assert rollbacks.learning_rate_scale(10**6) == 1.0
+    assert rollbacks.next_change(0) is None
+
+
+def test_a_rollback_skips_what_was_read_since_its_checkpoint(tmp_path):
+    rollbacks = Rollbacks.read(str(tmp_path))
+    roll_back(rollbacks, 110, 100)
+    assert [rollbacks.skipped_steps(s) for s in (99, 100, 500)] == [0, 10, 10]
+    scales = [rollbacks.learning_rate_scale(s) for s in (99, 100)]
+    assert scales == [1.0, 0.5]
+    assert [rollbacks.next_change(s) for s in (0, 99, 100)] == [100, 100, None]
+
+
+def test_a_second_one_from_the_same_checkpoint_skips_both_stretches(tmp_path):
+    """After batches 100 to 109 and 110 to 124 comes 125."""
+    rollbacks = Rollbacks.read(str(tmp_path))
+    roll_back(rollbacks, 110, 100)
+    roll_back(rollbacks, 115, 100)
+    assert 100 + rollbacks.skipped_steps(100) == 125
+    assert rollbacks.learning_rate_scale(100) == 0.25
+
+
+def test_one_further_back_does_not_read_the_offending_batches_again(tmp_path):
+    """From 100 on, batch s + 10 was read: 129 was the last before step 120."""
+    rollbacks = Rollbacks.read(str(tmp_path))
+    roll_back(rollbacks, 110, 100)
+    roll_back(rollbacks, 120, 50)
+    batches = [s + rollbacks.skipped_steps(s) for s in (49, 50, 99, 100)]
+    assert batches[0] == 49
+    assert batches[1] == 130
+    assert batches[1:] == sorted(batches[1:])
+    assert [rollbacks.next_change(s) for s in (0, 50)] == [50, 100]
+
+
+def test_another_process_reads_the_same(tmp_path):
+    rollbacks = Rollbacks.read(str(tmp_path))
+    roll_back(rollbacks, 110, 100)
+    read = Rollbacks.read(str(tmp_path))
+    assert len(read) == 1
+    assert read.skipped_steps(100) == 10
+    assert read.learning_rate_scale(100) == 0.5
+
+
+def test_workers_beside_the_chief_write_nothing(tmp_path):
+    rollbacks = Rollbacks.read(str(tmp_path))
+    rollback = rollbacks.plan(110, 100, "loss nan", CONFIG)
+    rollbacks.add(rollback, writes=False)
+    assert rollbacks.skipped_steps(100) == 10
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "rollbacks.json"
+    path.write_text('[{"diverged_at": 5}]')
+    with pytest.raises(UserError, match=r"rollbacks\.json must hold"):
+        Rollbacks.read(str(tmp_path))
+
+
+def test_the_policy_stop_says_what_was_seen(tmp_path):
+    rollbacks = Rollbacks.read(str(tmp_path))
+    with pytest.raises(UserError, match=r"loss nan, at step 7.*learning_rate"):
+        rollbacks.plan(7, 0, "loss nan", TrainingConfig())
+
+
+def test_a_run_rolls_back_so_often_and_no_more(tmp_path):
+    rollbacks = Rollbacks.read(str(tmp_path))
+    for diverged_at in (10, 20, 30):
+        roll_back(rollbacks, diverged_at, 5)
+    with pytest.raises(UserError, match=r"max_rollbacks=3.*10 back to 5"):
+        roll_back(rollbacks, 40, 5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "lowest", "diverged"),
+    [
+        (3.0, 1.0, None, False),
+        (99.0, 1.0, None, False),
+        (5.01, 1.0, 3.0, True),
+        (4.99, 1.0, 3.0, False),
+        (math.nan, 1.0, None, True),
+        (3.0, math.inf, 3.0, True),
+    ],
+)
+def test_a_loss_two_nats_above_the_lowest_has_diverged(
+    loss, norm, lowest, diverged
+):
+    assert bool(find_divergence(loss, norm, lowest, CONFIG)) == diverged
+
+
+def test_an_allowed_increase_of_0_looks_for_numbers_that_are_none():
+    config = TrainingConfig(divergence_loss_increase=0)
+    assert not find_divergence(99.0, 1.0, 1.0, config)
+    assert find_divergence(math.nan, 1.0, 1.0, config)
