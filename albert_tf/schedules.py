@@ -1,10 +1,21 @@
 """What changes with the step: learning rate and dropout."""
 
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig, PretrainingConfig
+
+# The published settings, by which those of another batch are judged.
+PAPER_BATCH_SIZE = 4096
+PAPER_LEARNING_RATE = 0.00176
+PAPER_WARMUP_STEPS = 3125
+
+# Departures from them that are worth a warning: twice the rate is what a
+# batch four times as large would have. Runs of fewer updates than this, which
+# a warm-up of the published length would take up in good part, get none.
+FAR_RATE, FAR_WARMUP, LONG_RUN_STEPS = 2.0, 4.0, 10_000
 
 
 class DropoutRates(NamedTuple):
@@ -40,6 +51,63 @@ def learning_rate(
         return decayed
     warming = config.learning_rate * step / config.num_warmup_steps
     return tf.where(step < config.num_warmup_steps, warming, decayed)
+
+
+def scaled_learning_rate(batch_size: int) -> float:
+    """The published peak rate of LAMB, scaled by the root of the batch.
+
+    The published (4096, 0.00176, 3125) is a row of the table of LAMB's
+    authors, whose other rows follow from it: the rate goes with the root of
+    the batch, and the warm-up stays 3125 updates from batch 512 to 32768.
+
+    Reference:
+        [You et al., 2020](https://arxiv.org/abs/1904.00962), Table 4.
+    """
+    return PAPER_LEARNING_RATE * math.sqrt(batch_size / PAPER_BATCH_SIZE)
+
+
+def describe_learning_rate(config: PretrainingConfig) -> tuple[str, str]:
+    """Peak rate and warm-up, beside those of the paper for this batch.
+
+    Returns:
+        A line, and a warning where the settings depart far from the paper's,
+        or else "".
+    """
+    optimizer, batch_size = config.optimizer, config.data.global_batch_size
+    line = (
+        f"learning rate {optimizer.learning_rate:g} after "
+        f"{optimizer.num_warmup_steps} updates of warm-up"
+    )
+    if optimizer.optimizer != "lamb":
+        return line, ""
+    scaled = scaled_learning_rate(batch_size)
+    line += (
+        f"; the paper's, for a batch of {batch_size}: {scaled:.3g} after "
+        f"{PAPER_WARMUP_STEPS}"
+    )
+    if config.training.num_train_steps < LONG_RUN_STEPS:
+        return line, ""
+    warnings = [
+        f"{name} is {value / published:.3g} times that of the paper"
+        for name, value, published, far in (
+            ("learning_rate", optimizer.learning_rate, scaled, FAR_RATE),
+            (
+                "num_warmup_steps",
+                optimizer.num_warmup_steps,
+                PAPER_WARMUP_STEPS,
+                FAR_WARMUP,
+            ),
+        )
+        if not 1 / far <= value / published <= far
+    ]
+    if not warnings:
+        return line, ""
+    return line, (
+        f"{' and '.join(warnings)}, scaled by the root of the batch; runs "
+        "with a larger rate or a shorter warm-up have diverged. "
+        f"--learning_rate={scaled:.3g} "
+        f"--num_warmup_steps={PAPER_WARMUP_STEPS} are the paper's"
+    )
 
 
 def dropout_rates(step: int, config: PretrainingConfig) -> DropoutRates:

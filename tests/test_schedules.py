@@ -2,15 +2,18 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import (
+    DataConfig,
     ModelConfig,
     OptimizerConfig,
     PretrainingConfig,
     TrainingConfig,
 )
 from albert_tf.schedules import (
+    describe_learning_rate,
     dropout_rates,
     learning_rate,
     next_dropout_change,
+    scaled_learning_rate,
 )
 
 
@@ -92,3 +95,56 @@ def test_next_change_is_a_later_step_with_other_rates():
     assert next_dropout_change(19, config) == 20
     assert next_dropout_change(20, config) == 30
     assert next_dropout_change(30, config) is None
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "power"),
+    [(512, 3), (1024, 2.5), (2048, 2), (4096, 1.5), (8192, 1), (32768, 0)],
+)
+def test_the_rate_goes_with_the_root_of_the_batch(batch_size, power):
+    """You et al., 2020, Table 4, has 5 / (2^power 10^3) for these batches."""
+    assert scaled_learning_rate(batch_size) == pytest.approx(
+        5 / (2**power * 1000), rel=0.005
+    )
+
+
+def advice(batch_size, steps=125_000, **settings):
+    return describe_learning_rate(
+        PretrainingConfig(
+            data=DataConfig(global_batch_size=batch_size),
+            optimizer=OptimizerConfig(**settings),
+            training=TrainingConfig(num_train_steps=steps),
+        )
+    )
+
+
+def test_the_published_rate_for_a_batch_of_512_is_warned_about():
+    """The root of 4096 / 512 is 2.83; google-research/albert, issue 29."""
+    line, warning = advice(512)
+    assert "0.00176 after 3125" in line
+    assert "0.000622 after 3125" in line
+    assert "learning_rate is 2.83 times that of the paper" in warning
+    assert "--learning_rate=0.000622" in warning
+    assert "num_warmup_steps is" not in warning
+
+
+def test_a_short_warmup_is_warned_about():
+    _, warning = advice(4096, num_warmup_steps=500)
+    assert "num_warmup_steps is 0.16 times" in warning
+    assert "learning_rate is" not in warning
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "settings"),
+    [
+        (4096, {}),
+        (2048, {}),  # 1.41 times
+        (512, {"learning_rate": 0.0006}),
+        (512, {"optimizer": "adamw", "learning_rate": 1e-4}),
+        (32, {"steps": 9_999, "num_warmup_steps": 100}),
+    ],
+)
+def test_what_is_near_or_short_or_of_another_optimizer_is_not(
+    batch_size, settings
+):
+    assert advice(batch_size, **settings)[1] == ""
