@@ -1,139 +1,60 @@
-"""What a run keeps: settings, vocabulary, checkpoints, and their order.
+"""Checkpoints: written while training goes on, whole or not at all.
 
-    RUN/config.json              the resolved configuration
-    RUN/records_metadata.json    of the training records, where known
-    RUN/spiece.model             their vocabulary, where known
-    RUN/checkpoints/ckpt-STEP.*  tf.train.Checkpoint, the newest few
-    RUN/metrics.jsonl, RUN/tensorboard/   written by run_log.py
+    RUN/checkpoints/step-00001000/variables.*      values, by path
+    RUN/checkpoints/step-00001000/checkpoint.json  step, notes, sizes
+    RUN/best/step-00001000/                        the lowest held-out loss
 
-A checkpoint is a flat dictionary {variable path: variable}: the
-tf.train.Checkpoint of a Keras 3 model silently drops layers held in lists.
-Data order and dropout are functions of (seed, step), so variables and the
-step are all there is to save.
+A checkpoint is what has a `checkpoint.json`, which is written last and removed
+first, so that a crash at any byte leaves the older ones as they were. It holds
+a flat dictionary {variable path: value}: the tf.train.Checkpoint of a Keras 3
+model silently drops layers held in lists. `tf.train.load_checkpoint` of
+`.../variables` reads it. Data order and dropout are functions of (seed, step),
+so variables and a few notes are all there is to save.
 """
 
+import dataclasses
 import json
-import os
 import posixpath
-import socket
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import features
+from albert_tf import run_directory
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.files import (
-    load_json,
-    load_json_if_any,
-    open_existing,
-    write_bytes,
-    write_text,
-)
-from albert_tf.input_pipeline import Records
+from albert_tf.files import write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 
-CONFIG_FILE = "config.json"
-RECORDS_METADATA_FILE = "records_metadata.json"
 CHECKPOINTS_DIR = "checkpoints"
-
-# A run that differs in these is another run, whatever its directory.
-FIXED_IN_A_RUN = ("model.", "training.sentence_objective")
-# These say where and how to run, not what is computed.
-FREE_IN_A_RUN = ("training.mode", "training.output_dir", "distribution.")
+BEST_DIR = "best"
+COMMIT_FILE = "checkpoint.json"
+VARIABLES = "variables"
 
 
-def check_run_dir(config: PretrainingConfig, records: Records) -> None:
-    """Checks that a run may go on in its directory, if there is one.
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole, as far as its sizes tell.
 
-    A directory without a checkpoint holds nothing that a new run could
-    contradict.
-
-    Args:
-        config: The settings now.
-        records: What it is to train on, or to be evaluated on.
-
-    Raises:
-        UserError: If the run there is of another architecture, naming each
-            difference, or of another vocabulary.
+    Attributes:
+        path: Its directory.
+        step: Updates made.
+        notes: What was noted with it: plain JSON, floats to the last bit.
+        sizes: Bytes of its files by name.
     """
-    run_dir = config.training.output_dir
-    directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
-    if tf.train.latest_checkpoint(directory) is None:
-        return
-    _compare_settings(
-        run_dir, load_json(posixpath.join(run_dir, CONFIG_FILE)), config
-    )
-    path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    stored = load_json_if_any(path)
-    if stored is not None and records.metadata is not None:
-        features.check_agreement(path, stored, records.text_settings())
+
+    path: str
+    step: int
+    notes: Mapping[str, Any]
+    sizes: Mapping[str, int]
 
 
-def write_run_dir(config: PretrainingConfig, records: Records) -> None:
-    """Saves the resolved settings and what is known of the records."""
-    run_dir = config.training.output_dir
-    tf.io.gfile.makedirs(run_dir)
-    write_text(
-        posixpath.join(run_dir, CONFIG_FILE),
-        json.dumps(config.to_dict(), indent=2) + "\n",
-    )
-    if records.metadata is None:
-        return
-    path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    stored = load_json_if_any(path)
-    if stored and stored["inputs_sha256"] != records.metadata.inputs_sha256:
-        logging.warning(
-            "the records have changed since this run began: their "
-            "inputs_sha256 was %s and is %s",
-            stored["inputs_sha256"],
-            records.metadata.inputs_sha256,
-        )
-    write_text(path, records.metadata.to_json())
-    vocabulary = posixpath.join(records.directory, features.TOKENIZER_FILE)
-    if tf.io.gfile.exists(vocabulary):
-        with open_existing(vocabulary, "rb") as file:
-            write_bytes(
-                posixpath.join(run_dir, features.TOKENIZER_FILE), file.read()
-            )
-
-
-def _compare_settings(
-    run_dir: str, stored: Mapping[str, Any], config: PretrainingConfig
-) -> None:
-    stored = _flatten(stored)
-    wanted = _flatten(config.to_dict())
-    changed = {
-        name: f"{name} was {stored.get(name)!r} and is {wanted.get(name)!r}"
-        for name in sorted({*stored, *wanted})
-        if stored.get(name) != wanted.get(name)
-        and not name.startswith(FREE_IN_A_RUN)
-    }
-    refused = [
-        text
-        for name, text in changed.items()
-        if name.startswith(FIXED_IN_A_RUN)
-    ]
-    if refused:
-        raise UserError(
-            f"the run in {run_dir} must be continued with its own settings",
-            received="; ".join(refused),
-            remedy="Choose another --output_dir or restore the settings.",
-        )
-    for text in changed.values():
-        logging.warning("setting changed since this run began: %s", text)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
+class TornCheckpointError(Exception):
+    """A checkpoint that was committed and is not whole any more."""
 
 
 class CheckpointStore:
@@ -141,95 +62,293 @@ class CheckpointStore:
 
     Args:
         run_dir: `--output_dir` of the run.
-        variables: By path; the step among them is named `step`.
+        variables: By path.
         keep_max: Newest checkpoints kept.
-        writes: Whether this process' files are kept. Every worker of a
-            multi-worker run has to take part in saving, the chief alone
-            keeps what it wrote.
+        keep_every_n_steps: Those at its multiples are kept for ever; 0 keeps
+            none so.
+        writes: Whether this process saves: of the workers of a run the chief
+            alone, since their variables are equal.
+
+    Attributes:
+        failed: Why the last save failed; "" if it did not.
+        seconds_stalled: That training waited for the last save.
     """
 
     def __init__(
         self,
         run_dir: str,
         variables: Mapping[str, tf.Variable],
+        *,
         keep_max: int = 5,
+        keep_every_n_steps: int = 0,
         writes: bool = True,
     ) -> None:
         self._directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
+        self._best_directory = posixpath.join(run_dir, BEST_DIR)
         self._variables = dict(variables)
-        self._checkpoint = tf.train.Checkpoint(variables=self._variables)
+        self._keep_max = keep_max
+        self._keep_every_n_steps = keep_every_n_steps
         self._writes = writes
-        directory = self._directory
-        if not writes:
-            name = f"scratch_{socket.gethostname()}_{os.getpid()}"
-            directory = posixpath.join(run_dir, name)
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint,
-            directory,
-            max_to_keep=keep_max,
-            checkpoint_name="ckpt",
-        )
+        self._whole: set[int] = set()  # steps saved or restored here
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        self.failed = ""
+        self.seconds_stalled = 0.0
 
-    def save(self, step: int) -> str:
-        """Saves all variables; returns the path without its suffixes.
+    def save(self, step: int, notes: Mapping[str, Any]) -> None:
+        """Copies the variables to the host, and has them written.
 
-        If it fails, e.g. for a full disk, older checkpoints stay as they are.
+        Training waits for the copy, and for a save before that has not ended.
+        A save that fails, e.g. for a full disk, is told loudly and leaves the
+        older checkpoints as they are; see `failed`.
+
+        Args:
+            step: Updates made.
+            notes: JSON to give back with the variables.
         """
-        path = self._manager.save(checkpoint_number=step)
-        if not self._writes:
-            tf.io.gfile.rmtree(self._manager.directory)
-        return path
+        if step not in self._whole:
+            self._save(self._directory, step, notes)
 
-    def restore(self, step: int = 0) -> str | None:
+    def save_best(
+        self, step: int, notes: Mapping[str, Any], loss: float
+    ) -> None:
+        """Saves apart, if the held-out loss is the lowest so far.
+
+        Args:
+            step: Updates made.
+            notes: JSON to give back with the variables.
+            loss: Held-out loss, in nats.
+        """
+        best = list_checkpoints(self._best_directory)
+        if not best or loss < best[-1].notes["held_out_loss"]:
+            self._save(
+                self._best_directory, step, {**notes, "held_out_loss": loss}
+            )
+
+    def wait(self) -> None:
+        """Returns when nothing is being written."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def restore(self, step: int = 0) -> Checkpoint | None:
         """Restores the checkpoint of a step, or the newest for 0.
 
+        A torn one is passed over with a warning if any will do.
+
         Returns:
-            Its path, or None if there is none yet.
+            The checkpoint, or None if there is none yet.
 
         Raises:
-            UserError: If `step` is not there, or if the checkpoint holds
-                variables of other names or shapes.
+            UserError: If the checkpoint of `step` is not there or is torn, if
+                all are torn, or if a checkpoint holds variables of other
+                names or shapes.
         """
-        state = tf.train.get_checkpoint_state(self._directory)
-        paths = list(state.all_model_checkpoint_paths) if state else []
+        found = list_checkpoints(self._directory)
         if step:
-            wanted = posixpath.join(self._directory, f"ckpt-{step}")
-            if wanted not in paths:
-                steps = [path.rpartition("-")[2] for path in paths]
-                raise UserError(
-                    f"checkpoint_step must be a checkpoint of {wanted[:-5]}",
-                    received=step,
-                    remedy=f"There are: {', '.join(steps) or 'none'}.",
+            found = self._of_step(step, found)
+        for checkpoint in reversed(found):
+            try:
+                values = _read(checkpoint, self._variables)
+            except TornCheckpointError as error:
+                logging.error(
+                    "%s is not whole and is passed over: %s",
+                    checkpoint.path,
+                    error,
                 )
-            paths = [wanted]
-        if not paths:
-            return None
-        self._check_contents(paths[-1])
-        status = self._checkpoint.read(paths[-1])
-        status.assert_existing_objects_matched()
-        status.expect_partial()  # a model alone is read without its moments
-        return paths[-1]
-
-    def _check_contents(self, path: str) -> None:
-        """Names what differs before TensorFlow would say it at length."""
-        stored = {
-            key.split("/")[1].replace(".S", "/"): shape
-            for key, shape in tf.train.load_checkpoint(path)
-            .get_variable_to_shape_map()
-            .items()
-            if key.startswith("variables/")
-        }
-        differences = [
-            f"{name} has shape {stored.get(name, 'none')} there and "
-            f"{variable.shape.as_list()} here"
-            for name, variable in self._variables.items()
-            if stored.get(name) != variable.shape.as_list()
-        ]
-        if differences:
+                continue
+            for name, variable in self._variables.items():
+                variable.assign(values[name])
+            self._whole.add(checkpoint.step)
+            return checkpoint
+        if found:
             raise UserError(
-                f"checkpoint {path} must hold the variables of this model",
-                received="; ".join(differences[:5]),
+                "a checkpoint must be whole",
+                received=f"none of {', '.join(c.path for c in found)} is",
+                remedy="Copy them from where they are whole, or start anew in "
+                "another --output_dir.",
             )
+        return None
+
+    def _of_step(self, step: int, found: list[Checkpoint]) -> list[Checkpoint]:
+        kept = [*list_checkpoints(self._best_directory), *found]
+        wanted = [checkpoint for checkpoint in kept if checkpoint.step == step]
+        if not wanted:
+            steps = ", ".join(str(s) for s in sorted({c.step for c in kept}))
+            raise UserError(
+                f"checkpoint_step must be a checkpoint in {self._directory} "
+                f"or {self._best_directory}",
+                received=step,
+                remedy=f"There are: {steps or 'none'}.",
+            )
+        return wanted
+
+    def _save(self, parent: str, step: int, notes: Mapping[str, Any]) -> None:
+        if not self._writes:
+            return
+        started = time.monotonic()
+        self.wait()
+        values = {n: v.numpy() for n, v in self._variables.items()}
+        self._writing = self._writer.submit(
+            self._write, parent, step, dict(notes), values
+        )
+        self.seconds_stalled = time.monotonic() - started
+
+    def _write(
+        self,
+        parent: str,
+        step: int,
+        notes: dict[str, Any],
+        values: dict[str, np.ndarray],
+    ) -> None:
+        directory = posixpath.join(parent, f"step-{step:08d}")
+        started = time.monotonic()
+        try:
+            _remove(directory)
+            _write_checkpoint(directory, step, notes, values)
+            self._remove_old(parent, directory)
+        except (OSError, tf.errors.OpError) as error:
+            self.failed = f"{directory}: {str(error).splitlines()[0]}"
+            logging.error(
+                "CHECKPOINT NOT SAVED: %s. Training goes on, and the next "
+                "checkpoint is tried; older ones are whole. Make room or "
+                "mend the place, or stop the run",
+                self.failed,
+            )
+            _remove_if_possible(directory)
+            return
+        self.failed = ""
+        if parent == self._directory:
+            self._whole.add(step)
+        logging.info(
+            "saved %s in %.1f s, in the background",
+            directory,
+            time.monotonic() - started,
+        )
+
+    def _remove_old(self, parent: str, newest: str) -> None:
+        """Removes what need not be kept, and what crashes left."""
+        committed = list_checkpoints(parent)
+        if parent == self._best_directory:
+            kept = {newest}
+        else:
+            kept = {c.path for c in committed[-self._keep_max :]} | {
+                c.path
+                for c in committed
+                if self._keep_every_n_steps
+                and c.step
+                and c.step % self._keep_every_n_steps == 0
+            }
+        for name in tf.io.gfile.listdir(parent):
+            path = posixpath.join(parent, name.rstrip("/"))
+            if path not in kept:
+                _remove(path)
+
+
+def list_checkpoints(directory: str) -> list[Checkpoint]:
+    """The committed checkpoints of a directory, by step."""
+    found = []
+    for path in tf.io.gfile.glob(posixpath.join(directory, "step-*")):
+        try:
+            with tf.io.gfile.GFile(posixpath.join(path, COMMIT_FILE)) as file:
+                found.append(Checkpoint(path, **json.loads(file.read())))
+        except tf.errors.NotFoundError:
+            continue  # never committed
+        except (ValueError, TypeError) as error:
+            logging.error("%s is no checkpoint: %s", path, error)
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _write_checkpoint(
+    directory: str,
+    step: int,
+    notes: dict[str, Any],
+    values: dict[str, np.ndarray],
+) -> None:
+    tf.io.gfile.makedirs(directory)
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=posixpath.join(directory, VARIABLES),
+            tensor_names=list(values),
+            shape_and_slices=[""] * len(values),
+            tensors=list(values.values()),
+        )
+    sizes = {
+        name: tf.io.gfile.stat(posixpath.join(directory, name)).length
+        for name in tf.io.gfile.listdir(directory)
+    }
+    write_text(
+        posixpath.join(directory, COMMIT_FILE),
+        json.dumps({"step": step, "notes": notes, "sizes": sizes}) + "\n",
+    )
+
+
+def _read(
+    checkpoint: Checkpoint, variables: Mapping[str, tf.Variable]
+) -> dict[str, tf.Tensor]:
+    """Reads the values of all variables before any is assigned.
+
+    Raises:
+        TornCheckpointError: If the files are not what was committed.
+        UserError: If a variable is not there, or of another shape.
+    """
+    for name, size in checkpoint.sizes.items():
+        path = posixpath.join(checkpoint.path, name)
+        try:
+            found = tf.io.gfile.stat(path).length
+        except tf.errors.NotFoundError:
+            raise TornCheckpointError(f"{name} is missing") from None
+        if found != size:
+            raise TornCheckpointError(f"{name} has {found} of {size} bytes")
+    prefix = posixpath.join(checkpoint.path, VARIABLES)
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        _check_shapes(checkpoint, reader.get_variable_to_shape_map(), variables)
+        # A tensor whose checksum does not fit is an error.
+        with tf.device("CPU:0"):
+            values = tf.raw_ops.RestoreV2(
+                prefix=prefix,
+                tensor_names=list(variables),
+                shape_and_slices=[""] * len(variables),
+                dtypes=[variable.dtype for variable in variables.values()],
+            )
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise TornCheckpointError(str(error).splitlines()[0]) from None
+    return dict(zip(variables, values, strict=True))
+
+
+def _check_shapes(
+    checkpoint: Checkpoint,
+    stored: Mapping[str, list[int]],
+    variables: Mapping[str, tf.Variable],
+) -> None:
+    differences = [
+        f"{name} has shape {stored.get(name, 'none')} there and "
+        f"{variable.shape.as_list()} here"
+        for name, variable in variables.items()
+        if stored.get(name) != variable.shape.as_list()
+    ]
+    if differences:
+        raise UserError(
+            f"checkpoint {checkpoint.path} must hold the variables of this "
+            "model",
+            received="; ".join(differences[:5]),
+        )
+
+
+def _remove(directory: str) -> None:
+    """Removes a checkpoint, its commit first."""
+    commit = posixpath.join(directory, COMMIT_FILE)
+    if tf.io.gfile.exists(commit):
+        tf.io.gfile.remove(commit)
+    if tf.io.gfile.exists(directory):
+        tf.io.gfile.rmtree(directory)
+
+
+def _remove_if_possible(directory: str) -> None:
+    try:
+        _remove(directory)
+    except (OSError, tf.errors.OpError) as error:
+        logging.error("%s could not be removed: %s", directory, error)
 
 
 def model_variables(pretrainer: AlbertPretrainer) -> dict[str, tf.Variable]:
@@ -241,16 +360,6 @@ def model_variables(pretrainer: AlbertPretrainer) -> dict[str, tf.Variable]:
     return by_path
 
 
-def load_config(run_dir: str) -> PretrainingConfig:
-    """The resolved configuration of a run.
-
-    Raises:
-        UserError: If there is no run.
-    """
-    path = posixpath.join(run_dir, CONFIG_FILE)
-    return PretrainingConfig.from_dict(load_json(path), source=path)
-
-
 def load_run(
     run_dir: str, step: int = 0
 ) -> tuple[PretrainingConfig, AlbertPretrainer, int]:
@@ -258,7 +367,7 @@ def load_run(
 
     Args:
         run_dir: `--output_dir` of the run.
-        step: Checkpoint to load; 0 is the newest.
+        step: Checkpoint to load, of those kept or the best; 0 is the newest.
 
     Returns:
         The run's configuration, the model, and the checkpoint's step.
@@ -266,23 +375,20 @@ def load_run(
     Raises:
         UserError: If there is no such run or checkpoint.
     """
-    config = load_config(run_dir)
+    config = run_directory.load_config(run_dir)
     pretrainer = AlbertPretrainer(
         config.model,
         config.training.sentence_objective,
         dtype=config.distribution.precision,
     )
     pretrainer.build()
-    step_variable = tf.Variable(0, dtype=tf.int64)
-    store = CheckpointStore(
-        run_dir, {**model_variables(pretrainer), "step": step_variable}
-    )
-    path = store.restore(step)
-    if path is None:
+    store = CheckpointStore(run_dir, model_variables(pretrainer), writes=False)
+    checkpoint = store.restore(step)
+    if checkpoint is None:
         raise UserError(
             f"{run_dir} must hold a checkpoint",
             received="none",
             remedy="Train with python -m albert_tf.run_pretraining first.",
         )
-    logging.info("loaded %s", path)
-    return config, pretrainer, int(step_variable.read_value())
+    logging.info("loaded %s", checkpoint.path)
+    return config, pretrainer, checkpoint.step

@@ -1,11 +1,15 @@
 """Strategies: which devices a run uses, and what each of them gets."""
 
+import contextlib
 import functools
 import json
 import os
+from collections.abc import Iterator
 
 import tensorflow as tf
 from absl import logging
+from tensorflow.python.eager import context
+from tensorflow.python.eager.context import coordination_config_pb2
 
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
@@ -139,7 +143,6 @@ def _mirrored_over(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 def _multi_worker_strategy(
     config: DistributionConfig,
 ) -> tf.distribute.Strategy:
-    del config
     form = (
         "TF_CONFIG must hold a JSON object with cluster and task, e.g. "
         '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
@@ -153,7 +156,97 @@ def _multi_worker_strategy(
         complete = False
     if not complete:
         raise UserError(form, received=repr(text))
-    return tf.distribute.MultiWorkerMirroredStrategy()
+    _watch_workers(value["cluster"], config.worker_timeout_s)
+    logging.info(
+        "waiting for all workers of %s, at most %d s",
+        json.dumps(value["cluster"]),
+        config.worker_timeout_s,
+    )
+    with name_lost_workers(config):
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=tf.distribute.experimental.CommunicationOptions(
+                timeout_seconds=config.worker_timeout_s
+            )
+        )
+
+
+def _watch_workers(cluster: dict[str, list[str]], timeout_s: int) -> None:
+    """Has workers that do not answer found out within a time.
+
+    TensorFlow's coordination service does it, which has no public settings.
+    """
+    jobs = [job for job in ("chief", "worker") if job in cluster]
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{jobs[0]}/replica:0/task:0",
+        cluster_register_timeout_in_ms=timeout_s * 1000,
+        heartbeat_timeout_in_ms=timeout_s * 1000,
+        shutdown_barrier_timeout_in_ms=timeout_s * 1000,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(
+                name=job, num_tasks=len(cluster[job])
+            )
+            for job in jobs
+        ],
+    )
+
+
+@contextlib.contextmanager
+def name_lost_workers(config: DistributionConfig) -> Iterator[None]:
+    """Turns what TensorFlow raises where a worker is lost into a clear error.
+
+    Raises:
+        UserError: If the block failed since another process did not answer.
+    """
+    try:
+        yield
+    except (
+        tf.errors.UnavailableError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.InternalError,
+        tf.errors.FailedPreconditionError,
+    ) as error:
+        if not os.environ.get("TF_CONFIG"):
+            raise
+        raise UserError(
+            "all workers of TF_CONFIG must answer, within "
+            f"worker_timeout_s={config.worker_timeout_s}",
+            received=str(error.message).splitlines()[0][:300],
+            remedy="See the logs of the other workers for the first that "
+            "failed; start all of them again, and the run goes on from its "
+            "last checkpoint.",
+        ) from None
+
+
+def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
+    """Waits for all processes, which must be at the same step.
+
+    Raises:
+        UserError: If they are not.
+    """
+    if is_one_process(strategy):
+        return
+
+    def sums() -> tf.Tensor:
+        value = tf.stack([tf.constant(step, tf.float64)] * 2)
+        replica = tf.distribute.get_replica_context()
+        return replica.all_reduce(
+            tf.distribute.ReduceOp.SUM, value * [1.0, step]
+        )
+
+    total, squares = strategy.experimental_local_results(
+        tf.function(strategy.run)(sums)
+    )[0].numpy()
+    replicas = strategy.num_replicas_in_sync
+    if total != step * replicas or squares != step**2 * replicas:
+        raise UserError(
+            "all workers must read the same --output_dir",
+            received=f"this one is at step {step}, and the mean of all is "
+            f"{total / replicas:g}",
+            remedy="Take a directory that all of them share, e.g. gs://.",
+        )
 
 
 def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:

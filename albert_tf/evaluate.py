@@ -13,6 +13,8 @@ from albert_tf import (
     input_pipeline,
     losses,
     metrics,
+    run_directory,
+    training_records,
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.modeling.pretrainer import AlbertPretrainer
@@ -35,7 +37,7 @@ class Evaluator:
         self,
         strategy: tf.distribute.Strategy,
         pretrainer: AlbertPretrainer,
-        held_out: input_pipeline.Records,
+        held_out: training_records.Records,
         config: PretrainingConfig,
         stop_flag: tf.Variable | None = None,
     ) -> None:
@@ -61,7 +63,9 @@ class Evaluator:
         def batch_sums(
             batch: input_pipeline.Batch,
         ) -> Mapping[str, tf.Tensor]:
-            stop = tf.constant(0.0) if stop_flag is None else +stop_flag
+            stop = tf.constant(0.0)
+            if stop_flag is not None:
+                stop = tf.identity(stop_flag)
             per_replica = strategy.run(replica_sums, args=(batch, stop))
             return {
                 name: strategy.experimental_local_results(value)[0]
@@ -130,8 +134,8 @@ def evaluate_run(config: PretrainingConfig) -> None:
         UserError: If there is no checkpoint, or it does not fit.
     """
     config.require("eval_input_file")
-    held_out = input_pipeline.find_held_out(config)
-    checkpoints.check_run_dir(config, held_out)
+    held_out = training_records.find_held_out(config)
+    run_directory.check(config, held_out)
     strategy = distribution.make_strategy(config.distribution)
     distribution.per_replica_batch_size(
         "eval_batch_size",

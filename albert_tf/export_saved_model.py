@@ -32,18 +32,14 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf import flags
-from albert_tf.checkpoints import (
-    CONFIG_FILE,
-    RECORDS_METADATA_FILE,
-    load_run,
-    model_variables,
-)
+from albert_tf.checkpoints import load_run, model_variables
 from albert_tf.config import ExportConfig
 from albert_tf.errors import UserError
 from albert_tf.features import TOKENIZER_FILE
 from albert_tf.files import load_json_if_any, write_text
 from albert_tf.fill_mask import ASSETS_DIR, SERVING_FILE
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.run_directory import CONFIG_FILE, RECORDS_METADATA_FILE
 from albert_tf.tokenization import PUBLISHED
 
 MODEL_CONFIG_FILE = "albert_config.json"

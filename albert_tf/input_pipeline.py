@@ -5,202 +5,74 @@ shards in a shuffled order, cuts the stream into blocks and shuffles each
 block. Step s takes records [s * B, (s + 1) * B) of the endless stream,
 whatever the number of replicas, hosts or restarts, so that a position is
 the step alone and nothing of the pipeline need be saved. (Saved iterators
-were tried and fail under strategies.)
+were tried and fail under strategies.) Two things that a run notes in its
+directory take part: rollbacks leave batches out, and a damaged record is
+replaced by one of weight 0.
 
 Records without masks (`--masking=dynamic` when built) are masked here, in the
 graph of the host, with a key of the seed and the place in that stream: each
 epoch anew, and alike wherever the run starts.
 """
 
-import dataclasses
-import posixpath
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
-from absl import logging
-from tqdm import tqdm
 
 from albert_tf import features, tensor_ops
-from albert_tf.config import DataConfig, PretrainingConfig, SequenceConfig
+from albert_tf.config import DataConfig, SequenceConfig
 from albert_tf.distribution import per_replica_batch_size
-from albert_tf.errors import UserError
 from albert_tf.keyed_random import random_bits
 from albert_tf.masking import mask_batch
+from albert_tf.rollback import Rollbacks
+from albert_tf.tfrecord_files import read_records
+from albert_tf.training_records import (
+    Phase,
+    Records,
+    TrainingData,
+    features_to_read,
+)
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20
 
+# Spreads the seeds of phases.
+_GOLDEN = 0x9E3779B97F4A7C15
+
 Batch = Mapping[str, tf.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class Records:
-    """Shards and what is known of them.
-
-    Attributes:
-        files: Paths, sorted.
-        counts: Records in each file.
-        metadata: Of the first directory; None for records that
-            google-research/albert made.
-        directory: Where `metadata` was read.
-    """
-
-    files: tuple[str, ...]
-    counts: tuple[int, ...]
-    metadata: features.RecordsMetadata | None
-    directory: str
-
-    @property
-    def masking(self) -> str:
-        """Either "static", or "dynamic" for records without masks."""
-        return self.metadata.masking if self.metadata else "static"
-
-    @property
-    def num_examples(self) -> int:
-        """Records in all files."""
-        return sum(self.counts)
-
-    def text_settings(self) -> dict[str, object]:
-        """What other records must share for pieces to mean the same.
-
-        Nothing is known, and nothing asked, of records without metadata.
-        """
-        if self.metadata is None:
-            return {}
-        return {
-            "vocabulary_sha256": self.metadata.vocabulary_sha256,
-            "do_lower_case": self.metadata.do_lower_case,
-        }
-
-
-def find_records(
-    name: str, patterns: Sequence[str], config: PretrainingConfig
-) -> Records:
-    """Finds shards, reads their metadata and checks it against the run.
-
-    No device is touched, so that it may come before a strategy is made.
+def training_dataset(
+    data: TrainingData,
+    config: DataConfig,
+    seed: int,
+    start_step: int,
+    rollbacks: Rollbacks | None = None,
+    damaged: Mapping[str, frozenset[int]] | None = None,
+) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
+    """Batches of one replica, from a step to the end of its phase, and on.
 
     Args:
-        name: The setting that holds the patterns.
-        patterns: Files or globs.
-        config: The run.
-
-    Raises:
-        UserError: If no file matches, a build has not ended, a file is not
-            in its metadata, lengths, vocabulary, lower-casing or sentence
-            objective differ, or some hold masks and others none.
-    """
-    files = []
-    for pattern in patterns:
-        matches = tf.io.gfile.glob(pattern)
-        if not matches:
-            raise UserError(
-                f"{name} must match files",
-                received=f"no file at {pattern}",
-                remedy="Build records with python -m "
-                "data_prep.build_tfrecords.",
-            )
-        files += matches
-    files = sorted(set(files))
-    metadata_of = {
-        directory: _metadata_of(directory)
-        for directory in sorted({posixpath.dirname(file) for file in files})
-    }
-    for directory, metadata in metadata_of.items():
-        if metadata is not None:
-            _check_metadata(directory, metadata, config)
-    unlisted = [f for f in files if metadata_of[posixpath.dirname(f)] is None]
-    counts = tuple(
-        _count_records(file, config.data)
-        if metadata is None
-        else _listed_count(file, metadata)
-        for file, metadata in (
-            (file, metadata_of[posixpath.dirname(file)])
-            for file in tqdm(
-                files, desc="counting records", disable=not unlisted
-            )
-        )
-    )
-    if not sum(counts):
-        raise UserError(f"{name} must hold records", received="none at all")
-    directory, first = next(iter(metadata_of.items()))
-    records = Records(tuple(files), counts, first, directory)
-    without_masks = [
-        other
-        for other, metadata in metadata_of.items()
-        if metadata is not None and metadata.masking == "dynamic"
-    ]
-    if 0 < len(without_masks) < len(metadata_of):
-        raise UserError(
-            f"{name} must hold records of one masking, static or dynamic",
-            received=f"dynamic in {', '.join(without_masks)} alone",
-            remedy="Build all of them with the same --masking.",
-        )
-    for other, metadata in metadata_of.items():
-        if metadata is not None:
-            features.check_agreement(
-                other, dataclasses.asdict(metadata), records.text_settings()
-            )
-    return records
-
-
-def find_held_out(config: PretrainingConfig) -> Records:
-    """Finds the records of `eval_input_file`, see `find_records`.
-
-    Raises:
-        UserError: If they hold no masks, too: each evaluation must ask for
-            the same pieces.
-    """
-    held_out = find_records(
-        "eval_input_file", config.data.eval_input_file, config
-    )
-    if held_out.masking == "dynamic":
-        raise UserError(
-            "eval_input_file must hold records of static masking",
-            received=f"records without masks in {held_out.directory}",
-            remedy="Take eval/ of a build with --holdout_fraction, whose "
-            "masking is always static.",
-        )
-    return held_out
-
-
-def check_held_out(train: Records, held_out: Records) -> None:
-    """Refuses held-out records that are trained on, or made of other pieces.
-
-    Raises:
-        UserError: Naming the files in both, or what differs.
-    """
-    in_both = sorted(set(train.files) & set(held_out.files))
-    if in_both:
-        raise UserError(
-            "eval_input_file must hold no file of input_file",
-            received=", ".join(in_both[:3]),
-        )
-    if train.metadata is None or held_out.metadata is None:
-        return
-    features.check_agreement(
-        held_out.directory,
-        dataclasses.asdict(held_out.metadata),
-        train.text_settings(),
-    )
-    if train.metadata.inputs_sha256 != held_out.metadata.inputs_sha256:
-        logging.warning(
-            "%s and %s are of two builds: documents of one may be in the other",
-            train.directory,
-            held_out.directory,
-        )
-
-
-def training_dataset(
-    records: Records, config: DataConfig, seed: int, start_step: int
-) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-    """Batches of one replica, from a step on, without end.
+        data: The phases of the run; each has a stream of its own.
+        config: Batch and lengths.
+        seed: Of the order, and of dynamic masks.
+        start_step: The update that the first batch is for.
+        rollbacks: What they leave out before that update is left out.
+        damaged: Numbers of damaged records by file. One is read as an example
+            whose `input_mask` and `masked_lm_weights` are all 0, in its place,
+            so that no other record moves.
 
     Returns:
         What `strategy.distribute_datasets_from_function` takes. Elements
         are dictionaries of `FEATURES` but token_boundary, int32 or
         float32, of shape (per_replica_batch_size, length).
     """
+    phase = data.at(start_step)
+    records = phase.records
+    seed = phase_seed(data, phase, seed)
+    first_batch = start_step - phase.first_step
+    if rollbacks:
+        first_batch += rollbacks.skipped_steps(start_step, phase.first_step)
 
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
         batch = parse_records(serialized, config, records.masking)
@@ -213,13 +85,14 @@ def training_dataset(
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         stream = _shuffled_stream(
             records,
-            config.shuffle_block_size,
+            config,
             seed,
-            start_step * config.global_batch_size,
+            first_batch * config.global_batch_size,
+            damaged or {},
         )
         batches = stream.batch(config.global_batch_size, drop_remainder=True)
         return _parse_share(
-            batches.enumerate(start_step),
+            batches.enumerate(first_batch),
             "global_batch_size",
             config.global_batch_size,
             parse,
@@ -227,6 +100,11 @@ def training_dataset(
         )
 
     return make
+
+
+def phase_seed(data: TrainingData, phase: Phase, seed: int) -> int:
+    """The seed of a phase's stream: the run's in the first one."""
+    return (seed + data.phases.index(phase) * _GOLDEN) % 2**63
 
 
 def evaluation_dataset(
@@ -296,21 +174,13 @@ def parse_records(
             feature.name: tf.io.FixedLenFeature(
                 [feature.length(shape)], tf.dtypes.as_dtype(feature.dtype)
             )
-            for feature in _features_to_read(masking)
+            for feature in features_to_read(masking)
         },
     )
     return {
         name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
         for name, value in parsed.items()
     }
-
-
-def _features_to_read(masking: str) -> tuple[features.Feature, ...]:
-    return tuple(
-        feature
-        for feature in features.stored_features(masking)
-        if masking == "dynamic" or feature.name != "token_boundary"
-    )
 
 
 def _mask(
@@ -338,122 +208,35 @@ def _mask(
     }
 
 
-def _metadata_of(directory: str) -> features.RecordsMetadata | None:
-    """None for records of google-research/albert.
-
-    Raises:
-        UserError: For a build of our own that has not ended.
-    """
-    path = posixpath.join(directory, features.METADATA_FILE)
-    if tf.io.gfile.exists(path):
-        return features.read_metadata(directory)
-    unfinished = posixpath.join(
-        posixpath.dirname(directory), features.UNFINISHED_FILE
-    )
-    if tf.io.gfile.exists(unfinished):
-        raise UserError(
-            f"the records of {directory} must be complete",
-            received=f"{unfinished} of a build that has not ended",
-            remedy="Run python -m data_prep.build_tfrecords again.",
-        )
-    logging.warning(
-        "%s has no %s: its records are taken for those of "
-        "google-research/albert, and their vocabulary is not checked",
-        directory or ".",
-        features.METADATA_FILE,
-    )
-    return None
-
-
-def _check_metadata(
-    directory: str,
-    metadata: features.RecordsMetadata,
-    config: PretrainingConfig,
-) -> None:
-    wanted: dict[str, object] = {
-        "max_seq_length": config.data.max_seq_length,
-        "vocab_size": config.model.vocab_size,
-    }
-    if metadata.masking == "static":
-        wanted["max_predictions_per_seq"] = config.data.max_predictions_per_seq
-    if config.training.sentence_objective != "none":
-        wanted["sentence_objective"] = config.training.sentence_objective
-    features.check_agreement(
-        posixpath.join(directory, features.METADATA_FILE),
-        dataclasses.asdict(metadata),
-        wanted,
+def shuffled_files(
+    records: Records, seed: int, epoch: tf.Tensor | int
+) -> tf.Tensor:
+    """string, `(files,)`: the shards in the order in which an epoch reads."""
+    return tf.random.experimental.stateless_shuffle(
+        tf.constant(records.files), seed=_epoch_key(seed, epoch)
     )
 
 
-def _listed_count(file: str, metadata: features.RecordsMetadata) -> int:
-    try:
-        return metadata.shards[posixpath.basename(file)]
-    except KeyError:
-        raise UserError(
-            f"{features.METADATA_FILE} beside {file} must list it",
-            received=", ".join(metadata.shards),
-            remedy="Narrow the glob to the shards of one build.",
-        ) from None
-
-
-def _count_records(file: str, config: DataConfig) -> int:
-    """Records of a file, read without touching a device.
-
-    Raises:
-        UserError: If the first record has other lengths, or one is damaged.
-    """
-    count = 0
-    try:
-        for serialized in tf.compat.v1.io.tf_record_iterator(file):
-            if not count:
-                _check_lengths(file, serialized, config)
-            count += 1
-    except tf.errors.DataLossError as error:
-        raise UserError(
-            f"{file} must be a whole TFRecord file", received=error.message
-        ) from None
-    return count
-
-
-def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
-    example = tf.train.Example.FromString(serialized)
-    stored = {}
-    for feature in features.FEATURES:
-        values = example.features.feature[feature.name]
-        stored[feature.name] = len(
-            values.float_list.value
-            if feature.dtype == "float32"
-            else values.int64_list.value
-        )
-    features.check_agreement(
-        f"the lengths of the features in {file}",
-        stored,
-        {
-            feature.name: feature.length(config)
-            for feature in _features_to_read("static")
-        },
-        remedy="Set --max_seq_length and --max_predictions_per_seq to the "
-        "lengths of the records.",
-    )
+def _epoch_key(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
+    return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
 
 
 def _shuffled_stream(
-    records: Records, block_size: int, seed: int, position: int
+    records: Records,
+    config: DataConfig,
+    seed: int,
+    position: int,
+    damaged: Mapping[str, frozenset[int]],
 ) -> tf.data.Dataset:
     """The endless stream of serialized records from a position on."""
-    files = tf.constant(records.files)
+    block_size = config.shuffle_block_size
     first_epoch, offset = divmod(position, records.num_examples)
-
-    def shuffled_files(epoch: tf.Tensor) -> tf.Tensor:
-        return tf.random.experimental.stateless_shuffle(
-            files, seed=tf.stack([tf.cast(seed, tf.int64), epoch])
-        )
 
     def shuffle_block(
         epoch: tf.Tensor, index: tf.Tensor, block: tf.Tensor
     ) -> tf.Tensor:
         key = tf.random.experimental.stateless_fold_in(
-            tf.stack([tf.cast(seed, tf.int64), epoch]), index
+            _epoch_key(seed, epoch), index
         )
         return tf.random.experimental.stateless_shuffle(block, seed=key)
 
@@ -464,9 +247,7 @@ def _shuffled_stream(
         first_block: int,
     ) -> tf.data.Dataset:
         return (
-            tf.data.TFRecordDataset(
-                ordered_files, buffer_size=READ_BUFFER_BYTES
-            )
+            _read_files(ordered_files, records, config, damaged)
             .skip(skip)
             .batch(block_size)
             .enumerate(start=first_block)
@@ -480,7 +261,9 @@ def _shuffled_stream(
     first_block = offset // block_size
     to_skip = first_block * block_size
     count_of = dict(zip(records.files, records.counts, strict=True))
-    remaining = [name.decode() for name in shuffled_files(epoch).numpy()]
+    remaining = [
+        name.decode() for name in shuffled_files(records, seed, epoch).numpy()
+    ]
     while to_skip >= count_of[remaining[0]]:
         to_skip -= count_of[remaining.pop(0)]
     rest_of_epoch = epoch_from(epoch, remaining, to_skip, first_block).skip(
@@ -488,8 +271,56 @@ def _shuffled_stream(
     )
     later_epochs = tf.data.Dataset.range(
         first_epoch + 1, tf.int64.max
-    ).flat_map(lambda epoch: epoch_from(epoch, shuffled_files(epoch), 0, 0))
+    ).flat_map(
+        lambda epoch: epoch_from(
+            epoch, shuffled_files(records, seed, epoch), 0, 0
+        )
+    )
     return rest_of_epoch.concatenate(later_epochs)
+
+
+@tf.autograph.experimental.do_not_convert
+def _read_files(
+    files: tf.Tensor,
+    records: Records,
+    config: DataConfig,
+    damaged: Mapping[str, frozenset[int]],
+) -> tf.data.Dataset:
+    """Serialized records of files, one after another."""
+    if not damaged:
+        return tf.data.TFRecordDataset(files, buffer_size=READ_BUFFER_BYTES)
+    count_of = dict(zip(records.files, records.counts, strict=True))
+    padding = _padding_example(config)
+
+    def read_damaged(names: Sequence[bytes]) -> Iterator[bytes]:
+        """As many records as the file should have, in Python."""
+        for name in (name.decode() for name in names):
+            with tf.io.gfile.GFile(name, "rb") as file:
+                found = itertools.islice(read_records(file), count_of[name])
+                number = -1
+                for number, _, content, fault in found:
+                    bad = fault or number in damaged[name]
+                    yield padding if bad else content
+            yield from [padding] * (count_of[name] - number - 1)
+
+    damaged_files = tf.constant(sorted(damaged))
+
+    def read(file: tf.Tensor) -> tf.data.Dataset:
+        # One of the two reads the file, the other none.
+        is_damaged = tf.reduce_any(file == damaged_files)[tf.newaxis]
+        whole = tf.boolean_mask(file[tf.newaxis], ~is_damaged)
+        rest = tf.boolean_mask(file[tf.newaxis], is_damaged)
+        return tf.data.TFRecordDataset(
+            whole, buffer_size=READ_BUFFER_BYTES
+        ).concatenate(
+            tf.data.Dataset.from_generator(
+                read_damaged,
+                output_signature=tf.TensorSpec((), tf.string),
+                args=(rest,),
+            )
+        )
+
+    return tf.data.Dataset.from_tensor_slices(files).flat_map(read)
 
 
 def _parse_share(

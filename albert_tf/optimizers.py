@@ -68,7 +68,7 @@ class AdamW:
 
     def apply(
         self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor
-    ) -> None:
+    ) -> dict[str, tf.Tensor]:
         """Updates the variables; called on every replica.
 
         Every replica updates its own copies, by the same arithmetic on the
@@ -79,16 +79,32 @@ class AdamW:
                 in that order. They must be equal on all replicas: reduced
                 and clipped.
             learning_rate: float32 scalar, equal on all replicas.
+
+        Returns:
+            float32 scalars: update_norm, of the change of
+            all weights together; and of the trust ratios of those variables
+            that have one, trust_ratio_min, trust_ratio_mean and
+            trust_ratio_max.
         """
+        updates, ratios = [], []
         for variable, gradient in zip(self._variables, gradients, strict=True):
-            self._apply_one(variable, gradient, learning_rate)
+            update, ratio = self._apply_one(variable, gradient, learning_rate)
+            updates.append(update)
+            if ratio is not None:
+                ratios.append(ratio)
+        figures = {"update_norm": tf.linalg.global_norm(updates)}
+        if ratios:
+            figures["trust_ratio_min"] = tf.reduce_min(ratios)
+            figures["trust_ratio_mean"] = tf.reduce_mean(ratios)
+            figures["trust_ratio_max"] = tf.reduce_max(ratios)
+        return figures
 
     def _apply_one(
         self,
         variable: keras.Variable,
         gradient: tf.Tensor,
         learning_rate: tf.Tensor,
-    ) -> None:
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
         config, weights = self._config, variable.value
         m_slot = self.slots[f"{variable.path}/m"]
         v_slot = self.slots[f"{variable.path}/v"]
@@ -96,20 +112,25 @@ class AdamW:
         m = config.beta_1 * m_slot + (1 - config.beta_1) * gradient
         v = config.beta_2 * v_slot + (1 - config.beta_2) * tf.square(gradient)
         update = m / (tf.sqrt(v) + config.epsilon)
+        ratio = None
         if not EXCLUDED.search(variable.path):
             update += config.weight_decay_rate * weights
-            update *= self._trust_ratio(weights, update)
+            ratio = self._trust_ratio(weights, update)
+            if ratio is not None:
+                update *= ratio
 
         m_slot.assign(m)
         v_slot.assign(v)
-        weights.assign_sub(learning_rate * update)
+        change = learning_rate * update
+        weights.assign_sub(change)
+        return change, ratio
 
     def _trust_ratio(
         self, weights: tf.Tensor, update: tf.Tensor
-    ) -> tf.Tensor | float:
+    ) -> tf.Tensor | None:
         """What an update is multiplied by, beside the learning rate."""
         del weights, update
-        return 1.0
+        return None
 
 
 class Lamb(AdamW):

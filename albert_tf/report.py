@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib
 import tensorflow as tf
 
-from albert_tf import checkpoints, flags
+from albert_tf import flags, run_directory
 from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
 from albert_tf.files import load_json_if_any
@@ -125,7 +125,7 @@ def _draw_run(
 
 
 def _unigram_entropy(run_dir: str) -> float | None:
-    path = posixpath.join(run_dir, checkpoints.RECORDS_METADATA_FILE)
+    path = posixpath.join(run_dir, run_directory.RECORDS_METADATA_FILE)
     metadata = load_json_if_any(path)
     return metadata["unigram_entropy_nats"] if metadata else None
 

@@ -88,10 +88,18 @@ class Rollbacks:
             values = [dataclasses.asdict(r) for r in self._rollbacks]
             write_text(self._path, json.dumps(values, indent=2) + "\n")
 
-    def skipped_steps(self, step: int) -> int:
-        """Batches left out before the update made at `step`."""
+    def skipped_steps(self, step: int, phase_start: int = 0) -> int:
+        """Batches left out before the update made at `step`.
+
+        Args:
+            step: Updates made.
+            phase_start: Where the phase of the data began. What diverged
+                before it has no batches in it.
+        """
         return sum(
-            r.skipped_steps for r in self._rollbacks if r.resumed_from <= step
+            r.skipped_steps
+            for r in self._rollbacks
+            if r.resumed_from <= step and r.diverged_at > phase_start
         )
 
     def learning_rate_scale(self, step: int) -> float:

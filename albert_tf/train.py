@@ -1,9 +1,12 @@
 """A pretraining run, from top to bottom.
 
-1. data and the run's directory; 2. devices; 3. model and optimizer; 4. state:
-restored from the newest checkpoint, if there is one; 5. the loop: an outer
-Python loop around `train_steps`, one `tf.function` that makes `steps_per_loop`
-updates without coming back to the host; 6. the end.
+1. data and the run's directory; 2. devices; 3. model, optimizer and program;
+4. state: restored from the newest checkpoint, if there is one; 5. the loop: an
+outer Python loop around `train_step.make_train_steps`; 6. the end.
+
+A run is a function of its settings, its seed, the step, and what it has noted
+in its directory (`rollback`, `corrupt_records`): so it can be killed at any
+moment, and ends as one that never was.
 
 Keras 3 supplies the layers, not the loop: its `fit`, its clipping and its
 gradient accumulation are wrong or crash under strategies.
@@ -11,12 +14,8 @@ gradient accumulation are wrong or crash under strategies.
 
 import dataclasses
 import math
-import os
-import signal
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import posixpath
+import time
 from typing import Any
 
 import tensorflow as tf
@@ -24,305 +23,567 @@ from absl import logging
 
 from albert_tf import (
     checkpoints,
+    corrupt_records,
     distribution,
     evaluate,
     input_pipeline,
+    run_directory,
     schedules,
+    step_cost,
+    training_records,
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.run_log import Progress, RunLog
+from albert_tf.preemption import StopRequest, watch_for_stop
+from albert_tf.rollback import Rollbacks, find_divergence
+from albert_tf.run_log import TENSORBOARD_DIR, Progress, RunLog
 from albert_tf.train_step import (
-    Steps,
     StepSettings,
-    TrainState,
     figure_names,
     make_state,
     make_train_steps,
 )
 
 
-@dataclasses.dataclass
-class StopRequest:
-    """Set by Ctrl-C or SIGTERM; the loop ends at its next boundary.
-
-    Attributes:
-        signal_number: The signal received; 0 for none.
-    """
-
-    signal_number: int = 0
-
-
 def train(config: PretrainingConfig) -> int:
     """Trains, or goes on training, until `num_train_steps`.
 
     Returns:
-        0, or 128 + the signal that ended it early, after a checkpoint.
+        0, or the exit status of a run that was asked to stop, after a
+        checkpoint; see `preemption`.
 
     Raises:
-        UserError: For settings, records or checkpoints that do not fit.
+        UserError: For settings, records or checkpoints that do not fit, for
+            a run that diverges, and for workers that are lost.
     """
     # 1. Data and the run's directory, before any device is touched.
-    records = input_pipeline.find_records(
-        "input_file", config.data.input_file, config
-    )
+    data = training_records.find_training_data(config)
     held_out = None
     if config.data.eval_input_file:
-        held_out = input_pipeline.find_held_out(config)
-        input_pipeline.check_held_out(records, held_out)
-    checkpoints.check_run_dir(config, records)
+        held_out = training_records.find_held_out(config)
+        for phase in data.phases:
+            training_records.check_held_out(phase.records, held_out)
+    run_directory.check(config, data.phases[0].records)
 
     # 2. Devices.
     strategy = distribution.make_strategy(config.distribution)
-    num_replicas = strategy.num_replicas_in_sync
-    per_replica_batch_size = distribution.per_replica_batch_size(
-        "global_batch_size",
-        config.data.global_batch_size,
-        num_replicas,
-        config.data.gradient_accumulation_steps,
-    )
-    if held_out is not None:
-        distribution.per_replica_batch_size(
-            "eval_batch_size", config.data.eval_batch_size, num_replicas
-        )
-    is_chief = distribution.is_chief(strategy)
-    if is_chief:
-        checkpoints.write_run_dir(config, records)
-    else:
-        logging.set_verbosity(logging.WARNING)
-
-    # 3. Model and optimizer.
-    with strategy.scope():
-        state = make_state(config)
-        train_steps = make_train_steps(strategy, state, config)
-    evaluator = None
-    if held_out is not None:
-        evaluator = evaluate.Evaluator(
-            strategy, state.pretrainer, held_out, config
-        )
-
-    # 4. State.
-    store = checkpoints.CheckpointStore(
-        config.training.output_dir,
-        state.variables(),
-        config.training.keep_checkpoint_max,
-        writes=is_chief,
-    )
-    restored = store.restore()
-    step = int(state.step.read_value())
-    logging.info(
-        "%s at step %d of %d",
-        f"continuing from {restored}" if restored else "starting",
-        step,
-        config.training.num_train_steps,
-    )
-    _log_summary(config, records, state, num_replicas, per_replica_batch_size)
-
-    # 5. The loop.
-    batches = iter(
-        strategy.distribute_datasets_from_function(
-            input_pipeline.training_dataset(
-                records, config.data, config.training.seed, step
-            )
-        )
-    )
-    run_log = RunLog(config.training.output_dir, step) if is_chief else None
-    progress = Progress(
-        config.training.num_train_steps,
-        config.data.global_batch_size * config.data.max_seq_length,
-    )
-    rates_in_program = None
-    evaluated_at = -1
-    with _stop_on_signal(distribution.is_one_process(strategy)) as stop:
-        while step < config.training.num_train_steps:
-            rates = schedules.dropout_rates(step, config)
-            if rates != rates_in_program:
-                logging.info("tracing the step with dropout %s", rates)
-            num_steps = _next_boundary(step, config) - step
-            figures = _run_steps(
-                train_steps,
-                batches,
-                num_steps,
-                StepSettings(rates),
-                config,
-                records,
-            )
-            step += num_steps
-            timing = progress.advance(num_steps, rates == rates_in_program)
-            rates_in_program = rates
-            figures["dropout"] = rates.hidden
-            # The loss is that of the weights before the last update, the
-            # gradient is what that update was made of.
-            if not math.isfinite(figures["loss"] + figures["gradient_norm"]):
-                raise UserError(
-                    f"loss and gradients must be finite at step {step}",
-                    received=f"{figures['loss']} and, as the gradients' norm, "
-                    f"{figures['gradient_norm']}",
-                    remedy="Lower --learning_rate (the paper's 0.00176 is "
-                    "for a batch of 4096; scale it by the root of the batch) "
-                    "and start again; checkpoints were kept.",
-                )
-            if run_log:
-                progress.log(step, {**figures, **timing})
-                run_log.write("train", step, {**figures, **timing})
-
-            # The evaluation comes first, so that a run cut short between
-            # the two repeats it rather than missing it.
-            at_end = step == config.training.num_train_steps
-            if evaluator and (
-                at_end or _falls_on(step, config.training.eval_every_n_steps)
-            ):
-                evaluator.run_and_log(step, run_log)
-                evaluated_at = step
-            if (
-                at_end
-                or stop.signal_number
-                or _falls_on(step, config.training.save_checkpoints_steps)
-            ):
-                path = store.save(step)
-                logging.info("saved %s", path)
-            progress.pause()
-            if stop.signal_number and not at_end:
-                logging.warning(
-                    "stopped by signal %d at step %d; the same command "
-                    "goes on from here",
-                    stop.signal_number,
-                    step,
-                )
-                return 128 + stop.signal_number
-
-    # 6. The end.
-    if evaluator and evaluated_at != step:  # a finished run, started again
-        evaluator.run_and_log(step, None)
-    logging.info(
-        "finished %d steps; the run is in %s",
-        step,
-        config.training.output_dir,
-    )
-    return 0
+    with (
+        watch_for_stop() as stop,
+        distribution.name_lost_workers(config.distribution),
+    ):
+        return Run(config, data, held_out, strategy, stop).train()
 
 
-def _run_steps(
-    train_steps: Callable[..., Steps],
-    batches: Any,
-    num_steps: int,
-    settings: StepSettings,
-    config: PretrainingConfig,
-    records: input_pipeline.Records,
-) -> dict[str, float]:
-    totals = {name: tf.constant(0.0) for name in figure_names(config)}
-    try:
-        steps = train_steps(batches, totals, tf.constant(num_steps), settings)
-        means = {
-            name: float(total) / num_steps
-            for name, total in steps.totals.items()
-        }
-        return {**means, "learning_rate": float(steps.learning_rate)}
-    except tf.errors.DataLossError as error:
-        raise UserError(
-            f"the records of {records.directory} must be whole",
-            received=str(error.message).splitlines()[0],
-            remedy="Build or copy that shard again; the run goes on from its "
-            "last checkpoint.",
-        ) from None
+@dataclasses.dataclass
+class Position:
+    """Where a run stands; with the variables, all that a checkpoint holds.
 
-
-def _next_boundary(step: int, config: PretrainingConfig) -> int:
-    """The step at which the program comes back to the host.
-
-    A function of the step alone, so that a continued run cuts its loops,
-    and so its log, as one that was never stopped.
+    Attributes:
+        step: Updates made.
+        totals: Sums of the steps' figures since the last line of the log.
+        num_steps: Steps in them.
+        lowest_loss: The lowest mean loss of a line of the log; None at first.
+        to_evaluate: Whether an evaluation is due that was cut short.
     """
-    training = config.training
-    every = (
-        training.steps_per_loop,
-        training.save_checkpoints_steps,
-        training.eval_every_n_steps,
-    )
-    boundaries = [(step // n + 1) * n for n in every if n]
-    change = schedules.next_dropout_change(step, config)
-    if change is not None:
-        boundaries.append(change)
-    return min(*boundaries, training.num_train_steps)
+
+    step: int
+    totals: dict[str, float]
+    num_steps: int = 0
+    lowest_loss: float | None = None
+    to_evaluate: bool = False
+
+    def to_notes(self, **facts: Any) -> dict[str, Any]:
+        """JSON for a checkpoint; floats come back as they were."""
+        notes = dataclasses.asdict(self)
+        del notes["step"]  # the checkpoint has its own
+        return {**notes, **facts}
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: checkpoints.Checkpoint) -> "Position":
+        """The reverse of `to_notes`; facts beside it are passed over."""
+        names = {f.name for f in dataclasses.fields(cls)} - {"step"}
+        notes = {n: v for n, v in checkpoint.notes.items() if n in names}
+        return cls(step=checkpoint.step, **notes)
 
 
-def _falls_on(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+class DropoutSwitch:
+    """Tells what a change of dropout did to a step's time and memory.
 
-
-@contextmanager
-def _stop_on_signal(enabled: bool) -> Iterator[StopRequest]:
-    """Turns SIGINT and SIGTERM into a request, and back at the end.
-
-    Python's own handlers wait until the loop on the device has ended, so a
-    thread listens: it answers at once, and a second signal ends the process.
-    Several processes would not stop at the same step, so theirs is left to
-    the scheduler.
+    Args:
+        rate: Of hidden layers, before.
+        step_seconds: Median before.
     """
-    request = StopRequest()
-    if not enabled or threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    receiver, sender = socket.socketpair()
-    sender.setblocking(False)
 
-    def listen() -> None:
-        while received := receiver.recv(1):
-            number = received[0]
-            if request.signal_number:
-                os._exit(128 + number)
-            request.signal_number = number
-            logging.warning(
-                "signal %d: stopping, with a checkpoint, when this loop of at "
-                "most steps_per_loop updates has ended; a second signal ends "
-                "the process at once",
-                number,
-            )
+    def __init__(self, rate: float, step_seconds: float) -> None:
+        self.rate, self.step_seconds = rate, step_seconds
+        self.memory_bytes = step_cost.peak_memory_bytes()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    # The handlers do nothing: that they are there makes Python write the
-    # number to the socket.
-    previous = {n: signal.signal(n, lambda *_: None) for n in numbers}
-    previous_descriptor = signal.set_wakeup_fd(sender.fileno())
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    try:
-        yield request
-    finally:
-        signal.set_wakeup_fd(previous_descriptor)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        sender.close()
-        listener.join()
-        receiver.close()
-
-
-def _log_summary(
-    config: PretrainingConfig,
-    records: input_pipeline.Records,
-    state: TrainState,
-    num_replicas: int,
-    per_replica_batch_size: int,
-) -> None:
-    logging.info("configuration: %s", config.to_dict())
-    logging.info(
-        "%d parameters; batch %d = %d replicas x %d examples in %d parts",
-        sum(math.prod(v.shape) for v in state.pretrainer.trainable_variables),
-        config.data.global_batch_size,
-        num_replicas,
-        per_replica_batch_size,
-        config.data.gradient_accumulation_steps,
-    )
-    logging.info(
-        "%d records in %d files, %s masking; %.1f steps an epoch",
-        records.num_examples,
-        len(records.files),
-        records.masking,
-        records.num_examples / config.data.global_batch_size,
-    )
-    if records.metadata is not None:
+    def log(self, rate: float, step_seconds: float) -> None:
+        """Logs both, once the new rate has had a loop of its own."""
         logging.info(
-            "unigram entropy of the corpus: %.3f nats, the masked-LM loss "
-            "of frequencies alone",
-            records.metadata.unigram_entropy_nats,
+            "dropout %g -> %g: step %.3g s -> %.3g s, peak memory %.2f GB -> "
+            "%.2f GB",
+            self.rate,
+            rate,
+            self.step_seconds,
+            step_seconds,
+            self.memory_bytes / 1e9,
+            step_cost.peak_memory_bytes() / 1e9,
         )
+
+
+class Run:
+    """One process' part of a run.
+
+    Args:
+        config: The settings.
+        data: Training records.
+        held_out: Held-out records, or None.
+        strategy: Devices.
+        stop: Tells when to stop.
+    """
+
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        data: training_records.TrainingData,
+        held_out: training_records.Records | None,
+        strategy: tf.distribute.Strategy,
+        stop: StopRequest,
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.strategy = strategy
+        self.stop = stop
+        run_dir = config.training.output_dir
+        num_replicas = strategy.num_replicas_in_sync
+        per_replica_batch_size = distribution.per_replica_batch_size(
+            "global_batch_size",
+            config.data.global_batch_size,
+            num_replicas,
+            config.data.gradient_accumulation_steps,
+        )
+        if held_out is not None:
+            distribution.per_replica_batch_size(
+                "eval_batch_size", config.data.eval_batch_size, num_replicas
+            )
+        self.is_chief = distribution.is_chief(strategy)
+        if self.is_chief:
+            run_directory.write(config, data.phases[0].records)
+        else:
+            logging.set_verbosity(logging.WARNING)
+
+        # 3. Model, optimizer and program.
+        with strategy.scope():
+            self.state = make_state(config)
+            self.train_steps = make_train_steps(
+                strategy, self.state, config, stop.flag
+            )
+        self.evaluator = None
+        if held_out is not None:
+            self.evaluator = evaluate.Evaluator(
+                strategy, self.state.pretrainer, held_out, config, stop.flag
+            )
+
+        # 4. State.
+        self.store = checkpoints.CheckpointStore(
+            run_dir,
+            self.state.variables(),
+            keep_max=config.training.keep_checkpoint_max,
+            keep_every_n_steps=config.training.keep_every_n_steps,
+            writes=self.is_chief,
+        )
+        self.rollbacks = Rollbacks.read(run_dir)
+        self.corrupt_records = corrupt_records.CorruptRecords.read(run_dir)
+        self.position = Position(0, self._no_totals())
+        self.learning_rate = 0.0
+        self.profiling = False
+        self.step_seconds = 0.0
+        self.switch: DropoutSwitch | None = None
+        # Where `batches` is, and the programs that were traced.
+        self.batches: Any = None
+        self.place: tuple[training_records.Phase, int] | None = None
+        self.programs: set[StepSettings] = set()
+        restored = self.store.restore()
+        if restored:
+            self.position = Position.from_checkpoint(restored)
+        distribution.check_agreement(strategy, self.position.step)
+        self.run_log = None
+        if self.is_chief:
+            position = self.position
+            self.run_log = RunLog(run_dir, position.step, position.to_evaluate)
+        self.progress = Progress(
+            config.training.num_train_steps,
+            config.data.global_batch_size * config.data.max_seq_length,
+            step_cost.flops_per_step(
+                config.model, config.data, config.training.sentence_objective
+            ),
+            step_cost.peak_flops(strategy, config.distribution),
+            run_dir,
+        )
+        logging.info(
+            "%s at step %d of %d",
+            f"continuing from {restored.path}" if restored else "starting",
+            self.position.step,
+            config.training.num_train_steps,
+        )
+        self._log_event("resume" if restored else "start")
+        self._log_summary(num_replicas, per_replica_batch_size)
+        if restored is None:
+            # A run that diverges, or meets a damaged record, goes back to a
+            # checkpoint; and better that the first one fails now than later.
+            self._save()
+
+    def train(self) -> int:
+        """Trains to the end, or until the run is to stop.
+
+        Returns:
+            The exit status.
+        """
+        # 5. The loop.
+        last_step = self.config.training.num_train_steps
+        evaluated = False
+        if self.position.to_evaluate:
+            evaluated = self._evaluate()
+        while self.position.step < last_step:
+            evaluated = False
+            self._profile()
+            boundary = self._next_boundary()
+            try:
+                stops = self._advance(boundary)
+            except corrupt_records.READING_ERRORS as error:
+                self._leave_out(error, boundary)
+                continue
+            if self.position.step < boundary:
+                return self._stop_early()
+            figures = self._take_figures()
+            divergence = find_divergence(
+                figures["loss"],
+                figures["gradient_norm"],
+                self.position.lowest_loss,
+                self.config.training,
+            )
+            if divergence:
+                self._roll_back(divergence)
+                continue
+            self._log_figures(figures)
+            self._log_switches()
+            # The evaluation comes first, so that its line is there when its
+            # checkpoint is.
+            if self._is_due(self.config.training.eval_every_n_steps):
+                evaluated = self._evaluate()
+            if self._is_due(self.config.training.save_checkpoints_steps):
+                self._save()
+            if stops or self.position.to_evaluate:
+                return self._stop_early()
+
+        # 6. The end.
+        if self.evaluator and not evaluated:  # a finished run, started again
+            self.evaluator.run_and_log(last_step, None)
+        self.store.wait()
+        if self.store.failed:
+            raise UserError(
+                "the last checkpoint must be written",
+                received=self.store.failed,
+                remedy="Make room and start again: the run goes on from the "
+                "newest checkpoint that is whole.",
+            )
+        self._log_event("finish")
+        logging.info(
+            "finished %d steps; the run is in %s",
+            last_step,
+            self.config.training.output_dir,
+        )
+        return 0
+
+    def _advance(self, boundary: int) -> bool:
+        """Trains up to a step, or to where all processes are to stop.
+
+        Returns:
+            Whether they are to stop.
+        """
+        position = self.position
+        while position.step < boundary:
+            settings = self._settings()
+            self._open_batches()
+            change = self.rollbacks.next_change(position.step)
+            until = boundary if change is None else min(change, boundary)
+            steps = self.train_steps(
+                self.batches,
+                {n: tf.constant(v) for n, v in position.totals.items()},
+                tf.constant(until - position.step),
+                settings,
+            )
+            # Here the host waits for the devices.
+            position.totals = {n: float(v) for n, v in steps.totals.items()}
+            num_steps = int(steps.num_steps)
+            position.step += num_steps
+            position.num_steps += num_steps
+            self.learning_rate = float(steps.learning_rate)
+            self.progress.add_steps(
+                steps.times.numpy(), time.time(), settings in self.programs
+            )
+            self.programs.add(settings)
+            if float(steps.stops):
+                return True
+        return False
+
+    def _settings(self) -> StepSettings:
+        step = self.position.step
+        settings = StepSettings(
+            schedules.dropout_rates(step, self.config),
+            self.rollbacks.learning_rate_scale(step),
+        )
+        if settings not in self.programs:
+            logging.info("tracing the step with %s", settings)
+        return settings
+
+    def _open_batches(self) -> None:
+        """Begins to read at this step, unless that is where reading is."""
+        step = self.position.step
+        place = (self.data.at(step), self.rollbacks.skipped_steps(step))
+        if self.batches is not None and self.place == place:
+            return
+        self.place = place
+        self.batches = iter(
+            self.strategy.distribute_datasets_from_function(
+                input_pipeline.training_dataset(
+                    self.data,
+                    self.config.data,
+                    self.config.training.seed,
+                    step,
+                    self.rollbacks,
+                    self.corrupt_records.by_file,
+                )
+            )
+        )
+
+    def _next_boundary(self) -> int:
+        """The step at which the host looks at what was done.
+
+        A function of settings and step alone, so that a continued run cuts
+        its loops, and so its log, as one that was never stopped.
+        """
+        step, training = self.position.step, self.config.training
+        every = (
+            training.steps_per_loop,
+            training.save_checkpoints_steps,
+            training.eval_every_n_steps,
+        )
+        changes = (
+            schedules.next_dropout_change(step, self.config),
+            self.data.next_change(step),
+            *(s for s in training.profiled_steps() or () if s > step),
+        )
+        return min(
+            *((step // n + 1) * n for n in every if n),
+            *(change for change in changes if change is not None),
+            training.num_train_steps,
+        )
+
+    def _is_due(self, every: int) -> bool:
+        """Whether what is done every so many steps, and at the end, is."""
+        step = self.position.step
+        at_end = step == self.config.training.num_train_steps
+        return at_end or (every > 0 and step % every == 0)
+
+    def _take_figures(self) -> dict[str, float]:
+        """Means since the last line of the log; sums begin anew."""
+        position = self.position
+        means = {n: v / position.num_steps for n, v in position.totals.items()}
+        position.totals, position.num_steps = self._no_totals(), 0
+        return {
+            **means,
+            "learning_rate": self.learning_rate,
+            "dropout": schedules.dropout_rates(
+                position.step - 1, self.config
+            ).hidden,
+        }
+
+    def _no_totals(self) -> dict[str, float]:
+        return dict.fromkeys(figure_names(self.config), 0.0)
+
+    def _log_figures(self, figures: dict[str, float]) -> None:
+        position = self.position
+        lowest = position.lowest_loss
+        position.lowest_loss = min(figures["loss"], lowest or math.inf)
+        if self.run_log:
+            timed = {**figures, **self.progress.advance()}
+            self.progress.log(position.step, timed)
+            self.run_log.write("train", position.step, timed)
+            self.step_seconds = timed["step_seconds_median"]
+            if self.switch:
+                self.switch.log(figures["dropout"], self.step_seconds)
+                self.switch = None
+
+    def _evaluate(self) -> bool:
+        """Evaluates, where there is something to evaluate on.
+
+        Returns:
+            Whether it was done, and not cut short by a stop.
+        """
+        if self.evaluator is None:
+            return False
+        position = self.position
+        figures = self.evaluator.run_and_log(position.step, self.run_log)
+        position.to_evaluate = figures is None
+        if figures is not None:
+            self.store.save_best(position.step, self._notes(), figures["loss"])
+        return figures is not None
+
+    def _save(self) -> None:
+        self.store.save(self.position.step, self._notes())
+        self._log_event("checkpoint", stalled_s=self.store.seconds_stalled)
+
+    def _notes(self) -> dict[str, Any]:
+        step = self.position.step
+        rates = schedules.dropout_rates(step, self.config)
+        return self.position.to_notes(
+            dropout=list(rates), data=self.data.at(step).name
+        )
+
+    def _stop_early(self) -> int:
+        """Saves, and gives the exit status of a run that was cut short."""
+        self._save()
+        self.store.wait()
+        reason = self.stop.reason or "another worker is to stop"
+        self._log_event("stop", reason=reason)
+        logging.warning(
+            "%s: stopped at step %d; the same command goes on from here",
+            reason,
+            self.position.step,
+        )
+        return self.stop.exit_status
+
+    def _roll_back(self, reason: str) -> None:
+        """Goes back to the newest checkpoint, to go on with later data.
+
+        Raises:
+            UserError: If the run is to stop instead.
+        """
+        diverged_at = self.position.step
+        logging.error("diverged at step %d: %s", diverged_at, reason)
+        self._go_back()
+        rollback = self.rollbacks.plan(
+            diverged_at=diverged_at,
+            resumed_from=self.position.step,
+            reason=reason,
+            config=self.config.training,
+        )
+        self.rollbacks.add(rollback, writes=self.is_chief)
+        self._log_event("rollback", **dataclasses.asdict(rollback))
+
+    def _leave_out(self, error: tf.errors.OpError, boundary: int) -> None:
+        """Finds the damaged records that an error comes of, and goes back.
+
+        Raises:
+            UserError: If the run is to stop instead.
+            tf.errors.OpError: If no record is damaged: the error itself.
+        """
+        found = corrupt_records.find(
+            self.data,
+            self.config.data,
+            self.config.training.seed,
+            self.position.step,
+            boundary,
+            self.rollbacks,
+            self.corrupt_records,
+        )
+        if not found:
+            raise error
+        self.corrupt_records.add(found, self.config.data, self.is_chief)
+        self._log_event("corrupt_records", records=[str(r) for r in found])
+        if not distribution.is_one_process(self.strategy):
+            # Others wait in the step that failed here.
+            raise UserError(
+                "the workers must start again after damaged records",
+                received=f"{len(found)}, now noted",
+                remedy="Start the job again: it goes on without them.",
+            )
+        self._go_back()
+
+    def _go_back(self) -> None:
+        """Takes the newest checkpoint up again."""
+        self.store.wait()
+        distribution.check_agreement(self.strategy, self.position.step)
+        restored = self.store.restore()
+        assert restored, "a run begins with a checkpoint"
+        self.position = Position.from_checkpoint(restored)
+        distribution.check_agreement(self.strategy, self.position.step)
+        self.batches = None
+        if self.run_log:
+            self.run_log.rewind(self.position.step)
+        self.progress.start_again()
+
+    def _log_switches(self) -> None:
+        """Tells of what is another from this step on."""
+        step = self.position.step
+        if step == self.config.training.num_train_steps:
+            return
+        before = schedules.dropout_rates(step - 1, self.config)
+        after = schedules.dropout_rates(step, self.config)
+        if after != before:
+            self._log_event("dropout", before=before.hidden, after=after.hidden)
+            self.switch = DropoutSwitch(before.hidden, self.step_seconds)
+            step_cost.reset_peak_memory()
+        if self.data.next_change(step - 1) == step:
+            name = self.data.at(step).name
+            logging.info("training on %s from step %d on", name, step)
+            self._log_event("data", name=name)
+
+    def _profile(self) -> None:
+        """Starts and ends the profiler where `profile_steps` says."""
+        steps = self.config.training.profiled_steps()
+        if steps is None or not self.is_chief:
+            return
+        first, last = steps
+        if self.position.step == first:
+            tf.profiler.experimental.start(
+                posixpath.join(self.config.training.output_dir, TENSORBOARD_DIR)
+            )
+            self.profiling = True
+        elif self.position.step >= last and self.profiling:
+            tf.profiler.experimental.stop()
+            self.profiling = False
+            self._log_event("profile", first=first, last=last)
+
+    def _log_event(self, kind: str, **facts: Any) -> None:
+        if self.run_log:
+            self.run_log.write_event(kind, self.position.step, **facts)
+
+    def _log_summary(
+        self, num_replicas: int, per_replica_batch_size: int
+    ) -> None:
+        config = self.config
+        logging.info("configuration: %s", config.to_dict())
+        variables = self.state.pretrainer.trainable_variables
+        logging.info(
+            "%d parameters; batch %d = %d replicas x %d examples in %d parts",
+            sum(math.prod(v.shape) for v in variables),
+            config.data.global_batch_size,
+            num_replicas,
+            per_replica_batch_size,
+            config.data.gradient_accumulation_steps,
+        )
+        line, warning = schedules.describe_learning_rate(config)
+        logging.info("%s", line)
+        if warning:
+            logging.warning("%s", warning)
+        for phase in self.data.phases:
+            records = phase.records
+            logging.info(
+                "from step %d, %s: %d records in %d files, %s masking; %.1f "
+                "steps an epoch",
+                phase.first_step,
+                phase.name or "input_file",
+                records.num_examples,
+                len(records.files),
+                records.masking,
+                records.num_examples / config.data.global_batch_size,
+            )
+            if records.metadata is not None:
+                logging.info(
+                    "unigram entropy of the corpus: %.3f nats, the masked-LM "
+                    "loss of frequencies alone",
+                    records.metadata.unigram_entropy_nats,
+                )

@@ -105,9 +105,12 @@ def make_state(config: PretrainingConfig) -> TrainState:
 
 def figure_names(config: PretrainingConfig) -> tuple[str, ...]:
     """The figures of a step, of which `Steps.totals` holds the sums."""
+    adapted = ("trust_ratio_min", "trust_ratio_mean", "trust_ratio_max")
     return (
         *metrics.names(config.training.sentence_objective),
         "gradient_norm",
+        "update_norm",
+        *(adapted if config.optimizer.optimizer == "lamb" else ()),
     )
 
 
@@ -156,7 +159,9 @@ def make_train_steps(
                 batch = next(batches)
             with tf.control_dependencies(_local_tensors(strategy, batch)):
                 times = times.write(done, tf.stack([asked, tf.timestamp()]))
-            stop = tf.constant(0.0) if stop_flag is None else +stop_flag
+            stop = tf.constant(0.0)
+            if stop_flag is not None:
+                stop = tf.identity(stop_flag)
             # TPUStrategy makes tensors of all arguments: settings are none.
             per_replica = strategy.run(
                 functools.partial(replica_step, settings=settings),
@@ -270,7 +275,7 @@ def make_replica_step(
                 gradients, clip_norm, use_norm=gradient_norm
             )
 
-        state.optimizer.apply(
+        update_figures = state.optimizer.apply(
             gradients, _learning_rate(state.step, config, settings)
         )
         state.step.assign_add(1)
@@ -278,6 +283,7 @@ def make_replica_step(
         return {
             **metrics.means(sums),
             "gradient_norm": gradient_norm,
+            **update_figures,
             "stops": stops,
         }
 

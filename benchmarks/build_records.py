@@ -28,10 +28,10 @@ from typing import NamedTuple
 from albert_tf import flags
 from albert_tf.config import RecordsConfig, setting
 from albert_tf.features import read_metadata
+from albert_tf.tfrecord_files import TFRecordWriter, read_records
 from albert_tf.tokenization import Tokenizer
 from data_prep import corpus, local_runner
 from data_prep.examples import TRAIN, normalize_document
-from data_prep.tfrecord_files import TFRecordWriter, read_records
 
 # Functions, as module and name, that do not call each other.
 _PARTS = {

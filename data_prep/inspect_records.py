@@ -36,6 +36,7 @@ from albert_tf.features import (
     RecordsMetadata,
     read_metadata,
 )
+from albert_tf.tfrecord_files import read_records
 from albert_tf.tokenization import Tokenizer
 from data_prep.inspection.checks import RecordRules
 from data_prep.inspection.example_parsing import count_values
@@ -56,7 +57,6 @@ from data_prep.inspection.statistics import (
 from data_prep.inspection.text import LEGEND, show_example
 from data_prep.processes import Processes
 from data_prep.progress import show_bytes
-from data_prep.tfrecord_files import read_records
 
 _SHARDS = "*.tfrecord"
 

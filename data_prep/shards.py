@@ -11,11 +11,11 @@ import numpy as np
 
 from albert_tf import files
 from albert_tf.config import RecordsConfig
+from albert_tf.tfrecord_files import TFRecordWriter
 from albert_tf.tokenization import Tokenizer
 from data_prep.examples import EVAL, TRAIN
 from data_prep.records import make_records
 from data_prep.rows import Rows
-from data_prep.tfrecord_files import TFRecordWriter
 
 # Where an unfinished build notes what finished shards hold.
 NOTES_DIR = "unfinished"

@@ -1,37 +1,96 @@
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import checkpoints, files, train
+from albert_tf import checkpoints
 from albert_tf.errors import UserError
+from albert_tf.train import train
+from albert_tf.train_step import make_state
 
 
-def store_of(directory, shapes, keep_max=5):
+def store_of(directory, shapes, **settings):
     variables = {
         name: tf.Variable(tf.zeros(shape)) for name, shape in shapes.items()
     }
-    store = checkpoints.CheckpointStore(str(directory), variables, keep_max)
+    store = checkpoints.CheckpointStore(str(directory), variables, **settings)
     return store, variables
 
 
-def test_variables_come_back_by_path(tmp_path):
+def save(store, step, **notes):
+    store.save(step, notes)
+    store.wait()
+
+
+def steps_in(directory):
+    return [c.step for c in checkpoints.list_checkpoints(str(directory))]
+
+
+def test_variables_and_notes_come_back_to_the_last_bit(tmp_path):
     shapes = {"encoder/layer_norm/gamma": (3,), "encoder/S/kernel": (2, 5)}
     store, variables = store_of(tmp_path, shapes)
     for number, variable in enumerate(variables.values()):
-        variable.assign(tf.fill(variable.shape, number + 1.5))
-    store.save(7)
+        variable.assign(tf.random.stateless_normal(variable.shape, (1, number)))
+    third = float(tf.constant(1.0) / 3.0)
+    save(store, 7, totals={"loss": third}, phase=["a", 0.1])
 
     other, restored = store_of(tmp_path, dict(reversed(shapes.items())))
-    assert other.restore().endswith("ckpt-7")
+    checkpoint = other.restore()
+    assert checkpoint.step == 7
+    assert checkpoint.notes == {"totals": {"loss": third}, "phase": ["a", 0.1]}
     for name, variable in variables.items():
         np.testing.assert_array_equal(restored[name], variable)
 
 
-def test_what_a_worker_but_the_chief_saves_is_not_kept(tmp_path):
-    variables = {"kernel": tf.Variable(tf.zeros((2,)))}
-    store = checkpoints.CheckpointStore(str(tmp_path), variables, writes=False)
-    store.save(3)
+def test_any_reader_of_tensorflow_finds_the_variables_by_path(tmp_path):
+    store, variables = store_of(tmp_path, {"albert/encoder/kernel": (2, 5)})
+    variables["albert/encoder/kernel"].assign(tf.fill((2, 5), 3.0))
+    save(store, 1)
+    reader = tf.train.load_checkpoint(
+        str(tmp_path / "checkpoints" / "step-00000001" / "variables")
+    )
+    assert (reader.get_tensor("albert/encoder/kernel") == 3.0).all()
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_all_replicas_are_restored(tmp_path, replicas):
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(replicas)]
+    )
+    with strategy.scope():
+        store, variables = store_of(tmp_path, {"kernel": (2, 3)})
+    variables["kernel"].assign(tf.fill((2, 3), 5.0))
+    save(store, 1)
+    variables["kernel"].assign(tf.zeros((2, 3)))
+    store.restore()
+    for value in strategy.experimental_local_results(variables["kernel"]):
+        np.testing.assert_array_equal(value, np.full((2, 3), 5.0))
+
+
+def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path):
+    """Training goes on while the checkpoint is written."""
+    store, variables = store_of(tmp_path, {"kernel": (500, 1000)})
+    variables["kernel"].assign(tf.ones((500, 1000)))
+    store.save(1, {})
+    for _ in range(20):
+        variables["kernel"].assign_add(tf.ones((500, 1000)))
+    store.wait()
+    store.restore()
+    assert (variables["kernel"].numpy() == 1).all()
+
+
+def test_workers_beside_the_chief_write_nothing(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (2,)}, writes=False)
+    save(store, 3)
+    store.save_best(3, {}, 1.0)
     assert not list(tmp_path.iterdir())
 
 
@@ -44,18 +103,45 @@ def test_the_newest_are_kept_and_any_kept_step_can_be_asked_for(tmp_path):
     store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
     for step in (10, 20, 30):
         variables["kernel"].assign([step, step])
-        store.save(step)
+        save(store, step)
 
-    assert store.restore().endswith("ckpt-30")
+    assert store.restore().step == 30
     store.restore(20)
     np.testing.assert_array_equal(variables["kernel"], [20, 20])
-    with pytest.raises(UserError, match=r"Received: 10\. There are: 20, 30"):
+    with pytest.raises(UserError, match=r"Received: 10\. .*There are: 20, 30"):
         store.restore(10)
+
+
+def test_those_at_multiples_are_kept_for_ever(tmp_path):
+    store, _ = store_of(
+        tmp_path, {"kernel": (2,)}, keep_max=2, keep_every_n_steps=20
+    )
+    for step in (0, 10, 20, 30, 40, 50, 60):
+        save(store, step)
+    assert steps_in(tmp_path / "checkpoints") == [20, 40, 50, 60]
+
+
+def test_the_best_is_kept_apart(tmp_path):
+    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
+    for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
+        variables["kernel"].assign([step, step])
+        save(store, step)
+        store.save_best(step, {}, loss)
+        store.wait()
+    assert steps_in(tmp_path / "checkpoints") == [30]
+    assert steps_in(tmp_path / "best") == [20]
+
+    another, restored = store_of(tmp_path, {"kernel": (2,)})
+    another.save_best(40, {}, 2.1)  # the best of an earlier process counts
+    another.wait()
+    assert steps_in(tmp_path / "best") == [20]
+    assert another.restore(20).notes["held_out_loss"] == 2.0
+    np.testing.assert_array_equal(restored["kernel"], [20, 20])
 
 
 def test_another_shape_or_name_is_refused_with_both(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (2, 5)})
-    store.save(1)
+    save(store, 1)
     wider, _ = store_of(tmp_path, {"kernel": (2, 6)})
     with pytest.raises(
         UserError, match=r"kernel has shape \[2, 5\] there and \[2, 6\] here"
@@ -66,18 +152,139 @@ def test_another_shape_or_name_is_refused_with_both(tmp_path):
         renamed.restore()
 
 
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x40
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DATA = "variables.data-00000-of-00001"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (DATA, flip_a_byte),
+        (DATA, cut),
+        (DATA, pathlib.Path.unlink),
+        ("variables.index", flip_a_byte),
+        ("variables.index", cut),
+        ("variables.index", pathlib.Path.unlink),
+        ("checkpoint.json", cut),
+        ("checkpoint.json", pathlib.Path.unlink),
+    ],
+)
+def test_a_torn_one_is_passed_over(tmp_path, name, damage, caplog):
+    store, variables = store_of(tmp_path, {"kernel": (20, 30)})
+    for step in (1, 2):
+        variables["kernel"].assign(tf.fill((20, 30), float(step)))
+        save(store, step)
+    torn = tmp_path / "checkpoints" / "step-00000002"
+    content = (torn / name).read_text("latin-1")
+    if name == "checkpoint.json" and damage is cut:
+        # The newline at its end means nothing.
+        (torn / name).write_text(content.strip(), "latin-1")
+    damage(torn / name)
+
+    another, restored = store_of(tmp_path, {"kernel": (20, 30)})
+    assert another.restore().step == 1
+    assert (restored["kernel"].numpy() == 1).all()
+    # Trained to step 2 again, it is whole again.
+    restored["kernel"].assign(tf.fill((20, 30), 2.0))
+    save(another, 2)
+    last, values = store_of(tmp_path, {"kernel": (20, 30)})
+    assert last.restore().step == 2
+    assert (values["kernel"].numpy() == 2).all()
+
+
+def test_a_torn_one_that_was_asked_for_is_refused(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (20, 30)})
+    save(store, 1)
+    save(store, 2)
+    flip_a_byte(tmp_path / "checkpoints" / "step-00000002" / DATA)
+    with pytest.raises(UserError, match=r"must be whole.*step-00000002"):
+        store.restore(2)
+    flip_a_byte(tmp_path / "checkpoints" / "step-00000001" / DATA)
+    with pytest.raises(UserError, match=r"step-00000001, .*step-00000002"):
+        store.restore()
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(small_disk):
     store, variables = store_of(small_disk, {"kernel": (100, 100)})
     variables["kernel"].assign_add(tf.ones((100, 100)))
-    store.save(1)
-    (small_disk / "other").write_bytes(bytes(small_disk.free() - 8192))
+    save(store, 1)
+    filler = small_disk / "other"
+    filler.write_bytes(bytes(small_disk.free() - 8192))
 
-    with pytest.raises(tf.errors.OpError) as error:
-        store.save(2)
-    assert files.is_full_disk(error.value)
+    save(store, 2)  # training goes on
+    assert "step-00000002" in store.failed
+    assert steps_in(small_disk / "checkpoints") == [1]
     variables["kernel"].assign(tf.zeros((100, 100)))
-    assert store.restore().endswith("ckpt-1")
+    assert store.restore().step == 1
     np.testing.assert_array_equal(variables["kernel"], np.ones((100, 100)))
+
+    filler.unlink()
+    save(store, 3)
+    assert not store.failed
+    assert steps_in(small_disk / "checkpoints") == [1, 3]
+
+
+SAVE_FOR_EVER = """
+import itertools, sys
+import tensorflow as tf
+from albert_tf.checkpoints import CheckpointStore
+
+variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}
+store = CheckpointStore(sys.argv[1], variables, keep_max=2)
+restored = store.restore()
+for step in itertools.count(restored.step + 1 if restored else 1):
+    for variable in variables.values():
+        variable.assign(tf.fill((300, 300), float(step)))
+    store.save(step, {"step": step})
+"""
+
+
+def test_a_crash_at_any_moment_leaves_one_that_is_whole(tmp_path):
+    """Killed while it saves and removes, twenty times, by SIGKILL."""
+    rng = random.Random(0)
+    variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}
+    newest = 0
+    process = None
+    for _ in range(20):
+        process = process or subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)],
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            there = steps_in(tmp_path / "checkpoints")
+            if there and there[-1] > newest + 3:
+                break
+        time.sleep(0.02 * rng.random())
+        # Stopped is, for the files, what killed is; starting takes seconds.
+        process.send_signal(signal.SIGSTOP)
+        if rng.random() < 0.2:
+            process.kill()
+            process.wait()
+            process = None
+        store = checkpoints.CheckpointStore(
+            str(tmp_path), variables, writes=False
+        )
+        checkpoint = store.restore()
+        assert checkpoint.step > newest
+        newest = checkpoint.step
+        for variable in variables.values():
+            assert (variable.numpy() == checkpoint.step).all()
+        assert checkpoint.notes == {"step": checkpoint.step}
+        if process:
+            process.send_signal(signal.SIGCONT)
+    if process:
+        process.kill()
+        process.wait()
 
 
 def test_every_variable_of_model_and_optimizer_is_saved(tiny_records, tmp_path):
@@ -85,15 +292,18 @@ def test_every_variable_of_model_and_optimizer_is_saved(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
     )
-    train.train(config)
-    newest = tf.train.latest_checkpoint(tmp_path / "checkpoints")
-    saved = tf.train.load_checkpoint(newest).get_variable_to_shape_map()
-    saved = [name for name in saved if name.startswith("variables/")]
-    state = train.make_state(config)
+    train(config)
+    newest = tmp_path / "checkpoints" / "step-00000002"
+    saved = tf.train.load_checkpoint(
+        str(newest / "variables")
+    ).get_variable_to_shape_map()
+    state = make_state(config)
 
     count = len(state.pretrainer.variables)
     assert count > 20
     assert len(saved) == 3 * count + 1  # two moments each, and the step
+    notes = json.loads((newest / "checkpoint.json").read_text())["notes"]
+    assert notes["dropout"] == [0.1, 0.1]
 
 
 def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
@@ -104,7 +314,7 @@ def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
         save_checkpoints_steps=2,
         eval_input_file=(),
     )
-    train.train(config)
+    train(config)
 
     loaded, newest, step = checkpoints.load_run(str(tmp_path))
     assert (loaded, step) == (config, 4)

@@ -8,7 +8,15 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import distribution, evaluate, input_pipeline, losses, train
+from albert_tf import (
+    distribution,
+    evaluate,
+    input_pipeline,
+    losses,
+    training_records,
+)
+from albert_tf.train import train
+from albert_tf.train_step import make_state
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 
@@ -16,8 +24,8 @@ REPOSITORY = pathlib.Path(__file__).parents[1]
 def evaluate_with(config):
     strategy = distribution.make_strategy(config.distribution)
     with strategy.scope():
-        pretrainer = train.make_state(config).pretrainer
-    held_out = input_pipeline.find_records(
+        pretrainer = make_state(config).pretrainer
+    held_out = training_records.find_records(
         "eval_input_file", config.data.eval_input_file, config
     )
     evaluator = evaluate.Evaluator(strategy, pretrainer, held_out, config)
@@ -78,7 +86,7 @@ def test_mode_eval_gives_the_figures_of_the_run_s_last_evaluation(
     config = tiny_run.make_config(
         tiny_records, tmp_path / "run", num_train_steps=4
     )
-    train.train(config)
+    train(config)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     expected = json.loads(lines[-1])
     assert expected.pop("split") == "eval"

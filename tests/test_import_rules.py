@@ -21,6 +21,7 @@ TIERS = (
         "tokenization",
         "array_ops",
         "keyed_random",
+        "tfrecord_files",
     },
     {
         "masking",

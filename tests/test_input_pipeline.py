@@ -1,6 +1,5 @@
 import dataclasses
-import json
-import shutil
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -8,9 +7,9 @@ import tensorflow as tf
 import tiny_run
 
 from albert_tf import input_pipeline
-from albert_tf.errors import UserError
 from albert_tf.keyed_random import random_bits
 from albert_tf.masking import mask_batch
+from albert_tf.training_records import Phase, TrainingData, find_records
 
 ONE = tf.distribute.InputContext()
 
@@ -22,14 +21,26 @@ def config(tiny_records, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(config):
-    return input_pipeline.find_records(
-        "input_file", config.data.input_file, config
-    )
+    return find_records("input_file", config.data.input_file, config)
 
 
-def take(records, config, start_step, num_batches, context=ONE, **changes):
+def one_phase(records):
+    return TrainingData((Phase(0, "", records),))
+
+
+def take(
+    records,
+    config,
+    start_step,
+    num_batches,
+    context=ONE,
+    notes=MappingProxyType({}),
+    **changes,
+):
     data = dataclasses.replace(config.data, **changes)
-    dataset = input_pipeline.training_dataset(records, data, 7, start_step)
+    dataset = input_pipeline.training_dataset(
+        one_phase(records), data, 7, start_step, **notes
+    )
     return list(dataset(context).take(num_batches).as_numpy_iterator())
 
 
@@ -129,7 +140,9 @@ def test_hosts_and_replicas_share_the_batch_of_one(records, config):
 
 
 def test_batches_hold_int32_and_float32_of_static_shapes(records, config):
-    dataset = input_pipeline.training_dataset(records, config.data, 7, 0)
+    dataset = input_pipeline.training_dataset(
+        one_phase(records), config.data, 7, 0
+    )
     spec = dataset(ONE).element_spec
 
     assert spec["input_ids"] == tf.TensorSpec((8, 32), tf.int32)
@@ -139,7 +152,7 @@ def test_batches_hold_int32_and_float32_of_static_shapes(records, config):
 
 
 def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
-    held_out = input_pipeline.find_records(
+    held_out = find_records(
         "eval_input_file", config.data.eval_input_file, config
     )
     data = dataclasses.replace(config.data, eval_batch_size=7, max_eval_steps=0)
@@ -160,7 +173,7 @@ def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
 @pytest.fixture(scope="module")
 def dynamic(tiny_dynamic_records, config):
     """Records without masks, of the text of the others."""
-    return input_pipeline.find_records(
+    return find_records(
         "input_file", [f"{tiny_dynamic_records}/train/*.tfrecord"], config
     )
 
@@ -262,7 +275,7 @@ def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
 
 def test_dynamic_and_static_batches_are_of_one_kind(records, dynamic, config):
     static, masked = (
-        input_pipeline.training_dataset(some, config.data, 7, 0)(ONE)
+        input_pipeline.training_dataset(one_phase(some), config.data, 7, 0)(ONE)
         for some in (records, dynamic)
     )
     assert masked.element_spec == static.element_spec
@@ -270,7 +283,9 @@ def test_dynamic_and_static_batches_are_of_one_kind(records, dynamic, config):
 
 def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
     """On a TPU pod the hosts' pipelines run in processes without it."""
-    dataset = input_pipeline.training_dataset(dynamic, config.data, 7, 0)(ONE)
+    dataset = input_pipeline.training_dataset(
+        one_phase(dynamic), config.data, 7, 0
+    )(ONE)
     graph = tf.compat.v1.GraphDef.FromString(
         dataset._as_serialized_graph().numpy()
     )
@@ -278,144 +293,3 @@ def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
     operations = {node.op for node in nodes}
     assert "TensorScatterUpdate" in operations, "the graph must be seen"
     assert not {op for op in operations if "PyFunc" in op}
-
-
-def test_dynamic_records_are_no_held_out_ones(tiny_dynamic_records, config):
-    data = dataclasses.replace(
-        config.data,
-        eval_input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
-    )
-    with pytest.raises(UserError, match=r"eval_input_file must .* static"):
-        input_pipeline.find_held_out(dataclasses.replace(config, data=data))
-    data = dataclasses.replace(
-        config.data,
-        eval_input_file=(f"{tiny_dynamic_records}/eval/*.tfrecord",),
-    )
-    held_out = input_pipeline.find_held_out(
-        dataclasses.replace(config, data=data)
-    )
-    assert held_out.masking == "static"
-
-
-def test_static_and_dynamic_records_are_not_mixed(tiny_dynamic_records, config):
-    both = (
-        *config.data.input_file,
-        f"{tiny_dynamic_records}/train/*.tfrecord",
-    )
-    with pytest.raises(UserError, match="one masking") as error:
-        input_pipeline.find_records("input_file", both, config)
-    assert f"dynamic in {tiny_dynamic_records}/train alone" in str(error.value)
-
-
-def test_dynamic_records_leave_the_number_of_predictions_to_training(
-    tiny_dynamic_records, config
-):
-    data = dataclasses.replace(
-        config.data,
-        input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
-        max_predictions_per_seq=4,
-    )
-    records = input_pipeline.find_records(
-        "input_file", data.input_file, dataclasses.replace(config, data=data)
-    )
-    spec = input_pipeline.training_dataset(records, data, 7, 0)(
-        ONE
-    ).element_spec
-    assert spec["masked_lm_ids"].shape == (8, 4)
-
-
-def test_records_of_another_length_are_refused_with_both_values(
-    tiny_records, tmp_path
-):
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
-    )
-    with pytest.raises(UserError) as error:
-        input_pipeline.find_records(
-            "input_file", config.data.input_file, config
-        )
-    assert "max_seq_length is 32 there and 24 here" in str(error.value)
-    assert "max_predictions_per_seq is 6 there and 5 here" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
-)
-def test_held_out_records_of_other_pieces_are_refused(
-    tiny_records, config, records, tmp_path, name, value
-):
-    other = tmp_path / "eval"
-    shutil.copytree(tiny_records / "eval", other)
-    metadata = json.loads((other / "metadata.json").read_text())
-    metadata[name] = value
-    (other / "metadata.json").write_text(json.dumps(metadata))
-    held_out = input_pipeline.find_records(
-        "eval_input_file", [f"{other}/*.tfrecord"], config
-    )
-    with pytest.raises(UserError, match=f"{name} is {value!r} there and"):
-        input_pipeline.check_held_out(records, held_out)
-    both = [*config.data.input_file, f"{other}/*.tfrecord"]
-    with pytest.raises(UserError, match=f"{name} is "):
-        input_pipeline.find_records("input_file", both, config)
-
-
-def test_records_to_train_on_are_not_held_out(records):
-    with pytest.raises(UserError, match="eval_input_file must hold no file"):
-        input_pipeline.check_held_out(records, records)
-
-
-def test_the_shards_of_a_build_that_has_not_ended_are_refused(
-    tiny_records, config, tmp_path
-):
-    shutil.copytree(tiny_records / "train", tmp_path / "train")
-    (tmp_path / "train" / "metadata.json").unlink()
-    (tmp_path / "unfinished.json").write_text("{}")
-    with pytest.raises(UserError, match="a build that has not ended"):
-        input_pipeline.find_records(
-            "input_file", [f"{tmp_path}/train/*.tfrecord"], config
-        )
-
-
-def test_a_torn_file_without_metadata_is_named(tiny_records, config, tmp_path):
-    file = next((tiny_records / "train").glob("*.tfrecord"))
-    (tmp_path / "torn.tfrecord").write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(UserError, match=r"torn\.tfrecord must be a whole"):
-        input_pipeline.find_records(
-            "input_file", [f"{tmp_path}/*.tfrecord"], config
-        )
-
-
-def test_records_without_metadata_are_counted_and_read(
-    tiny_records, config, records, tmp_path
-):
-    """As google-research/albert's script leaves them."""
-    for file in (tiny_records / "train").glob("*.tfrecord"):
-        shutil.copy(file, tmp_path)
-    found = input_pipeline.find_records(
-        "input_file", [f"{tmp_path}/*.tfrecord"], config
-    )
-
-    assert found.metadata is None
-    assert found.counts == records.counts
-
-
-def test_records_without_metadata_of_another_length_are_refused(
-    tiny_records, tmp_path
-):
-    for file in (tiny_records / "train").glob("*.tfrecord"):
-        shutil.copy(file, tmp_path)
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
-    )
-    with pytest.raises(UserError, match="input_ids is 32 there and 24 here"):
-        input_pipeline.find_records(
-            "input_file", [f"{tmp_path}/*.tfrecord"], config
-        )
-
-
-def test_a_glob_without_files_is_refused(config, tmp_path):
-    with pytest.raises(UserError, match=r"input_file .*no file at"):
-        input_pipeline.find_records(
-            "input_file", [f"{tmp_path}/*.tfrecord"], config
-        )

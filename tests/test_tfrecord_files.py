@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_prep import tfrecord_files
-from data_prep.tfrecord_files import TFRecordWriter, read_records
+from albert_tf import tfrecord_files
+from albert_tf.tfrecord_files import TFRecordWriter, read_records
 
 HEAD, CHECKSUM = 12, 4
 

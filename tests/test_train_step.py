@@ -6,7 +6,13 @@ import tensorflow as tf
 import tiny_run
 from tensorflow.python.tpu import tpu
 
-from albert_tf import distribution, input_pipeline, losses, train_step
+from albert_tf import (
+    distribution,
+    input_pipeline,
+    losses,
+    train_step,
+    training_records,
+)
 from albert_tf.modeling.layers import Dropout
 from albert_tf.schedules import DropoutRates
 from albert_tf.train_step import (
@@ -22,15 +28,13 @@ NO_DROPOUT = DropoutRates(0.0, 0.0)
 def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     """Figures and weights after some steps, and the program."""
     strategy = distribution.make_strategy(config.distribution)
-    records = input_pipeline.find_records(
-        "input_file", config.data.input_file, config
-    )
+    data = training_records.find_training_data(config)
     with strategy.scope():
         state = make_state(config)
         train_steps = make_train_steps(strategy, state, config)
     batches = iter(
         strategy.distribute_datasets_from_function(
-            input_pipeline.training_dataset(records, config.data, 7, 0)
+            input_pipeline.training_dataset(data, config.data, 7, 0)
         )
     )
     totals = {name: tf.constant(0.0) for name in figure_names(config)}
@@ -123,10 +127,8 @@ def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
 ):
     """The mean of replicas' means would be another gradient."""
     config = tiny_run.make_config(tiny_records, tmp_path, optimizer="adamw")
-    records = input_pipeline.find_records(
-        "input_file", config.data.input_file, config
-    )
-    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    data = training_records.find_training_data(config)
+    make = input_pipeline.training_dataset(data, config.data, 7, 0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     weights = batch["masked_lm_weights"].numpy().sum(axis=1)
     assert weights[:4].sum() != weights[4:].sum(), "the case must be there"
@@ -156,10 +158,8 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
     Dropout rates must stay Python numbers there, and shapes be static.
     """
     config = tiny_run.make_config(tiny_records, tmp_path)
-    records = input_pipeline.find_records(
-        "input_file", config.data.input_file, config
-    )
-    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    data = training_records.find_training_data(config)
+    make = input_pipeline.training_dataset(data, config.data, 7, 0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     state = make_state(config)
     seen = {}
@@ -242,10 +242,8 @@ def test_gradient_accumulation_does_not_change_the_update(
 
 def gradients_by_share(config, num_shares):
     """Gradients of each share's part of the joint loss, and their norms."""
-    records = input_pipeline.find_records(
-        "input_file", config.data.input_file, config
-    )
-    make = input_pipeline.training_dataset(records, config.data, 7, 0)
+    data = training_records.find_training_data(config)
+    make = input_pipeline.training_dataset(data, config.data, 7, 0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     mlm_weight = tf.reduce_sum(batch["masked_lm_weights"])
     pretrainer = make_state(config).pretrainer

@@ -8,10 +8,10 @@ import numpy as np
 
 from albert_tf.features import sha256_of
 from albert_tf.files import open_existing
+from albert_tf.tfrecord_files import StoredRecord, read_records
 from data_prep.inspection.checks import RecordRules, check_examples
 from data_prep.inspection.example_parsing import parse_examples
 from data_prep.inspection.statistics import Statistics
-from data_prep.tfrecord_files import StoredRecord, read_records
 
 # Pieces checked at a time; an array of them fits the processor's caches.
 _PIECES_AT_A_TIME = 1 << 17

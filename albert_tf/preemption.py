@@ -1,0 +1,185 @@
+"""When a run is to stop: signals, and what Google Cloud announces.
+
+A run that is to stop saves a checkpoint at its next step, in all processes at
+the same one, and exits with `StopRequest.exit_status`, by which a scheduler
+knows to start it again:
+
+    130   Ctrl-C
+    143   SIGTERM (Slurm, Kubernetes, a preempted machine), or a notice
+
+On Google Cloud the metadata server of the machine tells of preemption and of
+maintenance before it happens:
+https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import tensorflow as tf
+from absl import logging
+
+# Of a run that another worker, or a notice, has stopped.
+PREEMPTED_STATUS = 128 + signal.SIGTERM
+
+# What the metadata server is asked for, and the answer that is no news.
+NOTICES = {
+    "instance/preempted": "FALSE",
+    "instance/maintenance-event": "NONE",
+}
+METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
+METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
+WAIT_S = 60  # for a change of an answer, by the server
+PAUSE_AFTER_ERROR_S = 30
+
+
+@dataclasses.dataclass
+class StopRequest:
+    """Says whether a run is to stop; set by threads that listen.
+
+    Attributes:
+        flag: float32 scalar on the host: 1 once it is, for the program that
+            the devices run.
+        reason: Why; "" if it is not.
+        exit_status: Of the process then.
+    """
+
+    flag: tf.Variable
+    reason: str = ""
+    exit_status: int = PREEMPTED_STATUS
+
+    def set(self, reason: str, exit_status: int) -> None:
+        """Asks for it; the first reason counts."""
+        if self.reason:
+            return
+        self.reason, self.exit_status = reason, exit_status
+        self.flag.assign(1.0)
+        logging.warning(
+            "%s: stopping, with a checkpoint, at the next step", reason
+        )
+
+
+@contextlib.contextmanager
+def watch_for_stop() -> Iterator[StopRequest]:
+    """Listens to signals and notices while the block runs.
+
+    A second signal ends the process at once. Outside the main thread, which
+    alone may handle signals, nothing is listened to.
+    """
+    with tf.device("CPU:0"):
+        request = StopRequest(tf.Variable(0.0, trainable=False, name="stop"))
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    ended = threading.Event()
+    host = metadata_host()
+    if host:
+        for path, no_news in NOTICES.items():
+            threading.Thread(
+                target=_watch_metadata,
+                args=(host, path, no_news, request, ended),
+                daemon=True,  # it may be waiting for an answer
+            ).start()
+    try:
+        with _watch_signals(request):
+            yield request
+    finally:
+        ended.set()
+
+
+@contextlib.contextmanager
+def _watch_signals(request: StopRequest) -> Iterator[None]:
+    """Turns SIGINT and SIGTERM into a request, and back at the end.
+
+    Python's own handlers wait until the loop on the device has ended, so a
+    thread listens, and answers at once.
+    """
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+
+    def listen() -> None:
+        signals = 0
+        while received := receiver.recv(1):
+            number = received[0]
+            signals += 1
+            if signals > 1:
+                os._exit(128 + number)
+            name = signal.Signals(number).name
+            request.set(f"signal {number} ({name})", 128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    # The handlers do nothing: that they are there makes Python write the
+    # number to the socket.
+    previous = {n: signal.signal(n, lambda *_: None) for n in numbers}
+    previous_descriptor = signal.set_wakeup_fd(sender.fileno())
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous_descriptor)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        sender.close()
+        listener.join()
+        receiver.close()
+
+
+def metadata_host() -> str:
+    """Where the metadata server is; "" on machines that have none.
+
+    That which GCE_METADATA_HOST names, as for Google's own libraries, or the
+    usual one on a machine of Google Cloud.
+    """
+    if METADATA_HOST_VARIABLE in os.environ:
+        return os.environ[METADATA_HOST_VARIABLE]
+    product = pathlib.Path("/sys/class/dmi/id/product_name")
+    try:
+        is_google = "Google" in product.read_text()
+    except OSError:
+        is_google = False
+    return "metadata.google.internal" if is_google else ""
+
+
+def _watch_metadata(
+    host: str,
+    path: str,
+    no_news: str,
+    request: StopRequest,
+    ended: threading.Event,
+) -> None:
+    etag = "0"  # of no answer: the first comes at once
+    failed = False
+    while not ended.is_set():
+        url = (
+            f"http://{host}/computeMetadata/v1/{path}?wait_for_change=true"
+            f"&timeout_sec={WAIT_S}&last_etag={etag}"
+        )
+        asked = urllib.request.Request(url, headers=METADATA_FLAVOR)
+        try:
+            with urllib.request.urlopen(asked, timeout=2 * WAIT_S) as answer:
+                if answer.headers.get("Metadata-Flavor") != "Google":
+                    raise OSError(f"{host} is no metadata server of Google")
+                etag = answer.headers.get("ETag", "0")
+                value = answer.read().decode().strip()
+        except (OSError, ValueError) as error:
+            if not failed and not ended.is_set():
+                logging.warning("%s does not answer: %s", url, error)
+            failed = True
+            ended.wait(PAUSE_AFTER_ERROR_S)
+            continue
+        failed = False
+        if value != no_news and not ended.is_set():
+            request.set(
+                f"Google Cloud announces {path.removeprefix('instance/')} "
+                f"{value}",
+                PREEMPTED_STATUS,
+            )
+            return
