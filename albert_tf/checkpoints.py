@@ -169,6 +169,16 @@ class CheckpointStore:
             )
         return None
 
+    def forget_if_newest(self, step: int) -> None:
+        """Removes the newest checkpoint if it is of this step.
+
+        The only one there is stays.
+        """
+        found = list_checkpoints(self._directory)
+        if self._writes and len(found) > 1 and found[-1].step == step:
+            _remove(found[-1].path)
+            self._whole.discard(step)
+
     def _of_step(self, step: int, found: list[Checkpoint]) -> list[Checkpoint]:
         kept = [*list_checkpoints(self._best_directory), *found]
         wanted = [checkpoint for checkpoint in kept if checkpoint.step == step]

@@ -76,6 +76,11 @@ class Rollbacks:
     def __len__(self) -> int:
         return len(self._rollbacks)
 
+    @property
+    def newest(self) -> Rollback | None:
+        """The last one, or None."""
+        return self._rollbacks[-1] if self._rollbacks else None
+
     def add(self, rollback: Rollback, writes: bool = True) -> None:
         """Takes note of one.
 

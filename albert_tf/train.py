@@ -458,11 +458,17 @@ class Run:
     def _roll_back(self, reason: str) -> None:
         """Goes back to the newest checkpoint, to go on with later data.
 
+        Where it went back to that one before, it was no good, and the one
+        before it is taken.
+
         Raises:
             UserError: If the run is to stop instead.
         """
         diverged_at = self.position.step
         logging.error("diverged at step %d: %s", diverged_at, reason)
+        self.store.wait()
+        if self.rollbacks.newest:
+            self.store.forget_if_newest(self.rollbacks.newest.resumed_from)
         self._go_back()
         rollback = self.rollbacks.plan(
             diverged_at=diverged_at,

@@ -215,6 +215,12 @@ def make_replica_step(
     ) -> Mapping[str, tf.Tensor]:
         context = tf.distribute.get_replica_context()
         replicas = context.num_replicas_in_sync
+        # Workers' iterators do not know how large their batches are.
+        share = config.data.global_batch_size // replicas
+        batch = {
+            name: tf.ensure_shape(value, [share, *value.shape[1:]])
+            for name, value in batch.items()
+        }
         reduce_sum = functools.partial(
             context.all_reduce, tf.distribute.ReduceOp.SUM
         )

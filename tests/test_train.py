@@ -74,22 +74,26 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
-@pytest.mark.parametrize("masking", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("kind", "masking"),
+    [
+        ("one_device", "dynamic"),
+        ("mirrored", "static"),
+        ("multi_worker", "static"),
+    ],
+)
 def test_a_run_killed_at_random_moments_ends_as_one_left_alone(
     request, tmp_path, kind, masking
 ):
-    """By SIGKILL, SOAK_KILLS times, and by SIGTERM between two of them.
+    """By SIGKILL, SOAK_KILLS times, and once by SIGTERM.
 
     Loops, checkpoints and evaluations are of coprime lengths, and dropout is
     on and then off.
     """
-    if masking == "dynamic" and kind == "mirrored":
-        pytest.skip("adds nothing to the others")
     records = request.getfixturevalue(
         "tiny_records" if masking == "static" else "tiny_dynamic_records"
     )
-    kills = int(os.environ.get("SOAK_KILLS", "2"))
+    kills = int(os.environ.get("SOAK_KILLS", "1"))
     workers = 2 if kind == "multi_worker" else 1
 
     def run(name):
@@ -315,19 +319,22 @@ def test_a_diverged_run_goes_back_and_on_with_later_data(
     alone = run("alone")
     assert alone.wait() == [0], alone.log()
     rollbacks = json.loads((tmp_path / "alone/rollbacks.json").read_text())
-    assert len(rollbacks) == 1
-    (rollback,) = rollbacks
-    assert "divergence_loss_increase=0.4" in rollback["reason"]
-    back_to, at = rollback["resumed_from"], rollback["diverged_at"]
-    assert back_to % 20 == 0 and 0 < at - back_to <= 20
+    assert rollbacks
+    for number, rollback in enumerate(rollbacks):
+        assert "divergence_loss_increase=0.4" in rollback["reason"]
+        back_to, at = rollback["resumed_from"], rollback["diverged_at"]
+        # At first to the newest, and then to the one before.
+        assert back_to == (at - 1) // 20 * 20 - 20 * number
     lines = read_metrics(str(tmp_path / "alone"))
     steps = [line["step"] for line in lines if line["split"] == "train"]
     assert steps == list(range(10, 401, 10)), "each step is there once"
     assert lines[-1]["loss"] < lines[0]["loss"]
     events = read_events(str(tmp_path / "alone"))
     assert [e["event"] for e in events if e["event"] != "checkpoint"] == [
-        "start", "rollback", "finish"
-    ]  # fmt: skip
+        "start",
+        *["rollback"] * len(rollbacks),
+        "finish",
+    ]
 
     killed = run("killed")
     killed.wait_for_log("rollback")
