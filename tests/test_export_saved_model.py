@@ -17,6 +17,7 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.export_saved_model import export
+from albert_tf.files import write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 
 MODEL = ModelConfig(
@@ -62,19 +63,15 @@ def write_run(
     )
     pretrainer = AlbertPretrainer(MODEL, sentence_objective)
     pretrainer.build()
-    step_variable = tf.Variable(0, dtype=tf.int64)
     store = checkpoints.CheckpointStore(
-        str(run_dir),
-        {**checkpoints.model_variables(pretrainer), "step": step_variable},
+        str(run_dir), checkpoints.model_variables(pretrainer)
     )
     for step in steps:
-        step_variable.assign(step)
         bias = pretrainer.masked_lm.output_bias
         bias.assign(np.random.default_rng(step).normal(size=bias.shape))
-        store.save(step)
-    checkpoints.write_text(
-        str(run_dir / "config.json"), json.dumps(config.to_dict())
-    )
+        store.save(step, {})
+    store.wait()
+    write_text(str(run_dir / "config.json"), json.dumps(config.to_dict()))
 
 
 def write_records_files(run_dir):

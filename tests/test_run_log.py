@@ -1,3 +1,4 @@
+import numpy as np
 import tensorflow as tf
 
 from albert_tf.run_log import Progress, RunLog, read_metrics
@@ -34,10 +35,13 @@ def test_scalars_are_in_the_tensorboard_files(tmp_path):
     assert found == [(3, "eval/masked_lm_loss", 2.5)]
 
 
-def test_the_time_to_go_leaves_compiling_out(monkeypatch):
+def step_times(*asked, wait=0.0):
+    """Times of steps that waited `wait` seconds for their batch."""
+    return np.array([[time, time + wait] for time in asked])
+
+
+def test_the_time_to_go_leaves_compiling_out(monkeypatch, tmp_path):
     """10 s a step while compiling, 1 s then: 6 steps to go are 6 s."""
-    clock = iter([0.0, 20.0, 22.0, 100.0, 102.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     lines = []
     monkeypatch.setattr(
         "absl.logging.info", lambda form, *values: lines.append(form % values)
@@ -51,12 +55,14 @@ def test_the_time_to_go_leaves_compiling_out(monkeypatch):
         "learning_rate": 0.001,
         "dropout": 0.1,
     }
-    progress = Progress(num_steps=12, tokens_per_step=4000)
-    assert progress.advance(2, steady=False)["steps_per_second"] == 0.1
-    assert progress.advance(2, steady=True)["tokens_per_second"] == 4000
-    progress.pause()  # 78 s of evaluation
-    timing = progress.advance(2, steady=True)
-    progress.log(6, {**figures, **timing})
+    progress = Progress(12, 4000, 10**12, None, str(tmp_path))
+    progress.add_steps(step_times(0, 10), ended=20, steady=False)
+    assert progress.advance()["steps_per_second"] == 0.1
+    progress.add_steps(step_times(20, 21), ended=22, steady=True)
+    assert progress.advance()["tokens_per_second"] == 4000
+    # 78 s of evaluation
+    progress.add_steps(step_times(100, 101), ended=102, steady=True)
+    progress.log(6, {**figures, **progress.advance()})
 
     assert lines == [
         "step 6/12 (50.0%) | loss 3.000 (mlm 2.500 (25.0%), sop 0.500 "
