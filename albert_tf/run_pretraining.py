@@ -9,31 +9,44 @@ A recipe of the paper, on the TPU of this machine:
       --output_dir=gs://bucket/runs/base_v2
 
 A first look, on a laptop (see configs/pretrain/tiny_cpu.flags). The same
-command again continues an interrupted run. Evaluate the newest checkpoint:
+command again continues an interrupted run. Check everything that it needs,
+and time a few updates, before it costs anything; evaluate the newest
+checkpoint:
 
+    python -m albert_tf.run_pretraining --dry_run --flagfile=... (as above)
     python -m albert_tf.run_pretraining --mode=eval --flagfile=... (as above)
 
 Exit status: 0 when all steps are done; 1 for an error that a person can
-mend; 130 (Ctrl-C) or 143 (SIGTERM) when stopped, after a checkpoint at the end
-of the current loop of --steps_per_loop updates. A second signal does not wait.
+mend; 130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption or maintenance
+from Google Cloud) when stopped, after a checkpoint at the next step: start the
+same command again. A second signal does not wait.
 """
 
-from albert_tf import flags
+from albert_tf import flags, versions
 from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
 
 
 def main(config: PretrainingConfig) -> int:
     """Trains or evaluates, as `--mode` says; returns the exit status."""
     config.require("output_dir")
+    versions.check_import()
     # Imported here so that --help and refused settings answer at once.
     if config.training.mode == "eval":
+        if config.training.dry_run:
+            raise UserError("dry_run must be off with mode=eval")
         from albert_tf.evaluate import evaluate_run
 
         evaluate_run(config)
         return 0
+    if not config.data.data_schedule:
+        config.require("input_file")
+    if config.training.dry_run:
+        from albert_tf.preflight import run
+
+        return run(config)
     from albert_tf.train import train
 
-    config.require("input_file")
     return train(config)
 
 

@@ -15,7 +15,12 @@ import sys
 
 import tensorflow as tf
 
-from albert_tf.config import DataConfig, DistributionConfig, ModelConfig
+from albert_tf.config import (
+    DataConfig,
+    DistributionConfig,
+    ModelConfig,
+    PretrainingConfig,
+)
 
 # Dense bfloat16 peak of one device of tf.distribute, in FLOP/s. TPUs by the
 # start of their accelerator type, from https://cloud.google.com/tpu/docs: of v2
@@ -27,6 +32,14 @@ TPU_PEAKS = {
     "v5litepod": 197e12,
     "v5p": 459e12,
     "v6e": 918e12,
+}
+# Of such a device, in bytes, as the compiler lets programs use it.
+TPU_MEMORY = {
+    "v2": int(7.48 * 2**30),
+    "v3": int(15.48 * 2**30),
+    "v5litepod": int(15.75 * 2**30),
+    "v5p": int(95.74 * 2**30),
+    "v6e": int(31.25 * 2**30),
 }
 # NVIDIA's GPUs by what their names hold, tensor cores, from their data sheets.
 GPU_PEAKS = {
@@ -95,6 +108,84 @@ def peak_flops(
     else:
         peak = None
     return peak * replicas if peak else None
+
+
+def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
+    """Trainable numbers of model and heads."""
+    hidden, embedding = model.hidden_size, model.embedding_size
+    norm = 2 * hidden
+    attention = 4 * (hidden**2 + hidden) + norm
+    ffn = 2 * hidden * model.intermediate_size
+    ffn += model.intermediate_size + hidden + norm
+    layers, groups = model.num_hidden_layers, model.num_hidden_groups
+    shared = model.parameter_sharing
+    copies = {
+        "attention": groups if shared in ("all", "attention") else layers,
+        "ffn": groups if shared in ("all", "ffn") else layers,
+    }
+    rows = (
+        model.vocab_size + model.max_position_embeddings + model.type_vocab_size
+    )
+    total = rows * embedding + 2 * embedding
+    if embedding != hidden:
+        total += embedding * hidden + hidden
+    total += model.inner_group_num * (
+        copies["attention"] * attention + copies["ffn"] * ffn
+    )
+    total += hidden * embedding + embedding + 2 * embedding + model.vocab_size
+    if sentence_objective != "none":
+        total += hidden**2 + hidden + 2 * hidden + 2
+    return total
+
+
+def estimate_memory(
+    config: PretrainingConfig, num_replicas: int
+) -> dict[str, int]:
+    """Bytes that an update needs on one device, by what they are for.
+
+    Activations by the rule of Korthikanti et al., which counts what is kept
+    for the backward pass: right to a factor of about 1.5, since compilers
+    fuse, and frameworks keep more.
+
+    Reference:
+        [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.
+    """
+    model, data = config.model, config.data
+    weights = 4 * num_parameters(model, config.training.sentence_objective)
+    examples = (
+        data.global_batch_size
+        // num_replicas
+        // data.gradient_accumulation_steps
+    )
+    length, hidden = data.max_seq_length, model.hidden_size
+    # In numbers of two bytes; attention: 5 bytes a score and head.
+    width = 2 if config.distribution.precision == "mixed_bfloat16" else 4
+    piece = 34 + 5 * model.num_attention_heads * length / hidden
+    block = int(examples * length * hidden * piece * width / 2)
+    blocks = model.num_hidden_layers * model.inner_group_num
+    if config.distribution.remat:
+        kept = blocks * examples * length * hidden * width + block
+    else:
+        kept = blocks * block
+    logits = 4 * examples * data.max_predictions_per_seq * model.vocab_size
+    return {
+        "weights": weights,
+        "gradients": weights,
+        "moments": 2 * weights,
+        "activations": kept,
+        "logits": 3 * logits,
+    }
+
+
+def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
+    """Memory of one replica's device; None if it is not known."""
+    if tf.config.list_physical_devices("TPU"):
+        kind = os.environ.get(TPU_TYPE_VARIABLE, "").split("-")[0]
+        return TPU_MEMORY.get(kind)
+    if tf.config.list_physical_devices("GPU"):
+        return None  # TensorFlow does not tell
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return pages * size // strategy.num_replicas_in_sync
 
 
 def peak_memory_bytes() -> int:
