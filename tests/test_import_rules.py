@@ -22,6 +22,7 @@ TIERS = (
         "array_ops",
         "keyed_random",
         "tfrecord_files",
+        "versions",
     },
     {
         "masking",
@@ -57,6 +58,9 @@ TIERS = (
         "fill_mask",
         "convert_checkpoint",
         "report",
+        "report_curves",
+        "report_page",
+        "report_runs",
     },
 )
 WITHOUT_TENSORFLOW = TIERS[0] | {"masking"}
