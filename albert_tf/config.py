@@ -971,4 +971,25 @@ class ReportConfig(Config):
     run_dirs: tuple[str, ...] = setting(
         (), "--output_dir of one run or several, comma-separated."
     )
-    output_file: str = setting("", "PNG to write, e.g. build/curves.png.")
+    output_file: tuple[str, ...] = setting(
+        (),
+        "What to write, by its ending: a picture (.png), or a page (.html) "
+        "that needs no network; several with commas, e.g. "
+        "build/report.html,build/curves.png.",
+    )
+    x_axis: str = setting(
+        "step",
+        "What curves are drawn over: updates (step), positions trained on, "
+        "padding included (tokens), or hours of training, the time between "
+        "processes and that of steps that were lost left out (hours).",
+        choices=("step", "tokens", "hours"),
+    )
+
+    def check(self) -> None:
+        for path in self.output_file:
+            if not path.endswith((".png", ".html")):
+                raise UserError(
+                    "output_file must end in .png or .html",
+                    received=path,
+                    remedy="Example: --output_file=build/report.html",
+                )
