@@ -5,52 +5,64 @@
     RUN/best/step-00001000/                        the lowest held-out loss
 
 A checkpoint is what has a `checkpoint.json`, which is written last and removed
-first, so that a crash at any byte leaves the older ones as they were. It holds
-a flat dictionary {variable path: value}: the tf.train.Checkpoint of a Keras 3
-model silently drops layers held in lists. `tf.train.load_checkpoint` of
+first, so that a crash at any byte leaves the older ones as they were. One that
+was damaged later is torn: it is passed over, and removed when the next is
+whole.
+
+It holds a flat dictionary {variable path: value}: the tf.train.Checkpoint of a
+Keras 3 model silently drops layers held in lists. `tf.train.load_checkpoint` of
 `.../variables` reads it. Data order and dropout are functions of (seed, step),
 so variables and a few notes are all there is to save.
 """
 
+import contextlib
 import dataclasses
 import json
 import posixpath
+import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from albert_tf import run_directory
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError
-from albert_tf.files import write_text
+from albert_tf.errors import UserError, first_line
+from albert_tf.files import flush_to_disk, write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.run_directory import CHECKPOINTS_DIR, COMMIT_FILE
 
-CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
-COMMIT_FILE = "checkpoint.json"
 VARIABLES = "variables"
+STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
+
+# What reading damaged files raises, besides errors of TensorFlow.
+_READING_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole, as far as its sizes tell.
+    """One that was committed.
 
     Attributes:
         path: Its directory.
         step: Updates made.
         notes: What was noted with it: plain JSON, floats to the last bit.
         sizes: Bytes of its files by name.
+        fault: Why it is torn, as far as `checkpoint.json` tells; "" if it
+            does not.
     """
 
     path: str
     step: int
-    notes: Mapping[str, Any]
-    sizes: Mapping[str, int]
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    fault: str = ""
 
 
 class TornCheckpointError(Exception):
@@ -90,24 +102,33 @@ class CheckpointStore:
         self._keep_every_n_steps = keep_every_n_steps
         self._writes = writes
         self._whole: set[int] = set()  # steps saved or restored here
+        self._torn: set[str] = set()  # paths that were found to be
+        self._lowest_loss: float | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self.failed = ""
         self.seconds_stalled = 0.0
 
-    def save(self, step: int, notes: Mapping[str, Any]) -> None:
+    def save(self, step: int, notes: Mapping[str, Any]) -> bool:
         """Copies the variables to the host, and has them written.
 
         Training waits for the copy, and for a save before that has not ended.
         A save that fails, e.g. for a full disk, is told loudly and leaves the
-        older checkpoints as they are; see `failed`.
+        older checkpoints as they are; see `failed`. One that was saved or
+        restored here is not saved again.
 
         Args:
             step: Updates made.
             notes: JSON to give back with the variables.
+
+        Returns:
+            Whether it is being written.
         """
-        if step not in self._whole:
-            self._save(self._directory, step, notes)
+        if step in self._whole or not self._writes:
+            return False
+        self._whole.add(step)
+        self._save(self._directory, step, notes)
+        return True
 
     def save_best(
         self, step: int, notes: Mapping[str, Any], loss: float
@@ -119,8 +140,19 @@ class CheckpointStore:
             notes: JSON to give back with the variables.
             loss: Held-out loss, in nats.
         """
-        best = list_checkpoints(self._best_directory)
-        if not best or loss < best[-1].notes["held_out_loss"]:
+        if not self._writes:
+            return
+        if self._lowest_loss is None:
+            self._lowest_loss = min(
+                (
+                    checkpoint.notes["held_out_loss"]
+                    for checkpoint in list_checkpoints(self._best_directory)
+                    if not checkpoint.fault
+                ),
+                default=float("inf"),
+            )
+        if loss < self._lowest_loss:
+            self._lowest_loss = loss
             self._save(
                 self._best_directory, step, {**notes, "held_out_loss": loss}
             )
@@ -155,6 +187,7 @@ class CheckpointStore:
                     checkpoint.path,
                     error,
                 )
+                self._torn.add(checkpoint.path)
                 continue
             for name, variable in self._variables.items():
                 variable.assign(values[name])
@@ -174,7 +207,11 @@ class CheckpointStore:
 
         The only one there is stays.
         """
-        found = list_checkpoints(self._directory)
+        found = [
+            checkpoint
+            for checkpoint in list_checkpoints(self._directory)
+            if checkpoint.path not in self._torn
+        ]
         if self._writes and len(found) > 1 and found[-1].step == step:
             _remove(found[-1].path)
             self._whole.discard(step)
@@ -193,8 +230,6 @@ class CheckpointStore:
         return wanted
 
     def _save(self, parent: str, step: int, notes: Mapping[str, Any]) -> None:
-        if not self._writes:
-            return
         started = time.monotonic()
         self.wait()
         values = {n: v.numpy() for n, v in self._variables.items()}
@@ -215,9 +250,9 @@ class CheckpointStore:
         try:
             _remove(directory)
             _write_checkpoint(directory, step, notes, values)
-            self._remove_old(parent, directory)
         except (OSError, tf.errors.OpError) as error:
-            self.failed = f"{directory}: {str(error).splitlines()[0]}"
+            self._whole.discard(step)
+            self.failed = f"{directory}: {first_line(error)}"
             logging.error(
                 "CHECKPOINT NOT SAVED: %s. Training goes on, and the next "
                 "checkpoint is tried; older ones are whole. Make room or "
@@ -227,8 +262,8 @@ class CheckpointStore:
             _remove_if_possible(directory)
             return
         self.failed = ""
-        if parent == self._directory:
-            self._whole.add(step)
+        self._torn.discard(directory)
+        self._remove_old(parent, directory)
         logging.info(
             "saved %s in %.1f s, in the background",
             directory,
@@ -237,35 +272,65 @@ class CheckpointStore:
 
     def _remove_old(self, parent: str, newest: str) -> None:
         """Removes what need not be kept, and what crashes left."""
-        committed = list_checkpoints(parent)
-        if parent == self._best_directory:
-            kept = {newest}
-        else:
-            kept = {c.path for c in committed[-self._keep_max :]} | {
-                c.path
-                for c in committed
-                if self._keep_every_n_steps
-                and c.step
-                and c.step % self._keep_every_n_steps == 0
+        names = _names(parent)
+        whole = [
+            checkpoint
+            for checkpoint in list_checkpoints(parent)
+            if checkpoint.path not in self._torn and not checkpoint.fault
+        ]
+        kept = {newest}
+        if parent == self._directory:
+            every = self._keep_every_n_steps
+            kept |= {c.path for c in whole[-self._keep_max :]}
+            kept |= {
+                c.path for c in whole if every and c.step and not c.step % every
             }
-        for name in tf.io.gfile.listdir(parent):
-            path = posixpath.join(parent, name.rstrip("/"))
+        for name in names:
+            path = posixpath.join(parent, name)
             if path not in kept:
-                _remove(path)
+                _remove_if_possible(path)
 
 
 def list_checkpoints(directory: str) -> list[Checkpoint]:
-    """The committed checkpoints of a directory, by step."""
+    """The committed checkpoints of a directory, by step; some may be torn."""
     found = []
-    for path in tf.io.gfile.glob(posixpath.join(directory, "step-*")):
+    for name in _names(directory):
+        path = posixpath.join(directory, name)
         try:
             with tf.io.gfile.GFile(posixpath.join(path, COMMIT_FILE)) as file:
-                found.append(Checkpoint(path, **json.loads(file.read())))
+                text = file.read()
         except tf.errors.NotFoundError:
             continue  # never committed
-        except (ValueError, TypeError) as error:
-            logging.error("%s is no checkpoint: %s", path, error)
+        except UnicodeDecodeError:
+            text = ""
+        found.append(_parse_commit(path, int(name.removeprefix("step-")), text))
     return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _names(directory: str) -> list[str]:
+    """The directories of checkpoints, committed or not."""
+    if not tf.io.gfile.exists(directory):
+        return []
+    names = (name.rstrip("/") for name in tf.io.gfile.listdir(directory))
+    return [name for name in names if STEP_DIRECTORY.fullmatch(name)]
+
+
+def _format_commit(
+    step: int, notes: Mapping[str, Any], sizes: Mapping[str, int]
+) -> str:
+    """The text of `checkpoint.json`, with a checksum of its own."""
+    text = json.dumps({"step": step, "notes": notes, "sizes": sizes})
+    checksum = google_crc32c.value(text.encode())
+    return f'{{"crc32c": {checksum}, "checkpoint": {text}}}\n'
+
+
+def _parse_commit(path: str, step: int, text: str) -> Checkpoint:
+    """The reverse; a text that was damaged makes a torn checkpoint."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        values = json.loads(text)["checkpoint"]
+        if values["step"] == step and text == _format_commit(**values):
+            return Checkpoint(path, **values)
+    return Checkpoint(path, step, fault=f"{COMMIT_FILE} is damaged")
 
 
 def _write_checkpoint(
@@ -286,9 +351,10 @@ def _write_checkpoint(
         name: tf.io.gfile.stat(posixpath.join(directory, name)).length
         for name in tf.io.gfile.listdir(directory)
     }
+    flush_to_disk(directory)
     write_text(
         posixpath.join(directory, COMMIT_FILE),
-        json.dumps({"step": step, "notes": notes, "sizes": sizes}) + "\n",
+        _format_commit(step, notes, sizes),
     )
 
 
@@ -301,6 +367,8 @@ def _read(
         TornCheckpointError: If the files are not what was committed.
         UserError: If a variable is not there, or of another shape.
     """
+    if checkpoint.fault:
+        raise TornCheckpointError(checkpoint.fault)
     for name, size in checkpoint.sizes.items():
         path = posixpath.join(checkpoint.path, name)
         try:
@@ -311,8 +379,11 @@ def _read(
             raise TornCheckpointError(f"{name} has {found} of {size} bytes")
     prefix = posixpath.join(checkpoint.path, VARIABLES)
     try:
-        reader = tf.train.load_checkpoint(prefix)
-        _check_shapes(checkpoint, reader.get_variable_to_shape_map(), variables)
+        stored = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
+    except _READING_ERRORS as error:
+        raise TornCheckpointError(first_line(error)) from None
+    _check_shapes(checkpoint, stored, variables)
+    try:
         # A tensor whose checksum does not fit is an error.
         with tf.device("CPU:0"):
             values = tf.raw_ops.RestoreV2(
@@ -321,8 +392,8 @@ def _read(
                 shape_and_slices=[""] * len(variables),
                 dtypes=[variable.dtype for variable in variables.values()],
             )
-    except (tf.errors.OpError, RuntimeError) as error:
-        raise TornCheckpointError(str(error).splitlines()[0]) from None
+    except _READING_ERRORS as error:
+        raise TornCheckpointError(first_line(error)) from None
     return dict(zip(variables, values, strict=True))
 
 
@@ -355,6 +426,7 @@ def _remove(directory: str) -> None:
 
 
 def _remove_if_possible(directory: str) -> None:
+    """As `_remove`; what cannot be removed is told, and stays."""
     try:
         _remove(directory)
     except (OSError, tf.errors.OpError) as error:

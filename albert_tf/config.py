@@ -852,6 +852,12 @@ class TrainingConfig(Config):
     def check(self) -> None:
         self.dropout_phases()
         self.profiled_steps()
+        if set(self.output_dir) & set("*?[]\\"):
+            raise UserError(
+                "output_dir must hold none of * ? [ ] \\, which TensorFlow "
+                "takes for a pattern when it reads checkpoints",
+                received=self.output_dir,
+            )
 
     def profiled_steps(self) -> tuple[int, int] | None:
         """`profile_steps` as (first, last), or None.

@@ -12,6 +12,10 @@ class UserError(ValueError):
             `"global_batch_size must be divisible by num_replicas"`.
         received: What came instead, e.g. `"4100 and 32"`.
         remedy: What to do, a sentence, e.g. `"Nearest: 4096, 4128."`.
+
+    Attributes:
+        fault: The message but for the remedy.
+        remedy: What to do; "" if it is not told.
     """
 
     def __init__(
@@ -20,6 +24,11 @@ class UserError(ValueError):
         parts = [wanted.rstrip(".") + "."]
         if received is not None:
             parts.append(f"Received: {received}.")
-        if remedy:
-            parts.append(remedy)
-        super().__init__(" ".join(parts))
+        self.fault, self.remedy = " ".join(parts), remedy
+        super().__init__(f"{self.fault} {remedy}".rstrip())
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its kind if it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -135,7 +135,7 @@ def evaluate_run(config: PretrainingConfig) -> None:
     """
     config.require("eval_input_file")
     held_out = training_records.find_held_out(config)
-    run_directory.check(config, held_out)
+    run_directory.check_evaluation(config, held_out)
     strategy = distribution.make_strategy(config.distribution)
     distribution.per_replica_batch_size(
         "eval_batch_size",

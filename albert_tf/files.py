@@ -165,6 +165,20 @@ def written_whole(path: str) -> Iterator[Any]:
     os.replace(partial, path)
 
 
+def flush_to_disk(directory: str) -> None:
+    """Has a local directory and its files outlive a power cut."""
+    if is_remote(directory):
+        return
+    with os.scandir(directory) as entries:
+        paths = [entry.path for entry in entries if entry.is_file()]
+    for path in (*paths, directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def write_bytes(path: str, content: bytes) -> None:
     """Writes a file whole."""
     with written_whole(path) as file:

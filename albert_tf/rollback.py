@@ -126,18 +126,13 @@ class Rollbacks:
         ]
         return min(later, default=None)
 
-    def plan(
-        self,
-        diverged_at: int,
-        resumed_from: int,
-        reason: str,
-        config: TrainingConfig,
-    ) -> Rollback:
-        """Decides on the way back.
+    def check_allowed(
+        self, diverged_at: int, reason: str, config: TrainingConfig
+    ) -> None:
+        """Says whether there is to be a rollback.
 
         Args:
             diverged_at: Updates made when divergence was seen.
-            resumed_from: Updates of the checkpoint to go back to.
             reason: What was seen.
             config: The policy.
 
@@ -168,6 +163,22 @@ class Rollbacks:
                 remedy="Lower --learning_rate, start anew, or raise "
                 "--max_rollbacks if that is what you want.",
             )
+
+    def plan(
+        self,
+        diverged_at: int,
+        resumed_from: int,
+        reason: str,
+        config: TrainingConfig,
+    ) -> Rollback:
+        """The way back to a checkpoint.
+
+        Args:
+            diverged_at: Updates made when divergence was seen.
+            resumed_from: Updates of the checkpoint to go back to.
+            reason: What was seen.
+            config: The policy.
+        """
         # An earlier rollback may lie between the two, with its own skip.
         last = diverged_at - 1
         batches_read = (last + self.skipped_steps(last) + 1) - (

@@ -1,7 +1,8 @@
 """What a run's directory says of the run, and whether it may go on.
 
     RUN/config.json                the resolved configuration
-    RUN/records_metadata.json      of the training records, where known
+    RUN/training_records.json      shards of each phase, with their checksums
+    RUN/records_metadata.json      of the first of them, where known
     RUN/spiece.model               their vocabulary, where known
     RUN/checkpoints/, RUN/best/    written by checkpoints.py
     RUN/rollbacks.json             by rollback.py
@@ -22,7 +23,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf import features
-from albert_tf.config import PretrainingConfig
+from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.files import (
     load_json,
@@ -31,9 +32,12 @@ from albert_tf.files import (
     write_bytes,
     write_text,
 )
-from albert_tf.training_records import Records
+from albert_tf.training_records import Records, TrainingData
 
 CONFIG_FILE = "config.json"
+CHECKPOINTS_DIR = "checkpoints"
+COMMIT_FILE = "checkpoint.json"
+TRAINING_RECORDS_FILE = "training_records.json"
 RECORDS_METADATA_FILE = "records_metadata.json"
 
 
@@ -51,6 +55,8 @@ MEANING = {
     "training.sentence_objective": Change.ANOTHER_RUN,
     "data.": Change.ANOTHER_RESULT,
     "data.input_file": Change.SAME_RESULT,  # see `_check_records`
+    "data.dataset": Change.SAME_RESULT,
+    "data.gradient_accumulation_steps": Change.SAME_RESULT,
     "data.eval_": Change.SAME_RESULT,
     "data.max_eval_steps": Change.SAME_RESULT,
     "data.on_corrupt_record": Change.SAME_RESULT,
@@ -83,7 +89,7 @@ def meaning_of(name: str) -> Change:
     return MEANING[max(fitting, key=len)]
 
 
-def check(config: PretrainingConfig, records: Records) -> None:
+def check(config: PretrainingConfig, data: TrainingData) -> None:
     """Checks that a run may go on in its directory, if there is one.
 
     A directory without a checkpoint holds nothing that a new run could
@@ -91,7 +97,7 @@ def check(config: PretrainingConfig, records: Records) -> None:
 
     Args:
         config: The settings now.
-        records: What it is to train on, or to be evaluated on.
+        data: What it is to train on.
 
     Raises:
         UserError: If the run there is of another architecture, of other
@@ -99,24 +105,97 @@ def check(config: PretrainingConfig, records: Records) -> None:
             difference, or of another vocabulary.
     """
     run_dir = config.training.output_dir
-    commits = posixpath.join(run_dir, "checkpoints", "*", "checkpoint.json")
-    if not tf.io.gfile.glob(commits):
+    if not _has_checkpoints(run_dir):
         return
     _check_settings(run_dir, load_config(run_dir), config)
+    for phase in data.phases:
+        check_vocabulary(run_dir, phase.records)
+    path = posixpath.join(run_dir, TRAINING_RECORDS_FILE)
+    stored, now = load_json_if_any(path), _describe_records(data)
+    if stored is not None and stored != now:
+        _refuse_unless_allowed(path, _differences(stored, now), config.training)
+
+
+def check_evaluation(config: PretrainingConfig, held_out: Records) -> None:
+    """Checks that the run of a directory may be evaluated on records.
+
+    Raises:
+        UserError: If it is of another architecture or vocabulary.
+    """
+    run_dir = config.training.output_dir
+    if _has_checkpoints(run_dir):
+        _check_architecture(run_dir, load_config(run_dir), config)
+        check_vocabulary(run_dir, held_out)
+
+
+def check_vocabulary(run_dir: str, records: Records) -> None:
+    """Checks that records are of the vocabulary of a run, where known.
+
+    Raises:
+        UserError: If they are not.
+    """
     path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     metadata = load_json_if_any(path)
-    if metadata is not None and records.metadata is not None:
+    if metadata is not None:
         features.check_agreement(path, metadata, records.text_settings())
-        _check_records(path, metadata, config, records)
 
 
-def write(config: PretrainingConfig, records: Records) -> None:
+def _has_checkpoints(run_dir: str) -> bool:
+    directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
+    # No glob: a run's path may hold what is a pattern there.
+    return tf.io.gfile.exists(directory) and any(
+        tf.io.gfile.exists(posixpath.join(directory, name, COMMIT_FILE))
+        for name in tf.io.gfile.listdir(directory)
+    )
+
+
+def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
+    """What was trained on, wherever it lies: JSON."""
+    return [
+        {
+            "first_step": phase.first_step,
+            "shards": sorted(
+                [posixpath.basename(file), count, checksum]
+                for file, count, checksum in zip(
+                    phase.records.files,
+                    phase.records.counts,
+                    phase.records.checksums,
+                    strict=True,
+                )
+            ),
+        }
+        for phase in data.phases
+    ]
+
+
+def _differences(stored: list[Any], now: list[Any]) -> str:
+    if len(stored) != len(now):
+        return f"{len(stored)} phases of data before, and {len(now)} now"
+    for before, after in zip(stored, now, strict=True):
+        gone = [s[0] for s in before["shards"] if s not in after["shards"]]
+        new = [s[0] for s in after["shards"] if s not in before["shards"]]
+        if gone or new:
+            return (
+                f"from step {after['first_step']}: without "
+                f"{', '.join(gone[:3]) or 'none'} of {len(gone)} shards that "
+                f"it began with, and with {', '.join(new[:3]) or 'none'} of "
+                f"{len(new)} new ones"
+            )
+    return "phases of data begin at other steps"
+
+
+def write(config: PretrainingConfig, data: TrainingData) -> None:
     """Saves the resolved settings and what is known of the records."""
     run_dir = config.training.output_dir
+    records = data.phases[0].records
     tf.io.gfile.makedirs(run_dir)
     write_text(
         posixpath.join(run_dir, CONFIG_FILE),
         json.dumps(config.to_dict(), indent=2) + "\n",
+    )
+    write_text(
+        posixpath.join(run_dir, TRAINING_RECORDS_FILE),
+        json.dumps(_describe_records(data), indent=2) + "\n",
     )
     if records.metadata is None:
         return
@@ -145,50 +224,42 @@ def load_config(run_dir: str) -> PretrainingConfig:
 def _check_settings(
     run_dir: str, stored: PretrainingConfig, config: PretrainingConfig
 ) -> None:
-    before, now = _flatten(stored.to_dict()), _flatten(config.to_dict())
+    _check_architecture(run_dir, stored, config)
+    changed = _changed(stored, config, Change.ANOTHER_RESULT)
+    if changed:
+        _refuse_unless_allowed(run_dir, changed, config.training)
+    elsewhere = _changed(stored, config, Change.SAME_RESULT)
+    if elsewhere:
+        logging.info("changed since this run began: %s", elsewhere)
 
-    def named(meaning: Change) -> str:
-        return "; ".join(
-            f"{name} was {before[name]!r} and is {value!r}"
-            for name, value in now.items()
-            if value != before[name] and meaning_of(name) is meaning
-        )
 
-    if named(Change.ANOTHER_RUN):
+def _check_architecture(
+    run_dir: str, stored: PretrainingConfig, config: PretrainingConfig
+) -> None:
+    changed = _changed(stored, config, Change.ANOTHER_RUN)
+    if changed:
         raise UserError(
             f"the run in {run_dir} must be continued with its own settings",
-            received=named(Change.ANOTHER_RUN),
+            received=changed,
             remedy="Choose another --output_dir or restore the settings.",
         )
-    if named(Change.ANOTHER_RESULT):
-        _refuse_unless_allowed(run_dir, named(Change.ANOTHER_RESULT), config)
-    if named(Change.SAME_RESULT):
-        logging.info(
-            "changed since this run began: %s", named(Change.SAME_RESULT)
-        )
 
 
-def _check_records(
-    path: str,
-    stored: Mapping[str, Any],
-    config: PretrainingConfig,
-    records: Records,
-) -> None:
-    """The same records may lie elsewhere; others are another run's."""
-    assert records.metadata is not None
-    before, now = stored["inputs_sha256"], records.metadata.inputs_sha256
-    if before != now and config.training.mode == "train":
-        _refuse_unless_allowed(
-            path, f"inputs_sha256 was {before} and is {now}", config
-        )
+def _changed(
+    stored: PretrainingConfig, config: PretrainingConfig, meaning: Change
+) -> str:
+    before, now = _flatten(stored.to_dict()), _flatten(config.to_dict())
+    return "; ".join(
+        f"{name} was {before[name]!r} and is {value!r}"
+        for name, value in now.items()
+        if value != before[name] and meaning_of(name) is meaning
+    )
 
 
 def _refuse_unless_allowed(
-    path: str, changed: str, config: PretrainingConfig
+    path: str, changed: str, config: TrainingConfig
 ) -> None:
-    if config.training.mode == "eval":
-        return
-    if not config.training.allow_config_change:
+    if not config.allow_config_change:
         raise UserError(
             f"the run of {path} must be continued with its own settings",
             received=changed,

@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf import metrics
+from albert_tf.errors import first_line
 from albert_tf.files import open_existing, write_text
 
 METRICS_FILE = "metrics.jsonl"
@@ -46,8 +47,8 @@ SLOW_INPUT_SHARE = 0.05
 class RunLog:
     """Writes what happens; a continued run takes up where it stood.
 
-    A log that cannot be written, e.g. for a full disk, is told and does not
-    stop the training.
+    A line that cannot be written, e.g. for a full disk, is told and does not
+    stop the training; to start, and to go back, the log must be writable.
 
     Args:
         run_dir: `--output_dir` of the run.
@@ -61,6 +62,8 @@ class RunLog:
         self._run_dir = run_dir
         self._path = posixpath.join(run_dir, METRICS_FILE)
         self._events_path = posixpath.join(run_dir, EVENTS_FILE)
+        # Files that may end within a line.
+        self._cut_short = {self._events_path}
         self.rewind(step, evaluates_again)
         self._writer = tf.summary.create_file_writer(
             posixpath.join(run_dir, TENSORBOARD_DIR)
@@ -78,6 +81,7 @@ class RunLog:
             )
         ]
         write_text(self._path, "".join(kept))
+        self._cut_short.discard(self._path)
 
     def write(
         self, split: str, step: int, figures: Mapping[str, float]
@@ -93,13 +97,13 @@ class RunLog:
         line = {"split": split, "step": step, **figures}
 
         def write_all() -> None:
-            _append_line(self._path, line)
+            self._append_line(self._path, line)
             with self._writer.as_default():
                 for name, value in figures.items():
                     tf.summary.scalar(f"{split}/{name}", value, step=step)
             self._writer.flush()
 
-        _try_to(write_all, self._path)
+        self._try_to(write_all, self._path)
 
     def write_event(self, kind: str, step: int, **facts: Any) -> None:
         """Notes when something happened.
@@ -111,21 +115,24 @@ class RunLog:
             facts: More of it, ready for JSON.
         """
         line = {"time": time.time(), "event": kind, "step": step, **facts}
-        _try_to(
-            lambda: _append_line(self._events_path, line), self._events_path
+        self._try_to(
+            lambda: self._append_line(self._events_path, line),
+            self._events_path,
         )
 
+    def _append_line(self, path: str, line: Mapping[str, Any]) -> None:
+        # Reading passes over an empty line, and over one cut short.
+        begin = "\n" if path in self._cut_short else ""
+        self._cut_short.add(path)
+        with tf.io.gfile.GFile(path, "a") as file:
+            file.write(f"{begin}{json.dumps(line)}\n")
+        self._cut_short.discard(path)
 
-def _append_line(path: str, line: Mapping[str, Any]) -> None:
-    with tf.io.gfile.GFile(path, "a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def _try_to(write: Callable[[], None], path: str) -> None:
-    try:
-        write()
-    except (OSError, tf.errors.OpError) as error:
-        logging.error("%s NOT WRITTEN: %s", path, str(error).splitlines()[0])
+    def _try_to(self, write: Callable[[], None], path: str) -> None:
+        try:
+            write()
+        except (OSError, tf.errors.OpError) as error:
+            logging.error("%s NOT WRITTEN: %s", path, first_line(error))
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
@@ -165,7 +172,12 @@ class Progress:
         flops_per_step: Operations of the model in one step.
         peak_flops: Of all devices in FLOP/s; None if it is not known.
         run_dir: `--output_dir` of the run, for the time it has taken so far.
+
+    Attributes:
+        was_steady: Whether no compiling took part in the last figures.
     """
+
+    was_steady = False
 
     def __init__(
         self,
@@ -224,6 +236,7 @@ class Progress:
         seconds = np.concatenate(self._step_seconds)
         input_seconds, steady = self._input_seconds, self._steady
         self._forget()
+        self.was_steady = steady
         total = max(float(seconds.sum()), 1e-9)
         mean = total / len(seconds)
         previous = self._seconds_per_step
@@ -234,10 +247,12 @@ class Progress:
         if steady:
             self._seconds_per_step = smoothed
         flops = self._flops_per_step / mean
-        self._useful_seconds += total
+        # Compiling, where it is part of a step's time, is not useful.
+        useful = total if steady else float(np.median(seconds)) * len(seconds)
+        self._useful_seconds += useful
         elapsed = max(time.time() - self._first_start, total)
         figures = {
-            "loop_seconds": total,
+            "loop_seconds": useful,
             "steps_per_second": 1 / mean,
             "tokens_per_second": self._tokens_per_step / mean,
             "tflops": flops / 1e12,

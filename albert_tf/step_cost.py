@@ -10,6 +10,7 @@ Reference:
 import contextlib
 import os
 import pathlib
+import re
 import resource
 import sys
 
@@ -41,7 +42,8 @@ TPU_MEMORY = {
     "v5p": int(95.74 * 2**30),
     "v6e": int(31.25 * 2**30),
 }
-# NVIDIA's GPUs by what their names hold, tensor cores, from their data sheets.
+# NVIDIA's GPUs by a word of their names, from the data sheets of the fastest
+# of that name; V100 and T4 have tensor cores for float16 alone.
 GPU_PEAKS = {
     "V100": 125e12,
     "T4": 65e12,
@@ -98,16 +100,29 @@ def peak_flops(
     replicas = strategy.num_replicas_in_sync
     if config.peak_tflops:
         return config.peak_tflops * 1e12 * replicas
-    if tf.config.list_physical_devices("TPU"):
-        kind = os.environ.get(TPU_TYPE_VARIABLE, "").split("-")[0]
-        peak = TPU_PEAKS.get(kind)
-    elif gpus := tf.config.list_physical_devices("GPU"):
-        details = tf.config.experimental.get_device_details(gpus[0])
-        name = details.get("device_name", "")
-        peak = next((p for k, p in GPU_PEAKS.items() if k in name), None)
+    kind = _device_kind(strategy)
+    if kind == "TPU":
+        tpu = os.environ.get(TPU_TYPE_VARIABLE, "").split("-")[0]
+        peak = TPU_PEAKS.get(tpu)
+    elif kind == "GPU":
+        gpu = tf.config.list_physical_devices("GPU")[0]
+        details = tf.config.experimental.get_device_details(gpu)
+        peak = gpu_peak(details.get("device_name", ""))
     else:
         peak = None
     return peak * replicas if peak else None
+
+
+def gpu_peak(name: str) -> float | None:
+    """Peak of a GPU by its name, e.g. "NVIDIA H100 80GB HBM3"."""
+    words = re.split(r"[^A-Z0-9]+", name.upper())
+    return next((p for word, p in GPU_PEAKS.items() if word in words), None)
+
+
+def _device_kind(strategy: tf.distribute.Strategy) -> str:
+    """The kind of the devices that replicas are on: CPU, GPU or TPU."""
+    device = strategy.extended.worker_devices[0]
+    return tf.DeviceSpec.from_string(device).device_type
 
 
 def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
@@ -179,10 +194,11 @@ def estimate_memory(
 
 def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
     """Memory of one replica's device; None if it is not known."""
-    if tf.config.list_physical_devices("TPU"):
-        kind = os.environ.get(TPU_TYPE_VARIABLE, "").split("-")[0]
-        return TPU_MEMORY.get(kind)
-    if tf.config.list_physical_devices("GPU"):
+    kind = _device_kind(strategy)
+    if kind == "TPU":
+        tpu = os.environ.get(TPU_TYPE_VARIABLE, "").split("-")[0]
+        return TPU_MEMORY.get(tpu)
+    if kind == "GPU":
         return None  # TensorFlow does not tell
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return pages * size // strategy.num_replicas_in_sync
@@ -191,14 +207,15 @@ def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
 def peak_memory_bytes() -> int:
     """Most memory in use since `reset_peak_memory`.
 
-    That of the first GPU, or else of this process, as far as the system tells.
+    That of the first GPU, or else of this process on the host, as far as the
+    system tells.
     """
     if tf.config.list_physical_devices("GPU"):
         return tf.config.experimental.get_memory_info("GPU:0")["peak"]
     if PROCESS_STATUS.exists():
-        lines = PROCESS_STATUS.read_text().splitlines()
-        (peak,) = (line for line in lines if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) * 1024
+        for line in PROCESS_STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -16,7 +16,7 @@ import dataclasses
 import math
 import posixpath
 import time
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 from absl import logging
@@ -63,7 +63,7 @@ def train(config: PretrainingConfig) -> int:
         held_out = training_records.find_held_out(config)
         for phase in data.phases:
             training_records.check_held_out(phase.records, held_out)
-    run_directory.check(config, data.phases[0].records)
+    run_directory.check(config, data)
 
     # 2. Devices.
     strategy = distribution.make_strategy(config.distribution)
@@ -99,7 +99,7 @@ class Position:
         return {**notes, **facts}
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: checkpoints.Checkpoint) -> "Position":
+    def from_checkpoint(cls, checkpoint: checkpoints.Checkpoint) -> Self:
         """The reverse of `to_notes`; facts beside it are passed over."""
         names = {f.name for f in dataclasses.fields(cls)} - {"step"}
         notes = {n: v for n, v in checkpoint.notes.items() if n in names}
@@ -169,7 +169,7 @@ class Run:
             )
         self.is_chief = distribution.is_chief(strategy)
         if self.is_chief:
-            run_directory.write(config, data.phases[0].records)
+            run_directory.write(config, data)
         else:
             logging.set_verbosity(logging.WARNING)
 
@@ -206,7 +206,7 @@ class Run:
         self.programs: set[StepSettings] = set()
         restored = self.store.restore()
         if restored:
-            self.position = Position.from_checkpoint(restored)
+            self.position = self._position_of(restored)
         distribution.check_agreement(strategy, self.position.step)
         self.run_log = None
         if self.is_chief:
@@ -233,6 +233,7 @@ class Run:
             # A run that diverges, or meets a damaged record, goes back to a
             # checkpoint; and better that the first one fails now than later.
             self._save()
+            self._finish_saving()
 
     def train(self) -> int:
         """Trains to the end, or until the run is to stop.
@@ -245,6 +246,8 @@ class Run:
         evaluated = False
         if self.position.to_evaluate:
             evaluated = self._evaluate()
+            if not evaluated:
+                return self._stop_early()
         while self.position.step < last_step:
             evaluated = False
             self._profile()
@@ -267,27 +270,25 @@ class Run:
                 self._roll_back(divergence)
                 continue
             self._log_figures(figures)
-            self._log_switches()
             # The evaluation comes first, so that its line is there when its
             # checkpoint is.
             if self._is_due(self.config.training.eval_every_n_steps):
                 evaluated = self._evaluate()
             if self._is_due(self.config.training.save_checkpoints_steps):
                 self._save()
-            if stops or self.position.to_evaluate:
+            self._log_switches()
+            if self.position.to_evaluate or (stops and boundary < last_step):
                 return self._stop_early()
 
         # 6. The end.
-        if self.evaluator and not evaluated:  # a finished run, started again
-            self.evaluator.run_and_log(last_step, None)
-        self.store.wait()
-        if self.store.failed:
-            raise UserError(
-                "the last checkpoint must be written",
-                received=self.store.failed,
-                remedy="Make room and start again: the run goes on from the "
-                "newest checkpoint that is whole.",
-            )
+        self._stop_profile()
+        self._finish_saving()
+        if (
+            self.evaluator
+            and not evaluated  # a finished run, started again
+            and self.evaluator.run_and_log(last_step, None) is None
+        ):
+            return self._stop_early()
         self._log_event("finish")
         logging.info(
             "finished %d steps; the run is in %s",
@@ -400,21 +401,30 @@ class Run:
             ).hidden,
         }
 
+    def _position_of(self, checkpoint: checkpoints.Checkpoint) -> Position:
+        position = Position.from_checkpoint(checkpoint)
+        # Another optimizer has other figures.
+        position.totals = {
+            name: position.totals.get(name, 0.0) for name in self._no_totals()
+        }
+        return position
+
     def _no_totals(self) -> dict[str, float]:
         return dict.fromkeys(figure_names(self.config), 0.0)
 
     def _log_figures(self, figures: dict[str, float]) -> None:
         position = self.position
-        lowest = position.lowest_loss
-        position.lowest_loss = min(figures["loss"], lowest or math.inf)
+        if position.lowest_loss is None:
+            position.lowest_loss = figures["loss"]
+        position.lowest_loss = min(figures["loss"], position.lowest_loss)
+        timed = {**figures, **self.progress.advance()}
+        self.step_seconds = timed["step_seconds_median"]
+        if self.switch and self.progress.was_steady:
+            self.switch.log(figures["dropout"], self.step_seconds)
+            self.switch = None
         if self.run_log:
-            timed = {**figures, **self.progress.advance()}
             self.progress.log(position.step, timed)
             self.run_log.write("train", position.step, timed)
-            self.step_seconds = timed["step_seconds_median"]
-            if self.switch:
-                self.switch.log(figures["dropout"], self.step_seconds)
-                self.switch = None
 
     def _evaluate(self) -> bool:
         """Evaluates, where there is something to evaluate on.
@@ -432,8 +442,23 @@ class Run:
         return figures is not None
 
     def _save(self) -> None:
-        self.store.save(self.position.step, self._notes())
-        self._log_event("checkpoint", stalled_s=self.store.seconds_stalled)
+        if self.store.save(self.position.step, self._notes()):
+            self._log_event("checkpoint", stalled_s=self.store.seconds_stalled)
+
+    def _finish_saving(self) -> None:
+        """Waits for the last checkpoint.
+
+        Raises:
+            UserError: If it could not be written.
+        """
+        self.store.wait()
+        if self.store.failed:
+            raise UserError(
+                "the last checkpoint must be written",
+                received=self.store.failed,
+                remedy="Make room and start again: the run goes on from the "
+                "newest checkpoint that is whole.",
+            )
 
     def _notes(self) -> dict[str, Any]:
         step = self.position.step
@@ -443,9 +468,25 @@ class Run:
         )
 
     def _stop_early(self) -> int:
-        """Saves, and gives the exit status of a run that was cut short."""
-        self._save()
-        self.store.wait()
+        """Saves, and gives the exit status of a run that was cut short.
+
+        Raises:
+            UserError: If the checkpoint could not be written.
+        """
+        self._stop_profile()
+        position = self.position
+        steps = max(position.num_steps, 1)
+        divergence = find_divergence(
+            position.totals["loss"] / steps,
+            position.totals["gradient_norm"] / steps,
+            position.lowest_loss,
+            self.config.training,
+        )
+        if divergence and position.num_steps:
+            logging.error("not saved at step %d: %s", position.step, divergence)
+        else:
+            self._save()
+        self._finish_saving()
         reason = self.stop.reason or "another worker is to stop"
         self._log_event("stop", reason=reason)
         logging.warning(
@@ -464,9 +505,10 @@ class Run:
         Raises:
             UserError: If the run is to stop instead.
         """
-        diverged_at = self.position.step
+        diverged_at, policy = self.position.step, self.config.training
         logging.error("diverged at step %d: %s", diverged_at, reason)
         self.store.wait()
+        self.rollbacks.check_allowed(diverged_at, reason, policy)
         if self.rollbacks.newest:
             self.store.forget_if_newest(self.rollbacks.newest.resumed_from)
         self._go_back()
@@ -474,7 +516,7 @@ class Run:
             diverged_at=diverged_at,
             resumed_from=self.position.step,
             reason=reason,
-            config=self.config.training,
+            config=policy,
         )
         self.rollbacks.add(rollback, writes=self.is_chief)
         self._log_event("rollback", **dataclasses.asdict(rollback))
@@ -514,7 +556,11 @@ class Run:
         distribution.check_agreement(self.strategy, self.position.step)
         restored = self.store.restore()
         assert restored, "a run begins with a checkpoint"
-        self.position = Position.from_checkpoint(restored)
+        self.position = self._position_of(restored)
+        # Its evaluation was made by those who went on from it.
+        self.position.to_evaluate = False
+        self._stop_profile()
+        self.switch = None
         distribution.check_agreement(self.strategy, self.position.step)
         self.batches = None
         if self.run_log:
@@ -543,15 +589,20 @@ class Run:
         if steps is None or not self.is_chief:
             return
         first, last = steps
-        if self.position.step == first:
+        if self.position.step == first and not self.profiling:
             tf.profiler.experimental.start(
                 posixpath.join(self.config.training.output_dir, TENSORBOARD_DIR)
             )
             self.profiling = True
-        elif self.position.step >= last and self.profiling:
+        elif self.position.step >= last:
+            self._stop_profile()
+
+    def _stop_profile(self) -> None:
+        """Writes what was profiled, if anything."""
+        if self.profiling:
             tf.profiler.experimental.stop()
             self.profiling = False
-            self._log_event("profile", first=first, last=last)
+            self._log_event("profile")
 
     def _log_event(self, kind: str, **facts: Any) -> None:
         if self.run_log:

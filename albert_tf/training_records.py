@@ -25,6 +25,7 @@ class Records:
     Attributes:
         files: Paths, sorted.
         counts: Records in each file.
+        checksums: SHA-256 of each file, where its metadata tells, or "".
         metadata: Of the first directory; None for records that
             google-research/albert made.
         directory: Where `metadata` was read.
@@ -32,6 +33,7 @@ class Records:
 
     files: tuple[str, ...]
     counts: tuple[int, ...]
+    checksums: tuple[str, ...]
     metadata: features.RecordsMetadata | None
     directory: str
 
@@ -166,7 +168,13 @@ def find_records(
     if not sum(counts):
         raise UserError(f"{name} must hold records", received="none at all")
     directory, first = next(iter(metadata_of.items()))
-    records = Records(tuple(files), counts, first, directory)
+    checksums = tuple(
+        metadata.checksums.get(posixpath.basename(file), "")
+        if (metadata := metadata_of[posixpath.dirname(file)])
+        else ""
+        for file in files
+    )
+    records = Records(tuple(files), counts, checksums, first, directory)
     without_masks = [
         other
         for other, metadata in metadata_of.items()

@@ -15,7 +15,7 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.run_log import TIMING_FIGURES, read_metrics
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
-PATIENCE_S = 180
+PATIENCE_S = 600
 
 
 class RunProcesses:

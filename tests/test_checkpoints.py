@@ -12,6 +12,7 @@ import tensorflow as tf
 import tiny_run
 
 from albert_tf import checkpoints
+from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.train import train
 from albert_tf.train_step import make_state
@@ -125,9 +126,9 @@ def test_the_best_is_kept_apart(tmp_path):
     store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
     for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
         variables["kernel"].assign([step, step])
-        save(store, step)
+        store.save(step, {})
         store.save_best(step, {}, loss)
-        store.wait()
+    store.wait()
     assert steps_in(tmp_path / "checkpoints") == [30]
     assert steps_in(tmp_path / "best") == [20]
 
@@ -174,6 +175,7 @@ DATA = "variables.data-00000-of-00001"
         ("variables.index", flip_a_byte),
         ("variables.index", cut),
         ("variables.index", pathlib.Path.unlink),
+        ("checkpoint.json", flip_a_byte),
         ("checkpoint.json", cut),
         ("checkpoint.json", pathlib.Path.unlink),
     ],
@@ -184,10 +186,6 @@ def test_a_torn_one_is_passed_over(tmp_path, name, damage, caplog):
         variables["kernel"].assign(tf.fill((20, 30), float(step)))
         save(store, step)
     torn = tmp_path / "checkpoints" / "step-00000002"
-    content = (torn / name).read_text("latin-1")
-    if name == "checkpoint.json" and damage is cut:
-        # The newline at its end means nothing.
-        (torn / name).write_text(content.strip(), "latin-1")
     damage(torn / name)
 
     another, restored = store_of(tmp_path, {"kernel": (20, 30)})
@@ -199,6 +197,71 @@ def test_a_torn_one_is_passed_over(tmp_path, name, damage, caplog):
     last, values = store_of(tmp_path, {"kernel": (20, 30)})
     assert last.restore().step == 2
     assert (values["kernel"].numpy() == 2).all()
+
+
+def test_torn_ones_do_not_count_among_those_kept(tmp_path):
+    store, variables = store_of(tmp_path, {"kernel": (20, 30)})
+    for step in (10, 20):
+        save(store, step)
+    flip_a_byte(tmp_path / "checkpoints" / "step-00000020" / DATA)
+
+    another, _ = store_of(tmp_path, {"kernel": (20, 30)}, keep_max=1)
+    assert another.restore().step == 10
+    save(another, 15)
+    assert steps_in(tmp_path / "checkpoints") == [15]
+    del variables
+
+
+def test_when_all_commits_are_damaged_no_new_run_begins(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (20, 30)})
+    save(store, 10)
+    cut(tmp_path / "checkpoints" / "step-00000010" / "checkpoint.json")
+    another, _ = store_of(tmp_path, {"kernel": (20, 30)})
+    with pytest.raises(UserError, match="must be whole"):
+        another.restore()
+
+
+@pytest.mark.parametrize("name", ["lr[0.01]", "a?b", "a*c", "d\\e"])
+def test_the_name_of_a_run_must_be_no_pattern(name):
+    """TensorFlow would find no checkpoint there."""
+    with pytest.raises(UserError, match="output_dir must hold none of"):
+        TrainingConfig(output_dir=name)
+    TrainingConfig(output_dir="gs://bucket/ru n_2.1-a")
+
+
+def test_what_others_keep_beside_checkpoints_stays(tmp_path):
+    beside = tmp_path / "checkpoints" / "good"
+    beside.mkdir(parents=True)
+    (beside / "copy").write_text("of mine")
+    store, _ = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
+    for step in (1, 2):
+        save(store, step)
+    assert (beside / "copy").exists()
+
+
+def test_an_old_one_that_cannot_be_removed_does_no_harm(tmp_path, monkeypatch):
+    """As in a bucket that grants no right to delete."""
+    store, _ = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
+    save(store, 1)
+
+    def refuse(path):
+        raise tf.errors.PermissionDeniedError(None, None, f"may not {path}")
+
+    monkeypatch.setattr(tf.io.gfile, "remove", refuse)
+    save(store, 2)
+    assert not store.failed
+    assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 2
+
+
+def test_a_step_is_written_once(tmp_path):
+    """Asked for again while it is written, as by a stop where it was due."""
+    store, _ = store_of(tmp_path, {"kernel": (500, 500)}, keep_max=1)
+    assert store.save(1, {})
+    assert not store.save(1, {})
+    store.wait()
+    restored, _ = store_of(tmp_path, {"kernel": (500, 500)})
+    restored.restore()
+    assert not restored.save(1, {})
 
 
 def test_a_torn_one_that_was_asked_for_is_refused(tmp_path):
@@ -302,8 +365,8 @@ def test_every_variable_of_model_and_optimizer_is_saved(tiny_records, tmp_path):
     count = len(state.pretrainer.variables)
     assert count > 20
     assert len(saved) == 3 * count + 1  # two moments each, and the step
-    notes = json.loads((newest / "checkpoint.json").read_text())["notes"]
-    assert notes["dropout"] == [0.1, 0.1]
+    commit = json.loads((newest / "checkpoint.json").read_text())
+    assert commit["checkpoint"]["notes"]["dropout"] == [0.1, 0.1]
 
 
 def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):

@@ -12,6 +12,7 @@ CONFIG = TrainingConfig(
 
 
 def roll_back(rollbacks, diverged_at, resumed_from, config=CONFIG):
+    rollbacks.check_allowed(diverged_at, "loss nan", config)
     rollback = rollbacks.plan(diverged_at, resumed_from, "loss nan", config)
     rollbacks.add(rollback)
     return rollback
@@ -81,7 +82,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 def test_the_policy_stop_says_what_was_seen(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     with pytest.raises(UserError, match=r"loss nan, at step 7.*learning_rate"):
-        rollbacks.plan(7, 0, "loss nan", TrainingConfig())
+        rollbacks.check_allowed(7, "loss nan", TrainingConfig())
 
 
 def test_a_run_rolls_back_so_often_and_no_more(tmp_path):
