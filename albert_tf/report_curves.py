@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, LogFormatter, PercentFormatter
 
 from albert_tf.metrics import PAPER_REFERENCE
 from albert_tf.report_runs import RunHistory
@@ -80,7 +80,6 @@ PANELS = (
     ),
     Panel("tokens_per_second", "Tokens a second, padding included"),
     Panel("mfu", "Share of the peak FLOP/s used (MFU)", scale="percent"),
-    Panel("tflops", "Model TFLOP/s"),
     Panel(
         "input_bound_share",
         "Share of the time that steps waited for input",
@@ -302,8 +301,11 @@ def draw_panel(
     for number, run in enumerate(runs):
         _draw_run(axes, panel, run, color_of(number), x_axis, left)
     if not panel.late:
-        for value, label in references(panel.figure, runs):
-            _draw_reference(axes, value, label)
+        named = list(references(panel.figure, runs))
+        for value, _ in named:
+            axes.axhline(value, color=REFERENCE_COLOR, ls=":", linewidth=1)
+        for value, label in named:
+            _name_reference(axes, value, label)
     margin = 0.01 * (right - left) or 0.5
     axes.set_xlim(left - margin, right + margin)
     axes.set_xlabel(AXIS_LABELS[x_axis])
@@ -312,6 +314,8 @@ def draw_panel(
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.scale == "log":
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter())
     elif panel.scale == "percent":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     elif panel.figure == "tokens_per_second":
@@ -377,16 +381,17 @@ def _fill(axes: Axes, low: np.ndarray, high: np.ndarray, color: str) -> None:
     )
 
 
-def _draw_reference(axes: Axes, value: float, label: str) -> None:
-    axes.axhline(value, color=REFERENCE_COLOR, linestyle=":", linewidth=1)
+def _name_reference(axes: Axes, value: float, label: str) -> None:
+    """On the side where there is room, under the marks at the top."""
+    bottom, top = axes.get_ylim()
     axes.annotate(
         label,
         (0.99, value),
         xycoords=("axes fraction", "data"),
         ha="right",
-        va="bottom",
+        va="top" if value > (bottom + top) / 2 else "bottom",
         fontsize=8,
-        color=REFERENCE_COLOR,
+        zorder=10,
     )
 
 

@@ -1,7 +1,6 @@
 """A report as one HTML page, which needs no network and runs no script."""
 
 import datetime
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -59,7 +58,8 @@ th, td {{ padding: .25rem .7rem; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--rule); overflow-wrap: anywhere;
   min-width: 5rem; max-width: 26rem; }}
 thead th {{ background: var(--shade); }}
-tbody th {{ font-weight: 500; color: var(--soft); }}
+tbody th {{ font-weight: 500; color: var(--soft);
+  overflow-wrap: normal; }}
 summary {{ cursor: pointer; margin-top: 2rem; font-weight: 600; }}
 </style>
 </head>
@@ -227,6 +227,11 @@ def _mean_share(figure: str) -> Callable[[RunHistory], str]:
     return tell
 
 
+def _tflops(run: RunHistory) -> str:
+    mean = run.curve("train", "tflops").mean()
+    return _UNKNOWN if math.isnan(mean) else f"{mean:.3g}"
+
+
 def _goodput(run: RunHistory) -> str:
     last = run.curve("train", "goodput").last[1]
     return _UNKNOWN if math.isnan(last) else f"{last:.1%}"
@@ -344,8 +349,9 @@ def _short(number: float) -> str:
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    days, minutes = divmod(minutes, 24 * 60)
+    if seconds < SECONDS_PER_HOUR:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    days, minutes = divmod(round(seconds / 60), 24 * 60)
     text = f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{days} d {text}" if days else text
 
@@ -361,6 +367,7 @@ FACTS: tuple[tuple[str, Callable[[RunHistory], str]], ...] = (
     ("time in kept steps", _hours),
     ("goodput", _goodput),
     ("tokens a second, over kept steps", _tokens_per_second),
+    ("model TFLOP/s, mean", _tflops),
     ("MFU, mean", _mean_share("mfu")),
     ("waiting for input, mean", _mean_share("input_bound_share")),
     ("restarts", _count("resume")),
@@ -393,15 +400,17 @@ def _settings(runs: Sequence[RunHistory]) -> list[list[str]]:
     names = dict.fromkeys(name for run in runs for name in run.settings)
     names.pop("training.output_dir", None)
 
-    def tell(value: Any) -> str:
-        if isinstance(value, list):
-            return ", ".join(map(str, value)) or _UNKNOWN
-        return _UNKNOWN if value in ("", None) else str(value)
-
     return [
-        [name, *(tell(run.settings.get(name)) for run in runs)]
+        [name, *(_plain(run.settings.get(name)) for run in runs)]
         for name in names
     ]
+
+
+def _plain(value: Any) -> str:
+    """A value of JSON as a person would write it."""
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or _UNKNOWN
+    return _UNKNOWN if value in ("", None) else str(value)
 
 
 def _events(runs: Sequence[RunHistory]) -> str:
@@ -426,8 +435,8 @@ def _events(runs: Sequence[RunHistory]) -> str:
 
 def _event_row(run: RunHistory, event: dict[str, Any]) -> list[str]:
     mark = report_curves.MARKS.get(event["event"])
-    facts = ", ".join(
-        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+    facts = "; ".join(
+        f"{name}: {_plain(value)}"
         for name, value in event.items()
         if name not in ("time", "event", "step")
     )

@@ -114,8 +114,8 @@ class Curve:
     def smoothed(self, window: float = 0.02) -> np.ndarray:
         """Means of each bucket and of those around it.
 
-        A window that would go beyond an end is cut on both sides, so that
-        a steep beginning is not drawn flat.
+        A window that would go beyond the beginning is cut on both sides, so
+        that a steep one is not drawn flat; at the end, on its side alone.
 
         Args:
             window: Share of the buckets that are averaged.
@@ -127,11 +127,11 @@ class Curve:
         sums = np.array([(b.step_sum, b.value_sum) for b in self._buckets])
         sums = sums.reshape(-1, 2)
         places = np.arange(len(counts))
-        reach = np.minimum(places, places[::-1])
-        reach = np.minimum(reach, int(window * len(counts) / 2))
+        reach = np.minimum(places, int(window * len(counts) / 2))
         counts_before = np.concatenate([[0.0], counts.cumsum()])
         sums_before = np.concatenate([np.zeros((1, 2)), sums.cumsum(axis=0)])
-        first, end = places - reach, places + reach + 1
+        first = places - reach
+        end = np.minimum(places + reach + 1, len(counts))
         num = counts_before[end] - counts_before[first]
         means = (sums_before[end] - sums_before[first]) / num[:, None]
         means[:, 0] = sums[:, 0] / counts  # the step is the bucket's own
