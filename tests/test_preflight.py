@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 def checks_of(table):
     """Verdicts and texts by check, those of several rows one after another."""
-    checks = {}
+    checks, name = {}, ""
     for line in table.splitlines():
         if line.startswith("      "):
             assert "-> " in line
