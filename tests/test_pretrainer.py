@@ -166,32 +166,6 @@ def test_dropout_is_a_function_of_its_seed():
     assert np.abs(logits([1, 2]) - model(batch)["mlm_logits"]).max() > 1e-3
 
 
-def test_recomputation_in_the_backward_pass_sees_the_same_dropout():
-    """Gradients are those without recomputation."""
-    model, batch = build(), make_batch()
-    variables = [v.value for v in model.trainable_variables]
-
-    def loss():
-        dropout = Dropout(0.3, 0.3, tf.constant([1, 2]))
-        logits = model(batch, dropout=dropout)["mlm_logits"]
-        return tf.reduce_sum(tf.nn.log_softmax(logits)[..., 7])
-
-    gradients = []
-    for forward in loss, tf.recompute_grad(loss):
-        with tf.GradientTape() as tape:
-            value = forward()
-        gradients.append(
-            tape.gradient(value, variables, unconnected_gradients="zero")
-        )
-    for kept, recomputed in zip(*gradients, strict=True):
-        np.testing.assert_allclose(
-            tf.convert_to_tensor(recomputed),
-            tf.convert_to_tensor(kept),
-            rtol=1e-4,
-            atol=1e-4,
-        )
-
-
 def test_mixed_bfloat16_computes_in_bfloat16_and_answers_in_float32():
     model, batch = build(dtype="mixed_bfloat16"), make_batch()
     outputs, exact = model(batch), build()(batch)

@@ -5,6 +5,7 @@ Reference:
     Table 4.
 """
 
+import functools
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from albert_tf.modeling.layers import (
     SelfAttention,
     initializer,
 )
+from albert_tf.modeling.remat import recomputed
 
 # Attention probabilities, attention output, feed-forward output.
 PLACES_PER_BLOCK = 3
@@ -44,10 +46,12 @@ class Encoder(keras.layers.Layer):
         self,
         config: ModelConfig,
         dtype: str = "float32",
+        remat: bool = False,
         name: str = "encoder",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
+        self.remat = remat
         self.projection = None
         if config.embedding_size != config.hidden_size:
             self.projection = keras.layers.Dense(
@@ -118,10 +122,28 @@ class Encoder(keras.layers.Layer):
         if self.projection is not None:
             hidden = self.projection(hidden)
         for index, (attention, feed_forward) in enumerate(self.blocks):
-            place = first_place + index * PLACES_PER_BLOCK
-            hidden = attention(hidden, score_bias, dropout=dropout, place=place)
-            hidden = feed_forward(hidden, dropout=dropout, place=place + 2)
+            block = functools.partial(
+                _apply_block,
+                attention,
+                feed_forward,
+                score_bias,
+                dropout,
+                first_place + index * PLACES_PER_BLOCK,
+            )
+            hidden = (recomputed(block) if self.remat else block)(hidden)
         return hidden
+
+
+def _apply_block(
+    attention: SelfAttention,
+    feed_forward: FeedForward,
+    score_bias: tf.Tensor,
+    dropout: Dropout,
+    place: int,
+    hidden: tf.Tensor,
+) -> tf.Tensor:
+    hidden = attention(hidden, score_bias, dropout=dropout, place=place)
+    return feed_forward(hidden, dropout=dropout, place=place + 2)
 
 
 def group_of_layer(config: ModelConfig, layer: int) -> int:

@@ -25,6 +25,8 @@ class AlbertPretrainer(keras.layers.Layer):
         sentence_objective: "sop", "nsp", or "none", which leaves out the
             sentence head and the pooler.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
+        remat: Whether the encoder's blocks are computed a second time in
+            the backward pass, so that little is kept for it.
         name: First part of every variable's path.
 
     Reference:
@@ -36,13 +38,14 @@ class AlbertPretrainer(keras.layers.Layer):
         config: ModelConfig,
         sentence_objective: str = "sop",
         dtype: str = "float32",
+        remat: bool = False,
         name: str = "albert",
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
         self.sentence_objective = sentence_objective
         self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config, dtype)
+        self.encoder = Encoder(config, dtype, remat)
         self.masked_lm = MaskedLanguageModelHead(config)
         self.has_sentence_head = sentence_objective != "none"
         if self.has_sentence_head:
