@@ -155,18 +155,19 @@ class Preflight:
 
         Args:
             name: Of the check.
-            method: Raises what makes it fail; what is only added as FAIL
-                keeps nothing else from being checked.
+            method: Adds rows; raises what makes it fail, or adds it.
             *needed: Checks that must have passed for it to be made.
         """
         missing = [other for other in needed if other not in self._passed]
         if missing:
             self._add(SKIP, name, f"not checked, needs: {', '.join(missing)}")
             return
+        num_failed = self._num_failed
         try:
             with _captured_warnings() as warnings:
                 method()
-            self._passed.add(name)
+            if self._num_failed == num_failed:
+                self._passed.add(name)
         except UserError as error:
             remedy = error.remedy or REMEDIES[name]
             self._add(FAIL, name, error.fault, remedy)
@@ -198,19 +199,25 @@ class Preflight:
         return sorted(filter(files.is_remote, directories))
 
     def _file_systems(self) -> None:
-        """Asks each remote directory something; that it is missing is fine."""
+        """Asks for each remote directory; that one is missing is fine."""
+        name = "file systems"
         for path in self._remote_paths():
             try:
                 tf.io.gfile.exists(path)
             except tf.errors.UnimplementedError as error:
-                raise UserError(
-                    f"TensorFlow {tf.__version__} must know the file system "
-                    f"of {path}",
-                    received=first_line(error),
-                    remedy="pip install 'tensorflow[gcs-filesystem]' for "
-                    "gs://, or take local paths.",
-                ) from None
-            self._add(OK, "file systems", f"{path} answers")
+                self._add(
+                    FAIL,
+                    name,
+                    f"{path}: TensorFlow {tf.__version__} says: "
+                    f"{first_line(error)}",
+                    "For gs://, take TensorFlow's own release for Linux, which "
+                    "has it, or pip install 'tensorflow[gcs-filesystem]'.",
+                )
+            except tf.errors.OpError as error:
+                text = f"{path}: {first_line(error)}"
+                self._add(FAIL, name, text, REMEDIES[name])
+            else:
+                self._add(OK, name, f"{path} answers")
 
     def _output(self) -> None:
         """Writes, reads and removes a file where the run is to be."""

@@ -53,26 +53,19 @@ def check_import() -> None:
     """Refuses what would keep TensorFlow from being imported.
 
     Raises:
-        UserError: If there is no TensorFlow, several, or one whose libtpu
-            ends the process.
+        UserError: If there is no TensorFlow, or one whose libtpu ends the
+            process.
     """
-    found = _tensorflows()
     if importlib.util.find_spec("tensorflow") is None:
         raise UserError(
             "TensorFlow must be installed",
             received="none",
             remedy="pip install -e '.[cpu]', '.[gpu]' or '.[tpu]'.",
         )
-    if len(found) > 1:
-        raise UserError(
-            "one distribution of TensorFlow must be installed, since all "
-            "share a directory",
-            received=", ".join(found),
-            remedy=f"pip uninstall {' '.join(found)}, and install the one "
-            "that fits the machine: '.[cpu]', '.[gpu]' or '.[tpu]'.",
-        )
     libtpu = _version("libtpu")
-    if "tensorflow-tpu" in found and _parse(libtpu) > _parse(NEWEST_LIBTPU):
+    if "tensorflow-tpu" in _tensorflows() and _parse(libtpu) > _parse(
+        NEWEST_LIBTPU
+    ):
         raise UserError(
             f"libtpu must be at most {NEWEST_LIBTPU} beside tensorflow-tpu, "
             "whose import it ends otherwise",
@@ -89,6 +82,10 @@ def check_installed() -> list[Installed]:
     for distribution, tensorflow in _tensorflows().items():
         limits = SUPPORTED["tensorflow"]
         found.append(_judge(distribution, tensorflow, limits))
+    if len(_tensorflows()) > 1:
+        names = " ".join(_tensorflows())
+        remedy = f"pip uninstall {names}, and install the one that is meant."
+        found.append(Installed(names, "in one directory", remedy))
     found += [
         _judge(name, _version(name), limits)
         for name, limits in SUPPORTED.items()

@@ -211,6 +211,8 @@ def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
     assert "7 checkpoints" in checks["room"]
     assert "5 of them there" in checks["room"]
     size = float(re.search(r"checkpoints of ([\d.]+) kB", checks["room"])[1])
+    needed = float(re.search(r"need ([\d.]+) kB", checks["room"])[1])
+    assert needed == pytest.approx(2 * size, rel=0.01)
     (stored,) = tmp_path.glob("run/checkpoints/step-00000012/variables.data*")
     assert size * 1000 == pytest.approx(stored.stat().st_size, rel=0.02)
 
@@ -308,11 +310,19 @@ def test_new_weights_must_guess(tiny_records, tmp_path, capsys):
     assert failed(checks) == {"loss"}
 
 
-def test_a_file_system_that_is_not_known_fails(tiny_records, capsys):
-    config = tiny_run.make_config(tiny_records, "nowhere://bucket/run")
+def test_file_systems_that_are_not_known_fail(tiny_records, capsys):
+    config = tiny_run.make_config(
+        tiny_records,
+        "nowhere://bucket/run",
+        input_file=(),
+        dataset=("far=elsewhere://bucket/far/*",),
+        data_schedule="0:far",
+    )
     checks, status = check_all(config, capsys)
     assert status == 1
     assert failed(checks) == {"file systems"}
+    for path in ("nowhere://bucket/run", "elsewhere://bucket/far"):
+        assert f"FAIL: {path}: " in checks["file systems"]
     assert "gcs-filesystem" in checks["file systems"]
     assert {"output", "records"} <= skipped(checks)
 

@@ -83,15 +83,12 @@ def test_tensorflow_text_is_of_the_same_minor_release(installed):
     }
 
 
-@pytest.mark.parametrize("several", [True, False])
-def test_tensorflows_that_share_a_directory_are_refused(installed, several):
-    if several:
-        installed(tensorflow="2.20.0", tensorflow_tpu="2.20.0")
-        with pytest.raises(UserError, match="tensorflow, tensorflow-tpu"):
-            versions.check_import()
-    else:
-        installed(tensorflow="2.20.0")
-        versions.check_import()
+def test_tensorflows_that_share_a_directory_are_told(installed):
+    installed(tensorflow="2.20.0", tensorflow_tpu="2.20.0", libtpu="0.0.30")
+    installed_as_one = remedies()["tensorflow tensorflow-tpu"]
+    assert installed_as_one.startswith(
+        "pip uninstall tensorflow tensorflow-tpu"
+    )
 
 
 @pytest.mark.parametrize(
