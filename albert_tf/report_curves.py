@@ -42,7 +42,8 @@ class Panel:
             it begins at the figure itself.
         scale: "linear", "log" or "percent".
         smooth: Whether a smoothed line stands above that of all points.
-        late: Whether only the second half is shown, on a scale of its own.
+        late: Whether only the second half is shown, on a scale of its own
+            that leaves outliers out.
     """
 
     figure: str
@@ -61,7 +62,11 @@ class Panel:
 
 PANELS = (
     Panel("masked_lm_loss", "Masked-LM loss (nats)"),
-    Panel("masked_lm_loss", "Masked-LM loss, second half (nats)", late=True),
+    Panel(
+        "masked_lm_loss",
+        "Masked-LM loss, second half without outliers (nats)",
+        late=True,
+    ),
     Panel("masked_lm_accuracy", "Masked-LM accuracy", scale="percent"),
     Panel("sentence_order_loss", "Sentence-order loss (nats)"),
     Panel(
@@ -306,6 +311,12 @@ def draw_panel(
             axes.axhline(value, color=REFERENCE_COLOR, ls=":", linewidth=1)
         for value, label in named:
             _name_reference(axes, value, label)
+    if panel.late:
+        drawn = [np.asarray(line.get_ydata()) for line in axes.lines]
+        # Of normal noise, three standard deviations to each side.
+        low, high = np.quantile(np.concatenate(drawn), (0.05, 0.95))
+        margin = 0.4 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)
     margin = 0.01 * (right - left) or 0.5
     axes.set_xlim(left - margin, right + margin)
     axes.set_xlabel(AXIS_LABELS[x_axis])

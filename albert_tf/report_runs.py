@@ -296,7 +296,7 @@ def read_runs(run_dirs: Sequence[str]) -> list[RunHistory]:
     """
     names = short_names(run_dirs)
     # What all runs together may have, so that the page stays small.
-    max_buckets = max(50, min(MAX_BUCKETS, 3 * MAX_BUCKETS // len(names)))
+    max_buckets = max(30, min(MAX_BUCKETS, 2 * MAX_BUCKETS // len(names)))
     return [
         RunHistory(run_dir, name, max_buckets)
         for run_dir, name in zip(run_dirs, names, strict=True)

@@ -116,6 +116,10 @@ def test_a_spike_of_one_step_in_a_hundred_thousand_is_kept():
     assert curve.lowest() == (123, -40.0)
     assert points[-1].tolist() == [99_999, values[-1]]
     assert np.all(np.diff(points[:, 0]) > 0)
+    # A power of two to a bucket, so many that a hundred buckets suffice.
+    mean = values[:1024].mean()
+    assert curve.smoothed(0)[0].tolist() == pytest.approx([511.5, mean])
+    assert len(curve.smoothed(0)) == math.ceil(100_000 / 1024)
     assert curve.mean() == pytest.approx(values.mean(), rel=1e-12)
 
 
@@ -186,16 +190,18 @@ SETTINGS = {
 
 
 def test_steps_stand_where_their_tokens_and_hours_are(tmp_path):
-    run = read_run(
-        tmp_path / "run",
-        [5.0, 5.0, 5.0, 5.0],
-        settings=SETTINGS,
-        loop_seconds=[0.0, 1800.0, 3600.0, 1800.0],
-    )
+    run_dir = write_run(tmp_path / "run", [], settings=SETTINGS)
+    lines = [
+        {"split": "train", "step": step, "loop_seconds": seconds}
+        for step, seconds in ((1, 1800.0), (2, 3600.0), (3, 1800.0))
+    ]
+    write_lines(tmp_path / "run" / "metrics.jsonl", lines)
+    run = RunHistory(run_dir, "run")
     assert run.x_values([0, 3], "step").tolist() == [0, 3]
     assert run.x_values([1, 3], "tokens").tolist() == [256, 768]
     # Half an hour, one and a half, two; in between as in proportion.
     assert run.x_values([0, 1, 1.5, 3], "hours").tolist() == [0, 0.5, 1, 2]
+    assert run.x_values(0.5, "hours") == 0.25
 
 
 @pytest.mark.parametrize("x_axis", ["tokens", "hours"])
@@ -222,8 +228,7 @@ def test_the_panels_show_the_curves(tmp_path):
     assert differ == {"masked_lm_loss", "masked_lm_loss_late"}
 
 
-def lines_of(figure, *runs, x_axis="step", late=False):
-    """What is drawn in a panel: points, dashes and marker of each line."""
+def axes_of(figure, *runs, x_axis="step", late=False):
     (panel,) = [
         panel
         for panel in report_curves.PANELS
@@ -231,13 +236,18 @@ def lines_of(figure, *runs, x_axis="step", late=False):
     ]
     axes = Figure().subplots()
     report_curves.draw_panel(axes, panel, runs, x_axis)
+    return axes
+
+
+def lines_of(*args, **kwargs):
+    """What is drawn in a panel: points, dashes and marker of each line."""
     return [
         (
             np.asarray(line.get_xydata()).tolist(),
             line.get_linestyle(),
             line.get_marker(),
         )
-        for line in axes.lines
+        for line in axes_of(*args, **kwargs).lines
     ]
 
 
@@ -262,6 +272,16 @@ def test_the_second_half_has_a_panel_of_its_own(tmp_path):
     run = read_run(tmp_path / "run", [9.0 - step / 10 for step in range(41)])
     trained = lines_of("masked_lm_loss", run, late=True)[0]
     assert [step for step, _ in trained[0]] == list(range(20, 41))
+
+
+def test_a_spike_hides_nothing_of_the_second_half(tmp_path):
+    """It stands in the panel of the whole run."""
+    losses = [5.0 + step % 2 for step in range(400)]
+    losses[300] = 60.0
+    run = read_run(tmp_path / "run", losses)
+    bottom, top = axes_of("masked_lm_loss", run, late=True).get_ylim()
+    assert 4.5 < bottom < 5.0 and 6.0 < top < 6.5
+    assert axes_of("masked_lm_loss", run).get_ylim()[1] > 60
 
 
 def test_what_happened_is_marked_where_it_happened(tmp_path):
@@ -323,9 +343,7 @@ def test_the_band_of_the_trust_ratios_has_all_of_them(tmp_path):
         trust_ratio_mean=ratios,
         trust_ratio_max=[r * 10 for r in ratios],
     )
-    (panel,) = [p for p in report_curves.PANELS if "trust" in p.figure]
-    axes = Figure().subplots()
-    report_curves.draw_panel(axes, panel, [run], "step")
+    axes = axes_of("trust_ratio_mean", run)
     corners = axes.collections[0].get_paths()[0].vertices
     assert corners[:, 1].min() == pytest.approx(0.05)
     assert corners[:, 1].max() == pytest.approx(20.0)
