@@ -21,7 +21,7 @@ import json
 import posixpath
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -162,10 +162,19 @@ class CheckpointStore:
         if self._writing is not None:
             self._writing.result()
 
-    def restore(self, step: int = 0) -> Checkpoint | None:
+    def restore(
+        self,
+        step: int = 0,
+        is_usable: Callable[[Checkpoint], bool] = lambda checkpoint: True,
+    ) -> Checkpoint | None:
         """Restores the checkpoint of a step, or the newest for 0.
 
-        A torn one is passed over with a warning if any will do.
+        A torn one is passed over with a warning if any will do. Those of
+        later steps may be saved again then.
+
+        Args:
+            step: Updates made.
+            is_usable: Which of them will do.
 
         Returns:
             The checkpoint, or None if there is none yet.
@@ -175,7 +184,7 @@ class CheckpointStore:
                 all are torn, or if a checkpoint holds variables of other
                 names or shapes.
         """
-        found = list_checkpoints(self._directory)
+        found = list(filter(is_usable, list_checkpoints(self._directory)))
         if step:
             found = self._of_step(step, found)
         for checkpoint in reversed(found):
@@ -191,6 +200,7 @@ class CheckpointStore:
                 continue
             for name, variable in self._variables.items():
                 variable.assign(values[name])
+            self._whole = {s for s in self._whole if s < checkpoint.step}
             self._whole.add(checkpoint.step)
             return checkpoint
         if found:
@@ -201,20 +211,6 @@ class CheckpointStore:
                 "another --output_dir.",
             )
         return None
-
-    def forget_if_newest(self, step: int) -> None:
-        """Removes the newest checkpoint if it is of this step.
-
-        The only one there is stays.
-        """
-        found = [
-            checkpoint
-            for checkpoint in list_checkpoints(self._directory)
-            if checkpoint.path not in self._torn
-        ]
-        if self._writes and len(found) > 1 and found[-1].step == step:
-            _remove(found[-1].path)
-            self._whole.discard(step)
 
     def _of_step(self, step: int, found: list[Checkpoint]) -> list[Checkpoint]:
         kept = [*list_checkpoints(self._best_directory), *found]
@@ -263,7 +259,10 @@ class CheckpointStore:
             return
         self.failed = ""
         self._torn.discard(directory)
-        self._remove_old(parent, directory)
+        try:
+            self._remove_old(parent, directory)
+        except (OSError, tf.errors.OpError) as error:
+            logging.error("%s not tidied: %s", parent, first_line(error))
         logging.info(
             "saved %s in %.1f s, in the background",
             directory,

@@ -587,7 +587,9 @@ class DataConfig(MaskingConfig):
         "",
         "Training records by step, as STEP:NAME[+NAME...],..., instead of "
         "input_file, e.g. 0:wiki,125000:wiki+books; names are those of "
-        "dataset, and sets are joined record by record.",
+        "dataset. The shards of joined sets are read in one random order, so "
+        "the mixture is as fine as they are small: for sets to alternate "
+        "within a shuffle_block_size, build them together.",
     )
     on_corrupt_record: str = setting(
         "error",
@@ -632,6 +634,12 @@ class DataConfig(MaskingConfig):
         """
         datasets = self.datasets()
         if not self.data_schedule:
+            if datasets:
+                raise UserError(
+                    "dataset needs a data_schedule that names it",
+                    received=", ".join(datasets),
+                    remedy="Example: --data_schedule=0:wiki",
+                )
             return ()
         form = UserError(
             "data_schedule must be STEP:NAME[+NAME...],... with rising steps "

@@ -7,6 +7,7 @@ example of weight 0 in its place: the batch of a step is a function of the seed,
 the step and these notes.
 """
 
+import contextlib
 import dataclasses
 import json
 import posixpath
@@ -31,8 +32,13 @@ from albert_tf.training_records import (
 
 CORRUPT_RECORDS_FILE = "corrupt_records.json"
 
-# What reading raises: for a checksum, and for a record of other fields.
-READING_ERRORS = (tf.errors.DataLossError, tf.errors.InvalidArgumentError)
+# What reading raises: for a checksum, for a record of other fields or of pieces
+# that are none, and for a shard of another number of records than it should be.
+READING_ERRORS = (
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.FailedPreconditionError,
+)
 
 # Batches that the pipeline may have read ahead of the step that failed.
 READ_AHEAD_BATCHES = 64
@@ -78,9 +84,11 @@ class CorruptRecords:
             UserError: If the file is damaged.
         """
         path = posixpath.join(run_dir, CORRUPT_RECORDS_FILE)
-        stored = load_json_if_any(path) or []
+        stored = load_json_if_any(path)
         try:
-            return cls(path, [CorruptRecord(**values) for values in stored])
+            return cls(
+                path, [CorruptRecord(**values) for values in stored or ()]
+            )
         except TypeError as error:
             raise UserError(
                 f"{path} must hold the damaged records of the run",
@@ -111,7 +119,7 @@ class CorruptRecords:
         Args:
             found: At least one.
             config: The policy.
-            writes: Whether this process writes the file.
+            writes: Whether to write the file: a dry run does not.
 
         Raises:
             UserError: If the run is to stop instead.
@@ -140,7 +148,9 @@ class CorruptRecords:
         self._records += found
         if writes:
             values = [dataclasses.asdict(r) for r in self._records]
-            write_text(self._path, json.dumps(values, indent=2) + "\n")
+            # Another worker may be writing the same, and be the first.
+            with contextlib.suppress(FileNotFoundError):
+                write_text(self._path, json.dumps(values, indent=2) + "\n")
         logging.error(
             "DAMAGED RECORDS left out, %d in all: %s", len(self), named
         )
@@ -154,6 +164,7 @@ def find(
     last_step: int,
     rollbacks: Rollbacks,
     known: CorruptRecords,
+    vocab_size: int,
 ) -> list[CorruptRecord]:
     """Finds what a failed step may have met.
 
@@ -165,6 +176,7 @@ def find(
         last_step: The last one that was asked for.
         rollbacks: Of the run.
         known: Those that are left out already.
+        vocab_size: Pieces of the vocabulary.
 
     Returns:
         The damaged records of the shards read since, but for `known`.
@@ -181,12 +193,25 @@ def find(
         first_batch * config.global_batch_size,
         last_batch * config.global_batch_size,
     )
-    expected = dict(zip(records.files, records.counts, strict=True))
+    logging.warning(
+        "reading failed: looking for the record in %d shards", len(files)
+    )
     return [
         record
         for file in files
-        for record in _damaged_in(file, expected[file], config, records.masking)
+        for record in _damaged_in(records, file, config, vocab_size)
         if record.number not in known.by_file.get(file, ())
+    ]
+
+
+def find_all(
+    records: Records, config: DataConfig, vocab_size: int
+) -> list[CorruptRecord]:
+    """The damaged records of all shards; see `find`."""
+    return [
+        record
+        for file in records.files
+        for record in _damaged_in(records, file, config, vocab_size)
     ]
 
 
@@ -194,7 +219,6 @@ def _files_between(
     records: Records, block_size: int, seed: int, first: int, last: int
 ) -> list[str]:
     """Shards that hold the stream's records from `first` to `last`."""
-    count_of = dict(zip(records.files, records.counts, strict=True))
     epoch, offset = divmod(first, records.num_examples)
     end = epoch * records.num_examples
     # Blocks are read whole.
@@ -203,7 +227,7 @@ def _files_between(
     while end <= last + block_size:
         for name in shuffled_files(records, seed, epoch).numpy():
             file = name.decode()
-            begin, end = end, end + count_of[file]
+            begin, end = end, end + records.count_of(file)
             if end > first and begin <= last + block_size:
                 files.append(file)
         epoch += 1
@@ -211,17 +235,17 @@ def _files_between(
 
 
 def _damaged_in(
-    file: str, count: int, config: DataConfig, masking: str
+    records: Records, file: str, config: DataConfig, vocab_size: int
 ) -> Iterator[CorruptRecord]:
-    lengths = {
-        feature.name: (feature.length(config), feature.dtype)
-        for feature in features_to_read(masking)
-    }
-    number = -1
-    fault = ""
+    count = records.count_of(file)
+    number, fault = -1, ""
     with tf.io.gfile.GFile(file, "rb") as opened:
         for number, offset, content, fault in read_records(opened):
-            reason = fault or _wrong_content(content, lengths)
+            reason = fault or _wrong_content(
+                content, config, records.masking, vocab_size
+            )
+            if number >= count:
+                reason = f"the file must hold {count} records, and holds more"
             if reason:
                 yield CorruptRecord(file, number, f"at byte {offset}, {reason}")
     for missing in range(number + 1, count):
@@ -230,19 +254,37 @@ def _damaged_in(
         )
 
 
-def _wrong_content(content: bytes, lengths: dict[str, tuple[int, str]]) -> str:
+def _wrong_content(
+    content: bytes, config: DataConfig, masking: str, vocab_size: int
+) -> str:
     example = tf.train.Example()
     try:
         example.ParseFromString(content)
     except DecodeError as error:
         return f"it must be a tf.train.Example: {error}"
-    for name, (length, dtype) in lengths.items():
-        feature = example.features.feature[name]
+    limits = {
+        "input_ids": vocab_size,
+        "masked_lm_ids": vocab_size,
+        "masked_lm_positions": config.max_seq_length,
+        "segment_ids": 2,
+    }
+    for feature in features_to_read(masking):
+        stored = example.features.feature[feature.name]
         values = (
-            feature.float_list.value
-            if dtype == "float32"
-            else feature.int64_list.value
+            stored.float_list.value
+            if feature.dtype == "float32"
+            else stored.int64_list.value
         )
+        length = feature.length(config)
         if len(values) != length:
-            return f"{name} must have {length} values and has {len(values)}"
+            return (
+                f"{feature.name} must have {length} values and has "
+                f"{len(values)}"
+            )
+        limit = limits.get(feature.name)
+        if limit and not 0 <= min(values) <= max(values) < limit:
+            return (
+                f"{feature.name} must be from 0 to below {limit}, and is "
+                f"from {min(values)} to {max(values)}"
+            )
     return ""

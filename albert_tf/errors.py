@@ -30,5 +30,8 @@ class UserError(ValueError):
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its kind if it says nothing."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    lines = (line.strip() for line in str(error).splitlines())
+    # TensorFlow puts this, and where its program was made, before it.
+    empty = ("", "Graph execution error:")
+    said = (line for line in lines if line not in empty)
+    return next(said, type(error).__name__)

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from albert_tf import (
     checkpoints,
+    corrupt_records,
     distribution,
     input_pipeline,
     losses,
@@ -17,6 +18,7 @@ from albert_tf import (
     training_records,
 )
 from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.run_log import RunLog
 
@@ -41,6 +43,7 @@ class Evaluator:
         config: PretrainingConfig,
         stop_flag: tf.Variable | None = None,
     ) -> None:
+        self._config = config
         self._objective = config.training.sentence_objective
         self._held_out = held_out
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
@@ -78,7 +81,25 @@ class Evaluator:
         """Means over the held-out records, as `metrics.means`.
 
         None if a process is to stop, which does not wait for the last batch.
+
+        Raises:
+            UserError: If a record is damaged, naming it.
         """
+        try:
+            return self._run()
+        except corrupt_records.READING_ERRORS as error:
+            found = corrupt_records.find_all(
+                self._held_out, self._config.data, self._config.model.vocab_size
+            )
+            if not found:
+                raise
+            raise UserError(
+                "held-out records must be whole",
+                received="; ".join(map(str, found[:3])),
+                remedy="Build or copy that shard again.",
+            ) from error
+
+    def _run(self) -> dict[str, float] | None:
         totals: dict[str, float] = {}
         batches = tqdm(
             range(self._num_batches),

@@ -14,6 +14,7 @@ graph of the host, with a key of the seed and the place in that stream: each
 epoch anew, and alike wherever the run starts.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -286,41 +287,62 @@ def _read_files(
     config: DataConfig,
     damaged: Mapping[str, frozenset[int]],
 ) -> tf.data.Dataset:
-    """Serialized records of files, one after another."""
-    if not damaged:
-        return tf.data.TFRecordDataset(files, buffer_size=READ_BUFFER_BYTES)
-    count_of = dict(zip(records.files, records.counts, strict=True))
-    padding = _padding_example(config)
+    """Serialized records of files, one after another.
 
-    def read_damaged(names: Sequence[bytes]) -> Iterator[bytes]:
-        """As many records as the file should have, in Python."""
-        for name in (name.decode() for name in names):
-            with tf.io.gfile.GFile(name, "rb") as file:
-                found = itertools.islice(read_records(file), count_of[name])
-                number = -1
-                for number, _, content, fault in found:
-                    bad = fault or number in damaged[name]
-                    yield padding if bad else content
-            yield from [padding] * (count_of[name] - number - 1)
-
-    damaged_files = tf.constant(sorted(damaged))
+    A shard that does not hold as many as its metadata says is an error: all
+    that comes after it would move.
+    """
+    names, counts = tf.constant(records.files), tf.constant(records.counts)
+    damaged_names = tf.constant(sorted(damaged), tf.string)
 
     def read(file: tf.Tensor) -> tf.data.Dataset:
+        index = tf.argmax(tf.cast(file == names, tf.int32))
+        count = tf.cast(counts[index], tf.int64)
+        assert_count = tf.data.experimental.assert_cardinality(count)
+        if not damaged:
+            whole = tf.data.TFRecordDataset(file, None, READ_BUFFER_BYTES)
+            return whole.apply(assert_count)
         # One of the two reads the file, the other none.
-        is_damaged = tf.reduce_any(file == damaged_files)[tf.newaxis]
-        whole = tf.boolean_mask(file[tf.newaxis], ~is_damaged)
-        rest = tf.boolean_mask(file[tf.newaxis], is_damaged)
-        return tf.data.TFRecordDataset(
-            whole, buffer_size=READ_BUFFER_BYTES
-        ).concatenate(
-            tf.data.Dataset.from_generator(
-                read_damaged,
-                output_signature=tf.TensorSpec((), tf.string),
-                args=(rest,),
-            )
+        is_damaged = tf.reduce_any(file == damaged_names)[tf.newaxis]
+        one = tf.boolean_mask(file[tf.newaxis], ~is_damaged)
+        other = tf.boolean_mask(file[tf.newaxis], is_damaged)
+        whole = tf.data.TFRecordDataset(one, None, READ_BUFFER_BYTES)
+        mended = tf.data.Dataset.from_generator(
+            functools.partial(_read_damaged, records, config, damaged),
+            output_signature=tf.TensorSpec((), tf.string),
+            args=(other,),
         )
+        return whole.concatenate(mended).apply(assert_count)
 
     return tf.data.Dataset.from_tensor_slices(files).flat_map(read)
+
+
+def _read_damaged(
+    records: Records,
+    config: DataConfig,
+    damaged: Mapping[str, frozenset[int]],
+    files: Sequence[bytes],
+) -> Iterator[bytes]:
+    """As many records as files should have, with padding for damaged ones.
+
+    Raises:
+        ValueError: For one that is damaged and not known to be.
+    """
+    padding = _padding_example(config)
+    for name in (file.decode() for file in files):
+        known, count = damaged[name], records.count_of(name)
+        read = 0
+        with tf.io.gfile.GFile(name, "rb") as file:
+            for record in itertools.islice(read_records(file), count):
+                if record.fault and record.number not in known:
+                    raise ValueError(f"{name}: {record.fault}")
+                is_bad = record.number in known
+                yield padding if is_bad else record.content
+                read += 1
+        for number in range(read, count):
+            if number not in known:
+                raise ValueError(f"{name} ends after {read} records")
+            yield padding
 
 
 def _parse_share(

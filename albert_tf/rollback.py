@@ -63,7 +63,9 @@ class Rollbacks:
             UserError: If the file is damaged.
         """
         path = posixpath.join(run_dir, ROLLBACKS_FILE)
-        stored = load_json_if_any(path) or []
+        stored = load_json_if_any(path)
+        if stored is None:
+            return cls(path)
         try:
             return cls(path, [Rollback(**values) for values in stored])
         except TypeError as error:
@@ -80,6 +82,16 @@ class Rollbacks:
     def newest(self) -> Rollback | None:
         """The last one, or None."""
         return self._rollbacks[-1] if self._rollbacks else None
+
+    def have_undone(self, step: int, count: int) -> bool:
+        """Whether what was made of a step is no more.
+
+        Args:
+            step: Updates made.
+            count: Rollbacks that there had been then.
+        """
+        later = self._rollbacks[count:]
+        return any(rollback.resumed_from < step for rollback in later)
 
     def add(self, rollback: Rollback, writes: bool = True) -> None:
         """Takes note of one.

@@ -16,6 +16,7 @@ A run that goes on with changed settings is another run from there on. So
 import enum
 import json
 import posixpath
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,35 +45,58 @@ RECORDS_METADATA_FILE = "records_metadata.json"
 class Change(enum.Enum):
     """What a changed setting does to a run that goes on."""
 
-    ANOTHER_RUN = "the weights do not fit"
+    ANOTHER_RUN = "it is another model"
     ANOTHER_RESULT = "from there on it trains otherwise"
     SAME_RESULT = "where and how it runs, not what it computes"
 
 
-# By the start of the setting's name; the longest that fits decides.
+# Of each setting but those of the model, all of which make another one.
 MEANING = {
-    "model.": Change.ANOTHER_RUN,
-    "training.sentence_objective": Change.ANOTHER_RUN,
-    "data.": Change.ANOTHER_RESULT,
-    "data.input_file": Change.SAME_RESULT,  # see `_check_records`
+    "data.max_seq_length": Change.ANOTHER_RESULT,
+    "data.max_predictions_per_seq": Change.ANOTHER_RESULT,
+    "data.masked_lm_prob": Change.ANOTHER_RESULT,
+    "data.ngram": Change.ANOTHER_RESULT,
+    # Where records lie is free; which ones they are is compared by `check`.
+    "data.input_file": Change.SAME_RESULT,
     "data.dataset": Change.SAME_RESULT,
+    "data.data_schedule": Change.ANOTHER_RESULT,
+    "data.eval_input_file": Change.SAME_RESULT,
+    "data.global_batch_size": Change.ANOTHER_RESULT,
     "data.gradient_accumulation_steps": Change.SAME_RESULT,
-    "data.eval_": Change.SAME_RESULT,
+    "data.eval_batch_size": Change.SAME_RESULT,
     "data.max_eval_steps": Change.SAME_RESULT,
+    "data.shuffle_block_size": Change.ANOTHER_RESULT,
     "data.on_corrupt_record": Change.SAME_RESULT,
     "data.max_corrupt_records": Change.SAME_RESULT,
-    "optimizer.": Change.ANOTHER_RESULT,
-    "distribution.": Change.SAME_RESULT,
+    "optimizer.optimizer": Change.ANOTHER_RESULT,
+    "optimizer.learning_rate": Change.ANOTHER_RESULT,
+    "optimizer.num_warmup_steps": Change.ANOTHER_RESULT,
+    "optimizer.poly_power": Change.ANOTHER_RESULT,
+    "optimizer.weight_decay_rate": Change.ANOTHER_RESULT,
+    "optimizer.beta_1": Change.ANOTHER_RESULT,
+    "optimizer.beta_2": Change.ANOTHER_RESULT,
+    "optimizer.epsilon": Change.ANOTHER_RESULT,
+    "optimizer.clip_norm": Change.ANOTHER_RESULT,
+    "optimizer.clip_scope": Change.ANOTHER_RESULT,
+    "distribution.strategy": Change.SAME_RESULT,
+    "distribution.tpu_name": Change.SAME_RESULT,
+    "distribution.tpu_zone": Change.SAME_RESULT,
+    "distribution.gcp_project": Change.SAME_RESULT,
+    "distribution.num_logical_cpus": Change.SAME_RESULT,
     "distribution.precision": Change.ANOTHER_RESULT,
-    "training.num_train_steps": Change.ANOTHER_RESULT,  # of the decay
-    "training.dropout_schedule": Change.ANOTHER_RESULT,
-    "training.seed": Change.ANOTHER_RESULT,
+    "distribution.remat": Change.SAME_RESULT,
+    "distribution.jit_compile": Change.SAME_RESULT,
+    "distribution.worker_timeout_s": Change.SAME_RESULT,
+    "distribution.peak_tflops": Change.SAME_RESULT,
     "training.mode": Change.SAME_RESULT,
     "training.output_dir": Change.SAME_RESULT,
+    "training.num_train_steps": Change.ANOTHER_RESULT,  # of the decay
     "training.steps_per_loop": Change.SAME_RESULT,
     "training.save_checkpoints_steps": Change.SAME_RESULT,
-    "training.keep_": Change.SAME_RESULT,
+    "training.keep_checkpoint_max": Change.SAME_RESULT,
+    "training.keep_every_n_steps": Change.SAME_RESULT,
     "training.eval_every_n_steps": Change.SAME_RESULT,
+    # What rollbacks have done so far is noted with each.
     "training.on_divergence": Change.SAME_RESULT,
     "training.divergence_loss_increase": Change.SAME_RESULT,
     "training.max_rollbacks": Change.SAME_RESULT,
@@ -80,13 +104,21 @@ MEANING = {
     "training.profile_steps": Change.SAME_RESULT,
     "training.allow_config_change": Change.SAME_RESULT,
     "training.dry_run": Change.SAME_RESULT,
+    "training.sentence_objective": Change.ANOTHER_RUN,
+    "training.dropout_schedule": Change.ANOTHER_RESULT,
+    "training.seed": Change.ANOTHER_RESULT,
 }
 
 
 def meaning_of(name: str) -> Change:
-    """What a change of a setting does, by its name with its group."""
-    fitting = [start for start in MEANING if name.startswith(start)]
-    return MEANING[max(fitting, key=len)]
+    """What a change of a setting does, by its name with its group.
+
+    One that nobody has decided on is taken for one that changes the result,
+    so that no run goes on otherwise without a word.
+    """
+    if name.startswith("model."):
+        return Change.ANOTHER_RUN
+    return MEANING.get(name, Change.ANOTHER_RESULT)
 
 
 def check(config: PretrainingConfig, data: TrainingData) -> None:
@@ -150,11 +182,11 @@ def _has_checkpoints(run_dir: str) -> bool:
 
 
 def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
-    """What was trained on, wherever it lies: JSON."""
+    """What is trained on, in the order read, wherever it lies: JSON."""
     return [
         {
             "first_step": phase.first_step,
-            "shards": sorted(
+            "shards": [
                 [posixpath.basename(file), count, checksum]
                 for file, count, checksum in zip(
                     phase.records.files,
@@ -162,7 +194,7 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
                     phase.records.checksums,
                     strict=True,
                 )
-            ),
+            ],
         }
         for phase in data.phases
     ]
@@ -172,14 +204,20 @@ def _differences(stored: list[Any], now: list[Any]) -> str:
     if len(stored) != len(now):
         return f"{len(stored)} phases of data before, and {len(now)} now"
     for before, after in zip(stored, now, strict=True):
-        gone = [s[0] for s in before["shards"] if s not in after["shards"]]
-        new = [s[0] for s in after["shards"] if s not in before["shards"]]
+        had, has = (Counter(map(tuple, p["shards"])) for p in (before, after))
+        gone = [name for name, *_ in (had - has).elements()]
+        new = [name for name, *_ in (has - had).elements()]
         if gone or new:
             return (
                 f"from step {after['first_step']}: without "
                 f"{', '.join(gone[:3]) or 'none'} of {len(gone)} shards that "
                 f"it began with, and with {', '.join(new[:3]) or 'none'} of "
                 f"{len(new)} new ones"
+            )
+        if before["shards"] != after["shards"]:
+            return (
+                f"from step {after['first_step']}: the same shards, whose "
+                "paths now sort in another order, in which they are read"
             )
     return "phases of data begin at other steps"
 
@@ -197,18 +235,19 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
         posixpath.join(run_dir, TRAINING_RECORDS_FILE),
         json.dumps(_describe_records(data), indent=2) + "\n",
     )
+    metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    kept_vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
+    if tf.io.gfile.exists(metadata) and not _has_checkpoints(run_dir):
+        # Of an attempt that ended too early to be continued.
+        for file in filter(tf.io.gfile.exists, (kept_vocabulary, metadata)):
+            tf.io.gfile.remove(file)
     if records.metadata is None:
         return
-    write_text(
-        posixpath.join(run_dir, RECORDS_METADATA_FILE),
-        records.metadata.to_json(),
-    )
+    write_text(metadata, records.metadata.to_json())
     vocabulary = posixpath.join(records.directory, features.TOKENIZER_FILE)
     if tf.io.gfile.exists(vocabulary):
-        with open_existing(vocabulary, "rb") as file:
-            write_bytes(
-                posixpath.join(run_dir, features.TOKENIZER_FILE), file.read()
-            )
+        with open_existing(vocabulary, "rb") as source:
+            write_bytes(kept_vocabulary, source.read())
 
 
 def load_config(run_dir: str) -> PretrainingConfig:

@@ -103,8 +103,9 @@ def describe_learning_rate(config: PretrainingConfig) -> tuple[str, str]:
     if not warnings:
         return line, ""
     return line, (
-        f"{' and '.join(warnings)}, scaled by the root of the batch; runs "
-        "with a larger rate or a shorter warm-up have diverged. "
+        f"{' and '.join(warnings)}, scaled by the root of the batch; larger "
+        "rates and shorter warm-ups have diverged, smaller and longer ones "
+        "waste updates. "
         f"--learning_rate={scaled:.3g} "
         f"--num_warmup_steps={PAPER_WARMUP_STEPS} are the paper's"
     )

@@ -204,7 +204,13 @@ class Run:
         self.batches: Any = None
         self.place: tuple[training_records.Phase, int] | None = None
         self.programs: set[StepSettings] = set()
-        restored = self.store.restore()
+        restored = self.store.restore(is_usable=self._is_usable)
+        if restored is None and len(self.rollbacks):
+            raise UserError(
+                "rollbacks.json must be of a run that has checkpoints",
+                received=f"{run_dir}, which has none",
+                remedy="Restore them, or remove it to start anew.",
+            )
         if restored:
             self.position = self._position_of(restored)
         distribution.check_agreement(strategy, self.position.step)
@@ -267,7 +273,7 @@ class Run:
                 self.config.training,
             )
             if divergence:
-                self._roll_back(divergence)
+                self._roll_back(divergence, figures)
                 continue
             self._log_figures(figures)
             # The evaluation comes first, so that its line is there when its
@@ -464,8 +470,15 @@ class Run:
         step = self.position.step
         rates = schedules.dropout_rates(step, self.config)
         return self.position.to_notes(
-            dropout=list(rates), data=self.data.at(step).name
+            dropout=list(rates),
+            data=self.data.at(step).name,
+            rollbacks=len(self.rollbacks),
         )
+
+    def _is_usable(self, checkpoint: checkpoints.Checkpoint) -> bool:
+        """Whether no rollback has undone what a checkpoint holds."""
+        count = checkpoint.notes.get("rollbacks", 0)
+        return not self.rollbacks.have_undone(checkpoint.step, count)
 
     def _stop_early(self) -> int:
         """Saves, and gives the exit status of a run that was cut short.
@@ -483,7 +496,11 @@ class Run:
             self.config.training,
         )
         if divergence and position.num_steps:
-            logging.error("not saved at step %d: %s", position.step, divergence)
+            logging.error(
+                "NOT SAVED at step %d, where it has diverged: %s",
+                position.step,
+                divergence,
+            )
         else:
             self._save()
         self._finish_saving()
@@ -496,7 +513,7 @@ class Run:
         )
         return self.stop.exit_status
 
-    def _roll_back(self, reason: str) -> None:
+    def _roll_back(self, reason: str, figures: dict[str, float]) -> None:
         """Goes back to the newest checkpoint, to go on with later data.
 
         Where it went back to that one before, it was no good, and the one
@@ -507,11 +524,10 @@ class Run:
         """
         diverged_at, policy = self.position.step, self.config.training
         logging.error("diverged at step %d: %s", diverged_at, reason)
-        self.store.wait()
+        self._log_event("diverged", reason=reason, **figures)
         self.rollbacks.check_allowed(diverged_at, reason, policy)
-        if self.rollbacks.newest:
-            self.store.forget_if_newest(self.rollbacks.newest.resumed_from)
-        self._go_back()
+        newest = self.rollbacks.newest
+        self._go_back(avoided=newest.resumed_from if newest else None)
         rollback = self.rollbacks.plan(
             diverged_at=diverged_at,
             resumed_from=self.position.step,
@@ -536,10 +552,12 @@ class Run:
             boundary,
             self.rollbacks,
             self.corrupt_records,
+            self.config.model.vocab_size,
         )
         if not found:
             raise error
-        self.corrupt_records.add(found, self.config.data, self.is_chief)
+        # Those who did not meet them, in their share, do not know of them.
+        self.corrupt_records.add(found, self.config.data)
         self._log_event("corrupt_records", records=[str(r) for r in found])
         if not distribution.is_one_process(self.strategy):
             # Others wait in the step that failed here.
@@ -550,11 +568,21 @@ class Run:
             )
         self._go_back()
 
-    def _go_back(self) -> None:
-        """Takes the newest checkpoint up again."""
+    def _go_back(self, avoided: int | None = None) -> None:
+        """Takes the newest checkpoint up again.
+
+        Args:
+            avoided: The step of one that is taken only if there is no other.
+        """
+
+        def is_better(checkpoint: checkpoints.Checkpoint) -> bool:
+            return self._is_usable(checkpoint) and checkpoint.step != avoided
+
         self.store.wait()
         distribution.check_agreement(self.strategy, self.position.step)
-        restored = self.store.restore()
+        restored = self.store.restore(
+            is_usable=is_better
+        ) or self.store.restore(is_usable=self._is_usable)
         assert restored, "a run begins with a checkpoint"
         self.position = self._position_of(restored)
         # Its evaluation was made by those who went on from it.

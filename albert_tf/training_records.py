@@ -16,6 +16,7 @@ from tqdm import tqdm
 from albert_tf import features
 from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.tfrecord_files import read_records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Records:
         files: Paths, sorted.
         counts: Records in each file.
         checksums: SHA-256 of each file, where its metadata tells, or "".
-        metadata: Of the first directory; None for records that
-            google-research/albert made.
+        metadata: Of the first directory that has some; None for records
+            that google-research/albert made.
         directory: Where `metadata` was read.
     """
 
@@ -41,6 +42,10 @@ class Records:
     def masking(self) -> str:
         """Either "static", or "dynamic" for records without masks."""
         return self.metadata.masking if self.metadata else "static"
+
+    def count_of(self, file: str) -> int:
+        """Records in a file, as its metadata says."""
+        return self.counts[self.files.index(file)]
 
     @property
     def num_examples(self) -> int:
@@ -105,14 +110,17 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     files = data.datasets()
     phases: list[Phase] = []
     for first_step, names in data.data_phases():
+        if phases and phases[-1].name == "+".join(names):
+            continue  # nothing changes
         patterns = [pattern for name in names for pattern in files[name]]
         records = find_records(f"dataset {'+'.join(names)}", patterns, config)
-        if phases and records.metadata is not None:
-            features.check_agreement(
-                records.directory,
-                dataclasses.asdict(records.metadata),
-                phases[0].records.text_settings(),
-            )
+        for phase in phases:
+            if records.metadata is not None:
+                features.check_agreement(
+                    records.directory,
+                    dataclasses.asdict(records.metadata),
+                    phase.records.text_settings(),
+                )
         phases.append(Phase(first_step, "+".join(names), records))
     return TrainingData(tuple(phases))
 
@@ -167,7 +175,11 @@ def find_records(
     )
     if not sum(counts):
         raise UserError(f"{name} must hold records", received="none at all")
-    directory, first = next(iter(metadata_of.items()))
+    # Vocabulary and lengths are those of the first that has metadata.
+    directory, first = next(
+        (item for item in metadata_of.items() if item[1] is not None),
+        next(iter(metadata_of.items())),
+    )
     checksums = tuple(
         metadata.checksums.get(posixpath.basename(file), "")
         if (metadata := metadata_of[posixpath.dirname(file)])
@@ -321,9 +333,14 @@ def _count_records(file: str, config: DataConfig) -> int:
                 _check_lengths(file, serialized, config)
             count += 1
     except tf.errors.DataLossError as error:
-        raise UserError(
-            f"{file} must be a whole TFRecord file", received=error.message
-        ) from None
+        if config.on_corrupt_record == "error":
+            raise UserError(
+                f"{file} must be a whole TFRecord file",
+                received=error.message,
+                remedy="Build it again, or --on_corrupt_record=skip.",
+            ) from None
+        with tf.io.gfile.GFile(file, "rb") as opened:
+            return sum(1 for record in read_records(opened))
     return count
 
 

@@ -55,6 +55,24 @@ def test_one_further_back_does_not_read_the_offending_batches_again(tmp_path):
     assert [rollbacks.next_change(s) for s in (0, 50)] == [50, 100]
 
 
+def test_what_diverged_before_a_phase_leaves_nothing_out_of_it(tmp_path):
+    rollbacks = Rollbacks.read(str(tmp_path))
+    roll_back(rollbacks, 110, 100)
+    assert rollbacks.skipped_steps(110, phase_start=110) == 0
+    assert rollbacks.skipped_steps(105, phase_start=105) == 10
+
+
+def test_what_was_made_of_undone_steps_is_known(tmp_path):
+    rollbacks = Rollbacks.read(str(tmp_path))
+    roll_back(rollbacks, 110, 100)
+    roll_back(rollbacks, 160, 150)
+    undone = [(step, rollbacks.have_undone(step, 0)) for step in (100, 101)]
+    assert undone == [(100, False), (101, True)]
+    assert not rollbacks.have_undone(140, 1)  # made between the two
+    assert rollbacks.have_undone(151, 1)
+    assert not rollbacks.have_undone(10**6, 2)
+
+
 def test_another_process_reads_the_same(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     roll_back(rollbacks, 110, 100)

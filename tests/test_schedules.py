@@ -128,9 +128,13 @@ def test_the_published_rate_for_a_batch_of_512_is_warned_about():
     assert "num_warmup_steps is" not in warning
 
 
+def test_a_rate_little_more_than_twice_is_warned_about():
+    assert "2.1 times" in advice(4096, learning_rate=2.1 * 0.00176)[1]
+
+
 def test_a_short_warmup_is_warned_about():
-    _, warning = advice(4096, num_warmup_steps=500)
-    assert "num_warmup_steps is 0.16 times" in warning
+    _, warning = advice(4096, num_warmup_steps=700)
+    assert "num_warmup_steps is 0.224 times" in warning
     assert "learning_rate is" not in warning
 
 
@@ -140,6 +144,7 @@ def test_a_short_warmup_is_warned_about():
         (4096, {}),
         (2048, {}),  # 1.41 times
         (512, {"learning_rate": 0.0006}),
+        (4096, {"num_warmup_steps": 800}),  # 0.256 of 3125
         (512, {"optimizer": "adamw", "learning_rate": 1e-4}),
         (32, {"steps": 9_999, "num_warmup_steps": 100}),
     ],
