@@ -1,0 +1,166 @@
+"""Speed and memory of a training step, against other implementations.
+
+    python -m benchmarks.train_step \
+        --python_keras_hub=venv-keras-hub/bin/python \
+        --python_model_garden=venv-model-garden/bin/python
+
+ALBERT-base, both losses, LAMB, the same batch for all, on this CPU. Each
+contender is a process of its own, see `train_step_contenders`; they take
+turns, one step each a round, so that what else goes on meets all alike.
+Those whose packages are missing are left out, with a word. Prints a Markdown
+table.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any, NamedTuple
+
+from albert_tf import flags
+from albert_tf.config import Config, setting
+from benchmarks.train_step_contenders import CONTENDERS, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig(Config):
+    """What is compared, and with which interpreters."""
+
+    python_hugging_face: str = setting(
+        sys.executable, "Python with torch and transformers; empty: left out."
+    )
+    python_keras_hub: str = setting(
+        "", "Python with tensorflow and keras-hub; empty: left out."
+    )
+    python_model_garden: str = setting(
+        "", "Python with tf-models-official; empty: left out."
+    )
+    rounds: int = setting(3, "Steps of each contender.", at_least=1)
+    lengths: tuple[str, ...] = setting(
+        ("128x8", "512x4"), "Length and examples of the batches."
+    )
+    precisions: tuple[str, ...] = setting(
+        ("float32", "bfloat16"), "Of the matrix products."
+    )
+    dropout: tuple[str, ...] = setting(("0.1", "0"), "Rates.")
+    contenders: tuple[str, ...] = setting(
+        tuple(CONTENDERS), "Those that take part."
+    )
+
+
+class Measured(NamedTuple):
+    """Steps of one contender.
+
+    Attributes:
+        seconds: Of each step.
+        peak_bytes: Largest resident memory of its process.
+    """
+
+    seconds: list[float]
+    peak_bytes: int
+
+
+def main(config: BenchmarkConfig) -> None:
+    """Measures and prints."""
+    print(
+        "| L x B | precision | dropout | contender | tokens/s, best "
+        "| tokens/s, median | of the best other | peak MB |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for size in config.lengths:
+        length, batch = map(int, size.split("x"))
+        for precision in config.precisions:
+            for rate in config.dropout:
+                work = Work(
+                    batch=batch,
+                    length=length,
+                    # 15 %, as the records of that length have them.
+                    predictions=round(0.15 * length + 0.5),
+                    bfloat16=precision == "bfloat16",
+                    dropout=float(rate),
+                    threads=os.cpu_count() or 1,
+                )
+                measured = _measure(config, work)
+                tokens = batch * length
+                others = [
+                    statistics.median(m.seconds)
+                    for name, m in measured.items()
+                    if not name.startswith("albert_tf")
+                ]
+                for name, made in measured.items():
+                    median = statistics.median(made.seconds)
+                    ratio = f"{min(others) / median:.2f}" if others else ""
+                    print(
+                        f"| {length} x {batch} | {precision} | {rate} "
+                        f"| {name} | {tokens / min(made.seconds):,.0f} "
+                        f"| {tokens / median:,.0f} | {ratio} "
+                        f"| {made.peak_bytes / 1e6:,.0f} |",
+                        flush=True,
+                    )
+
+
+def _measure(config: BenchmarkConfig, work: Work) -> dict[str, Measured]:
+    """Rounds of one step of each contender."""
+    processes = {}
+    for name in config.contenders:
+        process = _start(_python(config, name), name, work)
+        if process is not None:
+            processes[name] = process
+    steps: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
+    for _ in range(config.rounds):
+        for name, process in processes.items():
+            steps[name].append(_take_step(process))
+    for process in processes.values():
+        process.communicate()
+    return {
+        name: Measured([s["s"] for s in made], made[-1]["peak_bytes"])
+        for name, made in steps.items()
+    }
+
+
+def _start(python: str, name: str, work: Work) -> subprocess.Popen | None:
+    """A contender that has warmed up, or None."""
+    if not python:
+        print(f"{name}: left out, no interpreter given", file=sys.stderr)
+        return None
+    script = pathlib.Path(__file__).with_name("train_step_contenders.py")
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [python, str(script), name, json.dumps(dataclasses.asdict(work))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            # Threads that wait must not spin in the others' turn.
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+        assert process.stdout
+        if process.stdout.readline():
+            return process
+        process.wait()
+        log.seek(0)
+        why = log.read().strip().splitlines()[-1:]
+    print(f"{name}: left out: {' '.join(why)}", file=sys.stderr)
+    return None
+
+
+def _take_step(process: subprocess.Popen) -> dict[str, Any]:
+    """Seconds of one step, and its process' largest memory so far."""
+    assert process.stdin and process.stdout
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+def _python(config: BenchmarkConfig, name: str) -> str:
+    if name.startswith("albert_tf"):
+        return sys.executable
+    return getattr(config, f"python_{name.removesuffix('_masked')}")
+
+
+if __name__ == "__main__":
+    flags.run(main, BenchmarkConfig)

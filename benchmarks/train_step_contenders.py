@@ -1,0 +1,383 @@
+"""One contender of `benchmarks.train_step`, in a process of its own.
+
+    python benchmarks/train_step_contenders.py albert_tf '{"batch": 8, ...}'
+
+Makes the model and takes two training steps that are not counted; then, for
+each line read, takes one and writes its seconds and the largest resident
+memory so far. Only the named contender's packages are imported, so that this
+file runs where the others' are not installed.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+LEARNING_RATE = 1e-4
+DECAY = 0.01
+NOT_DECAYED = ["LayerNorm", "layer_norm", "bias", "norm"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A training step: ALBERT-base as published, both losses, LAMB.
+
+    Attributes:
+        batch, length, predictions: Sizes of the batch.
+        bfloat16: Whether matrix products are bfloat16.
+        dropout: Rate, of hidden states and attention probabilities.
+        threads: Of one operation.
+    """
+
+    batch: int
+    length: int
+    predictions: int
+    bfloat16: bool
+    dropout: float
+    threads: int
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """A batch without padding, as `albert_tf.input_pipeline` gives it."""
+        rng = np.random.default_rng(0)
+        shape = (self.batch, self.length)
+        places = np.tile(np.arange(self.length), (self.batch, 1))
+        places = rng.permuted(places, axis=1)[:, : self.predictions]
+        positions = np.sort(places)
+        arrays = {
+            "input_ids": rng.integers(5, 30_000, shape),
+            "input_mask": np.ones(shape),
+            "segment_ids": np.sort(rng.integers(0, 2, shape)),
+            "masked_lm_positions": positions,
+            "masked_lm_ids": rng.integers(5, 30_000, positions.shape),
+            "next_sentence_labels": rng.integers(0, 2, (self.batch, 1)),
+        }
+        return {k: v.astype(np.int32) for k, v in arrays.items()}
+
+
+Step = Callable[[], float]
+
+
+def albert_tf(work: Work, remat: bool = False) -> Step:
+    """The step that `albert_tf.train` runs."""
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+    tf = _tensorflow(work)
+    from albert_tf import config, schedules, train_step
+
+    run = config.PretrainingConfig(
+        model=config.ModelConfig(),
+        data=config.DataConfig(
+            input_file=("none",),
+            global_batch_size=work.batch,
+            max_seq_length=work.length,
+            max_predictions_per_seq=work.predictions,
+        ),
+        optimizer=config.OptimizerConfig(
+            learning_rate=LEARNING_RATE, num_warmup_steps=0
+        ),
+        distribution=config.DistributionConfig(
+            precision="mixed_bfloat16" if work.bfloat16 else "float32",
+            remat=remat,
+        ),
+        training=config.TrainingConfig(num_train_steps=1000),
+    )
+    state = train_step.make_state(run)
+    replica_step = train_step.make_replica_step(state, run)
+    settings = train_step.StepSettings(
+        schedules.DropoutRates(work.dropout, work.dropout)
+    )
+    batch = {k: tf.constant(v) for k, v in work.arrays().items()}
+    batch["masked_lm_weights"] = tf.ones_like(
+        batch["masked_lm_ids"], tf.float32
+    )
+
+    @tf.function
+    def step(batch: dict) -> Any:
+        return tf.distribute.get_strategy().run(
+            lambda: replica_step(batch, tf.constant(0.0), settings)
+        )
+
+    return lambda: float(step(batch)["loss"])
+
+
+def albert_tf_remat(work: Work) -> Step:
+    """The same with `--remat`."""
+    return albert_tf(work, remat=True)
+
+
+def keras_hub(work: Work) -> Step:
+    """KerasHub's backbone and head on TensorFlow, Keras' own LAMB."""
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    tf = _tensorflow(work)
+    import keras
+    import keras_hub
+
+    if work.bfloat16:
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    backbone = keras_hub.models.AlbertBackbone(
+        vocabulary_size=30_000,
+        num_layers=12,
+        num_heads=12,
+        embedding_dim=128,
+        hidden_dim=768,
+        intermediate_dim=3072,
+        dropout=work.dropout,
+        max_sequence_length=512,
+    )
+    head = keras_hub.layers.MaskedLMHead(
+        token_embedding=backbone.token_embedding,
+        intermediate_activation=lambda x: keras.activations.gelu(x, True),
+        layer_norm_epsilon=1e-12,
+    )
+    sentence = keras.layers.Dense(2, dtype="float32")
+    sentence.build((None, 768))
+    head.build((None, work.length, 768))
+    variables = [
+        *backbone.trainable_variables,
+        *(v for v in head.trainable_variables if "token_emb" not in v.path),
+        *sentence.trainable_variables,
+    ]
+    optimizer = keras.optimizers.Lamb(LEARNING_RATE, weight_decay=DECAY)
+    optimizer.exclude_from_weight_decay(var_names=NOT_DECAYED)
+    optimizer.build(variables)
+    batch = {k: tf.constant(v) for k, v in work.arrays().items()}
+
+    def forward(batch: dict) -> tuple:
+        outputs = backbone(
+            {
+                "token_ids": batch["input_ids"],
+                "segment_ids": batch["segment_ids"],
+                "padding_mask": batch["input_mask"],
+            },
+            training=True,
+        )
+        return (
+            head(outputs["sequence_output"], batch["masked_lm_positions"]),
+            sentence(outputs["pooled_output"]),
+        )
+
+    return _tensorflow_step(tf, forward, variables, optimizer, batch)
+
+
+def model_garden(work: Work) -> Step:
+    """TF Model Garden's encoder, head and LAMB."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    tf = _tensorflow(work)
+    import tf_keras
+    from official.modeling.optimization import lamb
+    from official.nlp.modeling.layers.masked_lm import MaskedLM
+    from official.nlp.modeling.networks.albert_encoder import AlbertEncoder
+
+    if work.bfloat16:
+        tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+
+    def gelu(x: Any) -> Any:
+        return tf.nn.gelu(x, approximate=True)
+
+    encoder = AlbertEncoder(
+        vocab_size=30_000,
+        max_sequence_length=512,
+        type_vocab_size=2,
+        activation=gelu,
+        dropout_rate=work.dropout,
+        attention_dropout_rate=work.dropout,
+    )
+    head = MaskedLM(
+        encoder.get_embedding_table(), activation=gelu, dtype="float32"
+    )
+    sentence = tf_keras.layers.Dense(2, dtype="float32")
+    batch = {k: tf.constant(v) for k, v in work.arrays().items()}
+
+    def forward(batch: dict) -> tuple:
+        hidden, pooled = encoder(
+            [batch["input_ids"], batch["input_mask"], batch["segment_ids"]],
+            training=True,
+        )
+        # The layer does not cast to its own dtype what it is called with.
+        hidden = tf.cast(hidden, tf.float32)
+        return head(hidden, batch["masked_lm_positions"]), sentence(pooled)
+
+    forward(batch)
+    variables = [
+        *encoder.trainable_variables,
+        *head.trainable_variables,
+        *sentence.trainable_variables,
+    ]
+    optimizer = lamb.LAMB(
+        LEARNING_RATE,
+        weight_decay_rate=DECAY,
+        exclude_from_weight_decay=NOT_DECAYED,
+    )
+    return _tensorflow_step(tf, forward, variables, optimizer, batch)
+
+
+def hugging_face(work: Work, all_positions: bool = True) -> Step:
+    """Hugging Face's model on PyTorch, by fused attention; see `Lamb`."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(work.threads)
+    torch.manual_seed(0)
+    model = transformers.AlbertForPreTraining(
+        transformers.AlbertConfig(
+            vocab_size=30_000,
+            hidden_size=768,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            intermediate_size=3072,
+            hidden_dropout_prob=work.dropout,
+            attention_probs_dropout_prob=work.dropout,
+            classifier_dropout_prob=0.0,
+            attn_implementation="sdpa",  # type: ignore[call-arg]
+        )
+    ).train()
+    batch = {
+        k: torch.tensor(v).to(torch.long) for k, v in work.arrays().items()
+    }
+    rows = torch.arange(work.batch)[:, None]
+    positions = batch["masked_lm_positions"]
+    labels = torch.full((work.batch, work.length), -100)
+    labels[rows, positions] = batch["masked_lm_ids"]
+    cross_entropy = torch.nn.functional.cross_entropy
+    update = _make_torch_lamb(list(model.named_parameters()))
+
+    def step() -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=work.bfloat16):
+            arguments = {
+                "input_ids": batch["input_ids"],
+                "attention_mask": batch["input_mask"],
+                "token_type_ids": batch["segment_ids"],
+            }
+            if all_positions:
+                loss = model(
+                    **arguments,
+                    labels=labels,
+                    sentence_order_label=batch["next_sentence_labels"][:, 0],
+                ).loss
+            else:
+                hidden, pooled = model.albert(**arguments)[:2]
+                logits = model.predictions(hidden[rows, positions])
+                loss = cross_entropy(
+                    logits.float().flatten(0, 1),
+                    batch["masked_lm_ids"].flatten(),
+                ) + cross_entropy(
+                    model.sop_classifier(pooled).float(),
+                    batch["next_sentence_labels"][:, 0],
+                )
+        loss.backward()
+        update()
+        model.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def hugging_face_masked(work: Work) -> Step:
+    """The same with logits at the masked positions alone, as all others."""
+    return hugging_face(work, all_positions=False)
+
+
+def _make_torch_lamb(parameters: list[tuple[str, Any]]) -> Callable[[], None]:
+    """LAMB with clipping, which PyTorch lacks, by its fused operations."""
+    import torch
+
+    tensors = [p for _, p in parameters]
+    adapted = [
+        not any(part in name for part in NOT_DECAYED) for name, _ in parameters
+    ]
+    m = [torch.zeros_like(p) for p in tensors]
+    v = [torch.zeros_like(p) for p in tensors]
+
+    @torch.no_grad()
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(tensors, 1.0, foreach=True)
+        gradients = [p.grad for p in tensors]
+        torch._foreach_lerp_(m, gradients, 0.1)
+        torch._foreach_mul_(v, 0.999)
+        torch._foreach_addcmul_(v, gradients, gradients, 0.001)
+        roots = torch._foreach_sqrt(v)
+        torch._foreach_add_(roots, 1e-6)
+        updates = torch._foreach_div(m, roots)
+        for p, change, adapt in zip(tensors, updates, adapted, strict=True):
+            rate = LEARNING_RATE
+            if adapt:
+                change.add_(p, alpha=DECAY)
+                norms = float(p.norm()), float(change.norm())
+                rate *= norms[0] / norms[1] if all(norms) else 1.0
+            p.add_(change, alpha=-rate)
+
+    return update
+
+
+def _tensorflow(work: Work) -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(work.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(work.threads)
+    return tf
+
+
+def _tensorflow_step(
+    tf: Any, forward: Any, variables: list, optimizer: Any, batch: dict
+) -> Step:
+    """A training step of the usual kind, in one graph."""
+
+    @tf.function
+    def step(batch: dict) -> Any:
+        with tf.GradientTape() as tape:
+            logits, sentence_logits = forward(batch)
+            labels = batch["masked_lm_ids"]
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits
+            loss = tf.reduce_mean(
+                losses(labels, tf.cast(logits, tf.float32))
+            ) + tf.reduce_mean(
+                losses(batch["next_sentence_labels"][:, 0], sentence_logits)
+            )
+        gradients = tape.gradient(loss, variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    return lambda: float(step(batch))
+
+
+CONTENDERS = {
+    contender.__name__: contender
+    for contender in (
+        albert_tf,
+        albert_tf_remat,
+        keras_hub,
+        model_garden,
+        hugging_face,
+        hugging_face_masked,
+    )
+}
+
+
+def _peak_bytes() -> int:
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def main() -> None:
+    """Steps when told to."""
+    name, work = sys.argv[1:]
+    step = CONTENDERS[name](Work(**json.loads(work)))
+    losses = [step(), step()]
+    print(json.dumps({"losses": losses}), flush=True)
+    for _ in sys.stdin:
+        begin = time.monotonic()
+        loss = step()
+        seconds = time.monotonic() - begin
+        answer = {"s": seconds, "peak_bytes": _peak_bytes(), "loss": loss}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
