@@ -72,6 +72,7 @@ REMEDIES = {
     "devices": "Choose another --strategy.",
     "batch": "Choose another --global_batch_size.",
     "memory": TO_SAVE_MEMORY,
+    "workers": "See the tables of all workers.",
     "updates": "Mend what is named, and try again.",
 }
 NAME_WIDTH = max(map(len, REMEDIES))
@@ -123,7 +124,10 @@ class Preflight:
         self._check("devices", self._devices)
         self._check("batch", self._batch, "devices")
         self._check("memory", self._memory, "batch")
-        self._check("updates", self._updates, "records", "run", "batch")
+        self._check("workers", self._workers, "devices")
+        self._check(
+            "updates", self._updates, "records", "run", "batch", "workers"
+        )
         if self._num_failed:
             print(f"\n{self._num_failed} failed: mend and check again")
             return 1
@@ -380,6 +384,27 @@ class Preflight:
             f"{named}",
             "" if fits else f"If updates fail for it: {TO_SAVE_MEMORY}",
         )
+
+    def _workers(self) -> None:
+        """Nothing failed on any, or some would wait for others in vain."""
+        if distribution.is_one_process(self.strategy):
+            return
+
+        def total() -> tf.Tensor:
+            replica = tf.distribute.get_replica_context()
+            failed = tf.constant(float(self._num_failed))
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, failed)
+
+        with distribution.name_lost_workers(self.config.distribution):
+            totals = tf.function(self.strategy.run)(total)
+            failed = self.strategy.experimental_local_results(totals)[0]
+        if failed > 0:
+            raise UserError(
+                "no check may have failed on any worker, for them to make "
+                "updates together",
+                received=f"{self._num_failed} failed on this one",
+            )
+        self._add(OK, "workers", "nothing failed on any")
 
     def _updates(self) -> None:
         """Makes real updates, and times them."""

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import tiny_run
-from run_processes import RunProcesses, free_ports
+from run_processes import PATIENCE_S, RunProcesses, free_ports
 
 from albert_tf import preflight
 from albert_tf.train import train
@@ -353,38 +353,61 @@ def test_the_command_tells_and_exits(tiny_records, tmp_path):
     assert not run_dir.exists()
 
 
+def check_on_workers(tmp_path, configs):
+    """The rows of each worker's table, and its exit status."""
+    ports = free_ports(len(configs))
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    workers = []
+    for index, config in enumerate(configs):
+        flags = tiny_run.as_flags(config, tmp_path / f"model-{index}.json")
+        task = {"type": "worker", "index": index}
+        environment["TF_CONFIG"] = json.dumps(
+            {"cluster": cluster, "task": task}
+        )
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "albert_tf.run_pretraining", *flags],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+    tables = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
+    return [
+        (checks_of(table), worker.returncode)
+        for table, worker in zip(tables, workers, strict=True)
+    ]
+
+
 def test_workers_check_together(tiny_records, tmp_path):
     """Each prints a table of its own; nothing is left of either."""
-    run_dir = tmp_path / "run"
     config = tiny_run.make_config(
-        tiny_records, run_dir, dry_run=True, strategy="multi_worker"
+        tiny_records, tmp_path / "run", dry_run=True, strategy="multi_worker"
     )
-    flags = tiny_run.as_flags(config, tmp_path / "model.json")
-    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-m", "albert_tf.run_pretraining", *flags],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "TF_CONFIG": json.dumps(
-                    {
-                        "cluster": cluster,
-                        "task": {"type": "worker", "index": index},
-                    }
-                ),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    tables = [
-        checks_of(worker.communicate(timeout=180)[0]) for worker in workers
-    ]
-    assert [worker.returncode for worker in workers] == [0, 0]
-    for checks in tables:
+    for checks, status in check_on_workers(tmp_path, [config, config]):
+        assert status == 0
         assert "8 = 2 replicas x 4 examples" in checks["batch"]
         assert "guessing gives" in checks["loss"]
-    assert not run_dir.exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_worker_waits_for_one_that_failed(tiny_records, tmp_path):
+    """Or this would take as long as a lost worker is waited for."""
+    settings = {
+        "dry_run": True,
+        "strategy": "multi_worker",
+        "worker_timeout_s": 10 * PATIENCE_S,
+    }
+    config, faulty = (
+        tiny_run.make_config(
+            tiny_records, tmp_path / "run", **settings, **changes
+        )
+        for changes in ({}, {"input_file": ("nothing*",)})
+    )
+    sound, other = check_on_workers(tmp_path, [config, faulty])
+    assert (sound[1], other[1]) == (1, 1)
+    assert failed(sound[0]) == {"workers"}
+    assert failed(other[0]) == {"records", "workers"}
+    assert "updates" in skipped(sound[0]) & skipped(other[0])
