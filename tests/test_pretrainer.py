@@ -1,3 +1,4 @@
+import collections
 import math
 
 import keras
@@ -5,9 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import ModelConfig
+from albert_tf import losses
+from albert_tf.config import ModelConfig, OptimizerConfig
 from albert_tf.modeling.layers import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.optimizers import make_optimizer
 
 TINY = ModelConfig(
     vocab_size=61,
@@ -175,6 +178,41 @@ def test_mixed_bfloat16_computes_in_bfloat16_and_answers_in_float32():
         assert outputs[name].dtype == tf.float32
     difference = np.abs(outputs["mlm_logits"] - exact["mlm_logits"])
     assert 0 < difference.max() < 0.05 * np.abs(exact["mlm_logits"]).max()
+
+
+def test_bfloat16_is_for_matrix_products_of_the_encoder_alone():
+    """By the operations of a whole update, with LAMB.
+
+    What sums, divides or takes roots is float32, and so are the heads.
+    """
+    model, batch = build(dtype="mixed_bfloat16"), make_batch()
+    batch["masked_lm_ids"] = batch["masked_lm_positions"]
+    batch["masked_lm_weights"] = tf.ones((3, 4))
+    batch["next_sentence_labels"] = tf.constant([[0], [1], [0]])
+    optimizer = make_optimizer(OptimizerConfig())
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def update():
+        dropout = Dropout(0.1, 0.1, tf.constant([1, 2]))
+        with tf.GradientTape() as tape:
+            outputs = model(batch, dropout=dropout)
+            sums = losses.pretraining_sums(outputs, batch)
+            loss = sums["mlm_loss_sum"] + sums["sentence_loss_sum"]
+        variables = [v.value for v in model.trainable_variables]
+        gradients = tape.gradient(loss, variables)
+        gradients = [tf.convert_to_tensor(g) for g in gradients]
+        return optimizer.apply(gradients, tf.constant(0.1))
+
+    types = collections.defaultdict(set)
+    for op in update.get_concrete_function().graph.get_operations():
+        types[op.type] |= {x.dtype.base_dtype for x in op.outputs}
+    exact = "Softmax", "Rsqrt", "Mean", "Sqrt", "RealDiv", "DivNoNan"
+    for name in (*exact, "SparseSoftmaxCrossEntropyWithLogits", "L2Loss"):
+        assert tf.bfloat16 not in types[name], name
+    for name in exact:
+        assert tf.float32 in types[name], name
+    assert tf.bfloat16 in types["Einsum"] | types["MatMul"]
 
 
 def test_the_logits_tie_the_word_embeddings_of_input_and_output():
