@@ -65,8 +65,11 @@ class RunLog:
         # Files that may end within a line.
         self._cut_short = {self._events_path}
         self.rewind(step, evaluates_again)
-        self._writer = tf.summary.create_file_writer(
-            posixpath.join(run_dir, TENSORBOARD_DIR)
+        self._writer: tf.summary.SummaryWriter | None = self._make_writer()
+
+    def _make_writer(self) -> tf.summary.SummaryWriter:
+        return tf.summary.create_file_writer(
+            posixpath.join(self._run_dir, TENSORBOARD_DIR)
         )
 
     def rewind(self, step: int, evaluates_again: bool = False) -> None:
@@ -98,10 +101,14 @@ class RunLog:
 
         def write_all() -> None:
             self._append_line(self._path, line)
-            with self._writer.as_default():
+            # What follows a record that was cut short is not read: after a
+            # failure the next line begins a new file.
+            writer, self._writer = self._writer or self._make_writer(), None
+            with writer.as_default():
                 for name, value in figures.items():
                     tf.summary.scalar(f"{split}/{name}", value, step=step)
-            self._writer.flush()
+            writer.flush()
+            self._writer = writer
 
         self._try_to(write_all, self._path)
 

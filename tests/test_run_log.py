@@ -1,7 +1,11 @@
+import types
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from albert_tf.run_log import Progress, RunLog, read_metrics
+from albert_tf import run_log
+from albert_tf.run_log import Progress, RunLog, read_events, read_metrics
 
 FIGURES = {"masked_lm_loss": 2.5}
 
@@ -24,15 +28,136 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
     assert [line["step"] for line in read_metrics(str(tmp_path))] == [2]
 
 
+def steps_of(lines):
+    return [line["step"] for line in lines]
+
+
+def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
+    run_dir = str(tmp_path)
+    log = RunLog(run_dir, 0)
+    log.write("train", 2, FIGURES)
+    log.write_event("start", 0)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with open(tmp_path / name, "a") as file:
+            file.write('{"step": 4, "spl')
+
+    log = RunLog(run_dir, 2)
+    log.write_event("resume", 2)
+    log.write("train", 4, FIGURES)
+
+    assert steps_of(read_metrics(run_dir)) == [2, 4]
+    assert steps_of(read_events(run_dir)) == [0, 2]
+
+
+def test_events_are_noted_with_their_time(monkeypatch, tmp_path):
+    set_clock(monkeypatch, 1700000000.5)
+    log = RunLog(str(tmp_path), 0)
+    log.write_event("start", 0)
+    log.write_event("rollback", 7, to_step=4, reason="loss")
+    log.rewind(0)
+
+    assert read_events(str(tmp_path)) == [
+        {"time": 1700000000.5, "event": "start", "step": 0},
+        {
+            "time": 1700000000.5,
+            "event": "rollback",
+            "step": 7,
+            "to_step": 4,
+            "reason": "loss",
+        },
+    ]
+
+
+def test_going_back_replaces_the_lines_of_later_steps(tmp_path):
+    run_dir = str(tmp_path)
+    log = RunLog(run_dir, 0)
+    for step in (2, 4, 6):
+        log.write("train", step, {"masked_lm_loss": float(step)})
+    log.rewind(4)
+    assert steps_of(read_metrics(run_dir)) == [2, 4]
+    log.write("train", 6, {"masked_lm_loss": 0.5})
+
+    assert read_metrics(run_dir) == [
+        {"split": "train", "step": 2, "masked_lm_loss": 2.0},
+        {"split": "train", "step": 4, "masked_lm_loss": 4.0},
+        {"split": "train", "step": 6, "masked_lm_loss": 0.5},
+    ]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_evaluation_made_again_is_in_the_log_once(tmp_path, again):
+    run_dir = str(tmp_path)
+    log = RunLog(run_dir, 0)
+    for step in (2, 4):
+        log.write("train", step, FIGURES)
+        log.write("eval", step, FIGURES)
+    RunLog(run_dir, 4, evaluates_again=again)
+
+    lines = [(line["split"], line["step"]) for line in read_metrics(run_dir)]
+    kept = [] if again else [("eval", 4)]
+    assert lines == [("train", 2), ("eval", 2), ("train", 4), *kept]
+
+
+def scalars_in(run_dir):
+    """(step, tag, value) of what TensorBoard finds."""
+    found = []
+    for file in sorted((run_dir / "tensorboard").iterdir()):
+        try:
+            for event in tf.compat.v1.train.summary_iterator(str(file)):
+                for value in event.summary.value:
+                    number = float(tf.make_ndarray(value.tensor))
+                    found.append((event.step, value.tag, number))
+        except tf.errors.DataLossError:
+            continue  # the rest of this file, as TensorBoard does
+    return found
+
+
 def test_scalars_are_in_the_tensorboard_files(tmp_path):
     RunLog(str(tmp_path), 0).write("eval", 3, FIGURES)
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    found = [
-        (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
-        for event in tf.compat.v1.train.summary_iterator(str(file))
-        for value in event.summary.value
-    ]
-    assert found == [(3, "eval/masked_lm_loss", 2.5)]
+    assert scalars_in(tmp_path) == [(3, "eval/masked_lm_loss", 2.5)]
+
+
+def test_a_full_disk_stops_the_log_but_not_the_training(
+    small_disk, monkeypatch
+):
+    errors = []
+    monkeypatch.setattr(
+        "absl.logging.error", lambda form, *values: errors.append(form % values)
+    )
+    run_dir = str(small_disk)
+    log = RunLog(run_dir, 0)
+    log.write("train", 2, FIGURES)
+    log.write_event("start", 0)
+    filler = small_disk / "other"
+    filler.write_bytes(bytes(small_disk.free()))
+    # Each file grows to the end of its last page, within a line.
+    for step in range(4, 400, 2):
+        log.write("train", step, FIGURES)
+        log.write_event("stop", step)
+    for file in ("metrics.jsonl", "events.jsonl", "tensorboard"):
+        told = [e for e in errors if file in e]
+        assert told
+        assert all("NOT WRITTEN" in e and "No space" in e for e in told)
+    assert not (small_disk / "metrics.jsonl").read_text().endswith("\n")
+    assert not (small_disk / "events.jsonl").read_text().endswith("\n")
+    kept = steps_of(read_metrics(run_dir))
+
+    filler.unlink()
+    del errors[:]
+    for step in (400, 402):
+        log.write("train", step, FIGURES)
+        log.write_event("stop", step)
+
+    assert not errors
+    assert steps_of(read_metrics(run_dir)) == [*kept, 400, 402]
+    assert steps_of(read_events(run_dir))[-2:] == [400, 402]
+    assert [step for step, _, _ in scalars_in(small_disk)][-2:] == [400, 402]
+
+
+def set_clock(monkeypatch, seconds):
+    """Stops the log's clock at a time."""
+    clock = types.SimpleNamespace(time=lambda: seconds)
+    monkeypatch.setattr(run_log, "time", clock)
 
 
 def step_times(*asked, wait=0.0):
@@ -69,3 +194,120 @@ def test_the_time_to_go_leaves_compiling_out(monkeypatch, tmp_path):
         "(75.0%)) | lr 1.00e-03 | dropout 0.1 | 1.00 steps/s | "
         "4.0k tokens/s | ETA 0m06s"
     ]
+
+
+def progress_of(run_dir, peak=None):
+    """Of steps of 4000 tokens and 10^12 operations."""
+    return Progress(100, 4000, 10**12, peak, str(run_dir))
+
+
+def test_figures_of_steps_by_hand(tmp_path):
+    """Steps of 1, 2, ... 21 s, each of which waits 0.5 s, are 231 s."""
+    progress = progress_of(tmp_path, peak=10**12)
+    asked = np.cumsum(np.arange(21))
+    progress.add_steps(step_times(*asked, wait=0.5), 231.0, steady=True)
+    figures = progress.advance()
+
+    assert figures == {
+        "loop_seconds": 231.0,
+        "steps_per_second": pytest.approx(1 / 11),
+        "tokens_per_second": pytest.approx(4000 / 11),
+        "tflops": pytest.approx(1 / 11),
+        "mfu": pytest.approx(1 / 11),
+        "input_bound_share": pytest.approx(10.5 / 231),
+        "step_seconds_median": 11.0,
+        "step_seconds_p95": pytest.approx(20.0),
+        "goodput": 1.0,
+    }
+    assert set(figures) == set(run_log.TIMING_FIGURES)
+
+
+def test_mfu_is_the_share_of_the_peak_and_there_if_it_is_known(tmp_path):
+    """10^12 operations in 2 s, at a peak of 4 * 10^12 a second."""
+    for peak, expected in ((4e12, 0.125), (None, None)):
+        progress = progress_of(tmp_path, peak)
+        progress.add_steps(step_times(0, 2), ended=4, steady=True)
+        figures = progress.advance()
+        assert figures.get("mfu") == expected
+        assert figures["tflops"] == 0.5
+
+
+def test_time_between_loops_is_none_of_their_steps(tmp_path):
+    """Two loops of 2 steps of 1 s, 50 s apart, waiting 0.25 s and 0.75 s."""
+    progress = progress_of(tmp_path)
+    progress.add_steps(step_times(0, 1, wait=0.25), ended=2, steady=True)
+    progress.add_steps(step_times(52, 53, wait=0.75), ended=54, steady=True)
+    figures = progress.advance()
+
+    assert figures["loop_seconds"] == 4
+    assert figures["input_bound_share"] == 0.5
+    # What was told is not told again.
+    progress.add_steps(step_times(54, 56), ended=58, steady=True)
+    assert progress.advance()["steps_per_second"] == 0.5
+
+
+def test_compiling_is_not_useful_time(tmp_path):
+    """A step of 8 s, of which 7 were for compiling, and two of 1 s."""
+    progress = progress_of(tmp_path)
+    progress.add_steps(step_times(0), ended=8, steady=False)
+    progress.add_steps(step_times(8, 9), ended=10, steady=True)
+    figures = progress.advance()
+    assert figures["loop_seconds"] == 3
+    assert figures["step_seconds_median"] == 1
+    assert figures["goodput"] == pytest.approx(0.3)
+    assert not progress.was_steady
+
+    progress.add_steps(step_times(10, 12), ended=14, steady=True)
+    assert progress.advance()["loop_seconds"] == 4
+    assert progress.was_steady
+
+
+def train(progress, log, step, clock_ends, monkeypatch):
+    """10 steps of 1 s that end with the clock, and their line in the log."""
+    set_clock(monkeypatch, clock_ends)
+    asked = clock_ends - 10.0 + np.arange(10)
+    progress.add_steps(step_times(*asked), clock_ends, steady=True)
+    figures = progress.advance()
+    log.write("train", step, figures)
+    return figures["goodput"]
+
+
+def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
+    """From the first start on, across downtime, with a rollback and without."""
+    run_dir = str(tmp_path)
+    set_clock(monkeypatch, 1000.0)
+    log = RunLog(run_dir, 0)
+    progress = progress_of(run_dir)
+    log.write_event("start", 0)
+    # 10 s of start-up, then 10 s of steps.
+    goodput = train(progress, log, 10, 1020.0, monkeypatch)
+    assert goodput == pytest.approx(10 / 20)
+    # What an evaluation takes went into no step.
+    log.write("eval", 10, {"loop_seconds": 500.0})
+    log.write_event("stop", 10)
+
+    # Down until second 55; up at 60, and 10 steps more.
+    set_clock(monkeypatch, 1055.0)
+    log = RunLog(run_dir, 10)
+    progress = progress_of(run_dir)
+    log.write_event("resume", 10)
+    goodput = train(progress, log, 20, 1070.0, monkeypatch)
+    assert goodput == pytest.approx(20 / 70)
+
+    # Back to step 10: of 30 steps 20 were kept.
+    log.rewind(10)
+    progress.start_again()
+    goodput = train(progress, log, 20, 1080.0, monkeypatch)
+    assert goodput == pytest.approx(20 / 80)
+
+
+def test_steps_before_a_rollback_are_not_in_the_figures_after_it(tmp_path):
+    progress = progress_of(tmp_path)
+    progress.add_steps(step_times(0, 50, wait=40), 100.0, steady=False)
+    progress.start_again()
+    progress.add_steps(step_times(100, 101), 102.0, steady=True)
+    figures = progress.advance()
+
+    assert figures["steps_per_second"] == 1
+    assert figures["input_bound_share"] == 0
+    assert progress.was_steady
