@@ -88,7 +88,9 @@ class Variables:
         self.optimizer.build(list(self.by_path.values()))
 
     def update(self, gradients, rate):
-        self.optimizer.apply([gradients[path] for path in self.by_path], rate)
+        return self.optimizer.apply(
+            [gradients[path] for path in self.by_path], rate
+        )
 
     def values(self):
         return {path: v.numpy() for path, v in self.by_path.items()}
@@ -174,6 +176,76 @@ def test_no_gradient_and_no_decay_change_nothing():
     optimizer.apply([tf.zeros(3)], tf.constant(0.1))
 
     np.testing.assert_array_equal(weights, np.ones(3))
+
+
+# Without memory of former gradients, and without decay, an update is the sign
+# of the gradient: of norm 2 where there are 4 numbers.
+SIGNS = {"beta_1": 0, "beta_2": 0, "weight_decay_rate": 0}
+WEIGHTS = {
+    "first/kernel": [3, 4, 0, 0],  # of norm 5
+    "second/kernel": [0, 0, -10, 0],
+    "zero/kernel": [0, 0, 0, 0],
+    "long/bias": [100, 0, 0, 0],
+}
+
+
+def figures_of_an_update(config):
+    """Of WEIGHTS with a learning rate of 0.1, and how far each was moved."""
+    starts = {path: np.array(start) for path, start in WEIGHTS.items()}
+    variables = [make_variable(path, w) for path, w in starts.items()]
+    optimizer = make_optimizer(config)
+    optimizer.build(variables)
+    gradient = tf.constant([2.0, -1.0, 3.0, -4.0])
+    figures = optimizer.apply([gradient] * 4, tf.constant(0.1))
+    moved = [
+        np.linalg.norm(variable.numpy() - start)
+        for variable, start in zip(variables, starts.values(), strict=True)
+    ]
+    return {name: float(value) for name, value in figures.items()}, moved
+
+
+def test_figures_of_a_lamb_update_by_hand():
+    figures, moved = figures_of_an_update(OptimizerConfig(**SIGNS))
+
+    # 0.1 |w|; 0.1 * 2 where w is zero, or is not adapted.
+    assert moved == pytest.approx([0.5, 1, 0.2, 0.2], rel=1e-5)
+    # |w| / 2 = 2.5 and 5; 1 where w is zero; none of the bias.
+    assert figures == pytest.approx(
+        {
+            "update_norm": (0.25 + 1 + 0.04 + 0.04) ** 0.5,
+            "trust_ratio_min": 1,
+            "trust_ratio_mean": (2.5 + 5 + 1) / 3,
+            "trust_ratio_max": 5,
+        },
+        rel=1e-5,
+    )
+
+
+def test_adamw_has_no_trust_ratios():
+    """Four updates of norm 0.2 are, together, of norm 0.4."""
+    figures, _ = figures_of_an_update(
+        OptimizerConfig(optimizer="adamw", **SIGNS)
+    )
+    assert figures == pytest.approx({"update_norm": 0.4}, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_figures_are_equal_on_replicas_and_match_one(name, mirrored_two):
+    gradients = as_float32(next(gradients_of_each_step()))
+    one = Variables(CONFIG[name]).update(gradients, tf.constant(0.1))
+    with mirrored_two.scope():
+        variables = Variables(CONFIG[name])
+    two = tf.function(
+        lambda: mirrored_two.run(
+            variables.update, args=(gradients, tf.constant(0.1))
+        )
+    )()
+
+    assert two.keys() == one.keys()
+    for figure, values in two.items():
+        first, second = mirrored_two.experimental_local_results(values)
+        assert float(first) == float(second)
+        np.testing.assert_allclose(first, one[figure], rtol=1e-6)
 
 
 def test_slots_carry_the_run_on():

@@ -1,0 +1,242 @@
+import dataclasses
+import math
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import (
+    convert_variables_to_constants_v2_as_graph,
+)
+
+from albert_tf import step_cost
+from albert_tf.config import (
+    DataConfig,
+    DistributionConfig,
+    ModelConfig,
+    PretrainingConfig,
+)
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+
+# No two sizes are equal, so that none can stand for another.
+MODEL = ModelConfig(
+    vocab_size=700,
+    embedding_size=24,
+    hidden_size=40,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=56,
+    max_position_embeddings=32,
+)
+BATCH = DataConfig(
+    global_batch_size=6, max_seq_length=22, max_predictions_per_seq=5
+)
+# Changes of MODEL, and the sentence objective.
+COMPUTATIONS = {
+    "E < H": ({}, "sop"),
+    "E = H": ({"embedding_size": 40}, "sop"),
+    "E = H, no sentence objective": ({"embedding_size": 40}, "none"),
+    "two blocks in a layer": ({"inner_group_num": 2}, "nsp"),
+}
+# What is shared makes no difference to what is computed.
+ARCHITECTURES = {
+    **COMPUTATIONS,
+    "two groups": ({"num_hidden_groups": 2, "inner_group_num": 2}, "sop"),
+    "one shared layer, no sentence objective": ({}, "none"),
+    "shared attention": ({"parameter_sharing": "attention"}, "sop"),
+    "shared feed-forward": (
+        {
+            "parameter_sharing": "ffn",
+            "num_hidden_groups": 2,
+            "inner_group_num": 2,
+        },
+        "sop",
+    ),
+    "BERT": ({"parameter_sharing": "none", "embedding_size": 40}, "nsp"),
+}
+
+
+def make_model(changes, objective):
+    config = dataclasses.replace(MODEL, **changes)
+    model = AlbertPretrainer(config, objective)
+    model.build()
+    return config, model
+
+
+def flops_of_products(graph):
+    """Operations of all matrix products that a graph computes."""
+    total = 0
+    for operation in graph.get_operations():
+        shapes = [tensor.shape for tensor in operation.inputs]
+        if operation.type == "Einsum":
+            equation = operation.get_attr("equation").decode()
+            names = equation.split("->")[0].split(",")
+            assert len(names) == 2
+            sizes = {}
+            for of_input, shape in zip(names, shapes, strict=True):
+                sizes.update(zip(of_input, shape, strict=True))
+            total += 2 * math.prod(sizes.values())
+        elif "MatMul" in operation.type:
+            plain = operation.type == "MatMul"
+            flipped = operation.get_attr("transpose_a" if plain else "adj_x")
+            summed = shapes[0][-2 if flipped else -1]
+            total += 2 * math.prod(operation.outputs[0].shape) * summed
+    return total
+
+
+@pytest.mark.parametrize(
+    ("changes", "objective"), COMPUTATIONS.values(), ids=COMPUTATIONS
+)
+def test_flops_are_those_of_the_products_in_the_graph(changes, objective):
+    """Forward pass and gradients, as TensorFlow derives and prunes them."""
+    config, model = make_model(changes, objective)
+    shape = [BATCH.global_batch_size, BATCH.max_seq_length]
+    names = ("input_ids", "input_mask", "segment_ids")
+    batch = {name: tf.TensorSpec(shape, tf.int32) for name in names}
+    batch["masked_lm_positions"] = tf.TensorSpec(
+        [BATCH.global_batch_size, BATCH.max_predictions_per_seq], tf.int32
+    )
+
+    @tf.function
+    def gradients(batch):
+        results = model(batch).values()
+        # The square, since the gradient of a sum is a constant.
+        loss = tf.add_n([tf.nn.l2_loss(result) for result in results])
+        weights = [variable.value for variable in model.trainable_variables]
+        return [tf.convert_to_tensor(g) for g in tf.gradients(loss, weights)]
+
+    _, frozen = convert_variables_to_constants_v2_as_graph(
+        gradients.get_concrete_function(batch)
+    )
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(frozen, name="")
+
+    expected = flops_of_products(graph)
+    assert step_cost.flops_per_step(config, BATCH, objective) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "objective"), ARCHITECTURES.values(), ids=ARCHITECTURES
+)
+def test_parameters_are_those_of_a_real_model(changes, objective):
+    config, model = make_model(changes, objective)
+    weights = model.trainable_variables
+    numbers = sum(math.prod(variable.shape) for variable in weights)
+    assert step_cost.num_parameters(config, objective) == numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla T4", 65),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H200", 989),
+    ],
+)
+def test_a_gpu_has_the_peak_of_its_data_sheet(name, teraflops):
+    assert step_cost.gpu_peak(name) == teraflops * 1e12
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA L40S", "NVIDIA L40", "NVIDIA T400 4GB", "NVIDIA A10", "AMD", ""],
+)
+def test_a_gpu_that_is_not_known_has_no_peak(name):
+    assert step_cost.gpu_peak(name) is None
+
+
+def test_the_peak_is_that_of_all_replicas(mirrored_two):
+    given = DistributionConfig(peak_tflops=3)
+    assert step_cost.peak_flops(mirrored_two, given) == 6e12
+    assert step_cost.peak_flops(mirrored_two, DistributionConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "teraflops"),
+    # Chips with the peaks of Google's pages: 4 of v3, 16 of v5e.
+    [("v3-8", 8, 4 * 123), ("v5litepod-16", 16, 16 * 197), ("v99-8", 8, None)],
+)
+def test_a_tpu_is_known_by_its_type(monkeypatch, kind, devices, teraflops):
+    device = "/job:worker/replica:0/task:0/device:TPU:0"
+    strategy = types.SimpleNamespace(
+        num_replicas_in_sync=devices,
+        extended=types.SimpleNamespace(worker_devices=(device,)),
+    )
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", kind)
+    peak = step_cost.peak_flops(strategy, DistributionConfig())
+    assert peak == (teraflops and teraflops * 1e12)
+
+
+def settings(precision="mixed_bfloat16", remat=False, parts=1):
+    """BERT-base of 512 pieces, 4 examples at a time where `parts` is 4."""
+    return PretrainingConfig(
+        model=ModelConfig(embedding_size=768, parameter_sharing="none"),
+        data=DataConfig(
+            global_batch_size=32,
+            max_seq_length=512,
+            max_predictions_per_seq=20,
+            gradient_accumulation_steps=parts,
+        ),
+        distribution=DistributionConfig(precision=precision, remat=remat),
+    )
+
+
+def test_memory_is_that_of_the_paper():
+    """Korthikanti et al.: s b h (34 + 5 a s / h) bytes a layer, in 16 bits.
+
+    s b h = 512 * 4 * 768 = 1,572,864, and 5 a s / h = 5 * 12 * 512 / 768 = 40.
+    """
+    layer = 1_572_864 * (34 + 40)
+    parts = step_cost.estimate_memory(settings(parts=4), num_replicas=2)
+    assert parts["activations"] == 12 * layer
+    # Logits, their probabilities and their gradient, all in float32.
+    assert parts["logits"] == 3 * 4 * (4 * 20 * 30_000)
+    assert parts["gradients"] == parts["weights"]
+    assert parts["moments"] == 2 * parts["weights"]
+
+    # The input of each layer, and one layer computed a second time.
+    recomputed = step_cost.estimate_memory(settings(remat=True, parts=4), 2)
+    assert recomputed["activations"] == 12 * 2 * 1_572_864 + layer
+
+
+def test_what_saves_memory_is_estimated_to_need_less():
+    def needed(**changes):
+        return sum(step_cost.estimate_memory(settings(**changes), 2).values())
+
+    assert needed(remat=True) < needed()
+    assert needed(parts=4) < needed(parts=2) < needed()
+    assert needed() < needed(precision="float32")
+
+
+on_the_host = pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")), reason="asks the GPU instead"
+)
+
+
+@on_the_host
+@pytest.mark.skipif(
+    not step_cost.PROCESS_STATUS.exists(), reason="needs Linux's /proc"
+)
+def test_peak_memory_rises_and_is_measured_anew():
+    step_cost.reset_peak_memory()
+    before = step_cost.peak_memory_bytes()
+    block = np.ones(2**25)  # 256 MiB, written to
+    held = step_cost.peak_memory_bytes()
+    assert 250 * 2**20 < held - before < 300 * 2**20
+
+    del block
+    assert step_cost.peak_memory_bytes() >= held - 2**20
+    step_cost.reset_peak_memory()
+    assert step_cost.peak_memory_bytes() < held - 200 * 2**20
+
+
+@on_the_host
+def test_peak_memory_is_known_without_proc(monkeypatch, tmp_path):
+    expected = step_cost.peak_memory_bytes()
+    monkeypatch.setattr(step_cost, "PROCESS_STATUS", tmp_path / "no" / "status")
+    step_cost.reset_peak_memory()
+    found = step_cost.peak_memory_bytes()
+    assert found == pytest.approx(expected, rel=0.1)
