@@ -286,13 +286,17 @@ def _best_held_out(run: RunHistory) -> str:
 
 
 def _checkpoints(run: RunHistory) -> str:
-    steps = run.checkpoint_steps
-    if not steps:
-        return _UNKNOWN
-    text = f"{len(steps)}, newest of step {steps[-1]:,}"
-    if run.best_checkpoint_steps:
-        text += f", best of step {run.best_checkpoint_steps[-1]:,}"
-    return text
+    whole = [c.step for c in run.checkpoints if not c.fault]
+    best = [c.step for c in run.best_checkpoints if not c.fault]
+    num_torn = len(run.checkpoints) - len(whole)
+    parts = []
+    if whole:
+        parts.append(f"{len(whole)}, newest of step {whole[-1]:,}")
+    if best:
+        parts.append(f"best of step {best[-1]:,}")
+    if num_torn:
+        parts.append(f"{num_torn} torn")
+    return ", ".join(parts) or _UNKNOWN
 
 
 def _stall(run: RunHistory) -> str:

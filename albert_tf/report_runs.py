@@ -156,7 +156,8 @@ class RunHistory:
         settings: By group and name, e.g. "optimizer.learning_rate", as in
             config.json; empty if there is none.
         records: The records' metadata; empty if there is none.
-        checkpoint_steps, best_checkpoint_steps: Of those that are kept.
+        checkpoints, best_checkpoints: Those that are kept, by step; some may
+            be torn.
 
     Raises:
         UserError: If the directory holds no figures.
@@ -191,13 +192,8 @@ class RunHistory:
             )
             or {}
         )
-        self.checkpoint_steps, self.best_checkpoint_steps = (
-            [
-                checkpoint.step
-                for checkpoint in checkpoints.list_checkpoints(
-                    posixpath.join(run_dir, directory)
-                )
-            ]
+        self.checkpoints, self.best_checkpoints = (
+            checkpoints.list_checkpoints(posixpath.join(run_dir, directory))
             for directory in (checkpoints.CHECKPOINTS_DIR, checkpoints.BEST_DIR)
         )
 
