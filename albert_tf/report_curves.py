@@ -414,23 +414,29 @@ def _draw_marks(
     limits: tuple[float, float],
 ) -> None:
     distance = (limits[1] - limits[0]) * _MARK_DISTANCE
+    on_top = axes.get_xaxis_transform()
     for kind, mark in MARKS.items():
         steps = [e["step"] for e in run.events if e["event"] == kind]
-        drawn = -math.inf
+        drawn: list[float] = []
         for place in np.sort(run.x_values(steps, x_axis)):
-            if not limits[0] <= place <= limits[1] or place - drawn < distance:
-                continue
-            drawn = place
-            axes.axvline(place, color=color, linewidth=0.7, alpha=0.45)
-            axes.plot(
-                [place],
-                [1.0],
-                transform=axes.get_xaxis_transform(),
-                marker=mark.marker,
-                markersize=5,
-                color=color,
-                clip_on=False,
-            )
+            is_apart = not drawn or place - drawn[-1] >= distance
+            if limits[0] <= place <= limits[1] and is_apart:
+                drawn.append(place)
+        if not drawn:
+            continue
+        axes.vlines(
+            drawn, 0, 1, color, linewidth=0.7, alpha=0.45, transform=on_top
+        )
+        axes.plot(
+            drawn,
+            [1.0] * len(drawn),
+            transform=on_top,
+            linestyle="",
+            marker=mark.marker,
+            markersize=5,
+            color=color,
+            clip_on=False,
+        )
 
 
 def _legend(runs: Sequence[RunHistory]) -> list[Line2D]:

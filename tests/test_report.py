@@ -294,12 +294,21 @@ def test_what_happened_is_marked_where_it_happened(tmp_path):
     ]
     run = read_run(tmp_path / "run", [5.0] * 31, events, SETTINGS)
     lines = lines_of("masked_lm_loss", run, x_axis="tokens")
-    marks = [(xs[0], marker) for xs, _, marker in lines if xs[0][1] == 1.0]
+    marks = [
+        (x / 256, marker)
+        for points, _, marker in lines
+        for x, y in points
+        if y == 1.0
+    ]
     symbols = [report_curves.MARKS[kind].marker for kind in kinds]
-    assert [(x / 256, m) for (x, _), m in marks] == [
+    assert marks == [
         (3 * number, symbol) for number, symbol in enumerate(symbols, 1)
     ]
     assert len(set(symbols)) == len(symbols)
+    # Marks need no room of their own.
+    plain = read_run(tmp_path / "plain", [5.0] * 31, settings=SETTINGS)
+    axes, unmarked = axes_of("dropout", run), axes_of("dropout", plain)
+    assert axes.get_ylim() == unmarked.get_ylim()
 
 
 def test_marks_too_near_to_be_told_apart_are_drawn_once(tmp_path):
@@ -313,9 +322,8 @@ def test_marks_too_near_to_be_told_apart_are_drawn_once(tmp_path):
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
     lines = lines_of("masked_lm_loss", RunHistory(run_dir, "run"))
-    assert [xs[0][0] for xs, _, marker in lines if marker == "v"] == [
-        1000,
-        2000,
+    assert [xs for xs, _, marker in lines if marker == "v"] == [
+        [[1000, 1], [2000, 1]]
     ]
 
 
