@@ -300,6 +300,7 @@ def test_what_happened_is_marked_where_it_happened(tmp_path):
         for x, y in points
         if y == 1.0
     ]
+    assert lines[0][0][:2] == [[0, 5.0], [256, 5.0]]
     symbols = [report_curves.MARKS[kind].marker for kind in kinds]
     assert marks == [
         (3 * number, symbol) for number, symbol in enumerate(symbols, 1)
@@ -364,7 +365,7 @@ def test_the_picture_has_all_panels(tmp_path):
     run = read_run(tmp_path / "run", [8.0, 7.0], goodput=[0.5, 0.6])
     one, other = tmp_path / "one.png", tmp_path / "other.png"
     report.draw([run], str(one))
-    second = read_run(tmp_path / "$second", [7.0, 6.0])
+    second = read_run(tmp_path / r"$\frac$", [7.0, 6.0])
     report.draw([run, second], str(other))
     pixels = matplotlib.image.imread(one)
     # Seven panels in three rows of three.
