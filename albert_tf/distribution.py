@@ -1,6 +1,7 @@
 """Strategies: which devices a run uses, and what each of them gets."""
 
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -12,7 +13,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
 from albert_tf.config import DistributionConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
 
 
 def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
@@ -23,6 +24,8 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     Raises:
         UserError: If the devices that it needs are not there.
     """
+    if config.jit_compile and not tf.config.list_physical_devices("GPU"):
+        logging.warning("--jit_compile makes training slower on CPUs")
     kind = config.strategy
     if config.num_logical_cpus > 1:
         _split_cpu(config.num_logical_cpus)
@@ -158,11 +161,13 @@ def _multi_worker_strategy(
         raise UserError(form, received=repr(text))
     _watch_workers(value["cluster"], config.worker_timeout_s)
     logging.info(
-        "waiting for all workers of %s, at most %d s",
-        json.dumps(value["cluster"]),
+        "waiting for all workers of TF_CONFIG, at most worker_timeout_s=%d: if "
+        "one does not come up, this process ends, and tells where it waited; "
+        "see the logs of the others then. %s",
         config.worker_timeout_s,
+        json.dumps(value["cluster"]),
     )
-    with name_lost_workers(config):
+    with name_lost_workers(config), _ended_if_alone(config.worker_timeout_s):
         return tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(
                 timeout_seconds=config.worker_timeout_s
@@ -192,6 +197,21 @@ def _watch_workers(cluster: dict[str, list[str]], timeout_s: int) -> None:
 
 
 @contextlib.contextmanager
+def _ended_if_alone(timeout_s: int) -> Iterator[None]:
+    """Ends the process, with status 1, if the block takes too long.
+
+    The first worker would wait for one that does not come up for ever, and
+    let no thread of Python run: so this thread is none.
+    """
+    # After TensorFlow's own time, which tells more where it is kept.
+    faulthandler.dump_traceback_later(timeout_s + 10, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
 def name_lost_workers(config: DistributionConfig) -> Iterator[None]:
     """Turns what TensorFlow raises where a worker is lost into a clear error.
 
@@ -213,7 +233,7 @@ def name_lost_workers(config: DistributionConfig) -> Iterator[None]:
         raise UserError(
             "all workers of TF_CONFIG must answer, within "
             f"worker_timeout_s={config.worker_timeout_s}",
-            received=str(error.message).splitlines()[0][:300],
+            received=first_line(error)[:300],
             remedy="See the logs of the other workers for the first that "
             "failed; start all of them again, and the run goes on from its "
             "last checkpoint.",

@@ -452,7 +452,7 @@ class Run:
             self._log_event("checkpoint", stalled_s=self.store.seconds_stalled)
 
     def _finish_saving(self) -> None:
-        """Waits for the last checkpoint.
+        """Waits for the last checkpoint, in all processes.
 
         Raises:
             UserError: If it could not be written.
@@ -465,6 +465,8 @@ class Run:
                 remedy="Make room and start again: the run goes on from the "
                 "newest checkpoint that is whole.",
             )
+        # Workers that ended before would be taken for lost.
+        distribution.check_agreement(self.strategy, self.position.step)
 
     def _notes(self) -> dict[str, Any]:
         step = self.position.step

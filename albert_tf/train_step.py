@@ -89,6 +89,7 @@ def make_state(config: PretrainingConfig) -> TrainState:
         config.model,
         config.training.sentence_objective,
         dtype=config.distribution.precision,
+        remat=config.distribution.remat,
     )
     pretrainer.build()
     optimizer = make_optimizer(config.optimizer)
@@ -264,6 +265,9 @@ def make_replica_step(
             # squares would not be those of their sum: make them dense.
             return [tf.convert_to_tensor(g) for g in gradients], sums
 
+        if config.distribution.jit_compile:
+            # The gradients alone: XLA has no all-reduce between GPUs here.
+            part_gradients = tf.function(part_gradients, jit_compile=True)
         gradients, sums = _sum_over_parts(part_gradients, batch, num_parts)
         if clip_norm and clip_each_replica:
             # A replica's own mean is its share times the replicas.

@@ -61,12 +61,12 @@ def largest_difference(one, other):
 
 
 def operations(program):
-    """Names of all operations, those of called functions included."""
+    """The names of all operations, those of called functions included."""
     graph = program.graph.as_graph_def()
     nodes = list(graph.node)
     for function in graph.library.function:
         nodes += function.node_def
-    return {node.op for node in nodes}
+    return [node.op for node in nodes]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,46 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
             )
         assert "loss" in seen
         seen.clear()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"jit_compile": True},
+        {"jit_compile": True, "gradient_accumulation_steps": 2},
+        {"jit_compile": True, "strategy": "mirrored", "num_logical_cpus": 2},
+        {"remat": True},
+        {"remat": True, "gradient_accumulation_steps": 2},
+        {"remat": True, "jit_compile": True},
+    ],
+)
+def test_how_the_step_is_computed_does_not_change_it(
+    tiny_records, tmp_path, changes
+):
+    """By XLA, or twice: dropout's masks are drawn alike where XLA is not."""
+    rates = NO_DROPOUT if "jit_compile" in changes else DropoutRates(0.1, 0.2)
+    adamw = {"optimizer": "adamw", "learning_rate": 0.001}
+    same = {
+        name: value
+        for name, value in changes.items()
+        if name not in ("jit_compile", "remat")
+    }
+    plain = tiny_run.make_config(tiny_records, tmp_path, **adamw, **same)
+    other = tiny_run.make_config(tiny_records, tmp_path, **adamw, **changes)
+    plain_figures, plain_weights, plain_program = run_steps(plain, rates)
+    figures, weights, program = run_steps(other, rates)
+    assert_close(plain_figures, figures, 1e-4)
+    assert_close(plain_weights, weights, 1e-4)
+
+    if "jit_compile" in changes:
+        functions = program.graph.as_graph_def().library.function
+        assert any("_XlaMustCompile" in f.attr for f in functions)
+    if "remat" in changes:
+        softmaxes = [
+            sum(operation == "Softmax" for operation in operations(one))
+            for one in (plain_program, program)
+        ]
+        assert softmaxes[1] > softmaxes[0]
 
 
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])

@@ -1,0 +1,58 @@
+"""Two real workers, of which one is lost: the other must say so, and end."""
+
+import signal
+import time
+
+import pytest
+import tiny_run
+from run_processes import RunProcesses
+
+TIMEOUT_S = 10
+
+
+def start(tiny_records, tmp_path, **changes):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path / "run",
+        strategy="multi_worker",
+        num_train_steps=10**6,
+        steps_per_loop=5,
+        save_checkpoints_steps=10,
+        eval_input_file=(),
+        worker_timeout_s=TIMEOUT_S,
+        **changes,
+    )
+    return RunProcesses(config, tmp_path, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("number", "lost"),
+    [(signal.SIGKILL, 1), (signal.SIGKILL, 0), (signal.SIGSTOP, 1)],
+)
+def test_a_lost_worker_ends_the_others_with_one_line(
+    tiny_records, tmp_path, number, lost
+):
+    run = start(tiny_records, tmp_path)
+    run.wait_for_step(20)
+    run.signal(number, worker=lost)
+    lost_at = time.monotonic()
+    other = run.processes[1 - lost]
+    assert other.wait(120) == 1
+    # Not at once after a hang, and not long after the time that was set.
+    assert time.monotonic() - lost_at < TIMEOUT_S + 60
+    run.kill()
+    errors = [line for line in run.log().splitlines() if "error: " in line]
+    (line,) = (text for text in errors if text.startswith("error: "))
+    assert "all workers of TF_CONFIG must answer" in line
+    assert "start all of them again" in line
+    assert "Traceback" not in run.log()
+
+
+def test_a_worker_that_waits_for_one_that_does_not_come_up_ends(
+    tiny_records, tmp_path
+):
+    run = start(tiny_records, tmp_path)
+    run.signal(signal.SIGKILL, worker=1)  # before it has begun
+    assert run.processes[0].wait(120) == 1
+    assert "if one does not come up, this process ends" in run.log()
+    assert "Timeout (0:00:20)" in run.log()
