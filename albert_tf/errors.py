@@ -1,5 +1,15 @@
 """The one kind of error that its reader, not a developer, can mend."""
 
+# How lines begin that TensorFlow puts before what it says: where the program
+# that failed was made.
+_PLACES = (
+    "Graph execution error:",
+    "Detected at node",
+    "File ",
+    "Node: ",
+    "<stack traces unavailable>",
+)
+
 
 class UserError(ValueError):
     """A setting, a file or a machine is not as it must be.
@@ -30,8 +40,14 @@ class UserError(ValueError):
 
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its kind if it says nothing."""
-    lines = (line.strip() for line in str(error).splitlines())
-    # TensorFlow puts this, and where its program was made, before it.
-    empty = ("", "Graph execution error:")
-    said = (line for line in lines if line not in empty)
-    return next(said, type(error).__name__)
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if lines and lines[0] == _PLACES[0]:
+        nodes = [n for n, line in enumerate(lines) if line.startswith("[[{{")]
+        lines = lines[: nodes[0]] if nodes else lines
+        places = [
+            number
+            for number, line in enumerate(lines)
+            if not line or line.startswith(_PLACES)
+        ]
+        lines = lines[places[-1] + 1 :]
+    return next(filter(None, lines), type(error).__name__)

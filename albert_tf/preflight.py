@@ -583,6 +583,7 @@ class Updates:
                 self.step + TIMED_STEPS + 2,
                 self._rollbacks,
                 self._damaged,
+                self._config.model.vocab_size,
             )
             if not found:
                 raise
