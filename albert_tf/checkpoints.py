@@ -247,7 +247,8 @@ class CheckpointStore:
             _remove(directory)
             _write_checkpoint(directory, step, notes, values)
         except (OSError, tf.errors.OpError) as error:
-            self._whole.discard(step)
+            if parent == self._directory:
+                self._whole.discard(step)
             self.failed = f"{directory}: {first_line(error)}"
             logging.error(
                 "CHECKPOINT NOT SAVED: %s. Training goes on, and the next "

@@ -5,6 +5,9 @@ import faulthandler
 import functools
 import json
 import os
+import re
+import signal
+import threading
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -15,6 +18,9 @@ from tensorflow.python.eager.context import coordination_config_pb2
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError, first_line
 
+# Jobs of TF_CONFIG that train; the first one keeps the others together.
+WORKER_JOBS = ("chief", "worker")
+
 
 def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     """The strategy that `--strategy` names, or, for auto, that fits best.
@@ -24,13 +30,15 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     Raises:
         UserError: If the devices that it needs are not there.
     """
-    if config.jit_compile and not tf.config.list_physical_devices("GPU"):
-        logging.warning("--jit_compile makes training slower on CPUs")
     kind = config.strategy
     if config.num_logical_cpus > 1:
         _split_cpu(config.num_logical_cpus)
     if kind == "auto":
         kind = _best_kind(config)
+    if config.jit_compile and kind == "tpu":
+        raise UserError("jit_compile must be off on TPUs, which compile anyway")
+    if config.jit_compile and not tf.config.list_physical_devices("GPU"):
+        logging.warning("--jit_compile makes training slower on CPUs")
     strategy = {
         "tpu": _tpu_strategy,
         "mirrored": _mirrored_strategy,
@@ -154,8 +162,11 @@ def _multi_worker_strategy(
     text = os.environ.get("TF_CONFIG", "")
     try:
         value = json.loads(text)
-        complete = "cluster" in value and "task" in value
-    except (json.JSONDecodeError, TypeError):
+        task = value["task"]
+        hosts = value["cluster"][task["type"]]
+        complete = isinstance(hosts[int(task["index"])], str)
+        complete &= task["type"] in WORKER_JOBS and isinstance(hosts, list)
+    except (ValueError, TypeError, LookupError):
         complete = False
     if not complete:
         raise UserError(form, received=repr(text))
@@ -168,11 +179,15 @@ def _multi_worker_strategy(
         json.dumps(value["cluster"]),
     )
     with name_lost_workers(config), _ended_if_alone(config.worker_timeout_s):
-        return tf.distribute.MultiWorkerMirroredStrategy(
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(
                 timeout_seconds=config.worker_timeout_s
             )
         )
+    if threading.current_thread() is threading.main_thread():
+        # TensorFlow's service has taken SIGTERM, and does nothing with it.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return strategy
 
 
 def _watch_workers(cluster: dict[str, list[str]], timeout_s: int) -> None:
@@ -180,7 +195,7 @@ def _watch_workers(cluster: dict[str, list[str]], timeout_s: int) -> None:
 
     TensorFlow's coordination service does it, which has no public settings.
     """
-    jobs = [job for job in ("chief", "worker") if job in cluster]
+    jobs = [job for job in WORKER_JOBS if job in cluster]
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=f"/job:{jobs[0]}/replica:0/task:0",
@@ -212,8 +227,14 @@ def _ended_if_alone(timeout_s: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def name_lost_workers(config: DistributionConfig) -> Iterator[None]:
+def name_lost_workers(
+    config: DistributionConfig, strategy: tf.distribute.Strategy | None = None
+) -> Iterator[None]:
     """Turns what TensorFlow raises where a worker is lost into a clear error.
+
+    Args:
+        config: The settings.
+        strategy: If there is one yet: with one process nobody can be lost.
 
     Raises:
         UserError: If the block failed since another process did not answer.
@@ -228,16 +249,28 @@ def name_lost_workers(config: DistributionConfig) -> Iterator[None]:
         tf.errors.InternalError,
         tf.errors.FailedPreconditionError,
     ) as error:
-        if not os.environ.get("TF_CONFIG"):
+        if strategy is not None and is_one_process(strategy):
             raise
         raise UserError(
             "all workers of TF_CONFIG must answer, within "
             f"worker_timeout_s={config.worker_timeout_s}",
-            received=first_line(error)[:300],
+            received=_describe_loss(str(error.message)),
             remedy="See the logs of the other workers for the first that "
             "failed; start all of them again, and the run goes on from its "
             "last checkpoint.",
         ) from None
+
+
+def _describe_loss(message: str) -> str:
+    """Which worker an error tells of, as far as it does."""
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    found = re.search(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
+    if found is None:
+        return "no answer of the first worker, which keeps the others together"
+    job, index = found[1], int(found[2])
+    hosts = cluster.get(job, [])
+    host = f" at {hosts[index]}" if index < len(hosts) else ""
+    return f"no answer of {job} {index}{host}"
 
 
 def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
@@ -285,11 +318,20 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             if config.tpu_name == "local"
             else f"under the name {config.tpu_name}"
         )
-        reason = str(error).strip().splitlines()[0][:200]
+        remedy = (
+            "Run on a TPU VM with tensorflow-tpu installed "
+            "(pip install -e '.[tpu]'), or use --strategy=auto."
+        )
+        if config.tpu_name != "local":
+            remedy = (
+                "See gcloud compute tpus tpu-vm list, and check --tpu_name, "
+                "--tpu_zone and --gcp_project; on the TPU VM itself leave "
+                "--tpu_name=local."
+            )
         raise UserError(
             f"strategy=tpu needs a TPU {place}",
-            received=f"TensorFlow {tf.__version__} says: {reason}",
-            remedy="Run on a TPU VM with tensorflow-tpu installed "
-            "(pip install -e '.[tpu]'), or use --strategy=auto.",
+            received=f"TensorFlow {tf.__version__} says: "
+            f"{first_line(error)[:200]}",
+            remedy=remedy,
         ) from None
     return tf.distribute.TPUStrategy(resolver)

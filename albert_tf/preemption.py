@@ -14,12 +14,13 @@ https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
 
 import contextlib
 import dataclasses
+import http.client
 import os
 import pathlib
 import signal
 import socket
 import threading
-import urllib.error
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -29,15 +30,19 @@ from absl import logging
 # Of a run that another worker, or a notice, has stopped.
 PREEMPTED_STATUS = 128 + signal.SIGTERM
 
-# What the metadata server is asked for, and the answer that is no news.
+# What the metadata server is asked for, and the answer that ends the run: a
+# machine that is migrated goes on.
 NOTICES = {
-    "instance/preempted": "FALSE",
-    "instance/maintenance-event": "NONE",
+    "instance/preempted": "TRUE",
+    "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
 }
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
 METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
 WAIT_S = 60  # for a change of an answer, by the server
-PAUSE_AFTER_ERROR_S = 30
+PAUSE_S = 2  # between questions, at least: a notice may come 30 s before
+
+# A second signal so soon is the first one: `timeout` and `srun` send two.
+SAME_SIGNAL_S = 2
 
 
 @dataclasses.dataclass
@@ -81,10 +86,10 @@ def watch_for_stop() -> Iterator[StopRequest]:
     ended = threading.Event()
     host = metadata_host()
     if host:
-        for path, no_news in NOTICES.items():
+        for path, news in NOTICES.items():
             threading.Thread(
                 target=_watch_metadata,
-                args=(host, path, no_news, request, ended),
+                args=(host, path, news, request, ended),
                 daemon=True,  # it may be waiting for an answer
             ).start()
     try:
@@ -101,20 +106,23 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
     Python's own handlers wait until the loop on the device has ended, so a
     thread listens, and answers at once.
     """
+    numbers = (signal.SIGINT, signal.SIGTERM)
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
 
     def listen() -> None:
-        signals = 0
+        first_at: float | None = None
         while received := receiver.recv(1):
             number = received[0]
-            signals += 1
-            if signals > 1:
+            if number not in numbers:
+                continue
+            if first_at is None:
+                first_at = time.monotonic()
+            elif time.monotonic() - first_at > SAME_SIGNAL_S:
                 os._exit(128 + number)
             name = signal.Signals(number).name
             request.set(f"signal {number} ({name})", 128 + number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
     # The handlers do nothing: that they are there makes Python write the
     # number to the socket.
     previous = {n: signal.signal(n, lambda *_: None) for n in numbers}
@@ -151,32 +159,33 @@ def metadata_host() -> str:
 def _watch_metadata(
     host: str,
     path: str,
-    no_news: str,
+    news: str,
     request: StopRequest,
     ended: threading.Event,
 ) -> None:
     etag = "0"  # of no answer: the first comes at once
     failed = False
-    while not ended.is_set():
+    # A proxy would not reach the server of this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while not ended.wait(PAUSE_S if failed or etag != "0" else 0):
         url = (
             f"http://{host}/computeMetadata/v1/{path}?wait_for_change=true"
             f"&timeout_sec={WAIT_S}&last_etag={etag}"
         )
         asked = urllib.request.Request(url, headers=METADATA_FLAVOR)
         try:
-            with urllib.request.urlopen(asked, timeout=2 * WAIT_S) as answer:
+            with opener.open(asked, timeout=2 * WAIT_S) as answer:
                 if answer.headers.get("Metadata-Flavor") != "Google":
                     raise OSError(f"{host} is no metadata server of Google")
-                etag = answer.headers.get("ETag", "0")
+                etag = answer.headers.get("ETag", "none")
                 value = answer.read().decode().strip()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if not failed and not ended.is_set():
                 logging.warning("%s does not answer: %s", url, error)
             failed = True
-            ended.wait(PAUSE_AFTER_ERROR_S)
             continue
         failed = False
-        if value != no_news and not ended.is_set():
+        if value == news and not ended.is_set():
             request.set(
                 f"Google Cloud announces {path.removeprefix('instance/')} "
                 f"{value}",

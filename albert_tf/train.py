@@ -69,7 +69,7 @@ def train(config: PretrainingConfig) -> int:
     strategy = distribution.make_strategy(config.distribution)
     with (
         watch_for_stop() as stop,
-        distribution.name_lost_workers(config.distribution),
+        distribution.name_lost_workers(config.distribution, strategy),
     ):
         return Run(config, data, held_out, strategy, stop).train()
 

@@ -268,6 +268,13 @@ def make_replica_step(
         if config.distribution.jit_compile:
             # The gradients alone: XLA has no all-reduce between GPUs here.
             part_gradients = tf.function(part_gradients, jit_compile=True)
+        elif num_parts > 1:
+            # Inlined into the loop over parts, sums of large gradients are
+            # kept by TensorFlow's memory optimizer under names that the next
+            # call finds taken: AlreadyExistsError.
+            part_gradients = tf.function(
+                part_gradients, experimental_attributes={"_noinline": True}
+            )
         gradients, sums = _sum_over_parts(part_gradients, batch, num_parts)
         if clip_norm and clip_each_replica:
             # A replica's own mean is its share times the replicas.

@@ -43,7 +43,21 @@ def test_a_tpu_that_is_not_there_is_named_within_seconds():
     assert "tensorflow-tpu" in message
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"task": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"task": {}}',
+        '{"cluster": {}, "task": {}}',
+        '"cluster task"',
+        '{"cluster": {"worker": "a:1"}, "task": {"type": "worker"}}',
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3'
+        "}}",
+        '{"cluster": {"boss": ["a:1"]}, "task": {"type": "boss", "index": 0}}',
+    ],
+)
 def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match="TF_CONFIG must hold a JSON object"):

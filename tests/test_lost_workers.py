@@ -44,6 +44,8 @@ def test_a_lost_worker_ends_the_others_with_one_line(
     errors = [line for line in run.log().splitlines() if "error: " in line]
     (line,) = (text for text in errors if text.startswith("error: "))
     assert "all workers of TF_CONFIG must answer" in line
+    if number == signal.SIGKILL:
+        assert f"no answer of worker {lost} at localhost" in line
     assert "start all of them again" in line
     assert "Traceback" not in run.log()
 

@@ -146,7 +146,6 @@ def test_a_signal_ends_the_loop_on_the_device(loop, number, reason):
     [
         ("preempted", "TRUE"),
         ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
-        ("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE"),
     ],
 )
 def test_a_notice_of_google_cloud_ends_it(loop, metadata_server, key, value):
@@ -158,6 +157,23 @@ def test_a_notice_of_google_cloud_ends_it(loop, metadata_server, key, value):
     }
     metadata_server.set(key, value)
     assert f"{key} {value}" in loop.stdout.readline()
+    assert loop.wait(30) == 143
+
+
+def test_a_machine_that_is_migrated_goes_on(loop, metadata_server):
+    metadata_server.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
+    with pytest.raises(subprocess.TimeoutExpired):
+        loop.wait(6)
+    metadata_server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+    assert loop.wait(30) == 143
+
+
+def test_two_signals_at_once_are_one(loop):
+    """As GNU timeout sends them: to the process and to its group."""
+    time.sleep(1)
+    loop.send_signal(signal.SIGTERM)
+    loop.send_signal(signal.SIGTERM)
+    assert "SIGTERM" in loop.stdout.readline()
     assert loop.wait(30) == 143
 
 

@@ -197,6 +197,32 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
         seen.clear()
 
 
+def test_a_large_step_in_parts_can_be_made_twice(tiny_records, tmp_path):
+    """Where memory is short, TensorFlow rewrites how gradients are summed."""
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        hidden_size=64,
+        intermediate_size=256,
+        global_batch_size=4096,
+        gradient_accumulation_steps=2,
+    )
+    strategy = distribution.make_strategy(config.distribution)
+    with strategy.scope():
+        state = make_state(config)
+        train_steps = make_train_steps(strategy, state, config)
+    data = training_records.find_training_data(config)
+    batches = iter(
+        strategy.distribute_datasets_from_function(
+            input_pipeline.training_dataset(data, config.data, 7, 0)
+        )
+    )
+    totals = {name: tf.constant(0.0) for name in figure_names(config)}
+    for _ in range(2):
+        train_steps(batches, totals, tf.constant(1), StepSettings(NO_DROPOUT))
+    assert int(state.step) == 2
+
+
 @pytest.mark.parametrize(
     "changes",
     [
