@@ -270,6 +270,10 @@ class ModelConfig(Config):
                     received=repr(value),
                 )
 
+    def group_of_layer(self, layer: int) -> int:
+        """The group whose parameters a layer uses: groups are even runs."""
+        return layer * self.num_hidden_groups // self.num_hidden_layers
+
     @classmethod
     def from_json_file(cls, path: str) -> Self:
         """Loads an `albert_config.json`, published or our own.
@@ -754,14 +758,6 @@ class DistributionConfig(Config):
         "0 takes that of a known TPU or GPU, and gives no share otherwise.",
         at_least=0,
     )
-
-    def check(self) -> None:
-        if self.jit_compile and self.strategy == "tpu":
-            raise UserError(
-                "jit_compile must be off with strategy=tpu, which compiles by "
-                "itself and fails otherwise",
-                received="jit_compile with strategy=tpu",
-            )
 
 
 @dataclasses.dataclass(frozen=True)

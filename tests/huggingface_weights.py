@@ -3,7 +3,6 @@
 import numpy as np
 
 from albert_tf.config import ModelConfig
-from albert_tf.modeling.encoder import group_of_layer
 
 # Our path, without the model's name, and theirs. Ours is kernel, bias, gamma
 # or beta where theirs is weight or bias; a kernel is their weight transposed.
@@ -66,7 +65,7 @@ def name_pairs(config: ModelConfig) -> list[tuple[str, str]]:
                 if config.parameter_sharing == "all":
                     owner = f"group_{group}"
                 elif config.parameter_sharing == kind:
-                    owner = f"group_{group_of_layer(config, group)}"
+                    owner = f"group_{config.group_of_layer(group)}"
                 else:
                     owner = f"layer_{group}"
                 ours = f"encoder/{owner}_inner_group_{inner}_{kind}/"

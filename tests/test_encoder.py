@@ -44,9 +44,7 @@ def test_a_layer_uses_group_floor_of_layer_groups_over_layers(
     config = ModelConfig(
         **SIZES | {"num_hidden_layers": layers, "num_hidden_groups": groups}
     )
-    assert expected == [
-        encoder_lib.group_of_layer(config, layer) for layer in range(layers)
-    ]
+    assert expected == [config.group_of_layer(layer) for layer in range(layers)]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ TIERS = (
         "keyed_random",
         "tfrecord_files",
         "versions",
+        "weight_names",
+        "model_weights",
     },
     {
         "masking",
@@ -50,7 +52,6 @@ TIERS = (
         "train_step",
         "evaluate",
         "preflight",
-        "weight_names",
     },
     {
         "run_pretraining",

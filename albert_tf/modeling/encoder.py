@@ -72,7 +72,7 @@ class Encoder(keras.layers.Layer):
             """Makes a sublayer, or finds the one that is shared."""
             shared = config.parameter_sharing in ("all", kind)
             owner = (
-                f"group_{group_of_layer(config, layer)}"
+                f"group_{config.group_of_layer(layer)}"
                 if shared
                 else f"layer_{layer}"
             )
@@ -144,8 +144,3 @@ def _apply_block(
 ) -> tf.Tensor:
     hidden = attention(hidden, score_bias, dropout=dropout, place=place)
     return feed_forward(hidden, dropout=dropout, place=place + 2)
-
-
-def group_of_layer(config: ModelConfig, layer: int) -> int:
-    """The group whose parameters a layer uses: groups are even runs."""
-    return layer * config.num_hidden_groups // config.num_hidden_layers
