@@ -21,7 +21,7 @@ import json
 import posixpath
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -35,10 +35,13 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.files import flush_to_disk, write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.rollback import Rollbacks
 from albert_tf.run_directory import CHECKPOINTS_DIR, COMMIT_FILE
 
 BEST_DIR = "best"
 VARIABLES = "variables"
+# The note that counts the rollbacks before: later ones may have undone it.
+ROLLBACKS_NOTE = "rollbacks"
 STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 
 # What reading damaged files raises, besides errors of TensorFlow.
@@ -95,6 +98,7 @@ class CheckpointStore:
         keep_every_n_steps: int = 0,
         writes: bool = True,
     ) -> None:
+        self._run_dir = run_dir
         self._directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
         self._best_directory = posixpath.join(run_dir, BEST_DIR)
         self._variables = dict(variables)
@@ -146,7 +150,7 @@ class CheckpointStore:
             self._lowest_loss = min(
                 (
                     checkpoint.notes["held_out_loss"]
-                    for checkpoint in list_checkpoints(self._best_directory)
+                    for checkpoint in self._committed(self._best_directory)
                     if not checkpoint.fault
                 ),
                 default=float("inf"),
@@ -163,18 +167,16 @@ class CheckpointStore:
             self._writing.result()
 
     def restore(
-        self,
-        step: int = 0,
-        is_usable: Callable[[Checkpoint], bool] = lambda checkpoint: True,
+        self, step: int = 0, avoided: int | None = None
     ) -> Checkpoint | None:
         """Restores the checkpoint of a step, or the newest for 0.
 
-        A torn one is passed over with a warning if any will do. Those of
-        later steps may be saved again then.
+        A torn one is passed over with a warning if any will do, and so is
+        what a rollback has undone. Later steps may be saved again then.
 
         Args:
             step: Updates made.
-            is_usable: Which of them will do.
+            avoided: The step of one that is taken only if there is no other.
 
         Returns:
             The checkpoint, or None if there is none yet.
@@ -184,10 +186,11 @@ class CheckpointStore:
                 all are torn, or if a checkpoint holds variables of other
                 names or shapes.
         """
-        found = list(filter(is_usable, list_checkpoints(self._directory)))
+        found = self._committed(self._directory)
         if step:
             found = self._of_step(step, found)
-        for checkpoint in reversed(found):
+        found.sort(key=lambda c: (c.step != avoided, c.step), reverse=True)
+        for checkpoint in found:
             try:
                 values = _read(checkpoint, self._variables)
             except TornCheckpointError as error:
@@ -212,8 +215,19 @@ class CheckpointStore:
             )
         return None
 
+    def _committed(self, parent: str) -> list[Checkpoint]:
+        """Those of a directory, but for what rollbacks have undone."""
+        rollbacks = Rollbacks.read(self._run_dir)
+        return [
+            checkpoint
+            for checkpoint in list_checkpoints(parent)
+            if not rollbacks.have_undone(
+                checkpoint.step, checkpoint.notes.get(ROLLBACKS_NOTE, 0)
+            )
+        ]
+
     def _of_step(self, step: int, found: list[Checkpoint]) -> list[Checkpoint]:
-        kept = [*list_checkpoints(self._best_directory), *found]
+        kept = [*self._committed(self._best_directory), *found]
         wanted = [checkpoint for checkpoint in kept if checkpoint.step == step]
         if not wanted:
             steps = ", ".join(str(s) for s in sorted({c.step for c in kept}))
@@ -275,7 +289,7 @@ class CheckpointStore:
         names = _names(parent)
         whole = [
             checkpoint
-            for checkpoint in list_checkpoints(parent)
+            for checkpoint in self._committed(parent)
             if checkpoint.path not in self._torn and not checkpoint.fault
         ]
         kept = {newest}

@@ -36,7 +36,10 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     if kind == "auto":
         kind = _best_kind(config)
     if config.jit_compile and kind == "tpu":
-        raise UserError("jit_compile must be off on TPUs, which compile anyway")
+        raise UserError(
+            "jit_compile must be off on TPUs, which compile anyway, and fail "
+            "with it"
+        )
     if config.jit_compile and not tf.config.list_physical_devices("GPU"):
         logging.warning("--jit_compile makes training slower on CPUs")
     strategy = {

@@ -337,8 +337,7 @@ class Preflight:
         self._add(WARN if warning else OK, "learning rate", line, warning)
 
     def _devices(self) -> None:
-        with distribution.name_lost_workers(self.config.distribution):
-            strategy = distribution.make_strategy(self.config.distribution)
+        strategy = distribution.make_strategy(self.config.distribution)
         self.strategy = strategy
         self._add(
             OK,
@@ -395,7 +394,7 @@ class Preflight:
             failed = tf.constant(float(self._num_failed))
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, failed)
 
-        with distribution.name_lost_workers(self.config.distribution):
+        with self._lost_workers_named():
             totals = tf.function(self.strategy.run)(total)
             failed = self.strategy.experimental_local_results(totals)[0]
         if failed > 0:
@@ -406,12 +405,17 @@ class Preflight:
             )
         self._add(OK, "workers", "nothing failed on any")
 
+    def _lost_workers_named(self) -> contextlib.AbstractContextManager[None]:
+        return distribution.name_lost_workers(
+            self.config.distribution, self.strategy
+        )
+
     def _updates(self) -> None:
         """Makes real updates, and times them."""
         if self.step >= self.config.training.num_train_steps:
             self._add(OK, "updates", "none is left to be made")
             return
-        with distribution.name_lost_workers(self.config.distribution):
+        with self._lost_workers_named():
             updates = Updates(self.config, self.data, self.strategy)
             logging.info("compiling the step; then a few updates are timed")
             first = updates.make(1)

@@ -6,18 +6,17 @@ spike is lost.
 """
 
 import dataclasses
-import json
 import math
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from albert_tf import checkpoints, run_directory
 from albert_tf.errors import UserError
-from albert_tf.files import load_json_if_any, open_existing
-from albert_tf.run_log import EVENTS_FILE, METRICS_FILE
+from albert_tf.files import load_json_if_any
+from albert_tf.run_log import EVENTS_FILE, METRICS_FILE, read_lines
 
 # Buckets of a curve: about two a point of a panel's width.
 MAX_BUCKETS = 600
@@ -185,7 +184,7 @@ class RunHistory:
             posixpath.join(run_dir, run_directory.CONFIG_FILE)
         )
         # As it stands there: runs of other versions have other settings.
-        self.settings = _flatten(config or {})
+        self.settings = run_directory.flatten(config or {})
         self.records: dict[str, Any] = (
             load_json_if_any(
                 posixpath.join(run_dir, run_directory.RECORDS_METADATA_FILE)
@@ -199,7 +198,7 @@ class RunHistory:
 
     def _read_figures(self, max_buckets: int) -> None:
         seconds = 0.0
-        for line in _read_lines(posixpath.join(self.run_dir, METRICS_FILE)):
+        for line in read_lines(posixpath.join(self.run_dir, METRICS_FILE)):
             split, step = line["split"], line["step"]
             if split == "train" and "loop_seconds" in line:
                 if not self._hours.num_points:
@@ -216,7 +215,7 @@ class RunHistory:
 
     def _read_events(self) -> None:
         num_checkpoints, stalled = 0, 0.0
-        for event in _read_lines(posixpath.join(self.run_dir, EVENTS_FILE)):
+        for event in read_lines(posixpath.join(self.run_dir, EVENTS_FILE)):
             time = event["time"]
             self.times = (self.times[0] if self.times else time, time)
             if event["event"] == "checkpoint":
@@ -313,27 +312,3 @@ def short_names(run_dirs: Sequence[str]) -> list[str]:
     raise UserError(
         "run_dirs must name each run once", received=", ".join(run_dirs)
     )
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
-def _read_lines(path: str) -> Iterator[dict[str, Any]]:
-    """One at a time; a line that a crash cut short is left out."""
-    try:
-        file = open_existing(path)
-    except FileNotFoundError:
-        return
-    with file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue

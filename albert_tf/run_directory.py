@@ -287,7 +287,7 @@ def _check_architecture(
 def _changed(
     stored: PretrainingConfig, config: PretrainingConfig, meaning: Change
 ) -> str:
-    before, now = _flatten(stored.to_dict()), _flatten(config.to_dict())
+    before, now = flatten(stored.to_dict()), flatten(config.to_dict())
     return "; ".join(
         f"{name} was {before[name]!r} and is {value!r}"
         for name, value in now.items()
@@ -308,11 +308,12 @@ def _refuse_unless_allowed(
     logging.warning("changed since this run began, as allowed: %s", changed)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their names with their groups, `data.input_file`."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{name}."))
+            flat.update(flatten(value, f"{prefix}{name}."))
         else:
             flat[prefix + name] = value
     return flat

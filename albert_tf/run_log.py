@@ -10,7 +10,7 @@ RUN/tensorboard/    the figures, and profiles
 import json
 import posixpath
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -116,8 +116,8 @@ class RunLog:
         """Notes when something happened.
 
         Args:
-            kind: start, resume, stop, finish, rollback, corrupt_records,
-                dropout, data, checkpoint or profile.
+            kind: start, resume, stop, finish, diverged, rollback,
+                corrupt_records, dropout, data, checkpoint or profile.
             step: Updates made.
             facts: More of it, ready for JSON.
         """
@@ -147,27 +147,26 @@ def read_metrics(run_dir: str) -> list[dict[str, Any]]:
 
     A line that a crash, or a full disk, cut short is left out.
     """
-    return _read_lines(posixpath.join(run_dir, METRICS_FILE))
+    return list(read_lines(posixpath.join(run_dir, METRICS_FILE)))
 
 
 def read_events(run_dir: str) -> list[dict[str, Any]]:
     """The lines of a run's `events.jsonl`, as `read_metrics`."""
-    return _read_lines(posixpath.join(run_dir, EVENTS_FILE))
+    return list(read_lines(posixpath.join(run_dir, EVENTS_FILE)))
 
 
-def _read_lines(path: str) -> list[dict[str, Any]]:
+def read_lines(path: str) -> Iterator[dict[str, Any]]:
+    """The lines of a log, one at a time; as `read_metrics`."""
     try:
-        with open_existing(path) as file:
-            lines = file.read().splitlines()
+        file = open_existing(path)
     except FileNotFoundError:
-        return []
-    read = []
-    for line in lines:
-        try:
-            read.append(json.loads(line))
-        except ValueError:
-            continue
-    return read
+        return
+    with file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
 
 
 class Progress:

@@ -204,7 +204,7 @@ class Run:
         self.batches: Any = None
         self.place: tuple[training_records.Phase, int] | None = None
         self.programs: set[StepSettings] = set()
-        restored = self.store.restore(is_usable=self._is_usable)
+        restored = self.store.restore()
         if restored is None and len(self.rollbacks):
             raise UserError(
                 "rollbacks.json must be of a run that has checkpoints",
@@ -474,13 +474,8 @@ class Run:
         return self.position.to_notes(
             dropout=list(rates),
             data=self.data.at(step).name,
-            rollbacks=len(self.rollbacks),
+            **{checkpoints.ROLLBACKS_NOTE: len(self.rollbacks)},
         )
-
-    def _is_usable(self, checkpoint: checkpoints.Checkpoint) -> bool:
-        """Whether no rollback has undone what a checkpoint holds."""
-        count = checkpoint.notes.get("rollbacks", 0)
-        return not self.rollbacks.have_undone(checkpoint.step, count)
 
     def _stop_early(self) -> int:
         """Saves, and gives the exit status of a run that was cut short.
@@ -509,7 +504,8 @@ class Run:
         reason = self.stop.reason or "another worker is to stop"
         self._log_event("stop", reason=reason)
         logging.warning(
-            "%s: stopped at step %d; the same command goes on from here",
+            "%s: stopped at step %d; the same command goes on from the newest "
+            "checkpoint",
             reason,
             self.position.step,
         )
@@ -576,15 +572,9 @@ class Run:
         Args:
             avoided: The step of one that is taken only if there is no other.
         """
-
-        def is_better(checkpoint: checkpoints.Checkpoint) -> bool:
-            return self._is_usable(checkpoint) and checkpoint.step != avoided
-
         self.store.wait()
         distribution.check_agreement(self.strategy, self.position.step)
-        restored = self.store.restore(
-            is_usable=is_better
-        ) or self.store.restore(is_usable=self._is_usable)
+        restored = self.store.restore(avoided=avoided)
         assert restored, "a run begins with a checkpoint"
         self.position = self._position_of(restored)
         # Its evaluation was made by those who went on from it.

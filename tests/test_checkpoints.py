@@ -14,6 +14,7 @@ import tiny_run
 from albert_tf import checkpoints
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.rollback import Rollback, Rollbacks
 from albert_tf.train import train
 from albert_tf.train_step import make_state
 
@@ -264,6 +265,30 @@ def test_a_step_is_written_once(tmp_path):
     assert not restored.save(1, {})
 
 
+def test_what_a_rollback_has_undone_is_passed_over_and_not_kept(tmp_path):
+    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
+    for step in (10, 20, 30):
+        variables["kernel"].assign([step, step])
+        save(store, step)
+    Rollbacks.read(str(tmp_path)).add(Rollback(35, 20, 15, 1.0, "nan"))
+
+    another, restored = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
+    assert another.restore().step == 20
+    assert (restored["kernel"].numpy() == 20).all()
+    save(another, 25, rollbacks=1)
+    assert steps_in(tmp_path / "checkpoints") == [20, 25]
+    assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 25
+
+
+def test_one_that_is_avoided_is_taken_if_there_is_no_other(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (2,)})
+    for step in (10, 20):
+        save(store, step)
+    assert store.restore(avoided=20).step == 10
+    flip_a_byte(tmp_path / "checkpoints" / "step-00000010" / DATA)
+    assert store.restore(avoided=20).step == 20
+
+
 def test_a_torn_one_that_was_asked_for_is_refused(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (20, 30)})
     save(store, 1)
@@ -272,7 +297,7 @@ def test_a_torn_one_that_was_asked_for_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"must be whole.*step-00000002"):
         store.restore(2)
     flip_a_byte(tmp_path / "checkpoints" / "step-00000001" / DATA)
-    with pytest.raises(UserError, match=r"step-00000001, .*step-00000002"):
+    with pytest.raises(UserError, match=r"step-00000002, .*step-00000001"):
         store.restore()
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from albert_tf import distribution
 from albert_tf.config import DistributionConfig
@@ -62,6 +63,23 @@ def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match="TF_CONFIG must hold a JSON object"):
         distribution.make_strategy(DistributionConfig(strategy="multi_worker"))
+
+
+def test_a_tpu_is_not_asked_to_compile_what_it_compiles_anyway():
+    config = DistributionConfig(strategy="tpu", jit_compile=True)
+    with pytest.raises(UserError, match="jit_compile must be off on TPUs"):
+        distribution.make_strategy(config)
+
+
+def test_an_error_of_one_process_tells_of_no_other_worker(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    config = DistributionConfig()
+    strategy = distribution.make_strategy(config)
+    with (
+        pytest.raises(tf.errors.InternalError),
+        distribution.name_lost_workers(config, strategy),
+    ):
+        raise tf.errors.InternalError(None, None, "of its own")
 
 
 def test_a_batch_is_shared_evenly_or_refused():

@@ -168,13 +168,27 @@ def test_a_machine_that_is_migrated_goes_on(loop, metadata_server):
     assert loop.wait(30) == 143
 
 
-def test_two_signals_at_once_are_one(loop):
-    """As GNU timeout sends them: to the process and to its group."""
+def test_a_second_signal_does_not_wait_for_the_devices():
+    """They are in a step that does not end, as with a worker lost."""
+    for_ever = LOOP.replace("tf.identity(stop.flag) == 0.0", "True")
+    assert for_ever != LOOP
+    process = subprocess.Popen(
+        [sys.executable, "-c", for_ever],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=REPOSITORY,
+    )
+    assert process.stdout.readline() == "begins\n"
     time.sleep(1)
-    loop.send_signal(signal.SIGTERM)
-    loop.send_signal(signal.SIGTERM)
-    assert "SIGTERM" in loop.stdout.readline()
-    assert loop.wait(30) == 143
+    process.send_signal(signal.SIGTERM)
+    # As GNU timeout sends them, to the process and to its group: one signal.
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(preemption.SAME_SIGNAL_S + 1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 128 + signal.SIGINT
 
 
 def test_another_server_is_not_believed(loop, metadata_server):

@@ -159,27 +159,6 @@ def test_a_stop_comes_at_the_next_step_and_keeps_the_log_whole(
     assert_same_run(tmp_path / "alone", tmp_path / "stopped")
 
 
-def test_a_second_signal_does_not_wait(tiny_records, tmp_path):
-    """A step that never ends, as that of a lost worker's partner."""
-    run = RunProcesses(
-        tiny_run.make_config(
-            tiny_records,
-            tmp_path / "run",
-            num_train_steps=10**6,
-            steps_per_loop=10**6,
-            save_checkpoints_steps=10**6,
-            eval_input_file=(),
-        ),
-        tmp_path,
-    )
-    run.wait_for_log("tracing the step")
-    run.signal(signal.SIGTERM)
-    run.wait_for_log("signal 15 (SIGTERM): stopping")
-    run.signal(signal.SIGINT)
-    (status,) = run.wait()
-    assert status in (143, 130)
-
-
 @pytest.mark.parametrize("parts", [1, 2])
 def test_two_workers_give_what_one_process_gives(tiny_records, tmp_path, parts):
     # Dropout's masks differ by replica, as they must.
