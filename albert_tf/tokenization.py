@@ -163,7 +163,7 @@ class Tokenizer:
         )
         ends = np.cumsum(lengths)
         if self.kind == PUBLISHED:
-            ids, ends = self._split_commas(ids, ends)
+            ids, ends = self.split_commas(ids, ends)
         return EncodedTexts(ids, self.starts_word[ids], ends)
 
     def encode_with_masks(self, text: str) -> list[int]:
@@ -182,6 +182,28 @@ class Tokenizer:
                 # The model marks the beginning of any text as a word's.
                 ids.extend(self._without_word_mark(part_ids.tolist()))
         return ids
+
+    def split_commas(
+        self, ids: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Splits commas off numbers, as a published vocabulary has it.
+
+        Args:
+            ids: Integers, `(pieces,)`, as the model gives them.
+            ends: Integers, `(texts,)`, index behind the last piece of each.
+
+        Returns:
+            Both anew; the ids as int32.
+        """
+        lengths = self._comma_lengths[ids]
+        new_ends = np.cumsum(lengths)
+        offsets = np.arange(lengths.sum()) - np.repeat(
+            new_ends - lengths, lengths
+        )
+        ids = self._comma_ids[
+            np.repeat(self._comma_begins[ids], lengths) + offsets
+        ]
+        return ids, np.concatenate([[0], new_ends])[ends]
 
     def _check_special_ids(self, model_file: str) -> None:
         found = tuple(self._pieces[: len(SPECIAL_PIECES)])
@@ -239,19 +261,6 @@ class Tokenizer:
             return ids
         rest = first[len(WORD_MARK) :]
         return ([self._model.piece_to_id(rest)] if rest else []) + ids[1:]
-
-    def _split_commas(
-        self, ids: np.ndarray, ends: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        lengths = self._comma_lengths[ids]
-        new_ends = np.cumsum(lengths)
-        offsets = np.arange(lengths.sum()) - np.repeat(
-            new_ends - lengths, lengths
-        )
-        ids = self._comma_ids[
-            np.repeat(self._comma_begins[ids], lengths) + offsets
-        ]
-        return ids, np.concatenate([[0], new_ends])[ends]
 
 
 def _read_model(model_file: str) -> bytes:
