@@ -1,0 +1,242 @@
+"""Text -> ids inside a TensorFlow graph, equal to `tokenization.Tokenizer`.
+
+Its operations are TensorFlow's and tensorflow-text's, so a SavedModel that
+holds a `TextTokenizer` takes strings, wherever TensorFlow runs it.
+
+Ids differ from `Tokenizer`'s only for a published vocabulary, and there only
+where Unicode has grown. `Tokenizer` decomposes characters and makes letters
+lower-case by Python's Unicode (14.0 in 3.11); the graph decomposes by
+tensorflow-text's (16.0 in 2.21), so that the outlined letters U+1CCD6-U+1CCF9
+become plain ones, and makes lower-case by TensorFlow's (13.0 in 2.21), so that
+the capitals U+2C2F, U+A7C0, U+A7D0, U+A7D6, U+A7D8 and U+10570-U+10595 stay as
+they are.
+"""
+
+import importlib
+import sys
+import unicodedata
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from albert_tf.errors import UserError, first_line
+from albert_tf.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID, UNK_ID
+from albert_tf.files import open_existing
+from albert_tf.tokenization import (
+    MASK_PIECE,
+    PUBLISHED,
+    WORD_MARK,
+    Tokenizer,
+)
+
+_UNKNOWN = "\ue000"  # for private use, so that no vocabulary holds it
+_DROPPED = -1  # in a table of ids: nothing stands in its place
+
+
+def import_text_ops() -> ModuleType:
+    """tensorflow-text, whose import makes its operations known.
+
+    Raises:
+        UserError: If it is missing, or made for another TensorFlow.
+    """
+    try:
+        return importlib.import_module("tensorflow_text")
+    except (ImportError, tf.errors.NotFoundError) as error:
+        major, minor = tf.__version__.split(".")[:2]
+        raise UserError(
+            f"tensorflow-text {major}.{minor} must be installed for models "
+            "that take text",
+            received=first_line(error),
+            remedy=f"pip install 'tensorflow-text=={major}.{minor}.*'; "
+            "on a TPU VM with --no-deps.",
+        ) from None
+
+
+class TextTokenizer(tf.Module):
+    """A vocabulary's `Tokenizer`, as TensorFlow operations.
+
+    Args:
+        model_file: The SentencePiece model, local or gs://.
+        do_lower_case: As `tokenization.Tokenizer` takes it.
+
+    Raises:
+        UserError: If tensorflow-text is missing, or the file is not as
+            `tokenization.Tokenizer` wants it.
+    """
+
+    def __init__(
+        self, model_file: str, do_lower_case: bool | None = None
+    ) -> None:
+        super().__init__(name="text_tokenizer")
+        self._text_ops = import_text_ops()
+        tokenizer = Tokenizer(model_file, do_lower_case)
+        with open_existing(model_file, "rb") as file:
+            # Not FastSentencepieceTokenizer, which breaks ties of equal
+            # scores as sentencepiece 0.2.2 does, and white space otherwise.
+            self._model = self._text_ops.SentencepieceTokenizer(file.read())
+        self._is_published = tokenizer.kind == PUBLISHED
+        self._do_lower_case = tokenizer.do_lower_case
+        self._white_space = _character_class(str.isspace)
+        self._combining = _character_class(unicodedata.combining)
+
+        pieces = [tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size)]
+        self._pieces = tf.constant(pieces)
+        self._without_word_mark = tf.constant(_unmark(pieces))
+        if self._is_published:
+            ids, ends = tokenizer.split_commas(
+                np.arange(len(pieces)), np.arange(len(pieces)) + 1
+            )
+            self._comma_table = tf.RaggedTensor.from_row_limits(
+                tf.constant(ids, tf.int32), tf.constant(ends, tf.int64)
+            )
+
+    def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """Pieces of raw texts; spellings like "[MASK]" are mere text.
+
+        Args:
+            texts: string, `(batch,)`, UTF-8; other bytes become U+FFFD.
+
+        Returns:
+            int32, `(batch, pieces)`.
+        """
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
+        if not self._is_published:
+            return self._model.tokenize(texts)
+        ids = self._model.tokenize(self._normalize(texts))
+        return tf.gather(self._comma_table, ids).merge_dims(1, 2)
+
+    def encode_with_masks(self, texts: tf.Tensor) -> tf.RaggedTensor:
+        """As `encode`, but "[MASK]" stands for the piece `[MASK]`."""
+        parts = tf.strings.split(texts, sep=MASK_PIECE)
+        part_ids = self.encode(parts.flat_values)
+        is_behind_mask = tf.ragged.range(parts.row_lengths()).values > 0
+        # The model marks the beginning of any text as a word's. Behind a
+        # mask a word begins only after white space.
+        continues = is_behind_mask & ~tf.strings.regex_full_match(
+            parts.values, rf"(?s){self._white_space}.*"
+        )
+        is_first = tf.ragged.range(part_ids.row_lengths()).values == 0
+        ids = tf.where(
+            is_first & tf.gather(continues, part_ids.value_rowids()),
+            tf.gather(self._without_word_mark, part_ids.values),
+            part_ids.values,
+        )
+        part_ids = part_ids.with_values(ids)
+        part_ids = tf.ragged.boolean_mask(part_ids, part_ids != _DROPPED)
+
+        masks = tf.RaggedTensor.from_row_lengths(
+            tf.repeat(MASK_ID, tf.math.count_nonzero(is_behind_mask)),
+            tf.cast(is_behind_mask, tf.int64),
+        )
+        part_ids = tf.concat([masks, part_ids], axis=1)
+        return parts.with_values(part_ids).merge_dims(1, 2)
+
+    def spell(self, ids: tf.Tensor) -> tf.Tensor:
+        """The spellings of pieces: string, in the shape of `ids`."""
+        return tf.gather(self._pieces, ids)
+
+    def _normalize(self, texts: tf.Tensor) -> tf.Tensor:
+        """`tokenization.normalize`."""
+        texts = tf.strings.regex_replace(texts, f"{self._white_space}+", " ")
+        texts = tf.strings.strip(texts)
+        texts = self._text_ops.normalize_utf8(texts, "NFKD")
+        texts = tf.strings.regex_replace(texts, self._combining, "")
+        if self._do_lower_case:
+            # The other ends a text at a NUL, which no vocabulary holds.
+            texts = tf.strings.regex_replace(texts, r"\x00", _UNKNOWN)
+            # First ASCII: the other goes by the machine's language, in which
+            # a Turkish server makes a dotless i of I.
+            texts = tf.strings.lower(texts)
+            texts = tf.strings.lower(texts, encoding="utf-8")
+        return texts
+
+
+class PackedTexts(NamedTuple):
+    """Texts as the model takes them.
+
+    Attributes:
+        input_ids: int32, `(batch, length)`; the length is that of the longest
+            text, `[CLS]` and `[SEP]` included, and padding holds `<pad>`.
+        input_mask: int32, `(batch, length)`; 1 for a piece, 0 for padding.
+        segment_ids: int32, `(batch, length)`; 1 for the second text and its
+            `[SEP]`, 0 for all else.
+    """
+
+    input_ids: tf.Tensor
+    input_mask: tf.Tensor
+    segment_ids: tf.Tensor
+
+
+def pack(
+    max_length: int,
+    first: tf.RaggedTensor,
+    second: tf.RaggedTensor | None = None,
+) -> PackedTexts:
+    """Puts `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`.
+
+    What is too long loses its end. Of a pair the longer text is cut until
+    both are as long, then both in turn, the second one first, as `data_prep`
+    has it; but that cuts either end.
+
+    Args:
+        max_length: Pieces in a row at most, `[CLS]` and `[SEP]` included.
+        first: int32, `(batch, pieces)`.
+        second: int32, `(batch, pieces)`, or None.
+    """
+    if second is None:
+        segments = [_cut(first, tf.constant(max_length - 2, tf.int64))]
+    else:
+        pieces = max_length - 3
+        kept = tf.maximum(pieces - second.row_lengths(), (pieces + 1) // 2)
+        first = _cut(first, kept)
+        segments = [first, _cut(second, pieces - first.row_lengths())]
+    batch = first.nrows()
+    cls_ids, sep_ids = (
+        tf.RaggedTensor.from_tensor(tf.fill([batch, 1], piece_id))
+        for piece_id in (CLS_ID, SEP_ID)
+    )
+    segments = [tf.concat([segment, sep_ids], 1) for segment in segments]
+    segments[0] = tf.concat([cls_ids, segments[0]], 1)
+    input_ids = tf.concat(segments, 1)
+    segment_ids = tf.concat(
+        [part * 0 + number for number, part in enumerate(segments)], 1
+    )
+    return PackedTexts(
+        input_ids=input_ids.to_tensor(PAD_ID),
+        input_mask=tf.ones_like(input_ids).to_tensor(0),
+        segment_ids=segment_ids.to_tensor(0),
+    )
+
+
+def _cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
+    """The first pieces of each row, `lengths` at most: `(batch,)` or `()`."""
+    places = tf.ragged.range(ids.row_lengths())
+    limits = tf.broadcast_to(lengths, [ids.nrows()])
+    return tf.ragged.boolean_mask(ids, places < limits[:, tf.newaxis])
+
+
+def _character_class(is_member: Callable[[str], object]) -> str:
+    """A regular expression for one character of a set, as RE2 spells it."""
+    members = {i for i in range(sys.maxunicode + 1) if is_member(chr(i))}
+    firsts = sorted(i for i in members if i - 1 not in members)
+    lasts = sorted(i for i in members if i + 1 not in members)
+    ranges = zip(firsts, lasts, strict=True)
+    return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in ranges) + "]"
+
+
+def _unmark(pieces: list[str]) -> np.ndarray:
+    """By piece, the id of its spelling without the word mark.
+
+    Its own where it has none, that of `<unk>` where the vocabulary lacks what
+    remains, and `_DROPPED` where nothing remains.
+    """
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    unmarked = np.arange(len(pieces), dtype=np.int32)
+    for i, piece in enumerate(pieces):
+        if piece.startswith(WORD_MARK):
+            rest = piece[len(WORD_MARK) :]
+            unmarked[i] = ids.get(rest, UNK_ID) if rest else _DROPPED
+    return unmarked
