@@ -21,15 +21,28 @@ SEED = tf.constant([3, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dropout_drops_its_rate_and_keeps_the_expected_value(dtype):
     """Within 4 deviations; a bfloat16 uniform would drop 13/128."""
-    n, rate = 1_000_000, 0.1
+    shape, rate = (1001, 10, 100), 0.1
+    n = math.prod(shape)
     dropout = layers.Dropout(rate, 0.4, SEED)
-    dropped = dropout.hidden(tf.ones((n,), dtype), place=2)
+    dropped = dropout.hidden(tf.ones(shape, dtype), place=2)
 
     zeros = np.mean(dropped.numpy() == 0)
     kept = np.unique(dropped.numpy().astype(np.float32)).max()
     deviation = math.sqrt(rate * (1 - rate) / n)
     assert abs(zeros - rate) < 4 * deviation
-    assert kept == float(tf.cast(1 / 0.9, dtype))
+    # The rate is a multiple of 2^-16, and the factor is exactly of that rate.
+    assert kept == float(tf.cast(65536 / (65536 - 6554), dtype))
+    assert dropped.dtype == dtype
+
+
+def test_all_entries_are_dropped_independently():
+    """Halves of a batch share random numbers, but no bit of them."""
+    dropped = layers.Dropout(0.3, 0.3, SEED).hidden(tf.ones((4, 50, 200)), 0)
+    kept = dropped.numpy() > 0
+    for one in range(4):
+        for other in range(one):
+            agreement = np.mean(kept[one] == kept[other])
+            assert abs(agreement - 0.58) < 0.02
 
 
 def test_dropout_has_a_rate_for_attention():
@@ -78,6 +91,29 @@ def test_gelu_is_the_tanh_approximation():
     assert abs(answer - by_erf) > 1e-4
 
 
+def test_gelu_has_the_gradient_of_its_formula():
+    x = tf.cast(tf.linspace(-6.0, 6.0, 121), tf.float64)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        ours = layers.gelu(x)
+        plain = tf.nn.gelu(x, approximate=True)
+    np.testing.assert_allclose(ours, plain, atol=1e-9)
+    np.testing.assert_allclose(
+        tape.gradient(ours, x, tf.cos(x)),
+        tape.gradient(plain, x, tf.cos(x)),
+        atol=1e-9,
+    )
+
+
+def test_gelu_keeps_its_precision_in_bfloat16():
+    """At -3, 1 + tanh in bfloat16 would be 0 or 0.0039, not 0.00243."""
+    x = tf.constant([-3.0, -2.5, -2.0])
+    answer = layers.gelu(tf.cast(x, tf.bfloat16))
+    np.testing.assert_allclose(
+        tf.cast(answer, tf.float32), tf.nn.gelu(x, approximate=True), rtol=0.04
+    )
+
+
 def test_kernels_start_truncated_at_two_deviations_each_its_own():
     """Standard deviation of a normal cut at 2: 0.87963 of the uncut one."""
     attention = layers.SelfAttention(
@@ -105,7 +141,7 @@ def test_layer_norm_statistics_are_float32(dtype):
     # The end of a sublayer, where both policies meet LayerNorm.
     compute = tf.bfloat16 if dtype == "mixed_bfloat16" else tf.float32
     answer = layers._add_and_norm(
-        norm, tf.constant(hidden, compute), tf.constant(output, compute)
+        norm, tf.constant(hidden, compute), tf.constant(output, tf.float32)
     )
 
     expected = (output - output.mean(-1, keepdims=True)) / output.std(
