@@ -57,10 +57,13 @@ class Measured(NamedTuple):
 
     Attributes:
         seconds: Of each step.
+        cpu_seconds: Of each step, all cores together: holds on a machine that
+            is busy with other things, too.
         peak_bytes: Largest resident memory of its process.
     """
 
     seconds: list[float]
+    cpu_seconds: list[float]
     peak_bytes: int
 
 
@@ -68,9 +71,9 @@ def main(config: BenchmarkConfig) -> None:
     """Measures and prints."""
     print(
         "| L x B | precision | dropout | contender | tokens/s, best "
-        "| tokens/s, median | of the best other | peak MB |"
+        "| tokens/s, median | of the best other | CPU s a step | peak MB |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for size in config.lengths:
         length, batch = map(int, size.split("x"))
         for precision in config.precisions:
@@ -98,6 +101,7 @@ def main(config: BenchmarkConfig) -> None:
                         f"| {length} x {batch} | {precision} | {rate} "
                         f"| {name} | {tokens / min(made.seconds):,.0f} "
                         f"| {tokens / median:,.0f} | {ratio} "
+                        f"| {min(made.cpu_seconds):.2f} "
                         f"| {made.peak_bytes / 1e6:,.0f} |",
                         flush=True,
                     )
@@ -117,7 +121,11 @@ def _measure(config: BenchmarkConfig, work: Work) -> dict[str, Measured]:
     for process in processes.values():
         process.communicate()
     return {
-        name: Measured([s["s"] for s in made], made[-1]["peak_bytes"])
+        name: Measured(
+            [s["s"] for s in made],
+            [s["cpu_s"] for s in made],
+            made[-1]["peak_bytes"],
+        )
         for name, made in steps.items()
     }
 

@@ -372,10 +372,14 @@ def main() -> None:
     losses = [step(), step()]
     print(json.dumps({"losses": losses}), flush=True)
     for _ in sys.stdin:
-        begin = time.monotonic()
+        begin, cpu_begin = time.monotonic(), time.process_time()
         loss = step()
-        seconds = time.monotonic() - begin
-        answer = {"s": seconds, "peak_bytes": _peak_bytes(), "loss": loss}
+        answer = {
+            "s": time.monotonic() - begin,
+            "cpu_s": time.process_time() - cpu_begin,
+            "peak_bytes": _peak_bytes(),
+            "loss": loss,
+        }
         print(json.dumps(answer), flush=True)
 
 

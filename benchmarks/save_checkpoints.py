@@ -1,0 +1,68 @@
+"""How long training waits for a checkpoint, in one run.
+
+    python -m benchmarks.save_checkpoints --work_dir=build/benchmark
+
+The variables of a training run of each architecture, moments included, are
+saved several times, each time to the end before the next. Prints a Markdown
+table: the bytes, how long training waits (until the variables are copied to
+the host's memory), and how long writing takes, for which training would wait
+if it were not done in the background. The directory is removed at the end.
+"""
+
+import dataclasses
+import pathlib
+import shutil
+import statistics
+import time
+
+import tensorflow as tf
+
+from albert_tf import flags
+from albert_tf.checkpoints import CheckpointStore
+from albert_tf.config import Config, ModelConfig, PretrainingConfig, setting
+from albert_tf.train_step import make_state
+
+MODELS = pathlib.Path(__file__).parent.parent / "configs" / "models"
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig(Config):
+    """What is saved, how often and where."""
+
+    work_dir: str = setting("", "Directory for checkpoints; removed.")
+    models: tuple[str, ...] = setting(
+        ("albert_base_v2", "albert_xlarge_v2"), "Of configs/models."
+    )
+    saves: int = setting(5, "Checkpoints of each model.", at_least=1)
+
+
+def main(config: BenchmarkConfig) -> None:
+    """Measures and prints."""
+    config.require("work_dir")
+    print("| model | MB | training waits, s | written in, s | waits / all |")
+    print("|---|---|---|---|---|")
+    for name in config.models:
+        model = ModelConfig.from_json_file(str(MODELS / f"{name}.json"))
+        variables = make_state(PretrainingConfig(model=model)).variables()
+        store = CheckpointStore(config.work_dir, variables, keep_max=1)
+        waits, totals = [], []
+        for step in range(1, config.saves + 1):
+            began = time.monotonic()
+            store.save(step, {})
+            store.wait()
+            totals.append(time.monotonic() - began)
+            waits.append(store.seconds_stalled)
+        shutil.rmtree(config.work_dir)
+        size = sum(
+            tf.size(v).numpy() * v.dtype.size for v in variables.values()
+        )
+        wait, total = statistics.median(waits), statistics.median(totals)
+        print(
+            f"| {name} | {size / 1e6:,.0f} | {wait:.3f} | {total - wait:.2f} "
+            f"| {wait / total:.1%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    flags.run(main, BenchmarkConfig)
