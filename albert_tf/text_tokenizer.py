@@ -105,7 +105,7 @@ class TextTokenizer(tf.Module):
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
         if not self._is_published:
             return self._model.tokenize(texts)
-        ids = self._model.tokenize(self._normalize(texts))
+        ids = self._model.tokenize(self.normalize(texts))
         return tf.gather(self._comma_table, ids).merge_dims(1, 2)
 
     def encode_with_masks(self, texts: tf.Tensor) -> tf.RaggedTensor:
@@ -138,8 +138,8 @@ class TextTokenizer(tf.Module):
         """The spellings of pieces: string, in the shape of `ids`."""
         return tf.gather(self._pieces, ids)
 
-    def _normalize(self, texts: tf.Tensor) -> tf.Tensor:
-        """`tokenization.normalize`."""
+    def normalize(self, texts: tf.Tensor) -> tf.Tensor:
+        """`tokenization.normalize`: string, `(batch,)`, in valid UTF-8."""
         texts = tf.strings.regex_replace(texts, f"{self._white_space}+", " ")
         texts = tf.strings.strip(texts)
         texts = self._text_ops.normalize_utf8(texts, "NFKD")

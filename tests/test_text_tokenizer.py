@@ -1,0 +1,219 @@
+"""In-graph ids against those of `tokenization.Tokenizer`."""
+
+import gzip
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import TokenizerConfig
+from albert_tf.errors import UserError
+from albert_tf.features import CLS_ID, SEP_ID
+from albert_tf.text_tokenizer import TextTokenizer, import_text_ops, pack
+from albert_tf.tokenization import Tokenizer, normalize
+from data_prep.train_tokenizer import main as train_tokenizer
+
+PUBLISHED = "tests/testdata/30k-clean.model"
+TESTDATA = pathlib.Path("tests/testdata")
+DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
+
+
+@pytest.fixture(scope="module")
+def self_contained(tmp_path_factory):
+    """Lower-cased, and with pieces of a byte."""
+    prefix = tmp_path_factory.mktemp("vocabulary") / "spm"
+    train_tokenizer(
+        TokenizerConfig(
+            input_file=("tests/testdata/multilingual-*.txt",),
+            model_prefix=str(prefix),
+            vocab_size=1500,
+            vocabulary_kind="self_contained",
+            byte_fallback=True,
+            character_coverage=0.98,
+        )
+    )
+    return f"{prefix}.model"
+
+
+def raw_lines():
+    """Lines of the test data, as found, and some that ask for trouble."""
+    lines = [
+        line
+        for path in sorted(TESTDATA.glob("*.txt"))
+        for line in path.read_bytes().split(b"\n")
+    ]
+    with gzip.open(DEMO) as file:
+        lines += itertools.islice(file, 3000)
+    return [
+        *lines,
+        b"",
+        b"  in 2011, 1,000,\t12, x3, \xc2\xa0we\xe3\x80\x80 7,",
+        "ÉCOLE ΟΔΟΣ ΣΑΣ'Σ İstanbul ﬁn \uff21\uff22 e\u0301".encode(),
+        "\ufeff \u200b \u2603\ufe0f \U0001f468\u200d\U0001f469".encode(),
+        b"a\x00B \x00C \x01 \x1c \x85",
+        b"\xff\xfe broken \xe4\xb8 \xf0\x9f\x98 end \xed\xa0\x80",
+        b"[CLS] [MASK] <unk> \xe2\x96\x81x \xe2\x80\x9cquoted\xe2\x80\x9d",
+    ]
+
+
+def expected_ids(tokenizer, lines):
+    encoded = tokenizer.encode_batch(
+        [line.decode("utf-8", "replace") for line in lines]
+    )
+    return [ids.tolist() for ids in np.split(encoded.ids, encoded.ends[:-1])]
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_ids_of_a_published_vocabulary_are_equal(do_lower_case):
+    lines = raw_lines()
+    wanted = expected_ids(Tokenizer(PUBLISHED, do_lower_case), lines)
+    got = TextTokenizer(PUBLISHED, do_lower_case).encode(tf.constant(lines))
+    assert got.dtype == tf.int32
+    for line, ids, wanted_ids in zip(lines, got.to_list(), wanted, strict=True):
+        assert ids == wanted_ids, line
+
+
+def test_ids_of_a_self_contained_vocabulary_are_equal(self_contained):
+    lines = raw_lines()
+    tokenizer = Tokenizer(self_contained)
+    wanted = expected_ids(tokenizer, lines)
+    got = TextTokenizer(self_contained).encode(tf.constant(lines)).to_list()
+    for line, ids, wanted_ids in zip(lines, got, wanted, strict=True):
+        assert ids == wanted_ids, line
+    spelled = {tokenizer.id_to_piece(i) for i in itertools.chain(*wanted)}
+    assert any(piece.startswith("<0x") for piece in spelled)
+
+
+def test_every_character_that_unicode_3_2_had_is_normalised_alike():
+    """Later ones depend on the versions of Python and TensorFlow."""
+    texts = [
+        f"a{chr(i)}B"
+        for i in range(1, sys.maxunicode + 1)
+        if unicodedata.ucd_3_2_0.category(chr(i)) not in ("Cn", "Cs", "Co")
+    ]
+    tokenizer = TextTokenizer(PUBLISHED)
+    normalized = tokenizer.normalize(tf.constant(texts)).numpy()
+    assert len(texts) > 90_000
+    assert [text.decode() for text in normalized] == [
+        normalize(text) for text in texts
+    ]
+
+
+@pytest.mark.parametrize("vocabulary", ["published", "self_contained"])
+def test_masks_become_the_piece(vocabulary, self_contained):
+    model = PUBLISHED if vocabulary == "published" else self_contained
+    texts = [
+        "[MASK]",
+        "[MASK][MASK]",
+        "The [MASK] sat on [MASK].",
+        "un[MASK]able, [MASK]able",
+        "[MASK] 2011, [MASK]2011, x",
+        "a[MASK]\u3000b [MASK]\tc[MASK]\u00a0d[MASK]\x1ce",
+        "[MASK]\u0301e [MASK]   ",
+        "[MASK]漢字 [MASK]の",
+        "[mask] [MASK [[MASK]]",
+        "no mask",
+        "",
+        " ",
+    ]
+    tokenizer = Tokenizer(model)
+    got = TextTokenizer(model).encode_with_masks(tf.constant(texts))
+    for text, ids in zip(texts, got.to_list(), strict=True):
+        assert ids == tokenizer.encode_with_masks(text), text
+
+
+def test_spelling_is_that_of_the_pieces():
+    tokenizer = Tokenizer(PUBLISHED)
+    ids = [[4, 13], [29999, 1]]
+    spelled = TextTokenizer(PUBLISHED).spell(tf.constant(ids)).numpy()
+    assert [[piece.decode() for piece in row] for row in spelled] == [
+        [tokenizer.id_to_piece(i) for i in row] for row in ids
+    ]
+
+
+def test_the_language_of_the_machine_has_no_influence():
+    """Turkish has another lower-case letter for I."""
+    program = (
+        "import tensorflow as tf\n"
+        "from albert_tf.text_tokenizer import TextTokenizer\n"
+        f"tokenizer = TextTokenizer({PUBLISHED!r})\n"
+        "print(tokenizer.encode(tf.constant(['IT IS'])).to_list()[0])\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LC_ALL": "tr_TR.UTF-8"},
+    ).stdout
+    wanted = Tokenizer(PUBLISHED).encode_batch(["it is"]).ids.tolist()
+    assert printed.strip() == str(wanted)
+
+
+def test_without_tensorflow_text_it_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_text", None)
+    with pytest.raises(UserError, match="pip install 'tensorflow-text=="):
+        import_text_ops()
+
+
+def cut_as_bert(first, second, max_pieces):
+    """The loop of google-research/bert, but always from the end."""
+    first, second = list(first), list(second)
+    while len(first) + len(second) > max_pieces:
+        longer = first if len(first) > len(second) else second
+        longer.pop()
+    return first, second
+
+
+def test_pairs_are_cut_as_bert_cuts_them():
+    lengths = list(itertools.product([0, 1, 3, 4, 5, 9], repeat=2))
+    firsts = [list(range(100, 100 + n)) for n, _ in lengths]
+    seconds = [list(range(200, 200 + n)) for _, n in lengths]
+    for max_length in (11, 12):
+        packed = pack(
+            max_length,
+            tf.ragged.constant(firsts, tf.int32),
+            tf.ragged.constant(seconds, tf.int32),
+        )
+        assert packed.input_ids.shape == (len(lengths), max_length)
+        for row, pair in enumerate(zip(firsts, seconds, strict=True)):
+            first, second = cut_as_bert(*pair, max_length - 3)
+            ids = [CLS_ID, *first, SEP_ID, *second, SEP_ID]
+            padding = [0] * (max_length - len(ids))
+            second_segment = [1] * (len(second) + 1)
+            first_segment = [0] * (len(ids) - len(second_segment))
+            assert packed.input_ids[row].numpy().tolist() == ids + padding
+            assert packed.input_mask[row].numpy().tolist() == (
+                [1] * len(ids) + padding
+            )
+            assert packed.segment_ids[row].numpy().tolist() == (
+                first_segment + second_segment + padding
+            )
+
+
+def test_a_batch_is_as_long_as_its_longest_text():
+    """One that is too long loses its end."""
+    texts = tf.ragged.constant([[7, 8], [], [5, 6, 7, 8, 9]], tf.int32)
+    assert pack(90, texts).input_ids.numpy().tolist() == [
+        [CLS_ID, 7, 8, SEP_ID, 0, 0, 0],
+        [CLS_ID, SEP_ID, 0, 0, 0, 0, 0],
+        [CLS_ID, 5, 6, 7, 8, 9, SEP_ID],
+    ]
+    packed = pack(5, texts)
+    assert packed.input_ids.numpy().tolist() == [
+        [CLS_ID, 7, 8, SEP_ID, 0],
+        [CLS_ID, SEP_ID, 0, 0, 0],
+        [CLS_ID, 5, 6, 7, SEP_ID],
+    ]
+    assert packed.input_mask.numpy().tolist() == [
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1],
+    ]
+    assert not packed.segment_ids.numpy().any()
