@@ -27,6 +27,7 @@ setup(
         "matplotlib>=3.8",
         "numpy>=2.0",
         "protobuf>=4.25",  # sentencepiece needs it to edit models
+        "safetensors>=0.4",
         # 0.2.2 changed how equal scores are broken; tensorflow-text, and so
         # every served model, tokenizes as 0.2.1 does.
         "sentencepiece>=0.2.0,<=0.2.1",
@@ -45,7 +46,7 @@ setup(
         # tensorflow-datasets 4.9.10 imports importlib_resources undeclared.
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
         "beam": ["apache-beam[gcp]>=2.60"],
-        "interop": ["torch>=2.4", "transformers>=4.46", "safetensors>=0.4"],
+        "interop": ["torch>=2.4", "transformers>=4.46"],
         "test": [
             "hypothesis>=6.100",
             "mypy>=1.11",

@@ -1,0 +1,254 @@
+"""A SentencePiece vocabulary as the tokenizer files of Hugging Face.
+
+    spiece.model             the vocabulary; what the slow tokenizer reads
+    tokenizer.json           the same for the fast tokenizer, whose pipeline
+                             of normalisers comes as close to `Tokenizer` as
+                             its parts allow
+    tokenizer_config.json    settings of either
+    special_tokens_map.json  which pieces are special
+
+Nothing of Hugging Face is needed to write them. What ids differ in the end is
+told in CONVERTING.md.
+"""
+
+import base64
+import json
+import re
+import sys
+import unicodedata
+from typing import Any
+
+from albert_tf.features import (
+    CLS_ID,
+    MASK_ID,
+    PAD_ID,
+    SEP_ID,
+    SPECIAL_PIECES,
+    TOKENIZER_FILE,
+    UNK_ID,
+)
+from albert_tf.files import open_existing
+from albert_tf.tokenization import PUBLISHED, WORD_MARK, Tokenizer
+
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+_FAST_FILE = "tokenizer.json"
+_SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+
+_SPECIAL_TOKENS = {
+    "bos_token": SPECIAL_PIECES[CLS_ID],
+    "eos_token": SPECIAL_PIECES[SEP_ID],
+    "unk_token": SPECIAL_PIECES[UNK_ID],
+    "sep_token": SPECIAL_PIECES[SEP_ID],
+    "pad_token": SPECIAL_PIECES[PAD_ID],
+    "cls_token": SPECIAL_PIECES[CLS_ID],
+    "mask_token": SPECIAL_PIECES[MASK_ID],
+}
+
+_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
+
+# A piece that ends in a digit and a comma is avoided, since the published
+# tokenizer splits it; Hugging Face's own conversion takes this number, too.
+_AVOIDED = 100.0
+
+
+def tokenizer_files(
+    tokenizer: Tokenizer, vocabulary: str, max_length: int
+) -> dict[str, bytes]:
+    """The files by name.
+
+    Args:
+        tokenizer: Ours, of that vocabulary.
+        vocabulary: The SentencePiece model's file.
+        max_length: Pieces that the model can take.
+    """
+    with open_existing(vocabulary, "rb") as file:
+        content = file.read()
+    # As they are where text is normalised around the model. A self-contained
+    # one is to see text as it is.
+    around = tokenizer.kind == PUBLISHED
+    settings = {
+        **_SPECIAL_TOKENS,
+        "mask_token": _added_token(SPECIAL_PIECES[MASK_ID]),
+        "do_lower_case": around and tokenizer.do_lower_case,
+        "keep_accents": not around,
+        "remove_space": True,
+        "model_max_length": max_length,
+        "tokenizer_class": _tokenizer_class(tokenizer),
+    }
+    return {
+        TOKENIZER_FILE: content,
+        _FAST_FILE: _to_json(_fast_tokenizer(tokenizer, content)),
+        TOKENIZER_CONFIG_FILE: _to_json(settings),
+        _SPECIAL_TOKENS_FILE: _to_json(
+            _SPECIAL_TOKENS
+            | {"mask_token": _added_token(SPECIAL_PIECES[MASK_ID])}
+        ),
+    }
+
+
+def _tokenizer_class(tokenizer: Tokenizer) -> str:
+    """The class that `AutoTokenizer` takes.
+
+    The `AlbertTokenizer` of transformers 5 builds a pipeline of its own
+    instead of that of `tokenizer.json`. It has no pieces of bytes, drops
+    vowels of Hindi and Thai as accents, and leaves Hangul in letters; a
+    vocabulary with such pieces needs the class that takes the file as it is.
+    """
+    pieces = map(tokenizer.id_to_piece, range(tokenizer.vocab_size))
+    for piece in pieces:
+        if _BYTE_PIECE.fullmatch(piece) or (
+            tokenizer.kind == PUBLISHED and any(map(_is_lost, piece))
+        ):
+            return "PreTrainedTokenizerFast"
+    return "AlbertTokenizer"
+
+
+def _is_lost(character: str) -> bool:
+    return unicodedata.category(character) == "Mn" or (
+        unicodedata.name(character, "").startswith("HANGUL SYLLABLE")
+    )
+
+
+def _fast_tokenizer(tokenizer: Tokenizer, content: bytes) -> dict[str, Any]:
+    # Takes as long to import as all else here.
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    around = tokenizer.kind == PUBLISHED
+    metaspace = {
+        "type": "Metaspace",
+        "replacement": WORD_MARK,
+        "prepend_scheme": "always",
+        "split": True,
+    }
+    cls, sep = SPECIAL_PIECES[CLS_ID], SPECIAL_PIECES[SEP_ID]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, **_added_token(piece)}
+            for i, piece in enumerate(SPECIAL_PIECES)
+        ],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                *(_normalizers(tokenizer.do_lower_case) if around else ()),
+                {
+                    "type": "Precompiled",
+                    "precompiled_charsmap": base64.b64encode(
+                        model.normalizer_spec.precompiled_charsmap
+                    ).decode(),
+                },
+                _replace(" {2,}", " "),
+            ],
+        },
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace],
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [_special(cls, 0), _sequence("A", 0), _special(sep, 0)],
+            "pair": [
+                *(_special(cls, 0), _sequence("A", 0), _special(sep, 0)),
+                *(_sequence("B", 1), _special(sep, 1)),
+            ],
+            "special_tokens": {
+                piece: {"id": piece, "ids": [i], "tokens": [piece]}
+                for piece, i in ((cls, CLS_ID), (sep, SEP_ID))
+            },
+        },
+        "decoder": metaspace,
+        "model": {
+            "type": "Unigram",
+            "unk_id": UNK_ID,
+            "vocab": [
+                [
+                    piece.piece,
+                    piece.score - _AVOIDED
+                    if around and _ends_in_number_and_comma(piece.piece)
+                    else piece.score,
+                ]
+                for piece in model.pieces
+            ],
+            "byte_fallback": model.trainer_spec.byte_fallback,
+        },
+    }
+
+
+def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
+    """`tokenization.normalize` in their parts."""
+    # What is a space in Python, but not there.
+    spaces = "".join(
+        c for c in map(chr, range(0x100)) if c.isspace() and c not in " \t\n\r"
+    )
+    steps = [
+        _replace(_character_class(spaces), " "),
+        {"type": "NFKD"},
+        # Their StripAccents drops marks that ours keeps, such as vowels of
+        # Hindi and Thai.
+        _replace(
+            _character_class(
+                c
+                for c in map(chr, range(sys.maxunicode + 1))
+                if unicodedata.combining(c)
+            ),
+            "",
+        ),
+    ]
+    if do_lower_case:
+        steps.append({"type": "Lowercase"})
+    # The model's own rules join the letters of Hangul again; theirs, which
+    # are to hold the same rules, do not.
+    return [*steps, {"type": "NFKC"}]
+
+
+def _character_class(characters: Any) -> str:
+    r"""A regular expression such as `[\x{300}-\x{34E}]`."""
+    ranges: list[list[int]] = []
+    for code in map(ord, characters):
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    spelled = "".join(
+        rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in ranges
+    )
+    return f"[{spelled}]"
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {
+        "type": "Replace",
+        "pattern": {"Regex": pattern},
+        "content": content,
+    }
+
+
+def _added_token(piece: str) -> dict[str, Any]:
+    """A special piece; the space before a mask goes with it, as elsewhere."""
+    return {
+        "content": piece,
+        "single_word": False,
+        "lstrip": piece == SPECIAL_PIECES[MASK_ID],
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+
+
+def _special(piece: str, segment: int) -> dict[str, Any]:
+    return {"SpecialToken": {"id": piece, "type_id": segment}}
+
+
+def _sequence(name: str, segment: int) -> dict[str, Any]:
+    return {"Sequence": {"id": name, "type_id": segment}}
+
+
+def _ends_in_number_and_comma(piece: str) -> bool:
+    return piece[-1:] == "," and piece[-2:-1].isdigit()
+
+
+def _to_json(values: Any) -> bytes:
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
