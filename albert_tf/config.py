@@ -52,6 +52,11 @@ def setting(
     )
 
 
+def flag_name(name: str) -> str:
+    """The flag of a setting; `from_` gives --from, a keyword of Python."""
+    return name.removesuffix("_")
+
+
 def fields_with_types(
     config_class: type,
 ) -> list[tuple[dataclasses.Field, Any]]:
@@ -86,7 +91,7 @@ class Config:
         for name in names:
             if not find_setting(self, name):
                 raise UserError(
-                    f"--{name} is required",
+                    f"--{flag_name(name)} is required",
                     remedy="See --help for its form and an example.",
                 )
 
@@ -761,6 +766,41 @@ class DistributionConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
+class InitializationConfig(Config):
+    """The weights that a new run begins with; one that goes on has its own."""
+
+    init_checkpoint: str = setting(
+        "",
+        "Model to begin with: the directory of a run or one of its "
+        "checkpoints, a checkpoint of google-research/albert (prefix, "
+        "directory or .tar.gz), or a Hugging Face folder. Training begins at "
+        "step 0 all the same. A run that has a checkpoint of its own goes on "
+        "from that.",
+    )
+    init_vocabulary: str = setting(
+        "",
+        "SentencePiece model of init_checkpoint, where it is not beside it. "
+        "Of pieces that the records have, too, the weights are kept.",
+    )
+    init_from_group0: bool = setting(
+        False,
+        "Groups that init_checkpoint has not begin as its group 0, as in "
+        "google-research/albert, instead of as the group at the same relative "
+        "depth.",
+    )
+    init_optimizer_state: bool = setting(
+        False, "Take the moments of the optimizer, too, and not zeros."
+    )
+
+    def check(self) -> None:
+        for name, value in self.to_dict().items():
+            if value and not self.init_checkpoint:
+                raise UserError(
+                    f"{name} needs --init_checkpoint", received=repr(value)
+                )
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingConfig(Config):
     """The run."""
 
@@ -923,6 +963,9 @@ class PretrainingConfig(Config):
     distribution: DistributionConfig = dataclasses.field(
         default_factory=DistributionConfig
     )
+    initialization: InitializationConfig = dataclasses.field(
+        default_factory=InitializationConfig
+    )
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     def check(self) -> None:
@@ -949,6 +992,37 @@ class PretrainingConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
+class ConvertConfig(Config):
+    """`python -m albert_tf.convert_checkpoint`."""
+
+    from_: str = setting(
+        "",
+        "Model to read: a run, or one of its checkpoints; a checkpoint of "
+        "google-research/albert, as prefix, directory or .tar.gz; or a Hugging "
+        "Face folder. E.g. albert_base_v2.tar.gz.",
+    )
+    to: str = setting("", "New directory to write, e.g. build/albert_base_v2.")
+    to_format: str = setting(
+        "auto",
+        "What to write: a run, which can be evaluated, exported and trained on "
+        "from; a checkpoint of google-research/albert (published); or a "
+        "Hugging Face folder. auto is published for a run, and else a run.",
+        choices=("auto", "run", "published", "hugging_face"),
+    )
+    checkpoint_step: int = setting(
+        0,
+        "Checkpoint to read where there are several; 0 is the newest.",
+        at_least=0,
+    )
+    verify: bool = setting(
+        False,
+        "Read again what was written, and compare: every bit; or, of a Hugging "
+        "Face folder, what both models answer to the same text, which needs "
+        "the extra interop.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class ExportConfig(Config):
     """`python -m albert_tf.export_saved_model`."""
 
@@ -958,7 +1032,10 @@ class ExportConfig(Config):
         0, "Checkpoint to export; 0 is the newest.", at_least=0
     )
     top_k: int = setting(
-        5, "Pieces answered for each masked position.", at_least=1
+        5, "Pieces answered for each mask.", at_least=1
+    )
+    text_signatures: bool = setting(
+        True, "Also answer text, tokenized in the graph by tensorflow-text."
     )
 
 

@@ -32,6 +32,7 @@ from albert_tf import (
     step_cost,
     training_records,
     versions,
+    warm_start,
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
@@ -70,6 +71,7 @@ REMEDIES = {
     "run": "Choose another --output_dir.",
     "learning rate": "Set --learning_rate.",
     "devices": "Choose another --strategy.",
+    "initial weights": "Choose another --init_checkpoint.",
     "batch": "Choose another --global_batch_size.",
     "memory": TO_SAVE_MEMORY,
     "workers": "See the tables of all workers.",
@@ -101,6 +103,7 @@ class Preflight:
     # Each is set by a check; checks that need it name that one.
     data: training_records.TrainingData  # records
     step: int  # run
+    initial: warm_start.WarmStart | None  # initial weights
     strategy: tf.distribute.Strategy  # devices
 
     def __init__(self, config: PretrainingConfig) -> None:
@@ -122,11 +125,18 @@ class Preflight:
         self._check("run", self._run, "records")
         self._check("learning rate", self._learning_rate)
         self._check("devices", self._devices)
+        self._check("initial weights", self._initial_weights, "run", "devices")
         self._check("batch", self._batch, "devices")
         self._check("memory", self._memory, "batch")
         self._check("workers", self._workers, "devices")
         self._check(
-            "updates", self._updates, "records", "run", "batch", "workers"
+            "updates",
+            self._updates,
+            "records",
+            "run",
+            "initial weights",
+            "batch",
+            "workers",
         )
         if self._num_failed:
             print(f"\n{self._num_failed} failed: mend and check again")
@@ -198,6 +208,7 @@ class Preflight:
         ]
         directories = {
             self.config.training.output_dir,
+            self.config.initialization.init_checkpoint,
             *(posixpath.dirname(pattern) for pattern in patterns),
         }
         return sorted(filter(files.is_remote, directories))
@@ -331,6 +342,15 @@ class Preflight:
             text = f"goes on from step {self.step:,}"
         self._add(OK, "run", text)
 
+    def _initial_weights(self) -> None:
+        """Whether the model that a new run begins with fits it."""
+        self.initial = warm_start.read(self.config, self.data)
+        lines = ["those of the run's own"]
+        if self.initial:
+            lines = self.initial.describe()
+        for line in lines:
+            self._add(OK, "initial weights", line)
+
     def _learning_rate(self) -> None:
         line, warning = schedules.describe_learning_rate(self.config)
         line = line.removeprefix("learning rate ")
@@ -416,7 +436,9 @@ class Preflight:
             self._add(OK, "updates", "none is left to be made")
             return
         with self._lost_workers_named():
-            updates = Updates(self.config, self.data, self.strategy)
+            updates = Updates(
+                self.config, self.data, self.strategy, self.initial
+            )
             logging.info("compiling the step; then a few updates are timed")
             first = updates.make(1)
             self._judge_loss(first, updates)
@@ -435,7 +457,7 @@ class Preflight:
             self._add(FAIL, "loss", diverged, "Lower --learning_rate.")
             return
         text = f"{loss:.3f} at step {updates.step}"
-        if updates.step:
+        if updates.step or self.initial:
             self._add(OK, "loss", text)
             return
         # New weights guess: each piece, and each order, is as likely.
@@ -521,6 +543,7 @@ class Updates:
         config: The run.
         data: Its records.
         strategy: Its devices.
+        initial: Weights that it begins with; None for its own.
 
     Attributes:
         step: Updates made before.
@@ -532,6 +555,7 @@ class Updates:
         config: PretrainingConfig,
         data: training_records.TrainingData,
         strategy: tf.distribute.Strategy,
+        initial: warm_start.WarmStart | None = None,
     ) -> None:
         self._config, self._data, self._strategy = config, data, strategy
         run_dir = config.training.output_dir
@@ -546,6 +570,8 @@ class Updates:
         if restored:
             self.step = restored.step
             self.lowest_loss = restored.notes["lowest_loss"]
+        elif initial:
+            initial.apply(state.variables())
         self._rollbacks = Rollbacks.read(run_dir)
         self._damaged = corrupt_records.CorruptRecords.read(run_dir)
         self._settings = StepSettings(

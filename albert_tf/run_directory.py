@@ -4,6 +4,7 @@
     RUN/training_records.json      shards of each phase, with their checksums
     RUN/records_metadata.json      of the first of them, where known
     RUN/spiece.model               their vocabulary, where known
+    RUN/warm_start.json            by warm_start.py
     RUN/checkpoints/, RUN/best/    written by checkpoints.py
     RUN/rollbacks.json             by rollback.py
     RUN/corrupt_records.json       by corrupt_records.py
@@ -88,6 +89,12 @@ MEANING = {
     "distribution.jit_compile": Change.SAME_RESULT,
     "distribution.worker_timeout_s": Change.SAME_RESULT,
     "distribution.peak_tflops": Change.SAME_RESULT,
+    # They have had their effect at step 0, but whoever changes one expects
+    # another.
+    "initialization.init_checkpoint": Change.ANOTHER_RESULT,
+    "initialization.init_vocabulary": Change.ANOTHER_RESULT,
+    "initialization.init_from_group0": Change.ANOTHER_RESULT,
+    "initialization.init_optimizer_state": Change.ANOTHER_RESULT,
     "training.mode": Change.SAME_RESULT,
     "training.output_dir": Change.SAME_RESULT,
     "training.num_train_steps": Change.ANOTHER_RESULT,  # of the decay
@@ -226,11 +233,7 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
     """Saves the resolved settings and what is known of the records."""
     run_dir = config.training.output_dir
     records = data.phases[0].records
-    tf.io.gfile.makedirs(run_dir)
-    write_text(
-        posixpath.join(run_dir, CONFIG_FILE),
-        json.dumps(config.to_dict(), indent=2) + "\n",
-    )
+    write_config(run_dir, config)
     write_text(
         posixpath.join(run_dir, TRAINING_RECORDS_FILE),
         json.dumps(_describe_records(data), indent=2) + "\n",
@@ -248,6 +251,15 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
     if tf.io.gfile.exists(vocabulary):
         with open_existing(vocabulary, "rb") as source:
             write_bytes(kept_vocabulary, source.read())
+
+
+def write_config(run_dir: str, config: PretrainingConfig) -> None:
+    """Saves the resolved settings, which make a directory that of a run."""
+    tf.io.gfile.makedirs(run_dir)
+    write_text(
+        posixpath.join(run_dir, CONFIG_FILE),
+        json.dumps(config.to_dict(), indent=2) + "\n",
+    )
 
 
 def load_config(run_dir: str) -> PretrainingConfig:

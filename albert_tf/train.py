@@ -1,8 +1,9 @@
 """A pretraining run, from top to bottom.
 
 1. data and the run's directory; 2. devices; 3. model, optimizer and program;
-4. state: restored from the newest checkpoint, if there is one; 5. the loop: an
-outer Python loop around `train_step.make_train_steps`; 6. the end.
+4. state: restored from the newest checkpoint, or taken from another model, or
+as initialised; 5. the loop: an outer Python loop around
+`train_step.make_train_steps`; 6. the end.
 
 A run is a function of its settings, its seed, the step, and what it has noted
 in its directory (`rollback`, `corrupt_records`): so it can be killed at any
@@ -31,6 +32,7 @@ from albert_tf import (
     schedules,
     step_cost,
     training_records,
+    warm_start,
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
@@ -71,7 +73,10 @@ def train(config: PretrainingConfig) -> int:
         watch_for_stop() as stop,
         distribution.name_lost_workers(config.distribution, strategy),
     ):
-        return Run(config, data, held_out, strategy, stop).train()
+        # Not before: to read it uses TensorFlow, and workers must find each
+        # other, and a CPU be split, before anything does.
+        initial = warm_start.read(config, data)
+        return Run(config, data, held_out, strategy, stop, initial).train()
 
 
 @dataclasses.dataclass
@@ -141,6 +146,7 @@ class Run:
         held_out: Held-out records, or None.
         strategy: Devices.
         stop: Tells when to stop.
+        initial: Weights that a new run begins with; None for its own.
     """
 
     def __init__(
@@ -150,6 +156,7 @@ class Run:
         held_out: training_records.Records | None,
         strategy: tf.distribute.Strategy,
         stop: StopRequest,
+        initial: warm_start.WarmStart | None = None,
     ) -> None:
         self.config = config
         self.data = data
@@ -213,6 +220,8 @@ class Run:
             )
         if restored:
             self.position = self._position_of(restored)
+        elif initial:
+            initial.apply(self.state.variables())
         distribution.check_agreement(strategy, self.position.step)
         self.run_log = None
         if self.is_chief:
@@ -233,9 +242,16 @@ class Run:
             self.position.step,
             config.training.num_train_steps,
         )
-        self._log_event("resume" if restored else "start")
+        if restored:
+            self._log_event("resume")
+        elif initial:
+            self._log_event("start", warm_start=initial.report)
+        else:
+            self._log_event("start")
         self._log_summary(num_replicas, per_replica_batch_size)
         if restored is None:
+            if self.is_chief:
+                warm_start.write_report(run_dir, initial)
             # A run that diverges, or meets a damaged record, goes back to a
             # checkpoint; and better that the first one fails now than later.
             self._save()

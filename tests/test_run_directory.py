@@ -48,6 +48,10 @@ IF_ALLOWED = {
     "optimizer.clip_norm": 0.0,
     "optimizer.clip_scope": "per_replica",
     "distribution.precision": "mixed_bfloat16",
+    "initialization.init_checkpoint": "another",
+    "initialization.init_vocabulary": "spiece.model",
+    "initialization.init_from_group0": True,
+    "initialization.init_optimizer_state": True,
     "training.num_train_steps": 20,
     "training.dropout_schedule": "0:0.1,6:0.0",
     "training.seed": 1,
@@ -106,7 +110,10 @@ def check(config):
 def run(tiny_records, tmp_path):
     """A run in tmp_path/run; its settings, with changes by setting."""
     settings = functools.partial(
-        tiny_run.make_config, tiny_records, tmp_path / "run"
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path / "run",
+        init_checkpoint="published",
     )
     begin(settings())
     return settings
