@@ -3,27 +3,27 @@ r"""Fills in the masks of sentences with an exported SavedModel.
     python -m albert_tf.fill_mask --saved_model_dir=build/demo/saved_model \
       --text='Paris is the [MASK] of France.'
 
-It needs the SavedModel alone, as a server would, none of the model's code.
+It needs the SavedModel and tensorflow-text, none of the model's code.
 """
 
-import math
 import posixpath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from albert_tf import flags
 from albert_tf.config import FillMaskConfig
 from albert_tf.errors import UserError
-from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, TOKENIZER_FILE
 from albert_tf.files import load_json
-from albert_tf.tokenization import MASK_PIECE, Tokenizer
+from albert_tf.text_tokenizer import import_text_ops
+from albert_tf.tokenization import MASK_PIECE
 
-# What `export_saved_model` writes beside the graph: the vocabulary, and how
-# text becomes ids. The directory is TensorFlow Serving's for such files.
+# What `export_saved_model` writes beside the graph. The directory is
+# TensorFlow Serving's for such files.
 ASSETS_DIR = "assets.extra"
 SERVING_FILE = "serving.json"
+
+SIGNATURE = "fill_mask_text"
 
 
 class Candidate(NamedTuple):
@@ -34,41 +34,33 @@ class Candidate(NamedTuple):
 
 
 class MaskFiller:
-    """An exported model with its vocabulary.
+    """An exported model that takes text.
 
     Args:
         saved_model_dir: What `export_saved_model` wrote, local or gs://.
 
     Raises:
-        UserError: If there is no such model, or one without a vocabulary.
+        UserError: If there is no such model, or one that takes no text, or
+            if tensorflow-text is missing.
     """
 
     def __init__(self, saved_model_dir: str) -> None:
-        assets = posixpath.join(saved_model_dir, ASSETS_DIR)
-        serving_path = posixpath.join(assets, SERVING_FILE)
-        vocabulary = posixpath.join(assets, TOKENIZER_FILE)
+        serving_path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
         if not tf.io.gfile.exists(serving_path):
             raise UserError(
                 "saved_model_dir must be an export of this project",
                 received=f"{saved_model_dir}, without {SERVING_FILE}",
                 remedy="Make one with python -m albert_tf.export_saved_model.",
             )
-        if not tf.io.gfile.exists(vocabulary):
-            raise UserError(
-                f"{vocabulary} must be there to make ids of text",
-                received="no such file",
-                remedy="Copy the SentencePiece model of the records there.",
-            )
-        serving = load_json(serving_path)
-        self.max_seq_length: int = serving["max_seq_length"]
-        self.tokenizer = Tokenizer(vocabulary, serving["do_lower_case"])
-        if serving["vocabulary_sha256"] not in (None, self.tokenizer.sha256):
-            raise UserError(
-                f"{vocabulary} must be the vocabulary of the training records",
-                received=f"sha256 {self.tokenizer.sha256}, not "
-                f"{serving['vocabulary_sha256']}",
-            )
+        self.max_seq_length: int = load_json(serving_path)["max_seq_length"]
+        import_text_ops()
         self._model = tf.saved_model.load(saved_model_dir)
+        if SIGNATURE not in self._model.signatures:
+            raise UserError(
+                f"{saved_model_dir} must have the signature {SIGNATURE}",
+                received=" ".join(self._model.signatures),
+                remedy="Export it without --notext_signatures.",
+            )
 
     def fill(self, text: str) -> list[list[Candidate]]:
         """The likeliest pieces for each mask of a text.
@@ -80,46 +72,28 @@ class MaskFiller:
             For each mask in turn, the candidates, the likeliest first.
 
         Raises:
-            UserError: If the text has no mask or is too long.
+            UserError: If the text has no mask, or one too far behind.
         """
-        ids = [CLS_ID, *self.tokenizer.encode_with_masks(text), SEP_ID]
-        positions = np.flatnonzero(np.array(ids) == MASK_ID)
-        if not len(positions):
+        if MASK_PIECE not in text:
             raise UserError(f"text must hold {MASK_PIECE}", received=repr(text))
-        if len(ids) > self.max_seq_length:
+        answer = self._model.signatures[SIGNATURE](text=tf.constant([text]))
+        pieces = answer["top_pieces"][0].numpy()
+        probabilities = answer["top_probabilities"][0].numpy()
+        missing = int((probabilities[:, 0] == 0).sum())
+        if missing:
             raise UserError(
-                f"text must be at most {self.max_seq_length - 2} pieces long, "
-                "the max_seq_length of the run without [CLS] and [SEP]",
-                received=f"{len(ids) - 2} pieces",
+                f"every {MASK_PIECE} of a text must be among its first "
+                f"{self.max_seq_length - 2} pieces, the max_seq_length of the "
+                "run without [CLS] and [SEP]",
+                received=f"{missing} behind them",
             )
-
-        answer = self._model.signatures["fill_mask"](
-            input_ids=_one_row(ids),
-            input_mask=_one_row(np.ones_like(ids)),
-            segment_ids=_one_row(np.zeros_like(ids)),
-            masked_lm_positions=_one_row(positions),
-        )
         return [
             [
-                Candidate(
-                    self.tokenizer.id_to_piece(piece_id),
-                    math.exp(log_probability),
-                )
-                for piece_id, log_probability in zip(
-                    top_ids, log_probabilities, strict=True
-                )
+                Candidate(piece.decode(), float(probability))
+                for piece, probability in zip(*row, strict=True)
             ]
-            for top_ids, log_probabilities in zip(
-                answer["top_ids"][0].numpy(),
-                answer["top_log_probabilities"][0].numpy(),
-                strict=True,
-            )
+            for row in zip(pieces, probabilities, strict=True)
         ]
-
-
-def _one_row(values: Any) -> tf.Tensor:
-    """int32, `(1, values)`."""
-    return tf.constant([values], tf.int32)
 
 
 def main(config: FillMaskConfig) -> None:

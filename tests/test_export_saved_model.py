@@ -1,10 +1,13 @@
 import json
+import pathlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import sentencepiece
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from albert_tf import checkpoints
 from albert_tf.config import (
@@ -17,8 +20,10 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.export_saved_model import export
+from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.files import write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.tokenization import Tokenizer
 
 MODEL = ModelConfig(
     vocab_size=41,
@@ -32,11 +37,19 @@ MODEL = ModelConfig(
 )
 STEPS = (20, 40)
 
+# Enough for a vocabulary of 41 pieces.
+SENTENCES = [
+    "the cat sat on the mat and the dog sat on the cat",
+    "paris is the capital of france and rome the capital of italy",
+    "a quick brown fox jumps over the lazy dog while five wizards box",
+]
+
 # Runs signatures in a process of their own, which knows no model code.
 CALL_SIGNATURES = """
 import sys
 import numpy as np
 import tensorflow as tf
+import tensorflow_text
 saved_model_dir, requests, answers = sys.argv[1:]
 model = tf.saved_model.load(saved_model_dir)
 inputs = dict(np.load(requests))
@@ -45,7 +58,10 @@ for name, function in model.signatures.items():
     needed = function.structured_input_signature[1]
     arrays = {key: tf.constant(inputs[key]) for key in needed}
     for key, value in function(**arrays).items():
-        outputs[name + ":" + key] = value.numpy()
+        array = value.numpy()
+        if value.dtype == tf.string:
+            array = array.astype(bytes)  # not objects, which need a pickle
+        outputs[name + ":" + key] = array
 assert "albert_tf" not in sys.modules
 np.savez(answers, **outputs)
 """
@@ -75,14 +91,27 @@ def write_run(
 
 
 def write_records_files(run_dir):
-    """What a run knows of its records; only these keys are read here."""
+    """What a run knows of its records: vocabulary and metadata."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES),
+        model_prefix=str(run_dir / "spiece"),
+        vocab_size=MODEL.vocab_size,
+        pad_id=0,
+        unk_id=1,
+        bos_id=-1,
+        eos_id=-1,
+        pad_piece="<pad>",
+        control_symbols="[CLS],[SEP],[MASK]",
+        user_defined_symbols=".",
+        minloglevel=2,
+    )
+    (run_dir / "spiece.vocab").unlink()
     metadata = {
-        "vocabulary_kind": "self_contained",
-        "do_lower_case": False,
-        "vocabulary_sha256": "ab12",
+        "vocabulary_kind": "published",
+        "do_lower_case": True,
+        "vocabulary_sha256": sha256_of((run_dir / "spiece.model").read_bytes()),
     }
     (run_dir / "records_metadata.json").write_text(json.dumps(metadata))
-    (run_dir / "spiece.model").write_bytes(b"pieces")
 
 
 def make_batch(examples, length, padding=0):
@@ -100,10 +129,39 @@ def as_int32(batch):
     return {name: tf.constant(v, tf.int32) for name, v in batch.items()}
 
 
+def pack_by_hand(encode, text, text_pair=None, length=17):
+    """A batch of one, not longer than `length`, padded to it."""
+    ids = [CLS_ID, *encode(text), SEP_ID]
+    segment_ids = [0] * len(ids)
+    if text_pair is not None:
+        ids += [*encode(text_pair), SEP_ID]
+        segment_ids += [1] * (len(ids) - len(segment_ids))
+    padding = [0] * (length - len(ids))
+    masks = [i for i, piece_id in enumerate(ids) if piece_id == MASK_ID]
+    return as_int32(
+        {
+            "input_ids": [ids + padding],
+            "input_mask": [[1] * len(ids) + padding],
+            "segment_ids": [segment_ids + padding],
+            "masked_lm_positions": [masks],
+        }
+    )
+
+
+def softmax(logits):
+    odds = np.exp(np.asarray(logits, np.float64))
+    return odds / odds.sum(-1, keepdims=True)
+
+
 def call(model, name, batch):
     function = model.signatures[name]
     needed = function.structured_input_signature[1]
     return function(**{k: v for k, v in as_int32(batch).items() if k in needed})
+
+
+TEXTS = ["The cat sat.", "", "it [MASK]"]
+PAIRS = ["a", "Paris.", "the"]
+MASKED = ["The [MASK] sat on[MASK].", "Rome is it", "[MASK]"]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +187,9 @@ def test_another_process_answers_as_the_model_in_memory(
     """All signatures, from the newest checkpoint, without our code."""
     batch = make_batch(examples=3, length=11)
     requests, answers = tmp_path / "requests.npz", tmp_path / "answers.npz"
-    np.savez(requests, **{k: v.astype(np.int32) for k, v in batch.items()})
+    texts = {"text": np.array(MASKED), "text_pair": np.array(PAIRS)}
+    ids = {k: v.astype(np.int32) for k, v in batch.items()}
+    np.savez(requests, **ids, **texts)
     subprocess.run(
         [sys.executable, "-c", CALL_SIGNATURES, export_dir, requests, answers],
         check=True,
@@ -142,8 +202,12 @@ def test_another_process_answers_as_the_model_in_memory(
     assert step == 40
     assert served["signatures"].tolist() == [
         "encode",
+        "encode_text",
+        "encode_text_pair",
         "fill_mask",
+        "fill_mask_text",
         "sentence_order",
+        "sentence_order_text_pair",
         "serving_default",
     ]
     for signature in "encode", "serving_default":
@@ -169,6 +233,113 @@ def test_another_process_answers_as_the_model_in_memory(
     )
     np.testing.assert_allclose(
         served["sentence_order:in_order"], 1 - swapped, atol=1e-5
+    )
+
+    assert served["fill_mask_text:top_pieces"].shape == (3, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def served(export_dir):
+    return tf.saved_model.load(str(export_dir))
+
+
+@pytest.fixture(scope="module")
+def trained(run_dir):
+    """The model in memory, and its tokenizer."""
+    _, pretrainer, _ = checkpoints.load_run(str(run_dir))
+    return pretrainer, Tokenizer(str(run_dir / "spiece.model"))
+
+
+@pytest.mark.parametrize("texts", [(TEXTS,), (TEXTS, PAIRS)])
+def test_texts_are_encoded_as_the_model_in_memory_does(served, trained, texts):
+    """ "[MASK]" is mere text there, unlike in `fill_mask_text`."""
+    pretrainer, tokenizer = trained
+    signature = ["encode_text", "encode_text_pair"][len(texts) - 1]
+    inputs = dict(zip(["text", "text_pair"], texts, strict=False))
+    answer = served.signatures[signature](
+        **{name: tf.constant(values) for name, values in inputs.items()}
+    )
+    length = answer["input_ids"].shape[1]
+    for row, pair in enumerate(zip(*texts, strict=True)):
+        batch = pack_by_hand(
+            lambda text: tokenizer.encode_batch([text]).ids.tolist(),
+            *pair,
+            length=length,
+        )
+        for name in "input_ids", "input_mask":
+            np.testing.assert_array_equal(answer[name][row], batch[name][0])
+        outputs = pretrainer(batch)
+        for name in "sequence_output", "pooled_output":
+            np.testing.assert_allclose(
+                answer[name][row], outputs[name][0], atol=1e-5
+            )
+
+
+def test_masks_of_texts_are_filled_as_by_the_model_in_memory(served, trained):
+    """Its likeliest pieces; where a text has fewer masks, nothing."""
+    pretrainer, tokenizer = trained
+    answer = served.signatures["fill_mask_text"](text=tf.constant(MASKED))
+    assert answer["top_pieces"].shape == (3, 2, 4)
+    for row, count in enumerate([2, 0, 1]):
+        batch = pack_by_hand(tokenizer.encode_with_masks, MASKED[row])
+        probabilities = softmax(pretrainer(batch)["mlm_logits"][0])
+        assert len(probabilities) == count
+        for mask in range(count):
+            best = np.argsort(-probabilities[mask])[:4]
+            pieces = answer["top_pieces"][row, mask].numpy()
+            assert [piece.decode() for piece in pieces] == [
+                tokenizer.id_to_piece(i) for i in best
+            ]
+            np.testing.assert_allclose(
+                answer["top_probabilities"][row, mask],
+                probabilities[mask][best],
+                rtol=1e-4,
+            )
+        assert set(answer["top_pieces"][row, count:].numpy().flat) <= {b""}
+        assert not answer["top_probabilities"][row, count:].numpy().any()
+
+
+def test_the_order_of_two_texts_is_judged_as_by_the_model_in_memory(
+    served, trained
+):
+    pretrainer, tokenizer = trained
+    pairs = [("The cat", "on it"), ("A dog", "")]
+    answer = served.signatures["sentence_order_text_pair"](
+        text=tf.constant([first for first, _ in pairs]),
+        text_pair=tf.constant([second for _, second in pairs]),
+    )
+    for row, pair in enumerate(pairs):
+        batch = pack_by_hand(tokenizer.encode_with_masks, *pair)
+        wanted = softmax(pretrainer(batch)["sentence_logits"][0])
+        np.testing.assert_allclose(
+            [answer["in_order"][row], answer["swapped"][row]], wanted, rtol=1e-4
+        )
+
+
+def test_long_texts_are_cut_and_what_is_lost_is_not_answered(served):
+    """17 positions: 15 masks of 16 are among them."""
+    answer = served.signatures["fill_mask_text"](
+        text=tf.constant(["[MASK]" * 16, "[MASK] " + "the cat " * 20])
+    )
+    found = (answer["top_probabilities"].numpy() > 0).all(-1)
+    assert found.tolist() == [[True] * 15 + [False], [True] + [False] * 15]
+    encoded = served.signatures["encode_text_pair"](
+        text=tf.constant(["a " * 20]), text_pair=tf.constant([""])
+    )
+    assert encoded["sequence_output"].shape == (1, 17, 24)
+    ids = encoded["input_ids"][0].numpy().tolist()
+    assert [i for i, piece in enumerate(ids) if piece == SEP_ID] == [15, 16]
+
+
+def test_padding_of_texts_changes_nothing(served):
+    alone = served.signatures["encode_text"](text=tf.constant(TEXTS[:1]))
+    together = served.signatures["encode_text"](text=tf.constant(TEXTS))
+    length = alone["input_ids"].shape[1]
+    assert length < together["input_ids"].shape[1]
+    np.testing.assert_allclose(
+        together["sequence_output"][0, :length],
+        alone["sequence_output"][0],
+        atol=1e-5,
     )
 
 
@@ -200,19 +371,35 @@ def test_a_sequence_longer_than_the_model_is_refused(export_dir):
         call(model, "encode", make_batch(examples=2, length=20))
 
 
-def test_beside_the_graph_lies_what_a_caller_needs(export_dir):
+def test_beside_the_graph_lies_what_a_caller_needs(run_dir, export_dir):
     assets = export_dir / "assets.extra"
+    vocabulary = (run_dir / "spiece.model").read_bytes()
     assert json.loads((assets / "serving.json").read_text()) == {
         "step": 40,
         "max_seq_length": 17,
         "sentence_objective": "sop",
-        "vocabulary_kind": "self_contained",
-        "do_lower_case": False,
-        "vocabulary_sha256": "ab12",
+        "vocabulary_kind": "published",
+        "do_lower_case": True,
+        "vocabulary_sha256": sha256_of(vocabulary),
     }
-    assert (assets / "spiece.model").read_bytes() == b"pieces"
+    assert (assets / "spiece.model").read_bytes() == vocabulary
     config = ModelConfig.from_json_file(str(assets / "albert_config.json"))
     assert config == MODEL
+
+
+def test_the_models_graph_is_in_the_file_once(export_dir):
+    """However many signatures call it."""
+    saved = saved_model_pb2.SavedModel.FromString(
+        (export_dir / "saved_model.pb").read_bytes()
+    )
+    functions = saved.meta_graphs[0].graph_def.library.function
+    encoders = [
+        function.signature.name
+        for function in functions
+        if sum("MatMul" in node.op for node in function.node_def)
+        > MODEL.num_hidden_layers
+    ]
+    assert len(encoders) == 1, encoders
 
 
 def test_the_step_can_be_chosen_and_replaces_an_earlier_export(
@@ -243,32 +430,82 @@ def test_the_step_can_be_chosen_and_replaces_an_earlier_export(
 
 
 @pytest.mark.parametrize(
-    ("objective", "signature"),
-    [("nsp", {"next_sentence"}), ("none", set())],
+    ("objective", "signatures"),
+    [("nsp", {"next_sentence", "next_sentence_text_pair"}), ("none", set())],
 )
 def test_signatures_follow_the_sentence_objective(
-    tmp_path, objective, signature
+    tmp_path, objective, signatures
 ):
     """A bfloat16 run answers in float32; its records have no metadata."""
-    write_run(
-        tmp_path / "run", objective, steps=(20,), precision="mixed_bfloat16"
-    )
+    run_dir = tmp_path / "run"
+    write_run(run_dir, objective, steps=(20,), precision="mixed_bfloat16")
+    write_records_files(run_dir)
+    (run_dir / "records_metadata.json").unlink()
     export(
-        ExportConfig(
-            run_dir=str(tmp_path / "run"), export_dir=str(tmp_path / "model")
-        )
+        ExportConfig(run_dir=str(run_dir), export_dir=str(tmp_path / "model"))
     )
     model = tf.saved_model.load(str(tmp_path / "model"))
     always = {"serving_default", "encode", "fill_mask"}
-    assert set(model.signatures) == always | signature
+    always |= {"encode_text", "encode_text_pair", "fill_mask_text"}
+    assert set(model.signatures) == always | signatures
     outputs = call(model, "encode", make_batch(examples=2, length=5))
     assert ("pooled_output" in outputs) == (objective == "nsp")
     assert {value.dtype for value in outputs.values()} == {tf.float32}
     note = json.loads(
         (tmp_path / "model/assets.extra/serving.json").read_text()
     )
-    assert note["vocabulary_kind"] == "published"
-    assert note["do_lower_case"] and note["vocabulary_sha256"] is None
+    assert note["vocabulary_kind"] == "published" and note["do_lower_case"]
+
+
+def test_without_text_it_needs_neither_vocabulary_nor_tensorflow_text(
+    run_dir, tmp_path, monkeypatch
+):
+    write_run(tmp_path / "run", steps=(20,))
+    metadata = (run_dir / "records_metadata.json").read_text()
+    (tmp_path / "run" / "records_metadata.json").write_text(metadata)
+    settings = {
+        "run_dir": str(tmp_path / "run"),
+        "export_dir": str(tmp_path / "model"),
+    }
+    with pytest.raises(UserError, match=r"spiece\.model must be there"):
+        export(ExportConfig(**settings))
+    monkeypatch.setitem(sys.modules, "tensorflow_text", None)
+    with pytest.raises(UserError, match="tensorflow-text"):
+        export(ExportConfig(**settings | {"run_dir": str(run_dir)}))
+    assert not (tmp_path / "model").exists()
+
+    export(ExportConfig(**settings, text_signatures=False))
+
+    model = tf.saved_model.load(str(tmp_path / "model"))
+    assert sorted(model.signatures) == [
+        "encode",
+        "fill_mask",
+        "sentence_order",
+        "serving_default",
+    ]
+    note = json.loads(
+        (tmp_path / "model/assets.extra/serving.json").read_text()
+    )
+    assert (
+        note["vocabulary_sha256"] == json.loads(metadata)["vocabulary_sha256"]
+    )
+
+
+def test_another_vocabulary_is_refused(run_dir, tmp_path):
+    """By its sum, and where none is known, by its size."""
+    write_run(tmp_path / "run", steps=(20,))
+    published = pathlib.Path("tests/testdata/30k-clean.model").read_bytes()
+    (tmp_path / "run" / "spiece.model").write_bytes(published)
+    config = ExportConfig(
+        run_dir=str(tmp_path / "run"), export_dir=str(tmp_path / "model")
+    )
+    with pytest.raises(UserError, match=r"vocab_size, 41\. Received: 30000"):
+        export(config)
+    metadata = (run_dir / "records_metadata.json").read_text()
+    (tmp_path / "run" / "records_metadata.json").write_text(metadata)
+    with pytest.raises(UserError, match="vocabulary of the training records"):
+        export(config)
+    assert not (tmp_path / "model").exists()
 
 
 def test_what_is_not_an_export_is_not_replaced(run_dir, tmp_path):

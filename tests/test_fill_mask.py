@@ -1,28 +1,20 @@
-import json
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import sentencepiece
 import tensorflow as tf
-from test_export_saved_model import MODEL, write_run
+from test_export_saved_model import write_records_files, write_run
 
 from albert_tf import checkpoints
 from albert_tf.config import ExportConfig, FillMaskConfig
 from albert_tf.errors import UserError
 from albert_tf.export_saved_model import export
-from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
+from albert_tf.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.fill_mask import MaskFiller, main
 from albert_tf.tokenization import Tokenizer
 
-# Enough for a vocabulary of 41 pieces.
-SENTENCES = [
-    "the cat sat on the mat and the dog sat on the cat",
-    "paris is the capital of france and rome the capital of italy",
-    "a quick brown fox jumps over the lazy dog while five wizards box",
-]
 TEXT = "The [MASK] sat on [MASK]."
 
 
@@ -31,27 +23,7 @@ def saved_model_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("fill_mask")
     run_dir = directory / "run"
     write_run(run_dir, steps=(20,))
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES),
-        model_prefix=str(directory / "spm"),
-        vocab_size=MODEL.vocab_size,
-        pad_id=0,
-        unk_id=1,
-        bos_id=-1,
-        eos_id=-1,
-        pad_piece="<pad>",
-        control_symbols="[CLS],[SEP],[MASK]",
-        user_defined_symbols=".",
-        minloglevel=2,
-    )
-    vocabulary = (directory / "spm.model").read_bytes()
-    (run_dir / "spiece.model").write_bytes(vocabulary)
-    metadata = {
-        "vocabulary_kind": "published",
-        "do_lower_case": True,
-        "vocabulary_sha256": sha256_of(vocabulary),
-    }
-    (run_dir / "records_metadata.json").write_text(json.dumps(metadata))
+    write_records_files(run_dir)
     export(
         ExportConfig(
             run_dir=str(run_dir), export_dir=str(directory / "model"), top_k=3
@@ -70,7 +42,7 @@ def test_masks_are_filled_by_the_model_that_was_trained(
 ):
     """Its three likeliest pieces, by a forward pass of the run itself."""
     tokenizer = Tokenizer(
-        str(saved_model_dir.parent / "spm.model"), do_lower_case=True
+        str(saved_model_dir.parent / "run" / "spiece.model"), do_lower_case=True
     )
     ids = [CLS_ID, *tokenizer.encode_with_masks(TEXT), SEP_ID]
     positions = [i for i, piece in enumerate(ids) if piece == MASK_ID]
@@ -131,10 +103,10 @@ def test_the_command_needs_no_model_code(saved_model_dir, filler):
     ("text", "message"),
     [
         ("Paris is the capital of France.", r"text must hold \[MASK\]"),
-        ("[MASK] " + "the cat " * 20, "at most 15 pieces"),
+        ("the cat " * 20 + "[MASK]", "first 15 pieces.*Received: 1 behind"),
     ],
 )
-def test_a_text_without_masks_or_too_long_is_refused(filler, text, message):
+def test_a_text_that_cannot_be_answered_is_refused(filler, text, message):
     with pytest.raises(UserError, match=message):
         filler.fill(text)
 
@@ -142,11 +114,11 @@ def test_a_text_without_masks_or_too_long_is_refused(filler, text, message):
 def test_a_text_that_just_fits_is_filled(filler):
     """17 positions, two of them [CLS] and [SEP]."""
     assert len(filler.fill("[MASK]" * 15)) == 15
-    with pytest.raises(UserError, match="16 pieces"):
+    with pytest.raises(UserError, match="1 behind"):
         filler.fill("[MASK]" * 16)
 
 
-def test_a_missing_model_or_vocabulary_is_named(saved_model_dir, tmp_path):
+def test_a_missing_model_or_signature_is_named(saved_model_dir, tmp_path):
     with pytest.raises(UserError, match="--saved_model_dir is required"):
         main(FillMaskConfig(text=(TEXT,)))
     with pytest.raises(UserError, match="--text is required"):
@@ -154,23 +126,12 @@ def test_a_missing_model_or_vocabulary_is_named(saved_model_dir, tmp_path):
     with pytest.raises(UserError, match="export_saved_model"):
         MaskFiller(str(tmp_path / "absent"))
 
-    assets = tmp_path / "assets.extra"
-    assets.mkdir()
-    note = saved_model_dir / "assets.extra" / "serving.json"
-    (assets / "serving.json").write_text(note.read_text())
-    with pytest.raises(UserError, match=r"spiece\.model must be there"):
-        MaskFiller(str(tmp_path))
-
-
-def test_another_vocabulary_is_refused(saved_model_dir, tmp_path):
-    assets = tmp_path / "assets.extra"
-    assets.mkdir()
-    theirs = saved_model_dir / "assets.extra"
-    note = json.loads((theirs / "serving.json").read_text())
-    note["vocabulary_sha256"] = "ab12"
-    (assets / "serving.json").write_text(json.dumps(note))
-    (assets / "spiece.model").write_bytes(
-        (theirs / "spiece.model").read_bytes()
+    export(
+        ExportConfig(
+            run_dir=str(saved_model_dir.parent / "run"),
+            export_dir=str(tmp_path / "model"),
+            text_signatures=False,
+        )
     )
-    with pytest.raises(UserError, match="vocabulary of the training records"):
-        MaskFiller(str(tmp_path))
+    with pytest.raises(UserError, match="without --notext_signatures"):
+        MaskFiller(str(tmp_path / "model"))
