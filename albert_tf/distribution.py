@@ -17,6 +17,7 @@ from tensorflow.python.eager.context import coordination_config_pb2
 
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError, first_line
+from albert_tf.worker_rendezvous import wait_for_workers
 
 # Jobs of TF_CONFIG that train; the first one keeps the others together.
 WORKER_JOBS = ("chief", "worker")
@@ -173,14 +174,21 @@ def _multi_worker_strategy(
         complete = False
     if not complete:
         raise UserError(form, received=repr(text))
-    _watch_workers(value["cluster"], config.worker_timeout_s)
+    # The one that keeps the others together first.
+    cluster = {
+        job: value["cluster"][job]
+        for job in WORKER_JOBS
+        if job in value["cluster"]
+    }
     logging.info(
-        "waiting for all workers of TF_CONFIG, at most worker_timeout_s=%d: if "
-        "one does not come up, this process ends, and tells where it waited; "
-        "see the logs of the others then. %s",
+        "waiting for all workers of TF_CONFIG, at most worker_timeout_s=%d: %s",
         config.worker_timeout_s,
-        json.dumps(value["cluster"]),
+        json.dumps(cluster),
     )
+    wait_for_workers(
+        cluster, task["type"], int(task["index"]), config.worker_timeout_s
+    )
+    _watch_workers(cluster, config.worker_timeout_s)
     with name_lost_workers(config), _ended_if_alone(config.worker_timeout_s):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(
@@ -198,7 +206,7 @@ def _watch_workers(cluster: dict[str, list[str]], timeout_s: int) -> None:
 
     TensorFlow's coordination service does it, which has no public settings.
     """
-    jobs = [job for job in WORKER_JOBS if job in cluster]
+    jobs = list(cluster)
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=f"/job:{jobs[0]}/replica:0/task:0",
@@ -218,8 +226,8 @@ def _watch_workers(cluster: dict[str, list[str]], timeout_s: int) -> None:
 def _ended_if_alone(timeout_s: int) -> Iterator[None]:
     """Ends the process, with status 1, if the block takes too long.
 
-    The first worker would wait for one that does not come up for ever, and
-    let no thread of Python run: so this thread is none.
+    The first worker would wait for ever for one that is lost at just this
+    time, and let no thread of Python run: so this thread is none.
     """
     # After TensorFlow's own time, which tells more where it is kept.
     faulthandler.dump_traceback_later(timeout_s + 10, exit=True)

@@ -50,11 +50,14 @@ def test_a_lost_worker_ends_the_others_with_one_line(
     assert "Traceback" not in run.log()
 
 
-def test_a_worker_that_waits_for_one_that_does_not_come_up_ends(
-    tiny_records, tmp_path
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_worker_that_waits_for_one_that_does_not_come_up_names_it(
+    tiny_records, tmp_path, lost
 ):
     run = start(tiny_records, tmp_path)
-    run.signal(signal.SIGKILL, worker=1)  # before it has begun
-    assert run.processes[0].wait(120) == 1
-    assert "if one does not come up, this process ends" in run.log()
-    assert "Timeout (0:00:20)" in run.log()
+    run.signal(signal.SIGKILL, worker=lost)  # before it has begun
+    assert run.processes[1 - lost].wait(120) == 1
+    log = run.log()
+    assert f"no answer of worker {lost} at localhost:" in log
+    assert "must come up, within worker_timeout_s=10" in log
+    assert "Traceback" not in log

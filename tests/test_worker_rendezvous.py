@@ -1,0 +1,70 @@
+"""Real processes of a cluster, on ports of this machine."""
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from run_processes import free_ports
+
+from albert_tf.errors import UserError
+from albert_tf.worker_rendezvous import wait_for_workers
+
+# As TensorFlow does, it listens at its port afterwards.
+WORKER = """
+import socket, sys, time
+from albert_tf.worker_rendezvous import wait_for_workers
+index, *ports = map(int, sys.argv[1:])
+chief, *workers = [f"localhost:{port}" for port in ports]
+cluster = {"chief": [chief], "worker": workers}
+job, place = ("worker", index - 1) if index else ("chief", 0)
+wait_for_workers(cluster, job, place, 60)
+print(time.time())
+with socket.create_server(("", ports[index])):
+    time.sleep(5)
+"""
+
+
+def test_all_go_on_when_the_last_has_come():
+    ports = [str(port) for port in free_ports(3)]
+
+    def start(index):
+        return subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(index), *ports],
+            stdout=subprocess.PIPE,
+        )
+
+    early = [start(index) for index in (0, 2)]
+    time.sleep(6)
+    begun = time.time()
+    last = start(1)
+    for process in (*early, last):
+        assert float(process.communicate(timeout=60)[0]) > begun
+        assert process.returncode == 0
+
+
+def test_those_that_do_not_come_are_named_with_their_addresses():
+    mine, there, away = free_ports(3)
+    with socket.create_server(("localhost", there)):
+        began = time.monotonic()
+        with pytest.raises(UserError) as error:
+            wait_for_workers(
+                {"worker": [f"localhost:{p}" for p in (mine, there, away)]},
+                "worker",
+                0,
+                timeout_s=2,
+            )
+    assert 2 <= time.monotonic() - began < 10
+    assert f"Received: no answer of worker 2 at localhost:{away}" in str(
+        error.value
+    )
+
+
+def test_a_port_that_is_taken_is_told_at_once():
+    (mine,) = free_ports(1)
+    with (
+        socket.create_server(("", mine)),
+        pytest.raises(UserError, match=f"localhost:{mine}.* must be free"),
+    ):
+        wait_for_workers({"worker": [f"localhost:{mine}"]}, "worker", 0, 5)
