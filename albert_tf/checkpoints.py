@@ -45,7 +45,7 @@ ROLLBACKS_NOTE = "rollbacks"
 STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 
 # What reading damaged files raises, besides errors of TensorFlow.
-_READING_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
+READING_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,13 +186,40 @@ class CheckpointStore:
                 all are torn, or if a checkpoint holds variables of other
                 names or shapes.
         """
+        found = self._read(step, avoided, self._variables)
+        if found is None:
+            return None
+        checkpoint, values = found
+        for name, variable in self._variables.items():
+            variable.assign(values[name])
+        self._whole = {s for s in self._whole if s < checkpoint.step}
+        self._whole.add(checkpoint.step)
+        return checkpoint
+
+    def read_all(
+        self, step: int = 0
+    ) -> tuple[Checkpoint, dict[str, np.ndarray]] | None:
+        """As `restore`, but all that the checkpoint holds, given back."""
+        found = self._read(step, None, None)
+        if found is None:
+            return None
+        checkpoint, values = found
+        return checkpoint, {n: value.numpy() for n, value in values.items()}
+
+    def _read(
+        self,
+        step: int,
+        avoided: int | None,
+        variables: Mapping[str, tf.Variable] | None,
+    ) -> tuple[Checkpoint, dict[str, tf.Tensor]] | None:
+        """Reads a checkpoint as `restore` has it; all of it for None."""
         found = self._committed(self._directory)
         if step:
             found = self._of_step(step, found)
         found.sort(key=lambda c: (c.step != avoided, c.step), reverse=True)
         for checkpoint in found:
             try:
-                values = _read(checkpoint, self._variables)
+                return checkpoint, _read(checkpoint, variables)
             except TornCheckpointError as error:
                 logging.error(
                     "%s is not whole and is passed over: %s",
@@ -200,12 +227,6 @@ class CheckpointStore:
                     error,
                 )
                 self._torn.add(checkpoint.path)
-                continue
-            for name, variable in self._variables.items():
-                variable.assign(values[name])
-            self._whole = {s for s in self._whole if s < checkpoint.step}
-            self._whole.add(checkpoint.step)
-            return checkpoint
         if found:
             raise UserError(
                 "a checkpoint must be whole",
@@ -259,7 +280,7 @@ class CheckpointStore:
         started = time.monotonic()
         try:
             _remove(directory)
-            _write_checkpoint(directory, step, notes, values)
+            write_checkpoint(directory, step, notes, values)
         except (OSError, tf.errors.OpError) as error:
             if parent == self._directory:
                 self._whole.discard(step)
@@ -347,12 +368,20 @@ def _parse_commit(path: str, step: int, text: str) -> Checkpoint:
     return Checkpoint(path, step, fault=f"{COMMIT_FILE} is damaged")
 
 
-def _write_checkpoint(
+def write_checkpoint(
     directory: str,
     step: int,
     notes: dict[str, Any],
-    values: dict[str, np.ndarray],
+    values: Mapping[str, np.ndarray],
 ) -> None:
+    """Writes a checkpoint, its commit last.
+
+    Args:
+        directory: `.../step-00001000`.
+        step: Updates made.
+        notes: JSON to give back with the variables.
+        values: By path.
+    """
     tf.io.gfile.makedirs(directory)
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(
@@ -373,9 +402,13 @@ def _write_checkpoint(
 
 
 def _read(
-    checkpoint: Checkpoint, variables: Mapping[str, tf.Variable]
+    checkpoint: Checkpoint, variables: Mapping[str, tf.Variable] | None
 ) -> dict[str, tf.Tensor]:
     """Reads the values of all variables before any is assigned.
+
+    Args:
+        checkpoint: Where.
+        variables: By path; None is all that are there.
 
     Raises:
         TornCheckpointError: If the files are not what was committed.
@@ -393,22 +426,25 @@ def _read(
             raise TornCheckpointError(f"{name} has {found} of {size} bytes")
     prefix = posixpath.join(checkpoint.path, VARIABLES)
     try:
-        stored = tf.train.load_checkpoint(prefix).get_variable_to_shape_map()
-    except _READING_ERRORS as error:
+        reader = tf.train.load_checkpoint(prefix)
+    except READING_ERRORS as error:
         raise TornCheckpointError(first_line(error)) from None
-    _check_shapes(checkpoint, stored, variables)
+    dtypes = reader.get_variable_to_dtype_map()
+    if variables is not None:
+        _check_shapes(checkpoint, reader.get_variable_to_shape_map(), variables)
+        dtypes = {n: variable.dtype for n, variable in variables.items()}
     try:
         # A tensor whose checksum does not fit is an error.
         with tf.device("CPU:0"):
             values = tf.raw_ops.RestoreV2(
                 prefix=prefix,
-                tensor_names=list(variables),
-                shape_and_slices=[""] * len(variables),
-                dtypes=[variable.dtype for variable in variables.values()],
+                tensor_names=list(dtypes),
+                shape_and_slices=[""] * len(dtypes),
+                dtypes=list(dtypes.values()),
             )
-    except _READING_ERRORS as error:
+    except READING_ERRORS as error:
         raise TornCheckpointError(first_line(error)) from None
-    return dict(zip(variables, values, strict=True))
+    return dict(zip(dtypes, values, strict=True))
 
 
 def _check_shapes(

@@ -18,7 +18,12 @@ from typing import Any, TypeVar
 from absl import app, logging
 from absl import flags as absl_flags
 
-from albert_tf.config import Config, ModelConfig, fields_with_types
+from albert_tf.config import (
+    Config,
+    ModelConfig,
+    fields_with_types,
+    flag_name,
+)
 from albert_tf.errors import UserError
 from albert_tf.files import is_full_disk
 
@@ -67,7 +72,7 @@ def define(
 def _define_one(
     field: dataclasses.Field, field_type: Any, flag_values: Any
 ) -> None:
-    name, rules = field.name, field.metadata
+    name, rules = flag_name(field.name), field.metadata
     default: Any = field.default
     help_text = rules["help"]
     definer: Callable[..., Any]
@@ -115,7 +120,7 @@ def parse(
         elif isinstance(field_type, type) and issubclass(field_type, Config):
             made[field.name] = parse(field_type, flag_values)
         else:
-            value = flag_values[field.name].value
+            value = flag_values[flag_name(field.name)].value
             made[field.name] = (
                 tuple(value) if isinstance(value, list) else value
             )
