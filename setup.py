@@ -12,6 +12,11 @@ Exact versions that were tested together are in `constraints/`.
 
 from setuptools import find_packages, setup
 
+# Tokenizes inside served models; there are no wheels for Windows. Nor is it
+# for TPU VMs, where it would bring another TensorFlow.
+TEXT = ['tensorflow-text>=2.20,<2.22; sys_platform != "win32"']
+SERVING = ["tensorflow-serving-api>=2.20,<2.22"]
+
 setup(
     name="albert-tf",
     version="0.1.0",
@@ -19,7 +24,10 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["albert_tf*", "data_prep*", "tpu*"]),
-    package_data={"data_prep": ["sample_corpus/*"]},
+    package_data={
+        "albert_tf.serving": ["*.c", "*.config"],
+        "data_prep": ["sample_corpus/*"],
+    },
     install_requires=[
         "absl-py>=2.1",
         "google-crc32c>=1.5",  # the checksums of TFRecord files
@@ -37,8 +45,8 @@ setup(
         "zstandard>=0.22",
     ],
     extras_require={
-        "cpu": ["tensorflow>=2.20,<2.22"],
-        "gpu": ["tensorflow[and-cuda]>=2.20,<2.22"],
+        "cpu": ["tensorflow>=2.20,<2.22", *TEXT],
+        "gpu": ["tensorflow[and-cuda]>=2.20,<2.22", *TEXT],
         # tensorflow-tpu 2.20.0 is the newest; with a libtpu newer than
         # 0.0.30 `import tensorflow` aborts the process.
         "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
@@ -47,7 +55,9 @@ setup(
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
         "beam": ["apache-beam[gcp]>=2.60"],
         "interop": ["torch>=2.4", "transformers>=4.46"],
+        "serving": SERVING,
         "test": [
+            *SERVING,
             "hypothesis>=6.100",
             "mypy>=1.11",
             "pytest>=8",

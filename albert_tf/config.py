@@ -1014,6 +1014,16 @@ class ConvertConfig(Config):
         "Checkpoint to read where there are several; 0 is the newest.",
         at_least=0,
     )
+    licence: str = setting(
+        "",
+        "Licence of the weights, for the card of a Hugging Face folder, an "
+        "identifier of their list, e.g. apache-2.0.",
+    )
+    with_sentence_head: bool = setting(
+        True,
+        "Whether a Hugging Face folder holds pooler and sentence head, which "
+        "AlbertForPreTraining has, and AlbertForMaskedLM has not.",
+    )
     verify: bool = setting(
         False,
         "Read again what was written, and compare: every bit; or, of a Hugging "
@@ -1031,9 +1041,7 @@ class ExportConfig(Config):
     checkpoint_step: int = setting(
         0, "Checkpoint to export; 0 is the newest.", at_least=0
     )
-    top_k: int = setting(
-        5, "Pieces answered for each mask.", at_least=1
-    )
+    top_k: int = setting(5, "Pieces answered for each mask.", at_least=1)
     text_signatures: bool = setting(
         True, "Also answer text, tokenized in the graph by tensorflow-text."
     )
@@ -1049,6 +1057,24 @@ class FillMaskConfig(Config):
         "A sentence with [MASK] in it; give the flag several times.",
         repeated=True,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class ServingClientConfig(Config):
+    """`python -m albert_tf.serving.client`."""
+
+    server: str = setting(
+        "http://localhost:8501",
+        "Server to ask: http://HOST:PORT for REST, grpc://HOST:PORT for gRPC.",
+    )
+    model_name: str = setting("albert", "The server's name for the model.")
+    text: tuple[str, ...] = setting(
+        (),
+        "A sentence with [MASK] in it, or, with text_pair, a first text; give "
+        "the flag several times.",
+        repeated=True,
+    )
+    text_pair: str = setting("", "Text that may follow the other.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1080,3 +1106,67 @@ class ReportConfig(Config):
                     received=path,
                     remedy="Example: --output_file=build/report.html",
                 )
+
+
+# --- tpu --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileCheckConfig(Config):
+    """`python -m tpu.compile_check`."""
+
+    run: PretrainingConfig = dataclasses.field(
+        default_factory=PretrainingConfig
+    )
+    topology: str = setting(
+        "",
+        "Slice, by version and shape, e.g. v5e:16x16 or v4:4x4x8, or by "
+        "accelerator type, e.g. v5litepod-256.",
+    )
+    quick: bool = setting(
+        False,
+        "Compile with little effort: memory within some per cent, and no "
+        "times, in about a fourth of the time.",
+    )
+    json: bool = setting(
+        False, "Print JSON instead of text: an object, or a list for --sweep."
+    )
+    sweep: bool = setting(
+        False,
+        "Compare batch sizes, with and without --remat, with and without "
+        "dropout: 4 compiles for each batch size.",
+    )
+    sweep_batch_sizes: tuple[str, ...] = setting(
+        ("8", "16", "32"),
+        "Examples that a core works through at a time, with commas.",
+    )
+    output_file: str = setting(
+        "", "PNG to draw the sweep to, e.g. build/sweep.png."
+    )
+
+    def check(self) -> None:
+        if self.output_file and not self.sweep:
+            raise UserError(
+                "output_file needs --sweep", received=self.output_file
+            )
+        if self.output_file and not self.output_file.endswith(".png"):
+            raise UserError(
+                "output_file must end in .png", received=self.output_file
+            )
+        self.batch_sizes()
+
+    def batch_sizes(self) -> tuple[int, ...]:
+        """`sweep_batch_sizes` as numbers.
+
+        Raises:
+            UserError: If one is none.
+        """
+        if not self.sweep_batch_sizes or not all(
+            text.isdecimal() and int(text) for text in self.sweep_batch_sizes
+        ):
+            raise UserError(
+                "sweep_batch_sizes must be numbers from 1 up",
+                received=",".join(self.sweep_batch_sizes),
+                remedy="Example: --sweep_batch_sizes=8,16,32",
+            )
+        return tuple(map(int, self.sweep_batch_sizes))
