@@ -72,7 +72,7 @@ def find_format(path: str) -> str:
             remedy="Of a Hugging Face model, give the folder.",
         )
     names = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
-    run_dir, _ = _split_run(path)
+    run_dir, _ = split_run(path)
     if exists(posixpath.join(run_dir, CONFIG_FILE)) and (
         run_dir != path or CHECKPOINTS_DIR in names
     ):
@@ -93,6 +93,23 @@ def find_format(path: str) -> str:
         "Hugging Face folder",
         received=f"{path}, with {', '.join(sorted(names)[:5]) or 'nothing'}",
     )
+
+
+def split_run(path: str) -> tuple[str, str]:
+    """A run's directory, and the part of it that a path names.
+
+    Args:
+        path: RUN, RUN/checkpoints, RUN/best, or a checkpoint in one of them.
+
+    Returns:
+        RUN; and "checkpoints", "best", the checkpoint's name, or "".
+    """
+    parent, name = posixpath.split(path)
+    if STEP_DIRECTORY.fullmatch(name):
+        return posixpath.dirname(parent), name
+    if name in (BEST_DIR, CHECKPOINTS_DIR):
+        return parent, name
+    return path, ""
 
 
 def read_weights(path: str, step: int = 0) -> ModelWeights:
@@ -152,18 +169,8 @@ def _keep(vocabulary: str) -> str:
     return shutil.copy(vocabulary, folder)
 
 
-def _split_run(path: str) -> tuple[str, str]:
-    """A run's directory, and the part of it that a path names, or ""."""
-    parent, name = posixpath.split(path)
-    if STEP_DIRECTORY.fullmatch(name):
-        return posixpath.dirname(parent), name
-    if name in (BEST_DIR, CHECKPOINTS_DIR):
-        return parent, name
-    return path, ""
-
-
 def _read_run(path: str, step: int) -> ModelWeights:
-    run_dir, part = _split_run(path)
+    run_dir, part = split_run(path)
     match = STEP_DIRECTORY.fullmatch(part)
     if match:
         step = int(match[1])

@@ -27,7 +27,7 @@ from absl import logging
 from albert_tf.checkpoints import READING_ERRORS
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.files import exists, write_text
+from albert_tf.files import exists, flush_to_disk, write_text
 from albert_tf.model_weights import ModelWeights
 from albert_tf.weight_names import list_weights
 
@@ -194,6 +194,7 @@ def write(weights: ModelWeights, directory: str) -> None:
         f'model_checkpoint_path: "{prefix}"\n'
         f'all_model_checkpoint_paths: "{prefix}"\n',
     )
+    flush_to_disk(directory)
 
 
 def check_groups(config: ModelConfig) -> None:

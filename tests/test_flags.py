@@ -9,6 +9,7 @@ from albert_tf import config as configs
 from albert_tf import flags
 from albert_tf.config import (
     Config,
+    ConvertConfig,
     ExportConfig,
     FillMaskConfig,
     InspectConfig,
@@ -27,6 +28,7 @@ COMMANDS = (
     RecordsConfig,
     InspectConfig,
     PretrainingConfig,
+    ConvertConfig,
     ExportConfig,
     FillMaskConfig,
     ReportConfig,
@@ -56,7 +58,7 @@ def settings_of(config_class):
             assert not nested.keys() & found.keys(), "declared twice"
             found |= nested
         else:
-            found[field.name] = field
+            found[field.name.removesuffix("_")] = field
     return found
 
 
@@ -74,6 +76,13 @@ def test_every_setting_is_a_flag_with_its_default_and_help(config_class):
         assert value == field.default
         assert field.metadata["help"] in flag.help
         assert field.metadata["help"].endswith("."), name
+
+
+def test_a_keyword_of_python_is_a_flag_all_the_same():
+    """The setting from_ is the flag --from, wherever it is named."""
+    assert parse(ConvertConfig, "--from=a", "--to=b").from_ == "a"
+    with pytest.raises(UserError, match="--from is required"):
+        parse(ConvertConfig, "--to=b").require("from_", "to")
 
 
 def test_every_config_is_of_a_command():
