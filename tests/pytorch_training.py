@@ -1,0 +1,228 @@
+"""ALBERT's pretraining in PyTorch, written out from its sources.
+
+What the trainer is held against. The model and its loss are Hugging Face's;
+clipping, schedule, LAMB and AdamW are tensor operations here, from the papers
+and from google-research/albert. Nothing of the trainer's own is used but the
+table of names, to set out from the same weights.
+
+Reference:
+    LAMB: [You et al., 2020](https://arxiv.org/abs/1904.00962), Algorithm 2.
+    AdamW: [Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101),
+    Algorithm 2. What google-research/albert makes of both: no bias correction,
+    nothing but the gradient's step for LayerNorm and biases, a linear decay
+    that counts from step 0.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+import transformers
+
+from albert_tf.config import ModelConfig
+from albert_tf.weight_names import list_weights
+
+Values = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How weights are updated.
+
+    The defaults are what google-research/albert does. Below them stands what
+    implementations in PyTorch often do, by which a run comes out otherwise.
+
+    Attributes:
+        optimizer: "lamb" or "adamw".
+        learning_rate: The peak.
+        num_warmup_steps, num_train_steps: Of the schedule.
+        clip_norm: Largest norm of all gradients together.
+        bias_correction: Of the moments.
+        excludes: Whether LayerNorm and biases are neither decayed nor
+            adapted.
+        decay_outside: Whether weights decay beside LAMB's trust ratio.
+        decays_from_warmup: Whether the rate falls from the peak on where the
+            warm-up ends.
+        hidden_act: Of the model; PyTorch's "gelu" is not by tanh.
+        num_parts: Parts of the batch whose mean losses are averaged, whatever
+            they weigh, as by `DistributedDataParallel`.
+    """
+
+    optimizer: str
+    learning_rate: float
+    num_warmup_steps: int
+    num_train_steps: int
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay_rate: float = 0.01
+    clip_norm: float = 1.0
+    bias_correction: bool = False
+    excludes: bool = True
+    decay_outside: bool = False
+    decays_from_warmup: bool = False
+    hidden_act: str = "gelu_new"
+    num_parts: int = 1
+
+    def learning_rate_at(self, step: int) -> float:
+        """The rate of the update that is made after `step` others."""
+        warmup, end = self.num_warmup_steps, self.num_train_steps
+        if step < warmup:
+            return self.learning_rate * step / warmup
+        if self.decays_from_warmup:
+            return self.learning_rate * (end - step) / (end - warmup)
+        return self.learning_rate * (1 - step / end)
+
+
+def train(
+    config: ModelConfig,
+    values: Mapping[str, np.ndarray],
+    batches: Iterable[Mapping[str, np.ndarray]],
+    recipe: Recipe,
+) -> tuple[np.ndarray, Values]:
+    """Trains on each batch once, in float32, without dropout.
+
+    Args:
+        config: The architecture; groups of layers alone are shared.
+        values: Weights to begin with, by path.
+        batches: Whole batches, as the input pipeline gives them.
+        recipe: The update.
+
+    Returns:
+        Masked-LM and sentence-order loss of each step, before its update,
+        `(steps, 2)`, and the weights at the end, by path.
+    """
+    model = _build_model(config, values, recipe)
+    parameters = dict(model.named_parameters())
+    moments = {
+        name: (torch.zeros_like(p), torch.zeros_like(p))
+        for name, p in parameters.items()
+    }
+    losses = []
+    for step, batch in enumerate(batches):
+        model.zero_grad()
+        means = []
+        for part in _split(batch, recipe.num_parts):
+            loss, sentence = _loss(model, part)
+            (loss / recipe.num_parts).backward()
+            means.append([(loss - sentence).item(), sentence.item()])
+        losses.append(np.mean(means, axis=0))
+        with torch.no_grad():
+            _update(parameters, moments, recipe, step)
+    trained = {
+        weight.path: parameters[weight.hugging_face].detach().numpy()
+        for weight in list_weights(config)
+    }
+    for weight in list_weights(config):
+        if weight.transposed:
+            trained[weight.path] = trained[weight.path].T
+    return np.array(losses), trained
+
+
+def _build_model(
+    config: ModelConfig, values: Mapping[str, np.ndarray], recipe: Recipe
+) -> transformers.AlbertForPreTraining:
+    model = transformers.AlbertForPreTraining(
+        transformers.AlbertConfig(
+            vocab_size=config.vocab_size,
+            embedding_size=config.embedding_size,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_hidden_groups=config.num_hidden_groups,
+            inner_group_num=config.inner_group_num,
+            num_attention_heads=config.num_attention_heads,
+            intermediate_size=config.intermediate_size,
+            max_position_embeddings=config.max_position_embeddings,
+            hidden_act=recipe.hidden_act,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            classifier_dropout_prob=0.0,
+        )
+    )
+    parameters = dict(model.named_parameters())
+    assert set(parameters) == {w.hugging_face for w in list_weights(config)}
+    with torch.no_grad():
+        for weight in list_weights(config):
+            value = torch.tensor(values[weight.path])
+            parameters[weight.hugging_face].copy_(
+                value.T if weight.transposed else value
+            )
+    return model.train()
+
+
+def _split(
+    batch: Mapping[str, np.ndarray], num_parts: int
+) -> list[dict[str, np.ndarray]]:
+    size = len(batch["input_ids"]) // num_parts
+    return [
+        {
+            name: value[i * size : (i + 1) * size]
+            for name, value in batch.items()
+        }
+        for i in range(num_parts)
+    ]
+
+
+def _loss(
+    model: transformers.AlbertForPreTraining,
+    batch: Mapping[str, np.ndarray],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's own loss, and that of the sentence order in it."""
+    example, slot = np.nonzero(batch["masked_lm_weights"])
+    labels = torch.full(batch["input_ids"].shape, -100)
+    labels[example, batch["masked_lm_positions"][example, slot]] = torch.tensor(
+        batch["masked_lm_ids"][example, slot]
+    ).long()
+    order = torch.tensor(batch["next_sentence_labels"][:, 0]).long()
+    outputs = model(
+        input_ids=torch.tensor(batch["input_ids"]).long(),
+        attention_mask=torch.tensor(batch["input_mask"]),
+        token_type_ids=torch.tensor(batch["segment_ids"]).long(),
+        labels=labels,
+        sentence_order_label=order,
+    )
+    sentence = torch.nn.functional.cross_entropy(outputs.sop_logits, order)
+    return outputs.loss, sentence
+
+
+def _update(
+    parameters: Mapping[str, torch.nn.Parameter],
+    moments: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+    recipe: Recipe,
+    step: int,
+) -> None:
+    """Changes parameters and moments by the gradients that they hold."""
+    squares = [p.grad.square().sum() for p in parameters.values()]
+    norm = torch.stack(squares).sum().sqrt()
+    scale = min(1.0, recipe.clip_norm / norm.item())
+    rate = recipe.learning_rate_at(step)
+    for name, parameter in parameters.items():
+        gradient = parameter.grad * scale
+        m, v = moments[name]
+        m.copy_(recipe.beta_1 * m + (1 - recipe.beta_1) * gradient)
+        v.copy_(recipe.beta_2 * v + (1 - recipe.beta_2) * gradient.square())
+        m_scale = v_scale = 1.0
+        if recipe.bias_correction:
+            m_scale = 1 / (1 - recipe.beta_1 ** (step + 1))
+            v_scale = 1 / (1 - recipe.beta_2 ** (step + 1))
+        update = m * m_scale / ((v * v_scale).sqrt() + recipe.epsilon)
+        # All that has one dimension is a bias or LayerNorm's.
+        if parameter.ndim > 1 or not recipe.excludes:
+            decay = recipe.weight_decay_rate * parameter
+            if not recipe.decay_outside:
+                update = update + decay
+            if recipe.optimizer == "lamb":
+                update = update * _trust_ratio(parameter, update)
+            if recipe.decay_outside:
+                update = update + decay
+        parameter.sub_(rate * update)
+
+
+def _trust_ratio(weights: torch.Tensor, update: torch.Tensor) -> float:
+    weights_norm = math.sqrt(weights.square().sum().item())
+    update_norm = math.sqrt(update.square().sum().item())
+    if weights_norm > 0 and update_norm > 0:
+        return weights_norm / update_norm
+    return 1.0
