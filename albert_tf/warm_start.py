@@ -42,7 +42,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import checkpoints, features, run_directory
+from albert_tf import checkpoint_formats, checkpoints, features, run_directory
 from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.files import exists, open_existing, remove, write_text
@@ -173,9 +173,13 @@ class WarmStart:
             )
         layers = report["layers"]
         if layers["here"] != layers["there"] or layers["taken_from"]:
+            # Once for all sublayers of a group.
             taken = ", ".join(
-                f"{here} as {there}"
-                for here, there in layers["taken_from"].items()
+                dict.fromkeys(
+                    f"{here.partition('_inner')[0]} as "
+                    f"{there.partition('_inner')[0]}"
+                    for here, there in layers["taken_from"].items()
+                )
             )
             lines.append(
                 f"{layers['here']} layers of {layers['there']}"
@@ -218,8 +222,6 @@ def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
         )
     ):
         return None
-    from albert_tf import checkpoint_formats
-
     weights = checkpoint_formats.read_weights(settings.init_checkpoint)
     return plan(config, data.phases[0].records, weights)
 
@@ -262,6 +264,9 @@ def plan(
             "init_checkpoint": settings.init_checkpoint,
             "step": weights.step,
             "optimizer_state": settings.init_optimizer_state,
+            "vocabularies_known": bool(
+                _vocabulary_of(config, weights) and records.metadata
+            ),
             "pieces": _report_pieces(config, weights, kept_pieces, records),
             "positions": {
                 "here": here.max_position_embeddings,
@@ -306,7 +311,7 @@ def _match_pieces(
             not of the vocabulary it is to be of.
     """
     source = config.initialization.init_checkpoint
-    model_file = config.initialization.init_vocabulary or weights.vocabulary
+    model_file = _vocabulary_of(config, weights)
     size_here, size_there = config.model.vocab_size, weights.config.vocab_size
     if not model_file or records.metadata is None:
         whose = "the records" if model_file else source
@@ -359,6 +364,11 @@ def _match_pieces(
         return None
     kept_here, kept_there = np.array(pairs).T
     return KeptPieces(kept_here, kept_there)
+
+
+def _vocabulary_of(config: PretrainingConfig, weights: ModelWeights) -> str:
+    """The SentencePiece model of a model, or ""."""
+    return config.initialization.init_vocabulary or weights.vocabulary
 
 
 def _place_pieces(
