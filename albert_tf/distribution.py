@@ -7,20 +7,25 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent import futures
 
 import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
+from albert_tf import tpu_chips
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.worker_rendezvous import wait_for_workers
 
 # Jobs of TF_CONFIG that train; the first one keeps the others together.
 WORKER_JOBS = ("chief", "worker")
+# So long a host of a TPU slice may take to answer.
+SERVER_TIMEOUT_S = 10
 
 
 def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
@@ -314,30 +319,32 @@ def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
 
 
 def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
+    tpu_chips.check(config)
+    is_local = config.tpu_name == "local"
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
             tpu=config.tpu_name,
             zone=config.tpu_zone or None,
             project=config.gcp_project or None,
         )
-        if config.tpu_name != "local":
+        if not is_local:
+            _check_servers(resolver.cluster_spec().as_dict()["worker"])
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, RuntimeError, tf.errors.OpError) as error:
-        place = (
-            "on this machine"
-            if config.tpu_name == "local"
-            else f"under the name {config.tpu_name}"
-        )
+    except UserError:
+        raise
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        place = "on this machine" if is_local else f"at {config.tpu_name}"
         remedy = (
-            "Run on a TPU VM with tensorflow-tpu installed "
-            "(pip install -e '.[tpu]'), or use --strategy=auto."
+            "Install tensorflow-tpu (pip install -e '.[tpu]'), and see whether "
+            "another process has the TPU: sudo lsof -w /dev/accel* /dev/vfio/*"
         )
-        if config.tpu_name != "local":
+        if not is_local:
             remedy = (
-                "See gcloud compute tpus tpu-vm list, and check --tpu_name, "
-                "--tpu_zone and --gcp_project; on the TPU VM itself leave "
-                "--tpu_name=local."
+                "Give the servers of the slice, --tpu_name=grpc://HOST:8470,"
+                "..., which needs no look-up (see tpu/README.md), or check "
+                "--tpu_name, --tpu_zone and --gcp_project by gcloud compute "
+                "tpus tpu-vm list, and pip install cloud-tpu-client."
             )
         raise UserError(
             f"strategy=tpu needs a TPU {place}",
@@ -346,3 +353,40 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             remedy=remedy,
         ) from None
     return tf.distribute.TPUStrategy(resolver)
+
+
+def _check_servers(addresses: list[str]) -> None:
+    """Refuses hosts of a slice that do not answer, for which TensorFlow waits.
+
+    Args:
+        addresses: HOST:PORT of each.
+
+    Raises:
+        UserError: If one does not, naming all of them.
+    """
+
+    def reason(address: str) -> str:
+        host, port = address.rsplit(":", 1)
+        try:
+            socket.create_connection(
+                (host, int(port)), SERVER_TIMEOUT_S
+            ).close()
+        except OSError as error:
+            return str(error)
+        return ""
+
+    with futures.ThreadPoolExecutor(len(addresses)) as pool:
+        reasons = list(pool.map(reason, addresses))
+    silent = [
+        f"{address} ({reason})"
+        for address, reason in zip(addresses, reasons, strict=True)
+        if reason
+    ]
+    if silent:
+        raise UserError(
+            "all hosts of the TPU slice must answer within "
+            f"{SERVER_TIMEOUT_S} s",
+            received=f"no answer of {', '.join(silent)}",
+            remedy="Start start_grpc_tpu_worker on each (tpu/launch.sh start "
+            "does), and see its log, the network and its firewall.",
+        )

@@ -22,7 +22,7 @@ from Google Cloud) when stopped, after a checkpoint at the next step: start the
 same command again. A second signal does not wait.
 """
 
-from albert_tf import flags, versions
+from albert_tf import flags, tpu_chips, versions
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 
@@ -31,6 +31,9 @@ def main(config: PretrainingConfig) -> int:
     """Trains or evaluates, as `--mode` says; returns the exit status."""
     config.require("output_dir")
     versions.check_import()
+    tpu_chips.spare_import_the_search()
+    if not config.training.dry_run:  # which tells it in its table
+        tpu_chips.check(config.distribution)
     # Imported here so that --help and refused settings answer at once.
     if config.training.mode == "eval":
         if config.training.dry_run:

@@ -63,7 +63,7 @@ def check_import() -> None:
             remedy="pip install -e '.[cpu]', '.[gpu]' or '.[tpu]'.",
         )
     libtpu = _version("libtpu")
-    if "tensorflow-tpu" in _tensorflows() and _parse(libtpu) > _parse(
+    if "tensorflow-tpu" in installed_tensorflows() and _parse(libtpu) > _parse(
         NEWEST_LIBTPU
     ):
         raise UserError(
@@ -79,11 +79,11 @@ def check_installed() -> list[Installed]:
     python = ".".join(map(str, sys.version_info[:3]))
     found = [_judge("Python", python, SUPPORTED["Python"])]
     tensorflow = ""
-    for distribution, tensorflow in _tensorflows().items():
+    for distribution, tensorflow in installed_tensorflows().items():
         limits = SUPPORTED["tensorflow"]
         found.append(_judge(distribution, tensorflow, limits))
-    if len(_tensorflows()) > 1:
-        names = " ".join(_tensorflows())
+    if len(installed_tensorflows()) > 1:
+        names = " ".join(installed_tensorflows())
         remedy = f"pip uninstall {names}, and install the one that is meant."
         found.append(Installed(names, "in one directory", remedy))
     found += [
@@ -97,7 +97,7 @@ def check_installed() -> list[Installed]:
         major, minor = _parse(tensorflow)[:2]
         limits = (f"{major}.{minor}", f"{major}.{minor + 1}")
         found.append(_judge("tensorflow-text", text, limits))
-    if "tensorflow-tpu" in _tensorflows():
+    if "tensorflow-tpu" in installed_tensorflows():
         limits = ("0.0.1", NEWEST_LIBTPU + ".1")
         found.append(_judge("libtpu", _version("libtpu"), limits))
     return found
@@ -115,7 +115,7 @@ def _judge(name: str, version: str, limits: tuple[str, str]) -> Installed:
     return Installed(name, version or "none", "" if fits else remedy)
 
 
-def _tensorflows() -> dict[str, str]:
+def installed_tensorflows() -> dict[str, str]:
     """Versions of the distributions of TensorFlow, by name."""
     versions = {name: _version(name) for name in TENSORFLOWS}
     return {name: version for name, version in versions.items() if version}

@@ -23,6 +23,7 @@ TIERS = (
         "keyed_random",
         "tfrecord_files",
         "versions",
+        "tpu_chips",
         "weight_names",
         "model_weights",
     },

@@ -1,0 +1,82 @@
+"""Whether this machine has a TPU, found out without TensorFlow.
+
+`tensorflow-tpu` loads libtpu when it is imported, and libtpu asks the metadata
+server of the machine for the slice, eight times, with 30 tries each: on a
+machine that is none of Google Cloud the import takes minutes, and fails to
+find a TPU all the same. What is on the PCI bus is known at once.
+"""
+
+import os
+import pathlib
+
+from albert_tf import versions
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import UserError
+
+PCI_DEVICES = pathlib.Path("/sys/bus/pci/devices")
+DEVICES = pathlib.Path("/dev")
+
+# What a chip is called on the PCI bus; facts of jax/_src/hardware_utils.py.
+GOOGLE = "0x1ae0"
+CHIPS = {
+    "0x0027": "v2 or v3",
+    "0x0056": "of no public name",
+    "0x005e": "v4",
+    "0x0062": "v5p",
+    "0x0063": "v5e",
+    "0x006f": "v6e",
+    "0x0076": "TPU7x",
+}
+
+
+def find_chips() -> list[str]:
+    """The TPU chips of this machine, one entry each, e.g. "v5e".
+
+    Where the PCI bus shows none, as in some containers, the device files of
+    Google's driver count.
+    """
+    chips = []
+    for directory in sorted(PCI_DEVICES.glob("*")):
+        vendor, device = (
+            _read(directory / name) for name in ("vendor", "device")
+        )
+        if vendor == GOOGLE and device in CHIPS:
+            chips.append(CHIPS[device])
+    return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
+
+
+def spare_import_the_search() -> None:
+    """Keeps libtpu from asking for a slice where there is no chip.
+
+    As JAX does. Call it before TensorFlow is imported.
+    """
+    if not find_chips():
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+
+def check(config: DistributionConfig) -> None:
+    """Refuses `--strategy=tpu` for a TPU of this machine that is not there.
+
+    Raises:
+        UserError: If there is no chip, telling where it was looked for.
+    """
+    local = config.strategy == "tpu" and config.tpu_name == "local"
+    if not local or find_chips():
+        return
+    installed = versions.installed_tensorflows()
+    raise UserError(
+        "strategy=tpu needs a TPU on this machine",
+        received=f"no TPU chip of Google in {PCI_DEVICES}, and no "
+        f"{DEVICES}/accel*; installed: "
+        f"{' and '.join(f'{n} {v}' for n, v in installed.items()) or 'none'}",
+        remedy="Run on a TPU VM with tensorflow-tpu installed "
+        "(pip install -e '.[tpu]', see tpu/README.md), or give the servers of "
+        "a slice as --tpu_name=grpc://HOST:8470,..., or use --strategy=auto.",
+    )
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
