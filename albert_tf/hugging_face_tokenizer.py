@@ -104,7 +104,7 @@ def _tokenizer_class(tokenizer: Tokenizer) -> str:
 
 
 def _is_lost(character: str) -> bool:
-    return unicodedata.category(character) == "Mn" or (
+    return unicodedata.category(character).startswith("M") or (
         unicodedata.name(character, "").startswith("HANGUL SYLLABLE")
     )
 
@@ -186,8 +186,8 @@ def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
     steps = [
         _replace(_character_class(spaces), " "),
         {"type": "NFKD"},
-        # Their StripAccents drops marks that ours keeps, such as vowels of
-        # Hindi and Thai.
+        # Their StripAccents drops all marks, vowels of Hindi and Thai among
+        # them, and not just those that combine.
         _replace(
             _character_class(
                 c
