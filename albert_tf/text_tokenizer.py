@@ -5,11 +5,12 @@ holds a `TextTokenizer` takes strings, wherever TensorFlow runs it.
 
 Ids differ from `Tokenizer`'s only for a published vocabulary, and there only
 where Unicode has grown. `Tokenizer` decomposes characters and makes letters
-lower-case by Python's Unicode (14.0 in 3.11); the graph decomposes by
-tensorflow-text's (16.0 in 2.21), so that the outlined letters U+1CCD6-U+1CCF9
-become plain ones, and makes lower-case by TensorFlow's (13.0 in 2.21), so that
-the capitals U+2C2F, U+A7C0, U+A7D0, U+A7D6, U+A7D8 and U+10570-U+10595 stay as
-they are.
+lower-case by Python's Unicode (14.0 in 3.11). The graph decomposes by
+tensorflow-text's (16.0 in 2.21), so that what was added since becomes plain
+letters: U+1CCD6-U+1CCF9, outlined Latin; U+1E030-U+1E06D, raised Cyrillic; and
+three dozen letters of rare scripts. It makes lower-case by TensorFlow's (13.0
+in 2.21), so that the capitals U+2C2F, U+A7C0, U+A7D0, U+A7D6, U+A7D8 and
+U+10570-U+10595 stay as they are.
 """
 
 import importlib

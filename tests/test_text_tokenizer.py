@@ -117,6 +117,7 @@ def test_masks_become_the_piece(vocabulary, self_contained):
         "a[MASK]\u3000b [MASK]\tc[MASK]\u00a0d[MASK]\x1ce",
         "[MASK]\u0301e [MASK]   ",
         "[MASK]漢字 [MASK]の",
+        "[MASK] a\nb [MASK]\nc\nd",
         "[mask] [MASK [[MASK]]",
         "no mask",
         "",

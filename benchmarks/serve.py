@@ -1,0 +1,165 @@
+r"""Latency of a served model: a cold start, and then batch by batch.
+
+    python -m benchmarks.serve --spm_model_file=30k-clean.model
+
+ALBERT-base with random weights, exported and loaded in a process of its own,
+on this CPU. Texts have more than the 128 pieces after which they are cut off.
+Prints two Markdown tables.
+"""
+
+import dataclasses
+import gzip
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from albert_tf import flags
+from albert_tf.config import (
+    Config,
+    DataConfig,
+    ExportConfig,
+    ModelConfig,
+    PretrainingConfig,
+    setting,
+)
+
+LENGTH = 128
+CORPUS = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig(Config):
+    """What is served, and how it is asked."""
+
+    spm_model_file: str = setting(
+        "", "Vocabulary of the model's size, e.g. 30k-clean.model."
+    )
+    albert_config: str = setting(
+        "configs/models/albert_base_v2.json", "Architecture."
+    )
+    batch_sizes: tuple[str, ...] = setting(("1", "8", "32"), "Of the requests.")
+    requests: int = setting(10, "Timed requests of each kind.", at_least=1)
+
+
+def main(config: BenchmarkConfig) -> None:
+    """Exports, measures in a process of its own, and prints."""
+    config.require("spm_model_file")
+    with tempfile.TemporaryDirectory() as work_dir:
+        saved_model_dir = _export_random_model(config, pathlib.Path(work_dir))
+        task = {
+            "saved_model_dir": saved_model_dir,
+            "batch_sizes": [int(size) for size in config.batch_sizes],
+            "requests": config.requests,
+            "begin": time.time(),
+        }
+        subprocess.run(
+            [sys.executable, "-c", "import benchmarks.serve as s; s.measure()"],
+            input=json.dumps(task),
+            check=True,
+            text=True,
+        )
+
+
+def _export_random_model(
+    config: BenchmarkConfig, work_dir: pathlib.Path
+) -> str:
+    """Where the SavedModel is, of a run that has not trained."""
+    from albert_tf.checkpoints import CheckpointStore, model_variables
+    from albert_tf.export_saved_model import export
+    from albert_tf.modeling.pretrainer import AlbertPretrainer
+
+    run = PretrainingConfig(
+        model=ModelConfig.from_json_file(config.albert_config),
+        data=DataConfig(max_seq_length=LENGTH),
+    )
+    run_dir, export_dir = work_dir / "run", work_dir / "saved_model"
+    pretrainer = AlbertPretrainer(run.model)
+    pretrainer.build()
+    store = CheckpointStore(str(run_dir), model_variables(pretrainer))
+    store.save(1, {})
+    store.wait()
+    (run_dir / "config.json").write_text(json.dumps(run.to_dict()))
+    shutil.copy(config.spm_model_file, run_dir / "spiece.model")
+    export(ExportConfig(run_dir=str(run_dir), export_dir=str(export_dir)))
+    return str(export_dir)
+
+
+def measure() -> None:
+    """In the process that serves: reads a task from standard input."""
+    task = json.load(sys.stdin)
+    import tensorflow as tf
+    import tensorflow_text  # noqa: F401  its operations
+
+    imported = time.time()
+    signatures = tf.saved_model.load(task["saved_model_dir"]).signatures
+    loaded = time.time()
+    requests = _make_requests(tf, 1)
+    signatures["fill_mask_text"](**requests["fill_mask_text"])
+    answered = time.time()
+    print(
+        f"| start of Python, imports | loading | first answer, L={LENGTH} "
+        "| all |\n|---|---|---|---|\n"
+        f"| {imported - task['begin']:.1f} s | {loaded - imported:.1f} s "
+        f"| {answered - loaded:.1f} s | {answered - task['begin']:.1f} s |\n"
+    )
+    print(
+        f"| signature, L={LENGTH} | batch | ms, best | ms, median "
+        "| examples/s, best | CPU ms an example |\n|---|---|---|---|---|---|"
+    )
+    for batch_size in task["batch_sizes"]:
+        for name, inputs in _make_requests(tf, batch_size).items():
+            function, count = signatures[name], task["requests"]
+            seconds, cpu_seconds = _time(function, inputs, count)
+            best = min(seconds)
+            print(
+                f"| {name} | {batch_size} | {1e3 * best:.1f} "
+                f"| {1e3 * statistics.median(seconds):.1f} "
+                f"| {batch_size / best:.1f} "
+                f"| {1e3 * min(cpu_seconds) / batch_size:.0f} |",
+                flush=True,
+            )
+
+
+def _make_requests(tf: Any, batch_size: int) -> dict[str, dict[str, Any]]:
+    """Inputs of the signatures that are timed, by name."""
+    with gzip.open(CORPUS, "rt") as file:
+        # Long enough to be cut off in any vocabulary.
+        size = 20 * LENGTH
+        corpus = file.read(size * batch_size)
+    texts = [corpus[i * size :][:size] for i in range(batch_size)]
+    ids = tf.random.uniform([batch_size, LENGTH], 5, 1000, tf.int32, seed=1)
+    return {
+        "encode": {
+            "input_ids": ids,
+            "input_mask": tf.ones_like(ids),
+            "segment_ids": tf.zeros_like(ids),
+        },
+        "encode_text": {"text": tf.constant(texts)},
+        "fill_mask_text": {
+            "text": tf.constant([f"[MASK] {text}" for text in texts])
+        },
+    }
+
+
+def _time(
+    function: Any, inputs: dict[str, Any], requests: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of each request but for the first two, and of all its cores."""
+    seconds, cpu_seconds = [], []
+    for _ in range(requests + 2):
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        for answer in function(**inputs).values():
+            answer.numpy()
+        seconds.append(time.perf_counter() - begin)
+        cpu_seconds.append(time.process_time() - cpu_begin)
+    return seconds[2:], cpu_seconds[2:]
+
+
+if __name__ == "__main__":
+    flags.run(main, BenchmarkConfig)
