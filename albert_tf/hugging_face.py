@@ -115,9 +115,10 @@ _NAMED_IN_ERRORS = 5
 def read(directory: str) -> ModelWeights:
     """The model of a folder: of pretraining, or a part of it.
 
-    The `AlbertForMaskedLM` and the `AlbertModel` of transformers come without
-    sentence head; the pooler of such is left out, since no model here has it
-    alone. A masked-LM head that is missing is made as in a new run.
+    A sentence head that is missing where there is a pooler, as in
+    `AlbertModel`, begins as zeros; where there is neither, as in
+    `AlbertForMaskedLM`, the sentence objective is "none". A masked-LM head
+    that is missing begins as in a new run.
 
     Args:
         directory: The folder, local or gs://.
@@ -128,16 +129,17 @@ def read(directory: str) -> ModelWeights:
     """
     config, objective = _read_config(posixpath.join(directory, CONFIG_FILE))
     tensors = _plain_names(_read_tensors(directory), directory)
-    if not any(name.startswith(_SENTENCE_HEAD) for name in tensors):
-        objective = "none"
-        pooler = [name for name in tensors if name.startswith(_POOLER)]
-        for name in pooler:
-            del tensors[name]
-        if pooler:
+    if not _has(tensors, _SENTENCE_HEAD):
+        if _has(tensors, _POOLER):
             logging.warning(
-                "%s has no sentence head, so its pooler is left out", directory
+                "%s has no sentence head; it gets one of zeros, which takes "
+                "both orders for equally likely",
+                directory,
             )
-    if not any(name.startswith(_MASKED_LM_HEAD) for name in tensors):
+            tensors |= _zero_sentence_head(config)
+        else:
+            objective = "none"
+    if not _has(tensors, _MASKED_LM_HEAD):
         logging.warning(
             "%s has no masked-LM head: it begins as that of a new run",
             directory,
@@ -147,12 +149,12 @@ def read(directory: str) -> ModelWeights:
         _remove_projection(tensors, directory)
     values = _to_values(config, objective, tensors, directory)
     vocabulary = posixpath.join(directory, TOKENIZER_FILE)
-    if not exists(vocabulary):
-        vocabulary = ""
-    else:
-        _load_tokenizer(vocabulary, config, None)
     return ModelWeights(
-        config, objective, values, vocabulary=vocabulary, source=directory
+        config,
+        objective,
+        values,
+        vocabulary=vocabulary if exists(vocabulary) else "",
+        source=directory,
     )
 
 
@@ -423,6 +425,18 @@ def _plain_names(
                 received="other numbers",
             )
     return plain
+
+
+def _has(tensors: Mapping[str, np.ndarray], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in tensors)
+
+
+def _zero_sentence_head(config: ModelConfig) -> dict[str, np.ndarray]:
+    return {
+        weight.hugging_face: np.zeros(weight.shape, np.float32)
+        for weight in list_weights(config)
+        if weight.hugging_face.startswith(_SENTENCE_HEAD)
+    }
 
 
 def _new_masked_lm_head(config: ModelConfig) -> dict[str, np.ndarray]:

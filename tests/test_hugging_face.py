@@ -10,9 +10,10 @@ import warnings
 import numpy as np
 import pytest
 import safetensors.numpy
+import tiny_run
 from test_weight_names import TINY, random_weights
 
-from albert_tf import hugging_face
+from albert_tf import hugging_face, run_directory
 from albert_tf.config import TokenizerConfig
 from albert_tf.errors import UserError
 from albert_tf.hugging_face import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
@@ -162,13 +163,13 @@ def test_what_transformers_saves_answers_the_same_here(tmp_path, class_name):
 
 
 @pytest.mark.interop
-def test_an_encoder_alone_is_read_and_gets_a_new_head(tmp_path):
-    """Its names have no prefix; pooler and head are told."""
+def test_an_encoder_alone_is_read_and_gets_new_heads(tmp_path, caplog):
+    """Its names have no prefix; that the heads are new is told."""
     model = transformers_model("AlbertModel")
     model.save_pretrained(tmp_path)
     weights = hugging_face.read(str(tmp_path))
     state = model.state_dict()
-    for weight in list_weights(weights.config, "none"):
+    for weight in list_weights(weights.config):
         value = weights.values[weight.path]
         name = weight.hugging_face.removeprefix("albert.")
         if name in state:
@@ -180,8 +181,11 @@ def test_an_encoder_alone_is_read_and_gets_a_new_head(tmp_path):
             assert 0.2 < value.std() / 0.5 < 1.5
             assert np.abs(value).max() <= 2 * 0.5
         else:
+            assert weight.path.split("/")[1] in ("masked_lm", "sentence")
             assert (value == weight.path.endswith("gamma")).all()
-    assert weights.sentence_objective == "none"
+    assert weights.sentence_objective == "sop"
+    for head in ("sentence", "masked-LM"):
+        assert f"has no {head} head" in caplog.text
 
 
 @pytest.mark.interop
@@ -430,6 +434,57 @@ def test_case_is_what_the_run_says(tmp_path, vocabularies):
     assert stored["do_lower_case"] is False
 
 
+# --- the card ----------------------------------------------------------------
+
+
+def test_the_card_tells_the_data_settings_and_figures(tmp_path, tiny_records):
+    """Of the run, and of the last evaluation that is not after the step."""
+    config = tiny_run.make_config(tiny_records, tmp_path / "run")
+    run_dir = config.training.output_dir
+    run_directory.write_config(run_dir, config)
+    metadata = (tiny_records / "train" / "metadata.json").read_text()
+    (tmp_path / "run" / "records_metadata.json").write_text(metadata)
+    lines = [
+        {"split": "train", "step": 8, "masked_lm_loss": 7.7777},
+        {"split": "eval", "step": 8, "masked_lm_loss": 5.51234},
+        {"split": "eval", "step": 12, "masked_lm_loss": 4.4},
+    ]
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+    weights = random_weights(config.model, step=8)
+    folder = tmp_path / "folder"
+    hugging_face.write(weights, str(folder), run_dir, licence="cc-by-sa-4.0")
+
+    card = (folder / "README.md").read_text()
+    fields, text = card.removeprefix("---\n").split("---\n", 1)
+    assert "license: cc-by-sa-4.0\n" in fields
+    metadata = json.loads(metadata)
+    for told in (
+        f"{weights.num_parameters:,} parameters",
+        "8 updates",
+        "| hidden_size | 16 |",
+        f"| documents | {metadata['num_documents']} |",
+        f"| SHA-256 of the vocabulary | {metadata['vocabulary_sha256']} |",
+        "| optimizer | lamb |",
+        "| learning_rate | 0.02 |",
+        "| sentence_objective | sop |",
+        "| masked_lm_loss | 5.5123 |",
+        "after 8 updates",
+    ):
+        assert told in text
+    assert "4.4" not in text
+    assert "7.7777" not in text
+
+
+def test_a_card_says_what_is_not_known(folder):
+    card = (folder[0] / "README.md").read_text()
+    assert card.startswith("---\nlicense: unknown\n")
+    assert "## Data\n\nNot known.\n" in card
+    assert "## Evaluation\n\nNone is known.\n" in card
+    assert "not stated by who exported them" in card
+
+
 # --- what is refused ---------------------------------------------------------
 
 
@@ -590,18 +645,14 @@ def test_an_index_names_files_beside_it_alone(folder, name):
         hugging_face.read(str(directory))
 
 
-def test_a_vocabulary_of_another_size_is_refused(folder, tmp_path):
-    message = "30000 pieces and vocab_size 11"
+def test_a_vocabulary_of_another_size_is_refused(tmp_path):
     weights = make_weights()
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="30000 pieces and vocab_size 11"):
         hugging_face.write(
             dataclasses.replace(weights, vocabulary=VOCABULARY),
             str(tmp_path / "new"),
         )
     assert not (tmp_path / "new").exists()
-    shutil.copy(VOCABULARY, folder[0] / "spiece.model")
-    with pytest.raises(UserError, match=message):
-        hugging_face.read(str(folder[0]))
 
 
 def test_groups_that_transformers_counts_otherwise_are_refused(tmp_path):
