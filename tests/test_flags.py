@@ -17,6 +17,7 @@ from albert_tf.config import (
     PretrainingConfig,
     RecordsConfig,
     ReportConfig,
+    ServingClientConfig,
     TokenizerConfig,
     TrainingConfig,
     fields_with_types,
@@ -31,6 +32,7 @@ COMMANDS = (
     ConvertConfig,
     ExportConfig,
     FillMaskConfig,
+    ServingClientConfig,
     ReportConfig,
 )
 
