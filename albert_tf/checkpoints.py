@@ -463,6 +463,8 @@ def _check_shapes(
             f"checkpoint {checkpoint.path} must hold the variables of this "
             "model",
             received="; ".join(differences[:5]),
+            remedy="A model that was converted is begun from, with "
+            "--init_checkpoint.",
         )
 
 

@@ -79,6 +79,7 @@ def read(path: str, step: int = 0) -> ModelWeights:
             not those of the architecture.
     """
     prefix = _find_prefix(path.removesuffix(INDEX_SUFFIX).rstrip("/"), step)
+    _check_path(prefix)
     places = _places_beside(prefix)
     config = _read_config(prefix, places)
     try:
@@ -150,8 +151,10 @@ def write(weights: ModelWeights, directory: str) -> None:
         directory: A new one.
 
     Raises:
-        UserError: If google-research/albert would build another model of it.
+        UserError: If google-research/albert would build another model of it,
+            or TensorFlow could not read it back.
     """
+    _check_path(directory)
     weights = weights.regrouped()
     check_groups(weights.config)
     names = {
@@ -254,6 +257,16 @@ def _find_prefix(path: str, step: int) -> str:
             f"{posixpath.join(directory, (names or ['model.ckpt-best'])[0])}.",
         )
     return posixpath.join(directory, wanted)
+
+
+def _check_path(path: str) -> None:
+    if set(path) & set("*?[]\\"):
+        raise UserError(
+            "the path of a checkpoint must hold none of * ? [ ] \\, which "
+            "TensorFlow takes for a pattern when it reads it",
+            received=path,
+            remedy="Copy it elsewhere.",
+        )
 
 
 def _checkpoints_in(directory: str) -> list[str]:

@@ -25,12 +25,12 @@ from albert_tf import (
     evaluate,
     export_saved_model,
     published_checkpoint,
-    run_directory,
     train,
 )
 from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
-from albert_tf.convert_checkpoint import convert
+from albert_tf.convert_checkpoint import convert, write_run
 from albert_tf.errors import UserError
+from albert_tf.model_weights import ModelWeights
 from albert_tf.weight_names import list_weights
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -198,31 +198,40 @@ def test_a_converted_run_is_none_that_goes_on(tmp_path, run_dir, tiny_records):
     config = tiny_run.make_config(
         tiny_records, tmp_path / "run", allow_config_change=True
     )
-    with pytest.raises(UserError, match=r"must hold the variables of this mod"):
+    with pytest.raises(
+        UserError, match=r"must hold the variables of this.*--init_checkpoint"
+    ):
         train.train(config)
 
 
 def test_unshared_layers_become_groups_where_others_know_no_else(tmp_path):
     config = ModelConfig.from_dict({**CONFIG, "parameter_sharing": "attention"})
-    run_directory.write_config(
-        str(tmp_path / "run"),
-        dataclasses.replace(
-            tiny_run.make_config(tmp_path, tmp_path / "run", max_seq_length=9),
-            model=config,
-        ),
-    )
-    checkpoints.write_checkpoint(
-        str(tmp_path / "run" / "checkpoints" / "step-00000006"),
-        6,
-        {},
-        {
-            weight.path: np.full(weight.shape, number, np.float32)
-            for number, weight in enumerate(list_weights(config))
-        },
-    )
+    values = {
+        weight.path: np.full(weight.shape, number, np.float32)
+        for number, weight in enumerate(list_weights(config))
+    }
+    weights = ModelWeights(config, "sop", values, step=6)
+    write_run(weights, str(tmp_path / "run"), str(tmp_path / "run"))
     published = converted(tmp_path / "run", tmp_path / "out", verify=True)
     assert published.config.num_hidden_groups == 3
     assert published.step == 6
+
+
+@pytest.mark.parametrize("objective", ["none", "nsp"])
+def test_the_sentence_objective_goes_along(tmp_path, objective):
+    """But that sentences follow each other no published model says."""
+    config = ModelConfig.from_dict(CONFIG)
+    values = {
+        weight.path: np.full(weight.shape, number, np.float32)
+        for number, weight in enumerate(list_weights(config, objective))
+    }
+    weights = ModelWeights(config, objective, values, step=3)
+    write_run(weights, str(tmp_path / "run"), str(tmp_path / "run"))
+    assert_same(checkpoint_formats.read_weights(str(tmp_path / "run")), weights)
+    back = converted(tmp_path / "run", tmp_path / "out", verify=True)
+    assert back.sentence_objective == {"none": "none", "nsp": "sop"}[objective]
+    again = converted(tmp_path / "out", tmp_path / "again", verify=True)
+    assert again.sentence_objective == back.sentence_objective
 
 
 def test_the_command_tells_what_it_read(tmp_path, published_dir):

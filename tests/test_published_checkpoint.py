@@ -317,6 +317,18 @@ def test_damage_is_found(tmp_path, suffix):
         published_checkpoint.read(str(prefix))
 
 
+def test_a_path_that_would_be_a_pattern_is_refused(tmp_path):
+    """TensorFlow would not find the files, or find others."""
+    published_graph.write(tmp_path / "a[1]" / "model.ckpt-best", CONFIG)
+    with pytest.raises(UserError, match=r"none of \* .*Received: .*a\[1\]"):
+        published_checkpoint.read(str(tmp_path / "a[1]"))
+    published_graph.write(tmp_path / "model.ckpt-best", CONFIG)
+    weights = published_checkpoint.read(str(tmp_path))
+    with pytest.raises(UserError, match=r"none of \* .*Received: .*out\*"):
+        published_checkpoint.write(weights, str(tmp_path / "out*"))
+    assert not (tmp_path / "out*").exists()
+
+
 def test_several_vocabularies_are_told_apart_by_name(tmp_path):
     prefix = tmp_path / "model.ckpt-best"
     published_graph.write(prefix, CONFIG)
