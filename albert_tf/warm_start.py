@@ -354,14 +354,18 @@ def _match_pieces(
             f"{features.METADATA_FILE}",
             remedy="Build the records again.",
         )
-    ids_there = {there.id_to_piece(i): i for i in range(there.vocab_size)}
+    pieces_here, pieces_there = (
+        [vocabulary.id_to_piece(i) for i in range(vocabulary.vocab_size)]
+        for vocabulary in (here, there)
+    )
+    if pieces_here == pieces_there:
+        return None
+    ids_there = {piece: i for i, piece in enumerate(pieces_there)}
     pairs = [
         (i, ids_there[piece])
-        for i in range(here.vocab_size)
-        if (piece := here.id_to_piece(i)) in ids_there
+        for i, piece in enumerate(pieces_here)
+        if piece in ids_there
     ]
-    if pairs == [(i, i) for i in range(max(size_here, size_there))]:
-        return None
     kept_here, kept_there = np.array(pairs).T
     return KeptPieces(kept_here, kept_there)
 

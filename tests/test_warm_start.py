@@ -32,9 +32,8 @@ from albert_tf.config import (
     TrainingConfig,
 )
 from albert_tf.errors import UserError
-from albert_tf.evaluate import evaluate_run
 from albert_tf.model_weights import MOMENTS, ModelWeights
-from albert_tf.run_log import read_events
+from albert_tf.run_log import read_events, read_metrics
 from albert_tf.train import Run, train
 from albert_tf.training_records import find_records
 from albert_tf.weight_names import list_weights
@@ -92,29 +91,28 @@ def source(tiny_records, tmp_path_factory):
 # --- a run that continues ---------------------------------------------------
 
 
-def evaluation_of(config, capsys):
-    capsys.readouterr()
-    evaluate_run(config)
-    return json.loads(capsys.readouterr().out)
+def evaluation_of(run_dir):
+    """What the run's last evaluation found, without the step."""
+    *_, last = read_metrics(str(run_dir))
+    assert last.pop("split") == "eval"
+    del last["step"]
+    return last
 
 
-def test_a_run_begins_where_the_model_was(
-    source, tiny_records, tmp_path, capsys
-):
+def test_a_run_begins_where_the_model_was(source, tiny_records, tmp_path):
     """Its evaluation is that of the model, and its moments are zero."""
-    expected = evaluation_of(tiny_run.make_config(tiny_records, source), capsys)
-    figures = {}
     for name, more in (
         ("anew", {}),
         ("continued", {"init_checkpoint": str(source)}),
     ):
-        config = tiny_run.make_config(
-            tiny_records, tmp_path / name, **WITHOUT_EFFECT, **more
+        train(
+            tiny_run.make_config(
+                tiny_records, tmp_path / name, **WITHOUT_EFFECT, **more
+            )
         )
-        train(config)
-        figures[name] = evaluation_of(config, capsys)
-    assert figures["continued"] == {**expected, "step": 1}
-    assert figures["anew"]["loss"] > expected["loss"] + 0.1
+    expected = evaluation_of(source)
+    assert evaluation_of(tmp_path / "continued") == expected
+    assert evaluation_of(tmp_path / "anew")["loss"] > expected["loss"] + 0.1
 
     before = values_of(source, 12)
     now = values_of(tmp_path / "continued", 0)
@@ -169,14 +167,14 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
 ):
     """From another vocabulary, so that some is initialised anew."""
 
-    def config(name, **changes):
+    def config(name):
         return tiny_run.make_config(
             other_records,
             tmp_path / name,
+            init_checkpoint=str(source),
             vocab_size=300,
             eval_input_file=(),
             num_train_steps=2,
-            **changes,
         )
 
     class Killed(BaseException):
@@ -185,15 +183,14 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     def kill(run):
         raise Killed
 
-    warm = {"init_checkpoint": str(source)}
-    train(config("alone", **warm))
+    train(config("alone"))
     with monkeypatch.context() as patch:
         patch.setattr(Run, "_save", kill)
         with pytest.raises(Killed):
-            train(config("killed", **warm))
+            train(config("killed"))
     assert (tmp_path / "killed/warm_start.json").exists()
     assert not (tmp_path / "killed/checkpoints").exists()
-    train(config("killed", **warm))
+    train(config("killed"))
     alone, killed = (
         values_of(tmp_path / name, 2) for name in ("alone", "killed")
     )
@@ -202,10 +199,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
         tmp_path / "alone"
     )
 
-    # Nothing of an attempt stays that another one contradicts.
-    shutil.rmtree(tmp_path / "killed/checkpoints")
-    train(config("killed"))
-    assert not (tmp_path / "killed/warm_start.json").exists()
+
+def test_the_report_of_an_attempt_is_no_report_of_the_next(plan_for, tmp_path):
+    planned = plan_for(tiny_run.MODEL, weights_of(tiny_run.MODEL))
+    warm_start.write_report(str(tmp_path), planned)
+    assert report_of(tmp_path) == planned.report
+    warm_start.write_report(str(tmp_path), None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_workers_begin_with_the_same(source, tiny_records, tmp_path):
