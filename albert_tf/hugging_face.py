@@ -65,7 +65,7 @@ _OUR_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {
 
 # Settings that both have by one name, and what it means where a config.json
 # leaves one out.
-_SHARED_SETTINGS = {
+SHARED_SETTINGS = {
     "vocab_size": 30000,
     "embedding_size": 128,
     "hidden_size": 4096,
@@ -241,7 +241,7 @@ def _read_config(path: str) -> tuple[ModelConfig, str]:
     config = ModelConfig.from_dict(
         {
             name: stored.get(name, default)
-            for name, default in _SHARED_SETTINGS.items()
+            for name, default in SHARED_SETTINGS.items()
         }
         | {"hidden_act": _read_activation(stored, path)},
         path,
@@ -279,7 +279,7 @@ def _format_config(weights: ModelWeights) -> bytes:
             "AlbertForPreTraining" if has_head else "AlbertForMaskedLM"
         ],
         **_FIXED_SETTINGS,
-        **{name: getattr(config, name) for name in _SHARED_SETTINGS},
+        **{name: getattr(config, name) for name in SHARED_SETTINGS},
         "hidden_act": _ACTIVATIONS[config.hidden_act],
         "classifier_dropout_prob": 0.1,
         "pad_token_id": PAD_ID,

@@ -16,7 +16,12 @@ from test_weight_names import TINY, random_weights
 from albert_tf import hugging_face, run_directory
 from albert_tf.config import TokenizerConfig
 from albert_tf.errors import UserError
-from albert_tf.hugging_face import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from albert_tf.hugging_face import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    SHARED_SETTINGS,
+    WEIGHTS_FILE,
+)
 from albert_tf.hugging_face_check import verify
 from albert_tf.tokenization import Tokenizer
 from albert_tf.weight_names import list_weights
@@ -518,8 +523,16 @@ def test_other_names_of_gelu_by_tanh_are_known(folder, theirs):
     assert hugging_face.read(str(directory)).config == weights.config
 
 
-def test_what_config_json_leaves_out_means_what_it_means_there(folder):
+@pytest.mark.interop
+def test_what_config_json_leaves_out_means_what_it_means_there():
     """The defaults of their AlbertConfig, an xxlarge."""
+    import transformers
+
+    theirs = transformers.AlbertConfig().to_dict()
+    assert {name: theirs[name] for name in SHARED_SETTINGS} == SHARED_SETTINGS
+
+
+def test_what_config_json_leaves_out_is_not_our_default(folder):
     directory, _ = folder
     (directory / CONFIG_FILE).write_text('{"model_type": "albert"}')
     with pytest.raises(
