@@ -1,0 +1,377 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+Train on a Cloud TPU: one host or a slice of several, asked for as a queued
+resource, from your own machine or Cloud Shell. tpu/README.md explains it.
+
+    tpu/launch.sh COMMAND [--SETTING=VALUE ...] [-- FLAGS OF run_pretraining]
+
+Commands:
+    run      all of it, until training ends: create, set up, start, watch; a
+             slice that was preempted is asked for again, and training goes on
+    create   ask for the slice
+    wait     until it is there
+    setup    copy this code to all hosts, install it, look for the TPU
+    check    all checks of the run and some real updates, on the TPU
+    start    train in the background; logs stay on host 0, and go to --log_dir
+    status   of the request, of the slice, of training
+    logs     follow what training says
+    stop     end training, with a checkpoint at its next step
+    delete   the slice and the request; the run and its logs stay
+
+Settings, which may also stand in the environment, e.g. ALBERT_TPU_ZONE for
+--zone:
+HELP
+  # shellcheck disable=SC2016  # sed is to see it as it stands
+  sed -n 's/^  \([a-z_]*\)=${ALBERT_TPU_[A-Z_]*-\(.*\)} # /    --\1=\2\t/p' \
+    "$0" | expand -t 40
+  cat <<'HELP'
+
+Examples:
+    tpu/launch.sh run --project=mine --zone=us-west4-a --name=base \
+        --accelerator_type=v5litepod-8 --log_dir=gs://bucket/logs/base -- \
+        --flagfile=configs/pretrain/base_v2_125k.flags \
+        --precision=mixed_bfloat16 --output_dir=gs://bucket/runs/base \
+        --input_file='gs://bucket/records/train/*.tfrecord'
+    tpu/launch.sh run ... --dry_run     # prints every command, runs none
+    tpu/launch.sh delete --project=mine --zone=us-west4-a --name=base
+
+Exit status of run: that of training (0 when all steps are done; 1, 130 as
+albert_tf/README.md says), or 1 if the slice could not be had.
+HELP
+}
+
+# The only place of defaults; usage reads it.
+settings() {
+  project=${ALBERT_TPU_PROJECT-} # Google Cloud project
+  zone=${ALBERT_TPU_ZONE-} # e.g. us-west4-a; where your quota is
+  name=${ALBERT_TPU_NAME-albert} # of the slice, and of the request
+  accelerator_type=${ALBERT_TPU_ACCELERATOR_TYPE-v5litepod-8} # v4-128, v6e-8
+  runtime_version=${ALBERT_TPU_RUNTIME_VERSION-} # "": that of the accelerator
+  tier=${ALBERT_TPU_TIER-spot} # spot, on_demand or reserved
+  valid_until_duration=${ALBERT_TPU_VALID_UNTIL_DURATION-} # wait at most, 6h
+  service_account=${ALBERT_TPU_SERVICE_ACCOUNT-} # "": that of Compute Engine
+  create_flags=${ALBERT_TPU_CREATE_FLAGS-} # more of gcloud, e.g. --network=n
+  ssh_flags=${ALBERT_TPU_SSH_FLAGS-} # more of gcloud, e.g. --internal-ip
+  log_dir=${ALBERT_TPU_LOG_DIR-} # gs://..., logs are copied to each minute
+  poll_s=${ALBERT_TPU_POLL_S-60} # seconds between looks
+  grace_s=${ALBERT_TPU_GRACE_S-180} # seconds in which a preemption shows
+  max_failures=${ALBERT_TPU_MAX_FAILURES-3} # requests or set-ups, in a row
+  delete_when_done=${ALBERT_TPU_DELETE_WHEN_DONE-false} # true: when all is well
+}
+
+fail() {
+  printf 'error: %s\n' "$1" >&2
+  exit 1
+}
+
+say() {
+  printf '%s %s\n' "$(date '+%F %T')" "$*"
+}
+
+parse() {
+  local argument key
+  command=$1
+  shift
+  while (($#)); do
+    argument=$1
+    shift
+    case $argument in
+    --) training_flags=("$@") && return ;;
+    --dry_run) dry_run=true ;;
+    -h | --help) usage && exit ;;
+    --*=*)
+      key=${argument%%=*} key=${key#--}
+      grep -q "^  $key=\${ALBERT_TPU_" "$0" ||
+        fail "there is no setting --$key. See $0 --help."
+      printf -v "$key" '%s' "${argument#*=}"
+      ;;
+    *) fail "settings look like --SETTING=VALUE. Received: $argument" ;;
+    esac
+  done
+}
+
+check_settings() {
+  local key
+  for key in project zone name; do
+    [[ ${!key} ]] || fail "--$key is required, or ALBERT_TPU_${key^^}."
+  done
+  [[ $name =~ ^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$ ]] ||
+    fail "--name must be lower-case letters, digits and -. Received: $name"
+  for key in poll_s grace_s max_failures; do
+    [[ ${!key} =~ ^[0-9]+$ ]] ||
+      fail "--$key must be a number. Received: ${!key}"
+  done
+  [[ $tier =~ ^(spot|on_demand|reserved)$ ]] ||
+    fail "--tier must be spot, on_demand or reserved. Received: $tier"
+  [[ ! $log_dir || $log_dir == gs://* ]] ||
+    fail "--log_dir must be gs://... Received: $log_dir"
+  # https://cloud.google.com/tpu/docs/runtimes
+  case $accelerator_type in
+  v[234]-*) : "${runtime_version:=tpu-ubuntu2204-base}" ;;
+  v5litepod-*) : "${runtime_version:=v2-alpha-tpuv5-lite}" ;;
+  v5p-*) : "${runtime_version:=v2-alpha-tpuv5}" ;;
+  v6e-*) : "${runtime_version:=v2-alpha-tpuv6e}" ;;
+  *) fail "--accelerator_type must be v2-8 to v6e-8, or a slice of v2 to v5p, \
+e.g. v5litepod-256. Received: $accelerator_type" ;;
+  esac
+  # The server of tensorflow-tpu 2.20.0, start_grpc_tpu_worker, ends with a
+  # KeyError on v6e; one host needs none.
+  [[ $accelerator_type != v6e-* || ${accelerator_type#v6e-} -le 8 ]] ||
+    fail "tensorflow-tpu 2.20.0 has no server for v6e slices of several \
+hosts. Received: $accelerator_type. Take v6e-8, or v5litepod or v5p."
+}
+
+need_training_flags() {
+  [[ " ${training_flags[*]-}" == *' --output_dir=gs://'* ]] ||
+    fail "flags of run_pretraining must follow --, with an --output_dir on \
+gs://: what is on the hosts is lost with them."
+}
+
+# --- commands of gcloud ------------------------------------------------------
+
+# A command as one can paste it.
+quoted() {
+  local word line=()
+  for word in "$@"; do
+    [[ $word =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]] || word=${word@Q}
+    line+=("$word")
+  done
+  printf '%s\n' "${line[*]}"
+}
+
+# Runs a command, or prints it.
+call() {
+  if [[ $dry_run ]]; then quoted "$@" >&3; else "$@"; fi
+}
+
+tpus() {
+  local group=$1 verb=$2
+  shift 2
+  call gcloud compute tpus "$group" "$verb" "$@" \
+    --project="$project" --zone="$zone"
+}
+
+# Runs tpu/on_host.sh of the copied code on a host, or on all.
+on_hosts() {
+  local worker=$1
+  shift
+  remote "$worker" "bash albert_tf/tpu/on_host.sh $(quoted "$@")"
+}
+
+remote() {
+  # shellcheck disable=SC2086  # several flags
+  tpus tpu-vm ssh "$name" --worker="$1" --quiet $ssh_flags --command="$2"
+}
+
+# "" where there is no such request.
+request_state() {
+  tpus queued-resources list --filter="name~/queuedResources/$name\$" \
+    --format='value(state.state)'
+}
+
+slice_state() {
+  tpus tpu-vm describe "$name" --format='value(state)'
+}
+
+# none, running, stopped, lost, or "exit N"; "unreachable" without an answer.
+training_state() {
+  local script=albert_tf/tpu/on_host.sh
+  remote 0 "if [ -f $script ]; then bash $script status; else echo none; fi" |
+    grep -xE 'none|running|stopped|lost|exit [0-9]+' || echo unreachable
+}
+
+create() {
+  local flags=()
+  [[ $tier == on_demand ]] || flags+=("--$tier")
+  [[ ! $valid_until_duration ]] ||
+    flags+=("--valid-until-duration=$valid_until_duration")
+  [[ ! $service_account ]] || flags+=("--service-account=$service_account")
+  # shellcheck disable=SC2206  # several flags
+  flags+=($create_flags)
+  tpus queued-resources create "$name" --node-id="$name" \
+    --accelerator-type="$accelerator_type" \
+    --runtime-version="$runtime_version" "${flags[@]}"
+}
+
+delete() {
+  tpus queued-resources delete "$name" --force --quiet
+}
+
+wait_until_there() {
+  local state
+  while :; do
+    state=$(request_state)
+    [[ $dry_run ]] && return
+    case $state in
+    ACTIVE) return ;;
+    '' | FAILED | SUSPENDED)
+      fail "the request must become ACTIVE. Received: ${state:-none}. See \
+tpu/launch.sh status, then delete and create." ;;
+    esac
+    say "$name: $state"
+    sleep "$poll_s"
+  done
+}
+
+setup() {
+  local archive=$scratch/albert_tf.tar.gz
+  local files='git ls-files -z --cached --others --exclude-standard'
+  # Joined by &&, for run goes on where it fails.
+  # shellcheck disable=SC2086  # several flags
+  call bash -c "set -e -o pipefail; cd $(quoted "$root"); $files |\
+ tar -czf $archive --null --files-from=-" &&
+    tpus tpu-vm scp "$archive" "$name:" --worker=all --quiet $ssh_flags &&
+    remote all "$(unless_running) rm -rf albert_tf && mkdir albert_tf &&\
+ tar -xzf albert_tf.tar.gz -C albert_tf &&\
+ bash albert_tf/tpu/on_host.sh install"
+}
+
+# Its modules would be taken from under a program that runs.
+unless_running() {
+  local script=albert_tf/tpu/on_host.sh
+  echo "if [ -f $script ] && [ \"\$(bash $script status)\" = running ]; then" \
+    "echo 'error: training must not be running' >&2; exit 1; fi;"
+}
+
+start() {
+  on_hosts all serve &&
+    on_hosts 0 train "$log_dir" "${training_flags[@]}"
+}
+
+check() {
+  on_hosts all serve &&
+    on_hosts 0 check "${training_flags[@]}"
+}
+
+status() {
+  tpus queued-resources describe "$name"
+  tpus tpu-vm describe "$name" \
+    --format='yaml(state,health,acceleratorType,runtimeVersion)'
+  on_hosts 0 status
+}
+
+# --- until training ends -----------------------------------------------------
+
+# Prints what run does, in its order.
+plan() {
+  echo "# is it asked for already? every $poll_s s, until it is ACTIVE" >&3
+  request_state
+  echo '# if not' >&3
+  create
+  echo '# when it is ACTIVE, until it is READY' >&3
+  slice_state
+  echo '# is training there already?' >&3
+  training_state >/dev/null
+  echo '# if not, or after 143, a preemption' >&3
+  setup
+  start
+  echo "# where the slice is SUSPENDED, FAILED or PREEMPTED; then again$(
+    [[ $delete_when_done == true ]] && echo '; and when training is done'
+  )" >&3
+  delete
+}
+
+run() {
+  local failures=0 news='' ended=0 request slice training
+  [[ ! $dry_run ]] || { plan && return; }
+  while :; do
+    slice='' training=''
+    request=$(request_state) || request=unknown
+    if [[ $request == ACTIVE ]]; then
+      slice=$(slice_state) || slice=unknown
+      failures=0
+    fi
+    [[ $slice != READY ]] || training=$(training_state)
+    if [[ $news != "$request $slice $training" ]]; then
+      news="$request $slice $training"
+      say "request: ${request:-none}; slice: ${slice:-none};" \
+        "training: ${training:-none}"
+      ended=$SECONDS
+    fi
+    case $request:$slice:$training in
+    ::) create || failures=$((failures + 1)) ;;
+    FAILED:* | SUSPENDED:* | ACTIVE:PREEMPTED:* | ACTIVE:TERMINATED:*)
+      [[ $request != FAILED ]] || failures=$((failures + 1))
+      ((failures >= max_failures)) || delete || true
+      ;;
+    *:none | *:lost) begin ;;
+    *:'exit 0')
+      [[ $delete_when_done != true ]] || delete
+      say "training is done$(
+        [[ $delete_when_done == true ]] || echo "; the slice costs until: $(
+          quoted "$0" delete --project="$project" --zone="$zone" --name="$name"
+        )"
+      )"
+      return
+      ;;
+    *:stopped) fail "training was stopped. The slice is still there." ;;
+    *:exit*)
+      # Where a host was preempted, training may end before that shows.
+      if ((SECONDS - ended >= grace_s)); then
+        [[ $training == 'exit 143' ]] || {
+          on_hosts 0 tail 50 || true
+          say "training ended: $training. The slice is still there."
+          exit "${training#exit }"
+        }
+        start || true
+      fi
+      ;;
+    esac
+    ((failures < max_failures)) || {
+      tpus queued-resources describe "$name" || true
+      fail "the slice could not be had, $failures times. See what it says \
+above: quota, zone, accelerator type, capacity."
+    }
+    sleep "$poll_s"
+  done
+}
+
+# Sets up and starts; a failure may be a preemption, which shows in a moment.
+begin() {
+  if setup && start; then setups_failed=0 && return; fi
+  setups_failed=$((setups_failed + 1))
+  ((setups_failed < max_failures)) ||
+    fail "setting up must work. It failed $setups_failed times."
+}
+
+# --- main --------------------------------------------------------------------
+
+main() {
+  local COMMANDS='run create wait setup check start status logs stop delete'
+  case ${1-} in
+  '' | -h | --help) usage && exit ;;
+  esac
+  [[ " $COMMANDS " == *" $1 "* ]] ||
+    fail "the command must be one of: $COMMANDS. Received: $1"
+  ((BASH_VERSINFO[0] * 10 + BASH_VERSINFO[1] >= 44)) ||
+    fail "bash must be 4.4 or newer. Received: $BASH_VERSION. On a Mac, brew \
+install bash, or use Cloud Shell."
+  dry_run='' training_flags=() setups_failed=0
+  settings
+  parse "$@"
+  check_settings
+  exec 3>&1
+  root=$(cd "$(dirname "$0")/.." && pwd)
+  if [[ $dry_run ]]; then
+    scratch=/tmp
+  else
+    type gcloud >/dev/null 2>&1 ||
+      fail "gcloud must be installed: https://cloud.google.com/sdk/docs/install"
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+  fi
+  case $command in
+  run | check | start) need_training_flags ;;
+  esac
+  case $command in
+  wait) wait_until_there ;;
+  logs) on_hosts 0 logs ;;
+  stop) on_hosts 0 stop ;;
+  *) "$command" ;;
+  esac
+}
+
+main "$@"

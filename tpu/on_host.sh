@@ -1,0 +1,218 @@
+#!/usr/bin/env bash
+# What tpu/launch.sh runs on the hosts of a TPU; host 0 is the one that trains.
+#
+#   install              the packages, on each host; looks for the TPU
+#   serve                the server of a host of a slice; alone it needs none
+#   train LOG_DIR FLAG.. in the background, on host 0
+#   check FLAG...        checks of the run
+#   status               none, running, stopped, lost (the host has started
+#                        anew), or "exit N"
+#   stop                 ends training, with a checkpoint
+#   logs, tail N         of training
+#
+# A slice of several hosts has one process of Python, on host 0; TensorFlow
+# reaches the chips of all hosts, its own too, by a server on each, which
+# tensorflow-tpu brings: start_grpc_tpu_worker.
+set -euo pipefail
+
+code=$(cd "$(dirname "$0")/.." && pwd)
+state=${ALBERT_TPU_STATE_DIR:-$HOME/albert_tf_state}
+bin=${ALBERT_TPU_BIN_DIR:-$HOME/albert_tf_venv/bin}
+log=$state/train.log
+port=${ALBERT_TPU_PORT:-8470} # of start_grpc_tpu_worker
+
+fail() {
+  printf 'error: %s: %s\n' "$(hostname)" "$1" >&2
+  exit 1
+}
+
+metadata() {
+  local server=${GCE_METADATA_HOST:-metadata.google.internal}
+  curl --silent --show-error --fail --max-time 10 --retry 3 \
+    --header 'Metadata-Flavor: Google' \
+    "http://$server/computeMetadata/v1/instance/$1"
+}
+
+# Addresses of all hosts, host 0 first. The attribute looks like
+# unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3, as
+# tensorflow/python/tools/grpc_tpu_worker.py reads it.
+hosts() {
+  local endpoints
+  endpoints=$(metadata attributes/worker-network-endpoints) ||
+    fail 'the metadata server must tell the hosts of the slice'
+  tr ',' '\n' <<<"$endpoints" | cut -d: -f3
+}
+
+is_alive() {
+  [[ -f $1 ]] && kill -0 "$(<"$1")" 2>/dev/null
+}
+
+install() {
+  local uv=$HOME/.local/bin/uv
+  # Ubuntu 22.04 has Python 3.10, which is too old; uv brings one.
+  [[ -x $uv ]] || python3 -m pip install --quiet --user uv==0.13.8
+  "$uv" venv --quiet --clear --python 3.11 "${bin%/bin}"
+  # The pinned libtpu and TensorFlow are those of other extras.
+  sed -E '/^(libtpu|tensorflow)==/d' "$code/constraints/tensorflow-2.20.txt" \
+    >"$code/constraints/tpu.txt"
+  "$uv" pip install --quiet --python "$bin/python" \
+    --constraint "$code/constraints/tpu.txt" --editable "${code}[tpu]"
+  look
+}
+
+# That the chips are there; on a single host, that TensorFlow sees them, too.
+# On a slice that would start the TPU, which waits for all hosts.
+look() {
+  cd "$code"
+  local number
+  number=$(hosts | wc -l)
+  "$bin/python" - "$number" <<'PYTHON'
+import socket
+import sys
+
+from albert_tf import tpu_chips
+
+chips = tpu_chips.find_chips()
+print(f"{socket.gethostname()}: {len(chips)} chips: {', '.join(chips)}")
+if not chips:
+    sys.exit("error: no TPU chip; see albert_tf/tpu_chips.py")
+if sys.argv[1] == "1":
+    import tensorflow as tf
+
+    devices = tf.config.list_physical_devices("TPU")
+    print(f"TensorFlow {tf.__version__} sees {len(devices)} devices")
+    sys.exit(not devices)
+PYTHON
+}
+
+serve() {
+  local addresses
+  mapfile -t addresses < <(hosts)
+  ((${#addresses[@]} > 1)) || return 0
+  mkdir -p "$state"
+  # A server keeps what a program that has ended left in it: take a new one.
+  if is_alive "$state/server.pid"; then
+    kill "$(<"$state/server.pid")"
+    while is_alive "$state/server.pid"; do sleep 0.5; done
+  fi
+  # start_grpc_tpu_worker sets these after it has loaded libtpu.
+  local address id
+  address=$(metadata network-interfaces/0/ip)
+  id=$(metadata attributes/agent-worker-number)
+  CLOUD_TPU_TASK_ID=$id TPU_HOSTNAME_OVERRIDE=$address \
+    TPU_MESH_CONTROLLER_ADDRESS=${addresses[0]}:8476 \
+    TPU_MESH_CONTROLLER_PORT=8476 TPU_TASK_PORT=$port \
+    setsid nohup "$bin/start_grpc_tpu_worker" \
+    >"$state/server.log" 2>&1 </dev/null &
+  echo "$!" >"$state/server.pid"
+  local waited=0
+  until (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
+    if ! is_alive "$state/server.pid" || ((waited++ >= 180)); then
+      tail -n 20 "$state/server.log" >&2
+      fail "start_grpc_tpu_worker must answer on port $port"
+    fi
+    sleep 1
+  done
+}
+
+# Flags that lead to the TPU; for a slice, the libtpu is the servers' alone.
+reach_tpu() {
+  local addresses
+  mapfile -t addresses < <(hosts)
+  tpu_flags=(--strategy=tpu)
+  ((${#addresses[@]} > 1)) || return 0
+  export TPU_LOAD_LIBRARY=0
+  local all
+  printf -v all ",%s:$port" "${addresses[@]}"
+  tpu_flags+=("--tpu_name=grpc://${all#,}")
+}
+
+check() {
+  reach_tpu
+  cd "$code"
+  "$bin/python" -m albert_tf.run_pretraining --dry_run "${tpu_flags[@]}" "$@"
+}
+
+train() {
+  [[ $(status) != running ]] || fail 'training must not be running already'
+  mkdir -p "$state"
+  rm -f "$state/exit_status" "$state/stopped" "$state/trainer.pid"
+  setsid nohup "$BASH" "$0" supervise "$@" >>"$log" 2>&1 </dev/null &
+  echo "$!" >"$state/supervisor.pid"
+  until [[ -s $state/trainer.pid ]]; do
+    is_alive "$state/supervisor.pid" || {
+      tail -n 20 "$log" >&2
+      fail 'training must start'
+    }
+    sleep 0.1
+  done
+  echo "training, process $(<"$state/trainer.pid"); log: $log"
+}
+
+# Runs training, copies its log to the bucket, keeps its exit status.
+supervise() {
+  local log_dir=$1 copy trainer copier='' result=0
+  shift
+  copy=$log_dir/$(hostname)-$(date '+%Y%m%d-%H%M%S').log
+  printf '\n%s: %s\n' "$(date '+%F %T')" "$*"
+  reach_tpu
+  cd "$code"
+  "$bin/python" -m albert_tf.run_pretraining "${tpu_flags[@]}" "$@" &
+  trainer=$!
+  echo "$trainer" >"$state/trainer.pid"
+  if [[ $log_dir ]]; then
+    copy_log_each_minute "$copy" &
+    copier=$!
+  fi
+  wait "$trainer" || result=$?
+  if [[ $copier ]]; then
+    kill "$copier"
+    copy_log "$copy"
+  fi
+  echo "$result" >"$state/exit_status.partial"
+  mv "$state/exit_status.partial" "$state/exit_status"
+}
+
+copy_log() {
+  gcloud storage cp --quiet "$log" "$1" >"$state/copy.log" 2>&1 ||
+    echo "the log could not be copied to $1: $(tail -n 1 "$state/copy.log")"
+}
+
+copy_log_each_minute() {
+  while sleep 60; do copy_log "$1"; done
+}
+
+status() {
+  if [[ -f $state/exit_status && -f $state/stopped ]]; then
+    echo stopped
+  elif [[ -f $state/exit_status ]]; then
+    echo "exit $(<"$state/exit_status")"
+  elif is_alive "$state/supervisor.pid"; then
+    echo running
+  elif [[ -f $state/supervisor.pid ]]; then
+    echo lost
+  else
+    echo none
+  fi
+}
+
+stop() {
+  is_alive "$state/trainer.pid" || fail 'training must be running'
+  touch "$state/stopped"
+  kill "$(<"$state/trainer.pid")"
+  echo "$log tells when the checkpoint is saved"
+}
+
+logs() {
+  exec tail -n 100 -F "$log"
+}
+
+case ${1-} in
+install | serve | train | check | status | stop | logs | supervise)
+  command=$1
+  shift
+  "$command" "$@"
+  ;;
+tail) tail -n "$2" "$log" ;;
+*) fail "on_host.sh has no command: ${1-}" ;;
+esac
