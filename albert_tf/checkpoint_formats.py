@@ -73,8 +73,9 @@ def find_format(path: str) -> str:
         )
     names = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
     run_dir, _ = split_run(path)
-    if exists(posixpath.join(run_dir, CONFIG_FILE)) and (
-        run_dir != path or CHECKPOINTS_DIR in names
+    if all(
+        exists(posixpath.join(run_dir, name))
+        for name in (CONFIG_FILE, CHECKPOINTS_DIR)
     ):
         return RUN
     if names.intersection(_SAFETENSORS):

@@ -103,14 +103,14 @@ def describe(weights: ModelWeights, source_format: str) -> str:
     figures = {
         "read": f"{weights.source} ({source_format})",
         "step": f"{weights.step:,}" if weights.step else "unknown",
-        "layers": f"{config.num_hidden_layers} in {config.num_hidden_groups} "
-        f"groups of {config.inner_group_num}, sharing "
-        f"{config.parameter_sharing}",
+        "layers": f"{config.num_hidden_layers}, groups "
+        f"{config.num_hidden_groups}, inner groups {config.inner_group_num}, "
+        f"sharing {config.parameter_sharing}",
         "widths": f"hidden {config.hidden_size}, embedding "
         f"{config.embedding_size}, feed-forward {config.intermediate_size}, "
         f"{config.num_attention_heads} heads",
         "vocabulary": f"{config.vocab_size:,} pieces, "
-        f"{weights.vocabulary or 'their file unknown'}",
+        f"{posixpath.basename(weights.vocabulary) or 'their file unknown'}",
         "sentence objective": weights.sentence_objective,
         "variables": f"{len(weights.values)}, with "
         f"{weights.num_parameters:,} parameters",

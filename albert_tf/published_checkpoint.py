@@ -93,38 +93,39 @@ def read(path: str, step: int = 0) -> ModelWeights:
     has_head = any(name.startswith(_SENTENCE_HEAD) for name in stored)
     objective = "sop" if has_pooler or has_head else "none"
     weights = list_weights(config, objective)
-    invented = [
-        weight
-        for weight in weights
-        if weight.published.startswith(_SENTENCE_HEAD) and not has_head
-    ]
-    read_here = [weight for weight in weights if weight not in invented]
-    slots = {f"{w.published}/{slot}" for w in weights for slot in _SLOTS}
-    moments = _SLOTS if slots & stored.keys() else {}
-    wanted = {weight.published: weight.shape for weight in read_here}
-    wanted |= {
+    shapes = {weight.published: weight.shape for weight in weights}
+    slots = {
         f"{name}/{slot}": shape
-        for name, shape in wanted.items()
-        for slot in moments
+        for name, shape in shapes.items()
+        for slot in _SLOTS
     }
-    _check(prefix, wanted, stored)
-    try:
-        tensors = {n: reader.get_tensor(stored[n].name) for n in wanted}
-        step = int(reader.get_tensor(step_stored.name)) if step_stored else 0
-    except READING_ERRORS as error:
-        raise _damaged(prefix, error) from None
-
+    moments = _SLOTS if slots.keys() & stored.keys() else {}
+    if moments:
+        shapes |= slots
+    invented = {
+        name
+        for name in shapes
+        if name.startswith(_SENTENCE_HEAD) and not has_head
+    }
     if invented:
         logging.warning(
             "%s has no sentence head; it gets one of zeros, which takes both "
             "orders for equally likely",
             prefix,
         )
-        for weight in invented:
-            for name in ("", *(f"/{slot}" for slot in moments)):
-                tensors[weight.published + name] = np.zeros(
-                    weight.shape, np.float32
-                )
+    _check(
+        prefix, {n: s for n, s in shapes.items() if n not in invented}, stored
+    )
+    try:
+        tensors = {
+            name: np.zeros(shape, np.float32)
+            if name in invented
+            else reader.get_tensor(stored[name].name)
+            for name, shape in shapes.items()
+        }
+        step = int(reader.get_tensor(step_stored.name)) if step_stored else 0
+    except READING_ERRORS as error:
+        raise _damaged(prefix, error) from None
     return ModelWeights(
         config,
         objective,

@@ -165,6 +165,14 @@ def test_any_checkpoint_of_a_run_can_be_taken(run_dir):
         read(step=3)
 
 
+def test_a_folder_is_no_run_for_its_name(tmp_path, published_dir):
+    """Such as the best of several, beside the config of all of them."""
+    converted(published_dir, tmp_path / "all" / "best", "hugging_face")
+    shutil.copy(tmp_path / "all" / "best" / "config.json", tmp_path / "all")
+    found = checkpoint_formats.find_format(str(tmp_path / "all" / "best"))
+    assert found == "hugging_face"
+
+
 def test_a_converted_run_is_evaluated_and_exported(
     tmp_path, run_dir, tiny_records, capsys
 ):

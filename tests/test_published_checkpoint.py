@@ -163,6 +163,7 @@ def test_a_module_of_tensorflow_hub_is_read(tmp_path):
     written = published_graph.write(
         tmp_path / "variables" / "variables",
         CONFIG,
+        slots=True,
         scope="module",
         sentence_head=False,
         config_file=tmp_path / "assets" / "albert_config.json",
@@ -174,6 +175,7 @@ def test_a_module_of_tensorflow_hub_is_read(tmp_path):
     assert weights.vocabulary == str(tmp_path / "assets" / "30k-clean.model")
     answers = answers_of(weights, CONFIG)
     assert not answers.pop("sentence_logits").any()
+    assert len(weights.slots) == 2 * len(weights.values)
     assert_close(answers, written.answers)
 
 
