@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from albert_tf.errors import UserError
 from albert_tf.features import CLS_ID, SEP_ID
+from albert_tf.files import is_remote
 from albert_tf.model_weights import ModelWeights
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.tokenization import Tokenizer
@@ -48,9 +49,15 @@ def verify(
         `sentence_logits`.
 
     Raises:
-        UserError: If a package is missing, if transformers finds weights
-            missing or unknown, or if a difference exceeds `TOLERANCE`.
+        UserError: If a package is missing, if the folder is not local, if
+            transformers finds weights missing or unknown, or if a difference
+            exceeds `TOLERANCE`.
     """
+    if is_remote(directory):
+        raise UserError(
+            "a folder that transformers is to load must be local",
+            received=directory,
+        )
     batch = _make_batch(weights, lines)
     theirs = _run_theirs(weights, directory, batch)
     ours = _run_ours(weights, batch)

@@ -16,6 +16,7 @@ import json
 import re
 import sys
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 from albert_tf.features import (
@@ -30,7 +31,7 @@ from albert_tf.features import (
 from albert_tf.files import open_existing
 from albert_tf.tokenization import PUBLISHED, WORD_MARK, Tokenizer
 
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+_SETTINGS_FILE = "tokenizer_config.json"
 _FAST_FILE = "tokenizer.json"
 _SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 
@@ -78,7 +79,7 @@ def tokenizer_files(
     return {
         TOKENIZER_FILE: content,
         _FAST_FILE: _to_json(_fast_tokenizer(tokenizer, content)),
-        TOKENIZER_CONFIG_FILE: _to_json(settings),
+        _SETTINGS_FILE: _to_json(settings),
         _SPECIAL_TOKENS_FILE: _to_json(
             _SPECIAL_TOKENS
             | {"mask_token": _added_token(SPECIAL_PIECES[MASK_ID])}
@@ -204,7 +205,7 @@ def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
     return [*steps, {"type": "NFKC"}]
 
 
-def _character_class(characters: Any) -> str:
+def _character_class(characters: Iterable[str]) -> str:
     r"""A regular expression such as `[\x{300}-\x{34E}]`."""
     ranges: list[list[int]] = []
     for code in map(ord, characters):

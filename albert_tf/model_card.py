@@ -81,7 +81,7 @@ def make_model_card(
         _describe_use(weights),
         "## Architecture\n",
         _table((name, getattr(weights.config, name)) for name in _ARCHITECTURE),
-        "`hidden_act` gelu is the tanh approximation, `gelu_new` in "
+        "Of activations, gelu is the tanh approximation, `gelu_new` in "
         "`config.json`.\n",
         "## Data\n",
         _describe_data(run_dir),

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import sys
 import unicodedata
 import warnings
 
@@ -240,6 +241,15 @@ def test_another_model_does_not_pass_for_the_same(folder):
     )
     with pytest.raises(UserError, match="which differ by up to nan"):
         verify(nan, str(directory))
+
+
+def test_verify_needs_the_extra_and_a_local_folder(folder, monkeypatch):
+    directory, weights = folder
+    with pytest.raises(UserError, match=r"must be local\. Received: gs://"):
+        verify(weights, "gs://bucket/folder")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match=r"torch .* installed.*\[interop\]"):
+        verify(weights, str(directory))
 
 
 @pytest.mark.interop
