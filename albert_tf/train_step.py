@@ -333,7 +333,6 @@ def _sum_over_parts(
         lambda index, _: index < num_parts,
         add_part,
         (tf.constant(1), part_gradients(part(0), 0)),
-        maximum_iterations=num_parts - 1,
     )
     return totals
 
