@@ -125,7 +125,7 @@ def cloud(tmp_path):
         server.shutdown()
         for path in made.path.glob("host-*/albert_tf_state/*.pid"):
             with contextlib.suppress(ProcessLookupError):  # has ended
-                os.killpg(int(path.read_text()), signal.SIGKILL)
+                os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
 
 
 def commands_of(dry_run):
@@ -225,10 +225,10 @@ def test_a_dry_run_prints_what_would_be_run_and_runs_nothing(cloud, words):
     dry = cloud.launch(words[0], "--dry_run", *words[1:])
     assert dry.returncode == 0, dry.stderr
     assert not cloud.calls
-    cloud.set_up(plan=["wait"])
     cloud.launch("create")
     cloud.launch("setup")
     if words[0] == "stop":
+        cloud.set_up(plan=["wait"])
         cloud.launch("start", "--", *TRAINING)
     before = len(cloud.calls)
     done = cloud.launch(*words)
@@ -353,8 +353,8 @@ def test_a_host_that_has_started_anew_trains_again(cloud):
         cloud.launch(command)
     cloud.launch("start", "--", *TRAINING)
     state = cloud.path / "host-0" / "albert_tf_state"
-    for name in ("supervisor.pid", "trainer.pid"):
-        os.kill(int((state / name).read_text()), signal.SIGKILL)
+    trainer = int((state / "trainer.pid").read_text())
+    os.killpg(os.getpgid(trainer), signal.SIGKILL)
     assert cloud.launch("status").stdout.splitlines()[-1] == "lost"
     done = cloud.run()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -43,8 +43,10 @@ hosts() {
   tr ',' '\n' <<<"$endpoints" | cut -d: -f3
 }
 
+# A program holds a lock while it lives, which a number of a process would not
+# tell after the host has started anew.
 is_alive() {
-  [[ -f $1 ]] && kill -0 "$(<"$1")" 2>/dev/null
+  [[ -f $state/$1.lock ]] && ! flock --shared --nonblock "$state/$1.lock" true
 }
 
 install() {
@@ -91,9 +93,9 @@ serve() {
   ((${#addresses[@]} > 1)) || return 0
   mkdir -p "$state"
   # A server keeps what a program that has ended left in it: take a new one.
-  if is_alive "$state/server.pid"; then
+  if is_alive server; then
     kill "$(<"$state/server.pid")"
-    while is_alive "$state/server.pid"; do sleep 0.5; done
+    while is_alive server; do sleep 0.5; done
   fi
   # start_grpc_tpu_worker sets these after it has loaded libtpu.
   local address id
@@ -102,12 +104,12 @@ serve() {
   CLOUD_TPU_TASK_ID=$id TPU_HOSTNAME_OVERRIDE=$address \
     TPU_MESH_CONTROLLER_ADDRESS=${addresses[0]}:8476 \
     TPU_MESH_CONTROLLER_PORT=8476 TPU_TASK_PORT=$port \
-    setsid nohup "$bin/start_grpc_tpu_worker" \
-    >"$state/server.log" 2>&1 </dev/null &
+    setsid nohup flock --no-fork "$state/server.lock" \
+    "$bin/start_grpc_tpu_worker" >"$state/server.log" 2>&1 </dev/null &
   echo "$!" >"$state/server.pid"
   local waited=0
   until (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
-    if ! is_alive "$state/server.pid" || ((waited++ >= 180)); then
+    if ((waited++ >= 180)) || ! kill -0 "$!" 2>/dev/null; then
       tail -n 20 "$state/server.log" >&2
       fail "start_grpc_tpu_worker must answer on port $port"
     fi
@@ -138,9 +140,8 @@ train() {
   mkdir -p "$state"
   rm -f "$state/exit_status" "$state/stopped" "$state/trainer.pid"
   setsid nohup "$BASH" "$0" supervise "$@" >>"$log" 2>&1 </dev/null &
-  echo "$!" >"$state/supervisor.pid"
   until [[ -s $state/trainer.pid ]]; do
-    is_alive "$state/supervisor.pid" || {
+    kill -0 "$!" 2>/dev/null || {
       tail -n 20 "$log" >&2
       fail 'training must start'
     }
@@ -153,6 +154,8 @@ train() {
 supervise() {
   local log_dir=$1 copy trainer copier='' result=0
   shift
+  exec 9>>"$state/training.lock"
+  flock --timeout 10 9
   copy=$log_dir/$(hostname)-$(date '+%Y%m%d-%H%M%S').log
   printf '\n%s: %s\n' "$(date '+%F %T')" "$*"
   reach_tpu
@@ -161,7 +164,7 @@ supervise() {
   trainer=$!
   echo "$trainer" >"$state/trainer.pid"
   if [[ $log_dir ]]; then
-    copy_log_each_minute "$copy" &
+    copy_log_each_minute "$copy" 9>&- &
     copier=$!
   fi
   wait "$trainer" || result=$?
@@ -187,9 +190,9 @@ status() {
     echo stopped
   elif [[ -f $state/exit_status ]]; then
     echo "exit $(<"$state/exit_status")"
-  elif is_alive "$state/supervisor.pid"; then
+  elif is_alive training; then
     echo running
-  elif [[ -f $state/supervisor.pid ]]; then
+  elif [[ -f $state/training.lock ]]; then
     echo lost
   else
     echo none
@@ -197,7 +200,7 @@ status() {
 }
 
 stop() {
-  is_alive "$state/trainer.pid" || fail 'training must be running'
+  [[ $(status) == running ]] || fail 'training must be running'
   touch "$state/stopped"
   kill "$(<"$state/trainer.pid")"
   echo "$log tells when the checkpoint is saved"
