@@ -36,8 +36,9 @@ A run of `--sentence_objective=nsp` has `next_sentence` (next, random)
 instead of `sentence_order`; one of `none` has neither, and no pooled_output.
 
 Text needs tensorflow-text, here and wherever Python loads the model;
-TensorFlow Serving has it. `--notext_signatures` leaves it out, as on a TPU VM,
-where it does not install.
+TensorFlow Serving has it. On a TPU VM it must be installed by
+`pip install --no-deps tensorflow-text==2.20.*`, or it brings another
+TensorFlow. `--notext_signatures` does without.
 
 Beside the model, in `assets.extra/`, lie the vocabulary (`spiece.model`), the
 architecture (`albert_config.json`), what a caller must know to make ids of
