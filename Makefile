@@ -2,8 +2,8 @@
 #
 # make demo          from text to an exported ALBERT, in build/demo
 # make test          the tests
-# make extras-test   the tests that need PyTorch, Apache Beam or TensorFlow
-#                    Datasets
+# make extras-test   the tests that need PyTorch, Apache Beam, TensorFlow
+#                    Datasets or the TPU compiler
 # make lint          style of the code
 # make typecheck     types of the code
 # make lock          constraints/*.txt anew; UPGRADE=1 takes newer versions
@@ -52,7 +52,7 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/installed-extras: $(VENV)/installed
-	$(INSTALL_SELF) '.[cpu,test,interop,beam,tfds]'
+	$(INSTALL_SELF) '.[cpu,test,interop,beam,tfds,tpu-compile]'
 	@touch $@
 
 # --- checks ------------------------------------------------------------------
@@ -64,7 +64,9 @@ test: $(VENV)/installed
 extras-test: $(VENV)/installed-extras
 	$(BIN)/python -c "import safetensors, torch, transformers"
 	$(BIN)/python -c "import apache_beam, tensorflow_datasets"
-	$(BIN)/python -m pytest -q -m "interop or beam or tfds" $(PYTEST_ARGS)
+	$(BIN)/python -c "import jax, libtpu"
+	$(BIN)/python -m pytest -q -m "interop or beam or tfds or tpu_compile" \
+	    $(PYTEST_ARGS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

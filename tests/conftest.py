@@ -31,6 +31,7 @@ EXTRAS = {
     "interop": ("safetensors", "torch", "transformers"),
     "beam": ("apache_beam",),
     "tfds": ("tensorflow_datasets",),
+    "tpu_compile": ("jax", "libtpu"),
 }
 
 

@@ -1,0 +1,1 @@
+"""Cloud TPUs: what a run costs on a slice, and launching one."""
