@@ -62,6 +62,7 @@ setup(
             "mypy>=1.11",
             "pytest>=8",
             "pytest-xdist>=3.6",
+            "pyyaml>=6",
             "ruff>=0.6",
             "tensorflow-text>=2.20,<2.22",
         ],
