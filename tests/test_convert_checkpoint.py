@@ -24,6 +24,7 @@ from albert_tf import (
     evaluate,
     export_saved_model,
     published_checkpoint,
+    run_directory,
     train,
 )
 from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
@@ -105,6 +106,8 @@ def test_an_archive_becomes_a_run_and_an_archive_again(
     vocabulary = (tmp_path / "run" / "spiece.model").read_bytes()
     assert vocabulary == PUBLISHED_VOCABULARY.read_bytes()
     assert checkpoint_formats.find_format(str(tmp_path / "run")) == "run"
+    settings = run_directory.load_config(str(tmp_path / "run"))
+    assert settings.training.output_dir == str(tmp_path / "run")
 
     back = converted(tmp_path / "run", tmp_path / "back", verify=True)
     assert_same(back, read)
