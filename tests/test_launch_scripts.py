@@ -16,6 +16,10 @@ import sys
 import threading
 
 import pytest
+from absl import flags as absl_flags
+
+from albert_tf import flags
+from albert_tf.config import PretrainingConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 LAUNCH = ROOT / "tpu" / "launch.sh"
@@ -359,3 +363,33 @@ def test_a_host_that_has_started_anew_trains_again(cloud):
     done = cloud.run()
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(cloud.trained()) == 2
+
+
+def test_what_the_readme_shows_is_understood(cloud, monkeypatch):
+    """By the script, and its flags of training by the trainer."""
+    blocks = (ROOT / "tpu" / "README.md").read_text().split("\n\n")
+    (block,) = (b for b in blocks if "tpu/launch.sh run --name=" in b)
+    dry = subprocess.run(
+        ["bash", "-ec", block.replace(".sh run", ".sh run --dry_run")],
+        env={
+            **cloud.environment,
+            "PROJECT": "mine",
+            "ZONE": "us-west4-a",
+            "BUCKET": "mine-albert",
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    train = commands_of(dry)[-2][-3]
+    words = shlex.split(train.removeprefix("--command="))
+    assert words[:3] == ["bash", "albert_tf/tpu/on_host.sh", "train"]
+    assert words[3] == "gs://mine-albert/logs/base"
+    monkeypatch.chdir(ROOT)
+    values = absl_flags.FlagValues()
+    flags.define(PretrainingConfig, values)
+    values(["run_pretraining", *words[4:]])
+    config = flags.parse(PretrainingConfig, values)
+    assert config.training.output_dir == "gs://mine-albert/runs/base"
