@@ -723,7 +723,8 @@ class DistributionConfig(Config):
     )
     tpu_name: str = setting(
         "local",
-        "TPU to connect to: local on a TPU VM, or its name.",
+        "TPU to connect to: local on a TPU VM of one host; the servers of the "
+        "hosts of a slice, grpc://HOST:8470,...; or a name.",
     )
     tpu_zone: str = setting("", "Zone of a named TPU, e.g. us-central2-b.")
     gcp_project: str = setting("", "Project of a named TPU.")
