@@ -120,10 +120,11 @@ def test_every_fault_is_in_the_table(tiny_records, tmp_path, capsys):
     assert "--strategy=auto" in checks["devices"]
     assert checks["learning rate"].startswith("warn")
     assert skipped(checks) == {
-        "room", "held-out records", "run", "batch", "memory", "workers",
-        "updates",
+        "room", "held-out records", "run", "initial weights", "batch",
+        "memory", "workers", "updates",
     }  # fmt: skip
-    assert "needs: records, run, batch, workers" in checks["updates"]
+    needed = "needs: records, run, initial weights, batch, workers"
+    assert needed in checks["updates"]
     assert (tmp_path / "run").read_text() == "a file"
 
 
