@@ -525,6 +525,9 @@ def _to_tensors(weights: ModelWeights) -> dict[str, np.ndarray]:
         )
         for w in list_weights(config, weights.sentence_objective)
     }
+    # transformers 4.46 zeroes the bias, after it has read it, where its other
+    # name is missing.
+    tensors["predictions.decoder.bias"] = tensors["predictions.bias"]
     if config.embedding_size == config.hidden_size:
         size = config.hidden_size
         tensors[f"{_PROJECTION}.weight"] = np.eye(size, dtype=np.float32)
