@@ -9,6 +9,7 @@ Prints two Markdown tables.
 
 import dataclasses
 import gzip
+import itertools
 import json
 import pathlib
 import shutil
@@ -96,20 +97,23 @@ def measure() -> None:
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  its operations
 
-    imported = time.time()
+    moments = [(task["begin"], 0.0), _now()]
     signatures = tf.saved_model.load(task["saved_model_dir"]).signatures
-    loaded = time.time()
+    moments.append(_now())
     requests = _make_requests(tf, 1)
     signatures["fill_mask_text"](**requests["fill_mask_text"])
-    answered = time.time()
+    moments.append(_now())
     print(
-        f"| start of Python, imports | loading | first answer, L={LENGTH} "
-        "| all |\n|---|---|---|---|\n"
-        f"| {imported - task['begin']:.1f} s | {loaded - imported:.1f} s "
-        f"| {answered - loaded:.1f} s | {answered - task['begin']:.1f} s |\n"
+        f"| seconds | start of Python, imports | loading | first answer, "
+        f"L={LENGTH} | all |\n|---|---|---|---|---|"
     )
+    for name, which in [("wall", 0), ("CPU", 1)]:
+        clock = [moment[which] for moment in moments]
+        parts = [end - begin for begin, end in itertools.pairwise(clock)]
+        figures = [f"{seconds:.1f}" for seconds in (*parts, sum(parts))]
+        print(f"| {name} | {' | '.join(figures)} |")
     print(
-        f"| signature, L={LENGTH} | batch | ms, best | ms, median "
+        f"\n| signature, L={LENGTH} | batch | ms, best | ms, median "
         "| examples/s, best | CPU ms an example |\n|---|---|---|---|---|---|"
     )
     for batch_size in task["batch_sizes"]:
@@ -124,6 +128,11 @@ def measure() -> None:
                 f"| {1e3 * min(cpu_seconds) / batch_size:.0f} |",
                 flush=True,
             )
+
+
+def _now() -> tuple[float, float]:
+    """Seconds: of the wall clock, and of this process on all cores."""
+    return time.time(), time.process_time()
 
 
 def _make_requests(tf: Any, batch_size: int) -> dict[str, dict[str, Any]]:
