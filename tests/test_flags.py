@@ -8,6 +8,7 @@ from absl import flags as absl_flags
 from albert_tf import config as configs
 from albert_tf import flags
 from albert_tf.config import (
+    CompileCheckConfig,
     Config,
     ConvertConfig,
     ExportConfig,
@@ -34,6 +35,7 @@ COMMANDS = (
     FillMaskConfig,
     ServingClientConfig,
     ReportConfig,
+    CompileCheckConfig,
 )
 
 
@@ -108,7 +110,9 @@ def test_every_config_is_of_a_command():
 
 
 @pytest.mark.parametrize(
-    "config_class", [c for c in COMMANDS if c is not PretrainingConfig]
+    "config_class",
+    # The others cannot do without an architecture.
+    [c for c in COMMANDS if c not in (PretrainingConfig, CompileCheckConfig)],
 )
 def test_no_flags_are_the_defaults(config_class):
     assert parse(config_class) == config_class()
