@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -102,6 +103,8 @@ def queued_resources(verb):
         shutil.copy(CLOUD / "new_states", CLOUD / "states")
     elif verb == "delete":
         requested.unlink()
+        for path in CLOUD.glob("host-*/albert_tf_state/server.pid"):
+            os.kill(int(path.read_text()), signal.SIGKILL)
         for home in CLOUD.glob("host-*"):
             shutil.rmtree(home)
     elif verb == "list" and requested.exists():

@@ -90,7 +90,7 @@ class Cloud:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=120,
         )
 
     def run(self, *settings):
