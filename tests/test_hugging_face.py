@@ -481,8 +481,8 @@ def test_the_card_tells_the_data_settings_and_figures(tmp_path, tiny_records):
     metadata = (tiny_records / "train" / "metadata.json").read_text()
     (tmp_path / "run" / "records_metadata.json").write_text(metadata)
     lines = [
-        {"split": "train", "step": 8, "masked_lm_loss": 7.7777},
         {"split": "eval", "step": 8, "masked_lm_loss": 5.51234},
+        {"split": "train", "step": 8, "masked_lm_loss": 7.7777},
         {"split": "eval", "step": 12, "masked_lm_loss": 4.4},
     ]
     (tmp_path / "run" / "metrics.jsonl").write_text(
