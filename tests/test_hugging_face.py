@@ -312,9 +312,12 @@ def test_transformers_loads_it_without_a_word(tmp_path, caplog):
             "AlbertTokenizerFast",
         ):
             tokenizer = getattr(transformers, class_name).from_pretrained(whole)
-            assert tokenizer("Paris [MASK] Is", "Is it?")["input_ids"] == [
-                *(2, 1162, 4, 25, 3, 25, 32, 60, 3)
-            ]
+            pair = tokenizer(
+                "Paris [MASK] Is", "Is it?", return_token_type_ids=True
+            )
+            ids = [2, 1162, 4, 25, 3, 25, 32, 60, 3]
+            assert pair["input_ids"] == ids
+            assert pair["token_type_ids"] == [0] * 5 + [1] * 4
             assert tokenizer.model_max_length == 13
             assert tokenizer.pad_token_id == 0
     assert not [r for r in caplog.records if r.levelname != "INFO"]
