@@ -170,6 +170,8 @@ def test_help_tells_commands_settings_and_defaults(cloud):
         (["create", "--accelerator_type=v6e-16"], "no server for v6e slices"),
         (["create", "--log_dir=/tmp"], "--log_dir must be gs://"),
         (["run", "--poll_s=often"], "--poll_s must be a number"),
+        (["run", "--max_failures=0"], "--max_failures must be at least 1"),
+        (["run", "--delete_when_done=yes"], "must be true or false. Received"),
         (["start"], "flags of run_pretraining must follow --"),
         (["start", "--", "--output_dir=/tmp/x"], "--output_dir on gs://"),
     ],
@@ -251,7 +253,7 @@ def test_a_dry_run_prints_what_would_be_run_and_runs_nothing(cloud, words):
 def test_a_dry_run_of_all_prints_the_plan(cloud):
     dry = cloud.launch("run", "--dry_run", "--", *TRAINING)
     verbs = " ".join(command[4] for command in commands_of(dry))
-    assert verbs == "list create describe ssh scp ssh ssh ssh delete"
+    assert verbs == "list create describe ssh ssh scp ssh ssh ssh ssh delete"
     assert "git ls-files" in dry.stdout and not cloud.calls
 
 
@@ -349,6 +351,50 @@ def test_training_is_found_again_and_stopped(cloud):
     assert done.returncode == 1
     assert "training was stopped" in done.stderr
     assert len(cloud.trained()) == 1
+
+
+def test_a_slice_that_trains_keeps_its_servers_and_modules(cloud):
+    """Host 0 alone knows that it trains."""
+    cloud.set_up(plan=["wait"], num_hosts=2)
+    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
+    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
+        assert cloud.launch(*words).returncode == 0
+    module = cloud.path / "host-1" / "albert_tf" / "of-the-program-that-runs"
+    module.touch()
+    for words in (
+        ["start", "--", *TRAINING],
+        ["check", "--", *TRAINING],
+        ["setup"],
+    ):
+        done = cloud.launch(*words)
+        assert done.returncode and "must not be running" in done.stderr
+    assert len((cloud.path / "served").read_text().splitlines()) == 2
+    assert module.exists()
+
+
+def test_a_slice_is_not_taken_for_one_host_where_nobody_tells(cloud):
+    cloud.set_up(num_hosts=2)
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    done = cloud.launch(
+        "start", "--", *TRAINING, GCE_METADATA_HOST="127.0.0.1:9"
+    )
+    assert done.returncode
+    assert "metadata server must tell the hosts" in done.stderr
+    assert not (cloud.path / "trained").exists()
+
+
+def test_training_with_other_flags_is_not_taken_for_this_one(cloud):
+    cloud.set_up(plan=["0", "0"])
+    assert cloud.run().returncode == 0
+    others = ["--poll_s=0", "--", *TRAINING, "--seed=2"]
+    done = cloud.launch("run", *others)
+    assert done.returncode == 1
+    assert "training on this slice has other flags" in done.stderr
+    assert len(cloud.trained()) == 1
+    assert cloud.launch("start", *others).returncode == 0
+    assert cloud.launch("run", *others).returncode == 0
+    assert cloud.trained()[1][1][-1] == "--seed=2"
 
 
 def test_a_host_that_has_started_anew_trains_again(cloud):

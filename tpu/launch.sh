@@ -100,10 +100,16 @@ check_settings() {
   done
   [[ $name =~ ^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$ ]] ||
     fail "--name must be lower-case letters, digits and -. Received: $name"
-  for key in poll_s grace_s max_failures; do
-    [[ ${!key} =~ ^[0-9]+$ ]] ||
+  for key in poll_s grace_s; do
+    [[ ${!key} =~ ^(0|[1-9][0-9]*)$ ]] ||
       fail "--$key must be a number. Received: ${!key}"
   done
+  [[ $max_failures =~ ^[1-9][0-9]*$ ]] ||
+    fail "--max_failures must be at least 1. Received: $max_failures"
+  # What was meant for true would leave a slice that costs.
+  [[ $delete_when_done =~ ^(true|false)$ ]] ||
+    fail "--delete_when_done must be true or false. Received:\
+ $delete_when_done"
   [[ $tier =~ ^(spot|on_demand|reserved)$ ]] ||
     fail "--tier must be spot, on_demand or reserved. Received: $tier"
   [[ ! $log_dir || $log_dir == gs://* ]] ||
@@ -176,11 +182,13 @@ slice_state() {
   tpus tpu-vm describe "$name" --format='value(state)'
 }
 
-# none, running, stopped, lost, or "exit N"; "unreachable" without an answer.
+# As on_host.sh status_of has it, with these flags; "unreachable" without
+# an answer.
 training_state() {
   local script=albert_tf/tpu/on_host.sh
-  remote 0 "if [ -f $script ]; then bash $script status; else echo none; fi" |
-    grep -xE 'none|running|stopped|lost|exit [0-9]+' || echo unreachable
+  remote 0 "if [ -f $script ]; then bash $script status_of\
+ $(quoted "${training_flags[@]}"); else echo none; fi" |
+    grep -xE 'none|running|stopped|lost|other|exit [0-9]+' || echo unreachable
 }
 
 create() {
@@ -221,28 +229,32 @@ setup() {
   local files='git ls-files -z --cached --others --exclude-standard'
   # Joined by &&, for run goes on where it fails.
   # shellcheck disable=SC2086  # several flags
-  call bash -c "set -e -o pipefail; cd $(quoted "$root"); $files |\
+  refuse_if_running &&
+    call bash -c "set -e -o pipefail; cd $(quoted "$root"); $files |\
  tar -czf $archive --null --files-from=-" &&
     tpus tpu-vm scp "$archive" "$name:" --worker=all --quiet $ssh_flags &&
-    remote all "$(unless_running) rm -rf albert_tf && mkdir albert_tf &&\
+    remote all "rm -rf albert_tf && mkdir albert_tf &&\
  tar -xzf albert_tf.tar.gz -C albert_tf &&\
  bash albert_tf/tpu/on_host.sh install"
 }
 
-# Its modules would be taken from under a program that runs.
-unless_running() {
+# Its modules and servers would be taken from under a program that runs, on
+# all hosts; only host 0 knows of it.
+refuse_if_running() {
   local script=albert_tf/tpu/on_host.sh
-  echo "if [ -f $script ] && [ \"\$(bash $script status)\" = running ]; then" \
-    "echo 'error: training must not be running' >&2; exit 1; fi;"
+  remote 0 "if [ -f $script ] && [ \"\$(bash $script status)\" = running ]\
+; then echo 'error: training must not be running' >&2; exit 1; fi"
 }
 
 start() {
-  on_hosts all serve &&
+  refuse_if_running &&
+    on_hosts all serve &&
     on_hosts 0 train "$log_dir" "${training_flags[@]}"
 }
 
 check() {
-  on_hosts all serve &&
+  refuse_if_running &&
+    on_hosts all serve &&
     on_hosts 0 check "${training_flags[@]}"
 }
 
@@ -276,6 +288,7 @@ plan() {
 
 run() {
   local failures=0 news='' ended=0 request slice training
+  local again='To train there again: setup, start, and then run.'
   [[ ! $dry_run ]] || { plan && return; }
   while :; do
     slice='' training=''
@@ -307,13 +320,15 @@ run() {
       )"
       return
       ;;
-    *:stopped) fail "training was stopped. The slice is still there." ;;
+    *:stopped) fail "training was stopped. The slice is still there. $again" ;;
+    *:other) fail "training on this slice has other flags. $again To look at\
+ it: status, logs. Or take another --name." ;;
     *:exit*)
       # Where a host was preempted, training may end before that shows.
       if ((SECONDS - ended >= grace_s)); then
         [[ $training == 'exit 143' ]] || {
           on_hosts 0 tail 50 || true
-          say "training ended: $training. The slice is still there."
+          say "training ended: $training. The slice is still there. $again"
           exit "${training#exit }"
         }
         start || true

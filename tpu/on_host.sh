@@ -7,6 +7,7 @@
 #   check FLAG...        checks of the run
 #   status               none, running, stopped, lost (the host has started
 #                        anew), or "exit N"
+#   status_of FLAG...    the same, or other if that has other flags
 #   stop                 ends training, with a checkpoint
 #   logs, tail N         of training
 #
@@ -33,14 +34,15 @@ metadata() {
     "http://$server/computeMetadata/v1/instance/$1"
 }
 
-# Addresses of all hosts, host 0 first. The attribute looks like
+# Sets addresses to those of all hosts, host 0 first. The attribute looks like
 # unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3, as
 # tensorflow/python/tools/grpc_tpu_worker.py reads it.
-hosts() {
+find_hosts() {
   local endpoints
+  # Without an answer a slice must not be taken for one host.
   endpoints=$(metadata attributes/worker-network-endpoints) ||
     fail 'the metadata server must tell the hosts of the slice'
-  tr ',' '\n' <<<"$endpoints" | cut -d: -f3
+  mapfile -t addresses < <(tr ',' '\n' <<<"$endpoints" | cut -d: -f3)
 }
 
 # A program holds a lock while it lives, which a number of a process would not
@@ -66,9 +68,8 @@ install() {
 # On a slice that would start the TPU, which waits for all hosts.
 look() {
   cd "$code"
-  local number
-  number=$(hosts | wc -l)
-  "$bin/python" - "$number" <<'PYTHON'
+  find_hosts
+  "$bin/python" - "${#addresses[@]}" <<'PYTHON'
 import socket
 import sys
 
@@ -88,8 +89,7 @@ PYTHON
 }
 
 serve() {
-  local addresses
-  mapfile -t addresses < <(hosts)
+  find_hosts
   ((${#addresses[@]} > 1)) || return 0
   mkdir -p "$state"
   # A server keeps what a program that has ended left in it: take a new one.
@@ -119,8 +119,7 @@ serve() {
 
 # Flags that lead to the TPU; for a slice, the libtpu is the servers' alone.
 reach_tpu() {
-  local addresses
-  mapfile -t addresses < <(hosts)
+  find_hosts
   tpu_flags=(--strategy=tpu)
   ((${#addresses[@]} > 1)) || return 0
   export TPU_LOAD_LIBRARY=0
@@ -139,6 +138,7 @@ train() {
   [[ $(status) != running ]] || fail 'training must not be running already'
   mkdir -p "$state"
   rm -f "$state/exit_status" "$state/stopped" "$state/trainer.pid"
+  printf '%q\n' "${@:2}" >"$state/flags"
   setsid nohup "$BASH" "$0" supervise "$@" >>"$log" 2>&1 </dev/null &
   until [[ -s $state/trainer.pid ]]; do
     kill -0 "$!" 2>/dev/null || {
@@ -199,6 +199,15 @@ status() {
   fi
 }
 
+status_of() {
+  if [[ -f $state/flags &&
+    $(printf '%q\n' "$@") != "$(<"$state/flags")" ]]; then
+    echo other
+  else
+    status
+  fi
+}
+
 stop() {
   [[ $(status) == running ]] || fail 'training must be running'
   touch "$state/stopped"
@@ -211,7 +220,7 @@ logs() {
 }
 
 case ${1-} in
-install | serve | train | check | status | stop | logs | supervise)
+install | serve | train | check | status | status_of | stop | logs | supervise)
   command=$1
   shift
   "$command" "$@"
