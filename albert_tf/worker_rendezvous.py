@@ -77,6 +77,8 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server(
             ("", port),
             family=family,
+            # They lie until all have come: Python's own 128 are too few.
+            backlog=socket.SOMAXCONN,
             dualstack_ipv6=family == socket.AF_INET6,
         )
     except OSError as error:

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -42,6 +43,26 @@ def test_all_go_on_when_the_last_has_come():
     for process in (*early, last):
         assert float(process.communicate(timeout=60)[0]) > begun
         assert process.returncode == 0
+
+
+def test_more_than_128_workers_reach_one_that_waits():
+    """Connections that nobody takes are as many as the workers."""
+    mine, away = free_ports(2)
+    cluster = {"worker": [f"localhost:{port}" for port in (mine, away)]}
+    done = []
+
+    def wait():
+        with pytest.raises(UserError):
+            wait_for_workers(cluster, "worker", 0, timeout_s=6)
+        done.append(True)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(1)
+    for _ in range(300):
+        socket.create_connection(("localhost", mine), timeout=3).close()
+    assert not done
+    waiting.join()
 
 
 def test_those_that_do_not_come_are_named_with_their_addresses():
