@@ -118,8 +118,9 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
 
     Args:
         path: As the module's docstring has them, local or gs://.
-        step: The checkpoint to take where there are several; 0 is the newest,
-            or the one that the path names.
+        step: The checkpoint to take where the path is a run's directory, or
+            one of google-research/albert with several; 0 is the newest, or
+            the one that the path names.
 
     Returns:
         The model. Its vocabulary outlives the archive that it was in until
@@ -128,10 +129,16 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
     Raises:
         UserError: If there is no model or it is damaged, if its values are
             not those of its architecture, or its vocabulary is of another
-            size.
+            size; if there is a step, but nothing to choose by it.
     """
     path = path.rstrip("/")
     found = find_format(path)
+    if step and not _has_steps(path, found):
+        raise UserError(
+            "checkpoint_step must be left out where the path means one "
+            "checkpoint",
+            received=f"{step}, and {path}",
+        )
     if found == HUGGING_FACE:
         weights = hugging_face.read(path)
     elif found == RUN:
@@ -151,6 +158,15 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
                 f"{weights.config.vocab_size}",
             )
     return weights
+
+
+def _has_steps(path: str, found: str) -> bool:
+    """Whether a path leaves open which checkpoint is meant."""
+    if found == RUN:
+        return split_run(path)[1] in ("", CHECKPOINTS_DIR)
+    return found == PUBLISHED and (
+        path.endswith(SUFFIXES) or tf.io.gfile.isdir(path)
+    )
 
 
 def _read_archive(path: str, step: int) -> ModelWeights:
@@ -173,16 +189,17 @@ def _keep(vocabulary: str) -> str:
 def _read_run(path: str, step: int) -> ModelWeights:
     run_dir, part = split_run(path)
     match = STEP_DIRECTORY.fullmatch(part)
+    wanted = step or None
     if match:
-        step = int(match[1])
-    elif part == BEST_DIR and not step:
+        wanted = int(match[1])
+    elif part == BEST_DIR:
         best = list_checkpoints(path)
         if not best:
             raise UserError(f"{path} must hold a checkpoint", received="none")
-        step = best[-1].step
+        wanted = best[-1].step
     config = run_directory.load_config(run_dir)
     store = CheckpointStore(run_dir, {}, writes=False)
-    found = store.read_all(step)
+    found = store.read_all(wanted)
     if found is None:
         raise UserError(
             f"{run_dir} must hold a checkpoint",

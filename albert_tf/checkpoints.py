@@ -186,7 +186,7 @@ class CheckpointStore:
                 all are torn, or if a checkpoint holds variables of other
                 names or shapes.
         """
-        found = self._read(step, avoided, self._variables)
+        found = self._read(step or None, avoided, self._variables)
         if found is None:
             return None
         checkpoint, values = found
@@ -197,9 +197,12 @@ class CheckpointStore:
         return checkpoint
 
     def read_all(
-        self, step: int = 0
+        self, step: int | None = None
     ) -> tuple[Checkpoint, dict[str, np.ndarray]] | None:
-        """As `restore`, but all that the checkpoint holds, given back."""
+        """As `restore`, but all that the checkpoint holds, given back.
+
+        Here step 0 is a checkpoint as any other, and None is the newest.
+        """
         found = self._read(step, None, None)
         if found is None:
             return None
@@ -208,13 +211,13 @@ class CheckpointStore:
 
     def _read(
         self,
-        step: int,
+        step: int | None,
         avoided: int | None,
         variables: Mapping[str, tf.Variable] | None,
     ) -> tuple[Checkpoint, dict[str, tf.Tensor]] | None:
         """Reads a checkpoint as `restore` has it; all of it for None."""
         found = self._committed(self._directory)
-        if step:
+        if step is not None:
             found = self._of_step(step, found)
         found.sort(key=lambda c: (c.step != avoided, c.step), reverse=True)
         for checkpoint in found:

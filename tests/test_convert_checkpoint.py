@@ -162,6 +162,10 @@ def test_any_checkpoint_of_a_run_can_be_taken(tmp_path, run_dir):
     assert read("/checkpoints/step-00000002").step == 2
     assert read(step=2).step == 2
     path = "albert/pooler/kernel"
+    # Step 0 by its path, since as a setting 0 is the newest.
+    first = read("/checkpoints/step-00000000")
+    assert first.step == 0
+    assert not np.array_equal(first.values[path], read().values[path])
     for step in (2, 4):
         reader = tf.train.load_checkpoint(
             str(run_dir / "checkpoints" / f"step-{step:08d}" / "variables")
@@ -171,6 +175,29 @@ def test_any_checkpoint_of_a_run_can_be_taken(tmp_path, run_dir):
         )
     with pytest.raises(UserError, match=r"Received: 3\..*There are: .*2, 4"):
         read(step=3)
+    shutil.rmtree(run_dir / "best")
+    shutil.copytree(
+        run_dir / "checkpoints" / "step-00000000",
+        run_dir / "best" / "step-00000000",
+    )
+    assert read("/best").step == 0
+
+
+def test_a_step_beside_a_path_of_one_checkpoint_is_refused(
+    tmp_path, run_dir, published_dir
+):
+    """Even of its own: who gives both may mean either."""
+    converted(published_dir, tmp_path / "folder", "hugging_face")
+    for path in (
+        run_dir / "checkpoints" / "step-00000002",
+        run_dir / "best",
+        published_dir / "model.ckpt-best",
+        published_dir / "model.ckpt-best.index",
+        tmp_path / "folder",
+    ):
+        match = f"checkpoint_step must be left out .*Received: 4, and {path}"
+        with pytest.raises(UserError, match=match):
+            checkpoint_formats.read_weights(str(path), 4)
 
 
 def test_a_folder_is_no_run_for_its_name(tmp_path, published_dir):
