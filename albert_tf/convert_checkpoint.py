@@ -14,6 +14,7 @@ Nothing is written before all has been read and checked, and `--to` is there
 only when it is whole.
 """
 
+import os
 import posixpath
 
 import tensorflow as tf
@@ -37,7 +38,7 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.features import TOKENIZER_FILE
-from albert_tf.files import PARTIAL_SUFFIX, remove_directory
+from albert_tf.files import PARTIAL_SUFFIX, is_remote, remove_directory
 from albert_tf.model_weights import ModelWeights
 
 
@@ -51,7 +52,11 @@ def convert(config: ConvertConfig) -> None:
     """
     config.require("from_", "to")
     target = config.to.rstrip("/")
+    if os.path.islink(target):
+        target = os.path.realpath(target)  # what is renamed is no link
+    partial = target + PARTIAL_SUFFIX
     _check_new(target)
+    _check_apart(config.from_, partial)
     source_format = checkpoint_formats.find_format(config.from_)
     target_format = config.to_format
     if target_format == "auto":
@@ -69,7 +74,6 @@ def convert(config: ConvertConfig) -> None:
     if not weights.vocabulary:
         logging.warning("%s has no vocabulary, and none goes along", target)
 
-    partial = target + PARTIAL_SUFFIX
     remove_directory(partial)
     try:
         if target_format == RUN:
@@ -88,11 +92,12 @@ def convert(config: ConvertConfig) -> None:
             )
         if config.verify:
             print(verify(weights, partial, target_format))
+        _check_new(target)  # still: another may have written it meanwhile
+        remove_directory(target)  # an empty one
+        tf.io.gfile.rename(partial, target)
     except BaseException:
         remove_directory(partial)
         raise
-    remove_directory(target)  # an empty one
-    tf.io.gfile.rename(partial, target)
     logging.info("wrote %s (%s)", target, target_format)
 
 
@@ -220,6 +225,21 @@ def _check_new(target: str) -> None:
             "--to must be new, or an empty directory",
             received=f"{target}, which is there",
             remedy="Choose another, or remove it.",
+        )
+
+
+def _check_apart(source: str, partial: str) -> None:
+    """Refuses to read what is removed before a new model is written."""
+    source, partial = (
+        path if is_remote(path) else os.path.realpath(path)
+        for path in (source, partial)
+    )
+    if f"{source}/".startswith(f"{partial}/"):
+        raise UserError(
+            f"--from must be another directory than {partial}, where a model "
+            "is written until it is whole",
+            received=source,
+            remedy="Choose another --to.",
         )
 
 

@@ -314,6 +314,44 @@ def test_settings_that_make_no_sense_are_refused(tmp_path, published_dir):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
 
 
+def test_a_link_to_an_empty_directory_is_filled(tmp_path, published_dir):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    converted(published_dir, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "config.json").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["disk", "link"]
+
+
+def test_what_another_writes_meanwhile_stays(
+    tmp_path, published_dir, monkeypatch
+):
+    """To convert the largest models takes minutes."""
+    write = published_checkpoint.write
+
+    def write_as_another_does(weights, directory):
+        write(weights, directory)
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "file").write_text("another's")
+
+    monkeypatch.setattr(published_checkpoint, "write", write_as_another_does)
+    with pytest.raises(UserError, match="--to must be new"):
+        converted(published_dir, tmp_path / "out", "published")
+    assert (tmp_path / "out" / "file").read_text() == "another's"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_model_is_not_removed_to_be_written_again(
+    tmp_path, published_dir, monkeypatch
+):
+    """What a conversion leaves that was killed may be all there is."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(published_dir, tmp_path / "out.partial")
+    match = r"Received: .*Choose another --to"
+    refused("out.partial", tmp_path, match)
+    refused(tmp_path / "out.partial" / "model.ckpt-best", tmp_path, match)
+
+
 def refused(source, tmp_path, match, **more):
     """Converts what must be refused, and nothing may be written."""
     before = sorted(tmp_path.rglob("*"))
