@@ -31,7 +31,7 @@ from albert_tf.files import (
     open_existing,
     write_bytes,
 )
-from albert_tf.hugging_face_tokenizer import tokenizer_files
+from albert_tf.hugging_face_tokenizer import is_cased, tokenizer_files
 from albert_tf.model_card import make_model_card
 from albert_tf.model_weights import ModelWeights
 from albert_tf.run_directory import RECORDS_METADATA_FILE
@@ -149,11 +149,20 @@ def read(directory: str) -> ModelWeights:
         _remove_projection(tensors, directory)
     values = _to_values(config, objective, tensors, directory)
     vocabulary = posixpath.join(directory, TOKENIZER_FILE)
+    if not exists(vocabulary):
+        vocabulary = ""
+    elif is_cased(directory, vocabulary):
+        logging.warning(
+            "THE VOCABULARY OF %s KEEPS UPPER CASE, which does not go along: "
+            "what is made of the model alone takes text in lower case. Records "
+            "of a run that begins with it need --nodo_lower_case",
+            directory,
+        )
     return ModelWeights(
         config,
         objective,
         values,
-        vocabulary=vocabulary if exists(vocabulary) else "",
+        vocabulary=vocabulary,
         source=directory,
     )
 

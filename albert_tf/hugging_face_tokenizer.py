@@ -13,6 +13,7 @@ told in CONVERTING.md.
 
 import base64
 import json
+import posixpath
 import re
 import sys
 import unicodedata
@@ -28,7 +29,7 @@ from albert_tf.features import (
     TOKENIZER_FILE,
     UNK_ID,
 )
-from albert_tf.files import open_existing
+from albert_tf.files import load_json_if_any, open_existing
 from albert_tf.tokenization import PUBLISHED, WORD_MARK, Tokenizer
 
 _SETTINGS_FILE = "tokenizer_config.json"
@@ -85,6 +86,19 @@ def tokenizer_files(
             | {"mask_token": _added_token(SPECIAL_PIECES[MASK_ID])}
         ),
     }
+
+
+def is_cased(directory: str, vocabulary: str) -> bool:
+    """Whether a folder's vocabulary, of the published kind, keeps upper case.
+
+    Which the vocabulary does not tell, and its settings do.
+    """
+    settings = load_json_if_any(posixpath.join(directory, _SETTINGS_FILE))
+    return (
+        isinstance(settings, dict)
+        and settings.get("do_lower_case") is False
+        and Tokenizer(vocabulary).kind == PUBLISHED
+    )
 
 
 def _tokenizer_class(tokenizer: Tokenizer) -> str:

@@ -473,6 +473,23 @@ def test_case_is_what_the_run_says(tmp_path, vocabularies):
     assert stored["do_lower_case"] is False
 
 
+@pytest.mark.parametrize(
+    ("name", "do_lower_case", "is_told"),
+    [
+        ("published", False, True),
+        ("published", True, False),
+        ("of bytes", False, False),  # it says so itself
+    ],
+)
+def test_a_vocabulary_that_keeps_upper_case_is_told(
+    tmp_path, vocabularies, caplog, name, do_lower_case, is_told
+):
+    """Since a folder read is a model without records, which would say so."""
+    folder = export_vocabulary(tmp_path, vocabularies[name], do_lower_case)
+    hugging_face.read(str(folder))
+    assert ("KEEPS UPPER CASE" in caplog.text) == is_told
+
+
 # --- the card ----------------------------------------------------------------
 
 
