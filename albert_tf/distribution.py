@@ -171,28 +171,28 @@ def _multi_worker_strategy(
     text = os.environ.get("TF_CONFIG", "")
     try:
         value = json.loads(text)
-        task = value["task"]
-        hosts = value["cluster"][task["type"]]
-        complete = isinstance(hosts[int(task["index"])], str)
-        complete &= task["type"] in WORKER_JOBS and isinstance(hosts, list)
+        job, index = value["task"]["type"], int(value["task"]["index"])
+        # The one that keeps the others together first.
+        cluster = {
+            job: value["cluster"][job]
+            for job in WORKER_JOBS
+            if job in value["cluster"]
+        }
+        complete = index in range(len(cluster[job])) and all(
+            isinstance(hosts, list)
+            and all(re.fullmatch(r".+:\d+", host) for host in hosts)
+            for hosts in cluster.values()
+        )
     except (ValueError, TypeError, LookupError):
         complete = False
     if not complete:
         raise UserError(form, received=repr(text))
-    # The one that keeps the others together first.
-    cluster = {
-        job: value["cluster"][job]
-        for job in WORKER_JOBS
-        if job in value["cluster"]
-    }
     logging.info(
         "waiting for all workers of TF_CONFIG, at most worker_timeout_s=%d: %s",
         config.worker_timeout_s,
         json.dumps(cluster),
     )
-    wait_for_workers(
-        cluster, task["type"], int(task["index"]), config.worker_timeout_s
-    )
+    wait_for_workers(cluster, job, index, config.worker_timeout_s)
     _watch_workers(cluster, config.worker_timeout_s)
     with name_lost_workers(config), _ended_if_alone(config.worker_timeout_s):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(

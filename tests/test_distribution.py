@@ -56,13 +56,21 @@ def test_a_tpu_that_is_not_there_is_named_within_seconds():
         '{"cluster": {"worker": "a:1"}, "task": {"type": "worker"}}',
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3'
         "}}",
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", '
+        '"index": -1}}',
+        '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", '
+        '"index": 0}}',
+        '{"cluster": {"worker": ["a:1", "b:"]}, "task": {"type": "worker", '
+        '"index": 0}}',
         '{"cluster": {"boss": ["a:1"]}, "task": {"type": "boss", "index": 0}}',
     ],
 )
 def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match="TF_CONFIG must hold a JSON object"):
-        distribution.make_strategy(DistributionConfig(strategy="multi_worker"))
+        distribution.make_strategy(
+            DistributionConfig(strategy="multi_worker", worker_timeout_s=2)
+        )
 
 
 def test_a_tpu_is_not_asked_to_compile_what_it_compiles_anyway():
