@@ -207,6 +207,36 @@ def test_what_a_server_objects_to_is_told(grpc_server, rest_server):
             connect(server, "albert")
 
 
+class SomethingElse(http.server.BaseHTTPRequestHandler):
+    """A web server that serves no model."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>Welcome</html>")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_what_is_no_rest_interface_is_told(grpc_server):
+    """The port of the other protocol, another server, and no port at all."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), SomethingElse)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for url in (
+        grpc_server.replace("grpc://", "http://"),
+        f"http://127.0.0.1:{server.server_port}",
+        "http://127.0.0.1:port",
+    ):
+        with pytest.raises(UserError, match=r"http://127.* must answer"):
+            connect(url, "albert").predict("encode_text", {"text": ["a"]})
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
 def test_rest_needs_no_tensorflow():
     code = (
         "import sys; from albert_tf.serving.client import connect\n"

@@ -12,6 +12,7 @@ REST needs Python alone; gRPC needs `pip install -e '.[serving]'`. Copy what
 you need: `RestClient` and `GrpcClient` are the messages, and no more.
 """
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -76,9 +77,14 @@ class RestClient:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 return json.load(response)["outputs"]
         except urllib.error.HTTPError as error:
-            raise _refused(self._url, error.read().decode()) from None
-        except OSError as error:
+            reason = error.read().decode(errors="replace").strip()
+            raise _refused(self._url, reason or first_line(error)) from None
+        except (OSError, http.client.HTTPException) as error:
             raise _refused(self._url, first_line(error)) from None
+        except (ValueError, TypeError, LookupError):
+            raise _refused(
+                self._url, "no answer of TensorFlow Serving's REST interface"
+            ) from None
 
 
 class GrpcClient:
