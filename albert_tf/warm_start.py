@@ -312,6 +312,18 @@ def _match_pieces(
     """
     source = config.initialization.init_checkpoint
     model_file = _vocabulary_of(config, weights)
+    if weights.vocabulary and model_file != weights.vocabulary:
+        # Who gives that of the records means well, and would have rows of
+        # other pieces taken for theirs.
+        own, given = Tokenizer(weights.vocabulary), Tokenizer(model_file)
+        if _pieces_of(own) != _pieces_of(given):
+            raise UserError(
+                "init_vocabulary must have the pieces of the vocabulary of "
+                "init_checkpoint",
+                received=f"{model_file}, and {weights.vocabulary}",
+                remedy="Leave --init_vocabulary out; that of the run is with "
+                "its records.",
+            )
     size_here, size_there = config.model.vocab_size, weights.config.vocab_size
     if not model_file or records.metadata is None:
         whose = "the records" if model_file else source
@@ -354,10 +366,7 @@ def _match_pieces(
             f"{features.METADATA_FILE}",
             remedy="Build the records again.",
         )
-    pieces_here, pieces_there = (
-        [vocabulary.id_to_piece(i) for i in range(vocabulary.vocab_size)]
-        for vocabulary in (here, there)
-    )
+    pieces_here, pieces_there = _pieces_of(here), _pieces_of(there)
     if pieces_here == pieces_there:
         return None
     ids_there = {piece: i for i, piece in enumerate(pieces_there)}
@@ -373,6 +382,10 @@ def _match_pieces(
 def _vocabulary_of(config: PretrainingConfig, weights: ModelWeights) -> str:
     """The SentencePiece model of a model, or ""."""
     return config.initialization.init_vocabulary or weights.vocabulary
+
+
+def _pieces_of(vocabulary: Tokenizer) -> list[str]:
+    return [vocabulary.id_to_piece(i) for i in range(vocabulary.vocab_size)]
 
 
 def _place_pieces(

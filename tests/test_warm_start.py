@@ -15,6 +15,7 @@ import sentencepiece
 import tensorflow as tf
 import tiny_run
 from run_processes import RunProcesses, lines_without_timing
+from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf import (
     checkpoint_formats,
@@ -573,6 +574,34 @@ def test_a_vocabulary_that_is_not_the_models_is_refused(
     found = find_train_records(tiny_records, config)
     with pytest.raises(UserError, match="300 pieces, and 400 in the model"):
         warm_start.plan(config, found, weights_of(config.model))
+
+
+def test_a_vocabulary_against_that_beside_the_model_is_refused(
+    tiny_records, tmp_path
+):
+    """Of as many pieces, such as that of the records, given by mistake."""
+    ours = tiny_records / "train/spiece.model"
+    model = sentencepiece_model_pb2.ModelProto.FromString(ours.read_bytes())
+    model.pieces[100].piece, model.pieces[101].piece = (
+        model.pieces[101].piece,
+        model.pieces[100].piece,
+    )
+    theirs = tmp_path / "theirs.model"
+    theirs.write_bytes(model.SerializeToString())
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(ours),
+    )
+    found = find_train_records(tiny_records, config)
+    with pytest.raises(UserError, match=r"spiece\.model, and .*theirs\.model"):
+        warm_start.plan(config, found, weights_of(config.model, theirs))
+    (tmp_path / "same.model").write_bytes(ours.read_bytes())
+    planned = warm_start.plan(
+        config, found, weights_of(config.model, tmp_path / "same.model")
+    )
+    assert planned.kept_pieces is None
 
 
 def test_records_beside_another_vocabulary_are_refused(
