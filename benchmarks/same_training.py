@@ -1,0 +1,230 @@
+"""The same training here and in PyTorch, step by step, drawn.
+
+    make demo        # vocabulary and records
+    python -m benchmarks.same_training
+
+From the same weights and on the same records, the trainer, and Hugging Face's
+ALBERT with LAMB and AdamW written out in PyTorch (`tests/pytorch_training.py`),
+train a small model at L=128 in float32 without dropout. Beside them stands what
+becomes of it where the moments are corrected for their bias, as PyTorch's own
+AdamW does. Prints a Markdown table, and draws the losses and how far they lie
+apart. Takes some ten minutes on two cores.
+"""
+
+import dataclasses
+import importlib
+import io
+import pathlib
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from albert_tf import config as settings
+from albert_tf import files, flags
+from albert_tf.config import setting
+
+# Tests share the other half of the comparison.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+
+RATES = {"lamb": 0.01, "adamw": 0.001}
+TITLES = {"lamb": "LAMB", "adamw": "AdamW"}
+LOSSES = ("Masked-LM loss (nats)", "Sentence-order loss (nats)")
+GOAL = 1e-3
+OURS, THEIRS, OTHER = "#8ac4ea", "#0b3c5d", "#d95f02"
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "font.sans-serif": ["DejaVu Sans", "Helvetica"],  # named in every text
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "same_training",  # the same file again
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig(settings.Config):
+    """What is trained on what."""
+
+    albert_config_file: str = setting(
+        "configs/models/albert_demo.json", "The architecture."
+    )
+    input_file: tuple[str, ...] = setting(
+        ("build/demo/records/train/*.tfrecord",), "Training records."
+    )
+    max_seq_length: int = setting(128, "Of the records.", at_least=1)
+    max_predictions_per_seq: int = setting(20, "Of the records.", at_least=1)
+    global_batch_size: int = setting(8, "Examples in a step.", at_least=1)
+    num_train_steps: int = setting(200, "Steps.", at_least=20)
+    output_file: str = setting(
+        "albert_tf/same_training.svg", "The picture, SVG."
+    )
+
+
+class Comparison(NamedTuple):
+    """What came of a training here, in PyTorch, and otherwise in PyTorch.
+
+    Attributes:
+        ours, theirs: Losses by step, as `LOSSES`, `(steps, 2)`.
+        same: Differences of these, relative, `(steps, 2)`.
+        apart: Those between PyTorch with bias correction and without.
+        same_weights, apart_weights: Differences of the weights at the end,
+            relative to their change.
+    """
+
+    ours: np.ndarray
+    theirs: np.ndarray
+    same: np.ndarray
+    apart: np.ndarray
+    same_weights: float
+    apart_weights: float
+
+
+def main(config: BenchmarkConfig) -> None:
+    """Trains thrice by each optimizer, draws and prints what came of it."""
+    # Only now, after --help.
+    training = importlib.import_module("paired_training")
+
+    compared = {}
+    for optimizer in RATES:
+        run = _make_run(config, optimizer)
+        ours = training.train(run)
+        theirs = training.train_in_pytorch(run, ours.initial)
+        other = training.train_in_pytorch(
+            run, ours.initial, bias_correction=True
+        )
+        compared[optimizer] = Comparison(
+            ours.losses,
+            theirs.losses,
+            training.loss_differences(ours, theirs),
+            training.loss_differences(other, theirs),
+            training.weight_difference(ours, theirs),
+            training.weight_difference(other, theirs),
+        )
+    picture = _draw(compared)
+    files.write_bytes(config.output_file, picture)
+    _print_table(compared)
+    print(f"\n{config.output_file}: {len(picture):,} bytes")
+
+
+def _make_run(
+    config: BenchmarkConfig, optimizer: str
+) -> settings.PretrainingConfig:
+    return settings.PretrainingConfig(
+        model=settings.ModelConfig.from_json_file(config.albert_config_file),
+        data=settings.DataConfig(
+            input_file=config.input_file,
+            max_seq_length=config.max_seq_length,
+            max_predictions_per_seq=config.max_predictions_per_seq,
+            global_batch_size=config.global_batch_size,
+        ),
+        optimizer=settings.OptimizerConfig(
+            optimizer=optimizer,
+            learning_rate=RATES[optimizer],
+            num_warmup_steps=config.num_train_steps // 10,
+        ),
+        distribution=settings.DistributionConfig(strategy="one_device"),
+        training=settings.TrainingConfig(
+            num_train_steps=config.num_train_steps
+        ),
+    )
+
+
+def _print_table(compared: Mapping[str, Comparison]) -> None:
+    rows = [
+        [
+            "optimizer",
+            "masked-LM loss",
+            "sentence-order loss",
+            "differences: masked-LM",
+            "sentence-order",
+            "weights",
+            "by bias correction: losses",
+            "weights",
+        ]
+    ]
+    rows.append(["---"] * len(rows[0]))
+    for optimizer, comparison in compared.items():
+        ends = zip(
+            comparison.theirs[0],
+            comparison.theirs[-10:].mean(axis=0),
+            strict=True,
+        )
+        rows.append(
+            [
+                TITLES[optimizer],
+                *(f"{first:.3f} to {last:.3f}" for first, last in ends),
+                *(f"{value:.1e}" for value in comparison.same.max(axis=0)),
+                f"{comparison.same_weights:.1e}",
+                f"{comparison.apart.max():.1e}",
+                f"{comparison.apart_weights:.1e}",
+            ]
+        )
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+def _draw(compared: Mapping[str, Comparison]) -> bytes:
+    """Losses above, their relative differences below; a column each."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 6.4), layout="constrained")
+        rows = figure.subplots(3, len(compared), sharex=True, sharey="row")
+        for column, (optimizer, comparison) in zip(
+            rows.T, compared.items(), strict=True
+        ):
+            column[0].set_title(TITLES[optimizer])
+            for task, name in enumerate(LOSSES):
+                ours, theirs = comparison.ours, comparison.theirs
+                _draw_losses(column[task], ours[:, task], theirs[:, task])
+                column[task].set_ylabel(name)
+            _draw_differences(column[2], comparison)
+        for axes in rows[:, 1:].flat:
+            axes.set_ylabel("")
+        rows[0, 0].legend(frameon=False)
+        low, high = rows[2, 0].get_ylim()
+        rows[2, 0].set_ylim(low, high * 1000)  # room for the legend
+        rows[2, 0].legend(frameon=False, loc="upper left")
+        file = io.BytesIO()
+        nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator"))
+        figure.savefig(file, format="svg", metadata=nothing)
+    # Of curves, a tenth of a point is as fine as one sees.
+    return re.sub(
+        rb' d="[^"]*"',
+        lambda path: re.sub(
+            rb"(\d\.\d)\d+", rb"\1", path[0].replace(b" \nL ", b"L")
+        ),
+        file.getvalue(),
+    )
+
+
+def _draw_losses(axes: Axes, ours: np.ndarray, theirs: np.ndarray) -> None:
+    axes.plot(ours, color=OURS, linewidth=3, label="albert_tf")
+    axes.plot(
+        theirs, color=THEIRS, linewidth=0.8, label="PyTorch", linestyle="--"
+    )
+
+
+def _draw_differences(axes: Axes, comparison: Comparison) -> None:
+    # What is equal to the last bit has no logarithm.
+    smallest = np.finfo(np.float32).eps / 4
+    for values, color, label in (
+        (comparison.same, THEIRS, "albert_tf and PyTorch"),
+        (comparison.apart, OTHER, "PyTorch, with and without bias correction"),
+    ):
+        largest = np.maximum(values.max(axis=1), smallest)
+        axes.plot(largest, color=color, linewidth=0.8, label=label)
+    axes.axhline(GOAL, color="#858585", linestyle=":", linewidth=1)
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_xlabel("step")
+    axes.locator_params(axis="x", nbins=5)
+    axes.set_ylabel("Relative difference")
+
+
+if __name__ == "__main__":
+    flags.run(main, BenchmarkConfig)
