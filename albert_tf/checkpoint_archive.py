@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from albert_tf.errors import UserError
 from albert_tf.files import open_existing
@@ -26,11 +26,30 @@ MAX_BYTES = 64 * 2**30
 MAX_FILES = 10_000
 # Of what is read into memory at once: architecture, vocabulary, state.
 MAX_SMALL_BYTES = 64 * 2**20
+# Of what comes before a file and tells of it: long names, times, owners.
+MAX_HEADER_BYTES = 2**20
 
 _SMALL_FILES = ("albert_config.json", "checkpoint")
 _SMALL_SUFFIXES = (".model",)
 _INDEX_SUFFIX = ".index"
 _DATA_PART = ".data-"
+_LONGEST_NAME = 255  # bytes, between two slashes
+_FILE_TYPES = (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE)
+
+
+class _Header(tarfile.TarInfo):
+    """A header, which tarfile would read into memory however long it is."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type not in _FILE_TYPES and header.size > MAX_HEADER_BYTES:
+            raise UserError(
+                "an archive's headers must have at most "
+                f"{MAX_HEADER_BYTES} bytes",
+                received=header.size,
+            )
+        return header
 
 
 @contextlib.contextmanager
@@ -55,9 +74,15 @@ def unpacked(archive: str) -> Iterator[str]:
                 open_existing(archive, "rb") as raw,
                 _decompressed(archive, raw) as file,
                 # A stream: gs:// is read once, and nothing is sought.
-                tarfile.open(fileobj=file, mode="r|") as members,
+                tarfile.open(
+                    fileobj=file, mode="r|", tarinfo=_Header
+                ) as members,
             ):
                 indices = _unpack(archive, members, folder)
+        except IsADirectoryError:
+            raise UserError(
+                f"{archive} must be an archive", received="a directory"
+            ) from None
         except FileNotFoundError:
             raise UserError(
                 f"{archive} must exist", received="no such file"
@@ -107,7 +132,13 @@ def _unpack(archive: str, members: tarfile.TarFile, folder: str) -> list[str]:
         if not member.isreg() or not _is_needed(archive, name, member.size):
             continue
         target = os.path.join(folder, *name.split("/"))
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(
+                f"{archive} must hold files in directories",
+                received=f"{name}, in a file",
+            ) from None
         if os.path.exists(target):
             raise UserError(
                 f"{archive} must hold each file once", received=f"{name} twice"
@@ -126,6 +157,11 @@ def _check(archive: str, member: tarfile.TarInfo) -> None:
     fault = ""
     if member.name.startswith("/") or ".." in member.name.split("/"):
         fault = "a path out of it"
+    elif "\0" in member.name or any(
+        len(os.fsencode(part)) > _LONGEST_NAME
+        for part in member.name.split("/")
+    ):
+        fault = "a name that no file can have"
     elif not (member.isreg() or member.isdir()):
         fault = "a link" if member.issym() or member.islnk() else "a device"
     if fault:

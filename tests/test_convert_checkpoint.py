@@ -492,6 +492,36 @@ def test_an_archive_beyond_reason_is_refused(tmp_path, monkeypatch):
     refused(twice, tmp_path, "a/checkpoint twice")
 
 
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_header_that_would_fill_the_memory_is_refused(tmp_path, kind):
+    """A name of gigabytes takes megabytes in an archive."""
+    member = entry("a/" + "b" * 2**20)
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=kind) as tar:
+        tar.addfile(member)
+    assert (tmp_path / "a.tar.gz").stat().st_size < 10_000
+    refused(
+        tmp_path / "a.tar.gz", tmp_path, r"at most 1048576 bytes.*: 10485\d\d"
+    )
+
+
+def test_names_that_no_file_can_have_are_refused(tmp_path):
+    long = archive_of(tmp_path / "a.tgz", (entry("a" * 256 + "/b.model"), b""))
+    refused(long, tmp_path, "a name that no file can have")
+    member = entry("a")
+    member.pax_headers = {"path": "a\0/b.model"}
+    with tarfile.open(tmp_path / "b.tar", "w", format=tarfile.PAX_FORMAT) as f:
+        f.addfile(member)
+    refused(tmp_path / "b.tar", tmp_path, "a name that no file can have")
+    inside = archive_of(
+        tmp_path / "c.tgz",
+        (entry("checkpoint"), b""),
+        (entry("checkpoint/b.model"), b""),
+    )
+    refused(inside, tmp_path, r"Received: checkpoint/b\.model, in a file")
+    (tmp_path / "d.tar").mkdir()
+    refused(tmp_path / "d.tar", tmp_path, "Received: a directory")
+
+
 def test_a_damaged_archive_is_refused(tmp_path, published_dir):
     archive = make_archive(tmp_path / "a.tar.gz", published_dir)
     content = archive.read_bytes()
