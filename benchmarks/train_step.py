@@ -41,7 +41,7 @@ class BenchmarkConfig(Config):
     )
     rounds: int = setting(3, "Steps of each contender.", at_least=1)
     lengths: tuple[str, ...] = setting(
-        ("128x8", "512x4"), "Length and examples of the batches."
+        ("128x8", "512x2"), "Length and examples of the batches."
     )
     precisions: tuple[str, ...] = setting(
         ("float32", "bfloat16"), "Of the matrix products."
