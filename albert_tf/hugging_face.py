@@ -271,7 +271,7 @@ def _read_activation(stored: Mapping[str, Any], path: str) -> str:
             "tanh: for such a one, or to accept the difference, write gelu_new "
             "in that file.",
         )
-    if theirs not in _OUR_ACTIVATIONS:
+    if not isinstance(theirs, str) or theirs not in _OUR_ACTIVATIONS:
         raise UserError(
             f"hidden_act in {path} must be one of "
             f"{', '.join(sorted(_OUR_ACTIVATIONS))}",

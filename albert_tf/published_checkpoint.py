@@ -123,7 +123,7 @@ def read(path: str, step: int = 0) -> ModelWeights:
             else reader.get_tensor(stored[name].name)
             for name, shape in shapes.items()
         }
-        step = int(reader.get_tensor(step_stored.name)) if step_stored else 0
+        made = reader.get_tensor(step_stored.name) if step_stored else 0
     except READING_ERRORS as error:
         raise _damaged(prefix, error) from None
     return ModelWeights(
@@ -135,7 +135,7 @@ def read(path: str, step: int = 0) -> ModelWeights:
             for weight in weights
             for slot, moment in moments.items()
         },
-        step,
+        _check_step(prefix, np.asarray(made)),
         _find_vocabulary(places),
         prefix,
     )
@@ -363,6 +363,16 @@ def _check(
             received="; ".join(faults[:_NAMED_IN_ERRORS])
             + (f"; and {more} more" if more > 0 else ""),
         )
+
+
+def _check_step(prefix: str, made: np.ndarray) -> int:
+    """Updates made, which must be a number of them."""
+    if made.shape or made.dtype.kind not in "iu" or made < 0:
+        raise UserError(
+            f"{STEP_NAME} in {prefix} must be a whole number, not negative",
+            received=f"{made.dtype} {made}",
+        )
+    return int(made)
 
 
 def _damaged(prefix: str, error: BaseException) -> UserError:

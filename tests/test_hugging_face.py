@@ -549,6 +549,7 @@ def test_a_card_says_what_is_not_known(folder):
     [
         ({"hidden_act": "gelu"}, "gelu_new, GELU by tanh.*v1 models say gelu"),
         ({"hidden_act": "swish"}, 'hidden_act .* one of .*Received: "swish"'),
+        ({"hidden_act": ["tanh"]}, r'one of .*Received: \["tanh"\]'),
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps .* 1e-12.*Received: 1e-05"),
         ({"model_type": "bert"}, 'model_type .* "albert".*Received: "bert"'),
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),

@@ -319,6 +319,27 @@ def test_damage_is_found(tmp_path, suffix):
         published_checkpoint.read(str(prefix))
 
 
+@pytest.mark.parametrize(
+    "step", [np.array([5, 6]), np.array(-3), np.array(5.7), np.array("five")]
+)
+def test_a_step_that_is_none_is_refused(tmp_path, step):
+    prefix = str(tmp_path / "model.ckpt-best")
+    published_graph.write(tmp_path / "model.ckpt-best", CONFIG)
+    reader = tf.train.load_checkpoint(prefix)
+    values = {
+        n: reader.get_tensor(n) for n in reader.get_variable_to_dtype_map()
+    }
+    values["global_step"] = step
+    tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=list(values),
+        shape_and_slices=[""] * len(values),
+        tensors=list(values.values()),
+    )
+    with pytest.raises(UserError, match=r"global_step in .* a whole number"):
+        published_checkpoint.read(prefix)
+
+
 def test_a_path_that_would_be_a_pattern_is_refused(tmp_path):
     """TensorFlow would not find the files, or find others."""
     published_graph.write(tmp_path / "a[1]" / "model.ckpt-best", CONFIG)
