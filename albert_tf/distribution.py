@@ -270,7 +270,9 @@ def name_lost_workers(
         raise UserError(
             "all workers of TF_CONFIG must answer, within "
             f"worker_timeout_s={config.worker_timeout_s}",
-            received=_describe_loss(str(error.message)),
+            # A failure of this process' own may look the same.
+            received=f"{_describe_loss(str(error.message))}; TensorFlow says: "
+            f"{first_line(error)[:200]}",
             remedy="See the logs of the other workers for the first that "
             "failed; start all of them again, and the run goes on from its "
             "last checkpoint.",

@@ -90,6 +90,17 @@ def test_an_error_of_one_process_tells_of_no_other_worker(monkeypatch):
         raise tf.errors.InternalError(None, None, "of its own")
 
 
+def test_what_tensorflow_says_of_a_lost_worker_is_told(monkeypatch):
+    """It may be an error of this process, which no other log tells."""
+    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}}'
+    monkeypatch.setenv("TF_CONFIG", cluster)
+    with (
+        pytest.raises(UserError, match="says: Blas GEMM launch failed"),
+        distribution.name_lost_workers(DistributionConfig()),
+    ):
+        raise tf.errors.InternalError(None, None, "Blas GEMM launch failed")
+
+
 def test_a_batch_is_shared_evenly_or_refused():
     share = distribution.per_replica_batch_size
     assert share("global_batch_size", 4096, 32, 4) == 128
