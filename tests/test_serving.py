@@ -183,6 +183,14 @@ def test_a_client_prints_what_the_model_answers(
     ]
 
 
+def test_a_mask_that_was_cut_off_is_told(rest_server, capsys):
+    """17 positions, two of them [CLS] and [SEP]."""
+    main(ServingClientConfig(server=rest_server, text=("[MASK]" * 17,)))
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 15
+    assert last == "    2 [MASK] behind the model's max_seq_length"
+
+
 def test_numbers_come_as_they_are(grpc_server, rest_server, model):
     for server in grpc_server, rest_server:
         answer = connect(server, "albert").predict(

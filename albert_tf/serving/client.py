@@ -194,11 +194,13 @@ def main(config: ServingClientConfig) -> None:
         strict=True,
     ):
         print(text)
-        for pieces, probabilities in zip(*rows, strict=True):
-            # Rows of 0 pad a text with fewer masks than others.
-            if probabilities[0]:
-                pairs = zip(pieces, probabilities, strict=True)
-                print("   ", "  ".join(f"{p} {q:.1%}" for p, q in pairs))
+        # Rows of 0 pad a text with fewer masks than others.
+        found = [row for row in zip(*rows, strict=True) if row[1][0]]
+        for row in found:
+            pairs = zip(*row, strict=True)
+            print("   ", "  ".join(f"{p} {q:.1%}" for p, q in pairs))
+        if lost := text.count("[MASK]") - len(found):
+            print(f"    {lost} [MASK] behind the model's max_seq_length")
 
 
 if __name__ == "__main__":
