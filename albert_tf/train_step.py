@@ -137,7 +137,9 @@ def make_train_steps(
         names of `figure_names`, `num_steps` an int32 scalar tensor and
         `settings` the `StepSettings`.
     """
-    replica_step = make_replica_step(state, config)
+    replica_step = make_replica_step(
+        state, config, isinstance(strategy, tf.distribute.TPUStrategy)
+    )
 
     @tf.function
     def train_steps(
@@ -190,13 +192,14 @@ def make_train_steps(
 
 
 def make_replica_step(
-    state: TrainState, config: PretrainingConfig
+    state: TrainState, config: PretrainingConfig, on_tpu: bool = False
 ) -> Callable[..., Mapping[str, tf.Tensor]]:
     """One update, as every replica makes it at the same time.
 
     Args:
         state: What is updated.
         config: The run.
+        on_tpu: Whether it is for a TPU; see `Dropout`.
 
     Returns:
         `replica_step(batch, stop, settings)` for this replica's share of the
@@ -249,6 +252,7 @@ def make_replica_step(
                 settings.dropout.hidden,
                 settings.dropout.attention,
                 _fold_in(seed, index),
+                on_tpu,
             )
             with tf.GradientTape() as tape:
                 sums = losses.pretraining_sums(
@@ -308,11 +312,18 @@ def make_replica_step(
 
 
 def _sum_over_parts(
-    part_gradients: Callable[..., tuple[list[tf.Tensor], dict[str, Any]]],
+    part_gradients: Any,
     batch: input_pipeline.Batch,
     num_parts: int,
 ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-    """Gradients and sums of a batch, worked through in equal parts."""
+    """Gradients and sums of a batch, worked through in equal parts.
+
+    Args:
+        part_gradients: Of a part and its number; a `tf.function` where there
+            are several.
+        batch: All parts, one after the other.
+        num_parts: How many.
+    """
     if num_parts == 1:
         return part_gradients(batch, 0)
     parts = {
@@ -322,17 +333,22 @@ def _sum_over_parts(
         for name, value in batch.items()
     }
 
-    def part(index: Any) -> dict[str, tf.Tensor]:
+    def part(index: tf.Tensor) -> dict[str, tf.Tensor]:
         return {name: value[index] for name, value in parts.items()}
 
     def add_part(index: tf.Tensor, so_far: Any) -> tuple[tf.Tensor, Any]:
         more = part_gradients(part(index), index)
         return index + 1, tf.nest.map_structure(tf.add, so_far, more)
 
+    # From zeros, so that the program holds the computation of a part once.
+    first = tf.constant(0)
+    outputs = part_gradients.get_concrete_function(part(first), first)
+    zeros = tf.nest.map_structure(
+        lambda output: tf.zeros(output.shape, output.dtype),
+        outputs.structured_outputs,
+    )
     _, totals = tf.while_loop(
-        lambda index, _: index < num_parts,
-        add_part,
-        (tf.constant(1), part_gradients(part(0), 0)),
+        lambda index, _: index < num_parts, add_part, (first, zeros)
     )
     return totals
 

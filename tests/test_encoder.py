@@ -104,11 +104,15 @@ def test_every_application_of_dropout_has_a_place_of_its_own():
             places.append(place)
             return x
 
-        attention = hidden
+        def attention(self, shape, place):
+            places.append(place)
+            return tf.ones(shape, tf.bool)
 
     encoder = build(num_hidden_layers=3, inner_group_num=2)
     bias = visible_keys_bias(tf.ones((2, 5), tf.int32))
-    encoder(tf.ones((2, 5, 16)), bias, dropout=Recorder(), first_place=1)
+    encoder(
+        tf.ones((2, 5, 16)), bias, dropout=Recorder(0.1, 0.1), first_place=1
+    )
 
     assert sorted(places) == list(range(1, 1 + 3 * 3 * 2))
 

@@ -18,12 +18,17 @@ CONFIG = ModelConfig(
 SEED = tf.constant([3, 4])
 
 
+# Masks by TensorFlow's generator, and those that a TPU computes.
+on_both = pytest.mark.parametrize("on_tpu", [False, True])
+
+
+@on_both
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dropout_drops_its_rate_and_keeps_the_expected_value(dtype):
+def test_dropout_drops_its_rate_and_keeps_the_expected_value(dtype, on_tpu):
     """Within 4 deviations; a bfloat16 uniform would drop 13/128."""
     shape, rate = (1001, 10, 100), 0.1
     n = math.prod(shape)
-    dropout = layers.Dropout(rate, 0.4, SEED)
+    dropout = layers.Dropout(rate, 0.4, SEED, on_tpu)
     dropped = dropout.hidden(tf.ones(shape, dtype), place=2)
 
     zeros = np.mean(dropped.numpy() == 0)
@@ -35,31 +40,47 @@ def test_dropout_drops_its_rate_and_keeps_the_expected_value(dtype):
     assert dropped.dtype == dtype
 
 
-def test_all_entries_are_dropped_independently():
+@on_both
+def test_all_entries_are_dropped_independently(on_tpu):
     """Halves of a batch share random numbers, but no bit of them."""
-    dropped = layers.Dropout(0.3, 0.3, SEED).hidden(tf.ones((4, 50, 200)), 0)
-    kept = dropped.numpy() > 0
+    dropout = layers.Dropout(0.3, 0.3, SEED, on_tpu)
+    kept = dropout.hidden(tf.ones((4, 50, 200)), 0).numpy() > 0
     for one in range(4):
         for other in range(one):
             agreement = np.mean(kept[one] == kept[other])
             assert abs(agreement - 0.58) < 0.02
 
 
-def test_dropout_has_a_rate_for_attention():
+@on_both
+def test_neighbours_are_dropped_independently(on_tpu):
+    """At any distance: a table of 512 by 512 against itself, moved."""
+    shape = tf.constant([2, 3, 512, 512])
+    keep = layers.Dropout(0.1, 0.3, SEED, on_tpu).attention(shape, 0).numpy()
+    for by in (1, 2, 64, 256):
+        for axis in (2, 3):
+            agreement = np.mean(keep == np.roll(keep, by, axis))
+            # Of 1.5 million pairs; a deviation is 0.0004.
+            assert abs(agreement - 0.58) < 0.0016
+
+
+@on_both
+def test_dropout_has_a_rate_for_attention(on_tpu):
     n, rate = 100_000, 0.4
-    dropped = layers.Dropout(0.1, rate, SEED).attention(tf.ones((n,)), 0)
+    dropout = layers.Dropout(0.1, rate, SEED, on_tpu)
+    keep = dropout.attention(tf.constant([n]), 0)
 
     deviation = math.sqrt(rate * (1 - rate) / n)
-    assert abs(np.mean(dropped.numpy() == 0) - rate) < 4 * deviation
+    assert abs(np.mean(~keep.numpy()) - rate) < 4 * deviation
 
 
-def test_a_dropout_mask_is_a_function_of_seed_and_place():
+@on_both
+def test_a_dropout_mask_is_a_function_of_seed_and_place(on_tpu):
     """Drawn again it is the same; elsewhere it is independent."""
     x = tf.ones((20_000,))
 
     def kept(seed, place):
-        dropped = layers.Dropout(0.3, 0.3, tf.constant(seed)).hidden(x, place)
-        return dropped.numpy() > 0
+        dropout = layers.Dropout(0.3, 0.3, tf.constant(seed), on_tpu)
+        return dropout.hidden(x, place).numpy() > 0
 
     first = kept([3, 4], 0)
     np.testing.assert_array_equal(kept([3, 4], 0), first)
@@ -69,17 +90,61 @@ def test_a_dropout_mask_is_a_function_of_seed_and_place():
 
 
 def test_a_rate_of_zero_leaves_no_random_operation():
+    attention = layers.SelfAttention(CONFIG, "attention", "float32")
+    attention.build()
+
     def random_operations(rate):
         @tf.function
-        def drop(x, seed):
+        def mix(hidden, seed):
             dropout = layers.Dropout(rate, rate, seed)
-            return dropout.hidden(dropout.attention(x, 0), 1)
+            return attention(hidden, tf.zeros([1]), dropout=dropout)
 
-        graph = drop.get_concrete_function(tf.ones((2, 5)), SEED).graph
-        return [op for op in graph.get_operations() if "Random" in op.type]
+        hidden = tf.ones((2, 5, CONFIG.hidden_size))
+        graph = mix.get_concrete_function(hidden, SEED).graph
+        names = [op.type for op in graph.get_operations()]
+        for function in graph.as_graph_def().library.function:
+            names += [node.op for node in function.node_def]
+        return [name for name in names if "Random" in name]
 
     assert not random_operations(0.0)
     assert random_operations(0.1)
+
+
+def attention_by_the_book(query, key, value, bias, keep, rate):
+    """Softmax first, then dropout, then the sum; differentiated by TF."""
+    scores = tf.einsum("bndq,bndk->bnqk", query, key) + bias
+    probabilities = tf.nn.softmax(scores)
+    if rate:
+        kept = layers.kept_share(rate)
+        probabilities = tf.where(keep, probabilities / kept, 0.0)
+    return tf.einsum("bnqk,bndk->bndq", probabilities, value)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_attention_and_its_gradients_are_those_of_the_book(rate):
+    """With a bias that hides a key, and another length of queries."""
+    random = np.random.default_rng(0)
+
+    def normal(*shape):
+        return tf.constant(random.normal(size=shape), tf.float32)
+
+    arguments = normal(2, 3, 4, 5), normal(2, 3, 4, 7), normal(2, 3, 4, 7)
+    bias = tf.constant(np.where(np.arange(7) == 6, -10_000.0, 0.0), tf.float32)
+    upstream = normal(2, 3, 4, 5)
+    dropout = layers.Dropout(0.1, rate, SEED)
+    keep = dropout.attention(tf.constant([2, 3, 5, 7]), 2)
+
+    def run(function):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            result = function(*arguments)
+        return [result, *tape.gradient(result, arguments, upstream)]
+
+    found = run(lambda *qkv: layers.mix_positions(*qkv, bias, dropout, place=2))
+    expected = run(lambda *qkv: attention_by_the_book(*qkv, bias, keep, rate))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+    assert np.abs(found[2][..., 6]).max() == 0  # of the hidden key
 
 
 def test_gelu_is_the_tanh_approximation():

@@ -18,6 +18,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from albert_tf.config import ModelConfig
 
@@ -41,11 +42,15 @@ class Dropout:
         attention_rate: Share of attention probabilities dropped.
         seed: int32, `(2,)`; differs by step and replica. Unused, and may be
             None, where both rates are 0.
+        on_tpu: Whether the program is one for a TPU, whose compiler computes
+            masks as it goes along; other masks of the same kind. It also
+            keeps attention probabilities in memory: see `mix_positions`.
     """
 
     hidden_rate: float = 0.0
     attention_rate: float = 0.0
     seed: tf.Tensor | None = None
+    on_tpu: bool = False
 
     def hidden(self, x: tf.Tensor, place: int) -> tf.Tensor:
         """Drops entries of an embedding or of a sublayer's output.
@@ -57,28 +62,51 @@ class Dropout:
         Returns:
             Of the shape and dtype of `x`, its expected value the same.
         """
-        return _drop(x, self.hidden_rate, self.seed, place)
+        if not self.hidden_rate:
+            return x
+        keep = self._keep(tf.shape(x), self.hidden_rate, place)
+        # In float32: in bfloat16 the factor would be rounded.
+        kept = tf.cast(x, tf.float32) / kept_share(self.hidden_rate)
+        return tf.cast(tf.where(keep, kept, 0.0), x.dtype)
 
-    def attention(self, x: tf.Tensor, place: int) -> tf.Tensor:
-        """Drops attention probabilities; see `hidden`."""
-        return _drop(x, self.attention_rate, self.seed, place)
+    def attention(self, shape: tf.Tensor, place: int) -> tf.Tensor:
+        """Which attention probabilities are kept.
+
+        Args:
+            shape: int32, theirs.
+            place: As for `hidden`.
+
+        Returns:
+            bool, of that shape; `kept_share(attention_rate)` of it is true.
+        """
+        return self._keep(shape, self.attention_rate, place)
+
+    def _keep(self, shape: tf.Tensor, rate: float, place: int) -> tf.Tensor:
+        bits = _computed_bits if self.on_tpu else _generated_bits
+        least = round(rate * 2**16) << 16
+        return bits(shape, self.seed, place) >= tf.constant(least, tf.uint32)
 
 
 NO_DROPOUT = Dropout()
 
 
-def _drop(
-    x: tf.Tensor, rate: float, seed: tf.Tensor | None, place: int
+def kept_share(rate: float) -> float:
+    """What is left at a rate of dropout: 16 bits an entry decide."""
+    return 1.0 - round(rate * 2**16) / 2**16
+
+
+def _generated_bits(
+    shape: tf.Tensor, seed: tf.Tensor | None, place: int
 ) -> tf.Tensor:
-    if not rate:
-        return x
-    # The generator is left to TensorFlow: on TPUs, Philox by name takes
-    # eight times the step's time.
+    """uint32 of a shape, of which the upper 16 bits are random.
+
+    The generator is left to TensorFlow: on TPUs, Philox by name takes eight
+    times the step's time.
+    """
     seed = tf.random.experimental.stateless_fold_in(seed, place)
-    # 16 bits an entry decide, since random numbers are dear. Each number
-    # serves one half of the batch with its upper bits, the other with its
-    # lower ones.
-    batch, *rest = tf.unstack(tf.shape(x))
+    # Random numbers are dear. Each serves one half of the batch with its
+    # upper bits, the other with its lower ones.
+    batch, *rest = tf.unstack(shape)
     bits = tf.random.stateless_uniform(
         tf.stack([(batch + 1) // 2, *rest]),
         seed,
@@ -88,11 +116,52 @@ def _drop(
     )
     sixteen = tf.constant(16, tf.uint32)
     both = tf.concat([bits, tf.bitwise.left_shift(bits, sixteen)], axis=0)
-    dropped = round(rate * 2**16)
-    keep = both[:batch] >= tf.constant(dropped << 16, tf.uint32)
-    # In float32: in bfloat16 the factor would be rounded.
-    kept = tf.cast(x, tf.float32) * (2**16 / (2**16 - dropped))
-    return tf.cast(tf.where(keep, kept, 0.0), x.dtype)
+    return both[:batch]
+
+
+def _computed_bits(
+    shape: tf.Tensor, seed: tf.Tensor | None, place: int
+) -> tf.Tensor:
+    """As `_generated_bits`, by arithmetic on the number of each entry.
+
+    For a compiler that joins operations: no bits are ever in memory. The
+    number, with a key, goes through most of a hash function that changes
+    half of the bits for each that differs.
+
+    Reference:
+        [Wellons, 2018](https://nullprogram.com/blog/2018/07/31/), lowbias32.
+    """
+    first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
+    # Keys of different places have nothing in common.
+    key = _hashed(
+        first + tf.constant(place * 0x9E3779B9 & 0xFFFFFFFF, tf.uint32)
+    )
+    other_key = _hashed(tf.bitwise.bitwise_xor(key, _hashed(second)))
+    sizes = tf.unstack(shape)
+    number = tf.zeros([1] * len(sizes), tf.uint32)
+    stride = tf.constant(1, tf.uint32)
+    for axis, size in reversed(list(enumerate(sizes))):
+        along = [-1 if other == axis else 1 for other in range(len(sizes))]
+        steps = tf.cast(tf.reshape(tf.range(size), along), tf.uint32)
+        number += steps * stride
+        stride *= tf.cast(size, tf.uint32)
+    bits = _times(tf.bitwise.bitwise_xor(number, key), 0x7FEB352D) + other_key
+    return _times(_folded(bits, 15), 0x846CA68B)
+
+
+def _hashed(x: tf.Tensor) -> tf.Tensor:
+    """uint32 of uint32: lowbias32 in full."""
+    x = _times(_folded(x, 16), 0x7FEB352D)
+    return _folded(_times(_folded(x, 15), 0x846CA68B), 16)
+
+
+def _folded(x: tf.Tensor, bits: int) -> tf.Tensor:
+    shifted = tf.bitwise.right_shift(x, tf.constant(bits, tf.uint32))
+    return tf.bitwise.bitwise_xor(x, shifted)
+
+
+def _times(x: tf.Tensor, factor: int) -> tf.Tensor:
+    return x * tf.constant(factor, tf.uint32)
 
 
 def initializer(config: ModelConfig) -> keras.initializers.Initializer:
@@ -274,29 +343,117 @@ class SelfAttention(keras.layers.Layer):
         Returns:
             Compute dtype, `(batch, length, H)`.
         """
-        query = self._split_heads(self.query(hidden))
-        query *= query.shape[-1] ** -0.5  # before the larger scores
-        key = self._split_heads(self.key(hidden))
-        value = self._split_heads(self.value(hidden))
-
-        scores = tf.einsum("bqnd,bknd->bnqk", query, key)
-        scores = tf.cast(scores, tf.float32) + tf.cast(score_bias, tf.float32)
-        probabilities = tf.nn.softmax(scores)
-        probabilities = dropout.attention(probabilities, place)
-
-        context = tf.einsum(
-            "bnqk,bknd->bqnd", tf.cast(probabilities, value.dtype), value
+        query = self._by_heads(self.query, hidden)
+        query *= query.shape[2] ** -0.5  # before the larger scores
+        context = mix_positions(
+            query,
+            self._by_heads(self.key, hidden),
+            self._by_heads(self.value, hidden),
+            score_bias,
+            dropout,
+            place,
         )
-        context = tf.reshape(context, keras.ops.shape(hidden))
-        output = tf.cast(self.output_dense(context), tf.float32)
-        output = dropout.hidden(output, place + 1)
+        batch, length, width = tf.unstack(tf.shape(hidden))
+        context = tf.reshape(context, [batch, width, length])
+        dense = self.output_dense
+        output = tf.einsum("bfl,fh->blh", context, dense.kernel) + dense.bias
+        output = dropout.hidden(tf.cast(output, tf.float32), place + 1)
         return _add_and_norm(self.layer_norm, hidden, output)
 
-    def _split_heads(self, x: tf.Tensor) -> tf.Tensor:
-        """`(batch, length, H)` -> `(batch, length, heads, H / heads)`."""
+    def _by_heads(
+        self, dense: keras.layers.Dense, hidden: tf.Tensor
+    ) -> tf.Tensor:
+        """`(batch, length, H)` -> `(batch, heads, H / heads, length)`.
+
+        Positions come last, since they fill the lanes of a TPU, which the
+        width of a head does not; with the width last all of it is copied.
+        """
+        projected = tf.einsum("hf,blh->bfl", dense.kernel, hidden)
+        projected += dense.bias[:, tf.newaxis]
+        batch, length = tf.unstack(tf.shape(hidden))[:2]
         heads = self.config.num_attention_heads
         size = self.config.hidden_size // heads
-        return tf.reshape(x, (*keras.ops.shape(x)[:2], heads, size))
+        return tf.reshape(projected, [batch, heads, size, length])
+
+
+def mix_positions(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    score_bias: tf.Tensor,
+    dropout: Dropout = NO_DROPOUT,
+    place: int = 0,
+) -> tf.Tensor:
+    """Attention: values weighed by the softmax of scores.
+
+    All that is kept for the backward pass, beside arguments and result, is
+    one number a score: its exponential, in the compute dtype, with the sign
+    turned where dropout takes it. The sum that divides them is applied to the
+    result, which is smaller. The gradient is written out, so that the product
+    of probabilities and their gradients is summed from the result likewise,
+    and the gradient of a score is made in one go.
+
+    Args:
+        query: Compute dtype, `(batch, heads, size, length)`, scaled.
+        key: Likewise.
+        value: Likewise.
+        score_bias: Float, broadcast to `(batch, heads, length of the queries,
+            length of the keys)`; no gradient goes to it.
+        dropout: Of the probabilities.
+        place: Its place.
+
+    Returns:
+        As `value`, at the positions of `query`.
+
+    Reference:
+        [Rabe and Staats, 2021](https://arxiv.org/abs/2112.05682), for
+        dividing last; [Dao et al., 2022](https://arxiv.org/abs/2205.14135),
+        appendix B.2, for the sum.
+    """
+    rate, dtype = dropout.attention_rate, value.dtype
+
+    @tf.custom_gradient
+    def mix(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
+        scores = tf.einsum("bndq,bndk->bnqk", query, key)
+        scores = tf.cast(scores, tf.float32) + tf.cast(score_bias, tf.float32)
+        largest = tf.reduce_max(scores, axis=-1, keepdims=True)
+        weights = tf.exp(scores - largest)
+        total = tf.reduce_sum(weights, axis=-1) * kept_share(rate)
+        if rate:
+            keep = dropout.attention(tf.shape(weights), place)
+            weights = tf.where(keep, weights, -weights)
+        weights = tf.cast(weights, dtype)
+        if dropout.on_tpu:
+            # Else the compiler computes them again for each that reads them.
+            weights, total = gen_xla_ops.xla_optimization_barrier(
+                [weights, total]
+            )
+        kept = tf.nn.relu(weights) if rate else weights
+        share = (1.0 / total)[:, :, tf.newaxis, :]
+        context = tf.einsum("bnqk,bndk->bndq", kept, value)
+        context = tf.cast(tf.cast(context, tf.float32) * share, dtype)
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            shared = tf.cast(upstream, tf.float32) * share
+            mean = tf.reduce_sum(shared * tf.cast(context, tf.float32), axis=2)
+            mean = mean[..., tf.newaxis] * kept_share(rate)
+            shared = tf.cast(shared, dtype)
+            of_kept = tf.einsum("bndq,bndk->bnqk", shared, value)
+            of_kept = tf.cast(of_kept, tf.float32)
+            signed = tf.cast(weights, tf.float32)
+            of_scores = signed * (of_kept - mean)
+            if rate:
+                of_scores = tf.where(signed < 0, signed * mean, of_scores)
+            of_scores = tf.cast(of_scores, dtype)
+            return (
+                tf.einsum("bnqk,bndk->bndq", of_scores, key),
+                tf.einsum("bnqk,bndq->bndk", of_scores, query),
+                tf.einsum("bnqk,bndq->bndk", kept, shared),
+            )
+
+        return context, gradient
+
+    return mix(query, key, value)
 
 
 class FeedForward(keras.layers.Layer):
