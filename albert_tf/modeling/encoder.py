@@ -122,7 +122,7 @@ class Encoder(keras.layers.Layer):
         if self.projection is not None:
             hidden = self.projection(hidden)
         for index, (attention, feed_forward) in enumerate(self.blocks):
-            block = functools.partial(
+            block: Callable[[tf.Tensor], tf.Tensor] = functools.partial(
                 _apply_block,
                 attention,
                 feed_forward,
@@ -130,7 +130,9 @@ class Encoder(keras.layers.Layer):
                 dropout,
                 first_place + index * PLACES_PER_BLOCK,
             )
-            hidden = (recomputed(block) if self.remat else block)(hidden)
+            if self.remat:
+                block = recomputed(block, dropout.on_tpu)
+            hidden = block(hidden)
         return hidden
 
 
