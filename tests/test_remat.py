@@ -116,25 +116,33 @@ def test_gradients_are_those_without_recomputation(
             )
 
 
-def count_exponentials(remat):
-    """How many there are in one step, 1 for each block among them."""
+def count(kind, remat, on_tpu=False):
+    """Operations of a kind in one step."""
     strategy = tf.distribute.get_strategy()
-    _, program = make_gradients(strategy, remat)
+    _, program = make_gradients(strategy, remat, on_tpu=on_tpu)
     graph = program.get_concrete_function().graph.as_graph_def()
     bodies = {f.signature.name: f for f in graph.library.function}
     loop = next(n for n in graph.node if n.op in ("While", "StatelessWhile"))
     nodes = bodies[loop.attr["body"].func.name].node_def
-    return sum(node.op == "Exp" for node in nodes)
+    return sum(node.op == kind for node in nodes)
 
 
 def test_only_with_remat_is_a_block_computed_twice():
     """3 layers; without the test above may compare a program with itself.
 
-    The losses' gradients take exponentials, too.
+    An exponential for each, and some in the losses' gradients.
     """
-    kept = count_exponentials(False)
+    kept = count("Exp", False)
     assert kept >= 3
-    assert count_exponentials(True) == kept + 3
+    assert count("Exp", True) == kept + 3
+
+
+def test_on_a_tpu_the_second_computation_is_kept_apart():
+    """Two barriers a block: its own, and that of the probabilities."""
+    barrier = "XlaOptimizationBarrier"
+    assert count(barrier, False, on_tpu=True) == 3
+    assert count(barrier, True, on_tpu=True) == 3 + 2 * 3
+    assert count(barrier, True) == 0
 
 
 def test_a_tpus_gradients_are_those_without_recomputation():

@@ -153,8 +153,8 @@ def estimate(
         argument_bytes=program.argument_bytes,
         temporary_bytes=program.temporary_bytes,
         code_bytes=program.code_bytes,
-        # A first part stands before the loop over the others.
-        flops=program.flops * max(1.0, parts / 2),
+        # All but the update, a thousandth of it, is in the loop over parts.
+        flops=program.flops * parts,
         accessed_bytes=program.accessed_bytes,
         random_bytes=cost.random_bytes,
         all_reduce_bytes=cost.collective_bytes,
@@ -177,12 +177,20 @@ def _times(
     assert done.all_reduce_s is not None
     step_s = num_cycles / where.chip.clock_hz + done.all_reduce_s
     tokens = config.data.global_batch_size * config.data.max_seq_length
-    hours = config.training.num_train_steps * step_s / 3600
     return {
         "step_s": step_s,
         "mfu": done.model_flops / step_s / where.chip.peak_flops,
         "tokens_per_s": tokens / step_s,
         "tokens_per_s_chip": tokens / step_s / where.num_chips,
-        "days": hours / 24,
-        "chip_hours": hours * where.num_chips,
+        **run_length(config, where, step_s),
     }
+
+
+def run_length(
+    config: PretrainingConfig, where: Slice, step_s: float | None
+) -> dict[str, Any]:
+    """Days and chip-hours of a whole run, as `Estimate` has them."""
+    if step_s is None:
+        return {"days": None, "chip_hours": None}
+    hours = config.training.num_train_steps * step_s / 3600
+    return {"days": hours / 24, "chip_hours": hours * where.num_chips}
