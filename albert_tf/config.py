@@ -1171,3 +1171,15 @@ class CompileCheckConfig(Config):
                 remedy="Example: --sweep_batch_sizes=8,16,32",
             )
         return tuple(map(int, self.sweep_batch_sizes))
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileRecipesConfig(Config):
+    """`python -m tpu.compile_recipes`."""
+
+    recipe: tuple[str, ...] = setting(
+        (),
+        "Recipes of configs/pretrain, with commas, e.g. base_v2_125k; all "
+        "that name a slice if it is not given.",
+    )
+    quick: bool = setting(False, "Memory alone, in a fourth of the time.")

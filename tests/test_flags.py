@@ -9,6 +9,7 @@ from albert_tf import config as configs
 from albert_tf import flags
 from albert_tf.config import (
     CompileCheckConfig,
+    CompileRecipesConfig,
     Config,
     ConvertConfig,
     ExportConfig,
@@ -36,6 +37,7 @@ COMMANDS = (
     ServingClientConfig,
     ReportConfig,
     CompileCheckConfig,
+    CompileRecipesConfig,
 )
 
 

@@ -1,0 +1,167 @@
+r"""Compile every recipe for the slice that it names: tpu/COMPILED.md.
+
+    python -m tpu.compile_recipes
+    python -m tpu.compile_recipes --recipe=base_v2_125k,large_v2_3m --quick
+
+Recipes of the same program are compiled once. What was found is kept in
+tpu/compiled.json, recipe by recipe, from which the table is written anew each
+time; so the command may be interrupted, and recipes done one by one.
+"""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags as absl_flags
+from absl import logging
+
+from albert_tf import files, flags, schedules
+from albert_tf.config import CompileRecipesConfig, PretrainingConfig
+from albert_tf.errors import UserError
+from tpu import topologies
+from tpu.estimates import Estimate, estimate_apart, run_length
+
+ROOT = pathlib.Path(__file__).parent.parent
+RECIPES = ROOT / "configs" / "pretrain"
+FOUND = ROOT / "tpu" / "compiled.json"
+TABLE = ROOT / "tpu" / "COMPILED.md"
+BEGIN, END = "<!-- recipes: begin -->\n", "<!-- recipes: end -->\n"
+
+_SLICE = re.compile(r"^# Slice: ([\w:-]+)", re.M)
+_COMMAND = re.compile(r"run_pretraining((?: .*\\\n#)*.*)")
+
+HEADER = """\
+| recipe | slice | examples a core | HBM, GiB | of a core | step, ms | MFU | \
+tokens/s a chip | days | chip-hours | compile, s |
+|---|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def read_recipe(name: str) -> tuple[PretrainingConfig, topologies.Slice] | None:
+    """A recipe as its own command runs it, and its slice.
+
+    Returns:
+        None if the recipe names no slice.
+    """
+    text = (RECIPES / f"{name}.flags").read_text(encoding="utf-8")
+    where, command = _SLICE.search(text), _COMMAND.search(text)
+    if where is None or command is None:
+        return None
+    arguments = shlex.split(command[1].replace("\\\n#", ""))
+    flag_values = absl_flags.FlagValues()
+    flags.define(PretrainingConfig, flag_values)
+    flag_values(["run_pretraining", *arguments])
+    config = flags.parse(PretrainingConfig, flag_values)
+    return config, topologies.parse(where[1])
+
+
+def program_key(config: PretrainingConfig, where: topologies.Slice) -> str:
+    """The same for recipes whose updates are one program.
+
+    What differs but changes no more than constants: how long a run is.
+    """
+    rates = schedules.dropout_rates(0, config)
+    settings = config.to_dict()
+    model = {
+        name: value
+        for name, value in settings["model"].items()
+        if not name.endswith("dropout_prob")
+    }
+    data = settings["data"]
+    kept = {
+        "model": model,
+        "data": [
+            data["global_batch_size"],
+            data["gradient_accumulation_steps"],
+            data["max_seq_length"],
+            data["max_predictions_per_seq"],
+        ],
+        "optimizer": settings["optimizer"],
+        "precision": config.distribution.precision,
+        "remat": config.distribution.remat,
+        "objective": config.training.sentence_objective,
+        "dropout": rates,
+        "slice": str(where),
+    }
+    return json.dumps(kept, sort_keys=True)
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The rows of what was found, by recipe."""
+    lines = [_row(name, Estimate(**found[name])) for name in sorted(found)]
+    return HEADER + "".join(lines)
+
+
+def _row(name: str, one: Estimate) -> str:
+    examples = str(one.batch_size)
+    if one.gradient_accumulation_steps > 1:
+        examples = f"{one.gradient_accumulation_steps} x {examples}"
+    if one.remat:
+        examples += ", recomputed"
+    start = f"| {name} | {one.topology} | {examples} | "
+    if one.error:
+        return f"{start}does not compile | | | | | | | |\n"
+    assert one.peak_bytes is not None and one.compile_cpu_s is not None
+    cells = [
+        f"{one.peak_bytes / 2**30:.2f}",
+        f"{one.peak_bytes / one.chip_memory_bytes:.0%}",
+    ]
+    if one.step_s and one.mfu and one.tokens_per_s_chip:
+        assert one.days is not None and one.chip_hours is not None
+        cells += [
+            f"{one.step_s * 1e3:.1f}",
+            f"{one.mfu:.1%}",
+            f"{one.tokens_per_s_chip:,.0f}",
+            f"{one.days:.2f}",
+            f"{one.chip_hours:,.0f}",
+        ]
+    else:
+        cells += ["quick", "", "", "", ""]
+    return start + " | ".join([*cells, f"{one.compile_cpu_s:.0f}"]) + " |\n"
+
+
+def write_table(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Puts the table in its place in COMPILED.md."""
+    before, _, rest = TABLE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    text = f"{before}{BEGIN}\n{table(found)}\n{END}{after}"
+    files.write_bytes(str(TABLE), text.encode())
+
+
+def main(config: CompileRecipesConfig) -> None:
+    """Compiles recipes, and writes what was found."""
+    every = sorted(path.stem for path in RECIPES.glob("*.flags"))
+    unknown = set(config.recipe) - set(every)
+    if unknown:
+        raise UserError(
+            "recipe must be a file of configs/pretrain, without its ending",
+            received=", ".join(sorted(unknown)),
+            remedy=f"There are: {', '.join(every)}.",
+        )
+    found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    done: dict[str, Estimate] = {}
+    for name in config.recipe or every:
+        recipe = read_recipe(name)
+        if recipe is None:
+            logging.info("%s names no slice", name)
+            continue
+        run, where = recipe
+        key = program_key(run, where)
+        if key not in done:
+            logging.info("%s, for %s", name, where)
+            done[key] = estimate_apart(run, where, quick=config.quick)
+        one = dataclasses.replace(
+            done[key], **run_length(run, where, done[key].step_s)
+        )
+        found[name] = dataclasses.asdict(one)
+        content = json.dumps(found, indent=1, sort_keys=True) + "\n"
+        files.write_bytes(str(FOUND), content.encode())
+        write_table(found)
+
+
+if __name__ == "__main__":
+    flags.run(main, CompileRecipesConfig)
