@@ -26,7 +26,7 @@ import tensorflow as tf
 from albert_tf import files, flags
 from albert_tf.config import CompileCheckConfig
 from tpu import sweep, topologies
-from tpu.estimates import CAVEATS, Estimate, estimate
+from tpu.estimates import CAVEATS, Estimate, estimate, estimate_apart
 
 GIB = 2**30
 EXIT_DOES_NOT_COMPILE = 2
@@ -137,9 +137,9 @@ def main(config: CompileCheckConfig) -> int:
     """Compiles what the flags say; returns the exit status."""
     config.require("topology")
     where = topologies.parse(config.topology)
-    # TensorFlow only traces here.
-    tf.config.set_visible_devices([], "GPU")
     if not config.sweep:
+        # TensorFlow only traces here.
+        tf.config.set_visible_devices([], "GPU")
         found = estimate(config.run, where, quick=config.quick)
         if config.json:
             print(json.dumps(dataclasses.asdict(found), indent=1))
@@ -155,7 +155,7 @@ def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
         print(f"{where}, {config.run.distribution.precision}")
         print(sweep.HEADER, flush=True)
     for variant in sweep.variants(config.run, where, config.batch_sizes()):
-        every.append(estimate(variant, where, quick=config.quick))
+        every.append(estimate_apart(variant, where, quick=config.quick))
         if not config.json:
             print(sweep.row(every[-1]), flush=True)
     if config.output_file:

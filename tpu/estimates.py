@@ -1,13 +1,17 @@
 """What an update of a run costs on a slice, by the TPU compiler's estimate."""
 
+import concurrent.futures
 import dataclasses
+import multiprocessing
 from collections.abc import Mapping
 from typing import Any
 
+import tensorflow as tf
 from absl import logging
 
 from albert_tf import distribution, schedules, step_cost
 from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
 from tpu import cycles, replica_program, tpu_compiler
 from tpu.topologies import Slice
 
@@ -169,6 +173,40 @@ def estimate(
     return dataclasses.replace(
         done, cycles=cost.cycles, **_times(config, where, done, cost.cycles)
     )
+
+
+def estimate_apart(
+    config: PretrainingConfig, where: Slice, *, quick: bool = False
+) -> Estimate:
+    """`estimate` in a process of its own, for one of many.
+
+    A compiler that comes to its end takes only that with it, and all memory
+    is given back: a large model takes some 10 GB.
+
+    Raises:
+        UserError: As `estimate` does, or if the process was killed.
+    """
+    logging.info("compiling for %s, in a process of its own", where)
+    with concurrent.futures.ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
+        try:
+            return pool.submit(_estimate_alone, config, where, quick).result()
+        except concurrent.futures.process.BrokenProcessPool:
+            raise UserError(
+                "the compiler must come to an end",
+                received="a process that was killed",
+                remedy="This machine may have too little memory: a large model "
+                "takes some 10 GB. Compile one at a time.",
+            ) from None
+
+
+def _estimate_alone(
+    config: PretrainingConfig, where: Slice, quick: bool
+) -> Estimate:
+    # TensorFlow only traces here.
+    tf.config.set_visible_devices([], "GPU")
+    return estimate(config, where, quick=quick)
 
 
 def _times(
