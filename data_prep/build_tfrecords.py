@@ -80,14 +80,17 @@ def main(config: RecordsConfig) -> None:
     with show_bytes("checking inputs", num_bytes) as bar:
         digests = corpus.check_and_digest(sources, config, bar.update)
     inputs_sha256 = _digest_settings(config, tokenizer, sorted(digests))
+    scratch_key = sha256_of(json.dumps([inputs_sha256, digests]).encode())
     if records_directory.is_up_to_date(
         config.output_dir, inputs_sha256, overwrite=config.overwrite
     ):
+        # The build may have been killed when all but this was done.
+        records_directory.remove_notes(config.output_dir)
+        _remove_scratch(config, scratch_key)
         logging.info("%s is up to date", config.output_dir)
         return
 
     files.make_directories(config.output_dir)
-    scratch_key = sha256_of(json.dumps([inputs_sha256, digests]).encode())
     with _scratch_directory(config, scratch_key) as scratch:
         vocabulary = os.path.join(scratch, TOKENIZER_FILE)
         with files.open_existing(config.spm_model_file, "rb") as file:
@@ -142,24 +145,34 @@ def _scratch_directory(config: RecordsConfig, key: str) -> Iterator[str]:
     """A local directory for what is not shuffled yet.
 
     It stays where a build is interrupted, for the next one with the same
-    key. By default it is within `output_dir`, if that is local, since there
-    must be room anyway.
+    key.
     """
-    if config.scratch_dir:
-        parent = config.scratch_dir
-    elif files.is_remote(config.output_dir):
-        parent = os.path.join(tempfile.gettempdir(), SCRATCH_DIR)
-    else:
-        parent = os.path.join(config.output_dir, SCRATCH_DIR)
+    parent = _scratch_parent(config)
+    if parent == os.path.join(config.output_dir, SCRATCH_DIR):
         for other in os.listdir(parent) if os.path.exists(parent) else ():
             if other != key:
                 shutil.rmtree(os.path.join(parent, other))
     scratch = os.path.join(parent, key)
     os.makedirs(scratch, exist_ok=True)
     yield scratch
-    shutil.rmtree(scratch)
-    with contextlib.suppress(OSError):  # others' scratch may be in it
-        os.rmdir(parent)
+    _remove_scratch(config, key)
+
+
+def _scratch_parent(config: RecordsConfig) -> str:
+    """By default within `output_dir`, if that is local: it has the room."""
+    if config.scratch_dir:
+        return config.scratch_dir
+    if files.is_remote(config.output_dir):
+        return os.path.join(tempfile.gettempdir(), SCRATCH_DIR)
+    return os.path.join(config.output_dir, SCRATCH_DIR)
+
+
+def _remove_scratch(config: RecordsConfig, key: str) -> None:
+    parent = _scratch_parent(config)
+    files.remove_directory(os.path.join(parent, key))
+    if not config.scratch_dir:
+        with contextlib.suppress(OSError):  # others' scratch may be in it
+            os.rmdir(parent)
 
 
 def _describe(

@@ -1,8 +1,9 @@
 """A directory of records: what is in it, and whether it is whole.
 
 `unfinished.json` stands in it from before the first shard until all is there.
-It names the build, so that the next one knows whether shards are its own;
-notes in unfinished/ say which of them are whole.
+It names the build, so that the next one knows whether shards are its own, or
+none while those of another are removed; notes in unfinished/ say what whole
+shards hold.
 """
 
 import json
@@ -53,11 +54,13 @@ def make_room(output_dir: str, inputs_sha256: str) -> None:
     path = posixpath.join(output_dir, UNFINISHED_FILE)
     content = {"inputs_sha256": inputs_sha256}
     if files.load_json_if_any(path) != content:
-        others = _find_records(output_dir)
-        files.write_text(path, json.dumps(content))
-        for other in others:
+        # Nobody's, until all is gone: what is left of the others would be
+        # taken for shards of this build, were it killed on the way.
+        files.write_text(path, json.dumps({"inputs_sha256": None}))
+        for other in _find_records(output_dir):
             files.remove(other)
-        files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
+        remove_notes(output_dir)
+        files.write_text(path, json.dumps(content))
 
 
 def check_not_empty(
@@ -112,6 +115,11 @@ def finish(
             posixpath.join(directory, METADATA_FILE), of_split.to_json()
         )
     files.remove(posixpath.join(output_dir, UNFINISHED_FILE))
+    remove_notes(output_dir)
+
+
+def remove_notes(output_dir: str) -> None:
+    """Removes the notes of which shards are whole, if there are any."""
     files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
 
 

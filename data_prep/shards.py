@@ -132,16 +132,15 @@ def write_shard(
     counts: Counter[str] = Counter()
     masking = choose_masking(shard.split, config)
     records = make_records(parts, tokenizer, config, masking, counts)
-    with (
-        files.written_whole(shard.path) as file,
-        TFRecordWriter(file) as writer,
-    ):
-        for record in records:
-            writer.write(record)
-    result = ShardResult(writer.sha256(), dict(counts))
-    files.write_text(
-        _note_path(shard, config.output_dir), json.dumps(result._asdict())
-    )
+    with files.written_whole(shard.path) as file:
+        with TFRecordWriter(file) as writer:
+            for record in records:
+                writer.write(record)
+        result = ShardResult(writer.sha256(), dict(counts))
+        # Before the shard has its name, so that none is without a note.
+        files.write_text(
+            _note_path(shard, config.output_dir), json.dumps(result._asdict())
+        )
     return result
 
 

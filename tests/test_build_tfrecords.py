@@ -3,8 +3,11 @@ import dataclasses
 import glob
 import gzip
 import hashlib
+import json
+import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +16,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from test_processes import is_running
 
 from albert_tf.config import RecordsConfig
 from albert_tf.errors import UserError
@@ -24,6 +28,7 @@ from albert_tf.features import (
     SEP_ID,
     read_metadata,
 )
+from albert_tf.files import PARTIAL_SUFFIX
 from albert_tf.tokenization import Tokenizer, normalize
 from data_prep import build_tfrecords, local_runner
 from data_prep.examples import EVAL, TRAIN, choose_split
@@ -473,13 +478,13 @@ def start_build(config):
 
 def kill_with_workers(process):
     """Kills a build, and waits until its processes have ended, too."""
+    process.send_signal(signal.SIGSTOP)  # so that it starts no more of them
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    workers = [
-        pathlib.Path("/proc", pid) for pid in children.read_text().split()
-    ]
-    process.send_signal(signal.SIGKILL)
+    workers = [int(pid) for pid in children.read_text().split()]
+    process.kill()
     process.wait()
-    while any(worker.exists() for worker in workers):
+    while any(is_running(worker) for worker in workers):
         time.sleep(0.01)
 
 
@@ -489,23 +494,24 @@ def test_a_build_killed_at_random_moments_ends_alike(
     """By SIGKILL, until it ends; each part of the work is done once.
 
     The moments follow what has been written, at most two files more and a
-    little later, so that a fast machine does not end before it is killed.
+    little later, so that a fast machine does not end before it is killed. A
+    busy one may look too late, and then begins again.
     """
-    config = make_config(tmp_path / "out", text_file, num_workers=2)
+    out = tmp_path / "out"
+    config = make_config(out, text_file, num_workers=2)
     rng = random.Random(0)
-    scratch = tmp_path / "out" / build_tfrecords.SCRATCH_DIR
 
     def whole_files():
         found = {}
-        for path in [
-            *scratch.rglob("*.rows"),
-            *(tmp_path / "out").rglob("*.tfrecord"),
-        ]:
-            with contextlib.suppress(FileNotFoundError):  # just removed
-                found[path] = path.stat().st_mtime_ns
+        # Not pathlib, which fails where a directory is being removed.
+        for pattern in (f"{build_tfrecords.SCRATCH_DIR}/**/*.rows", "*/*.tfr*"):
+            for path in glob.glob(f"{out}/{pattern}", recursive=True):
+                with contextlib.suppress(FileNotFoundError):  # just removed
+                    if not path.endswith(PARTIAL_SUFFIX):
+                        found[path] = os.stat(path).st_mtime_ns
         return found
 
-    written: dict[pathlib.Path, int] = {}
+    written: dict[str, int] = {}
     kills = 0
     while True:
         process = start_build(config)
@@ -515,17 +521,81 @@ def test_a_build_killed_at_random_moments_ends_alike(
         time.sleep(0.02 * kills * rng.random())
         if process.poll() is not None:
             assert process.returncode == 0
-            break
+            assert tree_of(out) == tree_of(built)
+            if kills > 2:
+                return
+            shutil.rmtree(out)
+            written = {}
+            continue
         kill_with_workers(process)
         kills += 1
-        if (tmp_path / "out" / TRAIN / "metadata.json").exists():
+        if (out / TRAIN / "metadata.json").exists():
             continue  # killed while scratch was being removed
         for path, when in written.items():
             # What was whole stays as it is.
-            assert path.stat().st_mtime_ns == when, path
+            assert os.stat(path).st_mtime_ns == when, path
         written = whole_files()
-    assert kills > 2
-    assert read_files(tmp_path / "out") == read_files(built)
+
+
+def tree_of(directory):
+    """All below: content of files by name, None of directories."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        if path.is_file()
+        else None
+        for path in directory.rglob("*")
+    }
+
+
+def test_a_build_killed_at_any_change_of_a_file_ends_alike(
+    documents, tiny_records, tmp_path, monkeypatch
+):
+    """Where it replaces another, which was killed when all was written."""
+    path = tmp_path / "text.txt"
+    lines = documents[3].split("\n")
+    parts = ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
+    path.write_text("\n\n".join([*parts, parts[0]]), encoding="utf-8")
+    # Of 400 pieces, which are read at once.
+    vocabulary = str(tiny_records / "train" / "spiece.model")
+    config = make_config(
+        tmp_path / "expected",
+        path,
+        num_shards=1,
+        spm_model_file=vocabulary,
+        overwrite=True,
+    )
+    build_tfrecords.main(config)
+    killed = tmp_path / "killed"
+    other = killed / "before"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(local_runner.files, "remove", interrupt)
+        build(other, path, num_shards=2, seed=1, spm_model_file=vocabulary)
+    # The names of its shards are others in train/, the same in eval/.
+    assert (other / "train" / "train-00000-of-00002.tfrecord").exists()
+    notes = {p.name for p in (other / "unfinished").iterdir()}
+    assert "eval-00000-of-00001.tfrecord.json" in notes
+
+    settings = dataclasses.asdict(config)
+    del settings["output_dir"], settings["num_workers"]
+    subprocess.run(
+        [
+            sys.executable,
+            "tests/killed_builds.py",
+            str(killed),
+            json.dumps(settings),
+        ],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        check=True,
+    )
+    expected = tree_of(tmp_path / "expected")
+    ended = {int(p.name): p for p in killed.iterdir() if p != other}
+    assert len(ended) > 60
+    for number in range(1, len(ended) + 1):
+        assert tree_of(ended[number]) == expected, number
+
+
+def interrupt(path):
+    raise KeyboardInterrupt(path)
 
 
 def test_what_other_builds_left_is_removed(documents, tmp_path):
@@ -563,41 +633,50 @@ def test_units_are_many_and_bounded(num_bytes, dupe_factor, expected):
     assert local_runner.choose_unit_size(num_bytes, dupe_factor) == expected
 
 
+def interrupted_at(call, function):
+    """The function, which is interrupted at a call; and the calls' last
+    arguments."""
+    calls = []
+
+    def called(*arguments):
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        calls.append(arguments[-1])
+        return function(*arguments)
+
+    return called, calls
+
+
 def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
-    """Killed when the second of five is there."""
+    """Two of five are there."""
     config = make_config(tmp_path / "out", text_file)
-    process = start_build(config)
-    while len(found := sorted((tmp_path / "out").rglob("units/*.rows"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.0005)
-    kill_with_workers(process)
-    made = []
-    original = local_runner.make_unit
-
-    def make_unit(state, task):
-        made.append(task[0])
-        return original(state, task)
-
-    monkeypatch.setattr(local_runner, "make_unit", make_unit)
-    found = sorted((tmp_path / "out").rglob("units/*.rows"))
-    build_tfrecords.main(config)
-    assert made == list(range(len(found), 5))
+    make_unit = local_runner.make_unit
+    for call, units in ((2, [0, 1]), (None, [2, 3, 4])):
+        interrupted, tasks = interrupted_at(call, make_unit)
+        monkeypatch.setattr(local_runner, "make_unit", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            build_tfrecords.main(config)
+        assert [unit for unit, _ in tasks] == units
 
 
-def test_finished_shards_are_not_written_again(built, text_file, tmp_path):
-    """Killed when the second shard is there, so the first is known."""
+def test_finished_shards_are_not_written_again(
+    text_file, tmp_path, monkeypatch
+):
+    """Two of ten are there."""
     config = make_config(tmp_path / "out", text_file, num_shards=9)
+    write_shard = local_runner.write_shard
     shards = tmp_path / "out" / TRAIN
-    process = start_build(config)
-    while len(found := sorted(shards.glob("*.tfrecord"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.0005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (shards / "metadata.json").exists()
-    first = found[0].stat().st_mtime_ns
-    build_tfrecords.main(config)
-    assert found[0].stat().st_mtime_ns == first
+    found = []
+    for call, number in ((2, 2), (None, 8)):
+        interrupted, tasks = interrupted_at(call, write_shard)
+        monkeypatch.setattr(local_runner, "write_shard", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            build_tfrecords.main(config)
+        assert len(tasks) == number
+        whole = shards.glob("*.tfrecord")
+        found.append({path: path.stat().st_mtime_ns for path in whole})
+    assert [len(written) for written in found] == [2, 9]
+    assert found[0].items() <= found[1].items()
     other = build(tmp_path / "other", text_file, num_shards=9)
     assert read_files(tmp_path / "out") == read_files(other)
 
