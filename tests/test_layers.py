@@ -1,5 +1,6 @@
 import math
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -194,14 +195,17 @@ def test_kernels_start_truncated_at_two_deviations_each_its_own():
     assert not attention.query.bias.numpy().any()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-def test_layer_norm_statistics_are_float32(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "level", "atol"),
+    [("float32", 30.0, 1e-3), ("mixed_bfloat16", 300.0, 0.03)],
+)
+def test_layer_norm_statistics_are_float32(dtype, level, atol):
     """bfloat16 has steps of 2 at 300, so a spread of 1 would be lost."""
     rng = np.random.default_rng(0)
-    hidden = np.full((2, 5, 24), 300.0)
+    hidden = np.full((2, 5, 24), level)
     output = rng.normal(size=(2, 5, 24))
-    norm = layers.layer_norm()
-    norm.build((None, None, 24))
+    norm = layers.LayerNorm(24)
+    norm.build()
 
     # The end of a sublayer, where both policies meet LayerNorm.
     compute = tf.bfloat16 if dtype == "mixed_bfloat16" else tf.float32
@@ -216,14 +220,47 @@ def test_layer_norm_statistics_are_float32(dtype):
     np.testing.assert_allclose(
         tf.cast(answer, tf.float32),
         expected,
-        atol=0.03 if compute == tf.bfloat16 else 1e-3,
+        atol=atol,
     )
+
+
+def test_layer_norm_and_its_gradients_are_those_of_keras():
+    rng = np.random.default_rng(1)
+    x = tf.constant(rng.normal(1.0, 3.0, size=(3, 5, 24)), tf.float32)
+    weights = tf.constant(rng.normal(size=(3, 5, 24)), tf.float32)
+    gamma, beta = rng.normal(size=(2, 24))
+    ours = layers.LayerNorm(24)
+    ours.build()
+    theirs = keras.layers.LayerNormalization(epsilon=1e-12)
+    theirs.build((None, None, 24))
+
+    answers = []
+    for norm in (ours, theirs):
+        norm.gamma.assign(gamma)
+        norm.beta.assign(beta)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            answer = norm(x)
+        variables = [x, norm.gamma.value, norm.beta.value]
+        answers.append([answer, *tape.gradient(answer, variables, weights)])
+    for mine, expected in zip(*answers, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layer_norm_of_equal_numbers_is_its_shift():
+    """Rounding makes the variance of 0.1, 7 times, less than 0."""
+    norm = layers.LayerNorm(7)
+    norm.build()
+    norm.beta.assign(np.arange(7.0))
+    answer = norm(tf.fill([1, 7], 0.1))
+    # 0.1 less its mean is not 0 either: 7e-9, by a deviation of 1e-6.
+    np.testing.assert_allclose(answer, [np.arange(7.0)], atol=0.01)
 
 
 def test_layer_norm_keeps_small_signals():
     """With the published epsilon, 1e-12, a spread of 1e-4 is normalised."""
-    norm = layers.layer_norm()
-    norm.build((None, 4))
+    norm = layers.LayerNorm(4)
+    norm.build()
     answer = norm(tf.constant([[1e-4, -1e-4, 1e-4, -1e-4]]))
     np.testing.assert_allclose(answer, [[1, -1, 1, -1]], rtol=1e-3)
 

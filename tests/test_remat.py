@@ -138,10 +138,12 @@ def test_only_with_remat_is_a_block_computed_twice():
 
 
 def test_on_a_tpu_the_second_computation_is_kept_apart():
-    """Two barriers a block: its own, and that of the probabilities."""
+    """By one barrier a block, beside those of attention: forward, backward."""
     barrier = "XlaOptimizationBarrier"
-    assert count(barrier, False, on_tpu=True) == 3
-    assert count(barrier, True, on_tpu=True) == 3 + 2 * 3
+    forward, backward, kept_apart = 3, 3, 3
+    without = forward + backward
+    assert count(barrier, False, on_tpu=True) == without
+    assert count(barrier, True, on_tpu=True) == without + kept_apart + forward
     assert count(barrier, True) == 0
 
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.modeling.layers import activation, initializer, layer_norm
+from albert_tf.modeling.layers import LayerNorm, activation, initializer
 
 
 class MaskedLanguageModelHead(keras.layers.Layer):
@@ -30,12 +30,12 @@ class MaskedLanguageModelHead(keras.layers.Layer):
             dtype="float32",
             name="transform",
         )
-        self.layer_norm = layer_norm()
+        self.layer_norm = LayerNorm(config.embedding_size)
 
     def build(self) -> None:
         config = self.config
         self.transform.build((None, None, config.hidden_size))
-        self.layer_norm.build((None, None, config.embedding_size))
+        self.layer_norm.build()
         self.output_bias = self.add_weight(
             name="output_bias", shape=(config.vocab_size,), initializer="zeros"
         )
