@@ -5,12 +5,17 @@
 
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 
 import pytest
 import tensorflow as tf
 import yaml
+from absl import flags as absl_flags
+
+from albert_tf import flags, step_cost
+from albert_tf.config import PretrainingConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 CLUSTER = ROOT / "configs" / "cluster"
@@ -122,10 +127,22 @@ def test_under_slurm_each_worker_is_told_all_nodes_and_its_place(
         ]
     # A worker that ends must not end one that saves.
     assert (tmp_path / "srun-flags").read_text().split() == [
+        "--cpu-bind=none",
         "--kill-on-bad-exit=0",
         "--wait=0",
     ]
     assert not (tmp_path / "asked").exists()
+
+
+def test_a_task_of_slurm_gets_the_whole_node():
+    """By default it gets one processor: https://slurm.schedmd.com/sbatch.html"""
+    text = (CLUSTER / "slurm.sbatch").read_text()
+    asked = [
+        line.split()[1]
+        for line in text.splitlines()
+        if line.startswith("#SBATCH")
+    ]
+    assert {"--ntasks-per-node=1", "--exclusive", "--mem=0"} < set(asked)
 
 
 def test_one_node_of_slurm_mirrors_over_its_gpus(machine, tmp_path):
@@ -201,8 +218,26 @@ def test_kubernetes_starts_again_what_was_preempted():
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
 
 
-def test_recipes_of_the_examples_exist():
-    for name in ("slurm.sbatch", "kubernetes.yaml"):
-        text = (CLUSTER / name).read_text()
-        recipe = text.split("--flagfile=")[1].split()[0]
-        assert (ROOT / recipe).exists()
+def flags_of_slurm():
+    """Those in the comment that shows the command."""
+    text = (CLUSTER / "slurm.sbatch").read_text().split("slurm.sbatch \\\n")[1]
+    command = text.split("\n#\n")[0].replace("\\\n#", "").strip("# ")
+    return shlex.split(command)
+
+
+def flags_of_kubernetes():
+    *_, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return container["command"][1:]
+
+
+@pytest.mark.parametrize("arguments", [flags_of_slurm(), flags_of_kubernetes()])
+def test_what_the_examples_train_fits_32_gpus_of_40_gb(arguments, monkeypatch):
+    """By the rule that the trainer checks by, which may err by half."""
+    monkeypatch.chdir(ROOT)
+    values = absl_flags.FlagValues()
+    flags.define(PretrainingConfig, values)
+    values(["run_pretraining", *arguments])
+    config = flags.parse(PretrainingConfig, values)
+    needed = sum(step_cost.estimate_memory(config, 4 * 8).values())
+    assert 1.5 * needed < 40e9
