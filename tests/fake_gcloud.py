@@ -11,7 +11,9 @@ one line each time:
     1 PREEMPTED 2    ends with that status, 2 seconds before
     wait             ends with 143 when it gets a SIGTERM
 
-`states` holds what a new request goes through, one state a question.
+`states` holds what a new request goes through, one state a question. While
+`failing_deletes` has a line, a delete ends with an error; it deletes all the
+same if the line is "late".
 """
 
 import json
@@ -102,11 +104,18 @@ def queued_resources(verb):
         requested.touch()
         shutil.copy(CLOUD / "new_states", CLOUD / "states")
     elif verb == "delete":
+        failing = CLOUD / "failing_deletes"
+        first, *rest = failing.read_text().splitlines() or [""]
+        failing.write_text("".join(f"{line}\n" for line in rest))
+        if first == "refused":
+            sys.exit("ERROR: (gcloud) the service is unavailable")
         requested.unlink()
         for path in CLOUD.glob("host-*/albert_tf_state/server.pid"):
             os.kill(int(path.read_text()), signal.SIGKILL)
         for home in CLOUD.glob("host-*"):
             shutil.rmtree(home)
+        if first == "late":
+            sys.exit("ERROR: (gcloud) no answer in time")
     elif verb == "list" and requested.exists():
         state = next_state()
         # The request may be active when its slice is not.

@@ -18,7 +18,7 @@ import threading
 import pytest
 from absl import flags as absl_flags
 
-from albert_tf import flags
+from albert_tf import flags, step_cost
 from albert_tf.config import PretrainingConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -77,6 +77,7 @@ class Cloud:
             "ALBERT_TPU_PORT": str(metadata_port + 1),
         }
         self.set_up(["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
+        (self.path / "failing_deletes").touch()
 
     def set_up(self, states=("ACTIVE",), plan=("0",), num_hosts=1):
         (self.path / "new_states").write_text(" ".join(states))
@@ -290,6 +291,44 @@ def test_a_slice_is_reached_by_a_server_on_each_host(cloud):
     assert cloud.verbs() == ["create", "delete"]
 
 
+@pytest.mark.parametrize("failures", [["refused"] * 4, ["late"]])
+def test_a_slice_that_is_done_is_deleted_though_a_delete_fails(cloud, failures):
+    """Else it would cost until somebody looks; "late" is gone all the same."""
+    cloud.set_up(plan=["0"])
+    (cloud.path / "failing_deletes").write_text("\n".join(failures))
+    done = cloud.run("--delete_when_done=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "training is done" in done.stdout
+    assert done.stdout.count("COSTS") == failures.count("refused")
+    tries = len(failures) + failures.count("refused") // 4
+    assert cloud.verbs() == ["create"] + ["delete"] * tries
+    assert not (cloud.path / "requested").exists()
+
+
+def test_no_connection_waits_for_a_host_that_is_gone(cloud):
+    dry = cloud.launch("run", "--dry_run", "--", *TRAINING)
+    reached = {}
+    for command in commands_of(dry):
+        reached.setdefault(command[4], []).append(command)
+    for verb, flag in (("ssh", "--ssh-flag"), ("scp", "--scp-flag")):
+        for command in reached[verb]:
+            options = [w for w in command if w.startswith(f"{flag}=-o")]
+            assert options == [
+                f"{flag}=-oConnectTimeout=30",
+                f"{flag}=-oServerAliveInterval=30",
+            ]
+
+
+def test_the_code_is_copied_from_any_temporary_directory(cloud, tmp_path):
+    place = tmp_path / "two words"
+    place.mkdir()
+    cloud.launch("create")
+    done = cloud.launch("setup", TMPDIR=str(place))
+    assert done.returncode == 0, done.stderr
+    assert (cloud.path / "host-0" / "albert_tf" / "setup.py").exists()
+    assert not list(place.iterdir())
+
+
 def test_a_preempted_slice_is_asked_for_again_and_training_goes_on(cloud):
     cloud.set_up(
         states=["WAITING_FOR_RESOURCES", "ACTIVE"],
@@ -439,3 +478,7 @@ def test_what_the_readme_shows_is_understood(cloud, monkeypatch):
     values(["run_pretraining", *words[4:]])
     config = flags.parse(PretrainingConfig, values)
     assert config.training.output_dir == "gs://mine-albert/runs/base"
+    # And fits the slice, by the rule that the trainer checks by.
+    assert "--accelerator_type=v5litepod-8" in block
+    needed = sum(step_cost.estimate_memory(config, 8).values())
+    assert 1.5 * needed < step_cost.TPU_MEMORY["v5litepod"]

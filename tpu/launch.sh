@@ -33,7 +33,8 @@ Examples:
     tpu/launch.sh run --project=mine --zone=us-west4-a --name=base \
         --accelerator_type=v5litepod-8 --log_dir=gs://bucket/logs/base -- \
         --flagfile=configs/pretrain/base_v2_125k.flags \
-        --precision=mixed_bfloat16 --output_dir=gs://bucket/runs/base \
+        --precision=mixed_bfloat16 --gradient_accumulation_steps=32 \
+        --output_dir=gs://bucket/runs/base \
         --input_file='gs://bucket/records/train/*.tfrecord'
     tpu/launch.sh run ... --dry_run     # prints every command, runs none
     tpu/launch.sh delete --project=mine --zone=us-west4-a --name=base
@@ -54,7 +55,7 @@ settings() {
   valid_until_duration=${ALBERT_TPU_VALID_UNTIL_DURATION-} # wait at most, 6h
   service_account=${ALBERT_TPU_SERVICE_ACCOUNT-} # "": that of Compute Engine
   create_flags=${ALBERT_TPU_CREATE_FLAGS-} # more of gcloud, e.g. --network=n
-  ssh_flags=${ALBERT_TPU_SSH_FLAGS-} # more of gcloud, e.g. --internal-ip
+  ssh_flags=${ALBERT_TPU_SSH_FLAGS-} # of ssh and scp alike, e.g. --internal-ip
   log_dir=${ALBERT_TPU_LOG_DIR-} # gs://..., logs are copied to each minute
   poll_s=${ALBERT_TPU_POLL_S-60} # seconds between looks
   grace_s=${ALBERT_TPU_GRACE_S-180} # seconds in which a preemption shows
@@ -167,9 +168,14 @@ on_hosts() {
   remote "$worker" "bash albert_tf/tpu/on_host.sh $(quoted "$@")"
 }
 
+# Of ssh: a host that is taken away leaves its connections open, and whoever
+# waits for their end does so for ever; silent ones are dropped on the way.
+CONNECTION=(-oConnectTimeout=30 -oServerAliveInterval=30)
+
 remote() {
   # shellcheck disable=SC2086  # several flags
-  tpus tpu-vm ssh "$name" --worker="$1" --quiet $ssh_flags --command="$2"
+  tpus tpu-vm ssh "$name" --worker="$1" --quiet \
+    "${CONNECTION[@]/#/--ssh-flag=}" $ssh_flags --command="$2"
 }
 
 # "" where there is no such request.
@@ -208,6 +214,15 @@ delete() {
   tpus queued-resources delete "$name" --force --quiet
 }
 
+# However often Google Cloud fails to: what is not deleted costs.
+delete_until_gone() {
+  local request
+  until delete || { request=$(request_state) && [[ ! $request ]]; }; do
+    say "$name could not be deleted, and COSTS: trying again"
+    sleep "$poll_s"
+  done
+}
+
 wait_until_there() {
   local state
   while :; do
@@ -231,8 +246,9 @@ setup() {
   # shellcheck disable=SC2086  # several flags
   refuse_if_running &&
     call bash -c "set -e -o pipefail; cd $(quoted "$root"); $files |\
- tar -czf $archive --null --files-from=-" &&
-    tpus tpu-vm scp "$archive" "$name:" --worker=all --quiet $ssh_flags &&
+ tar -czf $(quoted "$archive") --null --files-from=-" &&
+    tpus tpu-vm scp "$archive" "$name:" --worker=all --quiet \
+      "${CONNECTION[@]/#/--scp-flag=}" $ssh_flags &&
     remote all "rm -rf albert_tf && mkdir albert_tf &&\
  tar -xzf albert_tf.tar.gz -C albert_tf &&\
  bash albert_tf/tpu/on_host.sh install"
@@ -312,7 +328,7 @@ run() {
       ;;
     *:none | *:lost) begin ;;
     *:'exit 0')
-      [[ $delete_when_done != true ]] || delete
+      [[ $delete_when_done != true ]] || delete_until_gone
       say "training is done$(
         [[ $delete_when_done == true ]] || echo "; the slice costs until: $(
           quoted "$0" delete --project="$project" --zone="$zone" --name="$name"
