@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import pathlib
@@ -42,6 +43,10 @@ SLICES = {
     "v5e:4x8": ("v5e:4x8", 32, 32),
     "v5p-128": ("v5p:4x4x4", 64, 64),
     "v6e-64": ("v6e:8x8", 64, 64),
+    # As they may be spelled, too.
+    "V5E:4X8": ("v5e:4x8", 32, 32),
+    "v5e-4x8": ("v5e:4x8", 32, 32),
+    "v5e-32": ("v5e:4x8", 32, 32),
 }
 
 
@@ -66,10 +71,16 @@ def test_slices_have_the_chips_that_their_names_say(name):
         ("v5e:0x4", "v5e:4x8"),
         ("v3-9", "v3-8, v3-32"),
         ("v5litepod-3", "v5litepod-4"),
-        ("v5e:64x64", "4096"),
+        ("v5e:64x64", "at most 256 chips.*4096"),
+        ("v6e:16x32", "at most 256 chips"),
+        ("v3:32x64", "at most 1024 chips"),
+        ("v5p:16x16x16", "at most 2048 chips"),
+        ("v5litepod-512", "v5litepod-256\\.$"),
+        ("v2-1024", "v2-512\\.$"),
     ],
 )
 def test_other_slices_are_refused(name, remedy):
+    """Pods: 256 chips of v2, v5e and v6e, 1,024 of v3."""
     with pytest.raises(UserError, match=remedy):
         topologies.parse(name)
 
@@ -251,6 +262,17 @@ def test_without_the_compiler_it_says_what_to_install():
         compile_check.main(check_config())
 
 
+def test_another_jax_is_refused_before_it_fails(monkeypatch):
+    """With what the extra pins, which is the version that was tried."""
+    versions = dict.fromkeys(tpu_compiler.PACKAGES, "0.11.0")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.metadata, "version", versions.get)
+    with pytest.raises(UserError, match=r"0\.11\.0 and 0\.11\.0.*tpu-compile"):
+        tpu_compiler.check_installed()
+    pinned = f'"jax[tpu]=={tpu_compiler.JAX_VERSION}"'
+    assert pinned in (ROOT / "setup.py").read_text()
+
+
 def test_a_slice_must_be_named():
     config = dataclasses.replace(check_config(), topology="")
     with pytest.raises(UserError, match="--topology is required"):
@@ -269,6 +291,54 @@ def test_a_slice_must_be_named():
 def test_a_sweep_is_refused_that_cannot_be_made(changes):
     with pytest.raises(UserError, match=r"output_file|sweep_batch_sizes"):
         check_config(**changes)
+
+
+def test_a_sweep_that_cannot_be_drawn_is_refused_at_once(tmp_path, monkeypatch):
+    """Not after an hour of compiling."""
+    (tmp_path / "file").touch()
+    config = check_config(
+        sweep=True, output_file=str(tmp_path / "file" / "sweep.png")
+    )
+    monkeypatch.setattr(compile_check, "estimate_apart", None)
+    with pytest.raises(UserError, match="output_file must be a file that can"):
+        compile_check.main(config)
+
+
+def test_traffic_of_one_part_of_a_batch_is_not_taken_for_that_of_all():
+    """The compiler counts the body of the loop over parts once."""
+    found = estimates.Estimate(
+        topology="v5e:2x4",
+        num_chips=8,
+        num_cores=8,
+        chip_memory_bytes=2**34,
+        batch_size=16,
+        gradient_accumulation_steps=32,
+        max_seq_length=512,
+        precision="mixed_bfloat16",
+        remat=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        quick=True,
+        model_flops=10**12,
+        versions={},
+        peak_bytes=2**31,
+        argument_bytes=2**30,
+        temporary_bytes=2**30,
+        code_bytes=2**20,
+        flops=1.1e12,
+        accessed_bytes=50e9,
+        random_bytes=0,
+        all_reduce_bytes=10**6,
+        num_all_reduces=1,
+        uncounted_loops=0,
+        all_reduce_s=0.001,
+        compile_s=1.0,
+        compile_cpu_s=1.0,
+    )
+    said = compile_check.describe(found)
+    assert "50 GB, of the update and one of the 32 parts" in said
+    whole = dataclasses.replace(found, gradient_accumulation_steps=1)
+    assert "50 GB\n" in compile_check.describe(whole)
 
 
 def test_a_sweep_tries_each_setting_with_each():
@@ -333,6 +403,32 @@ def test_the_update_compiles_for_a_slice(slice_name, parts):
     assert 1 <= found.all_reduce_bytes / weights < 1.001
     assert found.argument_bytes < found.peak_bytes < found.chip_memory_bytes
     assert found.step_s is None
+
+
+@pytest.mark.tpu_compile
+def test_a_large_product_takes_the_time_that_the_peak_says():
+    """By the compiler's cycles at our clocks: nothing else fills the units."""
+    size = 4096
+
+    @tf.function(jit_compile=True)
+    def product(a, b):
+        return tf.matmul(a, b)
+
+    operands = [tf.TensorSpec([size, size], tf.bfloat16)] * 2
+    hlo = product.experimental_get_compiler_ir(*operands)(
+        stage="hlo_serialized", platform_name="CPU"
+    )
+    shares = {}
+    for version, chip in topologies.CHIPS.items():
+        shape = (2, 2, 1)[: chip.dimensions]
+        where = topologies.Slice(version, shape)
+        devices = tpu_compiler.slice_devices(
+            where.libtpu_name(), where.libtpu_options()
+        )
+        program = tpu_compiler.compile_program(hlo, devices[:1])
+        seconds = cycles.program_cost(program.hlo).cycles / chip.clock_hz
+        shares[version] = 2 * size**3 / seconds / chip.peak_flops
+    assert all(0.75 < share < 1 for share in shares.values()), shares
 
 
 @pytest.mark.tpu_compile

@@ -15,7 +15,8 @@ without recomputation and dropout:
     python -m tpu.compile_check ... --sweep --sweep_batch_sizes=8,16,32 \
       --output_file=build/sweep.png
 
-Exits with status 2 if a program does not compile, e.g. for lack of memory.
+Exits with status 2 if the program does not compile, e.g. for lack of memory;
+a sweep, if none of its programs does.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ import tensorflow as tf
 
 from albert_tf import files, flags
 from albert_tf.config import CompileCheckConfig
+from albert_tf.errors import UserError, first_line
 from tpu import sweep, topologies
 from tpu.estimates import CAVEATS, Estimate, estimate, estimate_apart
 
@@ -65,6 +67,7 @@ def _figures(found: Estimate) -> list[tuple[str, str]]:
     assert found.compile_s is not None and found.compile_cpu_s is not None
     limit = found.chip_memory_bytes / GIB
     peak = found.peak_bytes / GIB
+    parts = found.gradient_accumulation_steps
     shown = [
         (
             "HBM of a core",
@@ -81,7 +84,15 @@ def _figures(found: Estimate) -> list[tuple[str, str]]:
             f"{found.flops / 1e12:.3g} TFLOP a core and update; of the model "
             f"{found.model_flops / 1e12:.3g}",
         ),
-        ("memory traffic", f"{found.accessed_bytes / 1e9:.4g} GB"),
+        (
+            "memory traffic",
+            f"{found.accessed_bytes / 1e9:.4g} GB"
+            + (
+                f", of the update and one of the {parts} parts of its batch"
+                if parts > 1
+                else ""
+            ),
+        ),
         (
             "all-reduce",
             f"{found.all_reduce_bytes / 1e6:.4g} MB in "
@@ -151,6 +162,8 @@ def main(config: CompileCheckConfig) -> int:
 
 def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
     every = []
+    if config.output_file:
+        _check_place(config.output_file)
     if not config.json:
         print(f"{where}, {config.run.distribution.precision}")
         print(sweep.HEADER, flush=True)
@@ -158,13 +171,27 @@ def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
         every.append(estimate_apart(variant, where, quick=config.quick))
         if not config.json:
             print(sweep.row(every[-1]), flush=True)
-    if config.output_file:
-        files.write_bytes(config.output_file, sweep.picture(every))
     if config.json:
         print(json.dumps([dataclasses.asdict(found) for found in every]))
     else:
         print(f"\n{CAVEATS}")
-    return 0 if any(not found.error for found in every) else 2
+    if config.output_file:
+        files.write_bytes(config.output_file, sweep.picture(every))
+    compiled = any(not found.error for found in every)
+    return 0 if compiled else EXIT_DOES_NOT_COMPILE
+
+
+def _check_place(path: str) -> None:
+    """Refuses a file that cannot be written, before an hour of compiling."""
+    try:
+        with files.written_whole(path + ".try"):
+            pass
+        files.remove(path + ".try")
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(
+            "output_file must be a file that can be written",
+            received=f"{path}: {first_line(error)}",
+        ) from None
 
 
 if __name__ == "__main__":

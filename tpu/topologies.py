@@ -26,6 +26,8 @@ class Chip:
         clock_hz: Of a core.
         all_reduce_bytes_s: What a chip sends in an all-reduce over a whole
             pod.
+        largest: Chips of the largest slice: of a pod, or for more of which
+            nothing was tried.
         dimensions: Of the network.
         options: How libtpu is told to join the cores.
     """
@@ -35,6 +37,7 @@ class Chip:
     peak_flops: float
     clock_hz: float
     all_reduce_bytes_s: float
+    largest: int
     dimensions: int = 2
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -42,19 +45,21 @@ class Chip:
 # Memory of v4 is what the compiler's errors name; its peak is from
 # https://cloud.google.com/tpu/docs/v4. Clocks: peak over what the matrix units
 # of a core do in a cycle, 2 * 128 * 128 a unit, of 1, 2, 8 (two cores), 4 and 8
-# (two cores) units, and of v6e 2 units of 256 * 256. All-reduce: a pod's
+# (two cores) units, and of v6e 4 units of 256 * 256, as the compiler counts
+# cycles; Google's page says 2, at twice this clock. All-reduce: a pod's
 # figure by its chips on the same pages, for v4, v5e and v6e; half the
 # bandwidth in both directions for v5p; the sum of the four links in Jouppi et
 # al., 2020 (https://doi.org/10.1145/3360307), for v2 and v3.
 CHIPS = {
-    "v2": Chip(2, TPU_MEMORY["v2"], TPU_PEAKS["v2"], 0.7e9, 248e9),
-    "v3": Chip(2, TPU_MEMORY["v3"], TPU_PEAKS["v3"], 0.94e9, 328e9),
+    "v2": Chip(2, TPU_MEMORY["v2"], TPU_PEAKS["v2"], 0.7e9, 248e9, 256),
+    "v3": Chip(2, TPU_MEMORY["v3"], TPU_PEAKS["v3"], 0.94e9, 328e9, 1024),
     "v4": Chip(
         1,
         int(30.75 * 2**30),
         275e12,
         1.05e9,
         268e9,
+        2048,
         dimensions=3,
         options={
             "chip_config_name": "megacore",
@@ -62,10 +67,10 @@ CHIPS = {
         },
     ),
     "v5e": Chip(
-        1, TPU_MEMORY["v5litepod"], TPU_PEAKS["v5litepod"], 1.5e9, 200e9
+        1, TPU_MEMORY["v5litepod"], TPU_PEAKS["v5litepod"], 1.5e9, 200e9, 256
     ),
-    "v5p": Chip(1, TPU_MEMORY["v5p"], TPU_PEAKS["v5p"], 1.75e9, 600e9, 3),
-    "v6e": Chip(1, TPU_MEMORY["v6e"], TPU_PEAKS["v6e"], 1.75e9, 400e9),
+    "v5p": Chip(1, TPU_MEMORY["v5p"], TPU_PEAKS["v5p"], 1.75e9, 600e9, 2048, 3),
+    "v6e": Chip(1, TPU_MEMORY["v6e"], TPU_PEAKS["v6e"], 1.75e9, 400e9, 256),
 }
 # What else a version is called.
 _VERSIONS = {"v5litepod": "v5e", "v5lite": "v5e"}
@@ -83,7 +88,6 @@ _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
         (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16),
     ),
 }  # fmt: skip
-LARGEST = 2048  # chips; for more nothing was tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +154,7 @@ def parse(name: str) -> Slice:
     Raises:
         UserError: If it is the name of none.
     """
-    version, separator, size = name.replace("-", ":").partition(":")
+    version, separator, size = name.lower().replace("-", ":").partition(":")
     version = _VERSIONS.get(version, version)
     if version not in CHIPS or not separator:
         raise UserError(
@@ -160,7 +164,7 @@ def parse(name: str) -> Slice:
             remedy="Examples: v5e:16x16, v4:4x4x8, v5litepod-256, v3-32.",
         )
     dimensions = CHIPS[version].dimensions
-    if ":" in name:
+    if ":" in name or "x" in size:
         numbers = size.split("x")
         if len(numbers) != dimensions or not all(
             n.isdecimal() and int(n) for n in numbers
@@ -177,8 +181,9 @@ def parse(name: str) -> Slice:
         types = {
             math.prod(shape) * per_chip: shape
             for shape in _SHAPES[dimensions]
+            if math.prod(shape) <= CHIPS[version].largest
             # Of v2 and v3 there are none below a host but whole ones.
-            if shape not in ((1, 1), (2, 4)) or per_chip == 1
+            and (shape not in ((1, 1), (2, 4)) or per_chip == 1)
         }
         if not size.isdecimal() or int(size) not in types:
             prefix = name.split("-")[0]
@@ -189,9 +194,10 @@ def parse(name: str) -> Slice:
                 remedy=f"Types: {', '.join(f'{prefix}-{n}' for n in types)}.",
             )
         found = Slice(version, types[int(size)])
-    if found.num_chips > LARGEST:
+    if found.num_chips > found.chip.largest:
         raise UserError(
-            f"topology must have at most {LARGEST} chips",
+            f"topology of {version} must have at most {found.chip.largest} "
+            "chips",
             received=f"{name}, with {found.num_chips}",
         )
     return found

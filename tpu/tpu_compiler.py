@@ -1,7 +1,7 @@
 """Google's TPU compiler, libtpu, on a machine with no TPU.
 
 Every private name of jax and jaxlib stands in this file, written against
-the versions that the extra `tpu-compile` pins; they have changed between
+one version, which the extra `tpu-compile` pins; they have changed between
 releases. JAX itself computes nothing here: its package loads the compiler,
 and takes the program that TensorFlow has lowered.
 """
@@ -19,6 +19,7 @@ import numpy as np
 from albert_tf.errors import UserError, first_line
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
+JAX_VERSION = "0.10.2"  # as in setup.py
 INSTALL = "pip install -e '.[cpu,tpu-compile]'  (Linux on x86-64, 1.2 GB)"
 
 # What libtpu reads from the environment when it is loaded.
@@ -73,7 +74,7 @@ def check_installed() -> dict[str, str]:
     """Versions of what is needed.
 
     Raises:
-        UserError: If a package is missing.
+        UserError: If a package is missing, or has other private names.
     """
     missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
     if missing:
@@ -82,7 +83,15 @@ def check_installed() -> dict[str, str]:
             received=f"no {', '.join(missing)}",
             remedy=INSTALL,
         )
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    if {found["jax"], found["jaxlib"]} != {JAX_VERSION}:
+        raise UserError(
+            f"jax and jaxlib must be {JAX_VERSION}, for what is used of them "
+            "changes between releases",
+            received=f"{found['jax']} and {found['jaxlib']}",
+            remedy=INSTALL,
+        )
+    return found
 
 
 def slice_devices(name: str, options: Mapping[str, Any]) -> list[Any]:
