@@ -273,6 +273,16 @@ def test_another_jax_is_refused_before_it_fails(monkeypatch):
     assert pinned in (ROOT / "setup.py").read_text()
 
 
+def test_another_compiler_is_not_taken_for_the_one_installed(monkeypatch):
+    versions = dict.fromkeys(tpu_compiler.PACKAGES, tpu_compiler.JAX_VERSION)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib.metadata, "version", versions.get)
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    assert tpu_compiler.check_installed() == versions
+    monkeypatch.setenv("TPU_LIBRARY_PATH", "/lib/libtpu.so")
+    assert tpu_compiler.check_installed()["libtpu"] == "/lib/libtpu.so"
+
+
 def test_a_slice_must_be_named():
     config = dataclasses.replace(check_config(), topology="")
     with pytest.raises(UserError, match="--topology is required"):
@@ -428,7 +438,8 @@ def test_a_large_product_takes_the_time_that_the_peak_says():
         program = tpu_compiler.compile_program(hlo, devices[:1])
         seconds = cycles.program_cost(program.hlo).cycles / chip.clock_hz
         shares[version] = 2 * size**3 / seconds / chip.peak_flops
-    assert all(0.75 < share < 1 for share in shares.values()), shares
+    # Clocks are rounded: 0.7 GHz of v2 give 2 % more than its peak.
+    assert all(0.75 < share < 1.02 for share in shares.values()), shares
 
 
 @pytest.mark.tpu_compile

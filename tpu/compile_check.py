@@ -21,6 +21,7 @@ a sweep, if none of its programs does.
 
 import dataclasses
 import json
+import textwrap
 
 import tensorflow as tf
 
@@ -155,7 +156,7 @@ def main(config: CompileCheckConfig) -> int:
         if config.json:
             print(json.dumps(dataclasses.asdict(found), indent=1))
         else:
-            print(f"{describe(found)}\n\n{CAVEATS}")
+            print(f"{describe(found)}\n\n{textwrap.fill(CAVEATS)}")
         return EXIT_DOES_NOT_COMPILE if found.error else 0
     return _sweep(config, where)
 
@@ -174,7 +175,7 @@ def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
     if config.json:
         print(json.dumps([dataclasses.asdict(found) for found in every]))
     else:
-        print(f"\n{CAVEATS}")
+        print(f"\n{textwrap.fill(CAVEATS)}")
     if config.output_file:
         files.write_bytes(config.output_file, sweep.picture(every))
     compiled = any(not found.error for found in every)
