@@ -596,9 +596,8 @@ class DataConfig(MaskingConfig):
         "",
         "Training records by step, as STEP:NAME[+NAME...],..., instead of "
         "input_file, e.g. 0:wiki,125000:wiki+books; names are those of "
-        "dataset. The shards of joined sets are read in one random order, so "
-        "the mixture is as fine as they are small: for sets to alternate "
-        "within a shuffle_block_size, build them together.",
+        "dataset. Records of joined sets alternate, in proportion to the "
+        "sizes of the sets: an epoch holds each record once.",
     )
     on_corrupt_record: str = setting(
         "error",

@@ -220,17 +220,26 @@ def _files_between(
 ) -> list[str]:
     """Shards that hold the stream's records from `first` to `last`."""
     epoch, offset = divmod(first, records.num_examples)
-    end = epoch * records.num_examples
+    last -= epoch * records.num_examples
     # Blocks are read whole.
-    first = end + offset // block_size * block_size
+    begin, end = offset // block_size * block_size, last + block_size
     files = []
-    while end <= last + block_size:
-        for name in shuffled_files(records, seed, epoch).numpy():
-            file = name.decode()
-            begin, end = end, end + records.count_of(file)
-            if end > first and begin <= last + block_size:
-                files.append(file)
-        epoch += 1
+    while end > 0:
+        of_epoch = min(end, records.num_examples)
+        for names, from_, to in zip(
+            records.sets,
+            records.num_of_sets(begin),
+            records.num_of_sets(of_epoch),
+            strict=True,
+        ):
+            place = 0
+            for name in shuffled_files(names, seed, epoch).numpy():
+                file = name.decode()
+                count = records.count_of(file)
+                if place < to and place + count > from_:
+                    files.append(file)
+                place += count
+        epoch, begin, end = epoch + 1, 0, end - records.num_examples
     return list(dict.fromkeys(files))
 
 

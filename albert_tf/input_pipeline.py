@@ -2,12 +2,13 @@
 
 The order of the records is a pure function of the seed: an epoch reads the
 shards in a shuffled order, cuts the stream into blocks and shuffles each
-block. Step s takes records [s * B, (s + 1) * B) of the endless stream,
-whatever the number of replicas, hosts or restarts, so that a position is
-the step alone and nothing of the pipeline need be saved. (Saved iterators
-were tried and fail under strategies.) Two things that a run notes in its
-directory take part: rollbacks leave batches out, and a damaged record is
-replaced by one of weight 0.
+block. Sets of records that a run joins are each read so, and alternate in
+proportion to their sizes before the stream is cut. Step s takes records
+[s * B, (s + 1) * B) of the endless stream, whatever the number of replicas,
+hosts or restarts, so that a position is the step alone and nothing of the
+pipeline need be saved. (Saved iterators were tried and fail under strategies.)
+Two things that a run notes in its directory take part: rollbacks leave batches
+out, and a damaged record is replaced by one of weight 0.
 
 Records without masks (`--masking=dynamic` when built) are masked here, in the
 graph of the host, with a key of the seed and the place in that stream: each
@@ -36,6 +37,8 @@ from albert_tf.training_records import (
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20
+
+CHOICES_AT_A_TIME = 1024
 
 # Spreads the seeds of phases.
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -210,11 +213,11 @@ def _mask(
 
 
 def shuffled_files(
-    records: Records, seed: int, epoch: tf.Tensor | int
+    files: Sequence[str], seed: int, epoch: tf.Tensor | int
 ) -> tf.Tensor:
-    """string, `(files,)`: the shards in the order in which an epoch reads."""
+    """string, `(files,)`: a set's shards, in the order that an epoch reads."""
     return tf.random.experimental.stateless_shuffle(
-        tf.constant(records.files), seed=_epoch_key(seed, epoch)
+        tf.constant(files), seed=_epoch_key(seed, epoch)
     )
 
 
@@ -243,13 +246,16 @@ def _shuffled_stream(
 
     def epoch_from(
         epoch: tf.Tensor,
-        ordered_files: tf.Tensor,
-        skip: int,
+        ordered_files: Sequence[tf.Tensor],
+        skips: Sequence[int],
         first_block: int,
     ) -> tf.data.Dataset:
+        sets = [
+            _read_files(files, records, config, damaged).skip(skip)
+            for files, skip in zip(ordered_files, skips, strict=True)
+        ]
         return (
-            _read_files(ordered_files, records, config, damaged)
-            .skip(skip)
+            _alternating(sets, records, first_block * block_size)
             .batch(block_size)
             .enumerate(start=first_block)
             .map(lambda index, block: shuffle_block(epoch, index, block))
@@ -260,24 +266,56 @@ def _shuffled_stream(
     # counts, without being read.
     epoch = tf.constant(first_epoch, tf.int64)
     first_block = offset // block_size
-    to_skip = first_block * block_size
+    skips = records.num_of_sets(first_block * block_size)
     count_of = dict(zip(records.files, records.counts, strict=True))
-    remaining = [
-        name.decode() for name in shuffled_files(records, seed, epoch).numpy()
-    ]
-    while to_skip >= count_of[remaining[0]]:
-        to_skip -= count_of[remaining.pop(0)]
-    rest_of_epoch = epoch_from(epoch, remaining, to_skip, first_block).skip(
+    ordered_files = []
+    for index, files in enumerate(records.sets):
+        remaining = shuffled_files(files, seed, epoch).numpy().tolist()
+        # Of sets with few records the last block may need none.
+        while remaining and skips[index] >= count_of[remaining[0].decode()]:
+            skips[index] -= count_of[remaining.pop(0).decode()]
+        ordered_files.append(tf.constant(remaining, tf.string))
+    rest_of_epoch = epoch_from(epoch, ordered_files, skips, first_block).skip(
         offset % block_size
     )
     later_epochs = tf.data.Dataset.range(
         first_epoch + 1, tf.int64.max
     ).flat_map(
         lambda epoch: epoch_from(
-            epoch, shuffled_files(records, seed, epoch), 0, 0
+            epoch,
+            [shuffled_files(files, seed, epoch) for files in records.sets],
+            [0] * len(records.sets),
+            0,
         )
     )
     return rest_of_epoch.concatenate(later_epochs)
+
+
+def _alternating(
+    sets: Sequence[tf.data.Dataset], records: Records, position: int
+) -> tf.data.Dataset:
+    """Records of all sets, from a position of an epoch on.
+
+    Args:
+        sets: What is left of each there.
+        records: Theirs.
+        position: Of the epoch.
+    """
+    if len(sets) == 1:
+        return sets[0]
+
+    def choose(positions: tf.Tensor) -> tf.Tensor:
+        before = tf.stack(records.num_of_sets(positions))
+        after = tf.stack(records.num_of_sets(positions + 1))
+        return tf.argmax(after - before)
+
+    choices = (
+        tf.data.Dataset.range(position, records.num_examples)
+        .batch(CHOICES_AT_A_TIME)
+        .map(choose)
+        .unbatch()
+    )
+    return tf.data.Dataset.choose_from_datasets(sets, choices)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -189,7 +189,20 @@ def _has_checkpoints(run_dir: str) -> bool:
 
 
 def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
-    """What is trained on, in the order read, wherever it lies: JSON."""
+    """What is trained on, in the order read, wherever it lies: JSON.
+
+    Where there are several sets of shards, which one each is of.
+    """
+
+    def sets(records: Records) -> dict[str, list[int]]:
+        set_of = {
+            file: number
+            for number, files in enumerate(records.sets)
+            for file in files
+        }
+        numbers = [set_of[file] for file in records.files]
+        return {"sets": numbers} if len(records.sets) > 1 else {}
+
     return [
         {
             "first_step": phase.first_step,
@@ -202,6 +215,7 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
                     strict=True,
                 )
             ],
+            **sets(phase.records),
         }
         for phase in data.phases
     ]
@@ -225,6 +239,11 @@ def _differences(stored: list[Any], now: list[Any]) -> str:
             return (
                 f"from step {after['first_step']}: the same shards, whose "
                 "paths now sort in another order, in which they are read"
+            )
+        if before.get("sets") != after.get("sets"):
+            return (
+                f"from step {after['first_step']}: the same shards, in other "
+                "sets, whose records alternate"
             )
     return "phases of data begin at other steps"
 

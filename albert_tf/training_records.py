@@ -7,7 +7,8 @@ before a device is touched. A run trains on one set of records throughout
 
 import dataclasses
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -30,6 +31,8 @@ class Records:
         metadata: Of the first directory that has some; None for records
             that google-research/albert made.
         directory: Where `metadata` was read.
+        sets: `files` by the dataset that they came with, or all together.
+            Records of several sets alternate; see `num_of_sets`.
     """
 
     files: tuple[str, ...]
@@ -37,6 +40,7 @@ class Records:
     checksums: tuple[str, ...]
     metadata: features.RecordsMetadata | None
     directory: str
+    sets: tuple[tuple[str, ...], ...]
 
     @property
     def masking(self) -> str:
@@ -51,6 +55,28 @@ class Records:
     def num_examples(self) -> int:
         """Records in all files."""
         return sum(self.counts)
+
+    def num_of_sets(self, position: Any) -> list[Any]:
+        """How many of an epoch's first records each set gives.
+
+        In proportion to its size, to less than one record, wherever the epoch
+        is cut; of all records, as many as it holds.
+
+        Args:
+            position: Records of the epoch, an integer or int64 tensor.
+
+        Returns:
+            By set, of the type of `position`; the sum is `position`.
+        """
+        count_of = dict(zip(self.files, self.counts, strict=True))
+        rest, counts = self.num_examples, []
+        for files in self.sets:
+            size = sum(count_of[file] for file in files)
+            # Of those that the sets before leave, which rise one by one too.
+            counts.append(position * size // max(rest, 1))
+            position -= counts[-1]
+            rest -= size
+        return counts
 
     def text_settings(self) -> dict[str, object]:
         """What other records must share for pieces to mean the same.
@@ -112,8 +138,9 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     for first_step, names in data.data_phases():
         if phases and phases[-1].name == "+".join(names):
             continue  # nothing changes
-        patterns = [pattern for name in names for pattern in files[name]]
-        records = find_records(f"dataset {'+'.join(names)}", patterns, config)
+        records = _find_sets(
+            {f"dataset {name}": files[name] for name in names}, config
+        )
         for phase in phases:
             if records.metadata is not None:
                 features.check_agreement(
@@ -142,18 +169,24 @@ def find_records(
             in its metadata, lengths, vocabulary, lower-casing or sentence
             objective differ, or some hold masks and others none.
     """
-    files = []
-    for pattern in patterns:
-        matches = tf.io.gfile.glob(pattern)
-        if not matches:
-            raise UserError(
-                f"{name} must match files",
-                received=f"no file at {pattern}",
-                remedy="Build records with python -m "
-                "data_prep.build_tfrecords.",
-            )
-        files += matches
-    files = sorted(set(files))
+    return _find_sets({name: patterns}, config)
+
+
+def _find_sets(
+    patterns_of: Mapping[str, Sequence[str]], config: PretrainingConfig
+) -> Records:
+    """As `find_records`, of several sets, by their names.
+
+    A file that several sets have belongs to the first of them.
+    """
+    name = ", ".join(patterns_of)
+    files: list[str] = []
+    sets = []
+    for set_name, patterns in patterns_of.items():
+        own = _matching_files(set_name, patterns) - set(files)
+        if own:
+            sets.append(tuple(sorted(own)))
+            files = sorted([*files, *own])
     metadata_of = {
         directory: _metadata_of(directory)
         for directory in sorted({posixpath.dirname(file) for file in files})
@@ -186,7 +219,9 @@ def find_records(
         else ""
         for file in files
     )
-    records = Records(tuple(files), counts, checksums, first, directory)
+    records = Records(
+        tuple(files), counts, checksums, first, directory, tuple(sets)
+    )
     without_masks = [
         other
         for other, metadata in metadata_of.items()
@@ -204,6 +239,21 @@ def find_records(
                 other, dataclasses.asdict(metadata), records.text_settings()
             )
     return records
+
+
+def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
+    files = set()
+    for pattern in patterns:
+        matches = tf.io.gfile.glob(pattern)
+        if not matches:
+            raise UserError(
+                f"{name} must match files",
+                received=f"no file at {pattern}",
+                remedy="Build records with python -m "
+                "data_prep.build_tfrecords.",
+            )
+        files.update(matches)
+    return files
 
 
 def find_held_out(config: PretrainingConfig) -> Records:

@@ -243,7 +243,7 @@ def test_damage_far_from_the_place_of_reading_is_not_looked_for(
     order = [
         name.decode()
         for name in input_pipeline.shuffled_files(
-            data.phases[0].records, SEED, 0
+            data.phases[0].records.files, SEED, 0
         ).numpy()
     ]
     last = tmp_path / "records" / "train" / order[-1].rpartition("/")[2]
@@ -251,6 +251,60 @@ def test_damage_far_from_the_place_of_reading_is_not_looked_for(
     assert not find(config, 0, 1)
     total = data.phases[0].records.num_examples
     assert len(find(config, total // 8 - 2, total // 8)) == 1
+
+
+def test_a_damaged_record_of_a_mixture_is_found_wherever_it_is_read(
+    copied, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(corrupt_records, "READ_AHEAD_BATCHES", 1)
+    records = copied("static")
+    one, two, three = sorted((records / "train").glob("*.tfrecord"))
+    config = tiny_run.make_config(
+        records,
+        tmp_path / "run",
+        input_file=(),
+        dataset=(f"a={one},{three}", f"b={two}"),
+        data_schedule="0:a+b",
+        shuffle_block_size=16,
+    )
+    total = find_training_data(config).phases[0].records.num_examples
+    before = batches(config, total // 8)
+    number = len(offsets_of(two)) // 2
+    damage_content(two, number)
+    with pytest.raises(corrupt_records.READING_ERRORS):
+        batches(config, total // 8)
+    # The smaller set is read all along; of the other, one shard at a time.
+    for first_step in 0, total // 16, total // 8 - 2:
+        (found,) = find(config, first_step, first_step + 1)
+        assert (found.file, found.number) == (str(two), number)
+    damage_content(one, 3)
+    damage_content(three, 3)
+    orders = [
+        [
+            name.decode()
+            for name in input_pipeline.shuffled_files(
+                [str(one), str(three)], SEED, epoch
+            ).numpy()
+        ]
+        for epoch in range(2)
+    ]
+    for first_step, files in (
+        (0, [orders[0][0]]),
+        (total // 8 - 6, [orders[0][1]]),
+        (total // 8 - 1, [orders[0][1], orders[1][0]]),
+    ):
+        found = find(config, first_step, first_step)
+        assert {record.file for record in found} == {str(two), *files}
+
+    known = CorruptRecords("", find(config, 0, total // 8))
+    assert len(known) == 3
+    after = batches(config, total // 8, known.by_file)
+    changed = sum(
+        (a["input_ids"][row] != b["input_ids"][row]).any()
+        for a, b in zip(before, after, strict=True)
+        for row in range(8)
+    )
+    assert changed in range(1, 4)
 
 
 def test_sums_of_losses_leave_them_out(copied, tmp_path):

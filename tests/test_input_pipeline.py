@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 from types import MappingProxyType
 
 import numpy as np
@@ -9,7 +10,12 @@ import tiny_run
 from albert_tf import input_pipeline
 from albert_tf.keyed_random import random_bits
 from albert_tf.masking import mask_batch
-from albert_tf.training_records import Phase, TrainingData, find_records
+from albert_tf.training_records import (
+    Phase,
+    TrainingData,
+    find_records,
+    find_training_data,
+)
 
 ONE = tf.distribute.InputContext()
 
@@ -151,6 +157,106 @@ def test_batches_hold_int32_and_float32_of_static_shapes(records, config):
     assert "token_boundary" not in spec
 
 
+@pytest.fixture(scope="module")
+def joined(tiny_records, config):
+    """Three sets: of two shards, of one, and of the few held-out records."""
+    one, two, three = sorted((tiny_records / "train").glob("*.tfrecord"))
+    data = dataclasses.replace(
+        config.data,
+        input_file=(),
+        dataset=(
+            f"large={one},{three}",
+            f"small={two}",
+            f"few={tiny_records}/eval/*.tfrecord",
+        ),
+        data_schedule="0:large+small+few",
+    )
+    found = find_training_data(dataclasses.replace(config, data=data))
+    return found.phases[0].records
+
+
+def sets_of(stream, records, config):
+    """The set that each row is of; None for a short one that two have."""
+    stored = [set(stored_rows(files, config.data)) for files in records.sets]
+
+    def set_of(row):
+        held = [number for number, rows in enumerate(stored) if row in rows]
+        return held[0] if len(held) == 1 else None
+
+    return [set_of(row) for row in stream]
+
+
+@pytest.mark.parametrize("block_size", [1, 50])
+def test_joined_sets_alternate_in_proportion_to_their_sizes(
+    joined, config, block_size
+):
+    """In the stream itself, and where blocks of it are shuffled, in these."""
+    total = joined.num_examples
+    batches = take(
+        joined, config, 0, -(-2 * total // 8), shuffle_block_size=block_size
+    )
+    stream = rows(batches)
+    stored = stored_rows(joined.files, config.data)
+    assert sorted(stream[:total]) == sorted(stored)
+    assert sorted(stream[total : 2 * total]) == sorted(stored)
+
+    sizes = [
+        sum(joined.count_of(file) for file in files) for files in joined.sets
+    ]
+    assert len(set(sizes)) == 3
+    numbers = np.array(sets_of(stream, joined, config))
+    unknown = np.cumsum(numbers == None)  # noqa: E711
+    assert unknown[-1] < len(stream) / 20
+    for number, size in enumerate(sizes):
+        seen = np.cumsum(numbers == number)
+        for end in range(block_size - 1, total, block_size):
+            share = (end + 1) * size / total
+            # One for each set that was divided off before.
+            assert share - 2 - unknown[end] <= seen[end] <= share + 2
+
+
+@pytest.mark.parametrize("block_size", [1, 50])
+def test_a_step_has_the_same_batch_wherever_a_mixture_starts(
+    joined, config, block_size
+):
+    """In the last blocks too, where a set may have no more."""
+    batches = functools.partial(
+        take, joined, config, shuffle_block_size=block_size
+    )
+    epoch = joined.num_examples // 8
+    straight = rows(batches(0, 2 * epoch))
+    for step in (3, epoch // 2, epoch - 7, epoch - 1, epoch, epoch + 2):
+        assert rows(batches(step, 3)) == straight[step * 8 : step * 8 + 24]
+
+
+def test_a_file_of_two_sets_is_of_the_first(tiny_records, config):
+    one, two, three = sorted(map(str, (tiny_records / "train").glob("*d")))
+    data = dataclasses.replace(
+        config.data,
+        input_file=(),
+        dataset=(f"a={two},{one}", f"b={one},{three}", f"c={two}"),
+        data_schedule="0:a+b+c",
+    )
+    found = find_training_data(dataclasses.replace(config, data=data))
+    assert found.phases[0].records.sets == ((one, two), (three,))
+    assert found.phases[0].records.files == (one, two, three)
+
+
+@pytest.mark.parametrize("sizes", [(7, 3), (3, 7, 5), (2, 0, 40, 1), (1, 0)])
+def test_sets_grow_by_one_record_at_a_time_and_end_together(records, sizes):
+    files = tuple("abcd"[: len(sizes)])
+    mixture = dataclasses.replace(
+        records, files=files, counts=sizes, sets=tuple((f,) for f in files)
+    )
+    total = sum(sizes)
+    places = np.array([mixture.num_of_sets(n) for n in range(total + 1)])
+    assert places[0].tolist() == [0] * len(sizes)
+    assert places[-1].tolist() == list(sizes)
+    steps = np.diff(places, axis=0)
+    assert set(steps.ravel()) <= {0, 1}
+    assert (steps.sum(axis=1) == 1).all()
+
+
 def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
     held_out = find_records(
         "eval_input_file", config.data.eval_input_file, config
@@ -200,7 +306,10 @@ def test_dynamic_masks_are_those_of_the_seed_and_the_place(dynamic, config):
     """Of NumPy's implementation, on the stream in the order of the files."""
     files = sorted(dynamic.files)
     one = dataclasses.replace(
-        dynamic, files=(files[0],), counts=(dynamic.counts[0],)
+        dynamic,
+        files=(files[0],),
+        counts=(dynamic.counts[0],),
+        sets=((files[0],),),
     )
     serialized = next(iter(tf.data.TFRecordDataset(files[0]).batch(10**6)))
     stored = input_pipeline.parse_records(serialized, config.data, "dynamic")

@@ -428,6 +428,28 @@ def test_another_dataset_of_the_same_name_is_refused(
     )
 
 
+def test_a_shard_of_another_set_of_a_mixture_is_refused(
+    tiny_records, tmp_path, caplog
+):
+    """The shards are the same, and read in another order."""
+    first, second, third = (
+        f"{tiny_records}/train/{name}" for name in (FIRST, SECOND, THIRD)
+    )
+    run = functools.partial(
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path / "run",
+        input_file=(),
+        dataset=(f"one={first},{second}", f"two={third}"),
+        data_schedule="0:one+two",
+    )
+    begin(run())
+    check(run())
+    changed = (f"one={first}", f"two={second},{third}")
+    said = refused(run, caplog, dataset=changed)
+    assert "the same shards, in other sets" in said
+
+
 def test_moved_datasets_and_ones_that_are_not_used_are_free(
     run_in_phases, tiny_records, tmp_path, caplog
 ):
