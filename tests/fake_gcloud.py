@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 CLOUD = pathlib.Path(__file__).parent / "cloud"
 
@@ -35,11 +36,11 @@ cp $HOME/.local/bin/python $HOME/.local/bin/start_grpc_tpu_worker $bin
 """,
     "python": """#!/bin/bash
 [ "$1" != - ] || { cat >/dev/null; echo "host: 4 chips: v5e"; exit; }
-printf '%s\\0' "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" "$@" END >>CLOUD/trained
 read -r result state delay < <(sed -n 1p CLOUD/plan)
 sed -i 1d CLOUD/plan
 echo "the last words of $result"
 trap 'exit 143' TERM
+printf '%s\\0' "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" "$@" END >>CLOUD/trained
 if [ "$result" = wait ]; then while :; do sleep 0.1; done; fi
 if [ "$delay" ]; then (sleep $delay; echo "$state" >CLOUD/states) &
 elif [ "$state" ]; then echo "$state" >CLOUD/states; fi
@@ -55,7 +56,7 @@ try:
     server.listen()
 except OSError:
     pass  # the other host of this machine
-time.sleep(60)
+time.sleep(3600)
 """,
 }
 
@@ -130,7 +131,9 @@ def tpu_vm(verb):
         for home in hosts(flag("worker")):
             shutil.copy(sys.argv[5], home)
     elif verb == "ssh":
-        for number, home in enumerate(hosts(flag("worker"))):
+        homes = hosts(flag("worker"))
+        for number, home in enumerate(homes):
+            before = num_served()
             done = subprocess.run(
                 ["bash", "-c", flag("command")],
                 cwd=home,
@@ -140,6 +143,15 @@ def tpu_vm(verb):
             print(f"host {number} says so", file=sys.stderr)
             if done.returncode:
                 sys.exit(done.returncode)
+            # At the port of a second host, the first one's server answers.
+            if "on_host.sh serve" in flag("command") and len(homes) > 1:
+                while num_served() == before:
+                    time.sleep(0.01)
+
+
+def num_served():
+    served = CLOUD / "served"
+    return len(served.read_text().splitlines()) if served.exists() else 0
 
 
 with open(CLOUD / "calls", "a") as calls:

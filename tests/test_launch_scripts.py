@@ -14,9 +14,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from absl import flags as absl_flags
+from run_processes import free_ports
 
 from albert_tf import flags, step_cost
 from albert_tf.config import PretrainingConfig
@@ -74,7 +76,7 @@ class Cloud:
             },
             "PATH": f"{directory}:{os.environ['PATH']}",
             "GCE_METADATA_HOST": f"127.0.0.1:{metadata_port}",
-            "ALBERT_TPU_PORT": str(metadata_port + 1),
+            "ALBERT_TPU_PORT": str(free_ports(1)[0]),
         }
         self.set_up(["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
         (self.path / "failing_deletes").touch()
@@ -91,13 +93,19 @@ class Cloud:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=600,
         )
 
     def run(self, *settings):
         return self.launch(
             "run", "--poll_s=0", "--grace_s=1", *settings, "--", *TRAINING
         )
+
+    def start(self):
+        """Starts training, and returns when it is there."""
+        assert self.launch("start", "--", *TRAINING).returncode == 0
+        while not (self.path / "trained").exists():
+            time.sleep(0.01)
 
     @property
     def calls(self):
@@ -378,7 +386,7 @@ def test_training_is_found_again_and_stopped(cloud):
     for command in ("create", "setup"):
         assert cloud.launch(command).returncode == 0
     status = ["--worker=0", "--command=bash albert_tf/tpu/on_host.sh status"]
-    assert cloud.launch("start", "--", *TRAINING).returncode == 0
+    cloud.start()
     assert cloud.launch("status").stdout.splitlines()[-1] == "running"
     assert set(status) < set(cloud.calls[-1])
     again = cloud.launch("start", "--", *TRAINING)
@@ -440,7 +448,7 @@ def test_a_host_that_has_started_anew_trains_again(cloud):
     cloud.set_up(plan=["wait", "0"])
     for command in ("create", "setup"):
         cloud.launch(command)
-    cloud.launch("start", "--", *TRAINING)
+    cloud.start()
     state = cloud.path / "host-0" / "albert_tf_state"
     trainer = int((state / "trainer.pid").read_text())
     os.killpg(os.getpgid(trainer), signal.SIGKILL)
@@ -466,7 +474,7 @@ def test_what_the_readme_shows_is_understood(cloud, monkeypatch):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=600,
     )
     train = commands_of(dry)[-2][-3]
     words = shlex.split(train.removeprefix("--command="))
