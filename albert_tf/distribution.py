@@ -164,7 +164,8 @@ def _multi_worker_strategy(
     config: DistributionConfig,
 ) -> tf.distribute.Strategy:
     form = (
-        "TF_CONFIG must hold a JSON object with cluster and task, e.g. "
+        "TF_CONFIG must hold a JSON object with cluster and task, each "
+        "address HOST:PORT and there once, e.g. "
         '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
         '"task": {"type": "worker", "index": 0}}'
     )
@@ -178,10 +179,12 @@ def _multi_worker_strategy(
             for job in WORKER_JOBS
             if job in value["cluster"]
         }
-        complete = index in range(len(cluster[job])) and all(
-            isinstance(hosts, list)
-            and all(re.fullmatch(r".+:\d+", host) for host in hosts)
-            for hosts in cluster.values()
+        addresses = [a for hosts in cluster.values() for a in hosts]
+        complete = (
+            index in range(len(cluster[job]))
+            and all(isinstance(hosts, list) for hosts in cluster.values())
+            and all(_is_address(address) for address in addresses)
+            and len(set(addresses)) == len(addresses)
         )
     except (ValueError, TypeError, LookupError):
         complete = False
@@ -204,6 +207,11 @@ def _multi_worker_strategy(
         # TensorFlow's service has taken SIGTERM, and does nothing with it.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return strategy
+
+
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r".+:(\d+)", text)
+    return found is not None and 0 < int(found[1]) < 2**16
 
 
 def _watch_workers(cluster: dict[str, list[str]], timeout_s: int) -> None:

@@ -10,6 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 
 from absl import logging
 
@@ -45,12 +46,19 @@ def wait_for_workers(
     }
     deadline = time.monotonic() + timeout_s
     news_due = time.monotonic() + _SECONDS_BETWEEN_NEWS
-    with _listen(cluster[job][index]):
+    with (
+        _listen(cluster[job][index]),
+        # All at once: one that a firewall hides takes seconds.
+        futures.ThreadPoolExecutor(max(1, len(missing))) as pool,
+    ):
         while True:
+            answers = list(pool.map(_answers, missing.values()))
             missing = {
                 name: address
-                for name, address in missing.items()
-                if not _answers(address)
+                for (name, address), answered in zip(
+                    missing.items(), answers, strict=True
+                )
+                if not answered
             }
             if not missing:
                 return
@@ -94,7 +102,8 @@ def _listen(address: str) -> socket.socket:
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError:
+        # gRPC writes addresses of IPv6 with brackets, sockets without.
+        socket.create_connection((host.strip("[]"), int(port)), 5).close()
+    except (OSError, UnicodeError):  # the latter for a name that can be none
         return False
     return True

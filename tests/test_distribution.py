@@ -62,6 +62,12 @@ def test_a_tpu_that_is_not_there_is_named_within_seconds():
         '"index": 0}}',
         '{"cluster": {"worker": ["a:1", "b:"]}, "task": {"type": "worker", '
         '"index": 0}}',
+        '{"cluster": {"worker": ["a:1", "b:65536"]}, "task": {"type": "worker",'
+        ' "index": 0}}',
+        '{"cluster": {"worker": ["a:1", "b:0"]}, "task": {"type": "worker",'
+        ' "index": 0}}',
+        '{"cluster": {"chief": ["a:1"], "worker": ["a:1"]}, '
+        '"task": {"type": "worker", "index": 0}}',
         '{"cluster": {"boss": ["a:1"]}, "task": {"type": "boss", "index": 0}}',
     ],
 )

@@ -1,5 +1,6 @@
 """Real processes of a cluster, on ports of this machine."""
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -63,6 +64,48 @@ def test_more_than_128_workers_reach_one_that_waits():
         socket.create_connection(("localhost", mine), timeout=3).close()
     assert not done
     waiting.join()
+
+
+def test_those_that_a_firewall_hides_are_waited_for_together():
+    """Each takes 5 s: one after the other, 20."""
+    (mine,) = free_ports(1)
+    with contextlib.ExitStack() as stack:
+        hidden = []
+        for _ in range(4):
+            # Its queue is full, so that it answers nothing.
+            server = stack.enter_context(socket.socket())
+            server.bind(("127.0.0.1", 0))
+            server.listen(0)
+            hidden.append(server.getsockname())
+            for _ in range(4):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(hidden[-1])
+        addresses = [f"{host}:{port}" for host, port in hidden]
+        began = time.monotonic()
+        with pytest.raises(UserError, match=f"worker 4 at {addresses[-1]}"):
+            wait_for_workers(
+                {"worker": [f"127.0.0.1:{mine}", *addresses]}, "worker", 0, 2
+            )
+    assert time.monotonic() - began < 12
+
+
+def test_addresses_of_ipv6_have_brackets():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    mine, there = free_ports(2)
+    with socket.create_server(("::1", there), family=socket.AF_INET6):
+        wait_for_workers(
+            {"worker": [f"[::1]:{mine}", f"[::1]:{there}"]}, "worker", 0, 2
+        )
+
+
+def test_a_name_that_no_host_can_have_is_told_as_one_that_is_away():
+    (mine,) = free_ports(1)
+    with pytest.raises(UserError, match=r"no answer of worker 1 at a\.\.b:22"):
+        wait_for_workers(
+            {"worker": [f"localhost:{mine}", "a..b:2222"]}, "worker", 0, 0
+        )
 
 
 def test_those_that_do_not_come_are_named_with_their_addresses():
