@@ -273,16 +273,6 @@ def test_another_jax_is_refused_before_it_fails(monkeypatch):
     assert pinned in (ROOT / "setup.py").read_text()
 
 
-def test_another_compiler_is_not_taken_for_the_one_installed(monkeypatch):
-    versions = dict.fromkeys(tpu_compiler.PACKAGES, tpu_compiler.JAX_VERSION)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(importlib.metadata, "version", versions.get)
-    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    assert tpu_compiler.check_installed() == versions
-    monkeypatch.setenv("TPU_LIBRARY_PATH", "/lib/libtpu.so")
-    assert tpu_compiler.check_installed()["libtpu"] == "/lib/libtpu.so"
-
-
 def test_a_slice_must_be_named():
     config = dataclasses.replace(check_config(), topology="")
     with pytest.raises(UserError, match="--topology is required"):

@@ -71,7 +71,7 @@ class DoesNotCompileError(Exception):
 
 
 def check_installed() -> dict[str, str]:
-    """Versions of what is needed; of another libtpu, where it is.
+    """Versions of what is needed.
 
     Raises:
         UserError: If a package is missing, or has other private names.
@@ -91,8 +91,6 @@ def check_installed() -> dict[str, str]:
             received=f"{found['jax']} and {found['jaxlib']}",
             remedy=INSTALL,
         )
-    # libtpu's own way of naming another build of it.
-    found["libtpu"] = os.environ.get("TPU_LIBRARY_PATH", found["libtpu"])
     return found
 
 
