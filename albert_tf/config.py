@@ -16,9 +16,6 @@ from typing import Any, Self
 from albert_tf.errors import UserError
 from albert_tf.files import load_json
 
-# Leaves of the settings; `tuple[str, ...]` is a comma-separated list.
-SETTING_TYPES = (bool, int, float, str, tuple[str, ...])
-
 
 def setting(
     default: Any,

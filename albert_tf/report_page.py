@@ -261,9 +261,7 @@ def _not_finite(run: RunHistory) -> str:
     return ", ".join(names) or _UNKNOWN
 
 
-def _last(
-    split: str, loss: str, accuracy: str, word: str = ""
-) -> Callable[[RunHistory], str]:
+def _last(split: str, loss: str, accuracy: str) -> Callable[[RunHistory], str]:
     def tell(run: RunHistory) -> str:
         curve = run.curve(split, loss)
         if not curve.num_points:

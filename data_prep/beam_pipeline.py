@@ -56,7 +56,7 @@ except ModuleNotFoundError:
     raise UserError(
         "--runner needs Apache Beam, unless it is local",
         received="no module named apache_beam",
-        remedy="pip install 'albert-tf[beam]'.",
+        remedy="pip install -e '.[beam]'.",
     ) from None
 
 # What the pipeline leaves for the process that started it.

@@ -135,7 +135,7 @@ def _find_builder(config: CorpusConfig) -> Any:
         raise UserError(
             "--tfds needs TensorFlow Datasets",
             received="no module named tensorflow_datasets",
-            remedy="pip install 'albert-tf[tfds]'.",
+            remedy="pip install -e '.[tfds]'.",
         ) from None
     try:
         return tfds.builder(config.tfds, data_dir=config.tfds_data_dir or None)

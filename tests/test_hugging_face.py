@@ -330,19 +330,6 @@ CORPORA = sorted(TESTDATA.glob("multilingual-*.txt")) + sorted(
 )
 
 
-def lines_without(*spellings):
-    lines = []
-    for path in CORPORA:
-        text = path.read_bytes().decode(errors="replace")
-        lines += [
-            line
-            for line in text.splitlines()
-            if not any(spelling in line for spelling in spellings)
-        ]
-    assert len(lines) > 800
-    return lines
-
-
 # The special pieces there; and what AlbertTokenizer makes one quote of.
 SPECIAL = ("[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>")
 QUOTES = ("``", "''")
