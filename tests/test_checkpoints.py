@@ -1,4 +1,5 @@
 import json
+import os
 import pathlib
 import random
 import signal
@@ -347,14 +348,16 @@ def test_a_crash_at_any_moment_leaves_one_that_is_whole(tmp_path):
             [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)],
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        there = []
+        while not there or there[-1] <= newest + 3:
+            assert process.poll() is None
+            time.sleep(0.001)
             there = steps_in(tmp_path / "checkpoints")
-            if there and there[-1] > newest + 3:
-                break
         time.sleep(0.02 * rng.random())
         # Stopped is, for the files, what killed is; starting takes seconds.
         process.send_signal(signal.SIGSTOP)
+        # All of its threads: one that writes stops behind that.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         if rng.random() < 0.2:
             process.kill()
             process.wait()

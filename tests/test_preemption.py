@@ -12,7 +12,7 @@ import urllib.parse
 
 import pytest
 import tiny_run
-from run_processes import RunProcesses
+from run_processes import PATIENCE_S, RunProcesses
 
 from albert_tf import preemption
 from albert_tf.checkpoints import list_checkpoints
@@ -64,6 +64,13 @@ class MetadataServer(http.server.ThreadingHTTPServer):
     def host(self):
         return f"localhost:{self.server_port}"
 
+    def wait_until_asked(self):
+        paths = {f"/computeMetadata/v1/{path}" for path in preemption.NOTICES}
+        deadline = time.monotonic() + PATIENCE_S
+        while not paths <= set(self.asked) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert paths == set(self.asked)
+
     def set(self, key, value):
         with self.changed:
             self.values[key] = value
@@ -80,25 +87,29 @@ class MetadataHandler(http.server.BaseHTTPRequestHandler):
         self.server.asked.append(url.path)
         key = url.path.removeprefix("/computeMetadata/v1/instance/")
 
-        def etag():
-            return format(hash(self.server.values[key]) & 0xFFFF, "x")
-
-        if query.get("wait_for_change") == "true":
-            with self.server.changed:
+        with self.server.changed:
+            if query.get("wait_for_change") == "true":
                 self.server.changed.wait_for(
-                    lambda: etag() != query.get("last_etag"),
+                    lambda: (
+                        etag_of(self.server.values[key])
+                        != query.get("last_etag")
+                    ),
                     float(query["timeout_sec"]),
                 )
-        value = self.server.values[key].encode()
+            value = self.server.values[key]
         self.send_response(200)
         self.send_header("Metadata-Flavor", self.server.flavor)
-        self.send_header("ETag", etag())
+        self.send_header("ETag", etag_of(value))
         self.end_headers()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.wfile.write(value)
+            self.wfile.write(value.encode())
 
     def log_message(self, *arguments):
         pass
+
+
+def etag_of(value):
+    return value.encode().hex()
 
 
 @pytest.fixture
@@ -138,7 +149,7 @@ def test_a_signal_ends_the_loop_on_the_device(loop, number, reason):
     assert loop.poll() is None
     loop.send_signal(number)
     assert reason in loop.stdout.readline()
-    assert loop.wait(30) == 128 + number
+    assert loop.wait(PATIENCE_S) == 128 + number
 
 
 @pytest.mark.parametrize(
@@ -149,23 +160,20 @@ def test_a_signal_ends_the_loop_on_the_device(loop, number, reason):
     ],
 )
 def test_a_notice_of_google_cloud_ends_it(loop, metadata_server, key, value):
-    time.sleep(1)
+    metadata_server.wait_until_asked()
     assert loop.poll() is None
-    assert set(metadata_server.asked) == {
-        "/computeMetadata/v1/instance/preempted",
-        "/computeMetadata/v1/instance/maintenance-event",
-    }
     metadata_server.set(key, value)
     assert f"{key} {value}" in loop.stdout.readline()
-    assert loop.wait(30) == 143
+    assert loop.wait(PATIENCE_S) == 143
 
 
 def test_a_machine_that_is_migrated_goes_on(loop, metadata_server):
+    metadata_server.wait_until_asked()
     metadata_server.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
     with pytest.raises(subprocess.TimeoutExpired):
         loop.wait(6)
     metadata_server.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
-    assert loop.wait(30) == 143
+    assert loop.wait(PATIENCE_S) == 143
 
 
 def test_a_second_signal_does_not_wait_for_the_devices():
@@ -188,11 +196,11 @@ def test_a_second_signal_does_not_wait_for_the_devices():
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(preemption.SAME_SIGNAL_S + 1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 128 + signal.SIGINT
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGINT
 
 
 def test_another_server_is_not_believed(loop, metadata_server):
-    time.sleep(1)
+    metadata_server.wait_until_asked()
     metadata_server.flavor = "Other"
     metadata_server.set("preempted", "TRUE")
     with pytest.raises(subprocess.TimeoutExpired):
@@ -220,15 +228,15 @@ def test_a_notice_leads_to_a_checkpoint_at_the_next_step(
             num_train_steps=10**6,
             steps_per_loop=10**6,
             save_checkpoints_steps=10**6,
+            dropout_schedule="0:0.1,5:0.0",
         ),
         tmp_path,
     )
-    run.wait_for_log("tracing the step")
-    time.sleep(5)
+    run.wait_for_step(5)  # and then nothing for 10^6
     metadata_server.set("preempted", "TRUE")
     assert run.wait() == [143], run.log()
     newest = list_checkpoints(str(tmp_path / "run" / "checkpoints"))[-1]
-    assert newest.step > 0
+    assert newest.step >= 5
     stop = read_events(str(tmp_path / "run"))[-1]
     assert stop["event"] == "stop"
     assert "preempted TRUE" in stop["reason"]

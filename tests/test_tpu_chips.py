@@ -95,7 +95,7 @@ def test_a_run_for_a_tpu_ends_within_seconds_where_there_is_none(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
     )
     message = done.stderr.splitlines()[-1]
     assert done.returncode == 1
