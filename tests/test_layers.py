@@ -65,6 +65,16 @@ def test_neighbours_are_dropped_independently(on_tpu):
 
 
 @on_both
+def test_examples_drop_their_attention_independently(on_tpu):
+    """At the size of base, where numbers of entries differ in upper bits."""
+    shape, rate = tf.constant([2, 12, 512, 512]), 6554 / 2**16
+    keep = layers.Dropout(0.1, 0.1, SEED, on_tpu).attention(shape, 0).numpy()
+    both = np.mean(~keep[0] & ~keep[1])
+    deviation = math.sqrt(rate**2 * (1 - rate**2) / keep[0].size)
+    assert abs(both - rate**2) < 4 * deviation
+
+
+@on_both
 def test_dropout_has_a_rate_for_attention(on_tpu):
     n, rate = 100_000, 0.4
     dropout = layers.Dropout(0.1, rate, SEED, on_tpu)
@@ -193,6 +203,28 @@ def test_kernels_start_truncated_at_two_deviations_each_its_own():
     assert query.std() == pytest.approx(0.02 * 0.87963, rel=0.012)
     assert np.abs(np.corrcoef(query.ravel(), key.ravel())[0, 1]) < 0.02
     assert not attention.query.bias.numpy().any()
+
+
+def test_gradients_of_biases_are_summed_in_float32():
+    """A bfloat16 sum of 4,096 rows stands still long before its end."""
+    rng = np.random.default_rng(0)
+    hidden = tf.constant(rng.normal(size=(8, 512, 24)), tf.float32)
+    weights = tf.constant(rng.normal(1.0, 1.0, (8, 512, 24)), tf.float32)
+
+    def gradients(dtype):
+        keras.utils.set_random_seed(2)
+        block = layers.FeedForward(CONFIG, "ffn", dtype)
+        block.build()
+        with tf.GradientTape() as tape:
+            answer = block(tf.cast(hidden, block.compute_dtype))
+            total = tf.reduce_sum(tf.cast(answer, tf.float32) * weights)
+        biases = [block.intermediate.bias, block.output_dense.bias]
+        return tape.gradient(total, [bias.value for bias in biases])
+
+    exact, rounded = gradients("float32"), gradients("mixed_bfloat16")
+    for expected, answer in zip(exact, rounded, strict=True):
+        error = tf.norm(answer - expected) / tf.norm(expected)
+        assert error < 0.03
 
 
 @pytest.mark.parametrize(
