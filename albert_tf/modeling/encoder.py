@@ -18,6 +18,7 @@ from albert_tf.modeling.layers import (
     Dropout,
     FeedForward,
     SelfAttention,
+    affine,
     initializer,
 )
 from albert_tf.modeling.remat import recomputed
@@ -120,7 +121,7 @@ class Encoder(keras.layers.Layer):
         """
         hidden = tf.cast(embedded, self.compute_dtype)
         if self.projection is not None:
-            hidden = self.projection(hidden)
+            hidden = affine(self.projection, hidden)
         for index, (attention, feed_forward) in enumerate(self.blocks):
             block: Callable[[tf.Tensor], tf.Tensor] = functools.partial(
                 _apply_block,

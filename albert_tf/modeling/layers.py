@@ -212,6 +212,43 @@ def gelu(x: tf.Tensor) -> Any:
     return x * gate, gradient
 
 
+def affine(dense: keras.layers.Dense, x: tf.Tensor) -> tf.Tensor:
+    """What `dense` computes, but for its activation; called within a layer.
+
+    Args:
+        dense: Built.
+        x: Compute dtype of the layer, `(batch, length, width)`.
+
+    Returns:
+        Compute dtype, `(batch, length, units)`.
+    """
+    product = tf.tensordot(x, dense.kernel, axes=1)
+    return add_bias(product, tf.convert_to_tensor(dense.bias))
+
+
+@tf.custom_gradient
+def add_bias(x: tf.Tensor, bias: tf.Tensor) -> Any:
+    """Adds to each row; the gradient of the bias is a product with ones.
+
+    Products add up bfloat16 in float32. TensorFlow's own gradient of a bias
+    does not on a CPU: of 1,000 rows it is 3 % off, of 8,000 a quarter.
+
+    Args:
+        x: Float, `(..., width)`.
+        bias: Of that dtype, `(width,)`.
+
+    Returns:
+        Of the shape and dtype of `x`.
+    """
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.reshape(upstream, [-1, bias.shape[0]])
+        ones = tf.ones([1, tf.shape(rows)[0]], rows.dtype)
+        return upstream, tf.matmul(ones, rows)[0]
+
+    return x + bias, gradient
+
+
 class LayerNorm(keras.layers.Layer):
     """LayerNorm over the last axis, in float32 under every precision policy.
 
@@ -415,8 +452,7 @@ class SelfAttention(keras.layers.Layer):
         )
         batch, length, width = tf.unstack(tf.shape(hidden))
         context = tf.reshape(context, [batch, width, length])
-        dense = self.output_dense
-        output = tf.einsum("bfl,fh->blh", context, dense.kernel) + dense.bias
+        output = affine(self.output_dense, tf.transpose(context, [0, 2, 1]))
         output = dropout.hidden(tf.cast(output, tf.float32), place + 1)
         return _add_and_norm(self.layer_norm, hidden, output)
 
@@ -428,8 +464,7 @@ class SelfAttention(keras.layers.Layer):
         Positions come last, since they fill the lanes of a TPU, which the
         width of a head does not; with the width last all of it is copied.
         """
-        projected = tf.einsum("hf,blh->bfl", dense.kernel, hidden)
-        projected += dense.bias[:, tf.newaxis]
+        projected = tf.transpose(affine(dense, hidden), [0, 2, 1])
         batch, length = tf.unstack(tf.shape(hidden))[:2]
         heads = self.config.num_attention_heads
         size = self.config.hidden_size // heads
@@ -474,7 +509,7 @@ def mix_positions(
 
     @tf.custom_gradient
     def mix(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
-        scores = tf.einsum("bndq,bndk->bnqk", query, key)
+        scores = tf.matmul(query, key, transpose_a=True)
         scores = tf.cast(scores, tf.float32) + tf.cast(score_bias, tf.float32)
         largest = tf.reduce_max(scores, axis=-1, keepdims=True)
         weights = tf.exp(scores - largest)
@@ -490,7 +525,7 @@ def mix_positions(
             )
         kept = tf.nn.relu(weights) if rate else weights
         share = (1.0 / total)[:, :, tf.newaxis, :]
-        context = tf.einsum("bnqk,bndk->bndq", kept, value)
+        context = tf.matmul(value, kept, transpose_b=True)
         context = tf.cast(tf.cast(context, tf.float32) * share, dtype)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -501,7 +536,7 @@ def mix_positions(
             mean = tf.reduce_sum(shared * tf.cast(context, tf.float32), axis=2)
             mean = mean[..., tf.newaxis] * kept_share(rate)
             shared = tf.cast(shared, dtype)
-            of_kept = tf.einsum("bndq,bndk->bnqk", shared, value)
+            of_kept = tf.matmul(shared, value, transpose_a=True)
             of_kept = tf.cast(of_kept, tf.float32)
             signed = tf.cast(weights, tf.float32)
             of_scores = signed * (of_kept - mean)
@@ -509,9 +544,9 @@ def mix_positions(
                 of_scores = tf.where(signed < 0, signed * mean, of_scores)
             of_scores = tf.cast(of_scores, dtype)
             return (
-                tf.einsum("bnqk,bndk->bndq", of_scores, key),
-                tf.einsum("bnqk,bndq->bndk", of_scores, query),
-                tf.einsum("bnqk,bndq->bndk", kept, shared),
+                tf.matmul(key, of_scores, transpose_b=True),
+                tf.matmul(query, of_scores),
+                tf.matmul(shared, kept),
             )
 
         return context, gradient
@@ -525,9 +560,9 @@ class FeedForward(keras.layers.Layer):
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
+        self.activation = activation(config)
         self.intermediate = keras.layers.Dense(
             config.intermediate_size,
-            activation=activation(config),
             kernel_initializer=initializer(config),
             dtype=self.dtype_policy,
             name="intermediate",
@@ -562,7 +597,8 @@ class FeedForward(keras.layers.Layer):
         Returns:
             Compute dtype, `(batch, length, H)`.
         """
-        output = self.output_dense(self.intermediate(hidden))
+        intermediate = self.activation(affine(self.intermediate, hidden))
+        output = affine(self.output_dense, intermediate)
         output = dropout.hidden(tf.cast(output, tf.float32), place)
         return _add_and_norm(self.layer_norm, hidden, output)
 
