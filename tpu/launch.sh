@@ -33,7 +33,7 @@ Examples:
     tpu/launch.sh run --project=mine --zone=us-west4-a --name=base \
         --accelerator_type=v5litepod-8 --log_dir=gs://bucket/logs/base -- \
         --flagfile=configs/pretrain/base_v2_125k.flags \
-        --precision=mixed_bfloat16 --gradient_accumulation_steps=32 \
+        --precision=mixed_bfloat16 --gradient_accumulation_steps=64 \
         --output_dir=gs://bucket/runs/base \
         --input_file='gs://bucket/records/train/*.tfrecord'
     tpu/launch.sh run ... --dry_run     # prints every command, runs none
