@@ -148,6 +148,10 @@ def make_train_steps(
         num_steps: tf.Tensor,
         settings: StepSettings,
     ) -> Steps:
+        # One vector: TensorFlow makes one sum of a scalar and a figure that is
+        # itself a sum, in an order that is another in each process.
+        names = list(totals)
+        sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
         # The flag that ends the loop is a step old, so that the next step
         # can be sent to the devices before the last one has ended.
@@ -156,7 +160,7 @@ def make_train_steps(
             tf.float64, size=0, dynamic_size=True, element_shape=[2]
         )
         while done < num_steps and stops_before == 0.0:
-            with tf.control_dependencies([totals["loss"]]):
+            with tf.control_dependencies([sums]):
                 asked = tf.timestamp()
             with tf.control_dependencies([asked]):
                 batch = next(batches)
@@ -176,12 +180,10 @@ def make_train_steps(
                 for name, value in per_replica.items()
             }
             stops_before, stops = stops, figures.pop("stops")
-            totals = {
-                name: total + figures[name] for name, total in totals.items()
-            }
+            sums += tf.stack([figures[name] for name in names])
             done += 1
         return Steps(
-            totals,
+            dict(zip(names, tf.unstack(sums), strict=True)),
             done,
             stops,
             _learning_rate(state.step - 1, config, settings),

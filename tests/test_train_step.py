@@ -69,6 +69,33 @@ def operations(program):
     return [node.op for node in nodes]
 
 
+def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
+    """A second program stands for a second process: TensorFlow numbers its
+    parts otherwise, and orders terms of a sum by such names."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, strategy="mirrored", num_logical_cpus=2
+    )
+    strategy = distribution.make_strategy(config.distribution)
+    data = training_records.find_training_data(config)
+    for _ in range(2):
+        with strategy.scope():
+            state = make_state(config)
+            train_steps = make_train_steps(strategy, state, config)
+        batches = iter(
+            strategy.distribute_datasets_from_function(
+                input_pipeline.training_dataset(data, config.data, 7, 0)
+            )
+        )
+        for before in np.arange(5, 40, 1.7, np.float32):
+            totals = {name: tf.constant(0.0) for name in figure_names(config)}
+            totals["loss"] = tf.constant(before)
+            after = train_steps(
+                batches, totals, tf.constant(1), StepSettings(NO_DROPOUT)
+            ).totals
+            loss = after["masked_lm_loss"] + after["sentence_order_loss"]
+            assert after["loss"].numpy() == before + loss.numpy()
+
+
 @pytest.mark.parametrize(
     ("clip_scope", "clip_norm"), [("global", 0.01), ("per_replica", 1000.0)]
 )
