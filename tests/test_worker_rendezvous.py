@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from run_processes import free_ports
+from run_processes import PATIENCE_S, free_ports
 
 from albert_tf.errors import UserError
 from albert_tf.worker_rendezvous import wait_for_workers
@@ -21,7 +21,7 @@ index, *ports = map(int, sys.argv[1:])
 chief, *workers = [f"localhost:{port}" for port in ports]
 cluster = {"chief": [chief], "worker": workers}
 job, place = ("worker", index - 1) if index else ("chief", 0)
-wait_for_workers(cluster, job, place, 60)
+wait_for_workers(cluster, job, place, 600)
 print(time.time())
 with socket.create_server(("", ports[index])):
     time.sleep(5)
@@ -42,7 +42,8 @@ def test_all_go_on_when_the_last_has_come():
     begun = time.time()
     last = start(1)
     for process in (*early, last):
-        assert float(process.communicate(timeout=60)[0]) > begun
+        told, _ = process.communicate(timeout=PATIENCE_S)
+        assert float(told) > begun
         assert process.returncode == 0
 
 
@@ -50,20 +51,24 @@ def test_more_than_128_workers_reach_one_that_waits():
     """Connections that nobody takes are as many as the workers."""
     mine, away = free_ports(2)
     cluster = {"worker": [f"localhost:{port}" for port in (mine, away)]}
-    done = []
-
-    def wait():
-        with pytest.raises(UserError):
-            wait_for_workers(cluster, "worker", 0, timeout_s=6)
-        done.append(True)
-
-    waiting = threading.Thread(target=wait)
+    waiting = threading.Thread(
+        target=wait_for_workers,
+        args=(cluster, "worker", 0, PATIENCE_S),
+        daemon=True,
+    )
     waiting.start()
-    time.sleep(1)
-    for _ in range(300):
-        socket.create_connection(("localhost", mine), timeout=3).close()
-    assert not done
-    waiting.join()
+    number = 0
+    while number < 300:
+        try:
+            socket.create_connection(("localhost", mine), timeout=3).close()
+        except ConnectionRefusedError:  # it has not begun to listen
+            assert not number
+            time.sleep(0.01)
+        else:
+            number += 1
+    assert waiting.is_alive()
+    with socket.create_server(("localhost", away)):
+        waiting.join()
 
 
 def test_those_that_a_firewall_hides_are_waited_for_together():
@@ -87,7 +92,7 @@ def test_those_that_a_firewall_hides_are_waited_for_together():
             wait_for_workers(
                 {"worker": [f"127.0.0.1:{mine}", *addresses]}, "worker", 0, 2
             )
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 18
 
 
 def test_addresses_of_ipv6_have_brackets():
