@@ -64,7 +64,11 @@ def make_model(changes, objective):
 
 
 def flops_of_products(graph):
-    """Operations of all matrix products that a graph computes."""
+    """Operations of all matrix products that a graph computes.
+
+    Sums of rows, by a product with a single row of ones, are none: they are
+    gradients of biases, which the rule leaves out.
+    """
     total = 0
     for operation in graph.get_operations():
         shapes = [tensor.shape for tensor in operation.inputs]
@@ -78,6 +82,8 @@ def flops_of_products(graph):
             total += 2 * math.prod(sizes.values())
         elif "MatMul" in operation.type:
             plain = operation.type == "MatMul"
+            if plain and shapes[0][0] == 1:
+                continue
             flipped = operation.get_attr("transpose_a" if plain else "adj_x")
             summed = shapes[0][-2 if flipped else -1]
             total += 2 * math.prod(operation.outputs[0].shape) * summed
