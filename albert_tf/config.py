@@ -747,6 +747,11 @@ class DistributionConfig(Config):
         "Compile the step with XLA on GPUs. TPUs always do; on CPUs it is "
         "slower.",
     )
+    fuse_on_cpu: bool = setting(
+        True,
+        "On CPUs, let XLA compile what stands between matrix products; else "
+        "TensorFlow computes one operation after the other, which is slower.",
+    )
     worker_timeout_s: int = setting(
         600,
         "Seconds after which a worker that does not answer is taken for lost, "

@@ -63,6 +63,18 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     return strategy
 
 
+def device_type(strategy: tf.distribute.Strategy) -> str:
+    """What the replicas are: "TPU", "GPU" or "CPU"."""
+    device = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
+    return device.device_type
+
+
+def fuses(config: DistributionConfig, device_type: str) -> bool:
+    """Whether a program for such devices is one of fused operations."""
+    fuses_at_all = config.fuse_on_cpu and not config.jit_compile
+    return fuses_at_all and device_type == "CPU"
+
+
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process is the one that writes logs and results."""
     resolver = strategy.cluster_resolver

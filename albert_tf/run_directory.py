@@ -87,6 +87,7 @@ MEANING = {
     "distribution.precision": Change.ANOTHER_RESULT,
     "distribution.remat": Change.SAME_RESULT,
     "distribution.jit_compile": Change.SAME_RESULT,
+    "distribution.fuse_on_cpu": Change.SAME_RESULT,
     "distribution.worker_timeout_s": Change.SAME_RESULT,
     "distribution.peak_tflops": Change.SAME_RESULT,
     # They have had their effect at step 0, but whoever changes one expects

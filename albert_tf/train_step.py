@@ -14,9 +14,17 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from albert_tf import checkpoints, input_pipeline, losses, metrics, schedules
+from albert_tf import (
+    checkpoints,
+    distribution,
+    input_pipeline,
+    losses,
+    metrics,
+    schedules,
+)
 from albert_tf.config import PretrainingConfig
-from albert_tf.modeling.layers import Dropout
+from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.fusion import fusing
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.optimizers import AdamW, make_optimizer
 from albert_tf.schedules import DropoutRates
@@ -138,7 +146,7 @@ def make_train_steps(
         `settings` the `StepSettings`.
     """
     replica_step = make_replica_step(
-        state, config, isinstance(strategy, tf.distribute.TPUStrategy)
+        state, config, distribution.device_type(strategy)
     )
 
     @tf.function
@@ -194,14 +202,14 @@ def make_train_steps(
 
 
 def make_replica_step(
-    state: TrainState, config: PretrainingConfig, on_tpu: bool = False
+    state: TrainState, config: PretrainingConfig, device_type: str = "CPU"
 ) -> Callable[..., Mapping[str, tf.Tensor]]:
     """One update, as every replica makes it at the same time.
 
     Args:
         state: What is updated.
         config: The run.
-        on_tpu: Whether it is for a TPU; see `Dropout`.
+        device_type: What it is for, "TPU", "GPU" or "CPU".
 
     Returns:
         `replica_step(batch, stop, settings)` for this replica's share of the
@@ -216,6 +224,7 @@ def make_replica_step(
     clip_each_replica = config.optimizer.clip_scope == "per_replica"
 
     @tf.autograph.experimental.do_not_convert
+    @fusing(distribution.fuses(config.distribution, device_type))
     def replica_step(
         batch: input_pipeline.Batch, stop: tf.Tensor, settings: StepSettings
     ) -> Mapping[str, tf.Tensor]:
@@ -254,7 +263,7 @@ def make_replica_step(
                 settings.dropout.hidden,
                 settings.dropout.attention,
                 _fold_in(seed, index),
-                on_tpu,
+                on_tpu=device_type == "TPU",
             )
             with tf.GradientTape() as tape:
                 sums = losses.pretraining_sums(

@@ -4,7 +4,8 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.modeling import encoder as encoder_lib
-from albert_tf.modeling.layers import Dropout, visible_keys_bias
+from albert_tf.modeling.dropout import Dropout, Masks
+from albert_tf.modeling.layers import visible_keys_bias
 
 SIZES = {
     "vocab_size": 61,
@@ -100,13 +101,11 @@ def test_every_application_of_dropout_has_a_place_of_its_own():
     places = []
 
     class Recorder(Dropout):
-        def hidden(self, x, place):
+        def of_hidden(self, place):
             places.append(place)
-            return x
+            return Masks()
 
-        def attention(self, shape, place):
-            places.append(place)
-            return tf.ones(shape, tf.bool)
+        of_attention = of_hidden
 
     encoder = build(num_hidden_layers=3, inner_group_num=2)
     bias = visible_keys_bias(tf.ones((2, 5), tf.int32))

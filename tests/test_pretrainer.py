@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from albert_tf import losses
 from albert_tf.config import ModelConfig, OptimizerConfig
-from albert_tf.modeling.layers import Dropout
+from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.optimizers import make_optimizer
 

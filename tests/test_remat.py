@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.modeling.layers import Dropout
+from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 
 SIZES = {

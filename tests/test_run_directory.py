@@ -70,6 +70,7 @@ FREE = {
     "distribution.num_logical_cpus": 2,
     "distribution.remat": True,
     "distribution.jit_compile": True,
+    "distribution.fuse_on_cpu": False,
     "distribution.worker_timeout_s": 60,
     "distribution.peak_tflops": 197.0,
     "training.mode": "eval",

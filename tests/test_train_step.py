@@ -13,7 +13,7 @@ from albert_tf import (
     train_step,
     training_records,
 )
-from albert_tf.modeling.layers import Dropout
+from albert_tf.modeling.dropout import Dropout
 from albert_tf.schedules import DropoutRates
 from albert_tf.train_step import (
     StepSettings,
@@ -440,7 +440,8 @@ def test_dropout_differs_by_step_and_replica_and_not_by_run(tiny_records):
 
     def mask(seed, step, replica):
         keys = train_step._replica_seed(seed, tf.constant(step), replica)
-        return Dropout(0.5, 0.5, keys).hidden(tf.ones([40]), 0).numpy()
+        masks = Dropout(0.5, 0.5, keys).of_hidden(0)
+        return masks.keep(tf.constant([40])).numpy()
 
     original = mask(1, 2, 3)
     np.testing.assert_array_equal(mask(1, 2, 3), original)

@@ -79,7 +79,9 @@ def make_program(
         flag, the replica's number, and its share of each feature of a batch.
         It gives what the trainer's function gives.
     """
-    replica_step = train_step.make_replica_step(state, config, on_tpu=True)
+    replica_step = train_step.make_replica_step(
+        state, config, device_type="TPU"
+    )
     settings = train_step.StepSettings(schedules.dropout_rates(0, config))
 
     @tf.function(jit_compile=True, autograph=False)

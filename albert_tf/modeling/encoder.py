@@ -13,13 +13,14 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.layers import (
-    NO_DROPOUT,
-    Dropout,
     FeedForward,
     SelfAttention,
-    affine,
+    add_bias,
+    bias,
     initializer,
+    product,
 )
 from albert_tf.modeling.remat import recomputed
 
@@ -121,7 +122,9 @@ class Encoder(keras.layers.Layer):
         """
         hidden = tf.cast(embedded, self.compute_dtype)
         if self.projection is not None:
-            hidden = affine(self.projection, hidden)
+            hidden = add_bias(
+                product(self.projection, hidden), bias(self.projection)
+            )
         for index, (attention, feed_forward) in enumerate(self.blocks):
             block: Callable[[tf.Tensor], tf.Tensor] = functools.partial(
                 _apply_block,

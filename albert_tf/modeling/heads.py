@@ -9,7 +9,13 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.modeling.layers import LayerNorm, activation, initializer
+from albert_tf.modeling.layers import (
+    LayerNorm,
+    activation,
+    bias,
+    initializer,
+    product,
+)
 
 
 class MaskedLanguageModelHead(keras.layers.Layer):
@@ -25,11 +31,11 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         self.config = config
         self.transform = keras.layers.Dense(
             config.embedding_size,
-            activation=activation(config),
             kernel_initializer=initializer(config),
             dtype="float32",
             name="transform",
         )
+        self.activation = activation(config)
         self.layer_norm = LayerNorm(config.embedding_size)
 
     def build(self) -> None:
@@ -53,7 +59,10 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         Returns:
             float32 logits, `(batch, predictions, vocab_size)`.
         """
-        embedded = self.layer_norm(self.transform(masked))
+        transformed = self.activation(
+            product(self.transform, masked), bias(self.transform)
+        )
+        embedded = self.layer_norm(transformed)
         logits = tf.einsum("bpe,ve->bpv", embedded, word_embeddings)
         return logits + self.output_bias
 

@@ -1,4 +1,4 @@
-"""What ALBERT is made of: embeddings, attention, feed-forward, dropout.
+"""What ALBERT is made of: embeddings, attention, feed-forward.
 
 Every layer knows its widths from the `ModelConfig`, so `build()` takes no
 shapes and creates all variables at once, e.g. in `strategy.scope()`.
@@ -11,7 +11,6 @@ Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,150 +20,19 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from albert_tf.config import ModelConfig
+from albert_tf.modeling.dropout import (
+    NO_DROPOUT,
+    Dropout,
+    Masks,
+    kept_share,
+)
+from albert_tf.modeling.fusion import fused
 
 LAYER_NORM_EPSILON = 1e-12  # as published; Keras' own default is 1e-3
 
 # Added to the scores of keys that must not be seen, as published. Finite, so
 # that a row of nothing but padding gives no NaN.
 HIDDEN_KEY_BIAS = -10_000.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Dropout:
-    """Dropout whose masks are a function of a seed and a place.
-
-    Nothing is stateful, so that a block that is computed a second time in
-    the backward pass sees the same masks, and each replica can be given
-    its own. A rate of 0 puts no operation into the program.
-
-    Attributes:
-        hidden_rate: Share of embeddings and of sublayer outputs dropped.
-        attention_rate: Share of attention probabilities dropped.
-        seed: int32, `(2,)`; differs by step and replica. Unused, and may be
-            None, where both rates are 0.
-        on_tpu: Whether the program is one for a TPU, whose compiler computes
-            masks as it goes along; other masks of the same kind. It also
-            keeps attention probabilities in memory: see `mix_positions`.
-    """
-
-    hidden_rate: float = 0.0
-    attention_rate: float = 0.0
-    seed: tf.Tensor | None = None
-    on_tpu: bool = False
-
-    def hidden(self, x: tf.Tensor, place: int) -> tf.Tensor:
-        """Drops entries of an embedding or of a sublayer's output.
-
-        Args:
-            x: Float, any shape.
-            place: Differs between all places of one forward pass.
-
-        Returns:
-            Of the shape and dtype of `x`, its expected value the same.
-        """
-        if not self.hidden_rate:
-            return x
-        keep = self._keep(tf.shape(x), self.hidden_rate, place)
-        # In float32: in bfloat16 the factor would be rounded.
-        kept = tf.cast(x, tf.float32) / kept_share(self.hidden_rate)
-        return tf.cast(tf.where(keep, kept, 0.0), x.dtype)
-
-    def attention(self, shape: tf.Tensor, place: int) -> tf.Tensor:
-        """Which attention probabilities are kept.
-
-        Args:
-            shape: int32, theirs.
-            place: As for `hidden`.
-
-        Returns:
-            bool, of that shape; `kept_share(attention_rate)` of it is true.
-        """
-        return self._keep(shape, self.attention_rate, place)
-
-    def _keep(self, shape: tf.Tensor, rate: float, place: int) -> tf.Tensor:
-        bits = _computed_bits if self.on_tpu else _generated_bits
-        least = round(rate * 2**16) << 16
-        return bits(shape, self.seed, place) >= tf.constant(least, tf.uint32)
-
-
-NO_DROPOUT = Dropout()
-
-
-def kept_share(rate: float) -> float:
-    """What is left at a rate of dropout: 16 bits an entry decide."""
-    return 1.0 - round(rate * 2**16) / 2**16
-
-
-def _generated_bits(
-    shape: tf.Tensor, seed: tf.Tensor | None, place: int
-) -> tf.Tensor:
-    """uint32 of a shape, of which the upper 16 bits are random.
-
-    The generator is left to TensorFlow: on TPUs, Philox by name takes eight
-    times the step's time.
-    """
-    seed = tf.random.experimental.stateless_fold_in(seed, place)
-    # Random numbers are dear. Each serves one half of the batch with its
-    # upper bits, the other with its lower ones.
-    batch, *rest = tf.unstack(shape)
-    bits = tf.random.stateless_uniform(
-        tf.stack([(batch + 1) // 2, *rest]),
-        seed,
-        minval=None,
-        maxval=None,
-        dtype=tf.uint32,
-    )
-    sixteen = tf.constant(16, tf.uint32)
-    both = tf.concat([bits, tf.bitwise.left_shift(bits, sixteen)], axis=0)
-    return both[:batch]
-
-
-def _computed_bits(
-    shape: tf.Tensor, seed: tf.Tensor | None, place: int
-) -> tf.Tensor:
-    """As `_generated_bits`, by arithmetic on the number of each entry.
-
-    For a compiler that joins operations: no bits are ever in memory. The
-    number, with two keys, goes through a hash function that changes half of
-    the bits for each that differs; its last step, which changes lower bits
-    alone, is left out. (Without its first, masks of examples that are some
-    apart agree too often, or too seldom.) Numbers begin anew at 2^32 entries.
-
-    Reference:
-        [Wellons, 2018](https://nullprogram.com/blog/2018/07/31/), lowbias32.
-    """
-    first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
-    # Keys of different places have nothing in common.
-    key = _hashed(
-        first + tf.constant(place * 0x9E3779B9 & 0xFFFFFFFF, tf.uint32)
-    )
-    other_key = _hashed(tf.bitwise.bitwise_xor(key, _hashed(second)))
-    sizes = tf.unstack(shape)
-    number = tf.zeros([1] * len(sizes), tf.uint32)
-    stride = tf.constant(1, tf.uint32)
-    for axis, size in reversed(list(enumerate(sizes))):
-        along = [-1 if other == axis else 1 for other in range(len(sizes))]
-        steps = tf.cast(tf.reshape(tf.range(size), along), tf.uint32)
-        number += steps * stride
-        stride *= tf.cast(size, tf.uint32)
-    bits = _folded(tf.bitwise.bitwise_xor(number, key), 16)
-    bits = _times(bits, 0x7FEB352D) + other_key
-    return _times(_folded(bits, 15), 0x846CA68B)
-
-
-def _hashed(x: tf.Tensor) -> tf.Tensor:
-    """uint32 of uint32: lowbias32 in full."""
-    x = _times(_folded(x, 16), 0x7FEB352D)
-    return _folded(_times(_folded(x, 15), 0x846CA68B), 16)
-
-
-def _folded(x: tf.Tensor, bits: int) -> tf.Tensor:
-    shifted = tf.bitwise.right_shift(x, tf.constant(bits, tf.uint32))
-    return tf.bitwise.bitwise_xor(x, shifted)
-
-
-def _times(x: tf.Tensor, factor: int) -> tf.Tensor:
-    return x * tf.constant(factor, tf.uint32)
 
 
 def initializer(config: ModelConfig) -> keras.initializers.Initializer:
@@ -176,62 +44,83 @@ def initializer(config: ModelConfig) -> keras.initializers.Initializer:
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
 
 
-def activation(config: ModelConfig) -> Callable[[tf.Tensor], tf.Tensor]:
-    """The activation that `hidden_act` names; GELU by its tanh formula."""
+def activation(
+    config: ModelConfig,
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """The activation that `hidden_act` names, of a product and its bias."""
     if config.hidden_act == "gelu":
         return gelu
-    return keras.activations.get(config.hidden_act)
+    named = keras.activations.get(config.hidden_act)
+    return lambda product, bias: named(add_bias(product, bias))
 
 
 @tf.custom_gradient
-def gelu(x: tf.Tensor) -> Any:
-    """GELU by its tanh formula, of which half is a sigmoid.
-
-    (1 + tanh(y)) / 2 is sigmoid(2 y), which keeps its precision in bfloat16
-    where the sum with tanh cancels. The gradient is written out since this is
-    the widest of all activations, and on a CPU each operation is a pass over
-    it: half as many as by differentiation.
+def gelu(product: tf.Tensor, bias: tf.Tensor) -> Any:
+    """GELU of a sum by its tanh formula, in float32.
 
     Args:
-        x: Float, any shape.
+        product: Float, `(..., width)`.
+        bias: Of that dtype, `(width,)`.
 
     Returns:
-        Of the shape and dtype of `x`.
+        Of the shape and dtype of `product`.
 
     Reference:
         [Hendrycks and Gimpel, 2016](https://arxiv.org/abs/1606.08415).
     """
-    linear = 2.0 * math.sqrt(2.0 / math.pi)
-    cubic = 0.044715 * linear
-    gate = tf.sigmoid(x * (linear + cubic * tf.square(x)))
 
-    def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        slope = x * (linear + 3.0 * cubic * tf.square(x))
-        return upstream * (gate + tf.raw_ops.SigmoidGrad(y=gate, dy=slope))
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        of_sum = _gelu_gradient(product, bias, upstream)
+        return of_sum, sum_of_rows(of_sum)
 
-    return x * gate, gradient
+    return _gelu(product, bias), gradient
 
 
-def affine(dense: keras.layers.Dense, x: tf.Tensor) -> tf.Tensor:
-    """What `dense` computes, but for its activation; called within a layer.
+# (1 + tanh(y)) / 2 is sigmoid(2 y), and 2 y is this polynomial of x.
+_LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
+_CUBIC = 0.044715 * _LINEAR
+
+
+@fused
+def _gelu(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    x = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    gate = tf.sigmoid(x * (_LINEAR + _CUBIC * tf.square(x)))
+    return tf.cast(x * gate, product.dtype)
+
+
+@fused
+def _gelu_gradient(
+    product: tf.Tensor, bias: tf.Tensor, upstream: tf.Tensor
+) -> tf.Tensor:
+    x = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    gate = tf.sigmoid(x * (_LINEAR + _CUBIC * tf.square(x)))
+    slope = x * (_LINEAR + 3.0 * _CUBIC * tf.square(x))
+    of_x = gate + gate * (1.0 - gate) * slope
+    return tf.cast(tf.cast(upstream, tf.float32) * of_x, product.dtype)
+
+
+def product(dense: keras.layers.Dense, x: tf.Tensor) -> tf.Tensor:
+    """The product in `dense`, whose bias is left to what follows.
 
     Args:
         dense: Built.
-        x: Compute dtype of the layer, `(batch, length, width)`.
+        x: Compute dtype of the layer that this is called in, `(batch, length,
+            width)`.
 
     Returns:
         Compute dtype, `(batch, length, units)`.
     """
-    product = tf.tensordot(x, dense.kernel, axes=1)
-    return add_bias(product, tf.convert_to_tensor(dense.bias))
+    return tf.tensordot(x, dense.kernel, axes=1)
+
+
+def bias(dense: keras.layers.Dense) -> tf.Tensor:
+    """The bias of `dense`: compute dtype, `(units,)`."""
+    return tf.convert_to_tensor(dense.bias)
 
 
 @tf.custom_gradient
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> Any:
-    """Adds to each row; the gradient of the bias is a product with ones.
-
-    Products add up bfloat16 in float32. TensorFlow's own gradient of a bias
-    does not on a CPU: of 1,000 rows it is 3 % off, of 8,000 a quarter.
+    """Adds to each row.
 
     Args:
         x: Float, `(..., width)`.
@@ -240,27 +129,32 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> Any:
     Returns:
         Of the shape and dtype of `x`.
     """
-
-    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        rows = tf.reshape(upstream, [-1, bias.shape[0]])
-        ones = tf.ones([1, tf.shape(rows)[0]], rows.dtype)
-        return upstream, tf.matmul(ones, rows)[0]
-
-    return x + bias, gradient
+    return x + bias, lambda upstream: (upstream, sum_of_rows(upstream))
 
 
-class LayerNorm(keras.layers.Layer):
-    """LayerNorm over the last axis, in float32 under every precision policy.
+def sum_of_rows(x: tf.Tensor) -> tf.Tensor:
+    """The gradient of a bias, as a product with ones.
+
+    Products add up bfloat16 in float32. TensorFlow's sums, and so its own
+    gradient of a bias, do not on a CPU: of 1,000 rows it is 3 % off, of 8,000
+    a quarter.
 
     Args:
-        width: Size of that axis.
+        x: Float, `(..., width)`.
 
-    Reference:
-        [Ba et al., 2016](https://arxiv.org/abs/1607.06450).
+    Returns:
+        Of its dtype, `(width,)`.
     """
+    rows = tf.reshape(x, [-1, x.shape[-1]])
+    return tf.matmul(tf.ones([1, tf.shape(rows)[0]], rows.dtype), rows)[0]
+
+
+class _Norm(keras.layers.Layer):
+    """Scale and shift of LayerNorm over the last axis, always float32."""
 
     def __init__(self, width: int, name: str = "layer_norm") -> None:
-        super().__init__(name=name, dtype="float32")
+        # No autocast: what comes in may be of another dtype.
+        super().__init__(name=name, dtype="float32", autocast=False)
         self.width = width
 
     def build(self) -> None:
@@ -270,6 +164,17 @@ class LayerNorm(keras.layers.Layer):
         self.beta = self.add_weight(
             name="beta", shape=(self.width,), initializer="zeros"
         )
+
+
+class LayerNorm(_Norm):
+    """LayerNorm over the last axis, in float32 under every precision policy.
+
+    Args:
+        width: Size of that axis.
+
+    Reference:
+        [Ba et al., 2016](https://arxiv.org/abs/1607.06450).
+    """
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """Gives each row mean 0 and deviation 1, then scales and shifts it.
@@ -285,32 +190,134 @@ class LayerNorm(keras.layers.Layer):
 
 @tf.custom_gradient
 def _normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
-    """LayerNorm by as few passes over `x` as there can be.
+    normal, scale = _standardized(x)
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        rows = list(range(x.shape.rank - 1))
+        return (
+            _standardized_gradient(upstream * gamma, normal, scale),
+            tf.reduce_sum(upstream * normal, axis=rows),
+            tf.reduce_sum(upstream, axis=rows),
+        )
+
+    return normal * gamma + beta, gradient
+
+
+def _standardized(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows of mean 0 and deviation 1, and what they were multiplied by.
 
     Variance is the mean of squares less the square of the mean, so that both
     means come of the pass that makes `x`; of that difference float32 keeps
-    enough as long as a row's mean is not hundreds of its deviations. The
-    gradient is written out, since by differentiation it reads `x` more often.
+    enough as long as a row's mean is not hundreds of its deviations.
     """
     mean = tf.reduce_mean(x, axis=-1, keepdims=True)
     square = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
     # Rounding may leave a row of equal numbers a variance below 0.
     variance = tf.maximum(square - tf.square(mean), 0.0)
     scale = tf.math.rsqrt(variance + LAYER_NORM_EPSILON)
-    normal = (x - mean) * scale
+    return (x - mean) * scale, scale
 
-    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        rows = list(range(x.shape.rank - 1))
-        of_normal = upstream * gamma
-        along = tf.reduce_mean(of_normal * normal, axis=-1, keepdims=True)
-        mean = tf.reduce_mean(of_normal, axis=-1, keepdims=True)
-        return (
-            scale * (of_normal - mean - normal * along),
-            tf.reduce_sum(upstream * normal, axis=rows),
-            tf.reduce_sum(upstream, axis=rows),
-        )
 
-    return normal * gamma + beta, gradient
+def _standardized_gradient(
+    upstream: tf.Tensor, normal: tf.Tensor, scale: tf.Tensor
+) -> tf.Tensor:
+    """Written out, since by differentiation it reads `x` more often."""
+    along = tf.reduce_mean(upstream * normal, axis=-1, keepdims=True)
+    mean = tf.reduce_mean(upstream, axis=-1, keepdims=True)
+    return scale * (upstream - mean - normal * along)
+
+
+class AddAndNorm(_Norm):
+    """The end of a sublayer: bias, dropout, residual and LayerNorm.
+
+    Args:
+        width: Of the hidden states.
+    """
+
+    def call(
+        self,
+        hidden: tf.Tensor,
+        product: tf.Tensor,
+        bias: tf.Tensor,
+        dropout: Dropout = NO_DROPOUT,
+        place: int = 0,
+    ) -> tf.Tensor:
+        """Normalises `hidden` plus what is left of `product` and `bias`.
+
+        All of it is float32, as the sum of a sublayer's output is.
+
+        Args:
+            hidden: Compute dtype, `(batch, length, width)`; the residual.
+            product: Likewise, the last of the sublayer.
+            bias: Compute dtype, `(width,)`.
+            dropout: Of `product` and `bias`.
+            place: Its place.
+
+        Returns:
+            As `hidden`.
+        """
+        masks = dropout.of_hidden(place)
+
+        @tf.custom_gradient
+        def end(
+            hidden: tf.Tensor,
+            product: tf.Tensor,
+            bias: tf.Tensor,
+            gamma: tf.Tensor,
+            beta: tf.Tensor,
+        ) -> Any:
+            result, normal, scale = _add_and_norm(
+                hidden, product, bias, gamma, beta, masks
+            )
+
+            def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+                of_hidden, of_product, of_scaled = _add_and_norm_gradient(
+                    upstream, normal, scale, gamma, masks
+                )
+                return (
+                    of_hidden,
+                    of_product,
+                    sum_of_rows(of_product),
+                    tf.reduce_sum(of_scaled, axis=[0, 1]),
+                    tf.reduce_sum(tf.cast(upstream, tf.float32), axis=[0, 1]),
+                )
+
+            return result, gradient
+
+        return end(hidden, product, bias, self.gamma.value, self.beta.value)
+
+
+@fused
+def _add_and_norm(
+    hidden: tf.Tensor,
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    masks: Masks,
+) -> tuple[tf.Tensor, ...]:
+    output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    total = tf.cast(hidden, tf.float32) + masks.applied(output)
+    normal, scale = _standardized(total)
+    return tf.cast(normal * gamma + beta, hidden.dtype), normal, scale
+
+
+@fused
+def _add_and_norm_gradient(
+    upstream: tf.Tensor,
+    normal: tf.Tensor,
+    scale: tf.Tensor,
+    gamma: tf.Tensor,
+    masks: Masks,
+) -> tuple[tf.Tensor, ...]:
+    """Gradients of the residual and of the product; of gamma, by rows."""
+    dtype, upstream = upstream.dtype, tf.cast(upstream, tf.float32)
+    of_total = _standardized_gradient(upstream * gamma, normal, scale)
+    return (
+        tf.cast(of_total, dtype),
+        tf.cast(masks.applied(of_total), dtype),
+        upstream * normal,
+    )
 
 
 def visible_keys_bias(input_mask: tf.Tensor) -> tf.Tensor:
@@ -383,7 +390,7 @@ class Embeddings(keras.layers.Layer):
             + tf.gather(self.token_type_embeddings, segment_ids)
             + self.position_embeddings[:length]
         )
-        return dropout.hidden(self.layer_norm(embedded), place)
+        return dropout.of_hidden(place).applied(self.layer_norm(embedded))
 
 
 class SelfAttention(keras.layers.Layer):
@@ -400,7 +407,7 @@ class SelfAttention(keras.layers.Layer):
         self.key = self._dense("key")
         self.value = self._dense("value")
         self.output_dense = self._dense("output")
-        self.layer_norm = LayerNorm(config.hidden_size)
+        self.layer_norm = AddAndNorm(config.hidden_size)
 
     def _dense(self, name: str) -> keras.layers.Dense:
         return keras.layers.Dense(
@@ -440,35 +447,63 @@ class SelfAttention(keras.layers.Layer):
         Returns:
             Compute dtype, `(batch, length, H)`.
         """
-        query = self._by_heads(self.query, hidden)
-        query *= query.shape[2] ** -0.5  # before the larger scores
+        size = self.config.hidden_size // self.config.num_attention_heads
         context = mix_positions(
-            query,
+            # Scaled here, before the larger scores.
+            self._by_heads(self.query, hidden, size**-0.5),
             self._by_heads(self.key, hidden),
             self._by_heads(self.value, hidden),
             score_bias,
-            dropout,
-            place,
+            dropout.of_attention(place),
+            dropout.on_tpu,
         )
         batch, length, width = tf.unstack(tf.shape(hidden))
         context = tf.reshape(context, [batch, width, length])
-        output = affine(self.output_dense, tf.transpose(context, [0, 2, 1]))
-        output = dropout.hidden(tf.cast(output, tf.float32), place + 1)
-        return _add_and_norm(self.layer_norm, hidden, output)
+        return self.layer_norm(
+            hidden,
+            product(self.output_dense, tf.transpose(context, [0, 2, 1])),
+            bias(self.output_dense),
+            dropout=dropout,
+            place=place + 1,
+        )
 
     def _by_heads(
-        self, dense: keras.layers.Dense, hidden: tf.Tensor
+        self, dense: keras.layers.Dense, hidden: tf.Tensor, scale: float = 1.0
     ) -> tf.Tensor:
         """`(batch, length, H)` -> `(batch, heads, H / heads, length)`.
 
         Positions come last, since they fill the lanes of a TPU, which the
         width of a head does not; with the width last all of it is copied.
         """
-        projected = tf.transpose(affine(dense, hidden), [0, 2, 1])
-        batch, length = tf.unstack(tf.shape(hidden))[:2]
         heads = self.config.num_attention_heads
-        size = self.config.hidden_size // heads
-        return tf.reshape(projected, [batch, heads, size, length])
+
+        @tf.custom_gradient
+        def split(product: tf.Tensor, bias: tf.Tensor) -> Any:
+            def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                of_product = _from_heads(upstream, scale)
+                return of_product, sum_of_rows(of_product)
+
+            return _to_heads(product, bias, heads, scale), gradient
+
+        return split(product(dense, hidden), bias(dense))
+
+
+@fused
+def _to_heads(
+    product: tf.Tensor, bias: tf.Tensor, heads: int, scale: float
+) -> tf.Tensor:
+    total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    by_width = tf.transpose(tf.cast(total * scale, product.dtype), [0, 2, 1])
+    batch, width, length = tf.unstack(tf.shape(by_width))
+    return tf.reshape(by_width, [batch, heads, width // heads, length])
+
+
+@fused
+def _from_heads(upstream: tf.Tensor, scale: float) -> tf.Tensor:
+    batch, heads, size, length = tf.unstack(tf.shape(upstream))
+    by_width = tf.reshape(upstream, [batch, heads * size, length])
+    scaled = tf.cast(by_width, tf.float32) * scale
+    return tf.transpose(tf.cast(scaled, upstream.dtype), [0, 2, 1])
 
 
 def mix_positions(
@@ -476,8 +511,8 @@ def mix_positions(
     key: tf.Tensor,
     value: tf.Tensor,
     score_bias: tf.Tensor,
-    dropout: Dropout = NO_DROPOUT,
-    place: int = 0,
+    masks: Masks,
+    on_tpu: bool = False,
 ) -> tf.Tensor:
     """Attention: values weighed by the softmax of scores.
 
@@ -494,8 +529,8 @@ def mix_positions(
         value: Likewise.
         score_bias: Float, broadcast to `(batch, heads, length of the queries,
             length of the keys)`; no gradient goes to it.
-        dropout: Of the probabilities.
-        place: Its place.
+        masks: Of the probabilities.
+        on_tpu: Whether the program is one for a TPU.
 
     Returns:
         As `value`, at the positions of `query`.
@@ -505,44 +540,31 @@ def mix_positions(
         dividing last; [Dao et al., 2022](https://arxiv.org/abs/2205.14135),
         appendix B.2, for the sum.
     """
-    rate, dtype = dropout.attention_rate, value.dtype
 
     @tf.custom_gradient
     def mix(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
         scores = tf.matmul(query, key, transpose_a=True)
-        scores = tf.cast(scores, tf.float32) + tf.cast(score_bias, tf.float32)
-        largest = tf.reduce_max(scores, axis=-1, keepdims=True)
-        weights = tf.exp(scores - largest)
-        total = tf.reduce_sum(weights, axis=-1) * kept_share(rate)
-        if rate:
-            keep = dropout.attention(tf.shape(weights), place)
-            weights = tf.where(keep, weights, -weights)
-        weights = tf.cast(weights, dtype)
-        if dropout.on_tpu:
+        weights, kept, share = _weights(scores, score_bias, masks)
+        if on_tpu:
             # Else the compiler computes them again for each that reads them.
-            weights, total = gen_xla_ops.xla_optimization_barrier(
-                [weights, total]
+            weights, share = gen_xla_ops.xla_optimization_barrier(
+                [weights, share]
             )
-        kept = tf.nn.relu(weights) if rate else weights
-        share = (1.0 / total)[:, :, tf.newaxis, :]
+            kept = _kept(weights, masks.rate)
         context = tf.matmul(value, kept, transpose_b=True)
-        context = tf.cast(tf.cast(context, tf.float32) * share, dtype)
+        context = _divided(context, share)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            if dropout.on_tpu:
+            if on_tpu:
                 # Else it is kept, and copied, in float32.
                 (upstream,) = gen_xla_ops.xla_optimization_barrier([upstream])
-            shared = tf.cast(upstream, tf.float32) * share
-            mean = tf.reduce_sum(shared * tf.cast(context, tf.float32), axis=2)
-            mean = mean[..., tf.newaxis] * kept_share(rate)
-            shared = tf.cast(shared, dtype)
+            shared, mean = _context_gradient(
+                upstream, share, context, masks.rate
+            )
             of_kept = tf.matmul(shared, value, transpose_a=True)
-            of_kept = tf.cast(of_kept, tf.float32)
-            signed = tf.cast(weights, tf.float32)
-            of_scores = signed * (of_kept - mean)
-            if rate:
-                of_scores = tf.where(signed < 0, signed * mean, of_scores)
-            of_scores = tf.cast(of_scores, dtype)
+            of_scores, kept = _scores_gradient(
+                of_kept, weights, mean, masks.rate
+            )
             return (
                 tf.matmul(key, of_scores, transpose_b=True),
                 tf.matmul(query, of_scores),
@@ -552,6 +574,55 @@ def mix_positions(
         return context, gradient
 
     return mix(query, key, value)
+
+
+@fused
+def _weights(
+    scores: tf.Tensor, score_bias: tf.Tensor, masks: Masks
+) -> tuple[tf.Tensor, ...]:
+    """Exponentials with signs; those kept; what to multiply the result by."""
+    dtype, scores = scores.dtype, tf.cast(scores, tf.float32)
+    scores += tf.cast(score_bias, tf.float32)
+    largest = tf.reduce_max(scores, axis=-1, keepdims=True)
+    weights = tf.exp(scores - largest)
+    total = tf.reduce_sum(weights, axis=-1) * kept_share(masks.rate)
+    if masks.rate:
+        keep = masks.keep(tf.shape(weights))
+        weights = tf.where(keep, weights, -weights)
+    weights = tf.cast(weights, dtype)
+    return weights, _kept(weights, masks.rate), (1.0 / total)[:, :, tf.newaxis]
+
+
+def _kept(weights: tf.Tensor, rate: float) -> tf.Tensor:
+    return tf.nn.relu(weights) if rate else weights
+
+
+@fused
+def _divided(context: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.cast(context, tf.float32) * share, context.dtype)
+
+
+@fused
+def _context_gradient(
+    upstream: tf.Tensor, share: tf.Tensor, context: tf.Tensor, rate: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Of the context before division; the probabilities' mean gradient."""
+    shared = tf.cast(upstream, tf.float32) * share
+    mean = tf.reduce_sum(shared * tf.cast(context, tf.float32), axis=2)
+    mean = mean[..., tf.newaxis] * kept_share(rate)
+    return tf.cast(shared, upstream.dtype), mean
+
+
+@fused
+def _scores_gradient(
+    of_kept: tf.Tensor, weights: tf.Tensor, mean: tf.Tensor, rate: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Of the scores; the weights kept, again."""
+    signed = tf.cast(weights, tf.float32)
+    of_scores = signed * (tf.cast(of_kept, tf.float32) - mean)
+    if rate:
+        of_scores = tf.where(signed < 0, signed * mean, of_scores)
+    return tf.cast(of_scores, weights.dtype), _kept(weights, rate)
 
 
 class FeedForward(keras.layers.Layer):
@@ -573,7 +644,7 @@ class FeedForward(keras.layers.Layer):
             dtype=self.dtype_policy,
             name="output",
         )
-        self.layer_norm = LayerNorm(config.hidden_size)
+        self.layer_norm = AddAndNorm(config.hidden_size)
 
     def build(self) -> None:
         hidden_shape = (None, None, self.config.hidden_size)
@@ -597,15 +668,13 @@ class FeedForward(keras.layers.Layer):
         Returns:
             Compute dtype, `(batch, length, H)`.
         """
-        intermediate = self.activation(affine(self.intermediate, hidden))
-        output = affine(self.output_dense, intermediate)
-        output = dropout.hidden(tf.cast(output, tf.float32), place)
-        return _add_and_norm(self.layer_norm, hidden, output)
-
-
-def _add_and_norm(
-    norm: LayerNorm, hidden: tf.Tensor, output: tf.Tensor
-) -> tf.Tensor:
-    """The end of a sublayer, summed in float32 as its output is."""
-    total = tf.cast(hidden, tf.float32) + output
-    return tf.cast(norm(total), hidden.dtype)
+        intermediate = self.activation(
+            product(self.intermediate, hidden), bias(self.intermediate)
+        )
+        return self.layer_norm(
+            hidden,
+            product(self.output_dense, intermediate),
+            bias(self.output_dense),
+            dropout=dropout,
+            place=place,
+        )

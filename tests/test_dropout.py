@@ -1,0 +1,88 @@
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.modeling.dropout import Dropout
+
+SEED = tf.constant([3, 4])
+
+# Masks by TensorFlow's generator, and those that a TPU computes.
+on_both = pytest.mark.parametrize("on_tpu", [False, True])
+
+
+def attention_masks(rate, on_tpu):
+    return Dropout(0.15, rate, SEED, on_tpu).of_attention(0)
+
+
+@on_both
+def test_dropout_drops_its_rate_and_keeps_the_expected_value(on_tpu):
+    """Within 4 deviations; a bfloat16 uniform would drop 13/128."""
+    shape, rate = (1001, 10, 100), 0.1
+    n = math.prod(shape)
+    masks = Dropout(rate, 0.4, SEED, on_tpu).of_hidden(2)
+    dropped = masks.applied(tf.ones(shape)).numpy()
+
+    zeros = np.mean(dropped == 0)
+    deviation = math.sqrt(rate * (1 - rate) / n)
+    assert abs(zeros - rate) < 4 * deviation
+    # The rate is a multiple of 2^-16, and the factor is exactly of that rate.
+    assert dropped.max() == np.float32(65536 / (65536 - 6554))
+
+
+@on_both
+def test_all_entries_are_dropped_independently(on_tpu):
+    """Halves of a batch share random numbers, but no bit of them."""
+    masks = Dropout(0.3, 0.3, SEED, on_tpu).of_hidden(0)
+    kept = masks.keep(tf.constant([4, 50, 200])).numpy()
+    for one in range(4):
+        for other in range(one):
+            agreement = np.mean(kept[one] == kept[other])
+            assert abs(agreement - 0.58) < 0.02
+
+
+@on_both
+def test_neighbours_are_dropped_independently(on_tpu):
+    """At any distance: a table of 512 by 512 against itself, moved."""
+    shape = tf.constant([2, 3, 512, 512])
+    keep = attention_masks(0.3, on_tpu).keep(shape).numpy()
+    for by in (1, 2, 64, 256):
+        for axis in (2, 3):
+            agreement = np.mean(keep == np.roll(keep, by, axis))
+            # Of 1.5 million pairs; a deviation is 0.0004.
+            assert abs(agreement - 0.58) < 0.0016
+
+
+@on_both
+def test_examples_drop_their_attention_independently(on_tpu):
+    """At the size of base, where numbers of entries differ in upper bits."""
+    shape, rate = tf.constant([2, 12, 512, 512]), 6554 / 2**16
+    keep = attention_masks(0.1, on_tpu).keep(shape).numpy()
+    both = np.mean(~keep[0] & ~keep[1])
+    deviation = math.sqrt(rate**2 * (1 - rate**2) / keep[0].size)
+    assert abs(both - rate**2) < 4 * deviation
+
+
+@on_both
+def test_dropout_has_a_rate_for_attention(on_tpu):
+    n, rate = 100_000, 0.4
+    keep = attention_masks(rate, on_tpu).keep(tf.constant([n]))
+
+    deviation = math.sqrt(rate * (1 - rate) / n)
+    assert abs(np.mean(~keep.numpy()) - rate) < 4 * deviation
+
+
+@on_both
+def test_a_dropout_mask_is_a_function_of_seed_and_place(on_tpu):
+    """Drawn again it is the same; elsewhere it is independent."""
+
+    def kept(seed, place):
+        dropout = Dropout(0.3, 0.3, tf.constant(seed), on_tpu)
+        return dropout.of_hidden(place).keep(tf.constant([20_000])).numpy()
+
+    first = kept([3, 4], 0)
+    np.testing.assert_array_equal(kept([3, 4], 0), first)
+    for other in kept([3, 4], 1), kept([3, 5], 0), kept([4, 4], 0):
+        # Independent masks agree with probability .7 * .7 + .3 * .3 = .58.
+        assert abs(np.mean(other == first) - 0.58) < 0.015
