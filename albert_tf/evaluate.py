@@ -19,6 +19,7 @@ from albert_tf import (
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.modeling.fusion import fusing
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.run_log import RunLog
 
@@ -51,6 +52,10 @@ class Evaluator:
         )
         self._batches = strategy.distribute_datasets_from_function(make_dataset)
 
+        device_type = distribution.device_type(strategy)
+
+        @tf.autograph.experimental.do_not_convert
+        @fusing(distribution.fuses(config.distribution, device_type))
         def replica_sums(
             batch: input_pipeline.Batch, stop: tf.Tensor
         ) -> Mapping[str, tf.Tensor]:
