@@ -286,9 +286,17 @@ def test_how_the_step_is_computed_does_not_change_it(
     assert_close(plain_figures, figures, 1e-4)
     assert_close(plain_weights, weights, 1e-4)
 
+    by_xla = [
+        sum(
+            f.attr["_XlaMustCompile"].b
+            for f in one.graph.as_graph_def().library.function
+        )
+        for one in (plain_program, program)
+    ]
     if "jit_compile" in changes:
-        functions = program.graph.as_graph_def().library.function
-        assert any("_XlaMustCompile" in f.attr for f in functions)
+        assert by_xla[1] > 0
+    if "fuse_on_cpu" in changes:
+        assert by_xla[0] > by_xla[1] == 0
     if "remat" in changes:
         products = [
             sum(operation == "BatchMatMulV2" for operation in operations(one))
@@ -427,19 +435,24 @@ def test_the_norm_is_logged_as_it_was_before_clipping(tiny_records, tmp_path):
     np.testing.assert_allclose(norms[1], norms[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("fuse", [True, False])
 def test_rate_0_puts_no_random_operation_into_the_program(
-    tiny_records, tmp_path
+    tiny_records, tmp_path, fuse
 ):
-    config = tiny_run.make_config(tiny_records, tmp_path)
+    config = tiny_run.make_config(tiny_records, tmp_path, fuse_on_cpu=fuse)
     _, _, without = run_steps(config)
     _, _, with_dropout = run_steps(config, DropoutRates(0.1, 0.1))
 
     # The three of the step's own key, whose bits nothing needs then.
     draw, split = "StatelessRandomUniformFullIntV2", "LeftShift"
-    assert operations(with_dropout).count(draw) > 3 + 5
-    assert operations(with_dropout).count(split) > 5
     assert operations(without).count(draw) == 3
-    assert operations(without).count(split) == 0
+    if fuse:
+        assert operations(with_dropout).count("BitwiseXor") > 5
+        assert operations(without).count("BitwiseXor") == 0
+    else:
+        assert operations(with_dropout).count(draw) > 3 + 5
+        assert operations(with_dropout).count(split) > 5
+        assert operations(without).count(split) == 0
 
 
 def test_dropout_differs_by_step_and_replica_and_not_by_run(tiny_records):
