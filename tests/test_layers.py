@@ -78,6 +78,82 @@ def test_attention_and_its_gradients_are_those_of_the_book(rate):
     assert np.abs(found[2][..., 6]).max() == 0  # of the hidden key
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_the_end_of_a_sublayer_and_its_gradients_are_those_of_the_book(rate):
+    random = np.random.default_rng(0)
+
+    def normal(*shape):
+        return tf.constant(random.normal(size=shape), tf.float32)
+
+    arguments = normal(2, 7, 24), normal(2, 7, 24), normal(24)
+    upstream = normal(2, 7, 24)
+    norm = layers.AddAndNorm(24)
+    norm.build()
+    norm.gamma.assign(1.0 + normal(24))
+    norm.beta.assign(normal(24))
+    dropout = Dropout(rate, 0.1, SEED)
+
+    def by_the_book(hidden, product, bias):
+        output = product + bias
+        if rate:
+            keep = dropout.of_hidden(3).keep(tf.shape(output))
+            output = tf.where(keep, output / kept_share(rate), 0.0)
+        mean, variance = tf.nn.moments(hidden + output, [-1], keepdims=True)
+        normed = (hidden + output - mean) / tf.sqrt(variance)
+        return normed * norm.gamma.value + norm.beta.value
+
+    def run(function):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            result = function(*arguments)
+        variables = [*arguments, norm.gamma.value, norm.beta.value]
+        return [result, *tape.gradient(result, variables, upstream)]
+
+    found = run(lambda *xs: norm(*xs, dropout=dropout, place=3))
+    for one, other in zip(found, run(by_the_book), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_self_attention_has_the_gradients_of_the_book():
+    """Of hidden states, kernels and biases, through the split into heads."""
+    random = np.random.default_rng(0)
+    attention = layers.SelfAttention(CONFIG, "attention", "float32")
+    attention.build()
+    for weight in attention.trainable_variables:
+        weight.assign(weight + random.normal(size=weight.shape, scale=0.3))
+    hidden = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
+    upstream = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
+    bias = tf.zeros([2, 1, 1, 7])
+
+    def by_the_book(hidden):
+        def heads(dense):
+            projected = hidden @ dense.kernel.value + dense.bias.value
+            return tf.reshape(projected, [2, 7, 3, 8])
+
+        scores = tf.einsum(
+            "bqnd,bknd->bnqk", heads(attention.query), heads(attention.key)
+        )
+        shares = tf.nn.softmax(scores / math.sqrt(8))
+        context = tf.einsum("bnqk,bknd->bqnd", shares, heads(attention.value))
+        output = attention.output_dense
+        output = tf.reshape(context, [2, 7, 24]) @ output.kernel + output.bias
+        mean, variance = tf.nn.moments(hidden + output, [-1], keepdims=True)
+        norm = attention.layer_norm
+        normed = (hidden + output - mean) / tf.sqrt(variance)
+        return normed * norm.gamma.value + norm.beta.value
+
+    def run(function):
+        with tf.GradientTape() as tape:
+            tape.watch(hidden)
+            result = function(hidden)
+        weights = [v.value for v in attention.trainable_variables]
+        return [result, *tape.gradient(result, [hidden, *weights], upstream)]
+
+    found = run(lambda hidden: attention(hidden, bias))
+    for one, other in zip(found, run(by_the_book), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
 def test_gelu_is_the_tanh_approximation():
     """0.5 (1 + tanh(sqrt(2 / pi) 1.044715)) at 1; by erf it is 0.841345."""
     by_tanh = 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * 1.044715))
