@@ -56,6 +56,7 @@ class _ServedModel:
     """
 
     def __init__(self, pretrainer: AlbertPretrainer, top_k: int) -> None:
+        self._pretrainer = pretrainer
         self._top_k = top_k
         self._answers: tuple[str, ...]
         self.sentence_signature, self._answers = SENTENCE_SIGNATURES.get(
@@ -63,12 +64,11 @@ class _ServedModel:
         )
         max_length = pretrainer.config.max_position_embeddings
 
-        @tf.function(input_signature=[_ids("")] * 4)
+        @tf.function(input_signature=[_ids("")] * 3)
         def forward(
             input_ids: tf.Tensor,
             input_mask: tf.Tensor,
             segment_ids: tf.Tensor,
-            masked_lm_positions: tf.Tensor,
         ) -> Answers:
             tf.debugging.assert_less_equal(
                 tf.shape(input_ids)[1],
@@ -80,7 +80,6 @@ class _ServedModel:
                     "input_ids": input_ids,
                     "input_mask": input_mask,
                     "segment_ids": segment_ids,
-                    "masked_lm_positions": masked_lm_positions,
                 }
             )
             return {k: tf.cast(v, tf.float32) for k, v in outputs.items()}
@@ -89,7 +88,7 @@ class _ServedModel:
 
     def encode(self, packed: PackedTexts) -> Answers:
         """`sequence_output` and, where there is one, `pooled_output`."""
-        outputs = self._outputs(packed)
+        outputs = self._forward(*packed)
         return {
             name: outputs[name]
             for name in ("sequence_output", "pooled_output")
@@ -108,19 +107,20 @@ class _ServedModel:
         Returns:
             int32 and float32, `(batch, predictions, top_k)`.
         """
-        logits = self._forward(*packed, positions)["mlm_logits"]
+        hidden = self._forward(*packed)["sequence_output"]
+        logits = self._pretrainer.masked_lm(
+            tf.gather(hidden, positions, batch_dims=1),
+            self._pretrainer.embeddings.word_embeddings,
+        )
         top = tf.math.top_k(tf.nn.log_softmax(logits), self._top_k)
         return top.indices, top.values
 
     def classify_sentences(self, packed: PackedTexts) -> Answers:
         """The two probabilities by name: float32, `(batch,)`."""
-        probabilities = tf.nn.softmax(self._outputs(packed)["sentence_logits"])
+        outputs = self._forward(*packed)
+        probabilities = tf.nn.softmax(outputs["sentence_logits"])
         columns = tf.unstack(probabilities, axis=-1)
         return dict(zip(self._answers, columns, strict=True))
-
-    def _outputs(self, packed: PackedTexts) -> Answers:
-        no_positions = tf.zeros([tf.shape(packed.input_ids)[0], 0], tf.int32)
-        return self._forward(*packed, no_positions)
 
 
 def _make_id_signatures(model: _ServedModel) -> Signatures:

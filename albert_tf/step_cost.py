@@ -61,8 +61,9 @@ def flops_per_step(
 ) -> int:
     """Operations of one update: forward, and twice that backward.
 
-    Padding is counted, since it is computed. Matrix products alone: layer
-    norms, softmax and the optimizer are a few per cent.
+    What is computed counts: padding does, and of the last block all but keys
+    and values only where a head reads it. Matrix products alone: layer norms,
+    softmax and the optimizer are a few per cent.
 
     Args:
         model: The architecture.
@@ -70,22 +71,26 @@ def flops_per_step(
         sentence_objective: "none" has neither pooler nor head.
     """
     length, hidden = data.max_seq_length, model.hidden_size
-    embedding = model.embedding_size
-    # A product of (a, b) and (b, c) is 2 a b c operations. For each piece:
-    # query, key, value, output; feed-forward; scores and their sums.
-    block = (
-        8 * hidden**2
-        + 4 * hidden * model.intermediate_size
+    embedding, predictions = model.embedding_size, data.max_predictions_per_seq
+    has_sentence_head = sentence_objective != "none"
+    # A product of (a, b) and (b, c) is 2 a b c operations. For each piece: key
+    # and value; then query and output, scores and their sums, feed-forward.
+    key_value = 4 * hidden**2
+    others = (
+        4 * hidden**2
         + 4 * length * hidden
+        + 4 * hidden * model.intermediate_size
     )
     blocks = model.num_hidden_layers * model.inner_group_num
-    example = length * blocks * block
+    reads = predictions + has_sentence_head  # of the last block
+    example = blocks * length * key_value
+    example += ((blocks - 1) * length + reads) * others
     if embedding != hidden:
         example += length * 2 * embedding * hidden
-    example += data.max_predictions_per_seq * (
+    example += predictions * (
         2 * hidden * embedding + 2 * embedding * model.vocab_size
     )
-    if sentence_objective != "none":
+    if has_sentence_head:
         example += 2 * hidden**2 + 4 * hidden
     return 3 * example * data.global_batch_size
 
@@ -160,7 +165,7 @@ def estimate_memory(
 
     Activations by the rule of Korthikanti et al., which counts what is kept
     for the backward pass: right to a factor of about 1.5, since compilers
-    fuse, and frameworks keep more.
+    fuse, and frameworks keep more. The last block is counted in full.
 
     Reference:
         [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.

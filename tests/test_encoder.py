@@ -1,3 +1,5 @@
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,8 +20,8 @@ SIZES = {
 }
 
 
-def build(**settings):
-    encoder = encoder_lib.Encoder(ModelConfig(**SIZES | settings))
+def build(remat=False, **settings):
+    encoder = encoder_lib.Encoder(ModelConfig(**SIZES | settings), remat=remat)
     encoder.build()
     return encoder
 
@@ -114,6 +116,44 @@ def test_every_application_of_dropout_has_a_place_of_its_own():
     )
 
     assert sorted(places) == list(range(1, 1 + 3 * 3 * 2))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_of_the_last_block_only_keys_and_values_are_of_all_positions(
+    layers, remat
+):
+    """By the rows of all products: 2 examples of 7 positions, 3 read."""
+    encoder = build(num_hidden_layers=layers, embedding_size=24, remat=remat)
+    bias = visible_keys_bias(tf.ones((2, 7), tf.int32))
+    positions = tf.constant([[0, 6, 2], [0, 5, 0]])
+
+    @tf.function
+    def encode(embedded):
+        return encoder(embedded, bias, read_positions=positions)
+
+    concrete = encode.get_concrete_function(tf.TensorSpec((2, 7, 24)))
+    products = collections.Counter(
+        tuple(op.outputs[0].shape)
+        for op in concrete.graph.get_operations()
+        if op.type in ("MatMul", "BatchMatMulV2")
+    )
+
+    below = layers - 1
+    expected = {
+        # Query, key, value, attention's output and that of feed-forward.
+        (14, 24): 5 * below + 2,
+        (6, 24): 3,
+        (14, 40): below,
+        (6, 40): 1,
+        # Scores, and the sums that they weigh, of three heads.
+        (2, 3, 7, 7): below,
+        (2, 3, 8, 7): below,
+        (2, 3, 3, 7): 1,
+        (2, 3, 8, 3): 1,
+    }
+    assert products == {shape: n for shape, n in expected.items() if n}
+    assert concrete.structured_outputs.shape == (2, 3, 24)
 
 
 def test_a_layer_more_changes_the_output_but_no_parameter():

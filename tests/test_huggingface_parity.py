@@ -33,10 +33,14 @@ def run_ours(config, weights, batch):
         for name, values in batch.items()
     }
     outputs = model(batch)
+    del batch["masked_lm_positions"]
+    everywhere = model(batch)
     sums = pretraining_sums(outputs, batch)
     sentence_loss = sums["sentence_loss_sum"] / sums["sentence_weight_sum"]
     mlm_loss = sums["mlm_loss_sum"] / sums["mlm_weight_sum"]
-    return outputs | {
+    return {
+        **everywhere,
+        **outputs,
         "sentence_loss": sentence_loss,
         "total_loss": mlm_loss + sentence_loss,
     }

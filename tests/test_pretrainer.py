@@ -1,4 +1,6 @@
 import collections
+import dataclasses
+import functools
 import math
 
 import keras
@@ -7,7 +9,11 @@ import pytest
 import tensorflow as tf
 
 from albert_tf import losses
-from albert_tf.config import ModelConfig, OptimizerConfig
+from albert_tf.config import (
+    PARAMETER_SHARING,
+    ModelConfig,
+    OptimizerConfig,
+)
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.optimizers import make_optimizer
@@ -32,6 +38,10 @@ def make_batch(length=11):
         "masked_lm_positions": [[1, 2, 3, 4], [2, 8, 0, 0], [7, 9, 10, 0]],
     }
     return {k: tf.constant(v, tf.int32) for k, v in arrays.items()}
+
+
+def without_positions(batch):
+    return {k: v for k, v in batch.items() if k != "masked_lm_positions"}
 
 
 def build(config=TINY, **arguments):
@@ -122,24 +132,100 @@ def test_without_a_sentence_objective_there_is_no_pooler_either():
     model = build(sentence_objective="none")
     paths = " ".join(v.path for v in model.variables)
     assert "pooler" not in paths and "sentence" not in paths
-    assert set(model(make_batch())) == {"sequence_output", "mlm_logits"}
-    assert set(build()(make_batch())) == {
-        "sequence_output",
-        "mlm_logits",
-        "pooled_output",
-        "sentence_logits",
+    batch = make_batch()
+    everywhere = without_positions(batch)
+    sentence = {"pooled_output", "sentence_logits"}
+    assert set(model(batch)) == {"mlm_logits"}
+    assert set(model(everywhere)) == {"sequence_output"}
+    assert set(build()(batch)) == {"mlm_logits"} | sentence
+    assert set(build()(everywhere)) == {"sequence_output"} | sentence
+
+
+def read_afterwards(model, batch):
+    """What the model answers, by the whole of its last block."""
+    outputs = model(without_positions(batch))
+    hidden = outputs.pop("sequence_output")
+    masked = tf.gather(hidden, batch["masked_lm_positions"], batch_dims=1)
+    logits = model.masked_lm(masked, model.embeddings.word_embeddings)
+    return outputs | {"mlm_logits": logits}
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [
+        *[({"parameter_sharing": s}, {}) for s in PARAMETER_SHARING],
+        ({"num_hidden_layers": 1}, {}),
+        ({"num_hidden_groups": 2, "inner_group_num": 2}, {}),
+        ({}, {"sentence_objective": "none"}),
+        ({}, {"remat": True}),
+        ({"parameter_sharing": "none"}, {"remat": True}),
+        ({}, {"dtype": "mixed_bfloat16"}),
+    ],
+    ids=str,
+)
+def test_the_last_block_where_it_is_read_is_that_of_all_positions(
+    settings, arguments
+):
+    """Answers, and gradients of all variables; rows end in padding.
+
+    Positions repeat, as those of padding slots do, and all have a gradient
+    here: it is a sum.
+    """
+    config = dataclasses.replace(TINY, initializer_range=0.3, **settings)
+    model = build(config, **arguments)
+    batch = make_batch() | {
+        "input_mask": tf.sequence_mask([11, 9, 4], 11, tf.int32),
+        "masked_lm_positions": tf.constant(
+            [[1, 2, 8, 10], [6, 6, 0, 0], [3, 0, 0, 0]]
+        ),
     }
+    rng = np.random.default_rng(1)
+    weights = {
+        "mlm_logits": rng.normal(size=(3, 4, 61)),
+        "sentence_logits": rng.normal(size=(3, 2)),
+    }
+    variables = [v.value for v in model.trainable_variables]
+    outputs, gradients = [], []
+    for run in model, functools.partial(read_afterwards, model):
+        with tf.GradientTape() as tape:
+            outputs.append(run(batch))
+            loss = sum(
+                tf.reduce_sum(value * weights[name])
+                for name, value in outputs[-1].items()
+                if name in weights
+            )
+        found = tape.gradient(loss, variables)
+        gradients.append([tf.convert_to_tensor(g).numpy() for g in found])
+
+    tolerance = 0.05 if "dtype" in arguments else 1e-4
+    assert outputs[0].keys() == outputs[1].keys()
+    for name, value in outputs[0].items():
+        size = np.abs(value).max()
+        np.testing.assert_allclose(
+            value, outputs[1][name], atol=tolerance * size, err_msg=name
+        )
+    for variable, ours, all_positions in zip(
+        model.trainable_variables, *gradients, strict=True
+    ):
+        if variable.path.endswith("key/bias"):  # Nothing but rounding.
+            continue
+        size = np.abs(all_positions).max()
+        assert size > 0, variable.path
+        np.testing.assert_allclose(
+            ours, all_positions, atol=tolerance * size, err_msg=variable.path
+        )
 
 
 def test_unknown_shapes_give_what_static_ones_give():
-    model, batch = build(), make_batch()
-    signature = {k: tf.TensorSpec([None, None], tf.int32) for k in batch}
-    unknown = tf.function(lambda b: model(b), input_signature=[signature])
-    for name, value in unknown(batch).items():
-        np.testing.assert_allclose(value, model(batch)[name], atol=1e-6)
-    static = tf.function(lambda b: model(b)).get_concrete_function(batch)
-    for value in static.structured_outputs.values():
-        assert value.shape.is_fully_defined()
+    model = build()
+    for batch in make_batch(), without_positions(make_batch()):
+        signature = {k: tf.TensorSpec([None, None], tf.int32) for k in batch}
+        unknown = tf.function(lambda b: model(b), input_signature=[signature])
+        for name, value in unknown(batch).items():
+            np.testing.assert_allclose(value, model(batch)[name], atol=1e-6)
+        static = tf.function(lambda b: model(b)).get_concrete_function(batch)
+        for value in static.structured_outputs.values():
+            assert value.shape.is_fully_defined()
 
 
 def test_padding_does_not_change_the_answers():
@@ -173,7 +259,8 @@ def test_mixed_bfloat16_computes_in_bfloat16_and_answers_in_float32():
     model, batch = build(dtype="mixed_bfloat16"), make_batch()
     outputs, exact = model(batch), build()(batch)
     assert {v.dtype for v in model.variables} == {"float32"}
-    assert outputs["sequence_output"].dtype == tf.bfloat16
+    everywhere = model(without_positions(batch))
+    assert everywhere["sequence_output"].dtype == tf.bfloat16
     for name in "mlm_logits", "sentence_logits":
         assert outputs[name].dtype == tf.float32
     difference = np.abs(outputs["mlm_logits"] - exact["mlm_logits"])

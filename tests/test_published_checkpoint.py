@@ -53,7 +53,10 @@ def answers_of(weights, config):
     pretrainer.build()
     for variable in pretrainer.variables:
         variable.assign(weights.values[variable.path])
-    outputs = pretrainer(published_graph.random_batch(config))
+    batch = published_graph.random_batch(config)
+    outputs = pretrainer(batch)
+    del batch["masked_lm_positions"]
+    outputs = pretrainer(batch) | outputs
     return {name: output.numpy() for name, output in outputs.items()}
 
 

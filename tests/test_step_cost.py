@@ -37,6 +37,7 @@ COMPUTATIONS = {
     "E = H": ({"embedding_size": 40}, "sop"),
     "E = H, no sentence objective": ({"embedding_size": 40}, "none"),
     "two blocks in a layer": ({"inner_group_num": 2}, "nsp"),
+    "one block": ({"num_hidden_layers": 1}, "sop"),
 }
 # What is shared makes no difference to what is computed.
 ARCHITECTURES = {

@@ -106,8 +106,12 @@ class Encoder(keras.layers.Layer):
         score_bias: tf.Tensor,
         dropout: Dropout = NO_DROPOUT,
         first_place: int = 0,
+        read_positions: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Applies all layers.
+
+        Of the last block, all but keys and values is computed only where the
+        result is read; below it, attention reads every position.
 
         Args:
             embedded: Float, `(batch, length, E)`.
@@ -116,15 +120,18 @@ class Encoder(keras.layers.Layer):
             dropout: Of all sublayers.
             first_place: First of the places used,
                 `PLACES_PER_BLOCK * len(blocks)` in all.
+            read_positions: int32, `(batch, reads)`: where the result is read,
+                the same position any number of times. None is everywhere.
 
         Returns:
-            Compute dtype, `(batch, length, H)`.
+            Compute dtype, `(batch, length, H)`, or `(batch, reads, H)`.
         """
         hidden = tf.cast(embedded, self.compute_dtype)
         if self.projection is not None:
             hidden = add_bias(
                 product(self.projection, hidden), bias(self.projection)
             )
+        last = len(self.blocks) - 1
         for index, (attention, feed_forward) in enumerate(self.blocks):
             block: Callable[[tf.Tensor], tf.Tensor] = functools.partial(
                 _apply_block,
@@ -133,6 +140,7 @@ class Encoder(keras.layers.Layer):
                 score_bias,
                 dropout,
                 first_place + index * PLACES_PER_BLOCK,
+                read_positions if index == last else None,
             )
             if self.remat:
                 block = recomputed(block, dropout.on_tpu)
@@ -146,7 +154,14 @@ def _apply_block(
     score_bias: tf.Tensor,
     dropout: Dropout,
     place: int,
+    read_positions: tf.Tensor | None,
     hidden: tf.Tensor,
 ) -> tf.Tensor:
-    hidden = attention(hidden, score_bias, dropout=dropout, place=place)
+    hidden = attention(
+        hidden,
+        score_bias,
+        dropout=dropout,
+        place=place,
+        read_positions=read_positions,
+    )
     return feed_forward(hidden, dropout=dropout, place=place + 2)

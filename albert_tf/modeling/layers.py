@@ -434,6 +434,7 @@ class SelfAttention(keras.layers.Layer):
         score_bias: tf.Tensor,
         dropout: Dropout = NO_DROPOUT,
         place: int = 0,
+        read_positions: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Mixes the positions.
 
@@ -443,24 +444,30 @@ class SelfAttention(keras.layers.Layer):
                 queries, length of the keys)`; from `visible_keys_bias`.
             dropout: Of the probabilities and of the output.
             place: First of the two places used.
+            read_positions: int32, `(batch, reads)`: the result is computed
+                there alone, from keys and values of all positions. One that
+                stands twice is computed twice, with dropout of its own.
 
         Returns:
-            Compute dtype, `(batch, length, H)`.
+            Compute dtype, `(batch, length, H)`, or `(batch, reads, H)`.
         """
         size = self.config.hidden_size // self.config.num_attention_heads
+        queried = hidden
+        if read_positions is not None:
+            queried = tf.gather(hidden, read_positions, batch_dims=1)
         context = mix_positions(
             # Scaled here, before the larger scores.
-            self._by_heads(self.query, hidden, size**-0.5),
+            self._by_heads(self.query, queried, size**-0.5),
             self._by_heads(self.key, hidden),
             self._by_heads(self.value, hidden),
             score_bias,
             dropout.of_attention(place),
             dropout.on_tpu,
         )
-        batch, length, width = tf.unstack(tf.shape(hidden))
+        batch, length, width = tf.unstack(tf.shape(queried))
         context = tf.reshape(context, [batch, width, length])
         return self.layer_norm(
-            hidden,
+            queried,
             product(self.output_dense, tf.transpose(context, [0, 2, 1])),
             bias(self.output_dense),
             dropout=dropout,

@@ -75,12 +75,14 @@ class AlbertPretrainer(keras.layers.Layer):
             batch: int32 tensors; others are passed over.
                 `input_ids`, `input_mask`, `segment_ids`: `(batch, length)`.
                 `masked_lm_positions`: `(batch, predictions)`; padding slots
-                hold any position. Without it there are no `mlm_logits`.
+                hold any position. With it, the last block is computed where
+                the heads read it: there, and at position 0.
             dropout: Rates and seed; None is no dropout.
 
         Returns:
-            `sequence_output`: compute dtype, `(batch, length, H)`.
-            `mlm_logits`: float32, `(batch, predictions, vocab_size)`.
+            `mlm_logits`: float32, `(batch, predictions, vocab_size)`; or,
+            without `masked_lm_positions`, `sequence_output`: compute dtype,
+            `(batch, length, H)`.
             `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
             float32, `(batch, 2)`, unless `sentence_objective` is "none".
         """
@@ -88,21 +90,24 @@ class AlbertPretrainer(keras.layers.Layer):
         embedded = self.embeddings(
             batch["input_ids"], batch["segment_ids"], dropout=dropout, place=0
         )
-        sequence_output = self.encoder(
+        read_positions = batch.get("masked_lm_positions")
+        if read_positions is not None and self.has_sentence_head:
+            # Position 0 in front of them, for the pooler.
+            read_positions = tf.pad(read_positions, [[0, 0], [1, 0]])
+        hidden = self.encoder(
             embedded,
             visible_keys_bias(batch["input_mask"]),
             dropout=dropout,
             first_place=1,
+            read_positions=read_positions,
         )
-        outputs = {"sequence_output": sequence_output}
-        if "masked_lm_positions" in batch:
-            masked = tf.gather(
-                sequence_output, batch["masked_lm_positions"], batch_dims=1
-            )
-            outputs["mlm_logits"] = self.masked_lm(
-                masked, self.embeddings.word_embeddings
-            )
+        if read_positions is None:
+            outputs = {"sequence_output": hidden}
+        else:
+            masked = hidden[:, 1:] if self.has_sentence_head else hidden
+            logits = self.masked_lm(masked, self.embeddings.word_embeddings)
+            outputs = {"mlm_logits": logits}
         if self.has_sentence_head:
-            outputs["pooled_output"] = self.pooler(sequence_output[:, 0])
+            outputs["pooled_output"] = self.pooler(hidden[:, 0])
             outputs["sentence_logits"] = self.sentence(outputs["pooled_output"])
         return outputs
