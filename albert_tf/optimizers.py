@@ -13,9 +13,35 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig
+from albert_tf.fusion import fused
 
 # Variables neither decayed nor, by LAMB, adapted; found anywhere in the path.
 EXCLUDED = re.compile("LayerNorm|layer_norm|bias")
+
+
+@fused
+def _moments_and_update(
+    gradient: tf.Tensor,
+    gradient_scale: tf.Tensor,
+    m: tf.Tensor,
+    v: tf.Tensor,
+    weights: tf.Tensor,
+    betas: tuple[float, float],
+    epsilon: float,
+    decay_rate: float,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    gradient *= gradient_scale
+    m = betas[0] * m + (1 - betas[0]) * gradient
+    v = betas[1] * v + (1 - betas[1]) * tf.square(gradient)
+    update = m / (tf.sqrt(v) + epsilon)
+    if decay_rate:
+        update += decay_rate * weights
+    return m, v, update
+
+
+@fused
+def _moved(weights: tf.Tensor, rate: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+    return weights - rate * update
 
 
 class AdamW:
@@ -67,7 +93,10 @@ class AdamW:
                 )
 
     def apply(
-        self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor
+        self,
+        gradients: Sequence[tf.Tensor],
+        learning_rate: tf.Tensor,
+        gradient_scale: tf.Tensor | float = 1.0,
     ) -> dict[str, tf.Tensor]:
         """Updates the variables; called on every replica.
 
@@ -76,9 +105,10 @@ class AdamW:
 
         Args:
             gradients: float32, dense, one for each variable given to `build`,
-                in that order. They must be equal on all replicas: reduced
-                and clipped.
+                in that order. They must be equal on all replicas: reduced.
             learning_rate: float32 scalar, equal on all replicas.
+            gradient_scale: float32 scalar, equal on all replicas, that all
+                gradients are multiplied by: what clips them.
 
         Returns:
             float32 scalars: update_norm, of the change of
@@ -86,13 +116,15 @@ class AdamW:
             that have one, trust_ratio_min, trust_ratio_mean and
             trust_ratio_max.
         """
-        updates, ratios = [], []
+        norms, ratios = [], []
         for variable, gradient in zip(self._variables, gradients, strict=True):
-            update, ratio = self._apply_one(variable, gradient, learning_rate)
-            updates.append(update)
+            norm, ratio = self._apply_one(
+                variable, gradient, learning_rate, gradient_scale
+            )
+            norms.append(norm)
             if ratio is not None:
                 ratios.append(ratio)
-        figures = {"update_norm": tf.linalg.global_norm(updates)}
+        figures = {"update_norm": tf.norm(norms)}
         if ratios:
             figures["trust_ratio_min"] = tf.reduce_min(ratios)
             figures["trust_ratio_mean"] = tf.reduce_mean(ratios)
@@ -104,32 +136,37 @@ class AdamW:
         variable: keras.Variable,
         gradient: tf.Tensor,
         learning_rate: tf.Tensor,
+        gradient_scale: tf.Tensor | float,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        config, weights = self._config, variable.value
+        """Gives the norm of the change, and the trust ratio."""
+        config, adapts = self._config, not EXCLUDED.search(variable.path)
+        weights = tf.convert_to_tensor(variable.value)
         m_slot = self.slots[f"{variable.path}/m"]
         v_slot = self.slots[f"{variable.path}/v"]
-
-        m = config.beta_1 * m_slot + (1 - config.beta_1) * gradient
-        v = config.beta_2 * v_slot + (1 - config.beta_2) * tf.square(gradient)
-        update = m / (tf.sqrt(v) + config.epsilon)
-        ratio = None
-        if not EXCLUDED.search(variable.path):
-            update += config.weight_decay_rate * weights
-            ratio = self._trust_ratio(weights, update)
-            if ratio is not None:
-                update *= ratio
-
+        m, v, update = _moments_and_update(
+            gradient,
+            tf.convert_to_tensor(gradient_scale),
+            tf.convert_to_tensor(m_slot),
+            tf.convert_to_tensor(v_slot),
+            weights,
+            (config.beta_1, config.beta_2),
+            config.epsilon,
+            config.weight_decay_rate if adapts else 0.0,
+        )
+        update_norm, ratio = tf.linalg.global_norm([update]), None
+        if adapts:
+            ratio = self._trust_ratio(weights, update_norm)
+        rate = learning_rate if ratio is None else learning_rate * ratio
         m_slot.assign(m)
         v_slot.assign(v)
-        change = learning_rate * update
-        weights.assign_sub(change)
-        return change, ratio
+        variable.value.assign(_moved(weights, rate, update))
+        return rate * update_norm, ratio
 
     def _trust_ratio(
-        self, weights: tf.Tensor, update: tf.Tensor
+        self, weights: tf.Tensor, update_norm: tf.Tensor
     ) -> tf.Tensor | None:
         """What an update is multiplied by, beside the learning rate."""
-        del weights, update
+        del weights, update_norm
         return None
 
 
@@ -145,10 +182,12 @@ class Lamb(AdamW):
         exclusions, and without the bias correction, of google-research/albert.
     """
 
-    def _trust_ratio(self, weights: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
-        weights_norm, update_norm = tf.norm(weights), tf.norm(update)
+    def _trust_ratio(
+        self, weights: tf.Tensor, update_norm: tf.Tensor
+    ) -> tf.Tensor:
+        norm = tf.linalg.global_norm([weights])
         # A ratio of 0 would leave weights that start at zero there for ever.
-        ratio = tf.math.divide_no_nan(weights_norm, update_norm)
+        ratio = tf.math.divide_no_nan(norm, update_norm)
         return tf.where(ratio > 0, ratio, 1.0)
 
 

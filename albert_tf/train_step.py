@@ -23,8 +23,8 @@ from albert_tf import (
     schedules,
 )
 from albert_tf.config import PretrainingConfig
+from albert_tf.fusion import fusing
 from albert_tf.modeling.dropout import Dropout
-from albert_tf.modeling.fusion import fusing
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.optimizers import AdamW, make_optimizer
 from albert_tf.schedules import DropoutRates
@@ -302,13 +302,15 @@ def make_replica_step(
         *reduced_sums, stops = tf.unstack(reduced)
         sums = dict(zip(sums, reduced_sums, strict=True))
         gradient_norm = tf.linalg.global_norm(gradients)
+        scale = tf.constant(1.0)
         if clip_norm and not clip_each_replica:
-            gradients, _ = tf.clip_by_global_norm(
-                gradients, clip_norm, use_norm=gradient_norm
+            # What clips a 1 clips gradients, in the pass that reads them.
+            (scale,), _ = tf.clip_by_global_norm(
+                [scale], clip_norm, use_norm=gradient_norm
             )
 
         update_figures = state.optimizer.apply(
-            gradients, _learning_rate(state.step, config, settings)
+            gradients, _learning_rate(state.step, config, settings), scale
         )
         state.step.assign_add(1)
 

@@ -30,6 +30,7 @@ TIERS = (
     {
         "masking",
         "tensor_ops",
+        "fusion",
         "losses",
         "metrics",
         "schedules",
