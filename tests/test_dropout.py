@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -86,3 +87,18 @@ def test_a_dropout_mask_is_a_function_of_seed_and_place(on_tpu):
     for other in kept([3, 4], 1), kept([3, 5], 0), kept([4, 4], 0):
         # Independent masks agree with probability .7 * .7 + .3 * .3 = .58.
         assert abs(np.mean(other == first) - 0.58) < 0.015
+
+
+def test_masks_are_computed_from_no_table():
+    """XLA makes a constant of all that depends on no argument."""
+
+    @tf.function(jit_compile=True)
+    def keep(seed):
+        masks = Dropout(0.1, 0.1, seed, on_tpu=True).of_attention(0)
+        return masks.keep(tf.constant([2, 3, 64, 64]))
+
+    program = keep.experimental_get_compiler_ir(SEED)("optimized_hlo")
+    constants = re.findall(r"\w+\[([\d,]*)\]\S* constant\(", program)
+    assert "" in constants  # numbers of the hash function
+    sizes = [math.prod(map(int, c.split(",") if c else [])) for c in constants]
+    assert max(sizes) <= 64
