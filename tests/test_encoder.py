@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.modeling import encoder as encoder_lib
+from albert_tf.modeling.attention import visible_keys_bias
 from albert_tf.modeling.dropout import Dropout, Masks
-from albert_tf.modeling.layers import visible_keys_bias
 
 SIZES = {
     "vocab_size": 61,
@@ -148,9 +148,9 @@ def test_of_the_last_block_only_keys_and_values_are_of_all_positions(
         (6, 40): 1,
         # Scores, and the sums that they weigh, of three heads.
         (2, 3, 7, 7): below,
-        (2, 3, 8, 7): below,
+        (2, 3, 7, 8): below,
         (2, 3, 3, 7): 1,
-        (2, 3, 8, 3): 1,
+        (2, 3, 3, 8): 1,
     }
     assert products == {shape: n for shape, n in expected.items() if n}
     assert concrete.structured_outputs.shape == (2, 3, 24)

@@ -20,64 +20,6 @@ CONFIG = ModelConfig(
 SEED = tf.constant([3, 4])
 
 
-def test_a_rate_of_zero_leaves_no_random_operation():
-    attention = layers.SelfAttention(CONFIG, "attention", "float32")
-    attention.build()
-
-    def random_operations(rate):
-        @tf.function
-        def mix(hidden, seed):
-            dropout = Dropout(rate, rate, seed)
-            return attention(hidden, tf.zeros([1]), dropout=dropout)
-
-        hidden = tf.ones((2, 5, CONFIG.hidden_size))
-        graph = mix.get_concrete_function(hidden, SEED).graph
-        names = [op.type for op in graph.get_operations()]
-        for function in graph.as_graph_def().library.function:
-            names += [node.op for node in function.node_def]
-        return [name for name in names if "Random" in name]
-
-    assert not random_operations(0.0)
-    assert random_operations(0.1)
-
-
-def attention_by_the_book(query, key, value, bias, keep, rate):
-    """Softmax first, then dropout, then the sum; differentiated by TF."""
-    scores = tf.einsum("bndq,bndk->bnqk", query, key) + bias
-    probabilities = tf.nn.softmax(scores)
-    if rate:
-        kept = kept_share(rate)
-        probabilities = tf.where(keep, probabilities / kept, 0.0)
-    return tf.einsum("bnqk,bndk->bndq", probabilities, value)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_attention_and_its_gradients_are_those_of_the_book(rate):
-    """With a bias that hides a key, and another length of queries."""
-    random = np.random.default_rng(0)
-
-    def normal(*shape):
-        return tf.constant(random.normal(size=shape), tf.float32)
-
-    arguments = normal(2, 3, 4, 5), normal(2, 3, 4, 7), normal(2, 3, 4, 7)
-    bias = tf.constant(np.where(np.arange(7) == 6, -10_000.0, 0.0), tf.float32)
-    upstream = normal(2, 3, 4, 5)
-    masks = Dropout(0.1, rate, SEED).of_attention(2)
-    keep = masks.keep(tf.constant([2, 3, 5, 7])) if rate else None
-
-    def run(function):
-        with tf.GradientTape() as tape:
-            tape.watch(arguments)
-            result = function(*arguments)
-        return [result, *tape.gradient(result, arguments, upstream)]
-
-    found = run(lambda *qkv: layers.mix_positions(*qkv, bias, masks))
-    expected = run(lambda *qkv: attention_by_the_book(*qkv, bias, keep, rate))
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-6)
-    assert np.abs(found[2][..., 6]).max() == 0  # of the hidden key
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_the_end_of_a_sublayer_and_its_gradients_are_those_of_the_book(rate):
     random = np.random.default_rng(0)
@@ -112,46 +54,6 @@ def test_the_end_of_a_sublayer_and_its_gradients_are_those_of_the_book(rate):
     found = run(lambda *xs: norm(*xs, dropout=dropout, place=3))
     for one, other in zip(found, run(by_the_book), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-def test_self_attention_has_the_gradients_of_the_book():
-    """Of hidden states, kernels and biases, through the split into heads."""
-    random = np.random.default_rng(0)
-    attention = layers.SelfAttention(CONFIG, "attention", "float32")
-    attention.build()
-    for weight in attention.trainable_variables:
-        weight.assign(weight + random.normal(size=weight.shape, scale=0.3))
-    hidden = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
-    upstream = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
-    bias = tf.zeros([2, 1, 1, 7])
-
-    def by_the_book(hidden):
-        def heads(dense):
-            projected = hidden @ dense.kernel.value + dense.bias.value
-            return tf.reshape(projected, [2, 7, 3, 8])
-
-        scores = tf.einsum(
-            "bqnd,bknd->bnqk", heads(attention.query), heads(attention.key)
-        )
-        shares = tf.nn.softmax(scores / math.sqrt(8))
-        context = tf.einsum("bnqk,bknd->bqnd", shares, heads(attention.value))
-        output = attention.output_dense
-        output = tf.reshape(context, [2, 7, 24]) @ output.kernel + output.bias
-        mean, variance = tf.nn.moments(hidden + output, [-1], keepdims=True)
-        norm = attention.layer_norm
-        normed = (hidden + output - mean) / tf.sqrt(variance)
-        return normed * norm.gamma.value + norm.beta.value
-
-    def run(function):
-        with tf.GradientTape() as tape:
-            tape.watch(hidden)
-            result = function(hidden)
-        weights = [v.value for v in attention.trainable_variables]
-        return [result, *tape.gradient(result, [hidden, *weights], upstream)]
-
-    found = run(lambda hidden: attention(hidden, bias))
-    for one, other in zip(found, run(by_the_book), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
 
 
 def test_gelu_is_the_tanh_approximation():
@@ -196,21 +98,6 @@ def test_gelu_of_a_sum_and_its_gradients_are_those_of_its_formula(
         np.testing.assert_allclose(one, other, atol=atol, rtol=rtol)
     # A sum of 77 such roundings, of numbers of about 1.
     np.testing.assert_allclose(of_bias, of_bias_expected, atol=20 * rtol + 2e-5)
-
-
-def test_kernels_start_truncated_at_two_deviations_each_its_own():
-    """Standard deviation of a normal cut at 2: 0.87963 of the uncut one."""
-    attention = layers.SelfAttention(
-        ModelConfig(hidden_size=240), "attention", "float32"
-    )
-    attention.build()
-    query, key = attention.query.kernel.numpy(), attention.key.kernel.numpy()
-
-    assert 0.0395 < np.abs(query).max() <= 0.04
-    # n = 57,600: the deviation of the estimate is below 0.3 %.
-    assert query.std() == pytest.approx(0.02 * 0.87963, rel=0.012)
-    assert np.abs(np.corrcoef(query.ravel(), key.ravel())[0, 1]) < 0.02
-    assert not attention.query.bias.numpy().any()
 
 
 def test_gradients_of_biases_are_summed_in_float32():
@@ -305,27 +192,6 @@ def test_layer_norm_keeps_small_signals():
     norm.build()
     answer = norm(tf.constant([[1e-4, -1e-4, 1e-4, -1e-4]]))
     np.testing.assert_allclose(answer, [[1, -1, 1, -1]], rtol=1e-3)
-
-
-def test_padding_is_hidden_from_attention():
-    """A real key changes the real positions' outputs, a padded one none."""
-    rng = np.random.default_rng(0)
-    attention = layers.SelfAttention(CONFIG, "attention", "float32")
-    attention.build()
-    mask = np.array([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0]])
-    bias = layers.visible_keys_bias(tf.constant(mask))
-    hidden = rng.normal(size=(2, 7, 24)).astype(np.float32)
-
-    def attend(position):
-        changed = hidden.copy()
-        changed[0, position] += 3.0
-        return attention(tf.constant(changed), bias).numpy()
-
-    plain = attention(tf.constant(hidden), bias).numpy()
-    np.testing.assert_array_equal(bias[:, 0, 0], -10_000.0 * (1 - mask))
-    np.testing.assert_allclose(attend(5)[0, :4], plain[0, :4], atol=1e-6)
-    assert np.abs(attend(3)[0, :3] - plain[0, :3]).max() > 1e-4
-    np.testing.assert_allclose(attend(3)[1], plain[1], atol=1e-6)
 
 
 def test_embeddings_are_float32_in_a_bfloat16_model():

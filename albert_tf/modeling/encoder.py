@@ -13,10 +13,10 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
+from albert_tf.modeling.attention import SelfAttention
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.layers import (
     FeedForward,
-    SelfAttention,
     add_bias,
     bias,
     initializer,

@@ -6,14 +6,11 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
+from albert_tf.modeling.attention import visible_keys_bias
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.encoder import Encoder
 from albert_tf.modeling.heads import MaskedLanguageModelHead, SentenceHead
-from albert_tf.modeling.layers import (
-    Embeddings,
-    initializer,
-    visible_keys_bias,
-)
+from albert_tf.modeling.layers import Embeddings, initializer
 
 
 class AlbertPretrainer(keras.layers.Layer):
