@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig
+from albert_tf.fusion import fusing
 from albert_tf.optimizers import make_optimizer
 
 STEPS = 50
@@ -87,9 +88,9 @@ class Variables:
         self.optimizer = make_optimizer(config)
         self.optimizer.build(list(self.by_path.values()))
 
-    def update(self, gradients, rate):
+    def update(self, gradients, rate, *scale):
         return self.optimizer.apply(
-            [gradients[path] for path in self.by_path], rate
+            [gradients[path] for path in self.by_path], rate, *scale
         )
 
     def values(self):
@@ -100,13 +101,14 @@ def as_float32(gradients):
     return {p: tf.constant(g, tf.float32) for p, g in gradients.items()}
 
 
-def train(config, *, strategy=None, jit_compile=False):
+def train(config, *, strategy=None, jit_compile=False, fuse=False):
     """The same with our optimizer, in a strategy."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         variables = Variables(config)
 
     @tf.function(jit_compile=jit_compile)
+    @fusing(fuse)
     def step(gradients, rate):
         strategy.run(variables.update, args=(gradients, rate))
 
@@ -141,10 +143,23 @@ def test_replicas_stay_equal_and_match_one(name, mirrored_two):
         np.testing.assert_allclose(variable.numpy(), one[path], atol=1e-6)
 
 
-def test_compiled_updates_are_the_same():
-    compiled = train(CONFIG["lamb"], jit_compile=True).values()
+@pytest.mark.parametrize("how", ["jit_compile", "fuse"])
+def test_compiled_updates_are_the_same(how):
+    compiled = train(CONFIG["lamb"], **{how: True}).values()
     for path, value in train(CONFIG["lamb"]).values().items():
         np.testing.assert_allclose(compiled[path], value, atol=5e-6)
+
+
+def test_a_scale_is_a_factor_of_all_gradients():
+    gradients = as_float32(next(gradients_of_each_step()))
+    scaled, expected = Variables(CONFIG["lamb"]), Variables(CONFIG["lamb"])
+    scaled.update(gradients, 0.1, tf.constant(0.25))
+    expected.update({p: 0.25 * g for p, g in gradients.items()}, 0.1)
+
+    for name, slot in expected.optimizer.slots.items():
+        np.testing.assert_array_equal(scaled.optimizer.slots[name], slot)
+    for path, value in expected.values().items():
+        np.testing.assert_array_equal(scaled.by_path[path], value)
 
 
 @pytest.mark.parametrize("name", CONFIG)
