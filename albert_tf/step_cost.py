@@ -61,8 +61,8 @@ def flops_per_step(
 ) -> int:
     """Operations of one update: forward, and twice that backward.
 
-    What is computed counts: padding does, and of the last block all but keys
-    and values only where a head reads it. Matrix products alone: layer norms,
+    Padding counts, since it is computed. Of the last block all but keys and
+    values counts only where a head reads it; TPUs compute a few more. Matrix products alone: layer norms,
     softmax and the optimizer are a few per cent.
 
     Args:

@@ -89,8 +89,8 @@ def test_a_dropout_mask_is_a_function_of_seed_and_place(on_tpu):
         assert abs(np.mean(other == first) - 0.58) < 0.015
 
 
-def test_masks_are_computed_from_no_table():
-    """XLA makes a constant of all that depends on no argument."""
+def test_the_numbers_of_all_entries_are_no_constant():
+    """XLA makes one of all that depends on no argument."""
 
     @tf.function(jit_compile=True)
     def keep(seed):
@@ -101,4 +101,4 @@ def test_masks_are_computed_from_no_table():
     constants = re.findall(r"\w+\[([\d,]*)\]\S* constant\(", program)
     assert "" in constants  # numbers of the hash function
     sizes = [math.prod(map(int, c.split(",") if c else [])) for c in constants]
-    assert max(sizes) <= 64
+    assert max(sizes) <= 64 * 64  # of one table in six

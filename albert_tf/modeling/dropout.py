@@ -136,26 +136,31 @@ def _computed_bits(shape: tf.Tensor, keys: tf.Tensor | None) -> tf.Tensor:
     """As `_generated_bits`, by arithmetic on the number of each entry.
 
     For a compiler that joins operations: no bits are ever in memory. Entries
-    are numbered from a key on, since numbers from 0 on would be a constant,
-    as large as the table. The number, with another key, goes through a hash
-    function that changes half of the bits for each that differs; its last
-    step, which changes lower bits alone, is left out. (Without its first,
-    masks of examples that are some apart agree too often, or too seldom.)
-    Numbers begin anew after 2^32 entries.
+    are numbered from a key on. XLA makes a constant of what depends on no key,
+    which is well for a table, the last two axes, but not for all of them. The
+    number, with another key, goes through a hash function that changes half
+    of the bits for each that differs; its last step, which changes lower bits
+    alone, is left out. (Without its first, masks of examples that are some
+    apart agree too often, or too seldom.) Numbers begin anew after 2^32
+    entries.
 
     Reference:
         [Wellons, 2018](https://nullprogram.com/blog/2018/07/31/), lowbias32.
     """
     key, other_key = tf.unstack(tf.bitcast(keys, tf.uint32))
     sizes = tf.unstack(shape)
-    number = tf.reshape(key, [1] * len(sizes))
+    table = tf.zeros([1] * len(sizes), tf.uint32)
+    tables = tf.reshape(key, [1] * len(sizes))
     stride = tf.constant(1, tf.uint32)
     for axis, size in reversed(list(enumerate(sizes))):
         along = [-1 if other == axis else 1 for other in range(len(sizes))]
         steps = tf.cast(tf.reshape(tf.range(size), along), tf.uint32)
-        number += steps * stride
+        if axis < len(sizes) - 2:
+            tables += steps * stride
+        else:
+            table += steps * stride
         stride *= tf.cast(size, tf.uint32)
-    bits = _times(_folded(number, 16), 0x7FEB352D) + other_key
+    bits = _times(_folded(tables + table, 16), 0x7FEB352D) + other_key
     return _times(_folded(bits, 15), 0x846CA68B)
 
 

@@ -12,6 +12,8 @@ from albert_tf.modeling.encoder import Encoder
 from albert_tf.modeling.heads import MaskedLanguageModelHead, SentenceHead
 from albert_tf.modeling.layers import Embeddings, initializer
 
+_LANES = 128  # of a TPU
+
 
 class AlbertPretrainer(keras.layers.Layer):
     """Embeddings, encoder, pooler and the pretraining heads.
@@ -87,24 +89,37 @@ class AlbertPretrainer(keras.layers.Layer):
         embedded = self.embeddings(
             batch["input_ids"], batch["segment_ids"], dropout=dropout, place=0
         )
-        read_positions = batch.get("masked_lm_positions")
-        if read_positions is not None and self.has_sentence_head:
-            # Position 0 in front of them, for the pooler.
-            read_positions = tf.pad(read_positions, [[0, 0], [1, 0]])
+        positions = batch.get("masked_lm_positions")
         hidden = self.encoder(
             embedded,
             visible_keys_bias(batch["input_mask"]),
             dropout=dropout,
             first_place=1,
-            read_positions=read_positions,
+            read_positions=self._read_positions(positions, dropout.on_tpu),
         )
-        if read_positions is None:
+        if positions is None:
             outputs = {"sequence_output": hidden}
         else:
-            masked = hidden[:, 1:] if self.has_sentence_head else hidden
+            first = int(self.has_sentence_head)
+            num_masked = keras.ops.shape(positions)[1]
+            masked = hidden[:, first : first + num_masked]
             logits = self.masked_lm(masked, self.embeddings.word_embeddings)
             outputs = {"mlm_logits": logits}
         if self.has_sentence_head:
             outputs["pooled_output"] = self.pooler(hidden[:, 0])
             outputs["sentence_logits"] = self.sentence(outputs["pooled_output"])
         return outputs
+
+    def _read_positions(
+        self, masked: tf.Tensor | None, on_tpu: bool
+    ) -> tf.Tensor | None:
+        """Where the heads read the encoder: position 0 first, for the pooler.
+
+        On TPUs any others follow until they fill its lanes, which they do
+        anyway: told of it, the compiler makes a better plan.
+        """
+        if masked is None:
+            return None
+        before = int(self.has_sentence_head)
+        after = -(before + masked.shape[1]) % _LANES if on_tpu else 0
+        return tf.pad(masked, [[0, 0], [before, after]])
