@@ -62,8 +62,8 @@ def flops_per_step(
     """Operations of one update: forward, and twice that backward.
 
     Padding counts, since it is computed. Of the last block all but keys and
-    values counts only where a head reads it; TPUs compute a few more. Matrix products alone: layer norms,
-    softmax and the optimizer are a few per cent.
+    values counts only where a head reads it; TPUs compute a few more. Matrix
+    products alone: layer norms, softmax and the optimizer are a few per cent.
 
     Args:
         model: The architecture.

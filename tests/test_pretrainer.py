@@ -2,6 +2,7 @@ import collections
 import dataclasses
 import functools
 import math
+import re
 
 import keras
 import numpy as np
@@ -226,6 +227,25 @@ def test_unknown_shapes_give_what_static_ones_give():
         static = tf.function(lambda b: model(b)).get_concrete_function(batch)
         for value in static.structured_outputs.values():
             assert value.shape.is_fully_defined()
+
+
+@pytest.mark.parametrize("sentence_objective", ["sop", "none"])
+def test_a_tpu_fills_its_lanes_and_answers_the_same(sentence_objective):
+    """At position 0, which is read for nothing."""
+    model, batch = build(sentence_objective=sentence_objective), make_batch()
+    on_tpu = tf.function(
+        lambda b: model(b, dropout=Dropout(on_tpu=True)), jit_compile=True
+    )
+    expected = model(batch)
+    for name, value in on_tpu(batch).items():
+        np.testing.assert_allclose(value, expected[name], atol=1e-5)
+
+    program = on_tpu.experimental_get_compiler_ir(batch)("hlo")
+    hidden = model.config.hidden_size
+    examples, length = batch["input_ids"].shape
+    shapes = set(re.findall(r"f32\[([\d,]+)\]", program))
+    assert f"{examples},{length},{hidden}" in shapes
+    assert f"{examples},128,{hidden}" in shapes
 
 
 def test_padding_does_not_change_the_answers():
