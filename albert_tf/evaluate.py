@@ -20,6 +20,7 @@ from albert_tf import (
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.fusion import fusing
+from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.run_log import RunLog
 
@@ -53,6 +54,7 @@ class Evaluator:
         self._batches = strategy.distribute_datasets_from_function(make_dataset)
 
         device_type = distribution.device_type(strategy)
+        no_dropout = Dropout(on_tpu=device_type == "TPU")
 
         @tf.autograph.experimental.do_not_convert
         @fusing(distribution.fuses(config.distribution, device_type))
@@ -60,7 +62,8 @@ class Evaluator:
             batch: input_pipeline.Batch, stop: tf.Tensor
         ) -> Mapping[str, tf.Tensor]:
             context = tf.distribute.get_replica_context()
-            sums = losses.pretraining_sums(pretrainer(batch), batch)
+            outputs = pretrainer(batch, dropout=no_dropout)
+            sums = losses.pretraining_sums(outputs, batch)
             # An identity, since only what a replica made can be reduced.
             return context.all_reduce(
                 tf.distribute.ReduceOp.SUM,

@@ -64,8 +64,8 @@ class Dropout:
         seed: int32, `(2,)`; differs by step and replica. Unused, and may be
             None, where both rates are 0.
         on_tpu: Whether the program is one for a TPU, whose compiler computes
-            masks as it goes along. It also keeps attention probabilities in
-            memory: see `mix_positions`.
+            masks as it goes along, wants tables laid out otherwise, and must
+            be told what to keep: see `mix_positions`.
     """
 
     hidden_rate: float = 0.0
