@@ -32,9 +32,9 @@ def make_gradients(dtype, remat, fuse, on_tpu=False, num_layers=2):
         "input_ids": rng.integers(5, 61, (5, 11)),
         "input_mask": np.arange(11) < [[11], [9], [4], [11], [1]],
         "segment_ids": rng.integers(0, 2, (5, 11)),
-        # With position 0 they fill the lanes of a TPU, so that none is added,
+        # With position 0 they fill a TPU's registers, so that none is added,
         # and masks of dropout are the same.
-        "masked_lm_positions": rng.integers(0, 11, (5, 127)),
+        "masked_lm_positions": rng.integers(0, 11, (5, 7)),
     }
     batch = {k: tf.constant(v, tf.int32) for k, v in arrays.items()}
 

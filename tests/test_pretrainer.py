@@ -230,9 +230,14 @@ def test_unknown_shapes_give_what_static_ones_give():
 
 
 @pytest.mark.parametrize("sentence_objective", ["sop", "none"])
-def test_a_tpu_fills_its_lanes_and_answers_the_same(sentence_objective):
-    """At position 0, which is read for nothing."""
-    model, batch = build(sentence_objective=sentence_objective), make_batch()
+@pytest.mark.parametrize(("length", "reads"), [(11, 8), (128, 8), (129, 128)])
+def test_a_tpu_fills_its_registers_and_answers_the_same(
+    length, reads, sentence_objective
+):
+    """At position 0, which is read for nothing; not where all are as few."""
+    config = dataclasses.replace(TINY, max_position_embeddings=129)
+    model = build(config, sentence_objective=sentence_objective)
+    batch = make_batch(length)
     on_tpu = tf.function(
         lambda b: model(b, dropout=Dropout(on_tpu=True)), jit_compile=True
     )
@@ -245,7 +250,7 @@ def test_a_tpu_fills_its_lanes_and_answers_the_same(sentence_objective):
     examples, length = batch["input_ids"].shape
     shapes = set(re.findall(r"f32\[([\d,]+)\]", program))
     assert f"{examples},{length},{hidden}" in shapes
-    assert f"{examples},128,{hidden}" in shapes
+    assert f"{examples},{reads},{hidden}" in shapes
 
 
 def test_padding_does_not_change_the_answers():

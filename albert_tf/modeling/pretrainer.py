@@ -12,7 +12,7 @@ from albert_tf.modeling.encoder import Encoder
 from albert_tf.modeling.heads import MaskedLanguageModelHead, SentenceHead
 from albert_tf.modeling.layers import Embeddings, initializer
 
-_LANES = 128  # of a TPU
+_LANES, _SUBLANES = 128, 8  # of a TPU's registers
 
 
 class AlbertPretrainer(keras.layers.Layer):
@@ -89,19 +89,18 @@ class AlbertPretrainer(keras.layers.Layer):
         embedded = self.embeddings(
             batch["input_ids"], batch["segment_ids"], dropout=dropout, place=0
         )
-        positions = batch.get("masked_lm_positions")
         hidden = self.encoder(
             embedded,
             visible_keys_bias(batch["input_mask"]),
             dropout=dropout,
             first_place=1,
-            read_positions=self._read_positions(positions, dropout.on_tpu),
+            read_positions=self._read_positions(batch, dropout.on_tpu),
         )
-        if positions is None:
+        if "masked_lm_positions" not in batch:
             outputs = {"sequence_output": hidden}
         else:
             first = int(self.has_sentence_head)
-            num_masked = keras.ops.shape(positions)[1]
+            num_masked = keras.ops.shape(batch["masked_lm_positions"])[1]
             masked = hidden[:, first : first + num_masked]
             logits = self.masked_lm(masked, self.embeddings.word_embeddings)
             outputs = {"mlm_logits": logits}
@@ -111,15 +110,25 @@ class AlbertPretrainer(keras.layers.Layer):
         return outputs
 
     def _read_positions(
-        self, masked: tf.Tensor | None, on_tpu: bool
+        self, batch: Mapping[str, tf.Tensor], on_tpu: bool
     ) -> tf.Tensor | None:
         """Where the heads read the encoder: position 0 first, for the pooler.
 
-        On TPUs any others follow until they fill its lanes, which they do
+        On TPUs any others follow until they fill its registers, which they do
         anyway: told of it, the compiler makes a better plan.
         """
+        masked = batch.get("masked_lm_positions")
         if masked is None:
             return None
-        before = int(self.has_sentence_head)
-        after = -(before + masked.shape[1]) % _LANES if on_tpu else 0
+        before, after = int(self.has_sentence_head), 0
+        if on_tpu:
+            reads = before + masked.shape[1]
+            filled = _rounded_up(reads, _LANES)
+            if filled >= batch["input_ids"].shape[1]:
+                filled = _rounded_up(reads, _SUBLANES)
+            after = filled - reads
         return tf.pad(masked, [[0, 0], [before, after]])
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return number + -number % multiple
