@@ -1,5 +1,6 @@
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -31,9 +32,10 @@ def test_results_come_in_the_order_of_the_tasks(num_workers):
     with Processes(num_workers, make_state, "ab") as processes:
         found = list(processes.map(repeat, range(20)))
     assert [done.result for done in found] == ["ab" * i for i in range(20)]
-    # This process has TensorFlow loaded; others have Python alone.
+    # Bytes, of which this process, with other tests behind it, has had most.
+    most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for done in found:
-        assert 5e6 < done.peak_memory < 4e9
+        assert 5e6 < done.peak_memory <= most
 
 
 def test_few_tasks_are_under_way_at_a_time():
