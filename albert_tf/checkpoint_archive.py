@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import IO, Any, Self
 
 from albert_tf.errors import UserError
-from albert_tf.files import open_existing
+from albert_tf.io.files import open_existing
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar")
 

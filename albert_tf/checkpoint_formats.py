@@ -27,7 +27,7 @@ from albert_tf.checkpoints import (
 )
 from albert_tf.errors import UserError
 from albert_tf.features import TOKENIZER_FILE
-from albert_tf.files import exists
+from albert_tf.io.files import exists
 from albert_tf.model_weights import MOMENTS, ModelWeights
 from albert_tf.run_directory import CHECKPOINTS_DIR, CONFIG_FILE
 from albert_tf.tokenization import Tokenizer

@@ -33,7 +33,7 @@ from absl import logging
 from albert_tf import run_directory
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.files import flush_to_disk, write_text
+from albert_tf.io.files import flush_to_disk, write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.rollback import Rollbacks
 from albert_tf.run_directory import CHECKPOINTS_DIR, COMMIT_FILE

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from albert_tf.errors import UserError
-from albert_tf.files import load_json
+from albert_tf.io.files import load_json
 
 
 def setting(

@@ -38,7 +38,7 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.features import TOKENIZER_FILE
-from albert_tf.files import PARTIAL_SUFFIX, is_remote, remove_directory
+from albert_tf.io.files import PARTIAL_SUFFIX, is_remote, remove_directory
 from albert_tf.model_weights import ModelWeights
 
 

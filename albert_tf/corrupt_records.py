@@ -20,10 +20,10 @@ from google.protobuf.message import DecodeError
 
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError
-from albert_tf.files import load_json_if_any, write_text
 from albert_tf.input_pipeline import phase_seed, shuffled_files
+from albert_tf.io.files import load_json_if_any, write_text
+from albert_tf.io.tfrecord import read_records
 from albert_tf.rollback import Rollbacks
-from albert_tf.tfrecord_files import read_records
 from albert_tf.training_records import (
     Records,
     TrainingData,

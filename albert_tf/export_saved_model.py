@@ -59,8 +59,8 @@ from albert_tf.checkpoints import load_run, model_variables
 from albert_tf.config import ExportConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.features import TOKENIZER_FILE
-from albert_tf.files import load_json_if_any, write_text
 from albert_tf.fill_mask import ASSETS_DIR, SERVING_FILE
+from albert_tf.io.files import load_json_if_any, write_text
 from albert_tf.run_directory import CONFIG_FILE, RECORDS_METADATA_FILE
 from albert_tf.serving.warmup_requests import (
     WARMUP_FILE,

@@ -15,7 +15,7 @@ from typing import Any
 
 from albert_tf.config import SequenceConfig
 from albert_tf.errors import UserError
-from albert_tf.files import load_json
+from albert_tf.io.files import load_json
 
 # Special pieces have the ids of the published vocabulary.
 SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")

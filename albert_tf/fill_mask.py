@@ -14,7 +14,7 @@ import tensorflow as tf
 from albert_tf import flags
 from albert_tf.config import FillMaskConfig
 from albert_tf.errors import UserError
-from albert_tf.files import load_json
+from albert_tf.io.files import load_json
 from albert_tf.text_tokenizer import import_text_ops
 from albert_tf.tokenization import MASK_PIECE
 

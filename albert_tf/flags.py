@@ -25,7 +25,7 @@ from albert_tf.config import (
     flag_name,
 )
 from albert_tf.errors import UserError
-from albert_tf.files import is_full_disk
+from albert_tf.io.files import is_full_disk
 
 # The modules that call `run` are those whose --help lists the flags.
 absl_flags.disclaim_key_flags()

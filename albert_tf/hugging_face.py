@@ -24,14 +24,14 @@ from safetensors.numpy import save
 from albert_tf.config import SENTENCE_OBJECTIVES, ModelConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.features import CLS_ID, PAD_ID, SEP_ID, TOKENIZER_FILE
-from albert_tf.files import (
+from albert_tf.hugging_face_tokenizer import is_cased, tokenizer_files
+from albert_tf.io.files import (
     exists,
     load_json,
     load_json_if_any,
     open_existing,
     write_bytes,
 )
-from albert_tf.hugging_face_tokenizer import is_cased, tokenizer_files
 from albert_tf.model_card import make_model_card
 from albert_tf.model_weights import ModelWeights
 from albert_tf.run_directory import RECORDS_METADATA_FILE

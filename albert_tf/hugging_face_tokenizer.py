@@ -29,7 +29,7 @@ from albert_tf.features import (
     TOKENIZER_FILE,
     UNK_ID,
 )
-from albert_tf.files import load_json_if_any, open_existing
+from albert_tf.io.files import load_json_if_any, open_existing
 from albert_tf.tokenization import PUBLISHED, WORD_MARK, Tokenizer
 
 _SETTINGS_FILE = "tokenizer_config.json"

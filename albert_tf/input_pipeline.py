@@ -24,10 +24,10 @@ import tensorflow as tf
 from albert_tf import features, tensor_ops
 from albert_tf.config import DataConfig, SequenceConfig
 from albert_tf.distribution import per_replica_batch_size
+from albert_tf.io.tfrecord import read_records
 from albert_tf.keyed_random import random_bits
 from albert_tf.masking import mask_batch
 from albert_tf.rollback import Rollbacks
-from albert_tf.tfrecord_files import read_records
 from albert_tf.training_records import (
     Phase,
     Records,

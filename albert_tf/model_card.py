@@ -9,7 +9,7 @@ from typing import Any
 
 from albert_tf import run_directory
 from albert_tf.config import PretrainingConfig
-from albert_tf.files import exists, load_json_if_any
+from albert_tf.io.files import exists, load_json_if_any
 from albert_tf.model_weights import ModelWeights
 from albert_tf.run_log import read_metrics
 

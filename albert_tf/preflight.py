@@ -25,7 +25,6 @@ from albert_tf import (
     checkpoints,
     corrupt_records,
     distribution,
-    files,
     input_pipeline,
     run_directory,
     schedules,
@@ -36,6 +35,7 @@ from albert_tf import (
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
+from albert_tf.io import files
 from albert_tf.rollback import Rollbacks, find_divergence
 from albert_tf.train_step import (
     StepSettings,

@@ -27,7 +27,7 @@ from absl import logging
 from albert_tf.checkpoints import READING_ERRORS
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.files import exists, flush_to_disk, write_text
+from albert_tf.io.files import exists, flush_to_disk, write_text
 from albert_tf.model_weights import ModelWeights
 from albert_tf.weight_names import list_weights
 

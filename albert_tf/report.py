@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from albert_tf import flags, report_curves, report_page
 from albert_tf.config import ReportConfig
-from albert_tf.files import write_bytes
+from albert_tf.io.files import write_bytes
 from albert_tf.metrics import describe
 from albert_tf.report_runs import RunHistory, read_runs
 

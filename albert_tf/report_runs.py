@@ -15,7 +15,7 @@ import numpy as np
 
 from albert_tf import checkpoints, run_directory
 from albert_tf.errors import UserError
-from albert_tf.files import load_json_if_any
+from albert_tf.io.files import load_json_if_any
 from albert_tf.run_log import EVENTS_FILE, METRICS_FILE, read_lines
 
 # Buckets of a curve: about two a point of a panel's width.

@@ -19,7 +19,7 @@ from typing import Self
 
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.files import load_json_if_any, write_text
+from albert_tf.io.files import load_json_if_any, write_text
 
 ROLLBACKS_FILE = "rollbacks.json"
 

@@ -27,7 +27,7 @@ from absl import logging
 from albert_tf import features
 from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.files import (
+from albert_tf.io.files import (
     load_json,
     load_json_if_any,
     open_existing,

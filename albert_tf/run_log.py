@@ -19,7 +19,7 @@ from absl import logging
 
 from albert_tf import metrics
 from albert_tf.errors import first_line
-from albert_tf.files import open_existing, write_text
+from albert_tf.io.files import open_existing, write_text
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from albert_tf import features
 from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.tfrecord_files import read_records
+from albert_tf.io.tfrecord import read_records
 
 
 @dataclasses.dataclass(frozen=True)

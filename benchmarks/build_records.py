@@ -28,7 +28,7 @@ from typing import NamedTuple
 from albert_tf import flags
 from albert_tf.config import RecordsConfig, setting
 from albert_tf.features import read_metadata
-from albert_tf.tfrecord_files import TFRecordWriter, read_records
+from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.tokenization import Tokenizer
 from data_prep import corpus, local_runner
 from data_prep.examples import TRAIN, normalize_document

@@ -26,8 +26,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from albert_tf import config as settings
-from albert_tf import files, flags
+from albert_tf import flags
 from albert_tf.config import setting
+from albert_tf.io import files
 
 # Tests share the other half of the comparison.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from absl import logging
 
-from albert_tf import files, flags
+from albert_tf import flags
 from albert_tf.config import RecordsConfig
 from albert_tf.features import (
     SCHEMA_VERSION,
@@ -39,6 +39,7 @@ from albert_tf.features import (
     RecordsMetadata,
     sha256_of,
 )
+from albert_tf.io import files
 from albert_tf.masking import FIRST_ORDINARY_ID
 from albert_tf.tokenization import Tokenizer
 from data_prep import corpus, local_runner, records_directory

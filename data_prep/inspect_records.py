@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from albert_tf import files, flags
+from albert_tf import flags
 from albert_tf.config import InspectConfig
 from albert_tf.errors import UserError
 from albert_tf.features import (
@@ -36,7 +36,8 @@ from albert_tf.features import (
     RecordsMetadata,
     read_metadata,
 )
-from albert_tf.tfrecord_files import read_records
+from albert_tf.io import files
+from albert_tf.io.tfrecord import read_records
 from albert_tf.tokenization import Tokenizer
 from data_prep.inspection.checks import RecordRules
 from data_prep.inspection.example_parsing import count_values

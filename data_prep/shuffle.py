@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from albert_tf.files import PARTIAL_SUFFIX
+from albert_tf.io.files import PARTIAL_SUFFIX
 from albert_tf.keyed_random import random_bits
 from data_prep.rows import HEADER, Rows, count_pieces
 

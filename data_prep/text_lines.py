@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import zstandard
 
 from albert_tf.errors import UserError
-from albert_tf.files import open_existing
+from albert_tf.io.files import open_existing
 
 BLOCK_BYTES = 1 << 20
 

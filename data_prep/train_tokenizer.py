@@ -54,7 +54,7 @@ from albert_tf.features import (
     UNK_ID,
     sha256_of,
 )
-from albert_tf.files import (
+from albert_tf.io.files import (
     exists,
     load_json_if_any,
     open_existing,

@@ -28,7 +28,7 @@ from albert_tf.features import (
     SEP_ID,
     read_metadata,
 )
-from albert_tf.files import PARTIAL_SUFFIX
+from albert_tf.io.files import PARTIAL_SUFFIX
 from albert_tf.tokenization import Tokenizer, normalize
 from data_prep import build_tfrecords, local_runner
 from data_prep.examples import EVAL, TRAIN, choose_split

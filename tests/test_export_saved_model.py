@@ -21,7 +21,7 @@ from albert_tf.config import (
 from albert_tf.errors import UserError
 from albert_tf.export_saved_model import export
 from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
-from albert_tf.files import write_text
+from albert_tf.io.files import write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.tokenization import Tokenizer
 

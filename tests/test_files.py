@@ -1,8 +1,8 @@
 import pytest
 import tensorflow as tf
 
-from albert_tf import files
 from albert_tf.errors import UserError
+from albert_tf.io import files
 
 
 def test_a_full_disk_leaves_the_old_file(small_disk):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf import tfrecord_files
-from albert_tf.tfrecord_files import TFRecordWriter, read_records
+from albert_tf.io import tfrecord as tfrecord_files
+from albert_tf.io.tfrecord import TFRecordWriter, read_records
 
 HEAD, CHECKSUM = 12, 4
 

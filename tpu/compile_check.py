@@ -25,9 +25,10 @@ import textwrap
 
 import tensorflow as tf
 
-from albert_tf import files, flags
+from albert_tf import flags
 from albert_tf.config import CompileCheckConfig
 from albert_tf.errors import UserError, first_line
+from albert_tf.io import files
 from tpu import sweep, topologies
 from tpu.estimates import CAVEATS, Estimate, estimate, estimate_apart
 

@@ -19,9 +19,10 @@ from typing import Any
 from absl import flags as absl_flags
 from absl import logging
 
-from albert_tf import files, flags, schedules
+from albert_tf import flags, schedules
 from albert_tf.config import CompileRecipesConfig, PretrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.io import files
 from tpu import topologies
 from tpu.estimates import Estimate, estimate_apart, run_length
 

@@ -1,0 +1,1 @@
+"""Files, local and on gs://, and TFRecord files."""
