@@ -23,7 +23,6 @@ from absl import logging
 from albert_tf import (
     checkpoint_formats,
     checkpoints,
-    flags,
     hugging_face,
     hugging_face_check,
     published_checkpoint,
@@ -35,6 +34,7 @@ from albert_tf.config import (
     DataConfig,
     PretrainingConfig,
     TrainingConfig,
+    flags,
 )
 from albert_tf.errors import UserError
 from albert_tf.features import TOKENIZER_FILE

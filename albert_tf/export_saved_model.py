@@ -54,9 +54,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import flags
 from albert_tf.checkpoints import load_run, model_variables
-from albert_tf.config import ExportConfig, PretrainingConfig
+from albert_tf.config import ExportConfig, PretrainingConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.features import TOKENIZER_FILE
 from albert_tf.fill_mask import ASSETS_DIR, SERVING_FILE

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from albert_tf import flags
-from albert_tf.config import FillMaskConfig
+from albert_tf.config import FillMaskConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
 from albert_tf.text_tokenizer import import_text_ops

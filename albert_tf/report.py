@@ -11,8 +11,8 @@ speed, with marks where a run was restarted, went back or was switched.
 
 from collections.abc import Sequence
 
-from albert_tf import flags, report_curves, report_page
-from albert_tf.config import ReportConfig
+from albert_tf import report_curves, report_page
+from albert_tf.config import ReportConfig, flags
 from albert_tf.io.files import write_bytes
 from albert_tf.metrics import describe
 from albert_tf.report_runs import RunHistory, read_runs

@@ -25,8 +25,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from albert_tf import flags
-from albert_tf.config import RecordsConfig, setting
+from albert_tf.config import RecordsConfig, flags, setting
 from albert_tf.features import read_metadata
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.tokenization import Tokenizer

@@ -26,8 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from albert_tf import config as settings
-from albert_tf import flags
-from albert_tf.config import setting
+from albert_tf.config import flags, setting
 from albert_tf.io import files
 
 # Tests share the other half of the comparison.

@@ -17,9 +17,14 @@ import time
 
 import tensorflow as tf
 
-from albert_tf import flags
 from albert_tf.checkpoints import CheckpointStore
-from albert_tf.config import Config, ModelConfig, PretrainingConfig, setting
+from albert_tf.config import (
+    Config,
+    ModelConfig,
+    PretrainingConfig,
+    flags,
+    setting,
+)
 from albert_tf.train_step import make_state
 
 MODELS = pathlib.Path(__file__).parent.parent / "configs" / "models"

@@ -20,13 +20,13 @@ import tempfile
 import time
 from typing import Any
 
-from albert_tf import flags
 from albert_tf.config import (
     Config,
     DataConfig,
     ExportConfig,
     ModelConfig,
     PretrainingConfig,
+    flags,
     setting,
 )
 

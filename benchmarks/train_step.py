@@ -21,8 +21,7 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
-from albert_tf import flags
-from albert_tf.config import Config, setting
+from albert_tf.config import Config, flags, setting
 from benchmarks.train_step_contenders import CONTENDERS, Work
 
 

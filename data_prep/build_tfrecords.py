@@ -31,8 +31,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from absl import logging
 
-from albert_tf import flags
-from albert_tf.config import RecordsConfig
+from albert_tf.config import RecordsConfig, flags
 from albert_tf.features import (
     SCHEMA_VERSION,
     TOKENIZER_FILE,

@@ -26,8 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from albert_tf import flags
-from albert_tf.config import InspectConfig
+from albert_tf.config import InspectConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.features import (
     METADATA_FILE,

@@ -42,8 +42,7 @@ import sentencepiece
 from absl import logging
 from sentencepiece import sentencepiece_model_pb2
 
-from albert_tf import flags
-from albert_tf.config import TokenizerConfig
+from albert_tf.config import TokenizerConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.features import (
     CLS_ID,

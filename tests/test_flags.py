@@ -6,7 +6,6 @@ import pytest
 from absl import flags as absl_flags
 
 from albert_tf import config as configs
-from albert_tf import flags
 from albert_tf.config import (
     CompileCheckConfig,
     CompileRecipesConfig,
@@ -23,6 +22,7 @@ from albert_tf.config import (
     TokenizerConfig,
     TrainingConfig,
     fields_with_types,
+    flags,
 )
 from albert_tf.errors import UserError
 

@@ -5,8 +5,7 @@ import re
 import pytest
 from absl import flags as absl_flags
 
-from albert_tf import flags
-from albert_tf.config import ModelConfig, PretrainingConfig
+from albert_tf.config import ModelConfig, PretrainingConfig, flags
 from albert_tf.errors import UserError
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -25,8 +25,7 @@ import textwrap
 
 import tensorflow as tf
 
-from albert_tf import flags
-from albert_tf.config import CompileCheckConfig
+from albert_tf.config import CompileCheckConfig, flags
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import files
 from tpu import sweep, topologies

@@ -19,8 +19,8 @@ from typing import Any
 from absl import flags as absl_flags
 from absl import logging
 
-from albert_tf import flags, schedules
-from albert_tf.config import CompileRecipesConfig, PretrainingConfig
+from albert_tf import schedules
+from albert_tf.config import CompileRecipesConfig, PretrainingConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.io import files
 from tpu import topologies

@@ -19,8 +19,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from albert_tf import flags
-from albert_tf.config import ServingClientConfig
+from albert_tf.config import ServingClientConfig, flags
 from albert_tf.errors import UserError, first_line
 
 TIMEOUT_S = 60  # the first request to a cold model may wait for its loading

@@ -1,6 +1,6 @@
 """Every setting: its name, type, default, help, and what is refused.
 
-Frozen dataclasses, one a room of the system. `albert_tf/flags.py` makes the
+Frozen dataclasses, one a room of the system. `albert_tf/config/flags.py` makes the
 command-line flags of them, so a default is written here and nowhere else.
 A dataclass refuses wrong values when it is made, by `UserError`. No
 TensorFlow is imported here: help and refusals come at once.
