@@ -25,11 +25,17 @@ import sys
 import time
 from typing import NamedTuple
 
-from albert_tf.config import RecordsConfig, flags, setting
+from albert_tf.config import (
+    flags,
+    setting,
+)
 from albert_tf.features import read_metadata
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.tokenization import Tokenizer
 from data_prep import corpus, local_runner
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.examples import TRAIN, normalize_document
 
 # Functions, as module and name, that do not call each other.

@@ -31,7 +31,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from absl import logging
 
-from albert_tf.config import RecordsConfig, flags
+from albert_tf.config import (
+    flags,
+)
 from albert_tf.features import (
     SCHEMA_VERSION,
     TOKENIZER_FILE,
@@ -42,6 +44,9 @@ from albert_tf.io import files
 from albert_tf.masking import FIRST_ORDINARY_ID
 from albert_tf.tokenization import Tokenizer
 from data_prep import corpus, local_runner, records_directory
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.examples import EVAL, TRAIN
 from data_prep.progress import show_bytes
 from data_prep.shards import BuiltRecords, choose_masking

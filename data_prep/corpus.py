@@ -8,9 +8,11 @@ holds a document. TensorFlow Datasets: each element is a document.
 import collections
 from collections.abc import Iterator, Sequence
 
-from albert_tf.config import CorpusConfig
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from data_prep.config import (
+    CorpusConfig,
+)
 from data_prep.sources import LONGEST_DOCUMENT, OnBytes, Source
 from data_prep.text_inputs import TextFile
 

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_tf.config import RecordsConfig
 from albert_tf.keyed_random import random_bits
 from albert_tf.tokenization import EncodedTexts, Tokenizer
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.rows import HEADER, Rows, piece_dtype
 from data_prep.segments import SegmentPair, cut_long_sentences, pair_segments
 from data_prep.sentence_breaking import break_sentences

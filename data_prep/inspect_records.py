@@ -26,7 +26,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from albert_tf.config import InspectConfig, flags
+from albert_tf.config import (
+    flags,
+)
 from albert_tf.errors import UserError
 from albert_tf.features import (
     METADATA_FILE,
@@ -38,6 +40,9 @@ from albert_tf.features import (
 from albert_tf.io import files
 from albert_tf.io.tfrecord import read_records
 from albert_tf.tokenization import Tokenizer
+from data_prep.config import (
+    InspectConfig,
+)
 from data_prep.inspection.checks import RecordRules
 from data_prep.inspection.example_parsing import count_values
 from data_prep.inspection.shards import (

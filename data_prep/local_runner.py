@@ -17,10 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_tf.config import RecordsConfig
 from albert_tf.io import files
 from albert_tf.tokenization import Tokenizer
 from data_prep import corpus, records_directory
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.examples import make_rows, normalize_document
 from data_prep.processes import Processes
 from data_prep.progress import annotate, show_bytes, show_count

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from albert_tf.config import RecordsConfig
 from albert_tf.features import (
     CLS_ID,
     SENTENCE_LABEL,
@@ -19,6 +18,9 @@ from albert_tf.features import (
 from albert_tf.keyed_random import random_bits
 from albert_tf.masking import mask_batch
 from albert_tf.tokenization import Tokenizer
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.rows import Rows
 from data_prep.serialization import serialize_examples
 

@@ -10,7 +10,6 @@ import json
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from albert_tf.config import RecordsConfig
 from albert_tf.errors import UserError
 from albert_tf.features import (
     METADATA_FILE,
@@ -19,6 +18,9 @@ from albert_tf.features import (
     RecordsMetadata,
 )
 from albert_tf.io import files
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.examples import EVAL, TRAIN
 from data_prep.shards import NOTES_DIR
 from data_prep.sources import Source

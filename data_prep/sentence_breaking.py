@@ -7,7 +7,9 @@ finds as many, of which 89 % are right.
 
 import sentencex
 
-from albert_tf.config import CorpusConfig
+from data_prep.config import (
+    CorpusConfig,
+)
 
 
 def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_tf.config import RecordsConfig
 from albert_tf.io import files
 from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.tokenization import Tokenizer
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.examples import EVAL, TRAIN
 from data_prep.records import make_records
 from data_prep.rows import Rows

@@ -4,8 +4,10 @@ import collections
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from albert_tf.config import CorpusConfig
 from albert_tf.errors import UserError
+from data_prep.config import (
+    CorpusConfig,
+)
 
 # A document or a line with more characters or bytes is cut, so that memory is
 # bounded for a book in a line, or a corpus without a blank one.

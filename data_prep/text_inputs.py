@@ -7,8 +7,10 @@ import hashlib
 import json
 from collections.abc import Iterator
 
-from albert_tf.config import CorpusConfig
 from albert_tf.errors import UserError
+from data_prep.config import (
+    CorpusConfig,
+)
 from data_prep.sources import (
     LONGEST_DOCUMENT,
     OnBytes,

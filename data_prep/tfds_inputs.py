@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from albert_tf.config import CorpusConfig
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from data_prep.config import (
+    CorpusConfig,
+)
 from data_prep.sources import OnBytes, Skipped, lines_of_text
 
 

@@ -42,7 +42,9 @@ import sentencepiece
 from absl import logging
 from sentencepiece import sentencepiece_model_pb2
 
-from albert_tf.config import TokenizerConfig, flags
+from albert_tf.config import (
+    flags,
+)
 from albert_tf.errors import UserError
 from albert_tf.features import (
     CLS_ID,
@@ -67,6 +69,9 @@ from albert_tf.tokenization import (
     normalize,
 )
 from data_prep import corpus
+from data_prep.config import (
+    TokenizerConfig,
+)
 from data_prep.normalization_rules import format_rules, make_rules
 from data_prep.progress import show_bytes
 from data_prep.sentence_breaking import break_sentences

@@ -20,8 +20,10 @@ import shutil
 import sys
 from collections.abc import Callable
 
-from albert_tf.config import RecordsConfig
 from data_prep import build_tfrecords
+from data_prep.config import (
+    RecordsConfig,
+)
 
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 KILLED = 9

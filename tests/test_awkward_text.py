@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import RecordsConfig
 from albert_tf.errors import UserError
 from albert_tf.features import FEATURES, SPECIAL_PIECES, read_metadata
 from albert_tf.tokenization import Tokenizer
 from data_prep import build_tfrecords
+from data_prep.config import (
+    RecordsConfig,
+)
 
 TESTDATA = pathlib.Path(__file__).parent / "testdata"
 VOCABULARY = str(TESTDATA / "30k-clean.model")

@@ -3,10 +3,12 @@ import pathlib
 
 import pytest
 
-from albert_tf.config import RecordsConfig
 from albert_tf.errors import UserError
 from albert_tf.features import read_metadata
 from data_prep import build_tfrecords, shards
+from data_prep.config import (
+    RecordsConfig,
+)
 
 pytestmark = pytest.mark.beam
 

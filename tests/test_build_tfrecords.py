@@ -18,7 +18,6 @@ import pytest
 import tensorflow as tf
 from test_processes import is_running
 
-from albert_tf.config import RecordsConfig
 from albert_tf.errors import UserError
 from albert_tf.features import (
     CLS_ID,
@@ -31,6 +30,9 @@ from albert_tf.features import (
 from albert_tf.io.files import PARTIAL_SUFFIX
 from albert_tf.tokenization import Tokenizer, normalize
 from data_prep import build_tfrecords, local_runner
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.examples import EVAL, TRAIN, choose_split
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"

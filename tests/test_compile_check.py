@@ -12,7 +12,6 @@ import tensorflow as tf
 import tiny_run
 
 from albert_tf import step_cost, train_step
-from albert_tf.config import CompileCheckConfig
 from albert_tf.errors import UserError
 from albert_tf.features import FEATURES
 from albert_tf.schedules import DropoutRates
@@ -24,6 +23,9 @@ from tpu import (
     sweep,
     topologies,
     tpu_compiler,
+)
+from tpu.config import (
+    CompileCheckConfig,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent

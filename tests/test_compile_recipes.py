@@ -5,9 +5,11 @@ import pathlib
 import pytest
 
 from albert_tf import distribution, schedules
-from albert_tf.config import CompileRecipesConfig
 from albert_tf.errors import UserError
 from tpu import compile_recipes
+from tpu.config import (
+    CompileRecipesConfig,
+)
 from tpu.estimates import Estimate
 
 ROOT = pathlib.Path(__file__).parent.parent

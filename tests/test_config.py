@@ -9,12 +9,14 @@ from albert_tf.config import (
     ModelConfig,
     OptimizerConfig,
     PretrainingConfig,
-    RecordsConfig,
-    TokenizerConfig,
     TrainingConfig,
     find_setting,
 )
 from albert_tf.errors import UserError
+from data_prep.config import (
+    RecordsConfig,
+    TokenizerConfig,
+)
 
 
 def refusal(make, *arguments, **settings):

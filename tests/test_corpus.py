@@ -6,9 +6,11 @@ import json
 import pytest
 import zstandard
 
-from albert_tf.config import CorpusConfig
 from albert_tf.errors import UserError
 from data_prep import corpus, sources, text_inputs
+from data_prep.config import (
+    CorpusConfig,
+)
 
 SENTENCES = [["One a.", "Two b."], ["Three ç."], ["Four d."]]
 

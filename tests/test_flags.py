@@ -7,24 +7,28 @@ from absl import flags as absl_flags
 
 from albert_tf import config as configs
 from albert_tf.config import (
-    CompileCheckConfig,
-    CompileRecipesConfig,
     Config,
     ConvertConfig,
     ExportConfig,
     FillMaskConfig,
-    InspectConfig,
     ModelConfig,
     PretrainingConfig,
-    RecordsConfig,
     ReportConfig,
     ServingClientConfig,
-    TokenizerConfig,
     TrainingConfig,
     fields_with_types,
     flags,
 )
 from albert_tf.errors import UserError
+from data_prep.config import (
+    InspectConfig,
+    RecordsConfig,
+    TokenizerConfig,
+)
+from tpu.config import (
+    CompileCheckConfig,
+    CompileRecipesConfig,
+)
 
 COMMANDS = (
     TokenizerConfig,

@@ -16,7 +16,6 @@ import tiny_run
 from test_weight_names import TINY, random_weights
 
 from albert_tf import hugging_face, run_directory
-from albert_tf.config import TokenizerConfig
 from albert_tf.errors import UserError
 from albert_tf.hugging_face import (
     CONFIG_FILE,
@@ -28,6 +27,9 @@ from albert_tf.hugging_face_check import verify
 from albert_tf.tokenization import Tokenizer
 from albert_tf.weight_names import list_weights
 from data_prep import train_tokenizer
+from data_prep.config import (
+    TokenizerConfig,
+)
 
 TESTDATA = pathlib.Path(__file__).parent / "testdata"
 VOCABULARY = str(TESTDATA / "30k-clean.model")

@@ -3,9 +3,11 @@ import collections
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.config import RecordsConfig
 from albert_tf.features import CLS_ID, SENTENCE_LABEL, SEP_ID
 from albert_tf.tokenization import Tokenizer
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.records import make_records
 from data_prep.rows import HEADER, Rows, piece_dtype
 

@@ -2,9 +2,11 @@ import json
 
 import pytest
 
-from albert_tf.config import RecordsConfig
 from albert_tf.errors import UserError
 from data_prep import records_directory
+from data_prep.config import (
+    RecordsConfig,
+)
 from data_prep.text_inputs import TextFile
 
 

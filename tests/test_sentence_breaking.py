@@ -3,7 +3,9 @@ import gzip
 
 import pytest
 
-from albert_tf.config import CorpusConfig
+from data_prep.config import (
+    CorpusConfig,
+)
 from data_prep.sentence_breaking import break_sentences
 
 BREAKING = CorpusConfig(sentence_breaker="sentencex")

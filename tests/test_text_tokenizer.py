@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import TokenizerConfig
 from albert_tf.errors import UserError
 from albert_tf.features import CLS_ID, SEP_ID
 from albert_tf.text_tokenizer import TextTokenizer, import_text_ops, pack
 from albert_tf.tokenization import Tokenizer, normalize
+from data_prep.config import (
+    TokenizerConfig,
+)
 from data_prep.train_tokenizer import main as train_tokenizer
 
 PUBLISHED = "tests/testdata/30k-clean.model"

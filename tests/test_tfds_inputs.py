@@ -6,9 +6,12 @@ import pathlib
 import numpy as np
 import pytest
 
-from albert_tf.config import CorpusConfig, RecordsConfig
 from albert_tf.errors import UserError
 from data_prep import build_tfrecords, corpus
+from data_prep.config import (
+    CorpusConfig,
+    RecordsConfig,
+)
 
 pytestmark = pytest.mark.tfds
 

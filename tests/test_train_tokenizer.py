@@ -11,11 +11,13 @@ import pytest
 import sentencepiece
 import tensorflow_text
 
-from albert_tf.config import TokenizerConfig
 from albert_tf.errors import UserError
 from albert_tf.features import SPECIAL_PIECES, UNK_ID
 from albert_tf.tokenization import Tokenizer, normalize
 from data_prep import train_tokenizer
+from data_prep.config import (
+    TokenizerConfig,
+)
 from data_prep.normalization_rules import make_rules
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"

@@ -28,8 +28,6 @@ from albert_tf.checkpoints import list_checkpoints
 from albert_tf.config import (
     InitializationConfig,
     PretrainingConfig,
-    RecordsConfig,
-    TokenizerConfig,
     TrainingConfig,
 )
 from albert_tf.errors import UserError
@@ -39,6 +37,10 @@ from albert_tf.train import Run, train
 from albert_tf.training_records import find_records
 from albert_tf.weight_names import list_weights
 from data_prep import build_tfrecords, train_tokenizer
+from data_prep.config import (
+    RecordsConfig,
+    TokenizerConfig,
+)
 
 PIECES = "albert/embeddings/word_embeddings"
 PIECE_BIAS = "albert/masked_lm/output_bias"

@@ -13,11 +13,13 @@ from albert_tf.config import (
     ModelConfig,
     OptimizerConfig,
     PretrainingConfig,
-    RecordsConfig,
-    TokenizerConfig,
     TrainingConfig,
 )
 from data_prep import build_tfrecords, train_tokenizer
+from data_prep.config import (
+    RecordsConfig,
+    TokenizerConfig,
+)
 
 CORPUS = (
     pathlib.Path(__file__)

@@ -25,10 +25,15 @@ import textwrap
 
 import tensorflow as tf
 
-from albert_tf.config import CompileCheckConfig, flags
+from albert_tf.config import (
+    flags,
+)
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import files
 from tpu import sweep, topologies
+from tpu.config import (
+    CompileCheckConfig,
+)
 from tpu.estimates import CAVEATS, Estimate, estimate, estimate_apart
 
 GIB = 2**30

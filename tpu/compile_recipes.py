@@ -20,10 +20,16 @@ from absl import flags as absl_flags
 from absl import logging
 
 from albert_tf import schedules
-from albert_tf.config import CompileRecipesConfig, PretrainingConfig, flags
+from albert_tf.config import (
+    PretrainingConfig,
+    flags,
+)
 from albert_tf.errors import UserError
 from albert_tf.io import files
 from tpu import topologies
+from tpu.config import (
+    CompileRecipesConfig,
+)
 from tpu.estimates import Estimate, estimate_apart, run_length
 
 ROOT = pathlib.Path(__file__).parent.parent

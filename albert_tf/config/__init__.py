@@ -1,56 +1,51 @@
 """Every setting: frozen dataclasses, their checks, and absl flags from them."""
 
-from albert_tf.config.settings import (
-    PARAMETER_SHARING,
-    SENTENCE_OBJECTIVES,
-    CompileCheckConfig,
-    CompileRecipesConfig,
-    Config,
+from albert_tf.config.commands import (
     ConvertConfig,
-    CorpusConfig,
-    DataConfig,
-    DistributionConfig,
     ExportConfig,
     FillMaskConfig,
-    InitializationConfig,
-    InspectConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PretrainingConfig,
-    RecordsConfig,
     ReportConfig,
-    SequenceConfig,
     ServingClientConfig,
-    TokenizerConfig,
-    TrainingConfig,
+)
+from albert_tf.config.data import (
+    SENTENCE_OBJECTIVES,
+    DataConfig,
+    MaskingConfig,
+    SequenceConfig,
+)
+from albert_tf.config.model import PARAMETER_SHARING, ModelConfig
+from albert_tf.config.settings import (
+    Config,
     fields_with_types,
     find_setting,
     flag_name,
     setting,
 )
+from albert_tf.config.training import (
+    DistributionConfig,
+    InitializationConfig,
+    OptimizerConfig,
+    PretrainingConfig,
+    TrainingConfig,
+)
 
 __all__ = [
-    "CompileCheckConfig",
-    "CompileRecipesConfig",
+    "PARAMETER_SHARING",
+    "SENTENCE_OBJECTIVES",
     "Config",
     "ConvertConfig",
-    "CorpusConfig",
     "DataConfig",
     "DistributionConfig",
     "ExportConfig",
     "FillMaskConfig",
     "InitializationConfig",
-    "InspectConfig",
+    "MaskingConfig",
     "ModelConfig",
     "OptimizerConfig",
-    "PARAMETER_SHARING",
     "PretrainingConfig",
-    "RecordsConfig",
     "ReportConfig",
-    "SENTENCE_OBJECTIVES",
     "SequenceConfig",
     "ServingClientConfig",
-    "TokenizerConfig",
     "TrainingConfig",
     "fields_with_types",
     "find_setting",

@@ -1,0 +1,174 @@
+"""Lengths, masking, and the records that training reads."""
+
+import dataclasses
+
+from albert_tf.config.settings import Config, setting
+from albert_tf.errors import UserError
+
+SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceConfig(Config):
+    """Lengths of an example, of the builder and of the trainer."""
+
+    max_seq_length: int = setting(
+        512, "L, pieces in an example, special pieces included.", at_least=5
+    )
+    max_predictions_per_seq: int = setting(
+        77,
+        "P, masked pieces in an example at the most; 15 % of "
+        "max_seq_length, rounded up, leaves none out.",
+        at_least=1,
+    )
+
+    def check(self) -> None:
+        if self.max_predictions_per_seq >= self.max_seq_length:
+            raise UserError(
+                "max_predictions_per_seq must be below max_seq_length",
+                received=f"{self.max_predictions_per_seq} and "
+                f"{self.max_seq_length}",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskingConfig(SequenceConfig):
+    """The rule of masking, of the builder and of the trainer.
+
+    The trainer follows it where records are built with --masking=dynamic.
+    """
+
+    masked_lm_prob: float = setting(
+        0.15,
+        "Share of the pieces to mask; in training, of records built with "
+        "--masking=dynamic.",
+        at_least=0.001,
+        below=1,
+    )
+    ngram: int = setting(
+        3,
+        "N, longest masked span in words, p(n) ~ 1/n; in training, of records "
+        "built with --masking=dynamic.",
+        at_least=1,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(MaskingConfig):
+    """What the trainer reads."""
+
+    input_file: tuple[str, ...] = setting(
+        (),
+        "Training records: comma-separated files or globs, local or gs://, "
+        "e.g. build/records/train/*.tfrecord.",
+    )
+    eval_input_file: tuple[str, ...] = setting(
+        (), "Held-out records, e.g. build/records/eval/*.tfrecord."
+    )
+    global_batch_size: int = setting(
+        4096, "Examples in one update, over all replicas.", at_least=1
+    )
+    gradient_accumulation_steps: int = setting(
+        1,
+        "Parts in which a replica works through its share of the batch, to "
+        "save memory; the update is the same.",
+        at_least=1,
+    )
+    eval_batch_size: int = setting(
+        64, "Examples at a time in evaluation, over all replicas.", at_least=1
+    )
+    max_eval_steps: int = setting(
+        100, "Batches of an evaluation at the most; 0 is all.", at_least=0
+    )
+    shuffle_block_size: int = setting(
+        16384,
+        "Records shuffled among themselves while reading; records are "
+        "already shuffled when built. 1 reads in order.",
+        at_least=1,
+    )
+    dataset: tuple[str, ...] = setting(
+        (),
+        "A named set of training records for data_schedule, NAME=FILES, with "
+        "comma-separated files or globs; give the flag several times, e.g. "
+        "--dataset='wiki=gs://bucket/wiki/train/*.tfrecord'.",
+        repeated=True,
+    )
+    data_schedule: str = setting(
+        "",
+        "Training records by step, as STEP:NAME[+NAME...],..., instead of "
+        "input_file, e.g. 0:wiki,125000:wiki+books; names are those of "
+        "dataset. Records of joined sets alternate, in proportion to the "
+        "sizes of the sets: an epoch holds each record once.",
+    )
+    on_corrupt_record: str = setting(
+        "error",
+        "What to do with a damaged training record: stop and name it, or "
+        "train without it (skip), note it in the run's directory, and go on.",
+        choices=("error", "skip"),
+    )
+    max_corrupt_records: int = setting(
+        100,
+        "Records that on_corrupt_record=skip may leave out of a run.",
+        at_least=1,
+    )
+
+    def check(self) -> None:
+        super().check()
+        self.data_phases()
+
+    def datasets(self) -> dict[str, tuple[str, ...]]:
+        """The files or globs of each named dataset.
+
+        Raises:
+            UserError: If one is not of its form, or named twice.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        for text in self.dataset:
+            name, _, files = text.partition("=")
+            if not name.isidentifier() or not files or name in found:
+                raise UserError(
+                    "dataset must be NAME=FILES, each name once",
+                    received=repr(text),
+                    remedy="Example: --dataset=wiki=records/wiki/*.tfrecord",
+                )
+            found[name] = tuple(files.split(","))
+        return found
+
+    def data_phases(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """`data_schedule` as (first step, dataset names), steps rising.
+
+        Raises:
+            UserError: If the schedule is not of its form, or names a dataset
+                that is not there.
+        """
+        datasets = self.datasets()
+        if not self.data_schedule:
+            if datasets:
+                raise UserError(
+                    "dataset needs a data_schedule that names it",
+                    received=", ".join(datasets),
+                    remedy="Example: --data_schedule=0:wiki",
+                )
+            return ()
+        form = UserError(
+            "data_schedule must be STEP:NAME[+NAME...],... with rising steps "
+            "from 0 and names of --dataset",
+            received=f"{self.data_schedule!r}, with "
+            f"{', '.join(datasets) or 'no dataset'}",
+            remedy="Example: 0:wiki,125000:wiki+books",
+        )
+        if self.input_file:
+            raise UserError(
+                "data_schedule replaces input_file: only one may be given",
+                received=f"{self.data_schedule!r} and {self.input_file!r}",
+            )
+        phases: list[tuple[int, tuple[str, ...]]] = []
+        for part in self.data_schedule.split(","):
+            step, _, joined = part.partition(":")
+            names = tuple(joined.split("+"))
+            if not step.isdecimal() or not set(names) <= set(datasets):
+                raise form
+            if int(step) <= phases[-1][0] if phases else int(step):
+                raise form
+            phases.append((int(step), names))
+        return tuple(phases)

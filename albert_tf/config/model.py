@@ -1,0 +1,117 @@
+"""The architecture, in the schema of the published `albert_config.json`."""
+
+import dataclasses
+from typing import Self
+
+from albert_tf.config.settings import Config, setting
+from albert_tf.errors import UserError
+from albert_tf.io.files import load_json
+
+PARAMETER_SHARING = ("all", "attention", "ffn", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Config):
+    """The architecture, in the schema of the published `albert_config.json`.
+
+    `net_structure_type`, `gap_size`, `num_memory_blocks`,
+    `down_scale_factor` and `layers_to_keep` stand in published files and
+    have no effect in the released code of google-research/albert, and have
+    none here.
+    `parameter_sharing` is ours (paper, section 3.1 and Table 4).
+    """
+
+    vocab_size: int = setting(30000, "Pieces of the vocabulary.", at_least=8)
+    embedding_size: int = setting(
+        128, "E, width of the factorized embeddings.", at_least=1
+    )
+    hidden_size: int = setting(768, "H, width of the encoder.", at_least=1)
+    num_hidden_layers: int = setting(12, "Layers applied.", at_least=1)
+    num_hidden_groups: int = setting(
+        1, "Groups of layers; parameters are shared in a group.", at_least=1
+    )
+    inner_group_num: int = setting(
+        1, "Blocks, each with its own parameters, in a layer.", at_least=1
+    )
+    num_attention_heads: int = setting(12, "Attention heads.", at_least=1)
+    intermediate_size: int = setting(
+        3072, "Width of the feed-forward layer.", at_least=1
+    )
+    hidden_act: str = setting(
+        "gelu",
+        "Activation of the feed-forward layer and of the masked-LM head; "
+        "gelu is the tanh approximation, as in google-research/albert.",
+        choices=("gelu", "relu", "tanh", "linear"),
+    )
+    hidden_dropout_prob: float = setting(
+        0.1, "Dropout of embeddings and sublayers.", at_least=0, below=1
+    )
+    attention_probs_dropout_prob: float = setting(
+        0.1, "Dropout of the attention probabilities.", at_least=0, below=1
+    )
+    max_position_embeddings: int = setting(
+        512, "Longest sequence, in pieces.", at_least=4
+    )
+    type_vocab_size: int = setting(2, "Segment types.", at_least=2)
+    initializer_range: float = setting(
+        0.02, "Deviation of the truncated normal initializer.", at_least=0
+    )
+    parameter_sharing: str = setting(
+        "all",
+        "What layers share: all, the attention alone, the feed-forward "
+        "layer (ffn) alone, or none (BERT).",
+        choices=PARAMETER_SHARING,
+    )
+    net_structure_type: int = setting(0, "Published, without effect.")
+    gap_size: int = setting(0, "Published, without effect.")
+    num_memory_blocks: int = setting(0, "Published, without effect.")
+    down_scale_factor: int = setting(1, "Published, without effect.")
+    layers_to_keep: tuple[str, ...] = setting((), "Published, without effect.")
+
+    def check(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                "hidden_size must be divisible by num_attention_heads",
+                received=f"{self.hidden_size} and {self.num_attention_heads}",
+            )
+        if self.num_hidden_groups > self.num_hidden_layers:
+            raise UserError(
+                "num_hidden_groups must be at most num_hidden_layers",
+                received=f"{self.num_hidden_groups} and "
+                f"{self.num_hidden_layers}",
+            )
+        if self.parameter_sharing == "none" and self.num_hidden_groups > 1:
+            raise UserError(
+                "num_hidden_groups must be 1 where parameter_sharing is none",
+                received=self.num_hidden_groups,
+            )
+        unsupported = {
+            "net_structure_type": (self.net_structure_type, 0),
+            "layers_to_keep": (self.layers_to_keep, ()),
+        }
+        for name, (value, only) in unsupported.items():
+            if value != only:
+                raise UserError(
+                    f"{name} must be {only!r}, the only value that the "
+                    "released google-research/albert implements",
+                    received=repr(value),
+                )
+
+    def group_of_layer(self, layer: int) -> int:
+        """The group whose parameters a layer uses: groups are even runs."""
+        return layer * self.num_hidden_groups // self.num_hidden_layers
+
+    @classmethod
+    def from_json_file(cls, path: str) -> Self:
+        """Loads an `albert_config.json`, published or our own.
+
+        Args:
+            path: The file, local or gs://.
+
+        Raises:
+            UserError: For a missing file, bad JSON or refused values.
+        """
+        values = load_json(path)
+        if not isinstance(values, dict):
+            raise UserError(f"{path} must hold a JSON object")
+        return cls.from_dict(values, source=path)
