@@ -26,11 +26,11 @@ from albert_tf.checkpoints import (
     list_checkpoints,
 )
 from albert_tf.errors import UserError
-from albert_tf.features import TOKENIZER_FILE
 from albert_tf.io.files import exists
 from albert_tf.model_weights import MOMENTS, ModelWeights
+from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.tokenization import Tokenizer
 from albert_tf.run_directory import CHECKPOINTS_DIR, CONFIG_FILE
-from albert_tf.tokenization import Tokenizer
 from albert_tf.weight_names import list_weights
 
 RUN = "run"

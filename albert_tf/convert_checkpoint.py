@@ -37,9 +37,9 @@ from albert_tf.config import (
     flags,
 )
 from albert_tf.errors import UserError
-from albert_tf.features import TOKENIZER_FILE
 from albert_tf.io.files import PARTIAL_SUFFIX, is_remote, remove_directory
 from albert_tf.model_weights import ModelWeights
+from albert_tf.records.features import TOKENIZER_FILE
 
 
 def convert(config: ConvertConfig) -> None:

@@ -23,7 +23,6 @@ from safetensors.numpy import save
 
 from albert_tf.config import SENTENCE_OBJECTIVES, ModelConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.features import CLS_ID, PAD_ID, SEP_ID, TOKENIZER_FILE
 from albert_tf.hugging_face_tokenizer import is_cased, tokenizer_files
 from albert_tf.io.files import (
     exists,
@@ -34,8 +33,9 @@ from albert_tf.io.files import (
 )
 from albert_tf.model_card import make_model_card
 from albert_tf.model_weights import ModelWeights
+from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID, TOKENIZER_FILE
+from albert_tf.records.tokenization import Tokenizer
 from albert_tf.run_directory import RECORDS_METADATA_FILE
-from albert_tf.tokenization import Tokenizer
 from albert_tf.weight_names import list_weights
 
 CONFIG_FILE = "config.json"

@@ -20,7 +20,8 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-from albert_tf.features import (
+from albert_tf.io.files import load_json_if_any, open_existing
+from albert_tf.records.features import (
     CLS_ID,
     MASK_ID,
     PAD_ID,
@@ -29,8 +30,7 @@ from albert_tf.features import (
     TOKENIZER_FILE,
     UNK_ID,
 )
-from albert_tf.io.files import load_json_if_any, open_existing
-from albert_tf.tokenization import PUBLISHED, WORD_MARK, Tokenizer
+from albert_tf.records.tokenization import PUBLISHED, WORD_MARK, Tokenizer
 
 _SETTINGS_FILE = "tokenizer_config.json"
 _FAST_FILE = "tokenizer.json"

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from albert_tf import features, tensor_ops
+from albert_tf import tensor_ops
 from albert_tf.config import DataConfig, SequenceConfig
 from albert_tf.distribution import per_replica_batch_size
 from albert_tf.io.tfrecord import read_records
-from albert_tf.keyed_random import random_bits
-from albert_tf.masking import mask_batch
+from albert_tf.records import features
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import mask_batch
 from albert_tf.rollback import Rollbacks
 from albert_tf.training_records import (
     Phase,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from albert_tf.features import SENTENCE_LABEL
+from albert_tf.records.features import SENTENCE_LABEL
 
 
 def pretraining_sums(

@@ -24,7 +24,6 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import features
 from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
@@ -34,6 +33,7 @@ from albert_tf.io.files import (
     write_bytes,
     write_text,
 )
+from albert_tf.records import features
 from albert_tf.training_records import Records, TrainingData
 
 CONFIG_FILE = "config.json"

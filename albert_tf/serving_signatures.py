@@ -6,8 +6,8 @@ graph is in the file once.
 
 import tensorflow as tf
 
-from albert_tf.features import MASK_ID
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.records.features import MASK_ID
 from albert_tf.text_tokenizer import PackedTexts, TextTokenizer, pack
 
 # By objective, the signature and its two answers, in the order of labels.

@@ -24,9 +24,9 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.errors import UserError, first_line
-from albert_tf.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID, UNK_ID
 from albert_tf.io.files import open_existing
-from albert_tf.tokenization import (
+from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID, UNK_ID
+from albert_tf.records.tokenization import (
     MASK_PIECE,
     PUBLISHED,
     WORD_MARK,

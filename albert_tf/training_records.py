@@ -14,10 +14,10 @@ import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
-from albert_tf import features
 from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.io.tfrecord import read_records
+from albert_tf.records import features
 
 
 @dataclasses.dataclass(frozen=True)

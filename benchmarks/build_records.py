@@ -29,9 +29,9 @@ from albert_tf.config import (
     flags,
     setting,
 )
-from albert_tf.features import read_metadata
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.features import read_metadata
+from albert_tf.records.tokenization import Tokenizer
 from data_prep import corpus, local_runner
 from data_prep.config import (
     RecordsConfig,

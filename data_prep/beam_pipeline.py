@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from albert_tf.errors import UserError
-from albert_tf.features import TOKENIZER_FILE
 from albert_tf.io import files
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.tokenization import Tokenizer
 from data_prep import corpus, records_directory
 from data_prep.config import (
     RecordsConfig,

@@ -34,15 +34,15 @@ from absl import logging
 from albert_tf.config import (
     flags,
 )
-from albert_tf.features import (
+from albert_tf.io import files
+from albert_tf.records.features import (
     SCHEMA_VERSION,
     TOKENIZER_FILE,
     RecordsMetadata,
     sha256_of,
 )
-from albert_tf.io import files
-from albert_tf.masking import FIRST_ORDINARY_ID
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.masking import FIRST_ORDINARY_ID
+from albert_tf.records.tokenization import Tokenizer
 from data_prep import corpus, local_runner, records_directory
 from data_prep.config import (
     RecordsConfig,

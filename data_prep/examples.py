@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_tf.keyed_random import random_bits
-from albert_tf.tokenization import EncodedTexts, Tokenizer
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.tokenization import EncodedTexts, Tokenizer
 from data_prep.config import (
     RecordsConfig,
 )

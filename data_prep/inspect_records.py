@@ -30,16 +30,16 @@ from albert_tf.config import (
     flags,
 )
 from albert_tf.errors import UserError
-from albert_tf.features import (
+from albert_tf.io import files
+from albert_tf.io.tfrecord import read_records
+from albert_tf.records.features import (
     METADATA_FILE,
     TOKENIZER_FILE,
     UNFINISHED_FILE,
     RecordsMetadata,
     read_metadata,
 )
-from albert_tf.io import files
-from albert_tf.io.tfrecord import read_records
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import (
     InspectConfig,
 )

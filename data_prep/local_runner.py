@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from albert_tf.io import files
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.tokenization import Tokenizer
 from data_prep import corpus, records_directory
 from data_prep.config import (
     RecordsConfig,

@@ -10,7 +10,7 @@ small one.
 import sys
 import unicodedata
 
-from albert_tf.tokenization import normalize
+from albert_tf.records.tokenization import normalize
 
 # What the published model takes for spaces, besides those of Unicode.
 _SPACES = frozenset(

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from albert_tf.features import (
+from albert_tf.records.features import (
     CLS_ID,
     SENTENCE_LABEL,
     SEP_ID,
     stored_features,
 )
-from albert_tf.keyed_random import random_bits
-from albert_tf.masking import mask_batch
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import mask_batch
+from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import (
     RecordsConfig,
 )

@@ -11,13 +11,13 @@ import posixpath
 from collections.abc import Mapping, Sequence
 
 from albert_tf.errors import UserError
-from albert_tf.features import (
+from albert_tf.io import files
+from albert_tf.records.features import (
     METADATA_FILE,
     TOKENIZER_FILE,
     UNFINISHED_FILE,
     RecordsMetadata,
 )
-from albert_tf.io import files
 from data_prep.config import (
     RecordsConfig,
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from albert_tf.keyed_random import random_bits
+from albert_tf.records.keyed_random import random_bits
 
 
 def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:

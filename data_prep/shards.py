@@ -11,7 +11,7 @@ import numpy as np
 
 from albert_tf.io import files
 from albert_tf.io.tfrecord import TFRecordWriter
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import (
     RecordsConfig,
 )

@@ -46,7 +46,13 @@ from albert_tf.config import (
     flags,
 )
 from albert_tf.errors import UserError
-from albert_tf.features import (
+from albert_tf.io.files import (
+    exists,
+    load_json_if_any,
+    open_existing,
+    write_bytes,
+)
+from albert_tf.records.features import (
     CLS_ID,
     MASK_ID,
     PAD_ID,
@@ -55,13 +61,7 @@ from albert_tf.features import (
     UNK_ID,
     sha256_of,
 )
-from albert_tf.io.files import (
-    exists,
-    load_json_if_any,
-    open_existing,
-    write_bytes,
-)
-from albert_tf.tokenization import (
+from albert_tf.records.tokenization import (
     NORMALIZER_NAMES,
     SELF_CONTAINED,
     WORD_MARK,

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.features import FEATURES, SPECIAL_PIECES, read_metadata
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.features import FEATURES, SPECIAL_PIECES, read_metadata
+from albert_tf.records.tokenization import Tokenizer
 from data_prep import build_tfrecords
 from data_prep.config import (
     RecordsConfig,

@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from albert_tf.errors import UserError
-from albert_tf.features import read_metadata
+from albert_tf.records.features import read_metadata
 from data_prep import build_tfrecords, shards
 from data_prep.config import (
     RecordsConfig,

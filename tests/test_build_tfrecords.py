@@ -19,7 +19,8 @@ import tensorflow as tf
 from test_processes import is_running
 
 from albert_tf.errors import UserError
-from albert_tf.features import (
+from albert_tf.io.files import PARTIAL_SUFFIX
+from albert_tf.records.features import (
     CLS_ID,
     FEATURES,
     MASK_ID,
@@ -27,8 +28,7 @@ from albert_tf.features import (
     SEP_ID,
     read_metadata,
 )
-from albert_tf.io.files import PARTIAL_SUFFIX
-from albert_tf.tokenization import Tokenizer, normalize
+from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import build_tfrecords, local_runner
 from data_prep.config import (
     RecordsConfig,

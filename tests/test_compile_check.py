@@ -13,7 +13,7 @@ import tiny_run
 
 from albert_tf import step_cost, train_step
 from albert_tf.errors import UserError
-from albert_tf.features import FEATURES
+from albert_tf.records.features import FEATURES
 from albert_tf.schedules import DropoutRates
 from tpu import (
     compile_check,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from albert_tf.features import Feature
+from albert_tf.records.features import Feature
 from data_prep.inspection.example_parsing import count_values, parse_examples
 from data_prep.serialization import serialize_examples
 

@@ -20,10 +20,10 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.export_saved_model import export
-from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.io.files import write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
+from albert_tf.records.tokenization import Tokenizer
 
 MODEL = ModelConfig(
     vocab_size=41,

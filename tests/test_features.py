@@ -6,7 +6,7 @@ import pytest
 
 from albert_tf.config import SequenceConfig
 from albert_tf.errors import UserError
-from albert_tf.features import (
+from albert_tf.records.features import (
     FEATURES,
     METADATA_FILE,
     SPECIAL_PIECES,

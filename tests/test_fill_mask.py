@@ -11,9 +11,9 @@ from albert_tf import checkpoints
 from albert_tf.config import ExportConfig, FillMaskConfig
 from albert_tf.errors import UserError
 from albert_tf.export_saved_model import export
-from albert_tf.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.fill_mask import MaskFiller, main
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
+from albert_tf.records.tokenization import Tokenizer
 
 TEXT = "The [MASK] sat on [MASK]."
 

@@ -24,7 +24,7 @@ from albert_tf.hugging_face import (
     WEIGHTS_FILE,
 )
 from albert_tf.hugging_face_check import verify
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.tokenization import Tokenizer
 from albert_tf.weight_names import list_weights
 from data_prep import train_tokenizer
 from data_prep.config import (

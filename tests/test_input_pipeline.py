@@ -8,8 +8,8 @@ import tensorflow as tf
 import tiny_run
 
 from albert_tf import input_pipeline
-from albert_tf.keyed_random import random_bits
-from albert_tf.masking import mask_batch
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import mask_batch
 from albert_tf.training_records import (
     Phase,
     TrainingData,

@@ -15,10 +15,10 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.features import MASK_FEATURES, MASK_ID
 from albert_tf.io import tfrecord as tfrecord_files
-from albert_tf.masking import mask_batch
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.features import MASK_FEATURES, MASK_ID
+from albert_tf.records.masking import mask_batch
+from albert_tf.records.tokenization import Tokenizer
 from data_prep import build_tfrecords, inspect_records
 from data_prep.config import (
     InspectConfig,

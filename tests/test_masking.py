@@ -4,10 +4,11 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from albert_tf import array_ops, tensor_ops
-from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
-from albert_tf.keyed_random import random_bits, random_uniform
-from albert_tf.masking import (
+from albert_tf import tensor_ops
+from albert_tf.records import array_ops
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
+from albert_tf.records.keyed_random import random_bits, random_uniform
+from albert_tf.records.masking import (
     MaskedBatch,
     _take_spans,
     _tile_with_spans,

@@ -3,8 +3,8 @@ import collections
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.features import CLS_ID, SENTENCE_LABEL, SEP_ID
-from albert_tf.tokenization import Tokenizer
+from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID
+from albert_tf.records.tokenization import Tokenizer
 from data_prep.config import (
     RecordsConfig,
 )

@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.features import CLS_ID, SEP_ID
+from albert_tf.records.features import CLS_ID, SEP_ID
+from albert_tf.records.tokenization import Tokenizer, normalize
 from albert_tf.text_tokenizer import TextTokenizer, import_text_ops, pack
-from albert_tf.tokenization import Tokenizer, normalize
 from data_prep.config import (
     TokenizerConfig,
 )

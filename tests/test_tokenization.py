@@ -8,8 +8,8 @@ import sentencepiece
 import tensorflow_text
 
 from albert_tf.errors import UserError
-from albert_tf.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
-from albert_tf.tokenization import Tokenizer, normalize
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
+from albert_tf.records.tokenization import Tokenizer, normalize
 
 PUBLISHED = "tests/testdata/30k-clean.model"
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"

@@ -12,8 +12,8 @@ import sentencepiece
 import tensorflow_text
 
 from albert_tf.errors import UserError
-from albert_tf.features import SPECIAL_PIECES, UNK_ID
-from albert_tf.tokenization import Tokenizer, normalize
+from albert_tf.records.features import SPECIAL_PIECES, UNK_ID
+from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import train_tokenizer
 from data_prep.config import (
     TokenizerConfig,

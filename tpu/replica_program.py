@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from albert_tf import schedules, train_step
 from albert_tf.config import PretrainingConfig
-from albert_tf.features import FEATURES
+from albert_tf.records.features import FEATURES
 
 # Batches leave out what masking alone reads.
 _IN_BATCHES = [f for f in FEATURES if f.name != "token_boundary"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.features import CLS_ID, MASK_ID, SEP_ID
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 
 WARMUP_FILE = "tf_serving_warmup_requests"
 

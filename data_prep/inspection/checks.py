@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_tf.features import (
+from albert_tf.records.features import (
     CLS_ID,
     MASK_ID,
     PAD_ID,
@@ -23,7 +23,7 @@ from albert_tf.features import (
     Feature,
     stored_features,
 )
-from albert_tf.masking import FIRST_ORDINARY_ID
+from albert_tf.records.masking import FIRST_ORDINARY_ID
 
 # Of an unknown vocabulary; a larger id is damage.
 LARGEST_VOCABULARY = 1 << 18
@@ -459,7 +459,7 @@ def _check_masking_rule(
     is_masked: np.ndarray,
     rules: RecordRules,
 ) -> None:
-    """Whole words, as many as fit the budget; see `albert_tf.masking`."""
+    """Whole words, as many as fit the budget; see `albert_tf.records.masking`."""
     words = find_words(restored, features["token_boundary"])
     in_words = words.count_pieces(is_masked)
     num_rows, length = restored.shape

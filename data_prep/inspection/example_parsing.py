@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_tf.features import Feature
+from albert_tf.records.features import Feature
 
 _LONGEST_VARINT = 10  # bytes of a negative int64
 

@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from albert_tf.masking import FIRST_ORDINARY_ID
-from albert_tf.tokenization import WORD_MARK, Tokenizer
+from albert_tf.records.masking import FIRST_ORDINARY_ID
+from albert_tf.records.tokenization import WORD_MARK, Tokenizer
 from data_prep.inspection.statistics import Statistics
 
 matplotlib.use("Agg")  # no screen is needed

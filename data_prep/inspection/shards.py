@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from albert_tf.features import sha256_of
 from albert_tf.io.files import open_existing
 from albert_tf.io.tfrecord import StoredRecord, read_records
+from albert_tf.records.features import sha256_of
 from data_prep.inspection.checks import RecordRules, check_examples
 from data_prep.inspection.example_parsing import parse_examples
 from data_prep.inspection.statistics import Statistics

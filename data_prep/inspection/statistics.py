@@ -12,14 +12,14 @@ from typing import Self
 
 import numpy as np
 
-from albert_tf.features import (
+from albert_tf.records.features import (
     MASK_ID,
     SENTENCE_LABEL,
     UNK_ID,
     RecordsMetadata,
 )
-from albert_tf.keyed_random import random_bits
-from albert_tf.masking import FIRST_ORDINARY_ID, mask_batch
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import FIRST_ORDINARY_ID, mask_batch
 from data_prep.inspection.checks import (
     CheckedExamples,
     RecordRules,

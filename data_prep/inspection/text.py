@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from albert_tf.features import MASK_ID, SENTENCE_LABEL, SEP_ID
-from albert_tf.tokenization import WORD_MARK, Tokenizer
+from albert_tf.records.features import MASK_ID, SENTENCE_LABEL, SEP_ID
+from albert_tf.records.tokenization import WORD_MARK, Tokenizer
 
 LEGEND = (
     "[MASK:piece] hidden, [kept:piece] left as it is, [piece->other] replaced; "

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from albert_tf import array_ops
-from albert_tf.features import MASK_ID, PAD_ID, SPECIAL_PIECES, UNK_ID
-from albert_tf.keyed_random import random_bits, random_uniform
+from albert_tf.records import array_ops
+from albert_tf.records.features import MASK_ID, PAD_ID, SPECIAL_PIECES, UNK_ID
+from albert_tf.records.keyed_random import random_bits, random_uniform
 
 # A NumPy array or a tensor.
 Array = Any

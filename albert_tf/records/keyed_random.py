@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from albert_tf import array_ops
+from albert_tf.records import array_ops
 
 Array = Any
 

@@ -16,8 +16,8 @@ import numpy as np
 import sentencepiece
 
 from albert_tf.errors import UserError
-from albert_tf.features import MASK_ID, SPECIAL_PIECES, sha256_of
 from albert_tf.io.files import open_existing
+from albert_tf.records.features import MASK_ID, SPECIAL_PIECES, sha256_of
 
 WORD_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 MASK_PIECE = SPECIAL_PIECES[MASK_ID]
