@@ -19,8 +19,8 @@ from albert_tf import (
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.fusion import fusing
 from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.fusion import fusing
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.run_log import RunLog
 

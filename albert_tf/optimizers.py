@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig
-from albert_tf.fusion import fused
+from albert_tf.modeling.fusion import fused
 
 # Variables neither decayed nor, by LAMB, adapted; found anywhere in the path.
 EXCLUDED = re.compile("LayerNorm|layer_norm|bias")

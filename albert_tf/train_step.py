@@ -23,8 +23,8 @@ from albert_tf import (
     schedules,
 )
 from albert_tf.config import PretrainingConfig
-from albert_tf.fusion import fusing
 from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.fusion import fusing
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.optimizers import AdamW, make_optimizer
 from albert_tf.schedules import DropoutRates

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf import distribution, fusion
+from albert_tf import distribution
 from albert_tf.config import DistributionConfig, ModelConfig
+from albert_tf.modeling import fusion
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 

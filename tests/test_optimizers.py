@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig
-from albert_tf.fusion import fusing
+from albert_tf.modeling.fusion import fusing
 from albert_tf.optimizers import make_optimizer
 
 STEPS = 50

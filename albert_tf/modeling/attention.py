@@ -11,13 +11,13 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from albert_tf.config import ModelConfig
-from albert_tf.fusion import fused
 from albert_tf.modeling.dropout import (
     NO_DROPOUT,
     Dropout,
     Masks,
     kept_share,
 )
+from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.layers import (
     AddAndNorm,
     bias,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from albert_tf.fusion import is_fusing
+from albert_tf.modeling.fusion import is_fusing
 
 
 class Masks(NamedTuple):

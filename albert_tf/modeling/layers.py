@@ -19,8 +19,8 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.fusion import fused
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
+from albert_tf.modeling.fusion import fused
 
 LAYER_NORM_EPSILON = 1e-12  # as published; Keras' own default is 1e-3
 
