@@ -10,13 +10,13 @@ from tqdm import tqdm
 from albert_tf import (
     checkpoints,
     corrupt_records,
-    distribution,
     input_pipeline,
     losses,
     metrics,
     run_directory,
     training_records,
 )
+from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.modeling.dropout import Dropout

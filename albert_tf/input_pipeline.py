@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from albert_tf import tensor_ops
+from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import DataConfig, SequenceConfig
-from albert_tf.distribution import per_replica_batch_size
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 from albert_tf.records.keyed_random import random_bits

@@ -24,15 +24,15 @@ from absl import logging
 from albert_tf import (
     checkpoints,
     corrupt_records,
-    distribution,
     input_pipeline,
     run_directory,
     schedules,
     step_cost,
     training_records,
-    versions,
     warm_start,
 )
+from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster import versions
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import files

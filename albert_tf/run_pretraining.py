@@ -22,7 +22,7 @@ from Google Cloud) when stopped, after a checkpoint at the next step: start the
 same command again. A second signal does not wait.
 """
 
-from albert_tf import tpu_chips, versions
+from albert_tf.cluster import tpu_chips, versions
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.errors import UserError
 

@@ -25,7 +25,6 @@ from absl import logging
 from albert_tf import (
     checkpoints,
     corrupt_records,
-    distribution,
     evaluate,
     input_pipeline,
     run_directory,
@@ -34,9 +33,10 @@ from albert_tf import (
     training_records,
     warm_start,
 )
+from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.preemption import StopRequest, watch_for_stop
 from albert_tf.rollback import Rollbacks, find_divergence
 from albert_tf.run_log import TENSORBOARD_DIR, Progress, RunLog
 from albert_tf.train_step import (

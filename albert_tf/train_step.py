@@ -14,14 +14,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from albert_tf import (
-    checkpoints,
-    distribution,
-    input_pipeline,
-    losses,
-    metrics,
-    schedules,
-)
+from albert_tf import checkpoints, input_pipeline, losses, metrics, schedules
+from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.fusion import fusing

@@ -7,7 +7,8 @@ import numpy as np
 import pytorch_training
 import tensorflow as tf
 
-from albert_tf import distribution, input_pipeline, training_records
+from albert_tf import input_pipeline, training_records
+from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.schedules import DropoutRates
 from albert_tf.train_step import (

@@ -4,7 +4,8 @@ import pathlib
 
 import pytest
 
-from albert_tf import distribution, schedules
+from albert_tf import schedules
+from albert_tf.cluster import strategy as distribution
 from albert_tf.errors import UserError
 from tpu import compile_recipes
 from tpu.config import (

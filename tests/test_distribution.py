@@ -6,7 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from albert_tf import distribution
+from albert_tf.cluster import strategy as distribution
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 

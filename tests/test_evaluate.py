@@ -8,13 +8,8 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import (
-    distribution,
-    evaluate,
-    input_pipeline,
-    losses,
-    training_records,
-)
+from albert_tf import evaluate, input_pipeline, losses, training_records
+from albert_tf.cluster import strategy as distribution
 from albert_tf.train import train
 from albert_tf.train_step import make_state
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf import distribution
+from albert_tf.cluster import strategy as distribution
 from albert_tf.config import DistributionConfig, ModelConfig
 from albert_tf.modeling import fusion
 from albert_tf.modeling.dropout import Dropout

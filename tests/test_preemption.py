@@ -14,8 +14,8 @@ import pytest
 import tiny_run
 from run_processes import PATIENCE_S, RunProcesses
 
-from albert_tf import preemption
 from albert_tf.checkpoints import list_checkpoints
+from albert_tf.cluster import preemption
 from albert_tf.run_log import read_events
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
@@ -24,7 +24,7 @@ REPOSITORY = pathlib.Path(__file__).parents[1]
 LOOP = """
 import sys
 import tensorflow as tf
-from albert_tf.preemption import watch_for_stop
+from albert_tf.cluster.preemption import watch_for_stop
 
 with watch_for_stop() as stop:
     @tf.function

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from albert_tf import distribution, tpu_chips
+from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster import tpu_chips
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 

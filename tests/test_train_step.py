@@ -7,13 +7,8 @@ import tensorflow as tf
 import tiny_run
 from tensorflow.python.tpu import tpu
 
-from albert_tf import (
-    distribution,
-    input_pipeline,
-    losses,
-    train_step,
-    training_records,
-)
+from albert_tf import input_pipeline, losses, train_step, training_records
+from albert_tf.cluster import strategy as distribution
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.schedules import DropoutRates
 from albert_tf.train_step import (

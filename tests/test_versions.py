@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from albert_tf import versions
+from albert_tf.cluster import versions
 from albert_tf.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -10,13 +10,13 @@ import time
 import pytest
 from run_processes import PATIENCE_S, free_ports
 
+from albert_tf.cluster.rendezvous import wait_for_workers
 from albert_tf.errors import UserError
-from albert_tf.worker_rendezvous import wait_for_workers
 
 # As TensorFlow does, it listens at its port afterwards.
 WORKER = """
 import socket, sys, time
-from albert_tf.worker_rendezvous import wait_for_workers
+from albert_tf.cluster.rendezvous import wait_for_workers
 index, *ports = map(int, sys.argv[1:])
 chief, *workers = [f"localhost:{port}" for port in ports]
 cluster = {"chief": [chief], "worker": workers}

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import distribution, schedules, step_cost
+from albert_tf import schedules, step_cost
+from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from tpu import cycles, replica_program, tpu_compiler

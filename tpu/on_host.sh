@@ -78,7 +78,7 @@ from albert_tf import tpu_chips
 chips = tpu_chips.find_chips()
 print(f"{socket.gethostname()}: {len(chips)} chips: {', '.join(chips)}")
 if not chips:
-    sys.exit("error: no TPU chip; see albert_tf/tpu_chips.py")
+    sys.exit("error: no TPU chip; see albert_tf/cluster/tpu_chips.py")
 if sys.argv[1] == "1":
     import tensorflow as tf
 

@@ -9,7 +9,7 @@ find a TPU all the same. What is on the PCI bus is known at once.
 import os
 import pathlib
 
-from albert_tf import versions
+from albert_tf.cluster import versions
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 

@@ -17,10 +17,10 @@ from absl import logging
 from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
-from albert_tf import tpu_chips
+from albert_tf.cluster import tpu_chips
+from albert_tf.cluster.rendezvous import wait_for_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.worker_rendezvous import wait_for_workers
 
 # Jobs of TF_CONFIG that train; the first one keeps the others together.
 WORKER_JOBS = ("chief", "worker")

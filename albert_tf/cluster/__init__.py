@@ -1,0 +1,1 @@
+"""Devices and workers: strategies, lost workers, preemption."""
