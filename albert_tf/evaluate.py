@@ -7,18 +7,19 @@ import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
-from albert_tf import (
-    checkpoints,
-    corrupt_records,
-    input_pipeline,
-    losses,
-    metrics,
-    run_directory,
-    training_records,
-)
+from albert_tf import checkpoints, losses, metrics, run_directory
 from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.input import (
+    corrupt_records,
+)
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.fusion import fusing
 from albert_tf.modeling.pretrainer import AlbertPretrainer

@@ -23,18 +23,24 @@ from absl import logging
 
 from albert_tf import (
     checkpoints,
-    corrupt_records,
-    input_pipeline,
     run_directory,
     schedules,
     step_cost,
-    training_records,
     warm_start,
 )
 from albert_tf.cluster import strategy as distribution
 from albert_tf.cluster import versions
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
+from albert_tf.input import (
+    corrupt_records,
+)
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
 from albert_tf.io import files
 from albert_tf.rollback import Rollbacks, find_divergence
 from albert_tf.train_step import (

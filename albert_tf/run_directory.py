@@ -26,6 +26,7 @@ from absl import logging
 
 from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.input.record_sets import Records, TrainingData
 from albert_tf.io.files import (
     load_json,
     load_json_if_any,
@@ -34,7 +35,6 @@ from albert_tf.io.files import (
     write_text,
 )
 from albert_tf.records import features
-from albert_tf.training_records import Records, TrainingData
 
 CONFIG_FILE = "config.json"
 CHECKPOINTS_DIR = "checkpoints"

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from albert_tf import checkpoints, input_pipeline, losses, metrics, schedules
+from albert_tf import checkpoints, losses, metrics, schedules
 from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
+from albert_tf.input import pipeline as input_pipeline
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.fusion import fusing
 from albert_tf.modeling.pretrainer import AlbertPretrainer

@@ -43,7 +43,7 @@ class Work:
     threads: int
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """A batch without padding, as `albert_tf.input_pipeline` gives it."""
+        """A batch without padding, as `albert_tf.input.pipeline` gives it."""
         rng = np.random.default_rng(0)
         shape = (self.batch, self.length)
         places = np.tile(np.arange(self.length), (self.batch, 1))

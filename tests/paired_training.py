@@ -7,9 +7,14 @@ import numpy as np
 import pytorch_training
 import tensorflow as tf
 
-from albert_tf import input_pipeline, training_records
 from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
 from albert_tf.schedules import DropoutRates
 from albert_tf.train_step import (
     StepSettings,

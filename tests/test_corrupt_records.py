@@ -10,14 +10,15 @@ import tensorflow as tf
 import tiny_run
 from run_processes import RunProcesses, lines_without_timing
 
-from albert_tf import corrupt_records, input_pipeline
-from albert_tf.corrupt_records import CorruptRecord, CorruptRecords
 from albert_tf.errors import UserError
+from albert_tf.input import corrupt_records
+from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
+from albert_tf.input.record_sets import find_training_data
 from albert_tf.io.tfrecord import read_records
 from albert_tf.rollback import Rollbacks
 from albert_tf.run_log import read_events
 from albert_tf.train import train
-from albert_tf.training_records import find_training_data
 
 ONE = tf.distribute.InputContext()
 SEED = 12345

@@ -8,8 +8,14 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import evaluate, input_pipeline, losses, training_records
+from albert_tf import evaluate, losses
 from albert_tf.cluster import strategy as distribution
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
 from albert_tf.train import train
 from albert_tf.train_step import make_state
 

@@ -7,15 +7,15 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import input_pipeline
-from albert_tf.records.keyed_random import random_bits
-from albert_tf.records.masking import mask_batch
-from albert_tf.training_records import (
+from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input.record_sets import (
     Phase,
     TrainingData,
     find_records,
     find_training_data,
 )
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import mask_batch
 
 ONE = tf.distribute.InputContext()
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from albert_tf import tensor_ops
+from albert_tf.input import tensor_ops
 from albert_tf.records import array_ops
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
 from albert_tf.records.keyed_random import random_bits, random_uniform

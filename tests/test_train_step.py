@@ -7,8 +7,14 @@ import tensorflow as tf
 import tiny_run
 from tensorflow.python.tpu import tpu
 
-from albert_tf import input_pipeline, losses, train_step, training_records
+from albert_tf import losses, train_step
 from albert_tf.cluster import strategy as distribution
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.schedules import DropoutRates
 from albert_tf.train_step import (

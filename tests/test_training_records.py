@@ -6,8 +6,13 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import input_pipeline, training_records
 from albert_tf.errors import UserError
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
 
 
 @pytest.fixture(scope="module")

@@ -31,10 +31,10 @@ from albert_tf.config import (
     TrainingConfig,
 )
 from albert_tf.errors import UserError
+from albert_tf.input.record_sets import find_records
 from albert_tf.model_weights import MOMENTS, ModelWeights
 from albert_tf.run_log import read_events, read_metrics
 from albert_tf.train import Run, train
-from albert_tf.training_records import find_records
 from albert_tf.weight_names import list_weights
 from data_prep import build_tfrecords, train_tokenizer
 from data_prep.config import (

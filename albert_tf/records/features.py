@@ -1,7 +1,7 @@
 """The pretraining record: its features, and the metadata beside the shards.
 
 One definition for who writes records (`data_prep`) and who reads them
-(`albert_tf/input_pipeline.py`). On disk a record is the `tf.train.Example`
+(`albert_tf/input/pipeline.py`). On disk a record is the `tf.train.Example`
 of google-research/albert's `create_pretraining_data.py`, so that records
 made by either load in either. No TensorFlow is imported here.
 """

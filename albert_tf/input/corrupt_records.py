@@ -20,15 +20,11 @@ from google.protobuf.message import DecodeError
 
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError
-from albert_tf.input_pipeline import phase_seed, shuffled_files
+from albert_tf.input.pipeline import phase_seed, shuffled_files
+from albert_tf.input.record_sets import Records, TrainingData, features_to_read
 from albert_tf.io.files import load_json_if_any, write_text
 from albert_tf.io.tfrecord import read_records
 from albert_tf.rollback import Rollbacks
-from albert_tf.training_records import (
-    Records,
-    TrainingData,
-    features_to_read,
-)
 
 CORRUPT_RECORDS_FILE = "corrupt_records.json"
 

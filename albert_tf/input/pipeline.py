@@ -21,20 +21,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from albert_tf import tensor_ops
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import DataConfig, SequenceConfig
-from albert_tf.io.tfrecord import read_records
-from albert_tf.records import features
-from albert_tf.records.keyed_random import random_bits
-from albert_tf.records.masking import mask_batch
-from albert_tf.rollback import Rollbacks
-from albert_tf.training_records import (
+from albert_tf.input import tensor_ops
+from albert_tf.input.record_sets import (
     Phase,
     Records,
     TrainingData,
     features_to_read,
 )
+from albert_tf.io.tfrecord import read_records
+from albert_tf.records import features
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import mask_batch
+from albert_tf.rollback import Rollbacks
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20

@@ -1,0 +1,1 @@
+"""Records to batches, as a function of (seed, step)."""
