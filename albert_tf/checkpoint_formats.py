@@ -17,20 +17,21 @@ import tempfile
 
 import tensorflow as tf
 
-from albert_tf import hugging_face, published_checkpoint, run_directory
+from albert_tf import hugging_face, published_checkpoint
 from albert_tf.checkpoint_archive import SUFFIXES, unpacked
-from albert_tf.checkpoints import (
-    BEST_DIR,
-    STEP_DIRECTORY,
-    CheckpointStore,
-    list_checkpoints,
-)
 from albert_tf.errors import UserError
 from albert_tf.io.files import exists
 from albert_tf.model_weights import MOMENTS, ModelWeights
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.run_directory import CHECKPOINTS_DIR, CONFIG_FILE
+from albert_tf.runs import directory as run_directory
+from albert_tf.runs.checkpoints import (
+    BEST_DIR,
+    STEP_DIRECTORY,
+    CheckpointStore,
+    list_checkpoints,
+)
+from albert_tf.runs.directory import CHECKPOINTS_DIR, CONFIG_FILE
 from albert_tf.weight_names import list_weights
 
 RUN = "run"

@@ -22,11 +22,9 @@ from absl import logging
 
 from albert_tf import (
     checkpoint_formats,
-    checkpoints,
     hugging_face,
     hugging_face_check,
     published_checkpoint,
-    run_directory,
 )
 from albert_tf.checkpoint_formats import HUGGING_FACE, PUBLISHED, RUN
 from albert_tf.config import (
@@ -40,6 +38,8 @@ from albert_tf.errors import UserError
 from albert_tf.io.files import PARTIAL_SUFFIX, is_remote, remove_directory
 from albert_tf.model_weights import ModelWeights
 from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.runs import checkpoints
+from albert_tf.runs import directory as run_directory
 
 
 def convert(config: ConvertConfig) -> None:

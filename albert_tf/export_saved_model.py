@@ -54,14 +54,14 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.checkpoints import load_run, model_variables
 from albert_tf.config import ExportConfig, PretrainingConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.fill_mask import ASSETS_DIR, SERVING_FILE
 from albert_tf.io.files import load_json_if_any, write_text
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.run_directory import CONFIG_FILE, RECORDS_METADATA_FILE
+from albert_tf.runs.checkpoints import load_run, model_variables
+from albert_tf.runs.directory import CONFIG_FILE, RECORDS_METADATA_FILE
 from albert_tf.serving.warmup_requests import (
     WARMUP_FILE,
     write_warmup_requests,

@@ -35,7 +35,7 @@ from albert_tf.model_card import make_model_card
 from albert_tf.model_weights import ModelWeights
 from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID, TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.run_directory import RECORDS_METADATA_FILE
+from albert_tf.runs.directory import RECORDS_METADATA_FILE
 from albert_tf.weight_names import list_weights
 
 CONFIG_FILE = "config.json"

@@ -7,11 +7,11 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from albert_tf import run_directory
 from albert_tf.config import PretrainingConfig
 from albert_tf.io.files import exists, load_json_if_any
 from albert_tf.model_weights import ModelWeights
-from albert_tf.run_log import read_metrics
+from albert_tf.runs import directory as run_directory
+from albert_tf.runs.log import read_metrics
 
 _ARCHITECTURE = (
     "num_hidden_layers",

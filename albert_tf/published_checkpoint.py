@@ -24,11 +24,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.checkpoints import READING_ERRORS
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import exists, flush_to_disk, write_text
 from albert_tf.model_weights import ModelWeights
+from albert_tf.runs.checkpoints import READING_ERRORS
 from albert_tf.weight_names import list_weights
 
 CONFIG_FILE = "albert_config.json"

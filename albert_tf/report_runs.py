@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from albert_tf import checkpoints, run_directory
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json_if_any
-from albert_tf.run_log import EVENTS_FILE, METRICS_FILE, read_lines
+from albert_tf.runs import checkpoints
+from albert_tf.runs import directory as run_directory
+from albert_tf.runs.log import EVENTS_FILE, METRICS_FILE, read_lines
 
 # Buckets of a curve: about two a point of a panel's width.
 MAX_BUCKETS = 600

@@ -17,7 +17,6 @@ import time
 
 import tensorflow as tf
 
-from albert_tf.checkpoints import CheckpointStore
 from albert_tf.config import (
     Config,
     ModelConfig,
@@ -25,6 +24,7 @@ from albert_tf.config import (
     flags,
     setting,
 )
+from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.train_step import make_state
 
 MODELS = pathlib.Path(__file__).parent.parent / "configs" / "models"

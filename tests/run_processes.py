@@ -12,7 +12,7 @@ import time
 import tiny_run
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.run_log import TIMING_FIGURES, read_metrics
+from albert_tf.runs.log import TIMING_FIGURES, read_metrics
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 PATIENCE_S = 600

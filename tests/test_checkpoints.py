@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import checkpoints
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.rollback import Rollback, Rollbacks
+from albert_tf.runs import checkpoints
+from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.train import train
 from albert_tf.train_step import make_state
 
@@ -325,7 +325,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(small_disk):
 SAVE_FOR_EVER = """
 import itertools, sys
 import tensorflow as tf
-from albert_tf.checkpoints import CheckpointStore
+from albert_tf.runs.checkpoints import CheckpointStore
 
 variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}
 store = CheckpointStore(sys.argv[1], variables, keep_max=2)

@@ -24,13 +24,13 @@ from albert_tf import (
     evaluate,
     export_saved_model,
     published_checkpoint,
-    run_directory,
     train,
 )
 from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
 from albert_tf.convert_checkpoint import convert, write_run
 from albert_tf.errors import UserError
 from albert_tf.model_weights import ModelWeights
+from albert_tf.runs import directory as run_directory
 from albert_tf.weight_names import list_weights
 
 ROOT = pathlib.Path(__file__).parents[1]

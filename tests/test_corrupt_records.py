@@ -16,8 +16,8 @@ from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.io.tfrecord import read_records
-from albert_tf.rollback import Rollbacks
-from albert_tf.run_log import read_events
+from albert_tf.runs.log import read_events
+from albert_tf.runs.rollback import Rollbacks
 from albert_tf.train import train
 
 ONE = tf.distribute.InputContext()

@@ -9,7 +9,6 @@ import sentencepiece
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from albert_tf import checkpoints
 from albert_tf.config import (
     DataConfig,
     DistributionConfig,
@@ -24,6 +23,7 @@ from albert_tf.io.files import write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.records.tokenization import Tokenizer
+from albert_tf.runs import checkpoints
 
 MODEL = ModelConfig(
     vocab_size=41,

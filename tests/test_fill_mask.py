@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 from test_export_saved_model import write_records_files, write_run
 
-from albert_tf import checkpoints
 from albert_tf.config import ExportConfig, FillMaskConfig
 from albert_tf.errors import UserError
 from albert_tf.export_saved_model import export
 from albert_tf.fill_mask import MaskFiller, main
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
+from albert_tf.runs import checkpoints
 
 TEXT = "The [MASK] sat on [MASK]."
 

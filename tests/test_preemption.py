@@ -14,9 +14,9 @@ import pytest
 import tiny_run
 from run_processes import PATIENCE_S, RunProcesses
 
-from albert_tf.checkpoints import list_checkpoints
 from albert_tf.cluster import preemption
-from albert_tf.run_log import read_events
+from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.log import read_events
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 

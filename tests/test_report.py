@@ -15,10 +15,10 @@ import tiny_run
 from matplotlib.figure import Figure
 
 from albert_tf import report, report_curves, report_page, report_runs, train
-from albert_tf.checkpoints import CheckpointStore
 from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
 from albert_tf.report_runs import Curve, RunHistory
+from albert_tf.runs.checkpoints import CheckpointStore
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 

@@ -4,7 +4,7 @@ import pytest
 
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.rollback import Rollbacks, find_divergence
+from albert_tf.runs.rollback import Rollbacks, find_divergence
 
 CONFIG = TrainingConfig(
     on_divergence="rollback", max_rollbacks=3, rollback_learning_rate_scale=0.5

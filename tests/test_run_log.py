@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf import run_log
-from albert_tf.run_log import Progress, RunLog, read_events, read_metrics
+from albert_tf.runs import log as run_log
+from albert_tf.runs.log import Progress, RunLog, read_events, read_metrics
 
 FIGURES = {"masked_lm_loss": 2.5}
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 import tiny_run
 from run_processes import RunProcesses, lines_without_timing
 
-from albert_tf.checkpoints import list_checkpoints
 from albert_tf.errors import UserError
-from albert_tf.run_log import read_events, read_metrics
+from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.train import train
 
 

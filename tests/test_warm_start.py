@@ -24,7 +24,6 @@ from albert_tf import (
     published_checkpoint,
     warm_start,
 )
-from albert_tf.checkpoints import list_checkpoints
 from albert_tf.config import (
     InitializationConfig,
     PretrainingConfig,
@@ -33,7 +32,8 @@ from albert_tf.config import (
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_records
 from albert_tf.model_weights import MOMENTS, ModelWeights
-from albert_tf.run_log import read_events, read_metrics
+from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.train import Run, train
 from albert_tf.weight_names import list_weights
 from data_prep import build_tfrecords, train_tokenizer

@@ -24,7 +24,7 @@ from albert_tf.input.pipeline import phase_seed, shuffled_files
 from albert_tf.input.record_sets import Records, TrainingData, features_to_read
 from albert_tf.io.files import load_json_if_any, write_text
 from albert_tf.io.tfrecord import read_records
-from albert_tf.rollback import Rollbacks
+from albert_tf.runs.rollback import Rollbacks
 
 CORRUPT_RECORDS_FILE = "corrupt_records.json"
 

@@ -34,7 +34,7 @@ from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
-from albert_tf.rollback import Rollbacks
+from albert_tf.runs.rollback import Rollbacks
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20

@@ -30,13 +30,13 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import run_directory
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import flush_to_disk, write_text
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.rollback import Rollbacks
-from albert_tf.run_directory import CHECKPOINTS_DIR, COMMIT_FILE
+from albert_tf.runs import directory as run_directory
+from albert_tf.runs.directory import CHECKPOINTS_DIR, COMMIT_FILE
+from albert_tf.runs.rollback import Rollbacks
 
 BEST_DIR = "best"
 VARIABLES = "variables"

@@ -1,0 +1,1 @@
+"""What a run leaves in its directory: checkpoints, log, notes."""
