@@ -20,13 +20,6 @@ import posixpath
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import (
-    checkpoint_formats,
-    hugging_face,
-    hugging_face_check,
-    published_checkpoint,
-)
-from albert_tf.checkpoint_formats import HUGGING_FACE, PUBLISHED, RUN
 from albert_tf.config import (
     ConvertConfig,
     DataConfig,
@@ -35,8 +28,19 @@ from albert_tf.config import (
     flags,
 )
 from albert_tf.errors import UserError
+from albert_tf.interop import (
+    formats as checkpoint_formats,
+)
+from albert_tf.interop import (
+    google_albert as published_checkpoint,
+)
+from albert_tf.interop import (
+    hugging_face,
+    hugging_face_check,
+)
+from albert_tf.interop.formats import HUGGING_FACE, PUBLISHED, RUN
+from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import PARTIAL_SUFFIX, is_remote, remove_directory
-from albert_tf.model_weights import ModelWeights
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory

@@ -42,18 +42,18 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import checkpoint_formats
 from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import Records, TrainingData
+from albert_tf.interop import formats as checkpoint_formats
+from albert_tf.interop.model_weights import MOMENTS, ModelWeights
+from albert_tf.interop.weight_names import MODEL_NAME, list_weights
 from albert_tf.io.files import exists, open_existing, remove, write_text
 from albert_tf.io.tfrecord import read_records
-from albert_tf.model_weights import MOMENTS, ModelWeights
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
-from albert_tf.weight_names import MODEL_NAME, list_weights
 
 REPORT_FILE = "warm_start.json"
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from albert_tf.config import ModelConfig
-from albert_tf.model_weights import ModelWeights
-from albert_tf.weight_names import list_weights
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
 
 
 def num_huggingface_groups(config: ModelConfig) -> int:

@@ -22,7 +22,7 @@ import torch
 import transformers
 
 from albert_tf.config import ModelConfig
-from albert_tf.weight_names import list_weights
+from albert_tf.interop.weight_names import list_weights
 
 Values = dict[str, np.ndarray]
 

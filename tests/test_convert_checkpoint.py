@@ -18,20 +18,22 @@ import tensorflow as tf
 import tiny_run
 from test_published_checkpoint import CONFIG, GROUPS, PUBLISHED_VOCABULARY
 
-from albert_tf import (
-    checkpoint_archive,
-    checkpoint_formats,
-    evaluate,
-    export_saved_model,
-    published_checkpoint,
-    train,
-)
+from albert_tf import evaluate, export_saved_model, train
 from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
 from albert_tf.convert_checkpoint import convert, write_run
 from albert_tf.errors import UserError
-from albert_tf.model_weights import ModelWeights
+from albert_tf.interop import (
+    archive as checkpoint_archive,
+)
+from albert_tf.interop import (
+    formats as checkpoint_formats,
+)
+from albert_tf.interop import (
+    google_albert as published_checkpoint,
+)
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs import directory as run_directory
-from albert_tf.weight_names import list_weights
 
 ROOT = pathlib.Path(__file__).parents[1]
 

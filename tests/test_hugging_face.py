@@ -15,18 +15,18 @@ import safetensors.numpy
 import tiny_run
 from test_weight_names import TINY, random_weights
 
-from albert_tf import hugging_face
 from albert_tf.errors import UserError
-from albert_tf.hugging_face import (
+from albert_tf.interop import hugging_face
+from albert_tf.interop.hugging_face import (
     CONFIG_FILE,
     INDEX_FILE,
     SHARED_SETTINGS,
     WEIGHTS_FILE,
 )
-from albert_tf.hugging_face_check import verify
+from albert_tf.interop.hugging_face_check import verify
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import directory as run_directory
-from albert_tf.weight_names import list_weights
 from data_prep import train_tokenizer
 from data_prep.config import (
     TokenizerConfig,

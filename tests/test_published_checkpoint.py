@@ -9,12 +9,12 @@ import published_graph
 import pytest
 import tensorflow as tf
 
-from albert_tf import published_checkpoint
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError
-from albert_tf.model_weights import ModelWeights
+from albert_tf.interop import google_albert as published_checkpoint
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.weight_names import list_weights
 
 PUBLISHED_VOCABULARY = pathlib.Path(__file__).parent.joinpath(
     "testdata", "30k-clean.model"

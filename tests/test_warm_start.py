@@ -17,13 +17,7 @@ import tiny_run
 from run_processes import RunProcesses, lines_without_timing
 from sentencepiece import sentencepiece_model_pb2
 
-from albert_tf import (
-    checkpoint_formats,
-    hugging_face,
-    preflight,
-    published_checkpoint,
-    warm_start,
-)
+from albert_tf import preflight, warm_start
 from albert_tf.config import (
     InitializationConfig,
     PretrainingConfig,
@@ -31,11 +25,20 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_records
-from albert_tf.model_weights import MOMENTS, ModelWeights
+from albert_tf.interop import (
+    formats as checkpoint_formats,
+)
+from albert_tf.interop import (
+    google_albert as published_checkpoint,
+)
+from albert_tf.interop import (
+    hugging_face,
+)
+from albert_tf.interop.model_weights import MOMENTS, ModelWeights
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.train import Run, train
-from albert_tf.weight_names import list_weights
 from data_prep import build_tfrecords, train_tokenizer
 from data_prep.config import (
     RecordsConfig,

@@ -7,9 +7,9 @@ import pytest
 
 from albert_tf.config import PARAMETER_SHARING, ModelConfig
 from albert_tf.errors import UserError
-from albert_tf.model_weights import MOMENTS, ModelWeights
+from albert_tf.interop.model_weights import MOMENTS, ModelWeights
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.weight_names import list_weights
 
 TINY = ModelConfig(
     vocab_size=11,

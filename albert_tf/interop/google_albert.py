@@ -26,10 +26,10 @@ from absl import logging
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, first_line
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.io.files import exists, flush_to_disk, write_text
-from albert_tf.model_weights import ModelWeights
 from albert_tf.runs.checkpoints import READING_ERRORS
-from albert_tf.weight_names import list_weights
 
 CONFIG_FILE = "albert_config.json"
 VOCABULARY_FILE = "30k-clean.model"

@@ -23,7 +23,10 @@ from safetensors.numpy import save
 
 from albert_tf.config import SENTENCE_OBJECTIVES, ModelConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.hugging_face_tokenizer import is_cased, tokenizer_files
+from albert_tf.interop.hugging_face_tokenizer import is_cased, tokenizer_files
+from albert_tf.interop.model_card import make_model_card
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.io.files import (
     exists,
     load_json,
@@ -31,12 +34,9 @@ from albert_tf.io.files import (
     open_existing,
     write_bytes,
 )
-from albert_tf.model_card import make_model_card
-from albert_tf.model_weights import ModelWeights
 from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID, TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.directory import RECORDS_METADATA_FILE
-from albert_tf.weight_names import list_weights
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -8,7 +8,7 @@ import numpy as np
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError
-from albert_tf.weight_names import list_weights
+from albert_tf.interop.weight_names import list_weights
 
 MOMENTS = ("m", "v")  # as `optimizers` names its slots
 _NAMED_IN_ERRORS = 5

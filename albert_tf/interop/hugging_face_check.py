@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.errors import UserError
+from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import is_remote
-from albert_tf.model_weights import ModelWeights
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer

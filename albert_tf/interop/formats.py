@@ -17,11 +17,17 @@ import tempfile
 
 import tensorflow as tf
 
-from albert_tf import hugging_face, published_checkpoint
-from albert_tf.checkpoint_archive import SUFFIXES, unpacked
 from albert_tf.errors import UserError
+from albert_tf.interop import (
+    google_albert as published_checkpoint,
+)
+from albert_tf.interop import (
+    hugging_face,
+)
+from albert_tf.interop.archive import SUFFIXES, unpacked
+from albert_tf.interop.model_weights import MOMENTS, ModelWeights
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.io.files import exists
-from albert_tf.model_weights import MOMENTS, ModelWeights
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import directory as run_directory
@@ -32,7 +38,6 @@ from albert_tf.runs.checkpoints import (
     list_checkpoints,
 )
 from albert_tf.runs.directory import CHECKPOINTS_DIR, CONFIG_FILE
-from albert_tf.weight_names import list_weights
 
 RUN = "run"
 PUBLISHED = "published"

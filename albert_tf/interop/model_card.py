@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from albert_tf.config import PretrainingConfig
+from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import exists, load_json_if_any
-from albert_tf.model_weights import ModelWeights
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.log import read_metrics
 

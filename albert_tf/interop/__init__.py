@@ -1,0 +1,1 @@
+"""Checkpoints of other implementations: google-research/albert and Hugging Face."""
