@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from albert_tf import report_curves, report_page
 from albert_tf.config import ReportConfig, flags
 from albert_tf.io.files import write_bytes
-from albert_tf.metrics import describe
 from albert_tf.report_runs import RunHistory, read_runs
+from albert_tf.training.metrics import describe
 
 
 def draw(

@@ -38,17 +38,17 @@ def main(config: PretrainingConfig) -> int:
     if config.training.mode == "eval":
         if config.training.dry_run:
             raise UserError("dry_run must be off with mode=eval")
-        from albert_tf.evaluate import evaluate_run
+        from albert_tf.training.evaluate import evaluate_run
 
         evaluate_run(config)
         return 0
     if not config.data.data_schedule:
         config.require("input_file")
     if config.training.dry_run:
-        from albert_tf.preflight import run
+        from albert_tf.training.preflight import run
 
         return run(config)
-    from albert_tf.train import train
+    from albert_tf.training.train import train
 
     return train(config)
 

@@ -25,7 +25,7 @@ from albert_tf.config import (
     setting,
 )
 from albert_tf.runs.checkpoints import CheckpointStore
-from albert_tf.train_step import make_state
+from albert_tf.training.train_step import make_state
 
 MODELS = pathlib.Path(__file__).parent.parent / "configs" / "models"
 

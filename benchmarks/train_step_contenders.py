@@ -64,10 +64,11 @@ Step = Callable[[], float]
 
 
 def albert_tf(work: Work, remat: bool = False) -> Step:
-    """The step that `albert_tf.train` runs."""
+    """The step that `albert_tf.training.train` runs."""
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
-    from albert_tf import config, schedules, train_step
+    from albert_tf import config
+    from albert_tf.training import schedules, train_step
 
     run = config.PretrainingConfig(
         model=config.ModelConfig(),

@@ -15,8 +15,8 @@ from albert_tf.input import (
 from albert_tf.input import (
     record_sets as training_records,
 )
-from albert_tf.schedules import DropoutRates
-from albert_tf.train_step import (
+from albert_tf.training.schedules import DropoutRates
+from albert_tf.training.train_step import (
     StepSettings,
     figure_names,
     make_state,

@@ -16,8 +16,8 @@ from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.runs import checkpoints
 from albert_tf.runs.rollback import Rollback, Rollbacks
-from albert_tf.train import train
-from albert_tf.train_step import make_state
+from albert_tf.training.train import train
+from albert_tf.training.train_step import make_state
 
 
 def store_of(directory, shapes, **settings):

@@ -14,8 +14,8 @@ import tensorflow as tf
 import yaml
 from absl import flags as absl_flags
 
-from albert_tf import step_cost
 from albert_tf.config import PretrainingConfig, flags
+from albert_tf.training import step_cost
 
 ROOT = pathlib.Path(__file__).parents[1]
 CLUSTER = ROOT / "configs" / "cluster"

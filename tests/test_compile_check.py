@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import step_cost, train_step
 from albert_tf.errors import UserError
 from albert_tf.records.features import FEATURES
-from albert_tf.schedules import DropoutRates
+from albert_tf.training import step_cost, train_step
+from albert_tf.training.schedules import DropoutRates
 from tpu import (
     compile_check,
     cycles,

@@ -4,9 +4,9 @@ import pathlib
 
 import pytest
 
-from albert_tf import schedules
 from albert_tf.cluster import strategy as distribution
 from albert_tf.errors import UserError
+from albert_tf.training import schedules
 from tpu import compile_recipes
 from tpu.config import (
     CompileRecipesConfig,

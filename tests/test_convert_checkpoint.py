@@ -18,7 +18,7 @@ import tensorflow as tf
 import tiny_run
 from test_published_checkpoint import CONFIG, GROUPS, PUBLISHED_VOCABULARY
 
-from albert_tf import evaluate, export_saved_model, train
+from albert_tf import export_saved_model
 from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
 from albert_tf.convert_checkpoint import convert, write_run
 from albert_tf.errors import UserError
@@ -34,6 +34,7 @@ from albert_tf.interop import (
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs import directory as run_directory
+from albert_tf.training import evaluate, train
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ from albert_tf.input.record_sets import find_training_data
 from albert_tf.io.tfrecord import read_records
 from albert_tf.runs.log import read_events
 from albert_tf.runs.rollback import Rollbacks
-from albert_tf.train import train
+from albert_tf.training.train import train
 
 ONE = tf.distribute.InputContext()
 SEED = 12345

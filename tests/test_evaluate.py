@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 import tiny_run
 
-from albert_tf import evaluate, losses
 from albert_tf.cluster import strategy as distribution
 from albert_tf.input import (
     pipeline as input_pipeline,
@@ -16,8 +15,9 @@ from albert_tf.input import (
 from albert_tf.input import (
     record_sets as training_records,
 )
-from albert_tf.train import train
-from albert_tf.train_step import make_state
+from albert_tf.training import evaluate, losses
+from albert_tf.training.train import train
+from albert_tf.training.train_step import make_state
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 

@@ -18,7 +18,7 @@ from make_huggingface_arrays import (
 )
 
 from albert_tf.config import ModelConfig
-from albert_tf.losses import pretraining_sums
+from albert_tf.training.losses import pretraining_sums
 
 
 def run_ours(config, weights, batch):

@@ -20,8 +20,8 @@ import pytest
 from absl import flags as absl_flags
 from run_processes import free_ports
 
-from albert_tf import step_cost
 from albert_tf.config import PretrainingConfig, flags
+from albert_tf.training import step_cost
 
 ROOT = pathlib.Path(__file__).parents[1]
 LAUNCH = ROOT / "tpu" / "launch.sh"

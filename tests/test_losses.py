@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.losses import pretraining_sums
+from albert_tf.training.losses import pretraining_sums
 
 VOCAB = 11
 

@@ -1,6 +1,6 @@
 import pytest
 
-from albert_tf import metrics
+from albert_tf.training import metrics
 
 
 def test_means_divide_by_the_weights_of_each_task():

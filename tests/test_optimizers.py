@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig
 from albert_tf.modeling.fusion import fusing
-from albert_tf.optimizers import make_optimizer
+from albert_tf.training.optimizers import make_optimizer
 
 STEPS = 50
 CONFIG = {

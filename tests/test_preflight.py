@@ -12,8 +12,8 @@ import pytest
 import tiny_run
 from run_processes import PATIENCE_S, RunProcesses, free_ports
 
-from albert_tf import preflight
-from albert_tf.train import train
+from albert_tf.training import preflight
+from albert_tf.training.train import train
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf import losses
 from albert_tf.config import (
     PARAMETER_SHARING,
     ModelConfig,
@@ -17,7 +16,8 @@ from albert_tf.config import (
 )
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.optimizers import make_optimizer
+from albert_tf.training import losses
+from albert_tf.training.optimizers import make_optimizer
 
 TINY = ModelConfig(
     vocab_size=61,

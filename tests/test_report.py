@@ -14,11 +14,12 @@ import tensorflow as tf
 import tiny_run
 from matplotlib.figure import Figure
 
-from albert_tf import report, report_curves, report_page, report_runs, train
+from albert_tf import report, report_curves, report_page, report_runs
 from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
 from albert_tf.report_runs import Curve, RunHistory
 from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.training import train
 
 REPOSITORY = pathlib.Path(__file__).parents[1]
 

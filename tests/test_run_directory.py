@@ -10,11 +10,11 @@ import tiny_run
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.evaluate import evaluate_run
 from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import CheckpointStore
-from albert_tf.train import train
+from albert_tf.training.evaluate import evaluate_run
+from albert_tf.training.train import train
 
 # Other values than those of `tiny_run.make_config`, by what such a change does
 # to a run. With them stands every setting but those of the model, of which some

@@ -8,7 +8,7 @@ from albert_tf.config import (
     PretrainingConfig,
     TrainingConfig,
 )
-from albert_tf.schedules import (
+from albert_tf.training.schedules import (
     describe_learning_rate,
     dropout_rates,
     learning_rate,

@@ -9,7 +9,6 @@ from tensorflow.python.framework.convert_to_constants import (
     convert_variables_to_constants_v2_as_graph,
 )
 
-from albert_tf import step_cost
 from albert_tf.config import (
     DataConfig,
     DistributionConfig,
@@ -17,6 +16,7 @@ from albert_tf.config import (
     PretrainingConfig,
 )
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.training import step_cost
 
 # No two sizes are equal, so that none can stand for another.
 MODEL = ModelConfig(

@@ -14,7 +14,7 @@ from run_processes import RunProcesses, lines_without_timing
 from albert_tf.errors import UserError
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.train import train
+from albert_tf.training.train import train
 
 
 def test_dropout_is_removed_where_the_schedule_says(tiny_records, tmp_path):

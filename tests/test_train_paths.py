@@ -7,13 +7,13 @@ import tensorflow as tf
 import tiny_run
 from run_processes import RunProcesses, lines_without_timing
 
-from albert_tf import evaluate
 from albert_tf.cluster import strategy as distribution
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.train import Run, train
+from albert_tf.training import evaluate
+from albert_tf.training.train import Run, train
 
 
 def steps_of(directory):

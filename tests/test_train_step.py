@@ -7,7 +7,6 @@ import tensorflow as tf
 import tiny_run
 from tensorflow.python.tpu import tpu
 
-from albert_tf import losses, train_step
 from albert_tf.cluster import strategy as distribution
 from albert_tf.input import (
     pipeline as input_pipeline,
@@ -16,8 +15,9 @@ from albert_tf.input import (
     record_sets as training_records,
 )
 from albert_tf.modeling.dropout import Dropout
-from albert_tf.schedules import DropoutRates
-from albert_tf.train_step import (
+from albert_tf.training import losses, train_step
+from albert_tf.training.schedules import DropoutRates
+from albert_tf.training.train_step import (
     StepSettings,
     figure_names,
     make_state,

@@ -17,7 +17,6 @@ import tiny_run
 from run_processes import RunProcesses, lines_without_timing
 from sentencepiece import sentencepiece_model_pb2
 
-from albert_tf import preflight, warm_start
 from albert_tf.config import (
     InitializationConfig,
     PretrainingConfig,
@@ -38,7 +37,8 @@ from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.train import Run, train
+from albert_tf.training import preflight, warm_start
+from albert_tf.training.train import Run, train
 from data_prep import build_tfrecords, train_tokenizer
 from data_prep.config import (
     RecordsConfig,

@@ -19,13 +19,13 @@ from typing import Any
 from absl import flags as absl_flags
 from absl import logging
 
-from albert_tf import schedules
 from albert_tf.config import (
     PretrainingConfig,
     flags,
 )
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from albert_tf.training import schedules
 from tpu import topologies
 from tpu.config import (
     CompileRecipesConfig,

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import schedules, step_cost
 from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.training import schedules, step_cost
 from tpu import cycles, replica_program, tpu_compiler
 from tpu.topologies import Slice
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf import schedules, train_step
 from albert_tf.config import PretrainingConfig
 from albert_tf.records.features import FEATURES
+from albert_tf.training import schedules, train_step
 
 # Batches leave out what masking alone reads.
 _IN_BATCHES = [f for f in FEATURES if f.name != "token_boundary"]

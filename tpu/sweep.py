@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from albert_tf import schedules
 from albert_tf.config import PretrainingConfig
+from albert_tf.training import schedules
 from tpu.estimates import Estimate
 from tpu.topologies import Slice
 

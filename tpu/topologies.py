@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from albert_tf.errors import UserError
-from albert_tf.step_cost import TPU_MEMORY, TPU_PEAKS
+from albert_tf.training.step_cost import TPU_MEMORY, TPU_PEAKS
 
 
 @dataclasses.dataclass(frozen=True)

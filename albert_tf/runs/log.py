@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import metrics
 from albert_tf.errors import first_line
 from albert_tf.io.files import open_existing, write_text
+from albert_tf.training import metrics
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"

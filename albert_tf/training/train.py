@@ -22,7 +22,6 @@ from typing import Any, Self
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import evaluate, schedules, step_cost, warm_start
 from albert_tf.cluster import strategy as distribution
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.config import PretrainingConfig
@@ -40,7 +39,8 @@ from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.log import TENSORBOARD_DIR, Progress, RunLog
 from albert_tf.runs.rollback import Rollbacks, find_divergence
-from albert_tf.train_step import (
+from albert_tf.training import evaluate, schedules, step_cost, warm_start
+from albert_tf.training.train_step import (
     StepSettings,
     figure_names,
     make_state,

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from albert_tf import losses, metrics, schedules
 from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.fusion import fusing
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.optimizers import AdamW, make_optimizer
 from albert_tf.runs import checkpoints
-from albert_tf.schedules import DropoutRates
+from albert_tf.training import losses, metrics, schedules
+from albert_tf.training.optimizers import AdamW, make_optimizer
+from albert_tf.training.schedules import DropoutRates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
-from albert_tf import losses, metrics
 from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
@@ -26,6 +25,7 @@ from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.log import RunLog
+from albert_tf.training import losses, metrics
 
 
 class Evaluator:

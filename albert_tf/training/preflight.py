@@ -21,7 +21,6 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from albert_tf import schedules, step_cost, warm_start
 from albert_tf.cluster import strategy as distribution
 from albert_tf.cluster import versions
 from albert_tf.config import PretrainingConfig
@@ -39,7 +38,8 @@ from albert_tf.io import files
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.rollback import Rollbacks, find_divergence
-from albert_tf.train_step import (
+from albert_tf.training import schedules, step_cost, warm_start
+from albert_tf.training.train_step import (
     StepSettings,
     figure_names,
     make_state,

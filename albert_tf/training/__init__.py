@@ -1,0 +1,1 @@
+"""A run: training step, loop, evaluation, optimizers and schedules."""
