@@ -62,12 +62,12 @@ from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import load_run, model_variables
 from albert_tf.runs.directory import CONFIG_FILE, RECORDS_METADATA_FILE
+from albert_tf.serving.signatures import make_signatures
+from albert_tf.serving.text_tokenizer import TextTokenizer
 from albert_tf.serving.warmup_requests import (
     WARMUP_FILE,
     write_warmup_requests,
 )
-from albert_tf.serving_signatures import make_signatures
-from albert_tf.text_tokenizer import TextTokenizer
 
 MODEL_CONFIG_FILE = "albert_config.json"
 

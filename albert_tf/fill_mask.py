@@ -15,7 +15,7 @@ from albert_tf.config import FillMaskConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
 from albert_tf.records.tokenization import MASK_PIECE
-from albert_tf.text_tokenizer import import_text_ops
+from albert_tf.serving.text_tokenizer import import_text_ops
 
 # What `export_saved_model` writes beside the graph. The directory is
 # TensorFlow Serving's for such files.

@@ -15,7 +15,11 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer, normalize
-from albert_tf.text_tokenizer import TextTokenizer, import_text_ops, pack
+from albert_tf.serving.text_tokenizer import (
+    TextTokenizer,
+    import_text_ops,
+    pack,
+)
 from data_prep.config import (
     TokenizerConfig,
 )
@@ -144,7 +148,7 @@ def test_the_language_of_the_machine_has_no_influence():
     """Turkish has another lower-case letter for I."""
     program = (
         "import tensorflow as tf\n"
-        "from albert_tf.text_tokenizer import TextTokenizer\n"
+        "from albert_tf.serving.text_tokenizer import TextTokenizer\n"
         f"tokenizer = TextTokenizer({PUBLISHED!r})\n"
         "print(tokenizer.encode(tf.constant(['IT IS'])).to_list()[0])\n"
     )

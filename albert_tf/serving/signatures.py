@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.records.features import MASK_ID
-from albert_tf.text_tokenizer import PackedTexts, TextTokenizer, pack
+from albert_tf.serving.text_tokenizer import PackedTexts, TextTokenizer, pack
 
 # By objective, the signature and its two answers, in the order of labels.
 SENTENCE_SIGNATURES = {
