@@ -14,10 +14,21 @@ import tensorflow as tf
 import tiny_run
 from matplotlib.figure import Figure
 
-from albert_tf import report, report_curves, report_page, report_runs
 from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
-from albert_tf.report_runs import Curve, RunHistory
+from albert_tf.report import (
+    __main__ as report,
+)
+from albert_tf.report import (
+    curves as report_curves,
+)
+from albert_tf.report import (
+    page as report_page,
+)
+from albert_tf.report import (
+    runs as report_runs,
+)
+from albert_tf.report.runs import Curve, RunHistory
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.training import train
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogFormatter, PercentFormatter
 
-from albert_tf.report_runs import RunHistory
+from albert_tf.report.runs import RunHistory
 from albert_tf.training.metrics import PAPER_REFERENCE
 
 # Told apart by most eyes, on white and on black.

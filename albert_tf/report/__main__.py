@@ -11,10 +11,11 @@ speed, with marks where a run was restarted, went back or was switched.
 
 from collections.abc import Sequence
 
-from albert_tf import report_curves, report_page
 from albert_tf.config import ReportConfig, flags
 from albert_tf.io.files import write_bytes
-from albert_tf.report_runs import RunHistory, read_runs
+from albert_tf.report import curves as report_curves
+from albert_tf.report import page as report_page
+from albert_tf.report.runs import RunHistory, read_runs
 from albert_tf.training.metrics import describe
 
 

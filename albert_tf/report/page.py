@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.ticker import EngFormatter
 
-from albert_tf import report_curves
-from albert_tf.report_runs import SECONDS_PER_HOUR, RunHistory
+from albert_tf.report import curves as report_curves
+from albert_tf.report.runs import SECONDS_PER_HOUR, RunHistory
 
 # Events of a run that the page lists: the first and the last so many.
 MAX_EVENTS = 100

@@ -1,0 +1,1 @@
+"""Learning curves of runs, as a picture or a page."""
