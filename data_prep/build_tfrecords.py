@@ -43,13 +43,15 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID
 from albert_tf.records.tokenization import Tokenizer
-from data_prep import corpus, local_runner, records_directory
+from data_prep.builder import directory as records_directory
+from data_prep.builder import local_runner
+from data_prep.builder.examples import EVAL, TRAIN
+from data_prep.builder.shards import BuiltRecords, choose_masking
 from data_prep.config import (
     RecordsConfig,
 )
-from data_prep.examples import EVAL, TRAIN
 from data_prep.progress import show_bytes
-from data_prep.shards import BuiltRecords, choose_masking
+from data_prep.text import corpus
 
 # Where a build keeps what is not shuffled yet; removed at its end.
 SCRATCH_DIR = ".build_tfrecords_scratch"
@@ -102,7 +104,7 @@ def main(config: RecordsConfig) -> None:
             files.write_bytes(vocabulary, file.read())
         build = local_runner.build
         if config.runner != "local":
-            from data_prep import beam_pipeline
+            from data_prep.builder import beam_runner as beam_pipeline
 
             build = beam_pipeline.build
         built = build(config, sources, vocabulary, scratch, inputs_sha256)

@@ -68,14 +68,14 @@ from albert_tf.records.tokenization import (
     Tokenizer,
     normalize,
 )
-from data_prep import corpus
 from data_prep.config import (
     TokenizerConfig,
 )
-from data_prep.normalization_rules import format_rules, make_rules
 from data_prep.progress import show_bytes
-from data_prep.sentence_breaking import break_sentences
-from data_prep.sentence_sample import SentenceSample, draw_priorities
+from data_prep.text import corpus
+from data_prep.text.sentence_breaking import break_sentences
+from data_prep.vocabulary.normalization_rules import format_rules, make_rules
+from data_prep.vocabulary.sentence_sample import SentenceSample, draw_priorities
 
 # Punctuation that is always a piece of its own, as published.
 USER_DEFINED_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # noqa: RUF001

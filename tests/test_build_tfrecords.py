@@ -29,11 +29,12 @@ from albert_tf.records.features import (
     read_metadata,
 )
 from albert_tf.records.tokenization import Tokenizer, normalize
-from data_prep import build_tfrecords, local_runner
+from data_prep import build_tfrecords
+from data_prep.builder import local_runner
+from data_prep.builder.examples import EVAL, TRAIN, choose_split
 from data_prep.config import (
     RecordsConfig,
 )
-from data_prep.examples import EVAL, TRAIN, choose_split
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 VOCABULARY = "tests/testdata/30k-clean.model"

@@ -7,10 +7,11 @@ import pytest
 import zstandard
 
 from albert_tf.errors import UserError
-from data_prep import corpus, sources, text_inputs
 from data_prep.config import (
     CorpusConfig,
 )
+from data_prep.text import corpus, sources
+from data_prep.text import files as text_inputs
 
 SENTENCES = [["One a.", "Two b."], ["Three ç."], ["Four d."]]
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from albert_tf.records.features import Feature
+from data_prep.builder.serialization import serialize_examples
 from data_prep.inspection.example_parsing import count_values, parse_examples
-from data_prep.serialization import serialize_examples
 
 FEATURES = (
     Feature("ids", "int64", per_token=True),

@@ -3,11 +3,11 @@ import json
 import pytest
 
 from albert_tf.errors import UserError
-from data_prep import records_directory
+from data_prep.builder import directory as records_directory
 from data_prep.config import (
     RecordsConfig,
 )
-from data_prep.text_inputs import TextFile
+from data_prep.text.files import TextFile
 
 
 def fill(directory):

@@ -6,7 +6,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from data_prep.segments import (
+from data_prep.builder.segments import (
     SKIPPED_CHUNKS,
     cut_long_sentences,
     pair_segments,

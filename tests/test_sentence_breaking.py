@@ -6,7 +6,7 @@ import pytest
 from data_prep.config import (
     CorpusConfig,
 )
-from data_prep.sentence_breaking import break_sentences
+from data_prep.text.sentence_breaking import break_sentences
 
 BREAKING = CorpusConfig(sentence_breaker="sentencex")
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"

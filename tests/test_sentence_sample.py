@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.sentence_sample import SentenceSample, draw_priorities
+from data_prep.vocabulary.sentence_sample import SentenceSample, draw_priorities
 
 SENTENCES = st.lists(
     st.tuples(

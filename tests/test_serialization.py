@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_prep.serialization import serialize_examples
+from data_prep.builder.serialization import serialize_examples
 
 
 def test_bytes_are_those_of_tensorflow():

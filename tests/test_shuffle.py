@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from data_prep.rows import HEADER, Rows, piece_dtype
-from data_prep.shuffle import (
+from data_prep.builder.rows import HEADER, Rows, piece_dtype
+from data_prep.builder.shuffle import (
     count_earlier_equals,
     give_new_keys,
     read_counts,

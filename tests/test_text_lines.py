@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
-from data_prep import text_lines
-from data_prep.text_lines import read_lines
+from data_prep.text import lines as text_lines
+from data_prep.text.lines import read_lines
 
 
 @pytest.fixture(scope="module")

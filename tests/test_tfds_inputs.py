@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from albert_tf.errors import UserError
-from data_prep import build_tfrecords, corpus
+from data_prep import build_tfrecords
 from data_prep.config import (
     CorpusConfig,
     RecordsConfig,
 )
+from data_prep.text import corpus
 
 pytestmark = pytest.mark.tfds
 

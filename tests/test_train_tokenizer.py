@@ -18,7 +18,7 @@ from data_prep import train_tokenizer
 from data_prep.config import (
     TokenizerConfig,
 )
-from data_prep.normalization_rules import make_rules
+from data_prep.vocabulary.normalization_rules import make_rules
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 PUBLISHED = "tests/testdata/30k-clean.model"

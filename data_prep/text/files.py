@@ -11,18 +11,18 @@ from albert_tf.errors import UserError
 from data_prep.config import (
     CorpusConfig,
 )
-from data_prep.sources import (
-    LONGEST_DOCUMENT,
-    OnBytes,
-    Skipped,
-    lines_of_text,
-)
-from data_prep.text_lines import (
+from data_prep.text.lines import (
     COMPRESSIONS,
     Line,
     OnStored,
     read_blocks,
     read_lines,
+)
+from data_prep.text.sources import (
+    LONGEST_DOCUMENT,
+    OnBytes,
+    Skipped,
+    lines_of_text,
 )
 
 # A document of JSON lines must be whole to be parsed.

@@ -12,7 +12,7 @@ from albert_tf.io import files
 from data_prep.config import (
     CorpusConfig,
 )
-from data_prep.sources import OnBytes, Skipped, lines_of_text
+from data_prep.text.sources import OnBytes, Skipped, lines_of_text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,11 +18,11 @@ from albert_tf.records.features import (
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
 from albert_tf.records.tokenization import Tokenizer
+from data_prep.builder.rows import Rows
+from data_prep.builder.serialization import serialize_examples
 from data_prep.config import (
     RecordsConfig,
 )
-from data_prep.rows import Rows
-from data_prep.serialization import serialize_examples
 
 # Examples masked and serialized at a time; fits the processor's caches.
 _ROWS_AT_A_TIME = 256

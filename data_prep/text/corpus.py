@@ -13,8 +13,8 @@ from albert_tf.io import files
 from data_prep.config import (
     CorpusConfig,
 )
-from data_prep.sources import LONGEST_DOCUMENT, OnBytes, Source
-from data_prep.text_inputs import TextFile
+from data_prep.text.files import TextFile
+from data_prep.text.sources import LONGEST_DOCUMENT, OnBytes, Source
 
 CUT_DOCUMENTS = "cuts of documents of more than 1M characters"
 
@@ -48,7 +48,7 @@ def find_inputs(config: CorpusConfig) -> list[Source]:
             )
         sources.append(TextFile(path, size))
     if config.tfds:
-        from data_prep.tfds_inputs import find_dataset
+        from data_prep.text.tfds import find_dataset
 
         sources += find_dataset(config)
     return sources

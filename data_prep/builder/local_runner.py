@@ -19,15 +19,10 @@ import numpy as np
 
 from albert_tf.io import files
 from albert_tf.records.tokenization import Tokenizer
-from data_prep import corpus, records_directory
-from data_prep.config import (
-    RecordsConfig,
-)
-from data_prep.examples import make_rows, normalize_document
-from data_prep.processes import Processes
-from data_prep.progress import annotate, show_bytes, show_count
-from data_prep.rows import Rows, piece_dtype
-from data_prep.shards import (
+from data_prep.builder import directory as records_directory
+from data_prep.builder.examples import make_rows, normalize_document
+from data_prep.builder.rows import Rows, piece_dtype
+from data_prep.builder.shards import (
     BuiltRecords,
     Shard,
     ShardResult,
@@ -36,7 +31,7 @@ from data_prep.shards import (
     list_shards,
     write_shard,
 )
-from data_prep.shuffle import (
+from data_prep.builder.shuffle import (
     count_earlier_equals,
     give_new_keys,
     read_counts,
@@ -44,7 +39,13 @@ from data_prep.shuffle import (
     read_shard,
     write_spill,
 )
-from data_prep.sources import Source
+from data_prep.config import (
+    RecordsConfig,
+)
+from data_prep.processes import Processes
+from data_prep.progress import annotate, show_bytes, show_count
+from data_prep.text import corpus
+from data_prep.text.sources import Source
 
 # Characters of text in a unit, at the most and at the least, and how many
 # units there are to be between: enough to keep many processes busy.

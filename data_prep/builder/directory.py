@@ -18,12 +18,12 @@ from albert_tf.records.features import (
     UNFINISHED_FILE,
     RecordsMetadata,
 )
+from data_prep.builder.examples import EVAL, TRAIN
+from data_prep.builder.shards import NOTES_DIR
 from data_prep.config import (
     RecordsConfig,
 )
-from data_prep.examples import EVAL, TRAIN
-from data_prep.shards import NOTES_DIR
-from data_prep.sources import Source
+from data_prep.text.sources import Source
 
 
 def is_up_to_date(

@@ -12,12 +12,12 @@ import numpy as np
 from albert_tf.io import files
 from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.tokenization import Tokenizer
+from data_prep.builder.examples import EVAL, TRAIN
+from data_prep.builder.records import make_records
+from data_prep.builder.rows import Rows
 from data_prep.config import (
     RecordsConfig,
 )
-from data_prep.examples import EVAL, TRAIN
-from data_prep.records import make_records
-from data_prep.rows import Rows
 
 # Where an unfinished build notes what finished shards hold.
 NOTES_DIR = "unfinished"

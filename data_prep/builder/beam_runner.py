@@ -30,17 +30,10 @@ from albert_tf.errors import UserError
 from albert_tf.io import files
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from data_prep import corpus, records_directory
-from data_prep.config import (
-    RecordsConfig,
-)
-from data_prep.examples import (
-    digest,
-    make_rows,
-    normalize_document,
-)
-from data_prep.rows import HEADER, Rows, piece_dtype
-from data_prep.shards import (
+from data_prep.builder import directory as records_directory
+from data_prep.builder.examples import digest, make_rows, normalize_document
+from data_prep.builder.rows import HEADER, Rows, piece_dtype
+from data_prep.builder.shards import (
     BuiltRecords,
     ShardResult,
     choose_shards,
@@ -48,8 +41,12 @@ from data_prep.shards import (
     list_shards,
     write_shard,
 )
-from data_prep.shuffle import give_new_keys, read_shard, write_spill
-from data_prep.sources import Source
+from data_prep.builder.shuffle import give_new_keys, read_shard, write_spill
+from data_prep.config import (
+    RecordsConfig,
+)
+from data_prep.text import corpus
+from data_prep.text.sources import Source
 
 try:
     import apache_beam as beam

@@ -15,12 +15,16 @@ import numpy as np
 
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.tokenization import EncodedTexts, Tokenizer
+from data_prep.builder.rows import HEADER, Rows, piece_dtype
+from data_prep.builder.segments import (
+    SegmentPair,
+    cut_long_sentences,
+    pair_segments,
+)
 from data_prep.config import (
     RecordsConfig,
 )
-from data_prep.rows import HEADER, Rows, piece_dtype
-from data_prep.segments import SegmentPair, cut_long_sentences, pair_segments
-from data_prep.sentence_breaking import break_sentences
+from data_prep.text.sentence_breaking import break_sentences
 
 SKIPPED_DOCUMENTS = "documents of less than two words"
 

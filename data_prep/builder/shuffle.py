@@ -20,7 +20,7 @@ import numpy as np
 
 from albert_tf.io.files import PARTIAL_SUFFIX
 from albert_tf.records.keyed_random import random_bits
-from data_prep.rows import HEADER, Rows, count_pieces
+from data_prep.builder.rows import HEADER, Rows, count_pieces
 
 # Bytes of rows sorted at a time; several times as much is in use meanwhile.
 _RANGE_BYTES = 64 << 20

@@ -1,0 +1,1 @@
+"""Documents to shards of masked, serialized records."""

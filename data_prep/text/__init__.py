@@ -1,0 +1,1 @@
+"""Files of text to documents of sentences."""

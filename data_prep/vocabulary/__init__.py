@@ -1,0 +1,1 @@
+"""Parts of training a SentencePiece vocabulary."""
