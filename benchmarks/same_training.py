@@ -4,11 +4,12 @@
     python -m benchmarks.same_training
 
 From the same weights and on the same records, the trainer, and Hugging Face's
-ALBERT with LAMB and AdamW written out in PyTorch (`tests/pytorch_training.py`),
-train a small model at L=128 in float32 without dropout. Beside them stands what
-becomes of it where the moments are corrected for their bias, as PyTorch's own
-AdamW does. Prints a Markdown table, and draws the losses and how far they lie
-apart. Takes some ten minutes on two cores.
+ALBERT with LAMB and AdamW written out in PyTorch
+(`tests/helpers/pytorch_training.py`), train a small model at L=128 in float32
+without dropout. Beside them stands what becomes of it where the moments are
+corrected for their bias, as PyTorch's own AdamW does. Prints a Markdown table,
+and draws the losses and how far they lie apart. Takes some ten minutes on two
+cores.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from albert_tf.config import flags, setting
 from albert_tf.io import files
 
 # Tests share the other half of the comparison.
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 RATES = {"lamb": 0.01, "adamw": 0.001}
 TITLES = {"lamb": "LAMB", "adamw": "AdamW"}
@@ -88,7 +89,7 @@ class Comparison(NamedTuple):
 def main(config: BenchmarkConfig) -> None:
     """Trains thrice by each optimizer, draws and prints what came of it."""
     # Only now, after --help.
-    training = importlib.import_module("paired_training")
+    training = importlib.import_module("tests.helpers.paired_training")
 
     compared = {}
     for optimizer in RATES:

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def tiny_records(tmp_path_factory):
     """Records of real text, in train/ and eval/; see `tiny_run`."""
-    import tiny_run
+    from tests.helpers import tiny_run
 
     return tiny_run.build_records(tmp_path_factory.mktemp("tiny"))
 
@@ -57,7 +57,7 @@ def tiny_records(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_dynamic_records(tmp_path_factory):
     """As `tiny_records`, without masks in train/."""
-    import tiny_run
+    from tests.helpers import tiny_run
 
     return tiny_run.build_records(tmp_path_factory.mktemp("tiny"), "dynamic")
 

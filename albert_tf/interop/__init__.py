@@ -1,1 +1,1 @@
-"""Checkpoints of other implementations: google-research/albert and Hugging Face."""
+"""Checkpoints of google-research/albert and of Hugging Face."""

@@ -459,7 +459,7 @@ def _check_masking_rule(
     is_masked: np.ndarray,
     rules: RecordRules,
 ) -> None:
-    """Whole words, as many as fit the budget; see `albert_tf.records.masking`."""
+    """Whole words, as many as fit the budget; see `records/masking.py`."""
     words = find_words(restored, features["token_boundary"])
     in_words = words.count_pieces(is_masked)
     num_rows, length = restored.shape

@@ -1,0 +1,243 @@
+"""The examples for several machines with GPUs, run with stand-ins.
+
+`srun`, `scontrol` and `python` are scripts; TensorFlow reads the TF_CONFIG.
+"""
+
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+
+import pytest
+import tensorflow as tf
+import yaml
+from absl import flags as absl_flags
+
+from albert_tf.config import PretrainingConfig, flags
+from albert_tf.training import step_cost
+
+ROOT = pathlib.Path(__file__).parents[2]
+CLUSTER = ROOT / "configs" / "cluster"
+
+FLAGS = ["--output_dir=/shared/run", "--input_file=/shared/*.tfrecord"]
+
+PROGRAMS = {
+    # What it is run with, for TensorFlow and for the test.
+    "python": """#!/bin/bash
+printf '%s\\n' "${TF_CONFIG-}" "$@" >"$RESULTS/worker-$SLURM_PROCID"
+exit "$(cat "$RESULTS/status")"
+""",
+    "scontrol": """#!/bin/bash
+case $* in
+"show hostnames gpu[1-2,7]") printf 'gpu1\\ngpu2\\ngpu7\\n' ;;
+"show hostnames gpu1") echo gpu1 ;;
+*) echo "$*" >>"$RESULTS/asked" ;;
+esac
+""",
+    # Runs the command of each task; returns the highest status.
+    "srun": """#!/bin/bash
+while [[ $1 == --* ]]; do echo "$1" >>"$RESULTS/srun-flags"; shift; done
+highest=0
+for ((rank = 0; rank < SLURM_NTASKS; ++rank)); do
+  SLURM_PROCID=$rank "$@"
+  status=$?
+  ((status <= highest)) || highest=$status
+done
+exit $highest
+""",
+}
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Runs a script where the programs are those above; gives the process."""
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "status").write_text("0")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SLURM_", "TF_CONFIG", "JOB_"))
+    }
+
+    def run(*command, **environment):
+        return subprocess.run(
+            [*command, *FLAGS],
+            env={
+                **kept,
+                "PATH": f"{tmp_path}:{kept['PATH']}",
+                "RESULTS": str(tmp_path),
+                "SLURM_PROCID": "0",
+                **environment,
+            },
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    return run
+
+
+def slurm(nodes="gpu[1-2,7]", tasks="3"):
+    return {
+        "SLURM_JOB_ID": "654321",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_NTASKS": tasks,
+    }
+
+
+def cluster_of(path, monkeypatch):
+    """What TensorFlow takes from the TF_CONFIG that a worker was given."""
+    tf_config, *arguments = path.read_text().splitlines()
+    monkeypatch.setenv("TF_CONFIG", tf_config)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    task = resolver.task_type, resolver.task_id
+    return resolver.cluster_spec().as_dict(), task, arguments
+
+
+@pytest.mark.parametrize("name", ["worker.sh", "slurm.sbatch"])
+def test_scripts_are_clean(name):
+    script = CLUSTER / name
+    subprocess.run(["bash", "-n", script], check=True)
+    assert os.access(script, os.X_OK)
+    if shellcheck := shutil.which("shellcheck"):
+        subprocess.run([shellcheck, script], check=True)
+
+
+def test_under_slurm_each_worker_is_told_all_nodes_and_its_place(
+    machine, tmp_path, monkeypatch
+):
+    done = machine(CLUSTER / "slurm.sbatch", **slurm())
+    assert done.returncode == 0, done.stderr
+    for rank in range(3):
+        cluster, task, arguments = cluster_of(
+            tmp_path / f"worker-{rank}", monkeypatch
+        )
+        # 20000 + 654321 % 10000
+        assert cluster == {"worker": ["gpu1:24321", "gpu2:24321", "gpu7:24321"]}
+        assert task == ("worker", rank)
+        assert arguments == [
+            *["-m", "albert_tf.run_pretraining", "--strategy=multi_worker"],
+            *FLAGS,
+        ]
+    # A worker that ends must not end one that saves.
+    assert (tmp_path / "srun-flags").read_text().split() == [
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+    ]
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_task_of_slurm_gets_the_whole_node():
+    """By default it gets one processor: https://slurm.schedmd.com/sbatch.html"""
+    text = (CLUSTER / "slurm.sbatch").read_text()
+    asked = [
+        line.split()[1]
+        for line in text.splitlines()
+        if line.startswith("#SBATCH")
+    ]
+    assert {"--ntasks-per-node=1", "--exclusive", "--mem=0"} < set(asked)
+
+
+def test_one_node_of_slurm_mirrors_over_its_gpus(machine, tmp_path):
+    done = machine(CLUSTER / "slurm.sbatch", **slurm("gpu1", "1"))
+    assert done.returncode == 0, done.stderr
+    tf_config, *arguments = (tmp_path / "worker-0").read_text().splitlines()
+    assert tf_config == ""
+    assert "--strategy=mirrored" in arguments
+
+
+@pytest.mark.parametrize(("status", "queued"), [(143, True), (1, False)])
+def test_only_what_was_preempted_is_queued_again(
+    machine, tmp_path, status, queued
+):
+    (tmp_path / "status").write_text(str(status))
+    done = machine(CLUSTER / "slurm.sbatch", **slurm())
+    assert done.returncode == status
+    asked = tmp_path / "asked"
+    assert queued == (asked.exists() and "requeue 654321" in asked.read_text())
+
+
+def test_several_tasks_on_a_node_are_refused(machine, tmp_path):
+    done = machine(CLUSTER / "worker.sh", **slurm(tasks="6"))
+    assert done.returncode == 1
+    assert "Received: 6 tasks on 3 nodes" in done.stderr
+    assert not (tmp_path / "worker-0").exists()
+
+
+def test_a_worker_without_a_scheduler_is_told_so(machine):
+    done = machine(CLUSTER / "worker.sh")
+    assert done.returncode == 1
+    assert "must be started by Slurm or an indexed job" in done.stderr
+
+
+def test_under_kubernetes_workers_find_each_other_by_the_service(
+    machine, tmp_path, monkeypatch
+):
+    service, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    number = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == number
+    assert job["spec"]["completionMode"] == "Indexed"
+    # So pods get the names JOB-INDEX.SERVICE.
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+
+    program, *flags = container["command"]
+    done = machine(
+        ROOT / program,
+        *flags,
+        JOB_COMPLETION_INDEX="2",
+        **{entry["name"]: entry["value"] for entry in container["env"]},
+    )
+    assert done.returncode == 0, done.stderr
+    cluster, task, arguments = cluster_of(tmp_path / "worker-0", monkeypatch)
+    port = container["ports"][0]["containerPort"]
+    assert cluster == {
+        "worker": [f"albert-{n}.albert:{port}" for n in range(number)]
+    }
+    assert task == ("worker", 2)
+    assert arguments[2:] == ["--strategy=multi_worker", *flags, *FLAGS]
+
+
+def test_kubernetes_starts_again_what_was_preempted():
+    *_, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    ignored = [rule for rule in rules if rule["action"] == "Ignore"]
+    codes = [r["onExitCodes"]["values"] for r in ignored if "onExitCodes" in r]
+    assert codes == [[143]]
+    # Rules need it: https://kubernetes.io/docs/tasks/job/pod-failure-policy
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def flags_of_slurm():
+    """Those in the comment that shows the command."""
+    text = (CLUSTER / "slurm.sbatch").read_text().split("slurm.sbatch \\\n")[1]
+    command = text.split("\n#\n")[0].replace("\\\n#", "").strip("# ")
+    return shlex.split(command)
+
+
+def flags_of_kubernetes():
+    *_, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return container["command"][1:]
+
+
+@pytest.mark.parametrize("arguments", [flags_of_slurm(), flags_of_kubernetes()])
+def test_what_the_examples_train_fits_32_gpus_of_40_gb(arguments, monkeypatch):
+    """By the rule that the trainer checks by, which may err by half."""
+    monkeypatch.chdir(ROOT)
+    values = absl_flags.FlagValues()
+    flags.define(PretrainingConfig, values)
+    values(["run_pretraining", *arguments])
+    config = flags.parse(PretrainingConfig, values)
+    needed = sum(step_cost.estimate_memory(config, 4 * 8).values())
+    assert 1.5 * needed < 40e9

@@ -1,0 +1,139 @@
+"""Real processes of a cluster, on ports of this machine."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from albert_tf.cluster.rendezvous import wait_for_workers
+from albert_tf.errors import UserError
+from tests.helpers.run_processes import PATIENCE_S, free_ports
+
+# As TensorFlow does, it listens at its port afterwards.
+WORKER = """
+import socket, sys, time
+from albert_tf.cluster.rendezvous import wait_for_workers
+index, *ports = map(int, sys.argv[1:])
+chief, *workers = [f"localhost:{port}" for port in ports]
+cluster = {"chief": [chief], "worker": workers}
+job, place = ("worker", index - 1) if index else ("chief", 0)
+wait_for_workers(cluster, job, place, 600)
+print(time.time())
+with socket.create_server(("", ports[index])):
+    time.sleep(5)
+"""
+
+
+def test_all_go_on_when_the_last_has_come():
+    ports = [str(port) for port in free_ports(3)]
+
+    def start(index):
+        return subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(index), *ports],
+            stdout=subprocess.PIPE,
+        )
+
+    early = [start(index) for index in (0, 2)]
+    time.sleep(6)
+    begun = time.time()
+    last = start(1)
+    for process in (*early, last):
+        told, _ = process.communicate(timeout=PATIENCE_S)
+        assert float(told) > begun
+        assert process.returncode == 0
+
+
+def test_more_than_128_workers_reach_one_that_waits():
+    """Connections that nobody takes are as many as the workers."""
+    mine, away = free_ports(2)
+    cluster = {"worker": [f"localhost:{port}" for port in (mine, away)]}
+    waiting = threading.Thread(
+        target=wait_for_workers,
+        args=(cluster, "worker", 0, PATIENCE_S),
+        daemon=True,
+    )
+    waiting.start()
+    number = 0
+    while number < 300:
+        try:
+            socket.create_connection(("localhost", mine), timeout=3).close()
+        except ConnectionRefusedError:  # it has not begun to listen
+            assert not number
+            time.sleep(0.01)
+        else:
+            number += 1
+    assert waiting.is_alive()
+    with socket.create_server(("localhost", away)):
+        waiting.join()
+
+
+def test_those_that_a_firewall_hides_are_waited_for_together():
+    """Each takes 5 s: one after the other, 20."""
+    (mine,) = free_ports(1)
+    with contextlib.ExitStack() as stack:
+        hidden = []
+        for _ in range(4):
+            # Its queue is full, so that it answers nothing.
+            server = stack.enter_context(socket.socket())
+            server.bind(("127.0.0.1", 0))
+            server.listen(0)
+            hidden.append(server.getsockname())
+            for _ in range(4):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(hidden[-1])
+        addresses = [f"{host}:{port}" for host, port in hidden]
+        began = time.monotonic()
+        with pytest.raises(UserError, match=f"worker 4 at {addresses[-1]}"):
+            wait_for_workers(
+                {"worker": [f"127.0.0.1:{mine}", *addresses]}, "worker", 0, 2
+            )
+    assert time.monotonic() - began < 18
+
+
+def test_addresses_of_ipv6_have_brackets():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    mine, there = free_ports(2)
+    with socket.create_server(("::1", there), family=socket.AF_INET6):
+        wait_for_workers(
+            {"worker": [f"[::1]:{mine}", f"[::1]:{there}"]}, "worker", 0, 2
+        )
+
+
+def test_a_name_that_no_host_can_have_is_told_as_one_that_is_away():
+    (mine,) = free_ports(1)
+    with pytest.raises(UserError, match=r"no answer of worker 1 at a\.\.b:22"):
+        wait_for_workers(
+            {"worker": [f"localhost:{mine}", "a..b:2222"]}, "worker", 0, 0
+        )
+
+
+def test_those_that_do_not_come_are_named_with_their_addresses():
+    mine, there, away = free_ports(3)
+    with socket.create_server(("localhost", there)):
+        began = time.monotonic()
+        with pytest.raises(UserError) as error:
+            wait_for_workers(
+                {"worker": [f"localhost:{p}" for p in (mine, there, away)]},
+                "worker",
+                0,
+                timeout_s=2,
+            )
+    assert 2 <= time.monotonic() - began < 10
+    assert f"Received: no answer of worker 2 at localhost:{away}" in str(
+        error.value
+    )
+
+
+def test_a_port_that_is_taken_is_told_at_once():
+    (mine,) = free_ports(1)
+    with (
+        socket.create_server(("", mine)),
+        pytest.raises(UserError, match=f"localhost:{mine}.* must be free"),
+    ):
+        wait_for_workers({"worker": [f"localhost:{mine}"]}, "worker", 0, 5)

@@ -1,0 +1,118 @@
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.cluster import strategy as distribution
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import UserError
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+def test_without_accelerators_auto_is_one_device():
+    strategy = distribution.make_strategy(DistributionConfig())
+    assert strategy.num_replicas_in_sync == 1
+    assert distribution.is_chief(strategy)
+
+
+def test_mirrored_has_a_replica_on_each_logical_cpu():
+    config = DistributionConfig(strategy="mirrored", num_logical_cpus=3)
+    strategy = distribution.make_strategy(config)
+    assert strategy.num_replicas_in_sync == 3
+
+
+def test_a_tpu_that_is_not_there_is_named_within_seconds():
+    code = (
+        "from albert_tf.cluster import strategy as distribution\n"
+        "from albert_tf.config import DistributionConfig\n"
+        "distribution.make_strategy(DistributionConfig(strategy='tpu'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    message = done.stderr.splitlines()[-1]
+    assert "strategy=tpu needs a TPU on this machine" in message
+    assert "tensorflow-tpu" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"task": {}}',
+        '{"cluster": {}, "task": {}}',
+        '"cluster task"',
+        '{"cluster": {"worker": "a:1"}, "task": {"type": "worker"}}',
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3'
+        "}}",
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", '
+        '"index": -1}}',
+        '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", '
+        '"index": 0}}',
+        '{"cluster": {"worker": ["a:1", "b:"]}, "task": {"type": "worker", '
+        '"index": 0}}',
+        '{"cluster": {"worker": ["a:1", "b:65536"]}, "task": {"type": "worker",'
+        ' "index": 0}}',
+        '{"cluster": {"worker": ["a:1", "b:0"]}, "task": {"type": "worker",'
+        ' "index": 0}}',
+        '{"cluster": {"chief": ["a:1"], "worker": ["a:1"]}, '
+        '"task": {"type": "worker", "index": 0}}',
+        '{"cluster": {"boss": ["a:1"]}, "task": {"type": "boss", "index": 0}}',
+    ],
+)
+def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(UserError, match="TF_CONFIG must hold a JSON object"):
+        distribution.make_strategy(
+            DistributionConfig(strategy="multi_worker", worker_timeout_s=2)
+        )
+
+
+def test_a_tpu_is_not_asked_to_compile_what_it_compiles_anyway():
+    config = DistributionConfig(strategy="tpu", jit_compile=True)
+    with pytest.raises(UserError, match="jit_compile must be off on TPUs"):
+        distribution.make_strategy(config)
+
+
+def test_an_error_of_one_process_tells_of_no_other_worker(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    config = DistributionConfig()
+    strategy = distribution.make_strategy(config)
+    with (
+        pytest.raises(tf.errors.InternalError),
+        distribution.name_lost_workers(config, strategy),
+    ):
+        raise tf.errors.InternalError(None, None, "of its own")
+
+
+def test_what_tensorflow_says_of_a_lost_worker_is_told(monkeypatch):
+    """It may be an error of this process, which no other log tells."""
+    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}}'
+    monkeypatch.setenv("TF_CONFIG", cluster)
+    with (
+        pytest.raises(UserError, match="says: Blas GEMM launch failed"),
+        distribution.name_lost_workers(DistributionConfig()),
+    ):
+        raise tf.errors.InternalError(None, None, "Blas GEMM launch failed")
+
+
+def test_a_batch_is_shared_evenly_or_refused():
+    share = distribution.per_replica_batch_size
+    assert share("global_batch_size", 4096, 32, 4) == 128
+    with pytest.raises(UserError, match=r"4100 and 32\. Nearest: 4096, 4128"):
+        share("global_batch_size", 4100, 32)
+    with pytest.raises(UserError, match="2 gradient_accumulation_steps"):
+        share("global_batch_size", 6, 2, 2)
+    with pytest.raises(UserError, match=r"3 and 8\. Nearest: 8\."):
+        share("global_batch_size", 3, 8)

@@ -1,0 +1,140 @@
+"""Whether a machine has a TPU: PCI trees made of files, and real processes."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster import tpu_chips
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+ON_TPU = DistributionConfig(strategy="tpu")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Puts devices of (vendor, device) on the PCI bus, and files in /dev."""
+    pci, dev = tmp_path / "pci", tmp_path / "dev"
+    dev.mkdir()
+    monkeypatch.setattr(tpu_chips, "PCI_DEVICES", pci)
+    monkeypatch.setattr(tpu_chips, "DEVICES", dev)
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+
+    def build(devices, files=()):
+        for vendor, device in devices:
+            directory = pci / f"0000:00:0{len(list(pci.glob('*')))}.0"
+            directory.mkdir(parents=True)
+            (directory / "vendor").write_text(vendor + "\n")
+            (directory / "device").write_text(device + "\n")
+        for name in files:
+            (dev / name).touch()
+
+    return build
+
+
+# The network card and the disk of a Google Cloud VM are Google's, too.
+GVNIC, NVME = ("0x1ae0", "0x0042"), ("0x1ae0", "0x001f")
+
+
+def test_chips_are_told_from_other_devices_of_google(machine):
+    machine([GVNIC, NVME, ("0x10de", "0x0063")])
+    assert tpu_chips.find_chips() == []
+    machine([("0x1ae0", "0x0063")] * 2)
+    assert tpu_chips.find_chips() == ["v5e", "v5e"]
+
+
+def test_device_files_count_where_no_pci_bus_is_seen(machine):
+    machine([], files=["accel0", "accel1", "accel_else", "null"])
+    assert len(tpu_chips.find_chips()) == 2
+    tpu_chips.check(ON_TPU)
+
+
+def test_libtpu_asks_for_a_slice_only_where_there_is_a_chip(machine):
+    tpu_chips.spare_import_the_search()
+    assert os.environ["TPU_SKIP_MDS_QUERY"] == "1"
+    del os.environ["TPU_SKIP_MDS_QUERY"]
+    machine([("0x1ae0", "0x005e")])
+    tpu_chips.spare_import_the_search()
+    assert "TPU_SKIP_MDS_QUERY" not in os.environ
+
+
+def test_only_a_tpu_of_this_machine_is_looked_for(machine):
+    machine([GVNIC])
+    with pytest.raises(UserError) as raised:
+        tpu_chips.check(ON_TPU)
+    for told in (str(tpu_chips.PCI_DEVICES), "accel*", "installed: tensorflow"):
+        assert told in raised.value.fault
+    assert "tpu/README.md" in raised.value.remedy
+    tpu_chips.check(DistributionConfig(strategy="auto"))
+    tpu_chips.check(DistributionConfig(strategy="tpu", tpu_name="grpc://a:1"))
+
+
+@pytest.mark.skipif(
+    bool(tpu_chips.find_chips()), reason="this machine has a TPU"
+)
+def test_a_run_for_a_tpu_ends_within_seconds_where_there_is_none(tmp_path):
+    """Before TensorFlow is imported, whichever release that is."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-m",
+            "albert_tf.run_pretraining",
+            "--strategy=tpu",
+            "--albert_config_file=configs/models/albert_base_v2.json",
+            "--input_file=none",
+            f"--output_dir={tmp_path}/run",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    message = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert "strategy=tpu needs a TPU on this machine" in message
+    imported = {
+        line.split("|")[-1].strip() for line in done.stderr.splitlines()
+    }
+    assert "absl" in imported and "tensorflow" not in imported
+    assert not (tmp_path / "run").exists()
+
+
+def test_hosts_of_a_slice_that_do_not_answer_are_named():
+    """TensorFlow would wait for them for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as answers:
+        good = f"127.0.0.1:{answers.getsockname()[1]}"
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            bad = f"127.0.0.1:{closed.getsockname()[1]}"
+        config = DistributionConfig(
+            strategy="tpu", tpu_name=f"grpc://{good},{bad}"
+        )
+        with pytest.raises(UserError, match=f"no answer of {bad} ") as raised:
+            distribution.make_strategy(config)
+    assert good not in str(raised.value)
+    assert "start_grpc_tpu_worker" in raised.value.remedy
+
+
+def test_a_name_that_cannot_be_looked_up_is_told_with_what_needs_no_look_up():
+    config = DistributionConfig(
+        strategy="tpu", tpu_name="mine", tpu_zone="a", gcp_project="b"
+    )
+    with pytest.raises(UserError, match="needs a TPU at mine") as raised:
+        distribution.make_strategy(config)
+    assert "--tpu_name=grpc://" in raised.value.remedy
+
+
+def test_no_metadata_server_is_an_error_for_users(monkeypatch):
+    """Zone and project of a name are asked of one if they are not given."""
+    monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
+    config = DistributionConfig(strategy="tpu", tpu_name="mine")
+    with pytest.raises(UserError, match="needs a TPU at mine"):
+        distribution.make_strategy(config)

@@ -1,0 +1,136 @@
+"""Versions, of packages that are really there, or made of metadata alone."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from albert_tf.cluster import versions
+from albert_tf.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Installs what has metadata and nothing else, before what is there."""
+
+    def install(**packages):
+        for name, version in packages.items():
+            name = name.replace("_", "-")
+            directory = tmp_path / f"{name.replace('-', '_')}.dist-info"
+            directory.mkdir()
+            (directory / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
+
+
+def remedies():
+    return {
+        found.name: found.remedy
+        for found in versions.check_installed()
+        if found.remedy
+    }
+
+
+def test_what_the_tests_run_with_fits():
+    versions.check_import()
+    assert remedies() == {}
+    names = {found.name for found in versions.check_installed()}
+    assert {"Python", "tensorflow", "keras", "sentencepiece"} <= names
+
+
+def test_limits_are_those_of_the_distribution():
+    setup = (ROOT / "setup.py").read_text()
+    for name, (first, below) in versions.SUPPORTED.items():
+        if name == "Python":
+            assert f'python_requires=">={first},<{below}"' in setup
+            continue
+        (limits,) = re.findall(
+            rf'^ +(?:"cpu": \[)?"{name}([<>=.,\d]+)"', setup, re.M
+        )
+        if name == "sentencepiece":
+            limits = limits.replace("<=0.2.1", "<0.2.2")
+        assert limits == f">={first}" + (f",<{below}" if below else "")
+    assert f'"libtpu=={versions.NEWEST_LIBTPU}"' in setup
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "remedy"),
+    [
+        ("tensorflow", "2.19.1", "pip install 'tensorflow>=2.20,<2.22'"),
+        ("tensorflow", "2.22.0rc0", "pip install 'tensorflow>=2.20,<2.22'"),
+        ("keras", "2.15.0", "pip install 'keras>=3.12,<4'"),
+        ("sentencepiece", "0.2.2", "pip install 'sentencepiece>=0.2.0,<0.2.2'"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_what_would(
+    installed, name, version, remedy
+):
+    installed(**{name: version})
+    assert remedies()[name] == remedy
+
+
+def test_tensorflow_text_is_of_the_same_minor_release(installed):
+    installed(tensorflow="2.20.0", tensorflow_text="2.21.1")
+    assert remedies() == {
+        "tensorflow-text": "pip install 'tensorflow-text>=2.20,<2.21'"
+    }
+
+
+def test_tensorflows_that_share_a_directory_are_told(installed):
+    installed(tensorflow="2.20.0", tensorflow_tpu="2.20.0", libtpu="0.0.30")
+    installed_as_one = remedies()["tensorflow tensorflow-tpu"]
+    assert installed_as_one.startswith(
+        "pip uninstall tensorflow tensorflow-tpu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("libtpu", "fits"), [("0.0.30", True), ("0.0.33", False), ("", False)]
+)
+def test_libtpu_that_ends_the_import_is_refused(
+    installed, monkeypatch, libtpu, fits
+):
+    """0.0.33 was seen to abort `import tensorflow` of tensorflow-tpu 2.20.0."""
+    packages = {"tensorflow_tpu": "2.20.0"}
+    installed(**packages, **({"libtpu": libtpu} if libtpu else {}))
+    monkeypatch.setattr(versions, "TENSORFLOWS", ("tensorflow-tpu",))
+    if libtpu == "0.0.33":
+        with pytest.raises(UserError, match=r"libtpu==0\.0\.30"):
+            versions.check_import()
+    else:
+        versions.check_import()
+    assert ("libtpu" not in remedies()) == fits
+
+
+def test_a_run_says_so_before_tensorflow_is_imported(tmp_path):
+    """With no TensorFlow to import, or with one that would end the process."""
+    (tmp_path / "tensorflow.py").write_text("import os; os.abort()")
+    for name, version in (("tensorflow-tpu", "2.20.0"), ("libtpu", "0.0.40")):
+        directory = tmp_path / f"{name.replace('-', '_')}.dist-info"
+        directory.mkdir()
+        (directory / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+    code = (
+        "from albert_tf import config, run_pretraining as r\n"
+        "from albert_tf.cluster import versions\n"
+        "versions.TENSORFLOWS = ('tensorflow-tpu',)\n"
+        "training = config.TrainingConfig(output_dir='run')\n"
+        "r.main(config.PretrainingConfig(training=training))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "libtpu must be at most 0.0.30" in done.stderr

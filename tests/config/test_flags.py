@@ -1,0 +1,246 @@
+import re
+import subprocess
+import sys
+
+import pytest
+from absl import flags as absl_flags
+
+from albert_tf import config as configs
+from albert_tf.config import (
+    Config,
+    ConvertConfig,
+    ExportConfig,
+    FillMaskConfig,
+    ModelConfig,
+    PretrainingConfig,
+    ReportConfig,
+    ServingClientConfig,
+    TrainingConfig,
+    fields_with_types,
+    flags,
+)
+from albert_tf.errors import UserError
+from data_prep.config import (
+    InspectConfig,
+    RecordsConfig,
+    TokenizerConfig,
+)
+from tpu.config import (
+    CompileCheckConfig,
+    CompileRecipesConfig,
+)
+
+COMMANDS = (
+    TokenizerConfig,
+    RecordsConfig,
+    InspectConfig,
+    PretrainingConfig,
+    ConvertConfig,
+    ExportConfig,
+    FillMaskConfig,
+    ServingClientConfig,
+    ReportConfig,
+    CompileCheckConfig,
+    CompileRecipesConfig,
+)
+
+
+def defined(config_class):
+    flag_values = absl_flags.FlagValues()
+    flags.define(config_class, flag_values)
+    return flag_values
+
+
+def parse(config_class, *arguments):
+    flag_values = defined(config_class)
+    flag_values(["command", *arguments])
+    return flags.parse(config_class, flag_values)
+
+
+def settings_of(config_class):
+    """Names of all settings but the architecture's, with their fields."""
+    found = {}
+    for field, field_type in fields_with_types(config_class):
+        if field_type is ModelConfig:
+            continue
+        if isinstance(field_type, type) and issubclass(field_type, Config):
+            nested = settings_of(field_type)
+            assert not nested.keys() & found.keys(), "declared twice"
+            found |= nested
+        else:
+            found[field.name.removesuffix("_")] = field
+    return found
+
+
+@pytest.mark.parametrize("config_class", COMMANDS)
+def test_every_setting_is_a_flag_with_its_default_and_help(config_class):
+    flag_values = defined(config_class)
+    settings = settings_of(config_class)
+    extra = {"albert_config_file"} & set(flag_values)
+    assert set(flag_values) == settings.keys() | extra
+    for name, field in settings.items():
+        flag = flag_values[name]
+        value = flag.default
+        if isinstance(value, list):
+            value = tuple(value)
+        assert value == field.default
+        assert field.metadata["help"] in flag.help
+        assert field.metadata["help"].endswith("."), name
+
+
+def test_a_keyword_of_python_is_a_flag_all_the_same():
+    """The setting from_ is the flag --from, wherever it is named."""
+    assert parse(ConvertConfig, "--from=a", "--to=b").from_ == "a"
+    with pytest.raises(UserError, match="--from is required"):
+        parse(ConvertConfig, "--to=b").require("from_", "to")
+
+
+def test_every_config_is_of_a_command():
+    """A config that no command takes would have no flags."""
+    reached = set()
+
+    def reach(config_class):
+        reached.update(config_class.__mro__)
+        for _, field_type in fields_with_types(config_class):
+            if isinstance(field_type, type) and issubclass(field_type, Config):
+                reach(field_type)
+
+    for command in COMMANDS:
+        reach(command)
+    declared = {
+        value
+        for value in vars(configs).values()
+        if isinstance(value, type) and issubclass(value, Config)
+    }
+    assert declared <= reached
+
+
+@pytest.mark.parametrize(
+    "config_class",
+    # The others cannot do without an architecture.
+    [c for c in COMMANDS if c not in (PretrainingConfig, CompileCheckConfig)],
+)
+def test_no_flags_are_the_defaults(config_class):
+    assert parse(config_class) == config_class()
+
+
+def test_flags_of_every_type_reach_the_config(tmp_path):
+    architecture = tmp_path / "albert.json"
+    architecture.write_text('{"hidden_size": 36, "num_attention_heads": 3}')
+    config = parse(
+        PretrainingConfig,
+        f"--albert_config_file={architecture}",
+        "--input_file=a,b/*.tfrecord",
+        "--learning_rate=0.25",
+        "--num_train_steps=7000",
+        "--optimizer=adamw",
+    )
+    assert config.model == ModelConfig(hidden_size=36, num_attention_heads=3)
+    assert config.data.input_file == ("a", "b/*.tfrecord")
+    assert config.optimizer.learning_rate == 0.25
+    assert config.optimizer.optimizer == "adamw"
+    assert config.training == TrainingConfig(num_train_steps=7000)
+    assert parse(RecordsConfig, "--nodo_lower_case").do_lower_case is False
+
+
+def test_a_repeated_flag_may_hold_commas():
+    config = parse(FillMaskConfig, "--text=a, [MASK]", "--text=b")
+    assert config.text == ("a, [MASK]", "b")
+
+
+def test_flags_that_do_not_exist_are_refused():
+    with pytest.raises(absl_flags.UnrecognizedFlagError, match="export_dri"):
+        parse(ExportConfig, "--export_dri=x")
+
+
+def test_impossible_flags_are_refused():
+    with pytest.raises(UserError, match="Received: 20 and 16"):
+        parse(
+            RecordsConfig,
+            "--max_seq_length=16",
+            "--max_predictions_per_seq=20",
+        )
+
+
+def test_help_of_the_trainer_lists_every_flag():
+    done = subprocess.run(
+        [sys.executable, "-m", "albert_tf.run_pretraining", "--help"],
+        capture_output=True,
+        text=True,
+    )
+    listed = set(re.findall(r"^  --(?:\[no\])?(\w+):", done.stdout, re.M))
+    wanted = settings_of(PretrainingConfig).keys() | {"albert_config_file"}
+    assert wanted <= listed
+    # The default and the unit stand in it, too.
+    assert "(default: '4096')" in done.stdout
+    assert "e.g. 0:0.1,1000000:0.0" in re.sub(r"\s+", " ", done.stdout)
+
+
+def run_command(body, *arguments):
+    """Runs a command of its own process whose `main` is `body`."""
+    source = (
+        "import errno\n"
+        "from albert_tf.config import flags\n"
+        "from albert_tf.config import ExportConfig\n"
+        "from albert_tf.errors import UserError\n"
+        f"def main(config):\n    {body}\n"
+        "flags.run(main, ExportConfig)\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_command_receives_its_config():
+    done = run_command("print(config.top_k)", "--top_k=3")
+    assert (done.returncode, done.stdout) == (0, "3\n")
+
+
+def test_a_user_error_is_one_line_without_a_traceback():
+    done = run_command('raise UserError("x must be 1", received=2)')
+    assert done.returncode == 1
+    assert done.stderr == "error: x must be 1. Received: 2.\n"
+
+
+def test_a_wrong_value_is_one_line_before_anything_starts():
+    done = run_command("print('started')", "--top_k=0")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "error: top_k must be at least 1. Received: 0.\n"
+
+
+def test_an_unknown_flag_is_named_with_the_nearest():
+    done = run_command("print('started')", "--export_dri=x")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "Unknown command line flag 'export_dri'" in done.stderr
+    assert "export_dir" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_words_that_are_no_flags_are_refused():
+    done = run_command("print('started')", "export_dir=x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "settings are given as --name=value" in done.stderr
+    assert "export_dir=x" in done.stderr
+
+
+def test_a_full_disk_is_one_line():
+    done = run_command('raise OSError(errno.ENOSPC, "No space left")')
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the disk is full: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_other_failures_keep_their_traceback():
+    done = run_command('raise OSError(errno.EIO, "broken")')
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_an_interrupted_command_says_so():
+    done = run_command("raise KeyboardInterrupt")
+    assert done.returncode == 130
+    assert done.stderr.startswith("interrupted; the same command goes on")

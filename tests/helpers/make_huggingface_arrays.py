@@ -1,0 +1,213 @@
+"""Makes tests/testdata/huggingface_*.npz: what Hugging Face's ALBERT answers.
+
+Needs the `interop` extra. Run it where a variable is renamed or a case is
+added, and note the versions that it prints in tests/testdata/README.md:
+
+    python tests/helpers/make_huggingface_arrays.py
+"""
+
+import json
+import os
+
+import numpy as np
+
+from albert_tf.config import ModelConfig
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+
+TESTDATA = os.path.join(os.path.dirname(__file__), "..", "testdata")
+
+# Sizes differ in every dimension; H is 24, but 20 where E equals it.
+SIZES = {
+    "vocab_size": 61,
+    "embedding_size": 16,
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 19,
+    "num_hidden_layers": 3,
+}
+UNFACTORIZED = SIZES | {
+    "embedding_size": 20,
+    "hidden_size": 20,
+    "num_attention_heads": 5,
+}
+CASES = {
+    "shared": ModelConfig.from_dict(SIZES),
+    "groups": ModelConfig.from_dict(
+        SIZES
+        | {
+            "num_hidden_layers": 5,
+            "num_hidden_groups": 2,
+            "inner_group_num": 2,
+        }
+    ),
+    "unfactorized_unshared": ModelConfig.from_dict(
+        UNFACTORIZED | {"parameter_sharing": "none"}
+    ),
+    "attention_shared": ModelConfig.from_dict(
+        SIZES | {"parameter_sharing": "attention", "hidden_act": "relu"}
+    ),
+    "ffn_shared_in_groups": ModelConfig.from_dict(
+        SIZES
+        | {
+            "parameter_sharing": "ffn",
+            "num_hidden_layers": 4,
+            "num_hidden_groups": 2,
+        }
+    ),
+}
+STORED = ("shared", "groups", "unfactorized_unshared")
+
+
+def random_weights(
+    variables: dict[str, tuple[int, ...]], seed: int
+) -> dict[str, np.ndarray]:
+    """Weights large enough that every part of the model shows.
+
+    Args:
+        variables: Shapes by path.
+        seed: Of the numbers.
+    """
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for path, shape in variables.items():
+        values = rng.normal(size=shape)
+        if len(shape) == 2:
+            values *= 2.0 / np.sqrt(shape[0])
+        else:
+            values = 0.3 * values + path.endswith("gamma")
+        weights[path] = values.astype(np.float32)
+    return weights
+
+
+def random_batch(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
+    """Four examples of up to 13 pieces, two of them padded, and one full."""
+    rng = np.random.default_rng(seed)
+    lengths = np.array([13, 5, 13, 9])[:, np.newaxis]
+    places = np.arange(13)[np.newaxis]
+    mask = (places < lengths).astype(int)
+    masked = np.array([[1, 4, 7], [2, 3, 0], [5, 11, 12], [8, 0, 0]])
+    weights = np.array([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]])
+    return {
+        "input_ids": rng.integers(5, config.vocab_size, mask.shape) * mask,
+        "input_mask": mask,
+        "segment_ids": (places >= lengths // 2) * mask,
+        "masked_lm_positions": masked,
+        "masked_lm_ids": rng.integers(5, config.vocab_size, masked.shape)
+        * weights,
+        "masked_lm_weights": weights.astype(np.float32),
+        "next_sentence_labels": np.array([[0], [1], [1], [0]]),
+    }
+
+
+def run_huggingface(
+    config: ModelConfig,
+    weights: dict[str, np.ndarray],
+    batch: dict[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Their outputs and losses under our names."""
+    import torch
+    import transformers
+
+    from tests.helpers.huggingface_weights import (
+        num_huggingface_groups,
+        to_huggingface,
+    )
+
+    model = transformers.AlbertForPreTraining(
+        transformers.AlbertConfig(
+            vocab_size=config.vocab_size,
+            embedding_size=config.embedding_size,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_hidden_groups=num_huggingface_groups(config),
+            inner_group_num=config.inner_group_num,
+            num_attention_heads=config.num_attention_heads,
+            intermediate_size=config.intermediate_size,
+            max_position_embeddings=config.max_position_embeddings,
+            type_vocab_size=config.type_vocab_size,
+            # Their "gelu" is by the error function, ours by tanh.
+            hidden_act={"gelu": "gelu_new"}.get(
+                config.hidden_act, config.hidden_act
+            ),
+            layer_norm_eps=1e-12,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            classifier_dropout_prob=0.0,
+            # By the formulas: fused kernels give one process in some other
+            # answers than the rest, by more than rounding.
+            attn_implementation="eager",
+        )
+    ).eval()
+    state = to_huggingface(config, weights)
+    model.load_state_dict(
+        {name: torch.tensor(value) for name, value in state.items()}
+    )
+
+    examples = np.arange(len(batch["input_ids"]))[:, np.newaxis]
+    real = batch["masked_lm_weights"] > 0
+    labels = np.full(batch["input_ids"].shape, -100)
+    rows = np.broadcast_to(examples, real.shape)[real]
+    labels[rows, batch["masked_lm_positions"][real]] = batch["masked_lm_ids"][
+        real
+    ]
+    inputs = {
+        "input_ids": torch.tensor(batch["input_ids"]),
+        "attention_mask": torch.tensor(batch["input_mask"]),
+        "token_type_ids": torch.tensor(batch["segment_ids"]),
+    }
+    order = torch.tensor(batch["next_sentence_labels"][:, 0])
+    with torch.no_grad():
+        encoded = model.albert(**inputs)
+        answers = model(
+            **inputs, labels=torch.tensor(labels), sentence_order_label=order
+        )
+        sentence_loss = torch.nn.functional.cross_entropy(
+            answers.sop_logits, order
+        )
+    logits = answers.prediction_logits.numpy()
+    return {
+        "sequence_output": encoded.last_hidden_state.numpy(),
+        "pooled_output": encoded.pooler_output.numpy(),
+        "mlm_logits": logits[examples, batch["masked_lm_positions"]],
+        "sentence_logits": answers.sop_logits.numpy(),
+        "total_loss": answers.loss.numpy(),
+        "sentence_loss": sentence_loss.numpy(),
+    }
+
+
+def build_model(config: ModelConfig) -> AlbertPretrainer:
+    """A model in float32, its variables made."""
+    model = AlbertPretrainer(config)
+    model.build()
+    return model
+
+
+def shapes_of(model: AlbertPretrainer) -> dict[str, tuple[int, ...]]:
+    """Shapes of the variables by path."""
+    return {v.path: tuple(v.shape) for v in model.variables}
+
+
+def main() -> None:
+    import torch
+    import transformers
+
+    for index, name in enumerate(STORED):
+        config = CASES[name]
+        weights = random_weights(shapes_of(build_model(config)), seed=index)
+        batch = random_batch(config, seed=index)
+        outputs = run_huggingface(config, weights, batch)
+        path = os.path.join(TESTDATA, f"huggingface_{name}.npz")
+        np.savez_compressed(
+            path,
+            config=json.dumps(config.to_dict()),
+            **{f"weights:{key}": value for key, value in weights.items()},
+            **{f"batch:{key}": value for key, value in batch.items()},
+            **{f"outputs:{key}": value for key, value in outputs.items()},
+        )
+        print(f"{os.path.relpath(path)}: {os.path.getsize(path):,} bytes")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+
+
+if __name__ == "__main__":
+    main()

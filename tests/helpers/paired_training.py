@@ -1,0 +1,115 @@
+"""The same training twice: by the trainer, and by `pytorch_training`."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from albert_tf.cluster import strategy as distribution
+from albert_tf.config import PretrainingConfig
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
+from albert_tf.training.schedules import DropoutRates
+from albert_tf.training.train_step import (
+    StepSettings,
+    figure_names,
+    make_state,
+    make_train_steps,
+)
+from tests.helpers import pytorch_training
+
+LOSSES = ("masked_lm_loss", "sentence_order_loss")
+
+
+class Training(NamedTuple):
+    """What came of a training.
+
+    Attributes:
+        losses: Of the batch of each step, as `LOSSES`, `(steps, 2)`.
+        initial, trained: Weights by path.
+    """
+
+    losses: np.ndarray
+    initial: Mapping[str, np.ndarray]
+    trained: Mapping[str, np.ndarray]
+
+
+def train(config: PretrainingConfig) -> Training:
+    """All steps of a run, by the trainer, without dropout."""
+    strategy = distribution.make_strategy(config.distribution)
+    with strategy.scope():
+        state = make_state(config)
+        train_steps = make_train_steps(strategy, state, config)
+    variables = state.pretrainer.variables
+    initial = {v.path: v.value.numpy() for v in variables}
+    batches = iter(
+        strategy.distribute_datasets_from_function(_make_dataset(config))
+    )
+    nothing = {name: tf.constant(0.0) for name in figure_names(config)}
+    settings = StepSettings(DropoutRates(0.0, 0.0))
+    losses = []
+    for _ in range(config.training.num_train_steps):
+        steps = train_steps(batches, nothing, tf.constant(1), settings)
+        losses.append([float(steps.totals[name]) for name in LOSSES])
+    trained = {v.path: v.value.numpy() for v in variables}
+    return Training(np.array(losses), initial, trained)
+
+
+def train_in_pytorch(
+    config: PretrainingConfig,
+    initial: Mapping[str, np.ndarray],
+    **departures: Any,
+) -> Training:
+    """The same from given weights on, on the same batches, by PyTorch.
+
+    Args:
+        config: Of which model, records, optimizer and its rates are taken.
+        initial: Weights by path.
+        departures: Fields of `pytorch_training.Recipe`.
+    """
+    recipe = {
+        "optimizer": config.optimizer.optimizer,
+        "learning_rate": config.optimizer.learning_rate,
+        "num_warmup_steps": config.optimizer.num_warmup_steps,
+        "num_train_steps": config.training.num_train_steps,
+    }
+    dataset = _make_dataset(config)(tf.distribute.InputContext())
+    losses, trained = pytorch_training.train(
+        config.model,
+        initial,
+        dataset.take(config.training.num_train_steps).as_numpy_iterator(),
+        pytorch_training.Recipe(**recipe | departures),
+    )
+    return Training(losses, initial, trained)
+
+
+def loss_differences(one: Training, other: Training) -> np.ndarray:
+    """Of the losses of each step, `(steps, 2)`, relative to `other`'s."""
+    return np.abs(one.losses - other.losses) / np.abs(other.losses)
+
+
+def weight_difference(one: Training, other: Training) -> float:
+    """Norm of the difference of all weights, relative to their change."""
+
+    def distance(
+        these: Mapping[str, np.ndarray], those: Mapping[str, np.ndarray]
+    ) -> float:
+        return np.linalg.norm(
+            [np.linalg.norm(these[path] - those[path]) for path in those]
+        )
+
+    return distance(one.trained, other.trained) / distance(
+        other.trained, other.initial
+    )
+
+
+def _make_dataset(config: PretrainingConfig) -> Any:
+    data = training_records.find_training_data(config)
+    return input_pipeline.training_dataset(
+        data, config.data, config.training.seed, 0
+    )

@@ -1,0 +1,134 @@
+"""Runs as processes of their own: started, watched, killed, compared."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from albert_tf.config import PretrainingConfig
+from albert_tf.runs.log import TIMING_FIGURES, read_metrics
+from tests.helpers import tiny_run
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+PATIENCE_S = 600
+
+
+class RunProcesses:
+    """The processes of a run: one, or one for each worker.
+
+    Args:
+        config: The run.
+        directory: Where the log of the processes is, one for all.
+        workers: Processes that find each other by TF_CONFIG.
+        options: More flags.
+    """
+
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        directory: pathlib.Path,
+        workers: int = 1,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self.run_dir = config.training.output_dir
+        self.log_file = directory / "log"
+        flags = [
+            *tiny_run.as_flags(config, directory / "model.json"),
+            *options,
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        environment.pop("TF_CONFIG", None)
+        ports = free_ports(workers)
+        cluster = {"worker": [f"localhost:{port}" for port in ports]}
+        self.processes = []
+        for index in range(workers):
+            task = {"type": "worker", "index": index}
+            if workers > 1:
+                environment["TF_CONFIG"] = json.dumps(
+                    {"cluster": cluster, "task": task}
+                )
+            # A file, since nobody empties a pipe.
+            with open(self.log_file, "a") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        [
+                            sys.executable,
+                            "-m",
+                            "albert_tf.run_pretraining",
+                            *flags,
+                        ],
+                        env=environment,
+                        stderr=log,
+                    )
+                )
+
+    def log(self) -> str:
+        """What the processes have told."""
+        return self.log_file.read_text()
+
+    def is_running(self) -> bool:
+        """Whether none has ended."""
+        return all(process.poll() is None for process in self.processes)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> list[int]:
+        """The exit statuses, once all have ended."""
+        return [process.wait(timeout_s) for process in self.processes]
+
+    def signal(self, number: int, worker: int | None = None) -> None:
+        """Sends a signal to one worker, or to all."""
+        for index, process in enumerate(self.processes):
+            if worker in (None, index):
+                process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends all at once, as a machine that is taken away."""
+        self.signal(signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+
+    def wait_for_log(self, text: str) -> None:
+        """Returns when `text` is in the log."""
+        self._wait_until(lambda: text in self.log(), f"{text!r} in the log")
+
+    def wait_for_step(self, step: int) -> None:
+        """Returns when the run has logged a step."""
+
+        def is_there() -> bool:
+            lines = read_metrics(self.run_dir)
+            return bool(lines) and lines[-1]["step"] >= step
+
+        self._wait_until(is_there, f"step {step}")
+
+    def _wait_until(self, condition, what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            is_running = self.is_running()  # before the look, or it may
+            if condition():  # end between both
+                return
+            assert is_running, f"ended before {what}: {self.log()}"
+            assert time.monotonic() < deadline, f"no {what}: {self.log()}"
+            time.sleep(0.02)
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    listeners = [socket.socket() for _ in range(number)]
+    try:
+        for listener in listeners:
+            listener.bind(("localhost", 0))
+        return [listener.getsockname()[1] for listener in listeners]
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def lines_without_timing(run_dir: pathlib.Path) -> list[dict]:
+    """The lines of a run's log, without what depends on the clock."""
+    return [
+        {n: value for n, value in line.items() if n not in TIMING_FIGURES}
+        for line in read_metrics(str(run_dir))
+    ]

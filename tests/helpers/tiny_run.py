@@ -1,0 +1,137 @@
+"""A run small enough for a test, on real text: settings and records."""
+
+import dataclasses
+import gzip
+import itertools
+import json
+import pathlib
+
+from albert_tf.config import (
+    Config,
+    DataConfig,
+    DistributionConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainingConfig,
+    TrainingConfig,
+)
+from data_prep import build_tfrecords, train_tokenizer
+from data_prep.config import (
+    RecordsConfig,
+    TokenizerConfig,
+)
+
+CORPUS = (
+    pathlib.Path(__file__)
+    .parents[2]
+    .joinpath("data_prep", "sample_corpus", "wiki-books-demo.txt.gz")
+)
+LENGTHS = {"max_seq_length": 32, "max_predictions_per_seq": 6}
+MODEL = ModelConfig(
+    vocab_size=400,
+    embedding_size=8,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=32,
+)
+
+
+def build_records(
+    directory: pathlib.Path, masking: str = "static"
+) -> pathlib.Path:
+    """Records of the first lines of the sample corpus, in train/ and eval/.
+
+    Static ones of two passes over it, dynamic ones of one.
+    """
+    text = directory / "text.txt"
+    with gzip.open(CORPUS, "rt", encoding="utf-8") as lines:
+        # Short documents, so that some are held out.
+        text.write_text(
+            "".join(
+                line + ("\n" if number % 8 == 7 else "")
+                for number, line in enumerate(itertools.islice(lines, 400))
+            ),
+            encoding="utf-8",
+        )
+    train_tokenizer.main(
+        TokenizerConfig(
+            input_file=(str(text),),
+            model_prefix=str(directory / "spm"),
+            vocab_size=MODEL.vocab_size,
+        )
+    )
+    build_tfrecords.main(
+        RecordsConfig(
+            input_file=(str(text),),
+            output_dir=str(directory / "records"),
+            spm_model_file=str(directory / "spm.model"),
+            holdout_fraction=0.2,
+            masking=masking,
+            dupe_factor=2 if masking == "static" else 1,
+            num_shards=3,
+            num_workers=1,
+            **LENGTHS,
+        )
+    )
+    return directory / "records"
+
+
+def make_config(
+    records: pathlib.Path, run_dir: pathlib.Path, **changes: object
+) -> PretrainingConfig:
+    """Settings of a run of 12 steps; `changes` by setting, in any group."""
+    config = PretrainingConfig(
+        model=MODEL,
+        data=DataConfig(
+            input_file=(f"{records}/train/*.tfrecord",),
+            eval_input_file=(f"{records}/eval/*.tfrecord",),
+            global_batch_size=8,
+            eval_batch_size=8,
+            max_eval_steps=3,
+            shuffle_block_size=50,
+            **LENGTHS,
+        ),
+        optimizer=OptimizerConfig(learning_rate=0.02, num_warmup_steps=2),
+        distribution=DistributionConfig(strategy="one_device"),
+        training=TrainingConfig(
+            output_dir=str(run_dir),
+            num_train_steps=12,
+            steps_per_loop=2,
+            save_checkpoints_steps=4,
+        ),
+    )
+    return _replace(config, changes)
+
+
+def _replace(config: PretrainingConfig, changes: dict) -> PretrainingConfig:
+    groups = {}
+    for field in dataclasses.fields(config):
+        group = getattr(config, field.name)
+        assert isinstance(group, Config)
+        names = {f.name for f in dataclasses.fields(group)} & set(changes)
+        groups[field.name] = dataclasses.replace(
+            group, **{name: changes.pop(name) for name in names}
+        )
+    assert not changes, f"no such settings: {changes}"
+    return PretrainingConfig(**groups)
+
+
+def as_flags(config: PretrainingConfig, model_file: pathlib.Path) -> list[str]:
+    """The command line of `run_pretraining` that gives this config."""
+    model_file.write_text(json.dumps(config.model.to_dict()))
+    flags = [f"--albert_config_file={model_file}"]
+    for group in dataclasses.fields(config):
+        if group.name == "model":
+            continue
+        settings = getattr(config, group.name)
+        for field in dataclasses.fields(settings):
+            value = getattr(settings, field.name)
+            if field.metadata["repeated"]:
+                flags += [f"--{field.name}={item}" for item in value]
+            elif isinstance(value, tuple):
+                flags.append(f"--{field.name}={','.join(value)}")
+            else:
+                flags.append(f"--{field.name}={value}")
+    return flags

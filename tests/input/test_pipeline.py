@@ -1,0 +1,404 @@
+import dataclasses
+import functools
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input.record_sets import (
+    Phase,
+    TrainingData,
+    find_records,
+    find_training_data,
+)
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import mask_batch
+from tests.helpers import tiny_run
+
+ONE = tf.distribute.InputContext()
+
+
+@pytest.fixture(scope="module")
+def config(tiny_records, tmp_path_factory):
+    return tiny_run.make_config(tiny_records, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def records(config):
+    return find_records("input_file", config.data.input_file, config)
+
+
+def one_phase(records):
+    return TrainingData((Phase(0, "", records),))
+
+
+def take(
+    records,
+    config,
+    start_step,
+    num_batches,
+    context=ONE,
+    notes=MappingProxyType({}),
+    **changes,
+):
+    data = dataclasses.replace(config.data, **changes)
+    dataset = input_pipeline.training_dataset(
+        one_phase(records), data, 7, start_step, **notes
+    )
+    return list(dataset(context).take(num_batches).as_numpy_iterator())
+
+
+def rows(batches):
+    """One hashable value an example."""
+    return [
+        tuple(np.concatenate([b["input_ids"][i], b["masked_lm_ids"][i]]))
+        for b in batches
+        for i in range(len(b["input_ids"]))
+    ]
+
+
+def stored_rows(files, config):
+    dataset = tf.data.TFRecordDataset(list(files)).batch(10**6)
+    return rows([input_pipeline.parse_records(next(iter(dataset)), config)])
+
+
+def test_an_epoch_holds_each_record_once(records, config):
+    batch_size = 8
+    stream = rows(
+        take(records, config, 0, records.num_examples // batch_size + 1)
+    )
+    epoch = stream[: records.num_examples]
+    stored = stored_rows(records.files, config.data)
+
+    assert sorted(epoch) == sorted(stored)
+    assert epoch != stored, "records must be shuffled"
+
+
+def test_epochs_come_in_different_orders(records, config):
+    batches = -(-2 * records.num_examples // 8)
+    stream = rows(take(records, config, 0, batches))
+    first = stream[: records.num_examples]
+    second = stream[records.num_examples : 2 * records.num_examples]
+
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_records_are_shuffled_within_files_and_files_among_themselves(
+    records, config
+):
+    """A block of one record leaves the order within a file as stored."""
+    count = records.num_examples
+    batches = -(-4 * count // 8)
+    stored = [stored_rows([file], config.data) for file in records.files]
+
+    def files_in_order(stream):
+        # A short example may be in two files, masked alike.
+        return [
+            next(i for i, rows in enumerate(stored) if row in rows)
+            for row in stream
+            if sum(row in rows for rows in stored) == 1
+        ]
+
+    stream = rows(take(records, config, 0, batches, shuffle_block_size=1))
+    orders = set()
+    for epoch in range(4):
+        part = stream[epoch * count : (epoch + 1) * count]
+        order = list(dict.fromkeys(files_in_order(part)))
+        assert part == [row for file in order for row in stored[file]]
+        orders.add(tuple(order))
+    assert len(orders) > 1
+
+    shuffled = rows(take(records, config, 0, count // 8))
+    first_file = [row for row in shuffled if row in stored[0]]
+    assert first_file != [row for row in stored[0] if row in first_file]
+
+
+@pytest.mark.parametrize("epochs", [0, 0.3, 1, 2.5])
+def test_a_step_has_the_same_batch_wherever_the_run_starts(
+    records, config, epochs
+):
+    step = int(epochs * records.num_examples / 8) + 1
+    straight = rows(take(records, config, 0, step + 5))
+    resumed = rows(take(records, config, step, 5))
+
+    assert resumed == straight[step * 8 :]
+
+
+def test_hosts_and_replicas_share_the_batch_of_one(records, config):
+    alone = rows(take(records, config, 3, 4))
+    shared = []
+    for step in range(4):
+        for host in range(2):
+            context = tf.distribute.InputContext(
+                num_input_pipelines=2,
+                input_pipeline_id=host,
+                num_replicas_in_sync=4,
+            )
+            # Two replicas a host, so two elements a step.
+            batches = take(records, config, 3, 8, context)
+            assert all(len(b["input_ids"]) == 2 for b in batches)
+            shared += rows(batches[2 * step : 2 * step + 2])
+
+    assert shared == alone
+
+
+def test_batches_hold_int32_and_float32_of_static_shapes(records, config):
+    dataset = input_pipeline.training_dataset(
+        one_phase(records), config.data, 7, 0
+    )
+    spec = dataset(ONE).element_spec
+
+    assert spec["input_ids"] == tf.TensorSpec((8, 32), tf.int32)
+    assert spec["masked_lm_weights"] == tf.TensorSpec((8, 6), tf.float32)
+    assert spec["next_sentence_labels"] == tf.TensorSpec((8, 1), tf.int32)
+    assert "token_boundary" not in spec
+
+
+@pytest.fixture(scope="module")
+def joined(tiny_records, config):
+    """Three sets: of two shards, of one, and of the few held-out records."""
+    one, two, three = sorted((tiny_records / "train").glob("*.tfrecord"))
+    data = dataclasses.replace(
+        config.data,
+        input_file=(),
+        dataset=(
+            f"large={one},{three}",
+            f"small={two}",
+            f"few={tiny_records}/eval/*.tfrecord",
+        ),
+        data_schedule="0:large+small+few",
+    )
+    found = find_training_data(dataclasses.replace(config, data=data))
+    return found.phases[0].records
+
+
+def sets_of(stream, records, config):
+    """The set that each row is of; None for a short one that two have."""
+    stored = [set(stored_rows(files, config.data)) for files in records.sets]
+
+    def set_of(row):
+        held = [number for number, rows in enumerate(stored) if row in rows]
+        return held[0] if len(held) == 1 else None
+
+    return [set_of(row) for row in stream]
+
+
+@pytest.mark.parametrize("block_size", [1, 50])
+def test_joined_sets_alternate_in_proportion_to_their_sizes(
+    joined, config, block_size
+):
+    """In the stream itself, and where blocks of it are shuffled, in these."""
+    total = joined.num_examples
+    batches = take(
+        joined, config, 0, -(-2 * total // 8), shuffle_block_size=block_size
+    )
+    stream = rows(batches)
+    stored = stored_rows(joined.files, config.data)
+    assert sorted(stream[:total]) == sorted(stored)
+    assert sorted(stream[total : 2 * total]) == sorted(stored)
+
+    sizes = [
+        sum(joined.count_of(file) for file in files) for files in joined.sets
+    ]
+    assert len(set(sizes)) == 3
+    numbers = np.array(sets_of(stream, joined, config))
+    unknown = np.cumsum(numbers == None)  # noqa: E711
+    assert unknown[-1] < len(stream) / 20
+    for number, size in enumerate(sizes):
+        seen = np.cumsum(numbers == number)
+        for end in range(block_size - 1, total, block_size):
+            share = (end + 1) * size / total
+            # One for each set that was divided off before.
+            assert share - 2 - unknown[end] <= seen[end] <= share + 2
+
+
+@pytest.mark.parametrize("block_size", [1, 50])
+def test_a_step_has_the_same_batch_wherever_a_mixture_starts(
+    joined, config, block_size
+):
+    """In the last blocks too, where a set may have no more."""
+    batches = functools.partial(
+        take, joined, config, shuffle_block_size=block_size
+    )
+    epoch = joined.num_examples // 8
+    straight = rows(batches(0, 2 * epoch))
+    for step in (3, epoch // 2, epoch - 7, epoch - 1, epoch, epoch + 2):
+        assert rows(batches(step, 3)) == straight[step * 8 : step * 8 + 24]
+
+
+def test_a_file_of_two_sets_is_of_the_first(tiny_records, config):
+    one, two, three = sorted(map(str, (tiny_records / "train").glob("*d")))
+    data = dataclasses.replace(
+        config.data,
+        input_file=(),
+        dataset=(f"a={two},{one}", f"b={one},{three}", f"c={two}"),
+        data_schedule="0:a+b+c",
+    )
+    found = find_training_data(dataclasses.replace(config, data=data))
+    assert found.phases[0].records.sets == ((one, two), (three,))
+    assert found.phases[0].records.files == (one, two, three)
+
+
+@pytest.mark.parametrize("sizes", [(7, 3), (3, 7, 5), (2, 0, 40, 1), (1, 0)])
+def test_sets_grow_by_one_record_at_a_time_and_end_together(records, sizes):
+    files = tuple("abcd"[: len(sizes)])
+    mixture = dataclasses.replace(
+        records, files=files, counts=sizes, sets=tuple((f,) for f in files)
+    )
+    total = sum(sizes)
+    places = np.array([mixture.num_of_sets(n) for n in range(total + 1)])
+    assert places[0].tolist() == [0] * len(sizes)
+    assert places[-1].tolist() == list(sizes)
+    steps = np.diff(places, axis=0)
+    assert set(steps.ravel()) <= {0, 1}
+    assert (steps.sum(axis=1) == 1).all()
+
+
+def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
+    held_out = find_records(
+        "eval_input_file", config.data.eval_input_file, config
+    )
+    data = dataclasses.replace(config.data, eval_batch_size=7, max_eval_steps=0)
+    make, num_batches = input_pipeline.evaluation_dataset(held_out, data)
+    batches = list(make(ONE).as_numpy_iterator())
+    stream = rows(batches)
+
+    assert num_batches == len(batches) == -(-held_out.num_examples // 7)
+    assert held_out.num_examples % 7, "the last batch must be partial"
+    assert stream[: held_out.num_examples] == stored_rows(
+        held_out.files, config.data
+    )
+    padding = len(stream) - held_out.num_examples
+    assert not batches[-1]["input_mask"][-padding:].any()
+    assert not batches[-1]["masked_lm_weights"][-padding:].any()
+
+
+@pytest.fixture(scope="module")
+def dynamic(tiny_dynamic_records, config):
+    """Records without masks, of the text of the others."""
+    return find_records(
+        "input_file", [f"{tiny_dynamic_records}/train/*.tfrecord"], config
+    )
+
+
+def restored_rows(batches):
+    """The pieces before masking, one hashable value an example."""
+    restored = []
+    for batch in batches:
+        for ids, positions, originals, weights in zip(
+            batch["input_ids"],
+            batch["masked_lm_positions"],
+            batch["masked_lm_ids"],
+            batch["masked_lm_weights"],
+            strict=True,
+        ):
+            pieces = ids.copy()
+            some = weights > 0
+            pieces[positions[some]] = originals[some]
+            restored.append(tuple(pieces.tolist()))
+    return restored
+
+
+def test_dynamic_masks_are_those_of_the_seed_and_the_place(dynamic, config):
+    """Of NumPy's implementation, on the stream in the order of the files."""
+    files = sorted(dynamic.files)
+    one = dataclasses.replace(
+        dynamic,
+        files=(files[0],),
+        counts=(dynamic.counts[0],),
+        sets=((files[0],),),
+    )
+    serialized = next(iter(tf.data.TFRecordDataset(files[0]).batch(10**6)))
+    stored = input_pipeline.parse_records(serialized, config.data, "dynamic")
+    ids, boundary = (
+        stored[name].numpy() for name in ("input_ids", "token_boundary")
+    )
+    step = len(ids) // 8 + 2  # in the second epoch
+    places = np.arange(step * 8, step * 8 + 24)
+    keys = random_bits(np.full(24, 7, np.uint64), places)
+    expected = mask_batch(
+        ids[places % len(ids)],
+        boundary[places % len(ids)],
+        keys,
+        vocab_size=400,
+        max_predictions_per_seq=5,
+        masked_lm_prob=0.3,
+        ngram=2,
+    )
+    batches = take(
+        one,
+        config,
+        step,
+        3,
+        shuffle_block_size=1,
+        max_predictions_per_seq=5,
+        masked_lm_prob=0.3,
+        ngram=2,
+    )
+    for name, values in zip(
+        (
+            "input_ids",
+            "masked_lm_positions",
+            "masked_lm_ids",
+            "masked_lm_weights",
+        ),
+        expected,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(
+            np.concatenate([batch[name] for batch in batches]), values
+        )
+
+
+def test_each_epoch_is_masked_anew(dynamic, config):
+    count = dynamic.num_examples
+    batches = take(dynamic, config, 0, -(-2 * count // 8))
+    masked, restored = rows(batches), restored_rows(batches)
+
+    assert sorted(restored[:count]) == sorted(restored[count : 2 * count])
+    in_both = set(masked[:count]) & set(masked[count : 2 * count])
+    assert len(in_both) < count / 4
+
+
+def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
+    dynamic, config
+):
+    step = dynamic.num_examples // 8 - 1  # the next ones cross an epoch
+    straight = rows(take(dynamic, config, 0, step + 3))[step * 8 :]
+    assert rows(take(dynamic, config, step, 3)) == straight
+    shared = []
+    for step_of_three in range(3):
+        for host in range(2):
+            context = tf.distribute.InputContext(
+                num_input_pipelines=2,
+                input_pipeline_id=host,
+                num_replicas_in_sync=4,
+            )
+            batches = take(dynamic, config, step, 6, context)
+            shared += rows(batches[2 * step_of_three : 2 * step_of_three + 2])
+    assert shared == straight
+
+
+def test_dynamic_and_static_batches_are_of_one_kind(records, dynamic, config):
+    static, masked = (
+        input_pipeline.training_dataset(one_phase(some), config.data, 7, 0)(ONE)
+        for some in (records, dynamic)
+    )
+    assert masked.element_spec == static.element_spec
+
+
+def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
+    """On a TPU pod the hosts' pipelines run in processes without it."""
+    dataset = input_pipeline.training_dataset(
+        one_phase(dynamic), config.data, 7, 0
+    )(ONE)
+    graph = tf.compat.v1.GraphDef.FromString(
+        dataset._as_serialized_graph().numpy()
+    )
+    nodes = [n for f in graph.library.function for n in f.node_def]
+    operations = {node.op for node in nodes}
+    assert "TensorScatterUpdate" in operations, "the graph must be seen"
+    assert not {op for op in operations if "PyFunc" in op}

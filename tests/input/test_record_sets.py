@@ -1,0 +1,167 @@
+import dataclasses
+import json
+import shutil
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.errors import UserError
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
+from tests.helpers import tiny_run
+
+
+@pytest.fixture(scope="module")
+def config(tiny_records, tmp_path_factory):
+    return tiny_run.make_config(tiny_records, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def records(config):
+    return training_records.find_records(
+        "input_file", config.data.input_file, config
+    )
+
+
+def test_dynamic_records_are_no_held_out_ones(tiny_dynamic_records, config):
+    data = dataclasses.replace(
+        config.data,
+        eval_input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
+    )
+    with pytest.raises(UserError, match=r"eval_input_file must .* static"):
+        training_records.find_held_out(dataclasses.replace(config, data=data))
+    data = dataclasses.replace(
+        config.data,
+        eval_input_file=(f"{tiny_dynamic_records}/eval/*.tfrecord",),
+    )
+    held_out = training_records.find_held_out(
+        dataclasses.replace(config, data=data)
+    )
+    assert held_out.masking == "static"
+
+
+def test_static_and_dynamic_records_are_not_mixed(tiny_dynamic_records, config):
+    both = (
+        *config.data.input_file,
+        f"{tiny_dynamic_records}/train/*.tfrecord",
+    )
+    with pytest.raises(UserError, match="one masking") as error:
+        training_records.find_records("input_file", both, config)
+    assert f"dynamic in {tiny_dynamic_records}/train alone" in str(error.value)
+
+
+def test_dynamic_records_leave_the_number_of_predictions_to_training(
+    tiny_dynamic_records, config
+):
+    data = dataclasses.replace(
+        config.data,
+        input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
+        max_predictions_per_seq=4,
+    )
+    found = training_records.find_training_data(
+        dataclasses.replace(config, data=data)
+    )
+    make = input_pipeline.training_dataset(found, data, 7, 0)
+    spec = make(tf.distribute.InputContext()).element_spec
+    assert spec["masked_lm_ids"].shape == (8, 4)
+
+
+def test_records_of_another_length_are_refused_with_both_values(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
+    )
+    with pytest.raises(UserError) as error:
+        training_records.find_records(
+            "input_file", config.data.input_file, config
+        )
+    assert "max_seq_length is 32 there and 24 here" in str(error.value)
+    assert "max_predictions_per_seq is 6 there and 5 here" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
+)
+def test_held_out_records_of_other_pieces_are_refused(
+    tiny_records, config, records, tmp_path, name, value
+):
+    other = tmp_path / "eval"
+    shutil.copytree(tiny_records / "eval", other)
+    metadata = json.loads((other / "metadata.json").read_text())
+    metadata[name] = value
+    (other / "metadata.json").write_text(json.dumps(metadata))
+    held_out = training_records.find_records(
+        "eval_input_file", [f"{other}/*.tfrecord"], config
+    )
+    with pytest.raises(UserError, match=f"{name} is {value!r} there and"):
+        training_records.check_held_out(records, held_out)
+    both = [*config.data.input_file, f"{other}/*.tfrecord"]
+    with pytest.raises(UserError, match=f"{name} is "):
+        training_records.find_records("input_file", both, config)
+
+
+def test_records_to_train_on_are_not_held_out(records):
+    with pytest.raises(UserError, match="eval_input_file must hold no file"):
+        training_records.check_held_out(records, records)
+
+
+def test_the_shards_of_a_build_that_has_not_ended_are_refused(
+    tiny_records, config, tmp_path
+):
+    shutil.copytree(tiny_records / "train", tmp_path / "train")
+    (tmp_path / "train" / "metadata.json").unlink()
+    (tmp_path / "unfinished.json").write_text("{}")
+    with pytest.raises(UserError, match="a build that has not ended"):
+        training_records.find_records(
+            "input_file", [f"{tmp_path}/train/*.tfrecord"], config
+        )
+
+
+def test_a_torn_file_without_metadata_is_named(tiny_records, config, tmp_path):
+    file = next((tiny_records / "train").glob("*.tfrecord"))
+    (tmp_path / "torn.tfrecord").write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"torn\.tfrecord must be a whole"):
+        training_records.find_records(
+            "input_file", [f"{tmp_path}/*.tfrecord"], config
+        )
+
+
+def test_records_without_metadata_are_counted_and_read(
+    tiny_records, config, records, tmp_path
+):
+    """As google-research/albert's script leaves them."""
+    for file in (tiny_records / "train").glob("*.tfrecord"):
+        shutil.copy(file, tmp_path)
+    found = training_records.find_records(
+        "input_file", [f"{tmp_path}/*.tfrecord"], config
+    )
+
+    assert found.metadata is None
+    assert found.counts == records.counts
+
+
+def test_records_without_metadata_of_another_length_are_refused(
+    tiny_records, tmp_path
+):
+    for file in (tiny_records / "train").glob("*.tfrecord"):
+        shutil.copy(file, tmp_path)
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
+    )
+    with pytest.raises(UserError, match="input_ids is 32 there and 24 here"):
+        training_records.find_records(
+            "input_file", [f"{tmp_path}/*.tfrecord"], config
+        )
+
+
+def test_a_glob_without_files_is_refused(config, tmp_path):
+    with pytest.raises(UserError, match=r"input_file .*no file at"):
+        training_records.find_records(
+            "input_file", [f"{tmp_path}/*.tfrecord"], config
+        )

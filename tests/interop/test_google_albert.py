@@ -1,0 +1,392 @@
+"""Models come in from checkpoints of TensorFlow 1, and go out to them."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import ModelConfig
+from albert_tf.errors import UserError
+from albert_tf.interop import google_albert as published_checkpoint
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+from tests.helpers import published_graph
+
+PUBLISHED_VOCABULARY = (
+    pathlib.Path(__file__).parents[1].joinpath("testdata", "30k-clean.model")
+)
+CONFIG = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "embedding_size": 4,
+    "hidden_size": 6,
+    "initializer_range": 0.02,
+    "intermediate_size": 10,
+    "max_position_embeddings": 9,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "num_hidden_groups": 1,
+    "net_structure_type": 0,
+    "gap_size": 0,
+    "num_memory_blocks": 0,
+    "inner_group_num": 1,
+    "down_scale_factor": 1,
+    "type_vocab_size": 2,
+    "vocab_size": 11,
+}
+GROUPS = {**CONFIG, "num_hidden_groups": 2, "inner_group_num": 2}
+ARCHITECTURES = {
+    "shared": CONFIG,
+    "groups": GROUPS,
+    "unfactorized": {**CONFIG, "embedding_size": 6},
+}
+
+
+def answers_of(weights, config):
+    """What our model answers with some weights."""
+    pretrainer = AlbertPretrainer(weights.config, weights.sentence_objective)
+    pretrainer.build()
+    for variable in pretrainer.variables:
+        variable.assign(weights.values[variable.path])
+    batch = published_graph.random_batch(config)
+    outputs = pretrainer(batch)
+    del batch["masked_lm_positions"]
+    outputs = pretrainer(batch) | outputs
+    return {name: output.numpy() for name, output in outputs.items()}
+
+
+def assert_close(answers, expected):
+    assert answers.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(answers[name], value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_model_answers_as_the_graph_that_wrote_it(tmp_path, name):
+    config = ARCHITECTURES[name]
+    prefix = tmp_path / "model.ckpt-best"
+    written = published_graph.write(prefix, config)
+
+    weights = published_checkpoint.read(str(prefix))
+
+    assert weights.config == ModelConfig.from_dict(config)
+    assert weights.num_parameters == sum(
+        v.size for v in written.values.values()
+    )
+    assert not weights.slots
+    assert weights.step == 0
+    assert_close(answers_of(weights, config), written.answers)
+
+
+def test_a_graph_answers_as_the_model_that_it_reads(tmp_path):
+    """A Saver of TensorFlow 1 restores what is written here."""
+    config = ModelConfig.from_dict(GROUPS)
+    generator = np.random.default_rng(3)
+    weights = ModelWeights(
+        config,
+        "sop",
+        {
+            weight.path: generator.normal(size=weight.shape).astype(np.float32)
+            for weight in list_weights(config)
+        },
+        step=70,
+    )
+
+    published_checkpoint.write(weights, str(tmp_path / "out"))
+
+    stored = json.loads((tmp_path / "out" / "albert_config.json").read_text())
+    assert stored.keys() == GROUPS.keys()
+    assert_close(
+        published_graph.answers_of(tmp_path / "out" / "model.ckpt-70", stored),
+        answers_of(weights, GROUPS),
+    )
+
+
+def test_moments_and_step_come_and_go_bit_by_bit(tmp_path):
+    """Also by the names of a TF-Hub module, and with its vocabulary."""
+    written = published_graph.write(
+        tmp_path / "in" / "model.ckpt-7000",
+        GROUPS,
+        step=7000,
+        slots=True,
+        scope="module",
+    )
+    shutil.copy(PUBLISHED_VOCABULARY, tmp_path / "in")
+
+    weights = published_checkpoint.read(str(tmp_path / "in"))
+    assert weights.step == 7000
+    published_checkpoint.write(weights, str(tmp_path / "out"))
+
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "30k-clean.model",
+        "albert_config.json",
+        "checkpoint",
+        "model.ckpt-7000.data-00000-of-00001",
+        "model.ckpt-7000.index",
+    ]
+    vocabulary = (out / "30k-clean.model").read_bytes()
+    assert vocabulary == PUBLISHED_VOCABULARY.read_bytes()
+    newest = tf.train.latest_checkpoint(str(out))
+    reader = tf.train.load_checkpoint(newest)
+    names = reader.get_variable_to_shape_map()
+    expected = {
+        name.removeprefix("module/"): value
+        for name, value in written.values.items()
+    }
+    assert sum(name.endswith("/adam_v") for name in names) * 3 == len(expected)
+    assert names.keys() == expected.keys() | {"global_step"}
+    assert reader.get_tensor("global_step") == 7000
+    assert reader.get_tensor("global_step").dtype == np.int64
+    for name, value in expected.items():
+        np.testing.assert_array_equal(reader.get_tensor(name), value)
+
+
+def test_each_weight_has_its_own_moments(tmp_path):
+    written = published_graph.write(
+        tmp_path / "model.ckpt-1", CONFIG, step=1, slots=True
+    )
+    slots = published_checkpoint.read(str(tmp_path)).slots
+    name = "bert/encoder/transformer/group_0/inner_group_0/ffn_1/intermediate"
+    path = "albert/encoder/group_0_inner_group_0_ffn/intermediate/kernel"
+    for slot in "mv":
+        np.testing.assert_array_equal(
+            slots[f"{path}/{slot}"],
+            written.values[f"{name}/dense/kernel/adam_{slot}"],
+        )
+
+
+def test_a_module_of_tensorflow_hub_is_read(tmp_path):
+    """Its files lie apart, and the first ones had no sentence head."""
+    written = published_graph.write(
+        tmp_path / "variables" / "variables",
+        CONFIG,
+        slots=True,
+        scope="module",
+        sentence_head=False,
+        config_file=tmp_path / "assets" / "albert_config.json",
+    )
+    shutil.copy(PUBLISHED_VOCABULARY, tmp_path / "assets")
+
+    weights = published_checkpoint.read(str(tmp_path))
+
+    assert weights.vocabulary == str(tmp_path / "assets" / "30k-clean.model")
+    answers = answers_of(weights, CONFIG)
+    assert not answers.pop("sentence_logits").any()
+    assert len(weights.slots) == 2 * len(weights.values)
+    assert_close(answers, written.answers)
+
+
+def test_a_model_without_sentence_objective_comes_back(tmp_path):
+    config = ModelConfig.from_dict(CONFIG)
+    weights = ModelWeights(
+        config,
+        "none",
+        {
+            weight.path: np.full(weight.shape, number, np.float32)
+            for number, weight in enumerate(list_weights(config, "none"))
+        },
+    )
+    published_checkpoint.write(weights, str(tmp_path))
+    back = published_checkpoint.read(str(tmp_path))
+    assert back.sentence_objective == "none"
+    for path, value in weights.values.items():
+        np.testing.assert_array_equal(back.values[path], value)
+
+
+def test_unshared_layers_go_out_as_groups(tmp_path):
+    """To those who know groups alone, and it computes the same."""
+    config = ModelConfig.from_dict({**CONFIG, "parameter_sharing": "none"})
+    generator = np.random.default_rng(3)
+    weights = ModelWeights(
+        config,
+        "sop",
+        {
+            weight.path: generator.normal(size=weight.shape).astype(np.float32)
+            for weight in list_weights(config)
+        },
+    )
+    published_checkpoint.write(weights, str(tmp_path))
+    stored = json.loads((tmp_path / "albert_config.json").read_text())
+    assert stored["num_hidden_groups"] == 3
+    assert_close(
+        published_graph.answers_of(tmp_path / "model.ckpt-0", stored),
+        answers_of(weights, CONFIG),
+    )
+
+
+@pytest.fixture
+def three_checkpoints(tmp_path):
+    for step in (8, 9, 10):
+        published_graph.write(
+            tmp_path / f"model.ckpt-{step}", CONFIG, step=step
+        )
+    return tmp_path
+
+
+def test_of_several_the_state_file_names_the_newest(three_checkpoints):
+    """Wherever the directory was when it was written."""
+    state = three_checkpoints / "checkpoint"
+    state.write_text('model_checkpoint_path: "/elsewhere/model.ckpt-9"\n')
+    assert published_checkpoint.read(str(three_checkpoints)).step == 9
+    for asked in (8, 10):
+        found = published_checkpoint.read(str(three_checkpoints), asked)
+        assert found.step == asked
+    index = three_checkpoints / "model.ckpt-8.index"
+    assert published_checkpoint.read(str(index)).step == 8
+
+    with pytest.raises(UserError, match=r"ckpt-7.*Received: model\.ckpt-"):
+        published_checkpoint.read(str(three_checkpoints), 7)
+    state.unlink()
+    with pytest.raises(UserError, match=r"name the newest.*ckpt-10, .*ckpt-8"):
+        published_checkpoint.read(str(three_checkpoints))
+
+
+def test_what_the_architecture_does_not_have_is_named(tmp_path):
+    """With what the checkpoint has, and what its config says."""
+    prefix = tmp_path / "model.ckpt-best"
+    published_graph.write(prefix, CONFIG)
+    file = tmp_path / "albert_config.json"
+    inner = "group_0/inner_group_1/attention_1/self/query/kernel is missing"
+    for change, told in (
+        (
+            {"vocab_size": 12},
+            r"word_embeddings has shape \[11, 4\] there and \[12, 4\] by "
+            r"albert_config\.json; cls/predictions/output_bias",
+        ),
+        ({"inner_group_num": 2}, f"{inner}; .*and 11 more"),
+        ({"embedding_size": 6}, "hidden_mapping_in/bias is unknown"),
+    ):
+        file.write_text(json.dumps({**CONFIG, **change}))
+        with pytest.raises(UserError, match=told):
+            published_checkpoint.read(str(prefix))
+    file.write_text(json.dumps({**CONFIG, "width": 3}))
+    with pytest.raises(UserError, match="unknown key width"):
+        published_checkpoint.read(str(prefix))
+    file.unlink()
+    with pytest.raises(UserError, match=r"albert_config\.json must lie beside"):
+        published_checkpoint.read(str(prefix))
+
+
+def test_a_moment_that_is_missing_is_named(tmp_path):
+    config = ModelConfig.from_dict(CONFIG)
+    weights = {
+        w.published: np.zeros(w.shape, "f4") for w in list_weights(config)
+    }
+    (tmp_path / "albert_config.json").write_text(json.dumps(CONFIG))
+    name = "cls/predictions/output_bias"
+
+    def save(**more):
+        tensors = {**weights, **more}
+        tf.raw_ops.SaveV2(
+            prefix=str(tmp_path / "model.ckpt-1"),
+            tensor_names=list(tensors),
+            shape_and_slices=[""] * len(tensors),
+            tensors=list(tensors.values()),
+        )
+
+    save(**{f"{name}/adam_m": weights[name]})
+    with pytest.raises(UserError, match=r"word_embeddings/adam_m is missing"):
+        published_checkpoint.read(str(tmp_path))
+    save(**{name: weights[name].astype(np.float16)})
+    with pytest.raises(UserError, match=f"{name} is float16, not float32"):
+        published_checkpoint.read(str(tmp_path))
+    save(**{f"module/{name}": weights[name]})
+    with pytest.raises(UserError, match=f"once.*{name} and module/{name}"):
+        published_checkpoint.read(str(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
+def test_damage_is_found(tmp_path, suffix):
+    """Cut short at several places, and with a bit turned over."""
+    prefix = tmp_path / "model.ckpt-best"
+    published_graph.write(prefix, CONFIG)
+    file = tmp_path / f"model.ckpt-best.{suffix}"
+    content = file.read_bytes()
+    middle = len(content) // 2
+    flipped = bytearray(content)
+    flipped[middle] ^= 8
+    for damaged in (b"", content[:middle], content[:-1], bytes(flipped)):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match="must be a whole checkpoint"):
+            published_checkpoint.read(str(prefix))
+    file.write_bytes(content)
+    published_checkpoint.read(str(prefix))
+    file.unlink()
+    with pytest.raises(UserError, match=r"must be (there|a whole)"):
+        published_checkpoint.read(str(prefix))
+
+
+@pytest.mark.parametrize(
+    "step", [np.array([5, 6]), np.array(-3), np.array(5.7), np.array("five")]
+)
+def test_a_step_that_is_none_is_refused(tmp_path, step):
+    prefix = str(tmp_path / "model.ckpt-best")
+    published_graph.write(tmp_path / "model.ckpt-best", CONFIG)
+    reader = tf.train.load_checkpoint(prefix)
+    values = {
+        n: reader.get_tensor(n) for n in reader.get_variable_to_dtype_map()
+    }
+    values["global_step"] = step
+    tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=list(values),
+        shape_and_slices=[""] * len(values),
+        tensors=list(values.values()),
+    )
+    with pytest.raises(UserError, match=r"global_step in .* a whole number"):
+        published_checkpoint.read(prefix)
+
+
+def test_a_path_that_would_be_a_pattern_is_refused(tmp_path):
+    """TensorFlow would not find the files, or find others."""
+    published_graph.write(tmp_path / "a[1]" / "model.ckpt-best", CONFIG)
+    with pytest.raises(UserError, match=r"none of \* .*Received: .*a\[1\]"):
+        published_checkpoint.read(str(tmp_path / "a[1]"))
+    published_graph.write(tmp_path / "model.ckpt-best", CONFIG)
+    weights = published_checkpoint.read(str(tmp_path))
+    with pytest.raises(UserError, match=r"none of \* .*Received: .*out\*"):
+        published_checkpoint.write(weights, str(tmp_path / "out*"))
+    assert not (tmp_path / "out*").exists()
+
+
+def test_several_vocabularies_are_told_apart_by_name(tmp_path):
+    prefix = tmp_path / "model.ckpt-best"
+    published_graph.write(prefix, CONFIG)
+    assert published_checkpoint.read(str(prefix)).vocabulary == ""
+    (tmp_path / "b.model").write_bytes(b"b")
+    found = published_checkpoint.read(str(prefix)).vocabulary
+    assert found == str(tmp_path / "b.model")
+    (tmp_path / "a.model").write_bytes(b"a")
+    with pytest.raises(UserError, match=r"Received: a\.model, b\.model"):
+        published_checkpoint.read(str(prefix))
+    (tmp_path / "30k-clean.model").write_bytes(b"c")
+    found = published_checkpoint.read(str(prefix)).vocabulary
+    assert found == str(tmp_path / "30k-clean.model")
+
+
+def test_groups_that_are_rounded_elsewhere_are_refused(tmp_path):
+    """15 / 22 * 22 is below 15 in floating point: the graph takes group 14."""
+    prefix = tmp_path / "model.ckpt-best"
+    published_graph.write(prefix, CONFIG)
+    config = {**CONFIG, "num_hidden_layers": 22, "num_hidden_groups": 22}
+    (tmp_path / "albert_config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UserError, match=r"layer 15 of 22.*group 14 there.*15 h"
+    ):
+        published_checkpoint.read(str(prefix))
+
+    unshared = ModelConfig.from_dict(
+        {**config, "num_hidden_groups": 1, "parameter_sharing": "none"}
+    )
+    values = {w.path: np.zeros(w.shape, "f4") for w in list_weights(unshared)}
+    with pytest.raises(UserError, match="layer 15 of 22"):
+        published_checkpoint.write(
+            ModelWeights(unshared, "sop", values), str(tmp_path / "out")
+        )
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,421 @@
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import TrainingConfig
+from albert_tf.errors import UserError
+from albert_tf.runs import checkpoints
+from albert_tf.runs.rollback import Rollback, Rollbacks
+from albert_tf.training.train import train
+from albert_tf.training.train_step import make_state
+from tests.helpers import tiny_run
+
+
+def store_of(directory, shapes, **settings):
+    variables = {
+        name: tf.Variable(tf.zeros(shape)) for name, shape in shapes.items()
+    }
+    store = checkpoints.CheckpointStore(str(directory), variables, **settings)
+    return store, variables
+
+
+def save(store, step, **notes):
+    store.save(step, notes)
+    store.wait()
+
+
+def steps_in(directory):
+    return [c.step for c in checkpoints.list_checkpoints(str(directory))]
+
+
+def test_variables_and_notes_come_back_to_the_last_bit(tmp_path):
+    shapes = {"encoder/layer_norm/gamma": (3,), "encoder/S/kernel": (2, 5)}
+    store, variables = store_of(tmp_path, shapes)
+    for number, variable in enumerate(variables.values()):
+        variable.assign(tf.random.stateless_normal(variable.shape, (1, number)))
+    third = float(tf.constant(1.0) / 3.0)
+    save(store, 7, totals={"loss": third}, phase=["a", 0.1])
+
+    other, restored = store_of(tmp_path, dict(reversed(shapes.items())))
+    checkpoint = other.restore()
+    assert checkpoint.step == 7
+    assert checkpoint.notes == {"totals": {"loss": third}, "phase": ["a", 0.1]}
+    for name, variable in variables.items():
+        np.testing.assert_array_equal(restored[name], variable)
+
+
+def test_any_reader_of_tensorflow_finds_the_variables_by_path(tmp_path):
+    store, variables = store_of(tmp_path, {"albert/encoder/kernel": (2, 5)})
+    variables["albert/encoder/kernel"].assign(tf.fill((2, 5), 3.0))
+    save(store, 1)
+    reader = tf.train.load_checkpoint(
+        str(tmp_path / "checkpoints" / "step-00000001" / "variables")
+    )
+    assert (reader.get_tensor("albert/encoder/kernel") == 3.0).all()
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_all_replicas_are_restored(tmp_path, replicas):
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(replicas)]
+    )
+    with strategy.scope():
+        store, variables = store_of(tmp_path, {"kernel": (2, 3)})
+    variables["kernel"].assign(tf.fill((2, 3), 5.0))
+    save(store, 1)
+    variables["kernel"].assign(tf.zeros((2, 3)))
+    store.restore()
+    for value in strategy.experimental_local_results(variables["kernel"]):
+        np.testing.assert_array_equal(value, np.full((2, 3), 5.0))
+
+
+def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path):
+    """Training goes on while the checkpoint is written."""
+    store, variables = store_of(tmp_path, {"kernel": (500, 1000)})
+    variables["kernel"].assign(tf.ones((500, 1000)))
+    store.save(1, {})
+    for _ in range(20):
+        variables["kernel"].assign_add(tf.ones((500, 1000)))
+    store.wait()
+    store.restore()
+    assert (variables["kernel"].numpy() == 1).all()
+
+
+def test_workers_beside_the_chief_write_nothing(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (2,)}, writes=False)
+    save(store, 3)
+    store.save_best(3, {}, 1.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_run_has_nothing_to_restore(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (2,)})
+    assert store.restore() is None
+
+
+def test_the_newest_are_kept_and_any_kept_step_can_be_asked_for(tmp_path):
+    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
+    for step in (10, 20, 30):
+        variables["kernel"].assign([step, step])
+        save(store, step)
+
+    assert store.restore().step == 30
+    store.restore(20)
+    np.testing.assert_array_equal(variables["kernel"], [20, 20])
+    with pytest.raises(UserError, match=r"Received: 10\. .*There are: 20, 30"):
+        store.restore(10)
+
+
+def test_those_at_multiples_are_kept_for_ever(tmp_path):
+    store, _ = store_of(
+        tmp_path, {"kernel": (2,)}, keep_max=2, keep_every_n_steps=20
+    )
+    for step in (0, 10, 20, 30, 40, 50, 60):
+        save(store, step)
+    assert steps_in(tmp_path / "checkpoints") == [20, 40, 50, 60]
+
+
+def test_the_best_is_kept_apart(tmp_path):
+    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
+    for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
+        variables["kernel"].assign([step, step])
+        store.save(step, {})
+        store.save_best(step, {}, loss)
+    store.wait()
+    assert steps_in(tmp_path / "checkpoints") == [30]
+    assert steps_in(tmp_path / "best") == [20]
+
+    another, restored = store_of(tmp_path, {"kernel": (2,)})
+    another.save_best(40, {}, 2.1)  # the best of an earlier process counts
+    another.wait()
+    assert steps_in(tmp_path / "best") == [20]
+    assert another.restore(20).notes["held_out_loss"] == 2.0
+    np.testing.assert_array_equal(restored["kernel"], [20, 20])
+
+
+def test_another_shape_or_name_is_refused_with_both(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (2, 5)})
+    save(store, 1)
+    wider, _ = store_of(tmp_path, {"kernel": (2, 6)})
+    with pytest.raises(
+        UserError, match=r"kernel has shape \[2, 5\] there and \[2, 6\] here"
+    ):
+        wider.restore()
+    renamed, _ = store_of(tmp_path, {"weights/S": (2, 5)})
+    with pytest.raises(UserError, match="weights/S has shape none there"):
+        renamed.restore()
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x40
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DATA = "variables.data-00000-of-00001"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (DATA, flip_a_byte),
+        (DATA, cut),
+        (DATA, pathlib.Path.unlink),
+        ("variables.index", flip_a_byte),
+        ("variables.index", cut),
+        ("variables.index", pathlib.Path.unlink),
+        ("checkpoint.json", flip_a_byte),
+        ("checkpoint.json", cut),
+        ("checkpoint.json", pathlib.Path.unlink),
+    ],
+)
+def test_a_torn_one_is_passed_over(tmp_path, name, damage, caplog):
+    store, variables = store_of(tmp_path, {"kernel": (20, 30)})
+    for step in (1, 2):
+        variables["kernel"].assign(tf.fill((20, 30), float(step)))
+        save(store, step)
+    torn = tmp_path / "checkpoints" / "step-00000002"
+    damage(torn / name)
+
+    another, restored = store_of(tmp_path, {"kernel": (20, 30)})
+    assert another.restore().step == 1
+    assert (restored["kernel"].numpy() == 1).all()
+    # Trained to step 2 again, it is whole again.
+    restored["kernel"].assign(tf.fill((20, 30), 2.0))
+    save(another, 2)
+    last, values = store_of(tmp_path, {"kernel": (20, 30)})
+    assert last.restore().step == 2
+    assert (values["kernel"].numpy() == 2).all()
+
+
+def test_torn_ones_do_not_count_among_those_kept(tmp_path):
+    store, variables = store_of(tmp_path, {"kernel": (20, 30)})
+    for step in (10, 20):
+        save(store, step)
+    flip_a_byte(tmp_path / "checkpoints" / "step-00000020" / DATA)
+
+    another, _ = store_of(tmp_path, {"kernel": (20, 30)}, keep_max=1)
+    assert another.restore().step == 10
+    save(another, 15)
+    assert steps_in(tmp_path / "checkpoints") == [15]
+    del variables
+
+
+def test_when_all_commits_are_damaged_no_new_run_begins(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (20, 30)})
+    save(store, 10)
+    cut(tmp_path / "checkpoints" / "step-00000010" / "checkpoint.json")
+    another, _ = store_of(tmp_path, {"kernel": (20, 30)})
+    with pytest.raises(UserError, match="must be whole"):
+        another.restore()
+
+
+@pytest.mark.parametrize("name", ["lr[0.01]", "a?b", "a*c", "d\\e"])
+def test_the_name_of_a_run_must_be_no_pattern(name):
+    """TensorFlow would find no checkpoint there."""
+    with pytest.raises(UserError, match="output_dir must hold none of"):
+        TrainingConfig(output_dir=name)
+    TrainingConfig(output_dir="gs://bucket/ru n_2.1-a")
+
+
+def test_what_others_keep_beside_checkpoints_stays(tmp_path):
+    beside = tmp_path / "checkpoints" / "good"
+    beside.mkdir(parents=True)
+    (beside / "copy").write_text("of mine")
+    store, _ = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
+    for step in (1, 2):
+        save(store, step)
+    assert (beside / "copy").exists()
+
+
+def test_an_old_one_that_cannot_be_removed_does_no_harm(tmp_path, monkeypatch):
+    """As in a bucket that grants no right to delete."""
+    store, _ = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
+    save(store, 1)
+
+    def refuse(path):
+        raise tf.errors.PermissionDeniedError(None, None, f"may not {path}")
+
+    monkeypatch.setattr(tf.io.gfile, "remove", refuse)
+    save(store, 2)
+    assert not store.failed
+    assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 2
+
+
+def test_a_step_is_written_once(tmp_path):
+    """Asked for again while it is written, as by a stop where it was due."""
+    store, _ = store_of(tmp_path, {"kernel": (500, 500)}, keep_max=1)
+    assert store.save(1, {})
+    assert not store.save(1, {})
+    store.wait()
+    restored, _ = store_of(tmp_path, {"kernel": (500, 500)})
+    restored.restore()
+    assert not restored.save(1, {})
+
+
+def test_what_a_rollback_has_undone_is_passed_over_and_not_kept(tmp_path):
+    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
+    for step in (10, 20, 30):
+        variables["kernel"].assign([step, step])
+        save(store, step)
+    Rollbacks.read(str(tmp_path)).add(Rollback(35, 20, 15, 1.0, "nan"))
+
+    another, restored = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
+    assert another.restore().step == 20
+    assert (restored["kernel"].numpy() == 20).all()
+    save(another, 25, rollbacks=1)
+    assert steps_in(tmp_path / "checkpoints") == [20, 25]
+    assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 25
+
+
+def test_one_that_is_avoided_is_taken_if_there_is_no_other(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (2,)})
+    for step in (10, 20):
+        save(store, step)
+    assert store.restore(avoided=20).step == 10
+    flip_a_byte(tmp_path / "checkpoints" / "step-00000010" / DATA)
+    assert store.restore(avoided=20).step == 20
+
+
+def test_a_torn_one_that_was_asked_for_is_refused(tmp_path):
+    store, _ = store_of(tmp_path, {"kernel": (20, 30)})
+    save(store, 1)
+    save(store, 2)
+    flip_a_byte(tmp_path / "checkpoints" / "step-00000002" / DATA)
+    with pytest.raises(UserError, match=r"must be whole.*step-00000002"):
+        store.restore(2)
+    flip_a_byte(tmp_path / "checkpoints" / "step-00000001" / DATA)
+    with pytest.raises(UserError, match=r"step-00000002, .*step-00000001"):
+        store.restore()
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(small_disk):
+    store, variables = store_of(small_disk, {"kernel": (100, 100)})
+    variables["kernel"].assign_add(tf.ones((100, 100)))
+    save(store, 1)
+    filler = small_disk / "other"
+    filler.write_bytes(bytes(small_disk.free() - 8192))
+
+    save(store, 2)  # training goes on
+    assert "step-00000002" in store.failed
+    assert steps_in(small_disk / "checkpoints") == [1]
+    variables["kernel"].assign(tf.zeros((100, 100)))
+    assert store.restore().step == 1
+    np.testing.assert_array_equal(variables["kernel"], np.ones((100, 100)))
+
+    filler.unlink()
+    save(store, 3)
+    assert not store.failed
+    assert steps_in(small_disk / "checkpoints") == [1, 3]
+
+
+SAVE_FOR_EVER = """
+import itertools, sys
+import tensorflow as tf
+from albert_tf.runs.checkpoints import CheckpointStore
+
+variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}
+store = CheckpointStore(sys.argv[1], variables, keep_max=2)
+restored = store.restore()
+for step in itertools.count(restored.step + 1 if restored else 1):
+    for variable in variables.values():
+        variable.assign(tf.fill((300, 300), float(step)))
+    store.save(step, {"step": step})
+"""
+
+
+def test_a_crash_at_any_moment_leaves_one_that_is_whole(tmp_path):
+    """Killed while it saves and removes, twenty times, by SIGKILL."""
+    rng = random.Random(0)
+    variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}
+    newest = 0
+    process = None
+    for _ in range(20):
+        process = process or subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)],
+            stderr=subprocess.DEVNULL,
+        )
+        there = []
+        while not there or there[-1] <= newest + 3:
+            assert process.poll() is None
+            time.sleep(0.001)
+            there = steps_in(tmp_path / "checkpoints")
+        time.sleep(0.02 * rng.random())
+        # Stopped is, for the files, what killed is; starting takes seconds.
+        process.send_signal(signal.SIGSTOP)
+        # All of its threads: one that writes stops behind that.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        if rng.random() < 0.2:
+            process.kill()
+            process.wait()
+            process = None
+        store = checkpoints.CheckpointStore(
+            str(tmp_path), variables, writes=False
+        )
+        checkpoint = store.restore()
+        assert checkpoint.step > newest
+        newest = checkpoint.step
+        for variable in variables.values():
+            assert (variable.numpy() == checkpoint.step).all()
+        assert checkpoint.notes == {"step": checkpoint.step}
+        if process:
+            process.send_signal(signal.SIGCONT)
+    if process:
+        process.kill()
+        process.wait()
+
+
+def test_every_variable_of_model_and_optimizer_is_saved(tiny_records, tmp_path):
+    """tf.train.Checkpoint of a Keras 3 model would drop those in lists."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
+    )
+    train(config)
+    newest = tmp_path / "checkpoints" / "step-00000002"
+    saved = tf.train.load_checkpoint(
+        str(newest / "variables")
+    ).get_variable_to_shape_map()
+    state = make_state(config)
+
+    count = len(state.pretrainer.variables)
+    assert count > 20
+    assert len(saved) == 3 * count + 1  # two moments each, and the step
+    commit = json.loads((newest / "checkpoint.json").read_text())
+    assert commit["checkpoint"]["notes"]["dropout"] == [0.1, 0.1]
+
+
+def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        num_train_steps=4,
+        save_checkpoints_steps=2,
+        eval_input_file=(),
+    )
+    train(config)
+
+    loaded, newest, step = checkpoints.load_run(str(tmp_path))
+    assert (loaded, step) == (config, 4)
+    _, older, step = checkpoints.load_run(str(tmp_path), 2)
+    assert step == 2
+    name = "albert/embeddings/word_embeddings"
+    weights = [checkpoints.model_variables(m)[name] for m in (newest, older)]
+    assert np.abs(weights[0] - weights[1]).max() > 1e-4
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"config\.json must exist"):
+        checkpoints.load_run(str(tmp_path))

@@ -1,0 +1,648 @@
+import dataclasses
+import functools
+import json
+import logging
+import shutil
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
+from albert_tf.input.record_sets import find_held_out, find_training_data
+from albert_tf.runs import directory as run_directory
+from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.training.evaluate import evaluate_run
+from albert_tf.training.train import train
+from tests.helpers import tiny_run
+
+# Other values than those of `tiny_run.make_config`, by what such a change does
+# to a run. With them stands every setting but those of the model, of which some
+# will do: decide for a new one where it belongs, here and in MEANING.
+NEVER = {
+    "model.hidden_size": 32,  # other shapes
+    "model.parameter_sharing": "none",  # other variables
+    "model.num_hidden_layers": 3,  # the same variables, shared by one more
+    "model.hidden_dropout_prob": 0.0,
+    "training.sentence_objective": "none",
+}
+IF_ALLOWED = {
+    "data.max_seq_length": 24,
+    "data.max_predictions_per_seq": 5,
+    "data.masked_lm_prob": 0.2,
+    "data.ngram": 2,
+    "data.data_schedule": "0:some",
+    "data.global_batch_size": 16,
+    "data.shuffle_block_size": 1,
+    "optimizer.optimizer": "adamw",
+    "optimizer.learning_rate": 0.5,
+    "optimizer.num_warmup_steps": 3,
+    "optimizer.poly_power": 2.0,
+    "optimizer.weight_decay_rate": 0.1,
+    "optimizer.beta_1": 0.8,
+    "optimizer.beta_2": 0.98,
+    "optimizer.epsilon": 1e-8,
+    "optimizer.clip_norm": 0.0,
+    "optimizer.clip_scope": "per_replica",
+    "distribution.precision": "mixed_bfloat16",
+    "initialization.init_checkpoint": "another",
+    "initialization.init_vocabulary": "spiece.model",
+    "initialization.init_from_group0": True,
+    "initialization.init_optimizer_state": True,
+    "training.num_train_steps": 20,
+    "training.dropout_schedule": "0:0.1,6:0.0",
+    "training.seed": 1,
+}
+FREE = {
+    "data.eval_input_file": (),
+    "data.gradient_accumulation_steps": 2,
+    "data.eval_batch_size": 16,
+    "data.max_eval_steps": 0,
+    "data.on_corrupt_record": "skip",
+    "data.max_corrupt_records": 1,
+    "distribution.strategy": "mirrored",
+    "distribution.tpu_name": "pod",
+    "distribution.tpu_zone": "us-central2-b",
+    "distribution.gcp_project": "project",
+    "distribution.num_logical_cpus": 2,
+    "distribution.remat": True,
+    "distribution.jit_compile": True,
+    "distribution.fuse_on_cpu": False,
+    "distribution.worker_timeout_s": 60,
+    "distribution.peak_tflops": 197.0,
+    "training.mode": "eval",
+    "training.steps_per_loop": 1,
+    "training.save_checkpoints_steps": 2,
+    "training.keep_checkpoint_max": 1,
+    "training.keep_every_n_steps": 4,
+    "training.eval_every_n_steps": 4,
+    "training.on_divergence": "rollback",
+    "training.divergence_loss_increase": 0.0,
+    "training.max_rollbacks": 1,
+    "training.rollback_learning_rate_scale": 0.8,
+    "training.profile_steps": "1:2",
+    "training.allow_config_change": True,
+    "training.dry_run": True,
+}
+# Free where the same records and the same run lie there; see below.
+PLACES = {"data.input_file", "data.dataset", "training.output_dir"}
+
+
+def save_checkpoint(run_dir):
+    store = CheckpointStore(str(run_dir), {"kernel": tf.Variable([1.0])})
+    store.save(2, {})
+    store.wait()
+
+
+def begin(config):
+    """A run of this config with a checkpoint."""
+    run_directory.write(config, find_training_data(config))
+    save_checkpoint(config.training.output_dir)
+
+
+def check(config):
+    run_directory.check(config, find_training_data(config))
+
+
+@pytest.fixture
+def run(tiny_records, tmp_path):
+    """A run in tmp_path/run; its settings, with changes by setting."""
+    settings = functools.partial(
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path / "run",
+        init_checkpoint="published",
+    )
+    begin(settings())
+    return settings
+
+
+def with_setting(run, name, value, **others):
+    """Settings with another value of one that is named with its group."""
+    if name == "data.data_schedule":  # replaces input_file
+        others |= {"input_file": (), "dataset": ("some=elsewhere/*",)}
+    return run(**{name.split(".")[1]: value}, **others)
+
+
+def in_words(value):
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def change_in_words(run, name, value):
+    group, _, setting = name.partition(".")
+    before = getattr(getattr(run(), group), setting)
+    assert before != value
+    return f"{name} was {in_words(before)} and is {in_words(value)}"
+
+
+def test_of_every_setting_is_decided_what_its_change_does():
+    names = {
+        f"{group.name}.{setting.name}"
+        for group in dataclasses.fields(PretrainingConfig)
+        if group.name != "model"
+        for setting in dataclasses.fields(group.type)
+    }
+    assert set(run_directory.MEANING) == names
+    here = {*NEVER, *IF_ALLOWED, *FREE, *PLACES}
+    assert {name for name in here if not name.startswith("model.")} == names
+
+
+@pytest.mark.parametrize(("name", "value"), NEVER.items())
+@pytest.mark.parametrize("allow", [False, True])
+def test_another_model_is_always_refused(run, name, value, allow):
+    data = find_training_data(run())
+    other = with_setting(run, name, value, allow_config_change=allow)
+    with pytest.raises(UserError, match="own settings") as error:
+        run_directory.check(other, data)
+    change = change_in_words(run, name, value)
+    assert f"Received: {change}. Choose another" in str(error.value)
+    assert "allow_config_change" not in error.value.remedy
+
+
+@pytest.mark.parametrize(("name", "value"), IF_ALLOWED.items())
+def test_another_result_is_refused_unless_allowed(run, name, value, caplog):
+    data = find_training_data(run())
+    change = change_in_words(run, name, value)
+    with pytest.raises(UserError, match="own settings") as error:
+        run_directory.check(with_setting(run, name, value), data)
+    assert f"Received: {change}. Restore" in str(error.value)
+    assert "--allow_config_change" in error.value.remedy
+    assert not caplog.records
+
+    other = with_setting(run, name, value, allow_config_change=True)
+    run_directory.check(other, data)
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert warning.getMessage().endswith(f"as allowed: {change}")
+
+
+@pytest.mark.parametrize(("name", "value"), FREE.items())
+def test_where_and_how_it_runs_is_free_and_told(run, name, value, caplog):
+    caplog.set_level(logging.INFO, "absl")
+    run_directory.check(
+        with_setting(run, name, value), find_training_data(run())
+    )
+    (line,) = caplog.records
+    assert line.levelno == logging.INFO
+    assert change_in_words(run, name, value) in line.getMessage()
+
+
+def test_all_changes_are_told_at_once(run):
+    with pytest.raises(UserError) as error:
+        check(run(ngram=1, seed=7, clip_norm=2.0, steps_per_loop=1))
+    assert (
+        "Received: data.ngram was 3 and is 1; optimizer.clip_norm was 1.0 and "
+        "is 2.0; training.seed was 12345 and is 7."
+    ) in str(error.value)
+
+
+def test_a_setting_nobody_decided_on_is_refused_unless_allowed(
+    run, monkeypatch
+):
+    monkeypatch.delitem(run_directory.MEANING, "training.profile_steps")
+    with pytest.raises(UserError, match="profile_steps was '' and is '1:2'"):
+        check(run(profile_steps="1:2"))
+    check(run(profile_steps="1:2", allow_config_change=True))
+
+
+def test_the_same_command_goes_on(run, caplog):
+    caplog.set_level(logging.INFO, "absl")
+    check(run())
+    assert not caplog.records
+
+
+def test_a_run_goes_on_where_it_was_moved(run, tmp_path, caplog):
+    moved = str(tmp_path / "moved")
+    (tmp_path / "run").rename(moved)
+    check(run(output_dir=moved))
+    assert not caplog.records
+    with pytest.raises(UserError, match="learning_rate was"):
+        check(run(output_dir=moved, learning_rate=0.5))
+
+
+def test_without_a_checkpoint_all_may_change(run, tmp_path):
+    """A directory that is named like one is none yet."""
+    (narrowed,) = run().data.input_file
+    other = run(
+        learning_rate=0.5,
+        hidden_size=32,
+        input_file=(narrowed.replace("*", "*-00001-*"),),
+    )
+    with pytest.raises(UserError):
+        check(other)
+    (committed,) = tmp_path.glob("run/checkpoints/*/checkpoint.json")
+    committed.unlink()
+    check(other)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    check(other)
+    shutil.rmtree(tmp_path / "run")
+    check(other)
+
+
+# --- records ----------------------------------------------------------------
+
+FIRST, SECOND, THIRD = (f"train-{i:05}-of-00003.tfrecord" for i in range(3))
+
+
+def copy_records(tiny_records, directory, **metadata):
+    """A copy of train/, with other values in its metadata."""
+    shutil.copytree(tiny_records / "train", directory)
+    path = directory / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | metadata))
+    return f"{directory}/*.tfrecord"
+
+
+def copy_without_metadata(tiny_records, directory):
+    """As google-research/albert makes them, with nothing beside them."""
+    pattern = copy_records(tiny_records, directory)
+    (directory / "metadata.json").unlink()
+    return pattern
+
+
+def refused(run, caplog, **changes):
+    """What is said of records, which are taken if that is allowed."""
+    with pytest.raises(UserError, match=r"training_records\.json") as error:
+        check(run(**changes))
+    assert "--allow_config_change" in error.value.remedy
+    check(run(**changes, allow_config_change=True))
+    said = error.value.fault.partition("Received: ")[2].removesuffix(".")
+    assert caplog.records[-1].getMessage().endswith(f"as allowed: {said}")
+    return said
+
+
+def test_moved_records_are_the_same(run, tiny_records, tmp_path, caplog):
+    pattern = copy_records(tiny_records, tmp_path / "elsewhere")
+    check(run(input_file=(pattern,)))
+    check(
+        run(
+            input_file=tuple(
+                f"{tmp_path}/elsewhere/{name}"
+                for name in (THIRD, FIRST, SECOND)
+            )
+        )
+    )
+    assert not caplog.records
+
+
+def test_a_narrowed_glob_is_refused(run, tiny_records, caplog):
+    narrowed = f"{tiny_records}/train/*-0000[12]-*"
+    assert refused(run, caplog, input_file=(narrowed,)) == (
+        f"from step 0: without {FIRST} of 1 shards that it began with, and "
+        "with none of 0 new ones"
+    )
+
+
+def test_more_shards_are_refused(run, tiny_records, tmp_path, caplog):
+    begin(run(input_file=(f"{tiny_records}/train/{FIRST}",)))
+    assert refused(run, caplog) == (
+        "from step 0: without none of 0 shards that it began with, and with "
+        f"{SECOND}, {THIRD} of 2 new ones"
+    )
+
+
+def test_a_shard_given_twice_is_a_new_one(run, tiny_records, tmp_path, caplog):
+    copy_records(tiny_records, tmp_path / "copy")
+    twice = (*run().data.input_file, f"{tmp_path}/copy/{THIRD}")
+    assert refused(run, caplog, input_file=twice) == (
+        "from step 0: without none of 0 shards that it began with, and with "
+        f"{THIRD} of 1 new ones"
+    )
+
+
+def test_held_out_records_are_not_trained_on_all_at_once(
+    run, tiny_records, caplog
+):
+    held_out = (f"{tiny_records}/eval/*.tfrecord",)
+    assert refused(run, caplog, input_file=held_out) == (
+        f"from step 0: without {FIRST}, {SECOND}, {THIRD} of 3 shards that it "
+        "began with, and with eval-00000-of-00001.tfrecord of 1 new ones"
+    )
+
+
+def test_shards_built_anew_under_the_same_names_are_others(
+    run, tiny_records, tmp_path, caplog
+):
+    """Though they hold as many records."""
+    metadata = json.loads((tiny_records / "train/metadata.json").read_text())
+    pattern = copy_records(
+        tiny_records,
+        tmp_path / "copy",
+        checksums=metadata["checksums"] | {SECOND: "0" * 64},
+    )
+    assert refused(run, caplog, input_file=(pattern,)) == (
+        f"from step 0: without {SECOND} of 1 shards that it began with, and "
+        f"with {SECOND} of 1 new ones"
+    )
+
+
+def test_records_without_checksums_are_told_by_names_and_counts(
+    run, tiny_records, tmp_path, caplog
+):
+    one, same, fewer = (
+        copy_without_metadata(tiny_records, tmp_path / name)
+        for name in ("one", "same", "fewer")
+    )
+    shard = str(tmp_path / "fewer" / THIRD)
+    records = list(tf.data.TFRecordDataset(shard).as_numpy_iterator())
+    with tf.io.TFRecordWriter(shard) as writer:
+        for record in records[:-1]:
+            writer.write(record)
+    begin(run(input_file=(one,)))
+    check(run(input_file=(same,)))
+    assert THIRD in refused(run, caplog, input_file=(fewer,))
+
+
+def test_shards_whose_paths_sort_otherwise_are_refused(
+    run, tiny_records, tmp_path, caplog
+):
+    """Which one is read when depends on that."""
+    for name in ("a", "b", "c"):
+        copy_records(tiny_records, tmp_path / name)
+
+    def shards(first, second):
+        return (
+            f"{tmp_path}/{first}/{FIRST}",
+            f"{tmp_path}/{second}/{SECOND}",
+        )
+
+    begin(run(input_file=shards("a", "b")))
+    check(run(input_file=shards("b", "c")))
+    said = refused(run, caplog, input_file=shards("b", "a"))
+    assert "the same shards" in said
+    assert "another order" in said
+
+
+@pytest.fixture
+def run_in_phases(tiny_records, tmp_path):
+    """A run of one shard, and from step 6 on of two; as `run`."""
+    settings = functools.partial(
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path / "run",
+        input_file=(),
+        dataset=(
+            f"one={tiny_records}/train/{FIRST}",
+            f"two={tiny_records}/train/{SECOND}",
+        ),
+        data_schedule="0:one,6:one+two",
+    )
+    begin(settings())
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("schedule", "difference"),
+    [
+        ("0:one", "2 phases of data before, and 1 now"),
+        ("0:one,6:one+two,8:two", "2 phases of data before, and 3 now"),
+        ("0:one,8:one+two", "phases of data begin at other steps"),
+        (
+            "0:one,6:two",
+            f"from step 6: without {FIRST} of 1 shards that it began with, "
+            "and with none of 0 new ones",
+        ),
+    ],
+)
+def test_other_phases_are_refused(run_in_phases, schedule, difference, caplog):
+    with pytest.raises(UserError, match="own settings") as error:
+        check(run_in_phases(data_schedule=schedule))
+    change = f"data_schedule was '0:one,6:one+two' and is {schedule!r}"
+    assert change in str(error.value)
+    check(run_in_phases(data_schedule=schedule, allow_config_change=True))
+    settings, records = (r.getMessage() for r in caplog.records)
+    assert change in settings
+    assert records.endswith(f"as allowed: {difference}")
+
+
+def test_another_dataset_of_the_same_name_is_refused(
+    run_in_phases, tiny_records, caplog
+):
+    dataset = (
+        f"one={tiny_records}/train/{FIRST}",
+        f"two={tiny_records}/train/{THIRD}",
+    )
+    assert refused(run_in_phases, caplog, dataset=dataset) == (
+        f"from step 6: without {SECOND} of 1 shards that it began with, and "
+        f"with {THIRD} of 1 new ones"
+    )
+
+
+def test_a_shard_of_another_set_of_a_mixture_is_refused(
+    tiny_records, tmp_path, caplog
+):
+    """The shards are the same, and read in another order."""
+    first, second, third = (
+        f"{tiny_records}/train/{name}" for name in (FIRST, SECOND, THIRD)
+    )
+    run = functools.partial(
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path / "run",
+        input_file=(),
+        dataset=(f"one={first},{second}", f"two={third}"),
+        data_schedule="0:one+two",
+    )
+    begin(run())
+    check(run())
+    changed = (f"one={first}", f"two={second},{third}")
+    said = refused(run, caplog, dataset=changed)
+    assert "the same shards, in other sets" in said
+
+
+def test_moved_datasets_and_ones_that_are_not_used_are_free(
+    run_in_phases, tiny_records, tmp_path, caplog
+):
+    pattern = copy_records(tiny_records, tmp_path / "elsewhere")
+    dataset = (
+        f"one={tmp_path}/elsewhere/{FIRST}",
+        f"two={tmp_path}/elsewhere/{SECOND}",
+        f"all={pattern}",
+    )
+    check(run_in_phases(dataset=dataset))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
+)
+def test_another_vocabulary_is_always_refused(
+    run, tiny_records, tmp_path, name, value
+):
+    pattern = copy_records(tiny_records, tmp_path / "copy", **{name: value})
+    in_phases = {
+        "input_file": (),
+        "dataset": (f"copy={pattern}",),
+        "data_schedule": "0:copy",
+    }
+    for changes in ({"input_file": (pattern,)}, in_phases):
+        with pytest.raises(UserError, match=f"{name} is ") as error:
+            check(run(**changes, allow_config_change=True))
+        assert "run/records_metadata.json" in str(error.value)
+
+
+# --- evaluation -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "value"), NEVER.items())
+def test_a_run_is_evaluated_as_its_own_model_alone(run, name, value, tmp_path):
+    held_out = find_held_out(run())
+    other = with_setting(run, name, value, allow_config_change=True)
+    with pytest.raises(UserError, match="own settings") as error:
+        run_directory.check_evaluation(other, held_out)
+    assert change_in_words(run, name, value) in str(error.value)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    run_directory.check_evaluation(other, held_out)
+
+
+def test_evaluation_asks_for_no_other_setting(run, caplog):
+    held_out = find_held_out(run())
+    for name, value in {**IF_ALLOWED, **FREE}.items():
+        other = with_setting(run, name, value)
+        run_directory.check_evaluation(other, held_out)
+    run_directory.check_evaluation(run(input_file=("gone/*",)), held_out)
+    assert not caplog.records
+
+
+def test_a_run_is_not_evaluated_on_another_vocabulary(
+    run, tiny_records, tmp_path
+):
+    pattern = copy_records(
+        tiny_records, tmp_path / "copy", vocabulary_sha256="0" * 64
+    )
+    other = run(eval_input_file=(pattern,))
+    with pytest.raises(UserError, match="vocabulary_sha256 is"):
+        run_directory.check_evaluation(other, find_held_out(other))
+
+
+# --- what is written --------------------------------------------------------
+
+
+def test_what_is_written_tells_all_of_a_run(run, tiny_records, tmp_path):
+    assert run_directory.load_config(str(tmp_path / "run")) == run()
+    for name, written in (
+        ("metadata.json", "records_metadata.json"),
+        ("spiece.model", "spiece.model"),
+    ):
+        source = (tiny_records / "train" / name).read_bytes()
+        assert (tmp_path / "run" / written).read_bytes() == source
+    metadata = json.loads((tiny_records / "train/metadata.json").read_text())
+    stored = json.loads((tmp_path / "run/training_records.json").read_text())
+    shards = [
+        [name, metadata["shards"][name], metadata["checksums"][name]]
+        for name in (FIRST, SECOND, THIRD)
+    ]
+    assert stored == [{"first_step": 0, "shards": shards}]
+
+
+def test_each_phase_is_written(run_in_phases, tmp_path):
+    stored = json.loads((tmp_path / "run/training_records.json").read_text())
+    assert [
+        (phase["first_step"], [name for name, *_ in phase["shards"]])
+        for phase in stored
+    ] == [(0, [FIRST]), (6, [FIRST, SECOND])]
+
+
+def test_the_metadata_written_is_that_of_the_first_phase(
+    run, tiny_records, tmp_path
+):
+    pattern = copy_records(
+        tiny_records, tmp_path / "copy", inputs_sha256="0" * 64
+    )
+    config = run(
+        input_file=(),
+        dataset=(f"one={tiny_records}/train/*.tfrecord", f"two={pattern}"),
+        data_schedule="0:one,6:two",
+    )
+    run_directory.write(config, find_training_data(config))
+    written = (tmp_path / "run/records_metadata.json").read_bytes()
+    assert written == (tiny_records / "train/metadata.json").read_bytes()
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_the_vocabulary_is_that_of_the_run(
+    run, tiny_records, tmp_path, continued
+):
+    """An attempt that ended before its first checkpoint leaves none."""
+    unknown = copy_without_metadata(tiny_records, tmp_path / "copy")
+    if not continued:
+        shutil.rmtree(tmp_path / "run" / "checkpoints")
+    config = run(input_file=(unknown,))
+    run_directory.write(config, find_training_data(config))
+    for name in ("records_metadata.json", "spiece.model"):
+        assert (tmp_path / "run" / name).exists() == continued
+
+
+def test_a_vocabulary_put_there_by_hand_stays(tiny_records, tmp_path):
+    unknown = copy_without_metadata(tiny_records, tmp_path / "copy")
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", input_file=(unknown,)
+    )
+    vocabulary = tmp_path / "run" / "spiece.model"
+    vocabulary.parent.mkdir()
+    vocabulary.write_bytes(b"by hand")
+    run_directory.write(config, find_training_data(config))
+    assert vocabulary.read_bytes() == b"by hand"
+
+
+def test_settings_of_another_release_are_read_by_their_names(run, tmp_path):
+    path = tmp_path / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["optimizer"]["clip_scope"]  # not there yet: the default
+    path.write_text(json.dumps(stored))
+    check(run())
+    with pytest.raises(UserError, match="clip_scope was 'global' and is"):
+        check(run(clip_scope="per_replica"))
+    stored["optimizer"]["of_a_later_release"] = 1
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=r"config\.json: .*of_a_later_release"):
+        check(run())
+
+
+def test_checkpoints_without_their_settings_are_refused(run, tmp_path):
+    (tmp_path / "run" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"run/config\.json must exist"):
+        check(run())
+
+
+# --- a run ------------------------------------------------------------------
+
+
+def test_what_is_refused_leaves_a_run_as_it_was_and_allowed_goes_on(
+    tiny_records, tmp_path, capsys
+):
+    def content():
+        return {
+            path: path.read_bytes()
+            for path in tmp_path.rglob("*")
+            if path.is_file()
+        }
+
+    run = functools.partial(
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path,
+        num_train_steps=2,
+        eval_input_file=(),
+    )
+    assert train(run()) == 0
+    before = content()
+    with pytest.raises(UserError, match="num_train_steps was 2 and is 4"):
+        train(run(num_train_steps=4))
+    held_out = (f"{tiny_records}/eval/*.tfrecord",)
+    capsys.readouterr()
+    evaluate_run(run(num_train_steps=4, eval_input_file=held_out))
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+    # Its variables would fit this model.
+    with pytest.raises(UserError, match="num_hidden_layers was 2 and is 3"):
+        evaluate_run(run(num_hidden_layers=3, eval_input_file=held_out))
+    assert content() == before
+
+    assert train(run(num_train_steps=4, allow_config_change=True)) == 0
+    stored = run_directory.load_config(str(tmp_path))
+    assert stored == run(num_train_steps=4, allow_config_change=True)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 4
+    # From there on these are its settings, and the others are refused.
+    check(run(num_train_steps=4))
+    with pytest.raises(UserError, match="num_train_steps was 4 and is 2"):
+        check(run())

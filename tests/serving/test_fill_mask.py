@@ -1,0 +1,137 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import ExportConfig, FillMaskConfig
+from albert_tf.errors import UserError
+from albert_tf.export_saved_model import export
+from albert_tf.fill_mask import MaskFiller, main
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
+from albert_tf.records.tokenization import Tokenizer
+from albert_tf.runs import checkpoints
+from tests.serving.test_export_saved_model import write_records_files, write_run
+
+TEXT = "The [MASK] sat on [MASK]."
+
+
+@pytest.fixture(scope="module")
+def saved_model_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fill_mask")
+    run_dir = directory / "run"
+    write_run(run_dir, steps=(20,))
+    write_records_files(run_dir)
+    export(
+        ExportConfig(
+            run_dir=str(run_dir), export_dir=str(directory / "model"), top_k=3
+        )
+    )
+    return directory / "model"
+
+
+@pytest.fixture(scope="module")
+def filler(saved_model_dir):
+    return MaskFiller(str(saved_model_dir))
+
+
+def test_masks_are_filled_by_the_model_that_was_trained(
+    filler, saved_model_dir
+):
+    """Its three likeliest pieces, by a forward pass of the run itself."""
+    tokenizer = Tokenizer(
+        str(saved_model_dir.parent / "run" / "spiece.model"), do_lower_case=True
+    )
+    ids = [CLS_ID, *tokenizer.encode_with_masks(TEXT), SEP_ID]
+    positions = [i for i, piece in enumerate(ids) if piece == MASK_ID]
+    assert len(positions) == 2
+    _, pretrainer, _ = checkpoints.load_run(str(saved_model_dir.parent / "run"))
+    logits = pretrainer(
+        {
+            "input_ids": tf.constant([ids]),
+            "input_mask": tf.ones((1, len(ids)), tf.int32),
+            "segment_ids": tf.zeros((1, len(ids)), tf.int32),
+            "masked_lm_positions": tf.constant([positions]),
+        }
+    )["mlm_logits"][0].numpy()
+
+    filled = filler.fill(TEXT)
+
+    assert len(filled) == 2
+    for candidates, row in zip(filled, logits, strict=True):
+        odds = np.exp(row.astype(float))
+        best = np.argsort(-odds)[:3]
+        assert [c.piece for c in candidates] == [
+            tokenizer.id_to_piece(i) for i in best
+        ]
+        np.testing.assert_allclose(
+            [c.probability for c in candidates],
+            odds[best] / odds.sum(),
+            rtol=1e-4,
+        )
+
+
+def test_the_command_needs_no_model_code(saved_model_dir, filler):
+    """In a process of its own; prints a line for each mask."""
+    program = (
+        "import sys; from albert_tf.config import FillMaskConfig\n"
+        "from albert_tf.fill_mask import main\n"
+        f"main(FillMaskConfig({str(saved_model_dir)!r}, ({TEXT!r},)))\n"
+        "assert 'albert_tf.modeling' not in sys.modules\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONUTF8": "1"},
+    ).stdout.splitlines()
+
+    assert printed[0] == TEXT
+    assert len(printed) == 3
+    for line, candidates in zip(printed[1:], filler.fill(TEXT), strict=True):
+        assert line.split() == [
+            word
+            for c in candidates
+            for word in (c.piece, f"{c.probability:.1%}")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Paris is the capital of France.", r"text must hold \[MASK\]"),
+        ("the cat " * 20 + "[MASK]", "first 15 pieces.*Received: 1 behind"),
+    ],
+)
+def test_a_text_that_cannot_be_answered_is_refused(filler, text, message):
+    with pytest.raises(UserError, match=message):
+        filler.fill(text)
+
+
+def test_a_text_that_just_fits_is_filled(filler):
+    """17 positions, two of them [CLS] and [SEP]."""
+    assert len(filler.fill("[MASK]" * 15)) == 15
+    with pytest.raises(UserError, match="1 behind"):
+        filler.fill("[MASK]" * 16)
+
+
+def test_a_missing_model_or_signature_is_named(saved_model_dir, tmp_path):
+    with pytest.raises(UserError, match="--saved_model_dir is required"):
+        main(FillMaskConfig(text=(TEXT,)))
+    with pytest.raises(UserError, match="--text is required"):
+        main(FillMaskConfig(saved_model_dir=str(saved_model_dir)))
+    with pytest.raises(UserError, match="export_saved_model"):
+        MaskFiller(str(tmp_path / "absent"))
+
+    export(
+        ExportConfig(
+            run_dir=str(saved_model_dir.parent / "run"),
+            export_dir=str(tmp_path / "model"),
+            text_signatures=False,
+        )
+    )
+    with pytest.raises(UserError, match="without --notext_signatures"):
+        MaskFiller(str(tmp_path / "model"))

@@ -1,0 +1,125 @@
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from albert_tf.cluster import strategy as distribution
+from albert_tf.errors import UserError
+from albert_tf.training import schedules
+from tpu import compile_recipes
+from tpu.config import (
+    CompileRecipesConfig,
+)
+from tpu.estimates import Estimate
+
+ROOT = pathlib.Path(__file__).parents[2]
+RECIPES = sorted(path.stem for path in ROOT.glob("configs/pretrain/*.flags"))
+ON_CPUS = {"demo", "tiny_cpu"}
+
+
+@pytest.fixture(autouse=True)
+def in_the_root(monkeypatch):
+    """Recipes name files from the root of the repository."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_but_for_cpus_names_a_slice_that_shares_its_batch(name):
+    recipe = compile_recipes.read_recipe(name)
+    assert (recipe is None) == (name in ON_CPUS)
+    if recipe is None:
+        return
+    config, where = recipe
+    assert config.distribution.precision == "mixed_bfloat16"
+    distribution.per_replica_batch_size(
+        "global_batch_size",
+        config.data.global_batch_size,
+        where.num_cores,
+        config.data.gradient_accumulation_steps,
+    )
+
+
+def key(name):
+    return compile_recipes.program_key(*compile_recipes.read_recipe(name))
+
+
+def test_recipes_that_differ_in_length_alone_are_one_program():
+    """Base version 1 has dropout, BERT other layers."""
+    assert key("base_v2_125k") == key("base_v2_10m")
+    others = ("base_v1_125k", "bert_base_125k", "large_v2_3m")
+    assert len({key("base_v2_125k"), *map(key, others)}) == 4
+
+
+def test_dropout_by_architecture_or_by_schedule_is_the_same_program():
+    config, where = compile_recipes.read_recipe("base_v2_125k")
+    assert max(schedules.dropout_rates(0, config)) == 0
+    training = dataclasses.replace(config.training, dropout_schedule="0:0.1")
+    dropped = dataclasses.replace(config, training=training)
+    assert compile_recipes.program_key(dropped, where) == key("base_v1_125k")
+
+
+ONE = Estimate(
+    topology="v5e:4x4",
+    num_chips=16,
+    num_cores=16,
+    chip_memory_bytes=16 * 2**30,
+    batch_size=8,
+    gradient_accumulation_steps=4,
+    max_seq_length=512,
+    precision="mixed_bfloat16",
+    remat=False,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    quick=False,
+    model_flops=10**12,
+    versions={},
+    peak_bytes=4 * 2**30,
+    compile_cpu_s=61.2,
+    step_s=0.0125,
+    mfu=0.405,
+    tokens_per_s_chip=12_345.6,
+    days=1.5,
+    chip_hours=576.0,
+)
+
+
+def test_a_row_has_what_was_found():
+    row = compile_recipes.table({"large": vars(ONE)}).splitlines()[-1]
+    assert row == (
+        "| large | v5e:4x4 | 4 x 8 | 4.00 | 25% | 12.5 | 40.5% | 12,346 "
+        "| 1.50 | 576 | 61 |"
+    )
+    header = compile_recipes.HEADER.splitlines()[0]
+    assert row.count("|") == header.count("|")
+
+
+def test_rows_without_times_have_as_many_columns():
+    header = compile_recipes.HEADER.splitlines()[0]
+    quick = {**vars(ONE), "quick": True, "step_s": None, "mfu": None}
+    refused = {**quick, "error": "RESOURCE_EXHAUSTED", "peak_bytes": None}
+    for values in (quick, refused):
+        row = compile_recipes.table({"large": values}).splitlines()[-1]
+        assert row.count("|") == header.count("|")
+
+
+def test_the_table_in_the_repository_is_of_what_was_found():
+    found = json.loads(compile_recipes.FOUND.read_text())
+    assert set(found) == set(RECIPES) - ON_CPUS
+    assert compile_recipes.table(found) in compile_recipes.TABLE.read_text()
+
+
+def test_only_the_table_is_written_anew(tmp_path, monkeypatch):
+    text = f"before\n{compile_recipes.BEGIN}old\n{compile_recipes.END}after\n"
+    monkeypatch.setattr(compile_recipes, "TABLE", tmp_path / "COMPILED.md")
+    compile_recipes.TABLE.write_text(text)
+    compile_recipes.write_table({"large": vars(ONE)})
+    written = compile_recipes.TABLE.read_text()
+    assert written.startswith("before\n") and written.endswith("after\n")
+    assert "| large |" in written and "old" not in written
+
+
+def test_recipes_that_are_not_there_are_named():
+    with pytest.raises(UserError, match="base_v3") as error:
+        compile_recipes.main(CompileRecipesConfig(recipe=("base_v3",)))
+    assert "base_v2_125k" in str(error.value)

@@ -1,0 +1,492 @@
+"""The scripts that start runs elsewhere: run for real, against a fake cloud.
+
+`fake_gcloud.py` stands for Google's command and for the hosts of a TPU.
+"""
+
+import contextlib
+import http.server
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from absl import flags as absl_flags
+
+from albert_tf.config import PretrainingConfig, flags
+from albert_tf.training import step_cost
+from tests.helpers.run_processes import free_ports
+
+ROOT = pathlib.Path(__file__).parents[2]
+LAUNCH = ROOT / "tpu" / "launch.sh"
+SCRIPTS = [ROOT / "tpu" / "launch.sh", ROOT / "tpu" / "on_host.sh"]
+
+SETTINGS = ["--project=mine", "--zone=us-west4-a", "--name=base"]
+# What would change if a shell read it once more, or once less.
+TRAINING = [
+    "--output_dir=gs://bucket/run",
+    "--input_file=gs://bucket/*.tfrecord",
+    "--dataset=a='b $HOME \"c\"'",
+]
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """What the metadata server of a host says."""
+
+    addresses = ("10.0.0.2",)
+
+    def do_GET(self):
+        endpoints = ",".join(f"unknown:unknown:{a}" for a in self.addresses)
+        answers = {
+            "attributes/worker-network-endpoints": endpoints,
+            "attributes/agent-worker-number": "0",
+            "network-interfaces/0/ip": self.addresses[0],
+        }
+        key = self.path.removeprefix("/computeMetadata/v1/instance/")
+        assert self.headers["Metadata-Flavor"] == "Google"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(answers[key].encode())
+
+    def log_message(self, *_):
+        pass
+
+
+class Cloud:
+    """A directory that is Google Cloud for `tpu/launch.sh`."""
+
+    def __init__(self, directory, metadata_port):
+        self.path = directory / "cloud"
+        self.path.mkdir()
+        program = directory / "gcloud"
+        fake = (ROOT / "tests" / "helpers" / "fake_gcloud.py").read_text()
+        program.write_text(f"#!{sys.executable} -S\n{fake}")
+        program.chmod(0o755)
+        self.environment = {
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("ALBERT_TPU_")
+            },
+            "PATH": f"{directory}:{os.environ['PATH']}",
+            "GCE_METADATA_HOST": f"127.0.0.1:{metadata_port}",
+            "ALBERT_TPU_PORT": str(free_ports(1)[0]),
+        }
+        self.set_up(["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
+        (self.path / "failing_deletes").touch()
+
+    def set_up(self, states=("ACTIVE",), plan=("0",), num_hosts=1):
+        (self.path / "new_states").write_text(" ".join(states))
+        (self.path / "plan").write_text("\n".join(plan) + "\n")
+        (self.path / "num_hosts").write_text(str(num_hosts))
+
+    def launch(self, *words, settings=SETTINGS, **environment):
+        return subprocess.run(
+            [LAUNCH, words[0], *settings, *words[1:]],
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    def run(self, *settings):
+        return self.launch(
+            "run", "--poll_s=0", "--grace_s=1", *settings, "--", *TRAINING
+        )
+
+    def start(self):
+        """Starts training, and returns when it is there."""
+        assert self.launch("start", "--", *TRAINING).returncode == 0
+        while not (self.path / "trained").exists():
+            time.sleep(0.01)
+
+    @property
+    def calls(self):
+        path = self.path / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def verbs(self):
+        """E.g. create, delete; of requests alone, questions left out."""
+        return [
+            call[3]
+            for call in self.calls
+            if call[2] == "queued-resources" and call[3] in ("create", "delete")
+        ]
+
+    def trained(self):
+        """For each start: TPU_LOAD_LIBRARY, and the arguments of Python."""
+        text = (self.path / "trained").read_text()
+        starts = [start.split("\0") for start in text.split("END\0") if start]
+        return [(start[0].split("=")[1], start[1:-1]) for start in starts]
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        Metadata.addresses = ("10.0.0.2",)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made = Cloud(tmp_path, server.server_address[1])
+        yield made
+        server.shutdown()
+        for path in made.path.glob("host-*/albert_tf_state/*.pid"):
+            with contextlib.suppress(ProcessLookupError):  # has ended
+                os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
+
+
+def commands_of(dry_run):
+    """What a dry run prints, as arguments, with no directory of the moment."""
+    lines = dry_run.stdout.splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("gcloud")]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_clean(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    text = script.read_text()
+    assert "\nset -euo pipefail\n" in text
+    assert max(map(len, text.splitlines())) <= 80
+    if shellcheck := shutil.which("shellcheck"):
+        subprocess.run([shellcheck, script], check=True)
+
+
+def test_help_tells_commands_settings_and_defaults(cloud):
+    told = cloud.launch("--help", settings=()).stdout
+    for line in ("--project= ", "--name=albert ", "--poll_s=60 ", "  stop  "):
+        assert line in told
+    assert cloud.launch("create", "--help").stdout == told
+    assert not cloud.calls
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["dance"], "the command must be one of: run create"),
+        (["create", "--zone="], "--zone is required, or ALBERT_TPU_ZONE"),
+        (["create", "--project="], "--project is required"),
+        (["create", "--colour=red"], "there is no setting --colour"),
+        (["create", "spot"], "settings look like --SETTING=VALUE"),
+        (["create", "--name=No_Such"], "--name must be lower-case letters"),
+        (["create", "--tier=cheap"], "--tier must be spot, on_demand or"),
+        (["create", "--accelerator_type=a100"], "--accelerator_type must be"),
+        (["create", "--accelerator_type=v6e-16"], "no server for v6e slices"),
+        (["create", "--log_dir=/tmp"], "--log_dir must be gs://"),
+        (["run", "--poll_s=often"], "--poll_s must be a number"),
+        (["run", "--max_failures=0"], "--max_failures must be at least 1"),
+        (["run", "--delete_when_done=yes"], "must be true or false. Received"),
+        (["start"], "flags of run_pretraining must follow --"),
+        (["start", "--", "--output_dir=/tmp/x"], "--output_dir on gs://"),
+    ],
+)
+def test_wrong_settings_are_told_before_anything_is_done(cloud, words, told):
+    done = cloud.launch(*words)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and told in done.stderr
+    assert not cloud.calls
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "runtime"),
+    [
+        ("v3-8", "tpu-ubuntu2204-base"),
+        ("v4-128", "tpu-ubuntu2204-base"),
+        ("v5litepod-256", "v2-alpha-tpuv5-lite"),
+        ("v5p-8", "v2-alpha-tpuv5"),
+        ("v6e-8", "v2-alpha-tpuv6e"),
+    ],
+)
+def test_a_slice_is_asked_for_with_the_runtime_of_its_chips(
+    cloud, accelerator, runtime
+):
+    """https://cloud.google.com/tpu/docs/runtimes"""
+    cloud.launch("create", ALBERT_TPU_ACCELERATOR_TYPE=accelerator)
+    (call,) = cloud.calls
+    assert " ".join(call) == (
+        "compute tpus queued-resources create base --node-id=base "
+        f"--accelerator-type={accelerator} --runtime-version={runtime} "
+        "--spot --project=mine --zone=us-west4-a"
+    )
+
+
+def test_flags_win_over_the_environment(cloud):
+    given = ["--tier=on_demand", "--create_flags=--network=n --internal-ips"]
+    cloud.launch("create", *given, ALBERT_TPU_TIER="reserved")
+    (call,) = cloud.calls
+    assert "--reserved" not in call and "--spot" not in call
+    assert {"--network=n", "--internal-ips"} < set(call)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["create", "--valid_until_duration=6h", "--service_account=a@b.c"],
+        ["setup", "--ssh_flags=--internal-ip --ssh-flag=-4"],
+        ["start", "--", *TRAINING],
+        ["check", "--", *TRAINING],
+        ["status"],
+        ["stop"],
+        ["delete"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_dry_run_prints_what_would_be_run_and_runs_nothing(cloud, words):
+    dry = cloud.launch(words[0], "--dry_run", *words[1:])
+    assert dry.returncode == 0, dry.stderr
+    assert not cloud.calls
+    cloud.launch("create")
+    cloud.launch("setup")
+    if words[0] == "stop":
+        cloud.set_up(plan=["wait"])
+        cloud.launch("start", "--", *TRAINING)
+    before = len(cloud.calls)
+    done = cloud.launch(*words)
+    assert "error" not in done.stderr
+    for printed, called in zip(
+        commands_of(dry), cloud.calls[before:], strict=True
+    ):
+        if "scp" in called:
+            archives = called.pop(4), printed.pop(5)
+            assert {pathlib.Path(a).name for a in archives} == {
+                "albert_tf.tar.gz"
+            }
+        assert printed == ["gcloud", *called]
+
+
+def test_a_dry_run_of_all_prints_the_plan(cloud):
+    dry = cloud.launch("run", "--dry_run", "--", *TRAINING)
+    verbs = " ".join(command[4] for command in commands_of(dry))
+    assert verbs == "list create describe ssh ssh scp ssh ssh ssh ssh delete"
+    assert "git ls-files" in dry.stdout and not cloud.calls
+
+
+def test_one_host_trains_until_all_steps_are_done(cloud):
+    cloud.set_up(["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
+    done = cloud.run("--log_dir=gs://bucket/logs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "request: PROVISIONING" in done.stdout
+    assert "training is done; the slice costs until: " in done.stdout
+    assert cloud.verbs() == ["create"]
+    module = ["-m", "albert_tf.run_pretraining", "--strategy=tpu"]
+    assert cloud.trained() == [("", [*module, *TRAINING])]
+    log = (cloud.path / "log-in-the-bucket").read_text()
+    assert "the last words of 0" in log
+    assert (cloud.path / "host-0" / "albert_tf" / "setup.py").exists()
+    assert not (cloud.path / "served").exists()
+
+
+def test_a_slice_is_reached_by_a_server_on_each_host(cloud):
+    cloud.set_up(num_hosts=2)
+    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
+    done = cloud.run("--delete_when_done=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    port = cloud.environment["ALBERT_TPU_PORT"]
+    ((library, arguments),) = cloud.trained()
+    assert library == "0"  # the servers have the TPU
+    assert arguments[2:4] == [
+        "--strategy=tpu",
+        f"--tpu_name=grpc://10.0.0.2:{port},10.0.0.3:{port}",
+    ]
+    served = (cloud.path / "served").read_text().splitlines()
+    assert len(served) == 2
+    assert "('TPU_MESH_CONTROLLER_ADDRESS', '10.0.0.2:8476')" in served[0]
+    assert cloud.verbs() == ["create", "delete"]
+
+
+@pytest.mark.parametrize("failures", [["refused"] * 4, ["late"]])
+def test_a_slice_that_is_done_is_deleted_though_a_delete_fails(cloud, failures):
+    """Else it would cost until somebody looks; "late" is gone all the same."""
+    cloud.set_up(plan=["0"])
+    (cloud.path / "failing_deletes").write_text("\n".join(failures))
+    done = cloud.run("--delete_when_done=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "training is done" in done.stdout
+    assert done.stdout.count("COSTS") == failures.count("refused")
+    tries = len(failures) + failures.count("refused") // 4
+    assert cloud.verbs() == ["create"] + ["delete"] * tries
+    assert not (cloud.path / "requested").exists()
+
+
+def test_no_connection_waits_for_a_host_that_is_gone(cloud):
+    dry = cloud.launch("run", "--dry_run", "--", *TRAINING)
+    reached = {}
+    for command in commands_of(dry):
+        reached.setdefault(command[4], []).append(command)
+    for verb, flag in (("ssh", "--ssh-flag"), ("scp", "--scp-flag")):
+        for command in reached[verb]:
+            options = [w for w in command if w.startswith(f"{flag}=-o")]
+            assert options == [
+                f"{flag}=-oConnectTimeout=30",
+                f"{flag}=-oServerAliveInterval=30",
+            ]
+
+
+def test_the_code_is_copied_from_any_temporary_directory(cloud, tmp_path):
+    place = tmp_path / "two words"
+    place.mkdir()
+    cloud.launch("create")
+    done = cloud.launch("setup", TMPDIR=str(place))
+    assert done.returncode == 0, done.stderr
+    assert (cloud.path / "host-0" / "albert_tf" / "setup.py").exists()
+    assert not list(place.iterdir())
+
+
+def test_a_preempted_slice_is_asked_for_again_and_training_goes_on(cloud):
+    cloud.set_up(
+        states=["WAITING_FOR_RESOURCES", "ACTIVE"],
+        plan=["143 SUSPENDED", "143 PREEMPTED", "0"],
+    )
+    done = cloud.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create", "delete"] * 2 + ["create"]
+    first, *others = cloud.trained()
+    assert others == [first, first]
+
+
+def test_a_preemption_that_shows_late_is_no_error(cloud):
+    cloud.set_up(plan=["1 PREEMPTED 1", "0"])
+    done = cloud.run("--grace_s=30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
+def test_a_notice_without_a_preemption_starts_the_same_command(cloud):
+    cloud.set_up(plan=["143", "0"])
+    done = cloud.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create"]
+    assert len(cloud.trained()) == 2
+
+
+def test_an_error_of_training_ends_the_watch_with_its_last_words(cloud):
+    cloud.set_up(plan=["1"])
+    done = cloud.run()
+    assert done.returncode == 1
+    assert "the last words of 1" in done.stdout
+    assert cloud.verbs() == ["create"]
+    assert len(cloud.trained()) == 1
+
+
+def test_requests_that_keep_failing_end_the_watch(cloud):
+    cloud.set_up(states=["FAILED"])
+    done = cloud.run("--max_failures=2")
+    assert done.returncode == 1
+    assert "the slice could not be had, 2 times" in done.stderr
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
+def test_training_is_found_again_and_stopped(cloud):
+    cloud.set_up(plan=["wait"])
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    status = ["--worker=0", "--command=bash albert_tf/tpu/on_host.sh status"]
+    cloud.start()
+    assert cloud.launch("status").stdout.splitlines()[-1] == "running"
+    assert set(status) < set(cloud.calls[-1])
+    again = cloud.launch("start", "--", *TRAINING)
+    assert again.returncode and "must not be running" in again.stderr
+    over = cloud.launch("setup")
+    assert over.returncode and "must not be running" in over.stderr
+    assert cloud.launch("stop").returncode == 0
+    done = cloud.run()
+    assert done.returncode == 1
+    assert "training was stopped" in done.stderr
+    assert len(cloud.trained()) == 1
+
+
+def test_a_slice_that_trains_keeps_its_servers_and_modules(cloud):
+    """Host 0 alone knows that it trains."""
+    cloud.set_up(plan=["wait"], num_hosts=2)
+    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
+    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
+        assert cloud.launch(*words).returncode == 0
+    module = cloud.path / "host-1" / "albert_tf" / "of-the-program-that-runs"
+    module.touch()
+    for words in (
+        ["start", "--", *TRAINING],
+        ["check", "--", *TRAINING],
+        ["setup"],
+    ):
+        done = cloud.launch(*words)
+        assert done.returncode and "must not be running" in done.stderr
+    assert len((cloud.path / "served").read_text().splitlines()) == 2
+    assert module.exists()
+
+
+def test_a_slice_is_not_taken_for_one_host_where_nobody_tells(cloud):
+    cloud.set_up(num_hosts=2)
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    done = cloud.launch(
+        "start", "--", *TRAINING, GCE_METADATA_HOST="127.0.0.1:9"
+    )
+    assert done.returncode
+    assert "metadata server must tell the hosts" in done.stderr
+    assert not (cloud.path / "trained").exists()
+
+
+def test_training_with_other_flags_is_not_taken_for_this_one(cloud):
+    cloud.set_up(plan=["0", "0"])
+    assert cloud.run().returncode == 0
+    others = ["--poll_s=0", "--", *TRAINING, "--seed=2"]
+    done = cloud.launch("run", *others)
+    assert done.returncode == 1
+    assert "training on this slice has other flags" in done.stderr
+    assert len(cloud.trained()) == 1
+    assert cloud.launch("start", *others).returncode == 0
+    assert cloud.launch("run", *others).returncode == 0
+    assert cloud.trained()[1][1][-1] == "--seed=2"
+
+
+def test_a_host_that_has_started_anew_trains_again(cloud):
+    cloud.set_up(plan=["wait", "0"])
+    for command in ("create", "setup"):
+        cloud.launch(command)
+    cloud.start()
+    state = cloud.path / "host-0" / "albert_tf_state"
+    trainer = int((state / "trainer.pid").read_text())
+    os.killpg(os.getpgid(trainer), signal.SIGKILL)
+    assert cloud.launch("status").stdout.splitlines()[-1] == "lost"
+    done = cloud.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(cloud.trained()) == 2
+
+
+def test_what_the_readme_shows_is_understood(cloud, monkeypatch):
+    """By the script, and its flags of training by the trainer."""
+    blocks = (ROOT / "tpu" / "README.md").read_text().split("\n\n")
+    (block,) = (b for b in blocks if "tpu/launch.sh run --name=" in b)
+    dry = subprocess.run(
+        ["bash", "-ec", block.replace(".sh run", ".sh run --dry_run")],
+        env={
+            **cloud.environment,
+            "PROJECT": "mine",
+            "ZONE": "us-west4-a",
+            "BUCKET": "mine-albert",
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    train = commands_of(dry)[-2][-3]
+    words = shlex.split(train.removeprefix("--command="))
+    assert words[:3] == ["bash", "albert_tf/tpu/on_host.sh", "train"]
+    assert words[3] == "gs://mine-albert/logs/base"
+    monkeypatch.chdir(ROOT)
+    values = absl_flags.FlagValues()
+    flags.define(PretrainingConfig, values)
+    values(["run_pretraining", *words[4:]])
+    config = flags.parse(PretrainingConfig, values)
+    assert config.training.output_dir == "gs://mine-albert/runs/base"
+    # And fits the slice, by the rule that the trainer checks by.
+    assert "--accelerator_type=v5litepod-8" in block
+    needed = sum(step_cost.estimate_memory(config, 8).values())
+    assert 1.5 * needed < step_cost.TPU_MEMORY["v5litepod"]

@@ -1,0 +1,112 @@
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.cluster import strategy as distribution
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
+from albert_tf.training import evaluate, losses
+from albert_tf.training.train import train
+from albert_tf.training.train_step import make_state
+from tests.helpers import tiny_run
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+def evaluate_with(config):
+    strategy = distribution.make_strategy(config.distribution)
+    with strategy.scope():
+        pretrainer = make_state(config).pretrainer
+    held_out = training_records.find_records(
+        "eval_input_file", config.data.eval_input_file, config
+    )
+    evaluator = evaluate.Evaluator(strategy, pretrainer, held_out, config)
+    return evaluator.run(), pretrainer, held_out
+
+
+def test_the_mean_is_over_masked_pieces_and_padding_does_not_count(
+    tiny_records, tmp_path
+):
+    """One example at a time, averaged by hand, gives the same."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, eval_batch_size=7, max_eval_steps=0
+    )
+    figures, pretrainer, held_out = evaluate_with(config)
+    assert held_out.num_examples % 7
+
+    loss = correct = weight = ordered = 0.0
+    for record in tf.data.TFRecordDataset(list(held_out.files)).batch(1):
+        batch = input_pipeline.parse_records(record, config.data)
+        sums = losses.pretraining_sums(pretrainer(batch), batch)
+        loss += float(sums["mlm_loss_sum"])
+        correct += float(sums["mlm_correct_sum"])
+        weight += float(sums["mlm_weight_sum"])
+        ordered += float(sums["sentence_correct_sum"])
+
+    assert figures["masked_lm_loss"] == pytest.approx(loss / weight, rel=1e-5)
+    assert figures["masked_lm_accuracy"] == pytest.approx(correct / weight)
+    assert figures["sentence_order_accuracy"] == pytest.approx(
+        ordered / held_out.num_examples
+    )
+    assert figures["loss"] == pytest.approx(
+        figures["masked_lm_loss"] + figures["sentence_order_loss"]
+    )
+
+
+def test_the_number_of_replicas_does_not_change_the_result(
+    tiny_records, tmp_path
+):
+    settings = {"eval_batch_size": 10, "max_eval_steps": 0}
+    one, _, _ = evaluate_with(
+        tiny_run.make_config(tiny_records, tmp_path, **settings)
+    )
+    two, _, _ = evaluate_with(
+        tiny_run.make_config(
+            tiny_records,
+            tmp_path,
+            strategy="mirrored",
+            num_logical_cpus=2,
+            **settings,
+        )
+    )
+    assert one == pytest.approx(two, rel=1e-5)
+
+
+def test_mode_eval_gives_the_figures_of_the_run_s_last_evaluation(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", num_train_steps=4
+    )
+    train(config)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    expected = json.loads(lines[-1])
+    assert expected.pop("split") == "eval"
+
+    flags = tiny_run.as_flags(config, tmp_path / "model.json")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "albert_tf.run_pretraining",
+            *flags,
+            "--mode=eval",
+        ],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-5)
+    # The paper's line stands beside.
+    assert "mlm 54.0%, sop 86.5% accuracy" in done.stderr

@@ -1,0 +1,415 @@
+"""Real checks of real set-ups, good and bad."""
+
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from albert_tf.training import preflight
+from albert_tf.training.train import train
+from tests.helpers import tiny_run
+from tests.helpers.run_processes import PATIENCE_S, RunProcesses, free_ports
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def checks_of(table):
+    """Verdicts and texts by check, those of several rows one after another."""
+    checks, name = {}, ""
+    for line in table.splitlines():
+        if line.startswith("      "):
+            assert "-> " in line
+            checks[name] += line
+        elif line and line.split()[0] in ("ok", "warn", "FAIL", "skip"):
+            verdict, rest = line.split(maxsplit=1)
+            name, text = re.split(r"  +", rest, maxsplit=1)
+            checks[name] = checks.get(name, "") + f"{verdict}: {text}"
+    return checks
+
+
+def check_all(config, capsys):
+    """The rows of the table by check, and the exit status."""
+    status = preflight.run(config)
+    return checks_of(capsys.readouterr().out), status
+
+
+def failed(checks):
+    """Those that failed; each tells what to do."""
+    names = {name for name, text in checks.items() if "FAIL: " in text}
+    assert all("-> " in checks[name] for name in names)
+    return names
+
+
+def skipped(checks):
+    return {name for name, text in checks.items() if "skip: " in text}
+
+
+def content_of(directory):
+    return {
+        path: path.read_bytes() if path.is_file() else None
+        for path in directory.rglob("*")
+    }
+
+
+def test_a_sound_run_passes_and_leaves_nothing(tiny_records, tmp_path, capsys):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "new" / "run", num_train_steps=1000
+    )
+    checks, status = check_all(config, capsys)
+    assert status == 0
+    assert not failed(checks)
+    assert not skipped(checks)
+    # ln 400 + ln 2, and new weights guess.
+    assert "guessing gives 6.685" in checks["loss"]
+    loss = float(re.search(r"[\d.]+", checks["loss"])[0])
+    assert loss == pytest.approx(math.log(800), abs=0.1)
+    assert "1,000 steps" in checks["whole run"]
+    assert "a new one" in checks["run"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_speed_follows_from_the_time_of_an_update(
+    tiny_records, tmp_path, capsys
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=10**6, peak_tflops=0.001
+    )
+    checks, _ = check_all(config, capsys)
+    seconds, tokens, _, tflops, used = (
+        float(number.replace(",", ""))
+        for number in re.findall(r"[\d.,]*\d(?:e-\d+)?", checks["updates"])[:5]
+    )
+    # 8 examples of 32 pieces; printed to three digits.
+    assert tokens == pytest.approx(8 * 32 / seconds, rel=0.01)
+    assert used == pytest.approx(100 * tflops / 0.001, rel=0.01, abs=0.06)
+    (hours,) = re.findall(r"about (\S+) hours", checks["whole run"])
+    assert float(hours) == pytest.approx(1e6 * seconds / 3600, rel=0.02)
+
+
+def test_records_are_told_in_steps_and_epochs(tiny_records, tmp_path, capsys):
+    counts = json.loads((tiny_records / "train/metadata.json").read_text())
+    number = sum(counts["shards"].values())
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    checks, _ = check_all(config, capsys)
+    assert f"{number:,} in 3 files, static" in checks["records"]
+    assert f"{number / 8:.1f} steps an epoch" in checks["records"]
+    assert f"{12 * 8 / number:.1f} epochs" in checks["records"]
+
+
+def test_every_fault_is_in_the_table(tiny_records, tmp_path, capsys):
+    """The output is in a file, the records are not there, and no TPU is."""
+    (tmp_path / "run").write_text("a file")
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path / "run" / "x",
+        input_file=("nothing*",),
+        strategy="tpu",
+        learning_rate=1.0,
+        num_train_steps=100_000,
+    )
+    checks, status = check_all(config, capsys)
+    assert status == 1
+    assert failed(checks) == {"output", "records", "devices"}
+    assert "no file at nothing*" in checks["records"]
+    assert "--output_dir" in checks["output"]
+    assert "--strategy=auto" in checks["devices"]
+    assert checks["learning rate"].startswith("warn")
+    assert skipped(checks) == {
+        "room", "held-out records", "run", "initial weights", "batch",
+        "memory", "workers", "updates",
+    }  # fmt: skip
+    needed = "needs: records, run, initial weights, batch, workers"
+    assert needed in checks["updates"]
+    assert (tmp_path / "run").read_text() == "a file"
+
+
+def test_the_output_itself_may_not_be_a_file(tiny_records, tmp_path, capsys):
+    (tmp_path / "run").write_text("a file")
+    config = tiny_run.make_config(tiny_records, tmp_path / "run")
+    checks, status = check_all(config, capsys)
+    assert status == 1
+    assert "output" in failed(checks)
+    assert (tmp_path / "run").read_text() == "a file"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_seq_length": 24}, "max_seq_length is 32 there and 24 here"),
+        ({"sentence_objective": "nsp"}, "sentence_objective is 'sop' there"),
+    ],
+)
+def test_records_of_other_settings_fail(
+    tiny_records, tmp_path, capsys, changes, named
+):
+    config = tiny_run.make_config(tiny_records, tmp_path, **changes)
+    checks, status = check_all(config, capsys)
+    assert status == 1
+    assert named in checks["records"]
+    assert failed(checks) == {"records"}
+
+
+def test_held_out_records_are_not_those_trained_on(
+    tiny_records, tmp_path, capsys
+):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        eval_input_file=(f"{tiny_records}/train/*.tfrecord",),
+    )
+    checks, status = check_all(config, capsys)
+    assert status == 1
+    assert failed(checks) == {"held-out records"}
+    # Training itself could go on, and is timed.
+    assert checks["updates"].startswith("ok")
+
+
+def test_a_batch_is_shared_evenly(tiny_records, tmp_path, capsys):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        strategy="mirrored",
+        num_logical_cpus=2,
+        global_batch_size=9,
+    )
+    checks, status = check_all(config, capsys)
+    assert status == 1
+    assert failed(checks) == {"batch"}
+    assert "-> Nearest: 8, 10." in checks["batch"]
+    assert skipped(checks) == {"memory", "updates"}
+
+
+def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
+    config = tiny_run.make_config(
+        tiny_records,
+        small_disk / "run",
+        num_train_steps=100,
+        keep_every_n_steps=25,
+    )
+    checks, status = check_all(config, capsys)
+    assert status == 1
+    assert failed(checks) == {"room"}
+    # The newest 5, 4 kept for ever, one being written, and the best.
+    assert "11 checkpoints" in checks["room"]
+    free, size, needed = (
+        float(number) for number in re.findall(r"([\d.]+) kB", checks["room"])
+    )
+    assert free == pytest.approx(256 * 1.024, rel=0.02)
+    assert needed == pytest.approx(11 * size, rel=0.01)
+    assert not list(small_disk.iterdir())
+
+
+def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
+    """Those that are there need none; sizes are those on the disk."""
+    config = tiny_run.make_config(tiny_records, tmp_path / "run")
+    train(config)
+    checks, _ = check_all(config, capsys)
+    # Steps 0, 4, 8, 12, and the best; 5 newest, one being written, the best.
+    assert "7 checkpoints" in checks["room"]
+    assert "5 of them there" in checks["room"]
+    size = float(re.search(r"checkpoints of ([\d.]+) kB", checks["room"])[1])
+    needed = float(re.search(r"need ([\d.]+) kB", checks["room"])[1])
+    assert needed == pytest.approx(2 * size, rel=0.01)
+    (stored,) = tmp_path.glob("run/checkpoints/step-00000012/variables.data*")
+    assert size * 1000 == pytest.approx(stored.stat().st_size, rel=0.02)
+
+
+def test_a_run_goes_on_and_is_not_touched(tiny_records, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    config = tiny_run.make_config(
+        tiny_records, run_dir, num_train_steps=4, eval_input_file=()
+    )
+    train(config)
+    before = content_of(run_dir)
+    checks, status = check_all(config, capsys)
+    assert status == 0
+    assert "has ended, at step 4" in checks["run"]
+    assert "none is left" in checks["updates"]
+    assert checks["held-out records"].startswith("warn: none")
+
+    longer = tiny_run.make_config(
+        tiny_records,
+        run_dir,
+        num_train_steps=14,
+        eval_input_file=(),
+        allow_config_change=True,
+    )
+    checks, status = check_all(longer, capsys)
+    assert status == 0
+    assert "goes on from step 4" in checks["run"]
+    assert "warn: changed since this run began" in checks["run"]
+    assert "at step 4" in checks["loss"]
+    assert "10 steps" in checks["whole run"]
+
+    other = tiny_run.make_config(
+        tiny_records, run_dir, num_train_steps=4, learning_rate=0.5
+    )
+    checks, status = check_all(other, capsys)
+    assert status == 1
+    assert "learning_rate was 0.02 and is 0.5" in checks["run"]
+    assert "--allow_config_change" in checks["run"]
+    assert content_of(run_dir) == before
+
+
+def test_a_torn_checkpoint_is_told(tiny_records, tmp_path, capsys):
+    config = tiny_run.make_config(tiny_records, tmp_path, num_train_steps=8)
+    train(config)
+    (newest,) = tmp_path.glob("checkpoints/step-00000008/variables.data*")
+    os.truncate(newest, 100)
+    longer = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=9, allow_config_change=True
+    )
+    checks, status = check_all(longer, capsys)
+    assert status == 0
+    assert "step-00000008 is not whole" in checks["updates"]
+    assert "at step 4" in checks["loss"]
+
+
+@pytest.fixture
+def damaged_records(tiny_records, tmp_path):
+    """A copy whose shards each have a flipped bit in their first record."""
+    copy = tmp_path / "records"
+    for path in tiny_records.rglob("*"):
+        if path.is_file():
+            content = bytearray(path.read_bytes())
+            if path.suffix == ".tfrecord" and path.parent.name == "train":
+                content[20] ^= 1
+            target = copy / path.relative_to(tiny_records)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+    return copy
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_damaged_records_are_named(damaged_records, tmp_path, capsys, policy):
+    run_dir = tmp_path / "run"
+    config = tiny_run.make_config(
+        damaged_records,
+        run_dir,
+        on_corrupt_record=policy,
+        shuffle_block_size=10_000,
+    )
+    checks, status = check_all(config, capsys)
+    assert status == (1 if policy == "error" else 0)
+    assert "record 0 of " in checks["updates"]
+    verdict = "FAIL" if policy == "error" else "warn"
+    assert f"{verdict}: " in checks["updates"]
+    assert not run_dir.exists()
+
+
+def test_new_weights_must_guess(tiny_records, tmp_path, capsys):
+    """Initial weights a hundred times too large are sure of what is wrong."""
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    model = {**config.model.to_dict(), "initializer_range": 2.0}
+    wrong = type(config).from_dict({**config.to_dict(), "model": model})
+    checks, status = check_all(wrong, capsys)
+    assert status == 1
+    assert failed(checks) == {"loss"}
+
+
+def test_file_systems_that_are_not_known_fail(tiny_records, capsys):
+    config = tiny_run.make_config(
+        tiny_records,
+        "nowhere://bucket/run",
+        input_file=(),
+        dataset=("far=elsewhere://bucket/far/*",),
+        data_schedule="0:far",
+    )
+    checks, status = check_all(config, capsys)
+    assert status == 1
+    assert failed(checks) == {"file systems"}
+    for path in ("nowhere://bucket/run", "elsewhere://bucket/far"):
+        assert f"FAIL: {path}: " in checks["file systems"]
+    assert "gcs-filesystem" in checks["file systems"]
+    assert {"output", "records"} <= skipped(checks)
+
+
+def test_directories_above_a_bucket_are_none_of_ours():
+    assert list(preflight._parents("gs://bucket/a/b")) == [
+        "gs://bucket/a/b",
+        "gs://bucket/a",
+    ]
+    assert list(preflight._parents("/a/b")) == ["/a/b", "/a"]
+    assert list(preflight._parents("a/b")) == ["a/b", "a"]
+    assert list(preflight._parents("gs://bucket")) == []
+
+
+def test_the_command_tells_and_exits(tiny_records, tmp_path):
+    """In a process of its own: 0, or 1 for a fault; evaluation has none."""
+    run_dir = tmp_path / "run"
+    config = tiny_run.make_config(tiny_records, run_dir, dry_run=True)
+    assert RunProcesses(config, tmp_path).wait() == [0]
+    fault = tiny_run.make_config(
+        tiny_records, run_dir, dry_run=True, keep_checkpoint_max=10**9,
+        save_checkpoints_steps=1, num_train_steps=10**9,
+    )  # fmt: skip
+    assert RunProcesses(fault, tmp_path).wait() == [1]
+    evaluation = RunProcesses(config, tmp_path, options=("--mode=eval",))
+    assert evaluation.wait() == [1]
+    assert "dry_run must be off with mode=eval" in evaluation.log()
+    assert not run_dir.exists()
+
+
+def check_on_workers(tmp_path, configs):
+    """The rows of each worker's table, and its exit status."""
+    ports = free_ports(len(configs))
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    workers = []
+    for index, config in enumerate(configs):
+        flags = tiny_run.as_flags(config, tmp_path / f"model-{index}.json")
+        task = {"type": "worker", "index": index}
+        environment["TF_CONFIG"] = json.dumps(
+            {"cluster": cluster, "task": task}
+        )
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "albert_tf.run_pretraining", *flags],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+    tables = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
+    return [
+        (checks_of(table), worker.returncode)
+        for table, worker in zip(tables, workers, strict=True)
+    ]
+
+
+def test_workers_check_together(tiny_records, tmp_path):
+    """Each prints a table of its own; nothing is left of either."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", dry_run=True, strategy="multi_worker"
+    )
+    for checks, status in check_on_workers(tmp_path, [config, config]):
+        assert status == 0
+        assert "8 = 2 replicas x 4 examples" in checks["batch"]
+        assert "guessing gives" in checks["loss"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_worker_waits_for_one_that_failed(tiny_records, tmp_path):
+    """Or this would take as long as a lost worker is waited for."""
+    settings = {
+        "dry_run": True,
+        "strategy": "multi_worker",
+        "worker_timeout_s": 10 * PATIENCE_S,
+    }
+    config, faulty = (
+        tiny_run.make_config(
+            tiny_records, tmp_path / "run", **settings, **changes
+        )
+        for changes in ({}, {"input_file": ("nothing*",)})
+    )
+    sound, other = check_on_workers(tmp_path, [config, faulty])
+    assert (sound[1], other[1]) == (1, 1)
+    assert failed(sound[0]) == {"workers"}
+    assert failed(other[0]) == {"records", "workers"}
+    assert "updates" in skipped(sound[0]) & skipped(other[0])

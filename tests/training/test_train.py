@@ -1,0 +1,356 @@
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.errors import UserError
+from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.training.train import train
+from tests.helpers import tiny_run
+from tests.helpers.run_processes import RunProcesses, lines_without_timing
+
+
+def test_dropout_is_removed_where_the_schedule_says(tiny_records, tmp_path):
+    """The boundary, 5, is no multiple of steps_per_loop, 2."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, dropout_schedule="0:0.1,5:0.0"
+    )
+    train(config)
+    dropout = {
+        line["step"]: line["dropout"]
+        for line in read_metrics(str(tmp_path))
+        if line["split"] == "train"
+    }
+    assert dropout == {
+        2: 0.1, 4: 0.1, 5: 0.1, 6: 0.0, 8: 0.0, 10: 0.0, 12: 0.0
+    }  # fmt: skip
+
+
+def test_training_learns(tiny_records, tmp_path):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=40, steps_per_loop=4
+    )
+    train(config)
+    losses = [
+        line["masked_lm_loss"]
+        for line in read_metrics(str(tmp_path))
+        if line["split"] == "train"
+    ]
+    # A model of uniform guesses stands at ln 400 = 5.99.
+    assert losses[0] == pytest.approx(np.log(400), abs=0.15)
+    assert losses[-1] < losses[0] - 0.3
+
+
+def weights_of(run_dir):
+    """Everything that the newest checkpoint holds, by path."""
+    newest = list_checkpoints(str(run_dir / "checkpoints"))[-1]
+    reader = tf.train.load_checkpoint(f"{newest.path}/variables")
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+    }
+
+
+def assert_same_run(one, other):
+    """Weights, moments and logged figures are the same to the last bit."""
+    assert lines_without_timing(one) == lines_without_timing(other)
+    expected, weights = weights_of(one), weights_of(other)
+    assert expected.keys() == weights.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+
+
+STRATEGIES = {
+    "one_device": {"strategy": "one_device"},
+    "mirrored": {"strategy": "mirrored", "num_logical_cpus": 2},
+    "multi_worker": {"strategy": "multi_worker"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "masking"),
+    [
+        ("one_device", "dynamic"),
+        ("mirrored", "static"),
+        ("multi_worker", "static"),
+    ],
+)
+def test_a_run_killed_at_random_moments_ends_as_one_left_alone(
+    request, tmp_path, kind, masking
+):
+    """By SIGKILL, SOAK_KILLS times, and once by SIGTERM.
+
+    Loops, checkpoints and evaluations are of coprime lengths, and dropout is
+    on and then off.
+    """
+    records = request.getfixturevalue(
+        "tiny_records" if masking == "static" else "tiny_dynamic_records"
+    )
+    kills = int(os.environ.get("SOAK_KILLS", "1"))
+    workers = 2 if kind == "multi_worker" else 1
+
+    def run(name):
+        config = tiny_run.make_config(
+            records,
+            tmp_path / name,
+            num_train_steps=300 + 30 * kills,
+            steps_per_loop=10,
+            save_checkpoints_steps=7,
+            eval_every_n_steps=50,
+            dropout_schedule="0:0.1,150:0.0",
+            **STRATEGIES[kind],
+        )
+        return RunProcesses(config, tmp_path, workers)
+
+    alone = run("alone")
+    assert set(alone.wait()) == {0}, alone.log()
+
+    rng = random.Random(kind + masking)
+    for number in range(kills + 1):
+        killed = run("killed")
+        lines = read_metrics(str(tmp_path / "killed"))
+        # By its steps: in half a second a fast machine would end.
+        logged = lines[-1]["step"] if lines else 9
+        killed.wait_for_step(logged + 1 + rng.randrange(50))
+        time.sleep(0.05 * rng.random())
+        if number == 1:
+            killed.signal(signal.SIGTERM, worker=workers - 1)
+            assert set(killed.wait()) == {143}, killed.log()
+        else:
+            killed.kill()
+    last = run("killed")
+    assert set(last.wait()) == {0}, last.log()
+    assert len(read_events(str(tmp_path / "killed"))) > kills + 2
+    assert_same_run(tmp_path / "alone", tmp_path / "killed")
+
+
+def test_a_stop_comes_at_the_next_step_and_keeps_the_log_whole(
+    tiny_records, tmp_path
+):
+    """In the middle of a loop, whose line is written by the next process."""
+
+    def run(name):
+        return RunProcesses(
+            tiny_run.make_config(
+                tiny_records,
+                tmp_path / name,
+                num_train_steps=1200,
+                steps_per_loop=600,
+                save_checkpoints_steps=1200,
+            ),
+            tmp_path,
+        )
+
+    pause = 4.0
+    while True:
+        stopped = run("stopped")
+        stopped.wait_for_log("tracing the step")
+        time.sleep(pause)
+        stopped.signal(signal.SIGTERM)
+        (status,) = stopped.wait()
+        ended_at = weights_of(tmp_path / "stopped")["step"]
+        if status == 143 and ended_at % 600:
+            break
+        # A busy machine had not begun, or a fast one was done.
+        assert status in (0, 143), stopped.log()
+        shutil.rmtree(tmp_path / "stopped")
+        stopped.log_file.unlink()
+        pause *= 0.4 if ended_at else 2
+    again, alone = run("stopped"), run("alone")
+    assert again.wait() == alone.wait() == [0], again.log()
+    assert_same_run(tmp_path / "alone", tmp_path / "stopped")
+
+
+# Dropout's masks differ by replica, as they must.
+WITHOUT_DROPOUT = {"dropout_schedule": "0:0.0", "num_train_steps": 4}
+
+
+@pytest.fixture(scope="module")
+def alone_without_dropout(tiny_records, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run") / "alone"
+    train(tiny_run.make_config(tiny_records, directory, **WITHOUT_DROPOUT))
+    return directory
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_two_workers_give_what_one_process_gives(
+    tiny_records, alone_without_dropout, tmp_path, parts
+):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path / "together",
+        strategy="multi_worker",
+        gradient_accumulation_steps=parts,
+        **WITHOUT_DROPOUT,
+    )
+    run = RunProcesses(config, tmp_path, workers=2)
+    assert run.wait() == [0, 0], run.log()
+
+    alone = lines_without_timing(alone_without_dropout)
+    together = lines_without_timing(tmp_path / "together")
+    assert len(alone) == len(together) == 3
+    for expected, line in zip(alone, together, strict=True):
+        assert line.pop("split") == expected.pop("split")
+        assert line == pytest.approx(expected, rel=1e-4)
+    # The second worker leaves nothing of its own behind.
+    assert sorted(p.name for p in (tmp_path / "together").iterdir()) == sorted(
+        p.name for p in alone_without_dropout.iterdir()
+    )
+
+
+def test_a_run_goes_on_with_another_number_of_replicas(tiny_records, tmp_path):
+    """With the same data: losses are those of one that was never moved."""
+    settings = {"dropout_schedule": "0:0.0", "num_train_steps": 8}
+    alone = tiny_run.make_config(
+        tiny_records, tmp_path / "alone", eval_input_file=(), **settings
+    )
+    train(alone)
+    for replicas in (4, 2):
+        moved = RunProcesses(
+            tiny_run.make_config(
+                tiny_records,
+                tmp_path / "moved",
+                eval_input_file=(),
+                strategy="mirrored",
+                num_logical_cpus=replicas,
+                **settings,
+            ),
+            tmp_path,
+        )
+        assert moved.wait() == [0], moved.log()
+        if replicas == 4:  # as if it had been stopped after four steps
+            shutil.rmtree(tmp_path / "moved/checkpoints/step-00000008")
+    expected = lines_without_timing(tmp_path / "alone")
+    lines = lines_without_timing(tmp_path / "moved")
+    assert [line["step"] for line in lines] == [2, 4, 6, 8]
+    for one, other in zip(expected, lines, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_a_finished_run_started_again_trains_no_more(tiny_records, tmp_path):
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    train(config)
+    before = (tmp_path / "metrics.jsonl").read_text()
+
+    assert train(config) == 0
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        global_batch_size=7,
+        strategy="mirrored",
+        num_logical_cpus=2,
+    )
+    with pytest.raises(UserError, match=r"7 and 2\. Nearest: 6, 8\."):
+        train(config)
+    assert not list(tmp_path.iterdir()), "refused before anything is written"
+
+
+def test_the_run_of_another_architecture_is_refused_by_name(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
+    )
+    train(config)
+    before = (tmp_path / "config.json").read_text()
+    other = tiny_run.make_config(tiny_records, tmp_path, intermediate_size=28)
+
+    with pytest.raises(UserError, match="intermediate_size was 24 and"):
+        train(other)
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_a_run_without_a_number_for_its_loss_stops(tiny_records, tmp_path):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        optimizer="adamw",
+        learning_rate=1e30,
+        num_train_steps=40,
+        num_warmup_steps=20,
+        save_checkpoints_steps=2,
+        clip_norm=0.0,
+    )
+    with pytest.raises(UserError, match=r"must stay finite .*gradient norm"):
+        train(config)
+    newest = list_checkpoints(str(tmp_path / "checkpoints"))[-1]
+    weights = weights_of(tmp_path)
+    assert newest.step == weights["step"] < 20
+    assert all(np.isfinite(value).all() for value in weights.values())
+
+
+def test_a_diverged_run_goes_back_and_on_with_later_data(
+    tiny_records, tmp_path
+):
+    """At a rate far too high, which the rollback lowers; killed on the way."""
+
+    def run(name):
+        return RunProcesses(
+            tiny_run.make_config(
+                tiny_records,
+                tmp_path / name,
+                learning_rate=0.8,
+                num_warmup_steps=60,
+                num_train_steps=400,
+                steps_per_loop=10,
+                save_checkpoints_steps=20,
+                on_divergence="rollback",
+                divergence_loss_increase=0.4,
+                rollback_learning_rate_scale=0.02,
+            ),
+            tmp_path,
+        )
+
+    alone = run("alone")
+    assert alone.wait() == [0], alone.log()
+    rollbacks = json.loads((tmp_path / "alone/rollbacks.json").read_text())
+    assert rollbacks
+    for number, rollback in enumerate(rollbacks):
+        assert "divergence_loss_increase=0.4" in rollback["reason"]
+        back_to, at = rollback["resumed_from"], rollback["diverged_at"]
+        # At first to the newest, and then to the one before.
+        assert back_to == (at - 1) // 20 * 20 - 20 * number
+    lines = read_metrics(str(tmp_path / "alone"))
+    steps = [line["step"] for line in lines if line["split"] == "train"]
+    assert steps == list(range(10, 401, 10)), "each step is there once"
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    events = read_events(str(tmp_path / "alone"))
+    assert [e["event"] for e in events if e["event"] != "checkpoint"] == [
+        "start",
+        *["diverged", "rollback"] * len(rollbacks),
+        "finish",
+    ]
+
+    killed = run("killed")
+    killed.wait_for_log("rollback")
+    killed.wait_for_step(at + 20)
+    killed.kill()
+    again = run("killed")
+    assert again.wait() == [0], again.log()
+    assert_same_run(tmp_path / "alone", tmp_path / "killed")
+
+
+def test_the_resolved_configuration_lies_beside_the_checkpoints(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
+    )
+    train(config)
+
+    assert json.loads((tmp_path / "config.json").read_text()) == (
+        config.to_dict()
+    )
+    vocabulary = (tiny_records / "train" / "spiece.model").read_bytes()
+    assert (tmp_path / "spiece.model").read_bytes() == vocabulary

@@ -1,0 +1,161 @@
+"""What a run does off the straight path, in runs of seconds."""
+
+import time
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.preemption import StopRequest
+from albert_tf.input.record_sets import find_held_out, find_training_data
+from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.training import evaluate
+from albert_tf.training.train import Run, train
+from tests.helpers import tiny_run
+from tests.helpers.run_processes import RunProcesses, lines_without_timing
+
+
+def steps_of(directory):
+    return [c.step for c in list_checkpoints(str(directory))]
+
+
+def run_with(config, stop):
+    return Run(
+        config,
+        find_training_data(config),
+        find_held_out(config),
+        distribution.make_strategy(config.distribution),
+        stop,
+    ).train()
+
+
+@pytest.mark.parametrize("cut_at", [4, 12])
+def test_an_evaluation_that_was_cut_short_is_made_by_the_next_process(
+    tiny_records, tmp_path, monkeypatch, cut_at
+):
+    """Even if that one is cut short there, too; and its line stands once."""
+
+    def config(name):
+        return tiny_run.make_config(
+            tiny_records, tmp_path / name, eval_every_n_steps=4
+        )
+
+    train(config("alone"))
+    evaluate_whole = evaluate.Evaluator._run
+    for _ in range(2):
+        stop = StopRequest(tf.Variable(0.0))
+
+        def evaluate_and_stop(evaluator, stop=stop):
+            seen = read_metrics(str(tmp_path / "cut"))
+            if seen[-1]["step"] == cut_at:
+                stop.set("a test", 143)
+            return evaluate_whole(evaluator)
+
+        monkeypatch.setattr(evaluate.Evaluator, "_run", evaluate_and_stop)
+        assert run_with(config("cut"), stop) == 143
+        assert lines_without_timing(tmp_path / "cut")[-1]["split"] == "train"
+        assert steps_of(tmp_path / "cut/checkpoints")[-1] == cut_at
+    monkeypatch.setattr(evaluate.Evaluator, "_run", evaluate_whole)
+    assert train(config("cut")) == 0
+    assert lines_without_timing(tmp_path / "cut") == lines_without_timing(
+        tmp_path / "alone"
+    )
+
+
+@pytest.mark.parametrize("steps", ["4:6", "8:99"])
+def test_profiled_steps_leave_a_trace(tiny_records, tmp_path, steps):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, profile_steps=steps, eval_input_file=()
+    )
+    train(config)
+    traces = list((tmp_path / "tensorboard").rglob("*.xplane.pb"))
+    assert traces and all(trace.stat().st_size for trace in traces)
+    assert "profile" in [e["event"] for e in read_events(str(tmp_path))]
+
+
+def test_a_run_keeps_the_newest_those_at_multiples_and_the_best(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        num_train_steps=20,
+        save_checkpoints_steps=2,
+        keep_checkpoint_max=2,
+        keep_every_n_steps=8,
+        eval_every_n_steps=4,
+    )
+    train(config)
+    assert steps_of(tmp_path / "checkpoints") == [8, 16, 18, 20]
+    held_out = {
+        line["loss"]: line["step"]
+        for line in read_metrics(str(tmp_path))
+        if line["split"] == "eval"
+    }
+    assert len(held_out) == 5
+    assert steps_of(tmp_path / "best") == [held_out[min(held_out)]]
+
+
+def test_time_between_processes_is_no_goodput(tiny_records, tmp_path):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=40, eval_input_file=()
+    )
+    stop = StopRequest(tf.Variable(0.0))
+    stop.set("a test", 143)
+    assert (
+        Run(
+            config,
+            find_training_data(config),
+            None,
+            distribution.make_strategy(config.distribution),
+            stop,
+        ).train()
+        == 143
+    )
+    time.sleep(5)
+    train(config)
+    goodputs = [line["goodput"] for line in read_metrics(str(tmp_path))]
+    useful = sum(line["loop_seconds"] for line in read_metrics(str(tmp_path)))
+    assert all(0 < goodput < 1 for goodput in goodputs)
+    assert goodputs[-1] < useful / 5
+
+
+def test_data_that_changes_within_a_run_is_the_same_however_it_is_cut(
+    tiny_records, tiny_dynamic_records, tmp_path
+):
+    """From masked records to records without masks, and a mixture's name."""
+
+    def run(name):
+        return RunProcesses(
+            tiny_run.make_config(
+                tiny_records,
+                tmp_path / name,
+                input_file=(),
+                dataset=(
+                    f"a={tiny_records}/train/*.tfrecord",
+                    f"b={tiny_dynamic_records}/train/*.tfrecord",
+                ),
+                data_schedule="0:a,33:b,70:a",
+                num_train_steps=120,
+                steps_per_loop=10,
+                save_checkpoints_steps=7,
+            ),
+            tmp_path,
+        )
+
+    alone, killed = run("alone"), run("killed")
+    killed.wait_for_step(40)
+    killed.kill()
+    again = run("killed")
+    assert again.wait() == alone.wait() == [0], again.log()
+    lines = lines_without_timing(tmp_path / "alone")
+    assert lines == lines_without_timing(tmp_path / "killed")
+    steps = [line["step"] for line in lines if line["split"] == "train"]
+    assert {33, 70} <= set(steps)
+    switches = [
+        (event["step"], event["name"])
+        for event in read_events(str(tmp_path / "alone"))
+        if event["event"] == "data"
+    ]
+    assert switches == [(33, "b"), (70, "a")]

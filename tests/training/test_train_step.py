@@ -1,0 +1,470 @@
+import itertools
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.tpu import tpu
+
+from albert_tf.cluster import strategy as distribution
+from albert_tf.input import (
+    pipeline as input_pipeline,
+)
+from albert_tf.input import (
+    record_sets as training_records,
+)
+from albert_tf.modeling.dropout import Dropout
+from albert_tf.training import losses, train_step
+from albert_tf.training.schedules import DropoutRates
+from albert_tf.training.train_step import (
+    StepSettings,
+    figure_names,
+    make_state,
+    make_train_steps,
+)
+from tests.helpers import tiny_run
+
+NO_DROPOUT = DropoutRates(0.0, 0.0)
+
+
+def run_steps(config, rates=NO_DROPOUT, num_steps=3):
+    """Figures and weights after some steps, and the program."""
+    strategy = distribution.make_strategy(config.distribution)
+    data = training_records.find_training_data(config)
+    with strategy.scope():
+        state = make_state(config)
+        train_steps = make_train_steps(strategy, state, config)
+    batches = iter(
+        strategy.distribute_datasets_from_function(
+            input_pipeline.training_dataset(data, config.data, 7, 0)
+        )
+    )
+    totals = {name: tf.constant(0.0) for name in figure_names(config)}
+    settings = StepSettings(rates)
+    arguments = (batches, totals, tf.constant(num_steps), settings)
+    steps = train_steps(*arguments)
+    assert steps.num_steps == num_steps
+    return (
+        {name: float(v) / num_steps for name, v in steps.totals.items()},
+        {name: v.numpy() for name, v in state.variables().items()},
+        train_steps.get_concrete_function(*arguments),
+    )
+
+
+def assert_close(one, other, tolerance):
+    for name, value in one.items():
+        np.testing.assert_allclose(
+            other[name], value, atol=tolerance, err_msg=name
+        )
+
+
+def largest_difference(one, other):
+    return max(np.abs(one[name] - other[name]).max() for name in one)
+
+
+def operations(program):
+    """The names of all operations, those of called functions included."""
+    graph = program.graph.as_graph_def()
+    nodes = list(graph.node)
+    for function in graph.library.function:
+        nodes += function.node_def
+    return [node.op for node in nodes]
+
+
+def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
+    """A second program stands for a second process: TensorFlow numbers its
+    parts otherwise, and orders terms of a sum by such names."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, strategy="mirrored", num_logical_cpus=2
+    )
+    strategy = distribution.make_strategy(config.distribution)
+    data = training_records.find_training_data(config)
+    for _ in range(2):
+        with strategy.scope():
+            state = make_state(config)
+            train_steps = make_train_steps(strategy, state, config)
+        batches = iter(
+            strategy.distribute_datasets_from_function(
+                input_pipeline.training_dataset(data, config.data, 7, 0)
+            )
+        )
+        for before in np.arange(5, 40, 1.7, np.float32):
+            totals = {name: tf.constant(0.0) for name in figure_names(config)}
+            totals["loss"] = tf.constant(before)
+            after = train_steps(
+                batches, totals, tf.constant(1), StepSettings(NO_DROPOUT)
+            ).totals
+            loss = after["masked_lm_loss"] + after["sentence_order_loss"]
+            assert after["loss"].numpy() == before + loss.numpy()
+
+
+@pytest.mark.parametrize(
+    ("clip_scope", "clip_norm"), [("global", 0.01), ("per_replica", 1000.0)]
+)
+def test_two_replicas_give_what_one_gives_on_the_joint_batch(
+    tiny_records, tmp_path, clip_scope, clip_norm
+):
+    """Clipping by replica is loose here: it has no joint counterpart.
+
+    AdamW without decay, since its updates show the gradients' size at once.
+    """
+    settings = {
+        "clip_scope": clip_scope,
+        "clip_norm": clip_norm,
+        "optimizer": "adamw",
+        "epsilon": 0.1,
+    }
+    config = tiny_run.make_config(tiny_records, tmp_path, **settings)
+    mirrored = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        strategy="mirrored",
+        num_logical_cpus=2,
+        **settings,
+    )
+    figures, weights, _ = run_steps(config)
+    figures_of_two, weights_of_two, _ = run_steps(mirrored)
+
+    assert_close(figures, figures_of_two, 2e-5)
+    assert_close(weights, weights_of_two, 2e-5)
+
+
+def test_two_replicas_give_what_one_gives_where_masking_is_dynamic(
+    tiny_dynamic_records, tmp_path
+):
+    """And masks of another rate give something else."""
+    adamw = {"optimizer": "adamw", "epsilon": 0.1}
+    one, two, other = (
+        run_steps(
+            tiny_run.make_config(
+                tiny_dynamic_records, tmp_path, **adamw, **changes
+            )
+        )
+        for changes in (
+            {},
+            {"strategy": "mirrored", "num_logical_cpus": 2},
+            {"masked_lm_prob": 0.3},
+        )
+    )
+    assert_close(one[0], two[0], 2e-5)
+    assert_close(one[1], two[1], 2e-5)
+    assert largest_difference(one[1], other[1]) > 1e-3
+
+
+def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
+    tiny_records, tmp_path
+):
+    """The mean of replicas' means would be another gradient."""
+    config = tiny_run.make_config(tiny_records, tmp_path, optimizer="adamw")
+    data = training_records.find_training_data(config)
+    make = input_pipeline.training_dataset(data, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    weights = batch["masked_lm_weights"].numpy().sum(axis=1)
+    assert weights[:4].sum() != weights[4:].sum(), "the case must be there"
+
+    figures, alone, _ = run_steps(config, num_steps=1)
+    mirrored = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        optimizer="adamw",
+        strategy="mirrored",
+        num_logical_cpus=2,
+    )
+    figures_of_two, together, _ = run_steps(mirrored, num_steps=1)
+    np.testing.assert_allclose(
+        figures_of_two["masked_lm_loss"], figures["masked_lm_loss"], rtol=1e-6
+    )
+    # The first moment after one update is a tenth of the gradient.
+    name = "albert/masked_lm/output_bias/m"
+    np.testing.assert_allclose(
+        together[name], alone[name], rtol=1e-3, atol=1e-7
+    )
+
+
+def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
+    """`tpu.replicate` makes tensors of all arguments of a replica's function.
+
+    Dropout rates must stay Python numbers there, and shapes be static.
+    """
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    data = training_records.find_training_data(config)
+    make = input_pipeline.training_dataset(data, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    state = make_state(config)
+    seen = {}
+
+    class TracedError(Exception):
+        """Ends the tracing where compiling for a TPU would begin."""
+
+    class TpuLike:
+        """Runs a replica's function as TPUStrategy does, and no further."""
+
+        extended = types.SimpleNamespace(worker_devices=("/device:TPU:0",))
+
+        def run(self, function, args):
+            def replica(*flat):
+                *features, stop = flat
+                ids = dict(zip(batch, features, strict=True))
+                assert all(v.shape.is_fully_defined() for v in flat)
+                seen.update(function(ids, stop))
+                raise TracedError
+
+            ids, stop = args
+            tpu.replicate(replica, [[*ids.values(), stop]])
+
+        def experimental_local_results(self, value):
+            return (value,)
+
+    steps = make_train_steps(TpuLike(), state, config)
+    for rates in (NO_DROPOUT, DropoutRates(0.1, 0.1)):
+        with pytest.raises(TracedError):
+            steps(
+                itertools.repeat(dict(batch)),
+                {name: tf.constant(0.0) for name in figure_names(config)},
+                tf.constant(1),
+                StepSettings(rates),
+            )
+        assert "loss" in seen
+        seen.clear()
+
+
+def test_a_large_step_in_parts_can_be_made_twice(tiny_records, tmp_path):
+    """Where memory is short, TensorFlow rewrites how gradients are summed."""
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        hidden_size=64,
+        intermediate_size=256,
+        global_batch_size=4096,
+        gradient_accumulation_steps=2,
+    )
+    strategy = distribution.make_strategy(config.distribution)
+    with strategy.scope():
+        state = make_state(config)
+        train_steps = make_train_steps(strategy, state, config)
+    data = training_records.find_training_data(config)
+    batches = iter(
+        strategy.distribute_datasets_from_function(
+            input_pipeline.training_dataset(data, config.data, 7, 0)
+        )
+    )
+    totals = {name: tf.constant(0.0) for name in figure_names(config)}
+    for _ in range(2):
+        train_steps(batches, totals, tf.constant(1), StepSettings(NO_DROPOUT))
+    assert int(state.step) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"jit_compile": True},
+        {"jit_compile": True, "gradient_accumulation_steps": 2},
+        {"jit_compile": True, "strategy": "mirrored", "num_logical_cpus": 2},
+        {"remat": True},
+        {"remat": True, "gradient_accumulation_steps": 2},
+        {"remat": True, "jit_compile": True},
+        {"fuse_on_cpu": False},
+        {"fuse_on_cpu": False, "strategy": "mirrored", "num_logical_cpus": 2},
+    ],
+)
+def test_how_the_step_is_computed_does_not_change_it(
+    tiny_records, tmp_path, changes
+):
+    """By XLA, or twice: dropout's masks are drawn alike by the same means."""
+    rates = DropoutRates(0.1, 0.2)
+    if not {"jit_compile", "fuse_on_cpu"}.isdisjoint(changes):
+        rates = NO_DROPOUT
+    adamw = {"optimizer": "adamw", "learning_rate": 0.001}
+    same = {
+        name: value
+        for name, value in changes.items()
+        if name not in ("jit_compile", "remat", "fuse_on_cpu")
+    }
+    plain = tiny_run.make_config(tiny_records, tmp_path, **adamw, **same)
+    other = tiny_run.make_config(tiny_records, tmp_path, **adamw, **changes)
+    plain_figures, plain_weights, plain_program = run_steps(plain, rates)
+    figures, weights, program = run_steps(other, rates)
+    assert_close(plain_figures, figures, 1e-4)
+    assert_close(plain_weights, weights, 1e-4)
+
+    by_xla = [
+        sum(
+            f.attr["_XlaMustCompile"].b
+            for f in one.graph.as_graph_def().library.function
+        )
+        for one in (plain_program, program)
+    ]
+    if "jit_compile" in changes:
+        assert by_xla[1] > 0
+    if "fuse_on_cpu" in changes:
+        assert by_xla[0] > by_xla[1] == 0
+    if "remat" in changes:
+        products = [
+            sum(operation == "BatchMatMulV2" for operation in operations(one))
+            for one in (plain_program, program)
+        ]
+        assert products[1] > products[0] > 0
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+def test_bfloat16_trains_close_to_float32(tiny_records, tmp_path, strategy):
+    devices = {
+        "strategy": strategy,
+        "num_logical_cpus": 2 if strategy == "mirrored" else 1,
+    }
+    exact, weights, _ = run_steps(
+        tiny_run.make_config(tiny_records, tmp_path, **devices)
+    )
+    rounded, rounded_weights, _ = run_steps(
+        tiny_run.make_config(
+            tiny_records, tmp_path, precision="mixed_bfloat16", **devices
+        )
+    )
+    assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.01)
+    assert rounded["loss"] != exact["loss"]
+    assert {v.dtype for v in rounded_weights.values()} == {
+        v.dtype for v in weights.values()
+    }
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+def test_gradient_accumulation_does_not_change_the_update(
+    tiny_records, tmp_path, strategy
+):
+    devices = {
+        "strategy": strategy,
+        "num_logical_cpus": 2 if strategy == "mirrored" else 1,
+    }
+    whole = tiny_run.make_config(tiny_records, tmp_path, **devices)
+    parts = tiny_run.make_config(
+        tiny_records, tmp_path, gradient_accumulation_steps=4, **devices
+    )
+    figures, weights, _ = run_steps(whole)
+    figures_of_parts, weights_of_parts, program = run_steps(parts)
+
+    assert_close(figures, figures_of_parts, 2e-5)
+    assert_close(weights, weights_of_parts, 2e-5)
+    assert "StatelessWhile" in operations(program) or "While" in operations(
+        program
+    )
+
+
+def gradients_by_share(config, num_shares):
+    """Gradients of each share's part of the joint loss, and their norms."""
+    data = training_records.find_training_data(config)
+    make = input_pipeline.training_dataset(data, config.data, 7, 0)
+    (batch,) = make(tf.distribute.InputContext()).take(1)
+    mlm_weight = tf.reduce_sum(batch["masked_lm_weights"])
+    pretrainer = make_state(config).pretrainer
+    size = config.data.global_batch_size // num_shares
+    shares = []
+    for first in range(0, config.data.global_batch_size, size):
+        share = {k: v[first : first + size] for k, v in batch.items()}
+        with tf.GradientTape() as tape:
+            sums = losses.pretraining_sums(pretrainer(share), share)
+            loss = sums["mlm_loss_sum"] / mlm_weight
+            loss += sums["sentence_loss_sum"] / config.data.global_batch_size
+        variables = pretrainer.trainable_variables
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        shares.append(
+            {
+                v.path: tf.convert_to_tensor(g).numpy().astype(np.float64)
+                for v, g in zip(variables, gradients, strict=True)
+            }
+        )
+    return shares
+
+
+def clip(gradients, norm):
+    """Scaled down to a global norm, where they exceed it."""
+    length = np.sqrt(sum(np.square(g).sum() for g in gradients.values()))
+    return {k: g * min(1, norm / length) for k, g in gradients.items()}
+
+
+def mean(shares):
+    return {k: sum(s[k] for s in shares) / len(shares) for k in shares[0]}
+
+
+@pytest.mark.parametrize("clip_scope", ["global", "per_replica"])
+def test_clipping_is_the_formula_s(tiny_records, tmp_path, clip_scope):
+    """On two replicas, against NumPy.
+
+    Global: the joint gradient, clipped. As published: each replica's mean
+    gradient, twice its part of the joint one, clipped; then their mean.
+    """
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        optimizer="adamw",
+        # Above the norm of a replica's part, below that of its mean.
+        clip_norm=0.6,
+        clip_scope=clip_scope,
+        strategy="mirrored",
+        num_logical_cpus=2,
+    )
+    own_means = [
+        {k: 2 * g for k, g in share.items()}
+        for share in gradients_by_share(config, 2)
+    ]
+    expected = {
+        "global": clip(mean(own_means), 0.6),
+        "per_replica": mean([clip(own, 0.6) for own in own_means]),
+    }
+    other = {"global": "per_replica", "per_replica": "global"}[clip_scope]
+    _, weights, _ = run_steps(config, num_steps=1)
+
+    differs = 0.0
+    for path, gradient in expected[clip_scope].items():
+        # The first moment after one update is a tenth of the gradient.
+        moment = weights[f"{path}/m"]
+        np.testing.assert_allclose(
+            moment, 0.1 * gradient, rtol=1e-3, atol=1e-7, err_msg=path
+        )
+        differs = max(differs, np.abs(expected[other][path] - gradient).max())
+    assert differs > 1e-4, "the two ways must differ here"
+
+
+def test_the_norm_is_logged_as_it_was_before_clipping(tiny_records, tmp_path):
+    norms = [
+        run_steps(
+            tiny_run.make_config(tiny_records, tmp_path, clip_norm=clip_norm),
+            num_steps=1,
+        )[0]["gradient_norm"]
+        for clip_norm in (0.0, 0.01)
+    ]
+    assert norms[0] > 0.1
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_rate_0_puts_no_random_operation_into_the_program(
+    tiny_records, tmp_path, fuse
+):
+    config = tiny_run.make_config(tiny_records, tmp_path, fuse_on_cpu=fuse)
+    _, _, without = run_steps(config)
+    _, _, with_dropout = run_steps(config, DropoutRates(0.1, 0.1))
+
+    # The three of the step's own key, whose bits nothing needs then.
+    draw, split = "StatelessRandomUniformFullIntV2", "LeftShift"
+    assert operations(without).count(draw) == 3
+    if fuse:
+        assert operations(with_dropout).count("BitwiseXor") > 5
+        assert operations(without).count("BitwiseXor") == 0
+    else:
+        assert operations(with_dropout).count(draw) > 3 + 5
+        assert operations(with_dropout).count(split) > 5
+        assert operations(without).count(split) == 0
+
+
+def test_dropout_differs_by_step_and_replica_and_not_by_run(tiny_records):
+    del tiny_records
+
+    def mask(seed, step, replica):
+        keys = train_step._replica_seed(seed, tf.constant(step), replica)
+        masks = Dropout(0.5, 0.5, keys).of_hidden(0)
+        return masks.keep(tf.constant([40])).numpy()
+
+    original = mask(1, 2, 3)
+    np.testing.assert_array_equal(mask(1, 2, 3), original)
+    for other in (mask(2, 2, 3), mask(1, 3, 3), mask(1, 2, 4)):
+        assert (other != original).any()

@@ -1,0 +1,873 @@
+"""Runs that begin with the weights of another model."""
+
+import collections
+import dataclasses
+import gzip
+import itertools
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+from sentencepiece import sentencepiece_model_pb2
+
+from albert_tf.config import (
+    InitializationConfig,
+    PretrainingConfig,
+    TrainingConfig,
+)
+from albert_tf.errors import UserError
+from albert_tf.input.record_sets import find_records
+from albert_tf.interop import (
+    formats as checkpoint_formats,
+)
+from albert_tf.interop import (
+    google_albert as published_checkpoint,
+)
+from albert_tf.interop import (
+    hugging_face,
+)
+from albert_tf.interop.model_weights import MOMENTS, ModelWeights
+from albert_tf.interop.weight_names import list_weights
+from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.training import preflight, warm_start
+from albert_tf.training.train import Run, train
+from data_prep import build_tfrecords, train_tokenizer
+from data_prep.config import (
+    RecordsConfig,
+    TokenizerConfig,
+)
+from tests.helpers import tiny_run
+from tests.helpers.run_processes import RunProcesses, lines_without_timing
+
+PIECES = "albert/embeddings/word_embeddings"
+PIECE_BIAS = "albert/masked_lm/output_bias"
+POSITIONS = "albert/embeddings/position_embeddings"
+
+# Nothing is learned: an evaluation after it is one of the initial weights.
+WITHOUT_EFFECT = {
+    "num_train_steps": 1,
+    "num_warmup_steps": 0,
+    "learning_rate": 0.0,
+    "dropout_schedule": "0:0.0",
+}
+
+
+def values_of(run_dir, step):
+    """All that a checkpoint holds, by path."""
+    (checkpoint,) = (
+        c for c in list_checkpoints(f"{run_dir}/checkpoints") if c.step == step
+    )
+    reader = tf.train.load_checkpoint(f"{checkpoint.path}/variables")
+    names = reader.get_variable_to_shape_map()
+    return {n: reader.get_tensor(n) for n in names if not n.startswith("_")}
+
+
+def is_moment(path):
+    return path.endswith(("/m", "/v"))
+
+
+def assert_same_values(some, others, paths):
+    assert paths
+    for path in paths:
+        np.testing.assert_array_equal(some[path], others[path], path)
+
+
+def weights_in(values):
+    return {path for path in values if not is_moment(path)} - {"step"}
+
+
+def report_of(run_dir):
+    return json.loads((run_dir / "warm_start.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def source(tiny_records, tmp_path_factory):
+    """A run of 12 steps."""
+    run_dir = tmp_path_factory.mktemp("source") / "run"
+    train(tiny_run.make_config(tiny_records, run_dir))
+    return run_dir
+
+
+# --- a run that continues ---------------------------------------------------
+
+
+def evaluation_of(run_dir):
+    """What the run's last evaluation found, without the step."""
+    *_, last = read_metrics(str(run_dir))
+    assert last.pop("split") == "eval"
+    del last["step"]
+    return last
+
+
+def test_a_run_begins_where_the_model_was(source, tiny_records, tmp_path):
+    """Its evaluation is that of the model, and its moments are zero."""
+    for name, more in (
+        ("anew", {}),
+        ("continued", {"init_checkpoint": str(source)}),
+    ):
+        train(
+            tiny_run.make_config(
+                tiny_records, tmp_path / name, **WITHOUT_EFFECT, **more
+            )
+        )
+    expected = evaluation_of(source)
+    assert evaluation_of(tmp_path / "continued") == expected
+    assert evaluation_of(tmp_path / "anew")["loss"] > expected["loss"] + 0.1
+
+    before = values_of(source, 12)
+    now = values_of(tmp_path / "continued", 0)
+    assert_same_values(now, before, weights_in(before))
+    assert now["step"] == 0
+    assert not any(value.any() for n, value in now.items() if is_moment(n))
+    assert any(value.any() for n, value in before.items() if is_moment(n))
+
+    report = report_of(tmp_path / "continued")
+    start = read_events(str(tmp_path / "continued"))[0]
+    assert (start["event"], start["warm_start"]) == ("start", report)
+    assert report["step"] == 12
+    assert report["vocabularies_known"]
+    assert report["pieces"]["kept"] == tiny_run.MODEL.vocab_size
+    assert not report["initialized"]
+    assert not report["unused"]
+    assert "warm_start" not in read_events(str(tmp_path / "anew"))[0]
+    assert not (tmp_path / "anew/warm_start.json").exists()
+
+
+def test_a_run_with_a_checkpoint_goes_on_from_that(
+    source, tiny_records, tmp_path
+):
+    """Though the model is not there any more."""
+    model, run_dir = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(source, model)
+    config = tiny_run.make_config(
+        tiny_records,
+        run_dir,
+        init_checkpoint=str(model),
+        num_train_steps=4,
+        save_checkpoints_steps=2,
+        eval_input_file=(),
+    )
+    train(config)
+    expected, report = values_of(run_dir, 4), report_of(run_dir)
+    shutil.rmtree(run_dir / "checkpoints/step-00000004")
+    shutil.rmtree(model)
+    train(config)
+    assert_same_values(values_of(run_dir, 4), expected, set(expected))
+    starts = [
+        (event["event"], event["step"], "warm_start" in event)
+        for event in read_events(str(run_dir))
+        if event["event"] in ("start", "resume")
+    ]
+    assert starts == [("start", 0, True), ("resume", 2, False)]
+    assert report_of(run_dir) == report
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    source, other_records, tmp_path, monkeypatch
+):
+    """From another vocabulary, so that some is initialised anew."""
+
+    def config(name):
+        return tiny_run.make_config(
+            other_records,
+            tmp_path / name,
+            init_checkpoint=str(source),
+            vocab_size=300,
+            eval_input_file=(),
+            num_train_steps=2,
+        )
+
+    class Killed(BaseException):
+        pass
+
+    def kill(run):
+        raise Killed
+
+    train(config("alone"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_save", kill)
+        with pytest.raises(Killed):
+            train(config("killed"))
+    assert (tmp_path / "killed/warm_start.json").exists()
+    assert not (tmp_path / "killed/checkpoints").exists()
+    train(config("killed"))
+    alone, killed = (
+        values_of(tmp_path / name, 2) for name in ("alone", "killed")
+    )
+    assert_same_values(killed, alone, set(alone))
+    assert lines_without_timing(tmp_path / "killed") == lines_without_timing(
+        tmp_path / "alone"
+    )
+
+
+def test_the_report_of_an_attempt_is_no_report_of_the_next(plan_for, tmp_path):
+    planned = plan_for(tiny_run.MODEL, weights_of(tiny_run.MODEL))
+    warm_start.write_report(str(tmp_path), planned)
+    assert report_of(tmp_path) == planned.report
+    warm_start.write_report(str(tmp_path), None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_workers_begin_with_the_same(source, tiny_records, tmp_path):
+    """Replicas and processes: the first update is that of one device."""
+
+    def config(name, strategy):
+        return tiny_run.make_config(
+            tiny_records,
+            tmp_path / name,
+            init_checkpoint=str(source),
+            num_train_steps=1,
+            num_warmup_steps=0,
+            dropout_schedule="0:0.0",
+            strategy=strategy,
+            eval_input_file=(),
+        )
+
+    train(config("alone", "one_device"))
+    processes = RunProcesses(
+        config("workers", "multi_worker"), tmp_path, workers=2
+    )
+    assert processes.wait() == [0, 0], processes.log()
+    initial, alone = (values_of(tmp_path / "alone", step) for step in (0, 1))
+    assert_same_values(values_of(tmp_path / "workers", 0), initial, initial)
+    both = values_of(tmp_path / "workers", 1)
+    assert any((alone[n] != initial[n]).any() for n in weights_in(alone))
+    for name in weights_in(alone):
+        np.testing.assert_allclose(both[name], alone[name], atol=1e-5)
+
+
+def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", init_checkpoint=str(source)
+    )
+    assert preflight.run(config) == 0
+    table = capsys.readouterr().out
+    assert re.search(
+        rf"ok +initial weights +beginning .*{source}, step 12", table
+    )
+    (loss,) = re.findall(r"ok +loss +(\S+) at step 0\n", table)
+    # Neither the guess of new weights nor far from it after 12 updates.
+    guess = math.log(tiny_run.MODEL.vocab_size) + math.log(2)
+    assert float(loss) < guess - 0.2
+    assert not (tmp_path / "run").exists()
+
+    wrong = tiny_run.make_config(
+        tiny_records, tmp_path / "run", init_checkpoint=str(tmp_path / "none")
+    )
+    assert preflight.run(wrong) == 1
+    table = capsys.readouterr().out
+    assert re.search(r"FAIL +initial weights .*/none", table)
+    assert "needs: initial weights" in table
+
+
+@pytest.mark.parametrize(
+    "write", [hugging_face.write, published_checkpoint.write]
+)
+def test_models_of_other_projects_are_begun_with(
+    source, tiny_records, tmp_path, write
+):
+    """Here one that this project has written as theirs."""
+    there = tmp_path / "theirs"
+    write(checkpoint_formats.read_weights(str(source)), str(there))
+    train(
+        tiny_run.make_config(
+            tiny_records,
+            tmp_path / "run",
+            init_checkpoint=str(there),
+            eval_input_file=(),
+            **WITHOUT_EFFECT,
+        )
+    )
+    before, now = values_of(source, 12), values_of(tmp_path / "run", 0)
+    assert_same_values(now, before, weights_in(before))
+
+
+# --- what does not fit ------------------------------------------------------
+
+OTHER = {
+    "embedding_size": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "hidden_act": "relu",
+    "type_vocab_size": 3,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), OTHER.items())
+def test_another_width_is_refused_with_both_values(
+    source, tiny_records, tmp_path, name, value
+):
+    run_dir = tmp_path / "run"
+    config = tiny_run.make_config(
+        tiny_records, run_dir, init_checkpoint=str(source), **{name: value}
+    )
+    here = getattr(tiny_run.MODEL, name)
+    with pytest.raises(
+        UserError, match=f"{name} is {here!r} there and {value!r} here"
+    ):
+        train(config)
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["init_vocabulary", "init_from_group0", "init_optimizer_state"]
+)
+def test_what_is_of_a_checkpoint_needs_one(name):
+    value = "spiece.model" if name == "init_vocabulary" else True
+    with pytest.raises(UserError, match=f"{name} needs --init_checkpoint"):
+        InitializationConfig(**{name: value})
+    InitializationConfig(init_checkpoint="a", **{name: value})
+
+
+# --- vocabulary -------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_records(tmp_path_factory):
+    """Records of other text, with 300 pieces of its own."""
+    directory = tmp_path_factory.mktemp("other")
+    text = directory / "text.txt"
+    with gzip.open(tiny_run.CORPUS, "rt", encoding="utf-8") as lines:
+        text.write_text("".join(itertools.islice(lines, 9000, 9300)))
+    train_tokenizer.main(
+        TokenizerConfig(
+            input_file=(str(text),),
+            model_prefix=str(directory / "spm"),
+            vocab_size=300,
+        )
+    )
+    build_tfrecords.main(
+        RecordsConfig(
+            input_file=(str(text),),
+            output_dir=str(directory / "records"),
+            spm_model_file=str(directory / "spm.model"),
+            dupe_factor=1,
+            num_shards=1,
+            num_workers=1,
+            **tiny_run.LENGTHS,
+        )
+    )
+    return directory / "records"
+
+
+def pieces_of(directory):
+    model = sentencepiece.SentencePieceProcessor(
+        model_file=str(directory / "spiece.model")
+    )
+    return [model.id_to_piece(i) for i in range(model.vocab_size())]
+
+
+def other_config(other_records, run_dir, **changes):
+    """Settings of a run on `other_records`."""
+    settings = {"vocab_size": 300, "eval_input_file": (), **WITHOUT_EFFECT}
+    return tiny_run.make_config(
+        other_records, run_dir, **{**settings, **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def continued(source, other_records, tmp_path_factory):
+    """A run that goes on from `source` with `other_records`."""
+    run_dir = tmp_path_factory.mktemp("continued")
+    train(
+        other_config(
+            other_records,
+            run_dir,
+            init_checkpoint=str(source),
+            init_optimizer_state=True,
+        )
+    )
+    return run_dir
+
+
+def test_rows_of_pieces_in_both_vocabularies_are_kept(
+    source, continued, other_records, tmp_path
+):
+    """Others begin at the mean of these, with a new run's own noise."""
+    train(other_config(other_records, tmp_path))
+    old, initial = values_of(source, 12), values_of(tmp_path, 0)
+    now = values_of(continued, 0)
+    pieces_there = pieces_of(source)
+    pieces_here = pieces_of(other_records / "train")
+    kept = [p for p in pieces_here if p in set(pieces_there)]
+    assert 20 < len(kept) < 280
+    for path in (PIECES, PIECE_BIAS):
+        mean = np.mean([old[path][pieces_there.index(p)] for p in kept], axis=0)
+        for i, piece in enumerate(pieces_here):
+            if piece in kept:
+                there = pieces_there.index(piece)
+                expected = {p: old[p][there] for p in moments_and(path)}
+            else:
+                expected = dict.fromkeys(moments_and(path), 0.0)
+                expected[path] = mean + initial[path][i]
+            for name, value in expected.items():
+                np.testing.assert_allclose(
+                    now[name][i], value, atol=1e-7, err_msg=f"{name} {piece}"
+                )
+    assert not initial[PIECE_BIAS].any()
+    others = set(old) - {*moments_and(PIECES), *moments_and(PIECE_BIAS), "step"}
+    assert_same_values(now, old, others)
+
+    counts = collections.Counter()
+    for record in tf.data.TFRecordDataset(
+        [str(p) for p in other_records.glob("train/*.tfrecord")]
+    ).as_numpy_iterator():
+        example = tf.train.Example.FromString(record)
+        ids = example.features.feature["input_ids"].int64_list.value
+        counts.update(pieces_here[i] for i in ids if i >= 5)
+    report = report_of(continued)["pieces"]
+    share = report.pop("kept_share_of_records")
+    assert report == {
+        "kept": len(kept),
+        "new": 300 - len(kept),
+        "dropped": 400 - len(kept),
+    }
+    assert 0.3 < share < 1
+    assert share == pytest.approx(
+        sum(counts[p] for p in kept) / counts.total(), rel=1e-6
+    )
+
+
+def moments_and(path):
+    return [path, *(f"{path}/{moment}" for moment in MOMENTS)]
+
+
+def test_what_is_new_is_a_function_of_the_seed(
+    source, continued, other_records, tmp_path
+):
+    """And nothing else is."""
+    train(
+        other_config(
+            other_records,
+            tmp_path,
+            init_checkpoint=str(source),
+            init_optimizer_state=True,
+            seed=2,
+        )
+    )
+    one, other = values_of(continued, 0), values_of(tmp_path, 0)
+    pieces_there = set(pieces_of(source))
+    pieces_here = pieces_of(other_records / "train")
+    kept = [piece in pieces_there for piece in pieces_here]
+    assert_same_values(other, one, set(one) - {PIECES})
+    differs = (other[PIECES] != one[PIECES]).any(axis=1)
+    np.testing.assert_array_equal(differs, np.logical_not(kept))
+
+
+def find_train_records(records, config):
+    return find_records("input_file", (f"{records}/train/*.tfrecord",), config)
+
+
+def weights_of(config, vocabulary="", objective="sop", slots=False):
+    """A model whose values are all different."""
+    generator = np.random.default_rng(7)
+
+    def draw(shape):
+        return generator.normal(size=shape).astype(np.float32)
+
+    listed = list_weights(config, objective)
+    return ModelWeights(
+        config,
+        objective,
+        {w.path: draw(w.shape) for w in listed},
+        slots={
+            f"{w.path}/{moment}": draw(w.shape)
+            for w in listed
+            for moment in MOMENTS
+            if slots
+        },
+        vocabulary=str(vocabulary),
+        source="elsewhere",
+    )
+
+
+def test_the_same_pieces_in_another_file_are_the_same(tiny_records, tmp_path):
+    """Here one with a field that SentencePiece does not know."""
+    content = (tiny_records / "train/spiece.model").read_bytes()
+    # Field 1000, a number.
+    (tmp_path / "spiece.model").write_bytes(content + b"\xc0\x3e\x01")
+    assert pieces_of(tmp_path) == pieces_of(tiny_records / "train")
+
+    config = tiny_run.make_config(tiny_records, tmp_path, init_checkpoint="a")
+    planned = warm_start.plan(
+        config,
+        find_train_records(tiny_records, config),
+        weights_of(config.model, tmp_path / "spiece.model"),
+    )
+    assert planned.kept_pieces is None
+    assert planned.report["pieces"]["new"] == 0
+
+
+@pytest.fixture
+def records_without_metadata(tiny_records, tmp_path):
+    """As google-research/albert makes them, with nothing beside them."""
+    shutil.copytree(tiny_records / "train", tmp_path / "copy/train")
+    (tmp_path / "copy/train/metadata.json").unlink()
+    (tmp_path / "copy/train/spiece.model").unlink()
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("unknown", ["model", "records"])
+def test_an_unknown_vocabulary_of_the_same_size_is_warned_of(
+    tiny_records, records_without_metadata, tmp_path, caplog, unknown
+):
+    records, vocabulary, whose = tiny_records, "", "VOCABULARY OF a IS NOT"
+    if unknown == "records":
+        records, whose = records_without_metadata, "OF the records IS NOT"
+        vocabulary = tiny_records / "train/spiece.model"
+    config = tiny_run.make_config(records, tmp_path, init_checkpoint="a")
+    found = find_train_records(records, config)
+    caplog.clear()
+    planned = warm_start.plan(
+        config, found, weights_of(config.model, vocabulary)
+    )
+    assert planned.kept_pieces is None
+    assert not planned.report["vocabularies_known"]
+    (warning,) = caplog.records
+    assert whose in warning.getMessage()
+    assert "400 pieces" in warning.getMessage()
+
+
+def test_an_unknown_vocabulary_of_another_size_is_refused(
+    tiny_records, other_records, records_without_metadata, tmp_path
+):
+    """Unless it is told."""
+    config = other_config(other_records, tmp_path, init_checkpoint="a")
+    found = find_train_records(other_records, config)
+    weights = weights_of(tiny_run.MODEL)
+    with pytest.raises(UserError, match="400 pieces there and 300") as error:
+        warm_start.plan(config, found, weights)
+    assert "--init_vocabulary" in error.value.remedy
+    told = other_config(
+        other_records,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(tiny_records / "train/spiece.model"),
+    )
+    planned = warm_start.plan(told, found, weights)
+    assert 20 < len(planned.kept_pieces.here) < 280
+
+    config = tiny_run.make_config(
+        records_without_metadata,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(other_records / "train/spiece.model"),
+    )
+    found = find_train_records(records_without_metadata, config)
+    weights = weights_of(dataclasses.replace(tiny_run.MODEL, vocab_size=300))
+    with pytest.raises(UserError, match="300 pieces there and 400") as error:
+        warm_start.plan(config, found, weights)
+    assert "data_prep" in error.value.remedy
+
+
+def test_a_vocabulary_that_is_not_the_models_is_refused(
+    tiny_records, other_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(other_records / "train/spiece.model"),
+    )
+    found = find_train_records(tiny_records, config)
+    with pytest.raises(UserError, match="300 pieces, and 400 in the model"):
+        warm_start.plan(config, found, weights_of(config.model))
+
+
+def test_a_vocabulary_against_that_beside_the_model_is_refused(
+    tiny_records, tmp_path
+):
+    """Of as many pieces, such as that of the records, given by mistake."""
+    ours = tiny_records / "train/spiece.model"
+    model = sentencepiece_model_pb2.ModelProto.FromString(ours.read_bytes())
+    model.pieces[100].piece, model.pieces[101].piece = (
+        model.pieces[101].piece,
+        model.pieces[100].piece,
+    )
+    theirs = tmp_path / "theirs.model"
+    theirs.write_bytes(model.SerializeToString())
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(ours),
+    )
+    found = find_train_records(tiny_records, config)
+    with pytest.raises(UserError, match=r"spiece\.model, and .*theirs\.model"):
+        warm_start.plan(config, found, weights_of(config.model, theirs))
+    (tmp_path / "same.model").write_bytes(ours.read_bytes())
+    planned = warm_start.plan(
+        config, found, weights_of(config.model, tmp_path / "same.model")
+    )
+    assert planned.kept_pieces is None
+
+
+def test_records_beside_another_vocabulary_are_refused(
+    tiny_records, other_records, tmp_path
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(other_records, copy)
+    shutil.copy(tiny_records / "train/spiece.model", copy / "train")
+    config = other_config(copy, tmp_path, init_checkpoint="a")
+    there = weights_of(tiny_run.MODEL, tiny_records / "train/spiece.model")
+    with pytest.raises(UserError, match="vocabulary of the records beside it"):
+        warm_start.plan(config, find_train_records(copy, config), there)
+
+
+# --- depth, positions, heads ------------------------------------------------
+
+
+@pytest.fixture
+def plan_for(tiny_records, tmp_path):
+    """Plans a run of a model, of which all but that matters little."""
+
+    def plan_for(here, weights, objective="sop", **initialization):
+        config = tiny_run.make_config(tiny_records, tmp_path)
+        found = find_train_records(tiny_records, config)
+        config = PretrainingConfig(
+            model=here,
+            data=dataclasses.replace(config.data, max_seq_length=16),
+            training=TrainingConfig(sentence_objective=objective),
+            initialization=InitializationConfig(
+                init_checkpoint="a", **initialization
+            ),
+        )
+        weights = dataclasses.replace(
+            weights, vocabulary=str(tiny_records / "train/spiece.model")
+        )
+        return warm_start.plan(config, found, weights)
+
+    return plan_for
+
+
+def model_of(layers, groups=1, sharing="all", **changes):
+    return dataclasses.replace(
+        tiny_run.MODEL,
+        num_hidden_layers=layers,
+        num_hidden_groups=groups,
+        parameter_sharing=sharing,
+        **changes,
+    )
+
+
+def applied(planned, here, objective="sop"):
+    """The values that the plan gives to variables of that model, all 9."""
+    variables = {}
+    for weight in list_weights(here, objective):
+        for path in moments_and(weight.path):
+            variables[path] = tf.Variable(np.full(weight.shape, 9, np.float32))
+    planned.apply(variables)
+    return {path: v.numpy() for path, v in variables.items()}
+
+
+# By kind of sublayer: whose weights each owner begins with, by hand.
+DEPTHS = {
+    "a group that all layers share": (
+        model_of(6),
+        model_of(12),
+        {"group": [0]},
+        {"group": [0]},
+    ),
+    "twice as many groups": (
+        model_of(6, 6),
+        model_of(12, 12),
+        {"group": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]},
+        {"group": [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]},
+    ),
+    "as many groups, of layers that do not divide": (
+        model_of(3, 2),
+        model_of(4, 2),
+        {"group": [0, 1]},
+        {"group": [0, 1]},
+    ),
+    "fewer groups": (
+        model_of(6, 6),
+        model_of(3, 3),
+        {"group": [0, 2, 4]},
+        {"group": [0, 1, 2]},
+    ),
+    "groups of one that all layers shared": (
+        model_of(6),
+        model_of(12, 3),
+        {"group": [0, 0, 0]},
+        {"group": [0, 0, 0]},
+    ),
+    "layers that do not share": (
+        model_of(2, sharing="none"),
+        model_of(4, sharing="none"),
+        {"layer": [0, 0, 1, 1]},
+        {"layer": [0, 1, 0, 0]},
+    ),
+    "no divisor": (
+        model_of(3, 3),
+        model_of(4, 4),
+        {"group": [0, 0, 1, 2]},
+        {"group": [0, 1, 2, 0]},
+    ),
+}
+
+
+@pytest.mark.parametrize("from_group0", [False, True])
+@pytest.mark.parametrize("case", DEPTHS)
+def test_layers_begin_as_those_at_the_same_relative_depth(
+    plan_for, case, from_group0
+):
+    there, here, *expected = DEPTHS[case]
+    ((owner, taken),) = expected[from_group0].items()
+    weights = weights_of(there, slots=True)
+    values = applied(
+        plan_for(
+            here,
+            weights,
+            init_from_group0=from_group0,
+            init_optimizer_state=True,
+        ),
+        here,
+    )
+    old = {**weights.values, **weights.slots}
+    seen = set()
+    for path, value in values.items():
+        match = re.search(rf"/{owner}_(\d+)_", path)
+        source = path
+        if match:
+            number = int(match[1])
+            seen.add(number)
+            source = path.replace(match[0], f"/{owner}_{taken[number]}_")
+        np.testing.assert_array_equal(value, old[source], path)
+    assert seen == set(range(len(taken)))
+
+
+def test_layers_of_their_own_begin_as_the_group_that_they_were_in(plan_for):
+    """Twelve layers of three groups computes as before, as twelve of none."""
+    there, here = model_of(12, 3), model_of(12, sharing="attention")
+    weights = weights_of(there)
+    planned = plan_for(here, weights)
+    values = applied(planned, here)
+    kernel = "albert/encoder/{}_inner_group_0_{}/output/kernel"
+    for layer in range(12):
+        np.testing.assert_array_equal(
+            values[kernel.format(f"layer_{layer}", "ffn")],
+            weights.values[kernel.format(f"group_{layer // 4}", "ffn")],
+        )
+    np.testing.assert_array_equal(
+        values[kernel.format("group_0", "attention")],
+        weights.values[kernel.format("group_0", "attention")],
+    )
+    taken = planned.report["layers"]["taken_from"]
+    assert taken["layer_11_inner_group_0_ffn"] == "group_2_inner_group_0_ffn"
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (model_of(4, 2), model_of(4, 4)),
+        (model_of(4, 1), model_of(4, 2)),
+        (model_of(4, 2, inner_group_num=2), model_of(4, 4, inner_group_num=2)),
+        (model_of(4, 2), model_of(4, 4, inner_group_num=2)),
+        (model_of(4, 4, inner_group_num=2), model_of(4, 4)),
+    ],
+)
+def test_group_0_goes_where_google_researchs_flag_takes_it(
+    plan_for, there, here
+):
+    """Its rule, on its names: the same name, or else that of group 0."""
+    weights = weights_of(there)
+    planned = plan_for(here, weights, init_from_group0=True)
+    values = applied(planned, here)
+    published = {
+        w.published: weights.values[w.path] for w in list_weights(there)
+    }
+    anew = set()
+    for weight in list_weights(here):
+        name = weight.published
+        if name not in published:
+            name = re.sub(r"/group_\d+/", "/group_0/", name)
+        if name in published:
+            np.testing.assert_array_equal(
+                values[weight.path], published[name], weight.path
+            )
+        else:
+            anew.add(weight.path)
+            assert (values[weight.path] == 9).all()
+    assert set(planned.report["initialized"]) == anew
+    assert bool(anew) == (here.inner_group_num > there.inner_group_num)
+    assert all("inner_group_1" in path for path in planned.report["unused"])
+    assert bool(planned.report["unused"]) == (
+        here.inner_group_num < there.inner_group_num
+    )
+
+
+@pytest.mark.parametrize("number", [24, 32, 40, 80])
+def test_new_positions_repeat_the_old_ones(plan_for, number):
+    """Their moments are zero; those too many are cut off."""
+    here = model_of(2, max_position_embeddings=number)
+    weights = weights_of(tiny_run.MODEL, slots=True)
+    planned = plan_for(here, weights, init_optimizer_state=True)
+    values = applied(planned, here)
+    for position in range(number):
+        np.testing.assert_array_equal(
+            values[POSITIONS][position],
+            weights.values[POSITIONS][position % 32],
+        )
+        for path in (f"{POSITIONS}/m", f"{POSITIONS}/v"):
+            expected = weights.slots[path][position] if position < 32 else 0
+            np.testing.assert_array_equal(values[path][position], expected)
+    assert planned.report["positions"] == {"here": number, "there": 32}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "anew", "unused"),
+    [
+        ("sop", "sop", set(), set()),
+        ("sop", "nsp", {"sentence"}, {"sentence"}),
+        ("nsp", "sop", {"sentence"}, {"sentence"}),
+        ("sop", "none", {"sentence", "pooler"}, set()),
+        ("none", "sop", set(), {"sentence", "pooler"}),
+        ("none", "none", set(), set()),
+    ],
+)
+def test_a_head_for_another_task_begins_anew(
+    plan_for, here, there, anew, unused
+):
+    weights = weights_of(tiny_run.MODEL, objective=there, slots=True)
+    planned = plan_for(
+        tiny_run.MODEL, weights, objective=here, init_optimizer_state=True
+    )
+    values = applied(planned, tiny_run.MODEL, here)
+    initialized = {path.split("/")[1] for path in planned.report["initialized"]}
+    assert initialized == anew
+    assert {path.split("/")[1] for path in planned.report["unused"]} == unused
+    for weight in list_weights(tiny_run.MODEL, here):
+        for path in moments_and(weight.path):
+            untouched = (values[path] == 9).all()
+            assert untouched == (weight.path.split("/")[1] in anew), path
+
+
+def test_moments_that_are_wanted_must_be_there(plan_for):
+    weights = weights_of(tiny_run.MODEL)
+    with pytest.raises(UserError, match="init_optimizer_state needs"):
+        plan_for(tiny_run.MODEL, weights, init_optimizer_state=True)
+    assert plan_for(tiny_run.MODEL, weights)
+
+
+def test_all_that_is_not_as_it_was_is_told(plan_for):
+    weights = weights_of(model_of(4, 2), objective="none")
+    here = model_of(8, 4, max_position_embeddings=64)
+    lines = plan_for(here, weights).describe()
+    told = "; ".join(lines)
+    assert "64 positions of 32" in told
+    assert "8 layers of 4" in told
+    assert "group_1 as group_0, group_2 as group_1, group_3 as group_1" in told
+    assert "initialised anew, for the checkpoint has none" in told
+    assert "albert/pooler, albert/sentence" in told
+    same = weights_of(tiny_run.MODEL)
+    assert plan_for(tiny_run.MODEL, same).describe() == [
+        "beginning with the weights of a"
+    ]
