@@ -21,6 +21,7 @@ state=${ALBERT_TPU_STATE_DIR:-$HOME/albert_tf_state}
 bin=${ALBERT_TPU_BIN_DIR:-$HOME/albert_tf_venv/bin}
 log=$state/train.log
 port=${ALBERT_TPU_PORT:-8470} # of start_grpc_tpu_worker
+server_grace_s=${ALBERT_TPU_SERVER_GRACE_S:-10} # between SIGTERM and SIGKILL
 
 fail() {
   printf 'error: %s: %s\n' "$(hostname)" "$1" >&2
@@ -73,7 +74,7 @@ look() {
 import socket
 import sys
 
-from albert_tf import tpu_chips
+from albert_tf.cluster import tpu_chips
 
 chips = tpu_chips.find_chips()
 print(f"{socket.gethostname()}: {len(chips)} chips: {', '.join(chips)}")
@@ -88,15 +89,36 @@ if sys.argv[1] == "1":
 PYTHON
 }
 
+# A server to which a program has connected ignores SIGTERM: TensorFlow's
+# coordination service installs a handler for it. So SIGKILL follows.
+stop_server() {
+  is_alive server || return 0
+  local pid
+  pid=$(<"$state/server.pid")
+  kill "$pid" || true
+  if ! ends_within "$server_grace_s" server; then
+    kill -KILL "$pid" || true
+    ends_within 30 server ||
+      fail "start_grpc_tpu_worker, process $pid, must end at SIGKILL. Restart \
+the host: sudo reboot"
+  fi
+}
+
+# Whether program $2 ends within $1 seconds.
+ends_within() {
+  local deadline=$((SECONDS + $1))
+  while is_alive "$2"; do
+    ((SECONDS <= deadline)) || return 1
+    sleep 0.1
+  done
+}
+
 serve() {
   find_hosts
   ((${#addresses[@]} > 1)) || return 0
   mkdir -p "$state"
-  # A server keeps what a program that has ended left in it: take a new one.
-  if is_alive server; then
-    kill "$(<"$state/server.pid")"
-    while is_alive server; do sleep 0.5; done
-  fi
+  # A server keeps the state of a program that has ended: replace it.
+  stop_server
   # start_grpc_tpu_worker sets these after it has loaded libtpu.
   local address id
   address=$(metadata network-interfaces/0/ip)
@@ -177,7 +199,7 @@ supervise() {
 }
 
 copy_log() {
-  gcloud storage cp --quiet "$log" "$1" >"$state/copy.log" 2>&1 ||
+  timeout 300 gcloud storage cp --quiet "$log" "$1" >"$state/copy.log" 2>&1 ||
     echo "the log could not be copied to $1: $(tail -n 1 "$state/copy.log")"
 }
 

@@ -41,19 +41,28 @@ sed -i 1d CLOUD/plan
 echo "the last words of $result"
 trap 'exit 143' TERM
 printf '%s\\0' "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" "$@" END >>CLOUD/trained
+if [ "$TPU_LOAD_LIBRARY" = 0 ]; then
+  echo hello >/dev/tcp/127.0.0.1/$ALBERT_TPU_PORT
+fi
 if [ "$result" = wait ]; then while :; do sleep 0.1; done; fi
 if [ "$delay" ]; then (sleep $delay; echo "$state" >CLOUD/states) &
 elif [ "$state" ]; then echo "$state" >CLOUD/states; fi
 exit $result
 """,
     "start_grpc_tpu_worker": """#!PYTHON
-import os, socket, time
+import os, signal, socket, time
 environment = {k: v for k, v in os.environ.items() if "TPU_" in k}
 print(sorted(environment.items()), file=open("CLOUD/served", "a"))
 server = socket.socket()
 try:
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind(("127.0.0.1", int(os.environ["TPU_TASK_PORT"])))
     server.listen()
+    # As the real one, it ignores SIGTERM once a program has used it.
+    while not server.accept()[0].recv(1):
+        pass
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("CLOUD/used", "a").close()
 except OSError:
     pass  # the other host of this machine
 time.sleep(3600)

@@ -313,6 +313,37 @@ def test_a_slice_that_is_done_is_deleted_though_a_delete_fails(cloud, failures):
     assert not (cloud.path / "requested").exists()
 
 
+def test_a_server_that_ignores_sigterm_is_replaced(cloud):
+    """After its first client, start_grpc_tpu_worker ignores SIGTERM."""
+    cloud.environment["ALBERT_TPU_SERVER_GRACE_S"] = "1"
+    cloud.set_up(plan=["1", "0"], num_hosts=2)
+    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
+    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
+        assert cloud.launch(*words).returncode == 0
+    pid_file = cloud.path / "host-0" / "albert_tf_state" / "server.pid"
+    first = int(pid_file.read_text())
+    while not (cloud.path / "used").exists():
+        time.sleep(0.01)
+    assert cloud.launch("start", "--", *TRAINING).returncode == 0
+    assert int(pid_file.read_text()) != first
+    assert len((cloud.path / "served").read_text().splitlines()) == 4
+
+
+def test_the_python_code_of_on_host_finds_its_modules():
+    """The stand-in for Python runs none of it, so the real one does here."""
+    script = (ROOT / "tpu" / "on_host.sh").read_text()
+    code = script.partition("<<'PYTHON'\n")[2].partition("\nPYTHON\n")[0]
+    done = subprocess.run(
+        [sys.executable, "-", "2"],
+        input=code,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "no TPU chip" in done.stderr, done.stderr
+
+
 def test_no_connection_waits_for_a_host_that_is_gone(cloud):
     dry = cloud.launch("run", "--dry_run", "--", *TRAINING)
     reached = {}
