@@ -1,9 +1,11 @@
 # What one can make; each sets up what it needs in .venv-$(TF) first.
 #
 # make demo          from text to an exported ALBERT, in build/demo
-# make test          the tests
+# make test          the fast tests, some minutes
+# make slow-test     the tests that start processes, compile or soak
 # make extras-test   the tests that need PyTorch, Apache Beam, TensorFlow
 #                    Datasets or the TPU compiler
+# make test-all      all tests: the three above
 # make lint          style of the code
 # make typecheck     types of the code
 # make lock          constraints/*.txt anew; UPGRADE=1 takes newer versions
@@ -28,7 +30,7 @@ INSTALL_SELF := $(INSTALL) --no-build-isolation -e
 # Spares the demo TensorFlow's remarks on GPUs that are not there.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test extras-test lint typecheck lock clean
+.PHONY: help demo test slow-test extras-test test-all lint typecheck lock clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -57,16 +59,25 @@ $(VENV)/installed-extras: $(VENV)/installed
 
 # --- checks ------------------------------------------------------------------
 
+# One worker for each processor; JOBS=0 runs the tests in one process.
+JOBS ?= auto
+EXTRAS := interop or beam or tfds or tpu_compile
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not ($(EXTRAS))" $(PYTEST_ARGS)
+
+slow-test: $(VENV)/installed
+	$(PYTEST) -m "slow and not ($(EXTRAS))" $(PYTEST_ARGS)
 
 # The import fails where an extra did not install, and the tests do not skip.
 extras-test: $(VENV)/installed-extras
 	$(BIN)/python -c "import safetensors, torch, transformers"
 	$(BIN)/python -c "import apache_beam, tensorflow_datasets"
 	$(BIN)/python -c "import jax, libtpu"
-	$(BIN)/python -m pytest -q -m "interop or beam or tfds or tpu_compile" \
-	    $(PYTEST_ARGS)
+	$(PYTEST) -m "$(EXTRAS)" $(PYTEST_ARGS)
+
+test-all: test slow-test extras-test
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

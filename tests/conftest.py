@@ -1,28 +1,73 @@
-"""Set-up of all tests: TensorFlow with four CPU devices, and the extras."""
+"""Set-up of all tests: TensorFlow's devices, extras, shared records."""
 
+import fcntl
+import importlib.machinery
 import importlib.util
 import os
 import pathlib
 import subprocess
+import sys
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
-import tensorflow as tf
 
-# Before TensorFlow first uses the CPU, after which it cannot be split.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * 4,
-)
-# Used at once, so that no test can split it otherwise.
-assert len(tf.config.list_logical_devices("CPU")) == 4
+GIB = 2**30
+# The memory that `-n auto` reserves for a worker of pytest-xdist.
+WORKER_MEMORY = 4 * GIB
+
+
+class SplitCpu(importlib.machinery.PathFinder):
+    """Gives TensorFlow four CPU devices as soon as a test imports it.
+
+    A test that does not import TensorFlow does not pay for it. TensorFlow
+    can split the CPU only before its first use.
+    """
+
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname != "tensorflow":
+            return None
+        sys.meta_path.remove(cls)
+        spec = super().find_spec(fullname, path, target)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_split(module):
+                execute(module)
+                split_cpu(module)
+
+            spec.loader.exec_module = execute_and_split
+        return spec
+
+
+def split_cpu(tf):
+    """Splits the CPU into four logical devices."""
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 4,
+    )
+    # Initializes the devices, so that no test can split them differently.
+    assert len(tf.config.list_logical_devices("CPU")) == 4
+
+
+assert "tensorflow" not in sys.modules
+sys.meta_path.insert(0, SplitCpu)
+
+
+def pytest_xdist_auto_num_workers():
+    """One worker for each processor that has enough memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    processors = len(os.sched_getaffinity(0))
+    return max(1, min(processors, memory // WORKER_MEMORY))
 
 
 @pytest.fixture
 def mirrored_two():
     """A MirroredStrategy of two replicas."""
+    import tensorflow as tf
+
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
@@ -48,18 +93,34 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def tiny_records(tmp_path_factory):
-    """Records of real text, in train/ and eval/; see `tiny_run`."""
-    from tests.helpers import tiny_run
+    """Records of real text, in train/ and eval/; see `tiny_run`.
 
-    return tiny_run.build_records(tmp_path_factory.mktemp("tiny"))
+    All workers read the same files. Tests must not change them.
+    """
+    return shared_records(tmp_path_factory, "static")
 
 
 @pytest.fixture(scope="session")
 def tiny_dynamic_records(tmp_path_factory):
     """As `tiny_records`, without masks in train/."""
+    return shared_records(tmp_path_factory, "dynamic")
+
+
+def shared_records(tmp_path_factory, masking):
+    """Builds the tiny records in the first worker that needs them."""
     from tests.helpers import tiny_run
 
-    return tiny_run.build_records(tmp_path_factory.mktemp("tiny"), "dynamic")
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # of this run of pytest, common to all workers
+    directory = root / f"tiny_{masking}"
+    with open(root / f"tiny_{masking}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "complete").exists():
+            directory.mkdir()
+            tiny_run.build_records(directory, masking)
+            (directory / "complete").touch()
+    return directory / "records"
 
 
 class SmallDisk(type(pathlib.Path())):
