@@ -1,5 +1,6 @@
 """Versions, of packages that are really there, or made of metadata alone."""
 
+import importlib.metadata
 import pathlib
 import re
 import subprocess
@@ -28,6 +29,25 @@ def installed(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)
 
     return install
+
+
+@pytest.fixture
+def uninstalled(monkeypatch):
+    """Hides a package that may be installed."""
+
+    def uninstall(hidden):
+        version = importlib.metadata.version
+
+        def version_unless_hidden(name):
+            if name == hidden:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return version(name)
+
+        monkeypatch.setattr(
+            importlib.metadata, "version", version_unless_hidden
+        )
+
+    return uninstall
 
 
 def remedies():
@@ -95,11 +115,15 @@ def test_tensorflows_that_share_a_directory_are_told(installed):
     ("libtpu", "fits"), [("0.0.30", True), ("0.0.33", False), ("", False)]
 )
 def test_libtpu_that_ends_the_import_is_refused(
-    installed, monkeypatch, libtpu, fits
+    installed, uninstalled, monkeypatch, libtpu, fits
 ):
     """0.0.33 was seen to abort `import tensorflow` of tensorflow-tpu 2.20.0."""
     packages = {"tensorflow_tpu": "2.20.0"}
-    installed(**packages, **({"libtpu": libtpu} if libtpu else {}))
+    if libtpu:
+        packages["libtpu"] = libtpu
+    else:
+        uninstalled("libtpu")
+    installed(**packages)
     monkeypatch.setattr(versions, "TENSORFLOWS", ("tensorflow-tpu",))
     if libtpu == "0.0.33":
         with pytest.raises(UserError, match=r"libtpu==0\.0\.30"):
