@@ -27,6 +27,9 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
+# There is no public name for a stream of remote operations.
+from tensorflow.python.eager import context, executor
+
 # Of a run that another worker, or a notice, has stopped.
 PREEMPTED_STATUS = 128 + signal.SIGTERM
 
@@ -65,10 +68,18 @@ class StopRequest:
         if self.reason:
             return
         self.reason, self.exit_status = reason, exit_status
-        self.flag.assign(1.0)
+        # Logged first: where a host is lost, the assignment blocks.
         logging.warning(
             "%s: stopping, with a checkpoint, at the next step", reason
         )
+        # On a slice the flag is on host 0, and the training loop is one
+        # remote operation on that host. In the loop's stream the assignment
+        # would wait for the end of the loop, so it gets its own stream.
+        stream = executor.new_executor(
+            enable_async=False, enable_streaming_enqueue=False
+        )
+        with context.executor_scope(stream):
+            self.flag.assign(1.0)
 
 
 @contextlib.contextmanager
