@@ -29,12 +29,8 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.interop import (
-    formats as checkpoint_formats,
-)
-from albert_tf.interop import (
-    google_albert as published_checkpoint,
-)
-from albert_tf.interop import (
+    formats,
+    google_albert,
     hugging_face,
     hugging_face_check,
 )
@@ -61,7 +57,7 @@ def convert(config: ConvertConfig) -> None:
     partial = target + PARTIAL_SUFFIX
     _check_new(target)
     _check_apart(config.from_, partial)
-    source_format = checkpoint_formats.find_format(config.from_)
+    source_format = formats.find_format(config.from_)
     target_format = config.to_format
     if target_format == "auto":
         target_format = PUBLISHED if source_format == RUN else RUN
@@ -71,9 +67,7 @@ def convert(config: ConvertConfig) -> None:
             received=RUN,
             remedy="A run is copied as a directory.",
         )
-    weights = checkpoint_formats.read_weights(
-        config.from_, config.checkpoint_step
-    )
+    weights = formats.read_weights(config.from_, config.checkpoint_step)
     print(describe(weights, source_format))
     if not weights.vocabulary:
         logging.warning("%s has no vocabulary, and none goes along", target)
@@ -83,12 +77,12 @@ def convert(config: ConvertConfig) -> None:
         if target_format == RUN:
             write_run(weights, partial, target)
         elif target_format == PUBLISHED:
-            published_checkpoint.write(weights, partial)
+            google_albert.write(weights, partial)
         else:
             hugging_face.write(
                 weights,
                 partial,
-                checkpoint_formats.split_run(config.from_.rstrip("/"))[0]
+                formats.split_run(config.from_.rstrip("/"))[0]
                 if source_format == RUN
                 else "",
                 config.licence,
@@ -186,7 +180,7 @@ def verify(weights: ModelWeights, directory: str, target_format: str) -> str:
         UserError: If it is another model.
     """
     wanted = weights if target_format == RUN else weights.regrouped()
-    written = checkpoint_formats.read_weights(directory)
+    written = formats.read_weights(directory)
     arrays = {**wanted.values, **wanted.slots}
     found = {**written.values, **written.slots}
     differing = []

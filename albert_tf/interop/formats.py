@@ -18,12 +18,7 @@ import tempfile
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.interop import (
-    google_albert as published_checkpoint,
-)
-from albert_tf.interop import (
-    hugging_face,
-)
+from albert_tf.interop import google_albert, hugging_face
 from albert_tf.interop.archive import SUFFIXES, unpacked
 from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import list_weights
@@ -59,8 +54,8 @@ def find_format(path: str) -> str:
     """
     path = path.rstrip("/")
     if path.endswith(SUFFIXES) or exists(
-        path.removesuffix(published_checkpoint.INDEX_SUFFIX)
-        + published_checkpoint.INDEX_SUFFIX
+        path.removesuffix(google_albert.INDEX_SUFFIX)
+        + google_albert.INDEX_SUFFIX
     ):
         return PUBLISHED
     if not tf.io.gfile.exists(path):
@@ -87,8 +82,8 @@ def find_format(path: str) -> str:
     if names.intersection(_SAFETENSORS):
         return HUGGING_FACE
     if any(
-        name in (published_checkpoint.CONFIG_FILE, "checkpoint", "variables")
-        or name.endswith(published_checkpoint.INDEX_SUFFIX)
+        name in (google_albert.CONFIG_FILE, "checkpoint", "variables")
+        or name.endswith(google_albert.INDEX_SUFFIX)
         for name in names
     ):
         return PUBLISHED
@@ -152,7 +147,7 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
     elif path.endswith(SUFFIXES):
         weights = _read_archive(path, step)
     else:
-        weights = published_checkpoint.read(path, step)
+        weights = google_albert.read(path, step)
     if weights.vocabulary:
         num_pieces = Tokenizer(weights.vocabulary).vocab_size
         if num_pieces != weights.config.vocab_size:
@@ -177,7 +172,7 @@ def _has_steps(path: str, found: str) -> bool:
 
 def _read_archive(path: str, step: int) -> ModelWeights:
     with unpacked(path) as directory:
-        weights = published_checkpoint.read(directory, step)
+        weights = google_albert.read(directory, step)
         return dataclasses.replace(
             weights, source=path, vocabulary=_keep(weights.vocabulary)
         )

@@ -45,7 +45,7 @@ from absl import logging
 from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import Records, TrainingData
-from albert_tf.interop import formats as checkpoint_formats
+from albert_tf.interop import formats
 from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import MODEL_NAME, list_weights
 from albert_tf.io.files import exists, open_existing, remove, write_text
@@ -225,7 +225,7 @@ def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
         )
     ):
         return None
-    weights = checkpoint_formats.read_weights(settings.init_checkpoint)
+    weights = formats.read_weights(settings.init_checkpoint)
     return plan(config, data.phases[0].records, weights)
 
 

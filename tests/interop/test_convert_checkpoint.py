@@ -19,15 +19,7 @@ from albert_tf import export_saved_model
 from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
 from albert_tf.convert_checkpoint import convert, write_run
 from albert_tf.errors import UserError
-from albert_tf.interop import (
-    archive as checkpoint_archive,
-)
-from albert_tf.interop import (
-    formats as checkpoint_formats,
-)
-from albert_tf.interop import (
-    google_albert as published_checkpoint,
-)
+from albert_tf.interop import archive, formats, google_albert
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs import directory as run_directory
@@ -78,7 +70,7 @@ def converted(source, target, to_format="auto", **more):
             from_=str(source), to=str(target), to_format=to_format, **more
         )
     )
-    return checkpoint_formats.read_weights(str(target))
+    return formats.read_weights(str(target))
 
 
 def assert_same(weights, expected):
@@ -103,7 +95,7 @@ def test_an_archive_becomes_a_run_and_an_archive_again(
     tmp_path, published_dir, suffix
 ):
     archive = make_archive(tmp_path / f"albert_tiny{suffix}", published_dir)
-    read = published_checkpoint.read(str(published_dir))
+    read = google_albert.read(str(published_dir))
     assert len(read.slots) == 2 * len(read.values)
 
     run = converted(archive, tmp_path / "run", verify=True)
@@ -111,13 +103,13 @@ def test_an_archive_becomes_a_run_and_an_archive_again(
     assert run.step == 900
     vocabulary = (tmp_path / "run" / "spiece.model").read_bytes()
     assert vocabulary == PUBLISHED_VOCABULARY.read_bytes()
-    assert checkpoint_formats.find_format(str(tmp_path / "run")) == "run"
+    assert formats.find_format(str(tmp_path / "run")) == "run"
     settings = run_directory.load_config(str(tmp_path / "run"))
     assert settings.training.output_dir == str(tmp_path / "run")
 
     back = converted(tmp_path / "run", tmp_path / "back", verify=True)
     assert_same(back, read)
-    kept = published_checkpoint.read(str(tmp_path / "back" / "model.ckpt-900"))
+    kept = google_albert.read(str(tmp_path / "back" / "model.ckpt-900"))
     assert_same(kept, read)
 
 
@@ -127,14 +119,14 @@ def test_what_is_unpacked_does_not_stay(tmp_path, published_dir, monkeypatch):
     place.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(place))
     archive = make_archive(tmp_path / "a.tgz", published_dir)
-    weights = checkpoint_formats.read_weights(str(archive))
+    weights = formats.read_weights(str(archive))
     left = [path for path in place.rglob("*") if path.is_file()]
     assert left == [pathlib.Path(weights.vocabulary)]
     assert weights.source == str(archive)
 
 
 def test_a_run_goes_out_and_comes_back_bit_by_bit(tmp_path, run_dir):
-    trained = checkpoint_formats.read_weights(str(run_dir))
+    trained = formats.read_weights(str(run_dir))
     assert trained.step == 4
     assert len(trained.slots) == 2 * len(trained.values)
     moments = [v for name, v in trained.slots.items() if name.endswith("/m")]
@@ -160,7 +152,7 @@ def test_any_checkpoint_of_a_run_can_be_taken(tmp_path, run_dir):
     )
 
     def read(part="", step=0):
-        return checkpoint_formats.read_weights(f"{run_dir}{part}", step)
+        return formats.read_weights(f"{run_dir}{part}", step)
 
     assert read("/best").step == 2
     assert read("/best/step-00000002/").step == 2
@@ -203,14 +195,14 @@ def test_a_step_beside_a_path_of_one_checkpoint_is_refused(
     ):
         match = f"checkpoint_step must be left out .*Received: 4, and {path}"
         with pytest.raises(UserError, match=match):
-            checkpoint_formats.read_weights(str(path), 4)
+            formats.read_weights(str(path), 4)
 
 
 def test_a_folder_is_no_run_for_its_name(tmp_path, published_dir):
     """Such as the best of several, beside the config of all of them."""
     converted(published_dir, tmp_path / "all" / "best", "hugging_face")
     shutil.copy(tmp_path / "all" / "best" / "config.json", tmp_path / "all")
-    found = checkpoint_formats.find_format(str(tmp_path / "all" / "best"))
+    found = formats.find_format(str(tmp_path / "all" / "best"))
     assert found == "hugging_face"
 
 
@@ -276,7 +268,7 @@ def test_the_sentence_objective_goes_along(tmp_path, objective):
     }
     weights = ModelWeights(config, objective, values, step=3)
     write_run(weights, str(tmp_path / "run"), str(tmp_path / "run"))
-    assert_same(checkpoint_formats.read_weights(str(tmp_path / "run")), weights)
+    assert_same(formats.read_weights(str(tmp_path / "run")), weights)
     back = converted(tmp_path / "run", tmp_path / "out", verify=True)
     assert back.sentence_objective == {"none": "none", "nsp": "sop"}[objective]
     again = converted(tmp_path / "out", tmp_path / "again", verify=True)
@@ -333,14 +325,14 @@ def test_what_another_writes_meanwhile_stays(
     tmp_path, published_dir, monkeypatch
 ):
     """To convert the largest models takes minutes."""
-    write = published_checkpoint.write
+    write = google_albert.write
 
     def write_as_another_does(weights, directory):
         write(weights, directory)
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "file").write_text("another's")
 
-    monkeypatch.setattr(published_checkpoint, "write", write_as_another_does)
+    monkeypatch.setattr(google_albert, "write", write_as_another_does)
     with pytest.raises(UserError, match="--to must be new"):
         converted(published_dir, tmp_path / "out", "published")
     assert (tmp_path / "out" / "file").read_text() == "another's"
@@ -427,7 +419,7 @@ def test_torn_checkpoints_of_a_run_are_passed_over(tmp_path, run_dir):
     parent = tmp_path / "run" / "checkpoints"
     data = "variables.data-00000-of-00001"
     os.truncate(parent / "step-00000004" / data, 1000)
-    assert checkpoint_formats.read_weights(str(tmp_path / "run")).step == 2
+    assert formats.read_weights(str(tmp_path / "run")).step == 2
     for directory in parent.iterdir():
         os.truncate(directory / data, 1000)
     refused(tmp_path / "run" / "checkpoints", tmp_path, "must be (whole|anoth)")
@@ -478,14 +470,14 @@ def test_an_archive_beyond_reason_is_refused(tmp_path, monkeypatch):
     large = archive_of(
         tmp_path / "large.tar.gz", (entry("a/b.data-0-of-1"), bytes(10**6))
     )
-    monkeypatch.setattr(checkpoint_archive, "MAX_BYTES", 10**6 - 1)
+    monkeypatch.setattr(archive, "MAX_BYTES", 10**6 - 1)
     refused(large, tmp_path, "999999 bytes.*Received: 1 files of 1000000 bytes")
-    monkeypatch.setattr(checkpoint_archive, "MAX_FILES", 2)
+    monkeypatch.setattr(archive, "MAX_FILES", 2)
     many = archive_of(
         tmp_path / "many.tar.gz", *[(entry(f"a/{n}"), b"") for n in range(3)]
     )
     refused(many, tmp_path, "at most 2 files.*Received: 3 files")
-    monkeypatch.setattr(checkpoint_archive, "MAX_SMALL_BYTES", 5)
+    monkeypatch.setattr(archive, "MAX_SMALL_BYTES", 5)
     config = archive_of(
         tmp_path / "config.tar.gz", (entry("a/albert_config.json"), b"{     }")
     )
@@ -555,7 +547,7 @@ def test_several_models_in_one_archive_are_refused(tmp_path, published_dir):
 
 
 def test_verify_finds_a_bit_that_changed(tmp_path, published_dir, monkeypatch):
-    write = published_checkpoint.write
+    write = google_albert.write
 
     def write_wrongly(weights, directory):
         path = "albert/pooler/bias"
@@ -564,7 +556,7 @@ def test_verify_finds_a_bit_that_changed(tmp_path, published_dir, monkeypatch):
         values = {**weights.values, path: value}
         write(dataclasses.replace(weights, values=values), directory)
 
-    monkeypatch.setattr(published_checkpoint, "write", write_wrongly)
+    monkeypatch.setattr(google_albert, "write", write_wrongly)
     with pytest.raises(UserError, match="others of albert/pooler/bias"):
         converted(published_dir, tmp_path / "out", "published", verify=True)
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError
-from albert_tf.interop import google_albert as published_checkpoint
+from albert_tf.interop import google_albert
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.modeling.pretrainer import AlbertPretrainer
@@ -72,7 +72,7 @@ def test_a_model_answers_as_the_graph_that_wrote_it(tmp_path, name):
     prefix = tmp_path / "model.ckpt-best"
     written = published_graph.write(prefix, config)
 
-    weights = published_checkpoint.read(str(prefix))
+    weights = google_albert.read(str(prefix))
 
     assert weights.config == ModelConfig.from_dict(config)
     assert weights.num_parameters == sum(
@@ -97,7 +97,7 @@ def test_a_graph_answers_as_the_model_that_it_reads(tmp_path):
         step=70,
     )
 
-    published_checkpoint.write(weights, str(tmp_path / "out"))
+    google_albert.write(weights, str(tmp_path / "out"))
 
     stored = json.loads((tmp_path / "out" / "albert_config.json").read_text())
     assert stored.keys() == GROUPS.keys()
@@ -118,9 +118,9 @@ def test_moments_and_step_come_and_go_bit_by_bit(tmp_path):
     )
     shutil.copy(PUBLISHED_VOCABULARY, tmp_path / "in")
 
-    weights = published_checkpoint.read(str(tmp_path / "in"))
+    weights = google_albert.read(str(tmp_path / "in"))
     assert weights.step == 7000
-    published_checkpoint.write(weights, str(tmp_path / "out"))
+    google_albert.write(weights, str(tmp_path / "out"))
 
     out = tmp_path / "out"
     assert sorted(path.name for path in out.iterdir()) == [
@@ -151,7 +151,7 @@ def test_each_weight_has_its_own_moments(tmp_path):
     written = published_graph.write(
         tmp_path / "model.ckpt-1", CONFIG, step=1, slots=True
     )
-    slots = published_checkpoint.read(str(tmp_path)).slots
+    slots = google_albert.read(str(tmp_path)).slots
     name = "bert/encoder/transformer/group_0/inner_group_0/ffn_1/intermediate"
     path = "albert/encoder/group_0_inner_group_0_ffn/intermediate/kernel"
     for slot in "mv":
@@ -173,7 +173,7 @@ def test_a_module_of_tensorflow_hub_is_read(tmp_path):
     )
     shutil.copy(PUBLISHED_VOCABULARY, tmp_path / "assets")
 
-    weights = published_checkpoint.read(str(tmp_path))
+    weights = google_albert.read(str(tmp_path))
 
     assert weights.vocabulary == str(tmp_path / "assets" / "30k-clean.model")
     answers = answers_of(weights, CONFIG)
@@ -192,8 +192,8 @@ def test_a_model_without_sentence_objective_comes_back(tmp_path):
             for number, weight in enumerate(list_weights(config, "none"))
         },
     )
-    published_checkpoint.write(weights, str(tmp_path))
-    back = published_checkpoint.read(str(tmp_path))
+    google_albert.write(weights, str(tmp_path))
+    back = google_albert.read(str(tmp_path))
     assert back.sentence_objective == "none"
     for path, value in weights.values.items():
         np.testing.assert_array_equal(back.values[path], value)
@@ -211,7 +211,7 @@ def test_unshared_layers_go_out_as_groups(tmp_path):
             for weight in list_weights(config)
         },
     )
-    published_checkpoint.write(weights, str(tmp_path))
+    google_albert.write(weights, str(tmp_path))
     stored = json.loads((tmp_path / "albert_config.json").read_text())
     assert stored["num_hidden_groups"] == 3
     assert_close(
@@ -233,18 +233,18 @@ def test_of_several_the_state_file_names_the_newest(three_checkpoints):
     """Wherever the directory was when it was written."""
     state = three_checkpoints / "checkpoint"
     state.write_text('model_checkpoint_path: "/elsewhere/model.ckpt-9"\n')
-    assert published_checkpoint.read(str(three_checkpoints)).step == 9
+    assert google_albert.read(str(three_checkpoints)).step == 9
     for asked in (8, 10):
-        found = published_checkpoint.read(str(three_checkpoints), asked)
+        found = google_albert.read(str(three_checkpoints), asked)
         assert found.step == asked
     index = three_checkpoints / "model.ckpt-8.index"
-    assert published_checkpoint.read(str(index)).step == 8
+    assert google_albert.read(str(index)).step == 8
 
     with pytest.raises(UserError, match=r"ckpt-7.*Received: model\.ckpt-"):
-        published_checkpoint.read(str(three_checkpoints), 7)
+        google_albert.read(str(three_checkpoints), 7)
     state.unlink()
     with pytest.raises(UserError, match=r"name the newest.*ckpt-10, .*ckpt-8"):
-        published_checkpoint.read(str(three_checkpoints))
+        google_albert.read(str(three_checkpoints))
 
 
 def test_what_the_architecture_does_not_have_is_named(tmp_path):
@@ -264,13 +264,13 @@ def test_what_the_architecture_does_not_have_is_named(tmp_path):
     ):
         file.write_text(json.dumps({**CONFIG, **change}))
         with pytest.raises(UserError, match=told):
-            published_checkpoint.read(str(prefix))
+            google_albert.read(str(prefix))
     file.write_text(json.dumps({**CONFIG, "width": 3}))
     with pytest.raises(UserError, match="unknown key width"):
-        published_checkpoint.read(str(prefix))
+        google_albert.read(str(prefix))
     file.unlink()
     with pytest.raises(UserError, match=r"albert_config\.json must lie beside"):
-        published_checkpoint.read(str(prefix))
+        google_albert.read(str(prefix))
 
 
 def test_a_moment_that_is_missing_is_named(tmp_path):
@@ -292,13 +292,13 @@ def test_a_moment_that_is_missing_is_named(tmp_path):
 
     save(**{f"{name}/adam_m": weights[name]})
     with pytest.raises(UserError, match=r"word_embeddings/adam_m is missing"):
-        published_checkpoint.read(str(tmp_path))
+        google_albert.read(str(tmp_path))
     save(**{name: weights[name].astype(np.float16)})
     with pytest.raises(UserError, match=f"{name} is float16, not float32"):
-        published_checkpoint.read(str(tmp_path))
+        google_albert.read(str(tmp_path))
     save(**{f"module/{name}": weights[name]})
     with pytest.raises(UserError, match=f"once.*{name} and module/{name}"):
-        published_checkpoint.read(str(tmp_path))
+        google_albert.read(str(tmp_path))
 
 
 @pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
@@ -314,12 +314,12 @@ def test_damage_is_found(tmp_path, suffix):
     for damaged in (b"", content[:middle], content[:-1], bytes(flipped)):
         file.write_bytes(damaged)
         with pytest.raises(UserError, match="must be a whole checkpoint"):
-            published_checkpoint.read(str(prefix))
+            google_albert.read(str(prefix))
     file.write_bytes(content)
-    published_checkpoint.read(str(prefix))
+    google_albert.read(str(prefix))
     file.unlink()
     with pytest.raises(UserError, match=r"must be (there|a whole)"):
-        published_checkpoint.read(str(prefix))
+        google_albert.read(str(prefix))
 
 
 @pytest.mark.parametrize(
@@ -340,33 +340,33 @@ def test_a_step_that_is_none_is_refused(tmp_path, step):
         tensors=list(values.values()),
     )
     with pytest.raises(UserError, match=r"global_step in .* a whole number"):
-        published_checkpoint.read(prefix)
+        google_albert.read(prefix)
 
 
 def test_a_path_that_would_be_a_pattern_is_refused(tmp_path):
     """TensorFlow would not find the files, or find others."""
     published_graph.write(tmp_path / "a[1]" / "model.ckpt-best", CONFIG)
     with pytest.raises(UserError, match=r"none of \* .*Received: .*a\[1\]"):
-        published_checkpoint.read(str(tmp_path / "a[1]"))
+        google_albert.read(str(tmp_path / "a[1]"))
     published_graph.write(tmp_path / "model.ckpt-best", CONFIG)
-    weights = published_checkpoint.read(str(tmp_path))
+    weights = google_albert.read(str(tmp_path))
     with pytest.raises(UserError, match=r"none of \* .*Received: .*out\*"):
-        published_checkpoint.write(weights, str(tmp_path / "out*"))
+        google_albert.write(weights, str(tmp_path / "out*"))
     assert not (tmp_path / "out*").exists()
 
 
 def test_several_vocabularies_are_told_apart_by_name(tmp_path):
     prefix = tmp_path / "model.ckpt-best"
     published_graph.write(prefix, CONFIG)
-    assert published_checkpoint.read(str(prefix)).vocabulary == ""
+    assert google_albert.read(str(prefix)).vocabulary == ""
     (tmp_path / "b.model").write_bytes(b"b")
-    found = published_checkpoint.read(str(prefix)).vocabulary
+    found = google_albert.read(str(prefix)).vocabulary
     assert found == str(tmp_path / "b.model")
     (tmp_path / "a.model").write_bytes(b"a")
     with pytest.raises(UserError, match=r"Received: a\.model, b\.model"):
-        published_checkpoint.read(str(prefix))
+        google_albert.read(str(prefix))
     (tmp_path / "30k-clean.model").write_bytes(b"c")
-    found = published_checkpoint.read(str(prefix)).vocabulary
+    found = google_albert.read(str(prefix)).vocabulary
     assert found == str(tmp_path / "30k-clean.model")
 
 
@@ -379,14 +379,14 @@ def test_groups_that_are_rounded_elsewhere_are_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"layer 15 of 22.*group 14 there.*15 h"
     ):
-        published_checkpoint.read(str(prefix))
+        google_albert.read(str(prefix))
 
     unshared = ModelConfig.from_dict(
         {**config, "num_hidden_groups": 1, "parameter_sharing": "none"}
     )
     values = {w.path: np.zeros(w.shape, "f4") for w in list_weights(unshared)}
     with pytest.raises(UserError, match="layer 15 of 22"):
-        published_checkpoint.write(
+        google_albert.write(
             ModelWeights(unshared, "sop", values), str(tmp_path / "out")
         )
     assert not (tmp_path / "out").exists()

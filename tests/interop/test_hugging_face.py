@@ -26,9 +26,7 @@ from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import directory as run_directory
 from data_prep import train_tokenizer
-from data_prep.config import (
-    TokenizerConfig,
-)
+from data_prep.config import TokenizerConfig
 from tests.helpers import tiny_run
 from tests.interop.test_weight_names import TINY, random_weights
 

@@ -22,15 +22,7 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_records
-from albert_tf.interop import (
-    formats as checkpoint_formats,
-)
-from albert_tf.interop import (
-    google_albert as published_checkpoint,
-)
-from albert_tf.interop import (
-    hugging_face,
-)
+from albert_tf.interop import formats, google_albert, hugging_face
 from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs.checkpoints import list_checkpoints
@@ -38,10 +30,7 @@ from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight, warm_start
 from albert_tf.training.train import Run, train
 from data_prep import build_tfrecords, train_tokenizer
-from data_prep.config import (
-    RecordsConfig,
-    TokenizerConfig,
-)
+from data_prep.config import RecordsConfig, TokenizerConfig
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
 
@@ -266,15 +255,13 @@ def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
     assert "needs: initial weights" in table
 
 
-@pytest.mark.parametrize(
-    "write", [hugging_face.write, published_checkpoint.write]
-)
+@pytest.mark.parametrize("write", [hugging_face.write, google_albert.write])
 def test_models_of_other_projects_are_begun_with(
     source, tiny_records, tmp_path, write
 ):
     """Here one that this project has written as theirs."""
     there = tmp_path / "theirs"
-    write(checkpoint_formats.read_weights(str(source)), str(there))
+    write(formats.read_weights(str(source)), str(there))
     train(
         tiny_run.make_config(
             tiny_records,
