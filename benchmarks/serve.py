@@ -71,9 +71,9 @@ def _export_random_model(
     config: BenchmarkConfig, work_dir: pathlib.Path
 ) -> str:
     """Where the SavedModel is, of a run that has not trained."""
-    from albert_tf.export_saved_model import export
     from albert_tf.modeling.pretrainer import AlbertPretrainer
     from albert_tf.runs.checkpoints import CheckpointStore, model_variables
+    from albert_tf.serving.export import export
 
     run = PretrainingConfig(
         model=ModelConfig.from_json_file(config.albert_config),

@@ -1,6 +1,7 @@
-r"""Asks a model that TensorFlow Serving serves, over gRPC or REST.
+r"""Ask a model on TensorFlow Serving, over gRPC or REST.
 
-Fills in masks, and with --text_pair tells how likely that text is to follow:
+Fills masks, or with --text_pair returns the probability that this text follows
+the other:
 
     python -m albert_tf.serving.client --server=http://localhost:8501 \
       --text='Paris is the [MASK] of France.' --text='It is [MASK].'
@@ -8,8 +9,8 @@ Fills in masks, and with --text_pair tells how likely that text is to follow:
     python -m albert_tf.serving.client --server=grpc://localhost:8500 \
       --text='She opened the door.' --text_pair='It was dark inside.'
 
-REST needs Python alone; gRPC needs `pip install -e '.[serving]'`. Copy what
-you need: `RestClient` and `GrpcClient` are the messages, and no more.
+REST needs Python alone; gRPC needs `pip install -e '.[serving]'`. `RestClient`
+and `GrpcClient` hold the protocol and nothing else: copy them as needed.
 """
 
 import http.client
@@ -21,77 +22,106 @@ from typing import Any, Protocol
 
 from albert_tf.config import ServingClientConfig, flags
 from albert_tf.errors import UserError, first_line
+from albert_tf.serving.names import (
+    FILL_MASK_TEXT,
+    PAIR_SUFFIX,
+    SENTENCE_SIGNATURES,
+)
 
-TIMEOUT_S = 60  # the first request to a cold model may wait for its loading
+TIMEOUT_S = 60  # the first request may wait until the model is loaded
 
 
 class Client(Protocol):
-    """Whatever asks a served model."""
+    """A connection to a served model."""
+
+    def list_signatures(self) -> list[str]:
+        """Returns the names of the model's signatures.
+
+        Raises:
+            UserError: With the message of the server.
+        """
 
     def predict(
         self, signature: str, inputs: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        """Answers of a signature that takes text.
+        """Calls a signature that takes text.
 
         Args:
-            signature: Its name.
-            inputs: By the name of each input, its strings, `(batch,)`.
+            signature: Name of the signature.
+            inputs: Strings, `(batch,)`, by the name of the input.
 
         Returns:
-            By the name of each output, nested lists of numbers and strings.
+            Nested lists of numbers and strings by the name of the output.
 
         Raises:
-            UserError: With what the server has to say.
+            UserError: With the message of the server.
         """
 
 
 class RestClient:
-    """TensorFlow Serving's REST interface.
+    """A client of TensorFlow Serving's REST interface.
 
     Args:
-        url: Of the server, e.g. `http://localhost:8501`.
-        model_name: The name under which the server has the model.
+        url: URL of the server, e.g. `http://localhost:8501`.
+        model_name: The server's name for the model.
+
+    Example:
+        >>> client = RestClient("http://localhost:8501", "albert")
+        >>> client.url
+        'http://localhost:8501/v1/models/albert'
 
     Reference:
         [RESTful API](https://www.tensorflow.org/tfx/serving/api_rest).
     """
 
     def __init__(self, url: str, model_name: str) -> None:
-        self._url = f"{url.rstrip('/')}/v1/models/{model_name}:predict"
+        self.url = f"{url.rstrip('/')}/v1/models/{model_name}"
+
+    def list_signatures(self) -> list[str]:
+        """See `Client`."""
+        metadata = self._request("/metadata", None, "metadata")
+        return sorted(metadata["signature_def"]["signature_def"])
 
     def predict(
         self, signature: str, inputs: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        """As `Client` has it."""
+        """See `Client`."""
         body = {
             "signature_name": signature,
             "inputs": {name: list(texts) for name, texts in inputs.items()},
         }
+        return self._request(":predict", body, "outputs")
+
+    def _request(
+        self, method: str, body: Mapping[str, Any] | None, key: str
+    ) -> dict[str, Any]:
+        """Posts a body, or gets without one; returns a value of the answer."""
         request = urllib.request.Request(
-            self._url,
-            json.dumps(body).encode(),
+            self.url + method,
+            None if body is None else json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                return json.load(response)["outputs"]
+                return json.load(response)[key]
         except urllib.error.HTTPError as error:
             reason = error.read().decode(errors="replace").strip()
-            raise _refused(self._url, reason or first_line(error)) from None
+            raise _refused(self.url, reason or first_line(error)) from None
         except (OSError, http.client.HTTPException) as error:
-            raise _refused(self._url, first_line(error)) from None
+            raise _refused(self.url, first_line(error)) from None
         except (ValueError, TypeError, LookupError):
             raise _refused(
-                self._url, "no answer of TensorFlow Serving's REST interface"
+                self.url,
+                "an answer that is not of TensorFlow Serving's REST interface",
             ) from None
 
 
 class GrpcClient:
-    """TensorFlow Serving's PredictionService.
+    """A client of TensorFlow Serving's PredictionService.
 
     Args:
-        address: Of the server, e.g. `localhost:8500`.
-        model_name: The name under which the server has the model.
+        address: Address of the server, e.g. `localhost:8500`.
+        model_name: The server's name for the model.
 
     Raises:
         UserError: If tensorflow-serving-api is missing.
@@ -108,17 +138,29 @@ class GrpcClient:
                 remedy="pip install -e '.[serving]', or ask over http://.",
             ) from None
         self._address, self._model_name = address, model_name
-        # As large as an answer of `encode_text` may be.
+        # The answers of `encode_text` can exceed gRPC's limit of 4 MB.
         unlimited = [("grpc.max_receive_message_length", -1)]
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(
             grpc.insecure_channel(address, unlimited)
         )
 
+    def list_signatures(self) -> list[str]:
+        """See `Client`."""
+        from tensorflow_serving.apis import get_model_metadata_pb2
+
+        request = get_model_metadata_pb2.GetModelMetadataRequest(
+            metadata_field=["signature_def"]
+        )
+        request.model_spec.name = self._model_name
+        response = self._call(self._stub.GetModelMetadata, request)
+        signatures = get_model_metadata_pb2.SignatureDefMap()
+        response.metadata["signature_def"].Unpack(signatures)
+        return sorted(signatures.signature_def)
+
     def predict(
         self, signature: str, inputs: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        """As `Client` has it."""
-        import grpc
+        """See `Client`."""
         import tensorflow as tf
         from tensorflow_serving.apis import predict_pb2
 
@@ -129,21 +171,30 @@ class GrpcClient:
             request.inputs[name].CopyFrom(
                 tf.make_tensor_proto(list(texts), tf.string)
             )
-        try:
-            response = self._stub.Predict(request, timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise _refused(self._address, error.details()) from None
+        response = self._call(self._stub.Predict, request)
         return {
             name: _decode(tf.make_ndarray(tensor).tolist())
             for name, tensor in response.outputs.items()
         }
 
+    def _call(self, method: Any, request: Any) -> Any:
+        import grpc
+
+        try:
+            return method(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise _refused(self._address, error.details()) from None
+
 
 def connect(server: str, model_name: str) -> Client:
-    """A client of `grpc://HOST:PORT` or `http://HOST:PORT`.
+    """Returns a client of `grpc://HOST:PORT` or `http://HOST:PORT`.
 
     Raises:
-        UserError: If it is neither.
+        UserError: If `server` has another form.
+
+    Example:
+        >>> type(connect("http://localhost:8501", "albert")).__name__
+        'RestClient'
     """
     scheme, _, address = server.partition("://")
     if scheme == "grpc" and address:
@@ -158,39 +209,21 @@ def connect(server: str, model_name: str) -> Client:
 
 
 def _decode(values: Any) -> Any:
-    """Nested lists of UTF-8 as strings; of numbers, as they are."""
+    """Decodes the UTF-8 strings of nested lists; keeps numbers."""
     if isinstance(values, list):
         return [_decode(value) for value in values]
     return values.decode() if isinstance(values, bytes) else values
 
 
 def _refused(server: str, reason: str) -> UserError:
-    return UserError(f"{server} must answer", received=reason)
+    return UserError(f"{server} must answer the request", received=reason)
 
 
-def main(config: ServingClientConfig) -> None:
-    """Prints the likeliest pieces of each mask, or the order of two texts."""
-    config.require("text")
-    client = connect(config.server, config.model_name)
-    if config.text_pair:
-        answer = client.predict(
-            "sentence_order_text_pair",
-            {
-                "text": config.text,
-                "text_pair": [config.text_pair] * len(config.text),
-            },
-        )
-        for text, probability in zip(
-            config.text, answer["in_order"], strict=True
-        ):
-            print(f"{probability:.1%} in order: {text} | {config.text_pair}")
-        return
-    answer = client.predict("fill_mask_text", {"text": config.text})
+def print_filled(client: Client, texts: Sequence[str]) -> None:
+    """Prints each text and the most probable pieces of its masks."""
+    answer = client.predict(FILL_MASK_TEXT, {"text": texts})
     for text, *rows in zip(
-        config.text,
-        answer["top_pieces"],
-        answer["top_probabilities"],
-        strict=True,
+        texts, answer["top_pieces"], answer["top_probabilities"], strict=True
     ):
         print(text)
         # Rows of 0 pad a text with fewer masks than others.
@@ -200,6 +233,40 @@ def main(config: ServingClientConfig) -> None:
             print("   ", "  ".join(f"{p} {q:.1%}" for p, q in pairs))
         if lost := text.count("[MASK]") - len(found):
             print(f"    {lost} [MASK] behind the model's max_seq_length")
+
+
+def print_order(client: Client, texts: Sequence[str], text_pair: str) -> None:
+    """Prints the probability that one text follows each of the others.
+
+    Raises:
+        UserError: If the model has no signature for pairs.
+    """
+    found = client.list_signatures()
+    for sentence in SENTENCE_SIGNATURES.values():
+        if sentence.name + PAIR_SUFFIX in found:
+            break
+    else:
+        raise UserError(
+            "text_pair needs a model with a sentence head that takes text",
+            received=f"the signatures {', '.join(found)}",
+        )
+    answer = client.predict(
+        sentence.name + PAIR_SUFFIX,
+        {"text": texts, "text_pair": [text_pair] * len(texts)},
+    )
+    probabilities = answer[sentence.outputs[0]]
+    for text, probability in zip(texts, probabilities, strict=True):
+        print(f"{probability:.1%} {sentence.statement}: {text} | {text_pair}")
+
+
+def main(config: ServingClientConfig) -> None:
+    """Prints what the model answers to the texts of the flags."""
+    config.require("text")
+    client = connect(config.server, config.model_name)
+    if config.text_pair:
+        print_order(client, config.text, config.text_pair)
+    else:
+        print_filled(client, config.text)
 
 
 if __name__ == "__main__":

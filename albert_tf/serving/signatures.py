@@ -1,24 +1,23 @@
-"""What a served model answers: the functions of a SavedModel by name.
+"""The serving signatures of a SavedModel, functions by name.
 
-`export_saved_model` describes them. All call one function, so that the model's
-graph is in the file once.
+`python -m albert_tf.export_saved_model --help` describes them. All call one
+function, so that the file holds the graph of the model once.
 """
 
 import tensorflow as tf
 
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.records.features import MASK_ID
+from albert_tf.serving.names import (
+    ENCODE,
+    FILL_MASK,
+    FILL_MASK_TEXT,
+    PAIR_SUFFIX,
+    SENTENCE_SIGNATURES,
+    SERVING_DEFAULT,
+    TEXT_SUFFIX,
+)
 from albert_tf.serving.text_tokenizer import PackedTexts, TextTokenizer, pack
-
-# By objective, the signature and its two answers, in the order of labels.
-SENTENCE_SIGNATURES = {
-    "sop": ("sentence_order", ("in_order", "swapped")),
-    "nsp": ("next_sentence", ("next", "random")),
-}
-
-# Of a signature, the variant that takes text, and of that one, two texts.
-TEXT_SUFFIX = "_text"
-PAIR_SUFFIX = "_text_pair"
 
 Signatures = dict[str, tf.types.experimental.PolymorphicFunction]
 Answers = dict[str, tf.Tensor]
@@ -30,13 +29,16 @@ def make_signatures(
     max_seq_length: int,
     text_tokenizer: TextTokenizer | None = None,
 ) -> Signatures:
-    """The serving functions by name.
+    """Traces the serving functions.
 
     Args:
         pretrainer: The model, built and restored.
-        top_k: Pieces answered for each mask.
-        max_seq_length: Pieces after which text is cut off.
-        text_tokenizer: Its vocabulary; None leaves out what takes text.
+        top_k: Number of pieces returned for each mask.
+        max_seq_length: Number of tokens after which text is cut off.
+        text_tokenizer: The vocabulary; None omits the text signatures.
+
+    Returns:
+        The functions by the name of their signature.
     """
     model = _ServedModel(pretrainer, top_k)
     signatures = _make_id_signatures(model)
@@ -48,19 +50,18 @@ def make_signatures(
 
 
 class _ServedModel:
-    """The model and what is read off its outputs.
+    """The model, and the answers computed from its outputs.
 
     Args:
         pretrainer: The model, built and restored.
-        top_k: Pieces answered for each mask.
+        top_k: Number of pieces returned for each mask.
     """
 
     def __init__(self, pretrainer: AlbertPretrainer, top_k: int) -> None:
         self._pretrainer = pretrainer
         self._top_k = top_k
-        self._answers: tuple[str, ...]
-        self.sentence_signature, self._answers = SENTENCE_SIGNATURES.get(
-            pretrainer.sentence_objective, ("", ())
+        self.sentence_signature = SENTENCE_SIGNATURES.get(
+            pretrainer.sentence_objective
         )
         max_length = pretrainer.config.max_position_embeddings
 
@@ -73,7 +74,7 @@ class _ServedModel:
             tf.debugging.assert_less_equal(
                 tf.shape(input_ids)[1],
                 max_length,
-                f"input_ids must be at most {max_length} pieces long",
+                f"input_ids must be at most {max_length} tokens long",
             )
             outputs = pretrainer(
                 {
@@ -87,7 +88,7 @@ class _ServedModel:
         self._forward = forward
 
     def encode(self, packed: PackedTexts) -> Answers:
-        """`sequence_output` and, where there is one, `pooled_output`."""
+        """Returns `sequence_output` and, with a pooler, `pooled_output`."""
         outputs = self._forward(*packed)
         return {
             name: outputs[name]
@@ -98,14 +99,15 @@ class _ServedModel:
     def fill_mask(
         self, packed: PackedTexts, positions: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Ids of the likeliest pieces and their log probabilities.
+        """Finds the most probable pieces at some positions.
 
         Args:
-            packed: Texts.
+            packed: The texts.
             positions: int32, `(batch, predictions)`.
 
         Returns:
-            int32 and float32, `(batch, predictions, top_k)`.
+            Ids and log probabilities, int32 and float32,
+            `(batch, predictions, top_k)`.
         """
         hidden = self._forward(*packed)["sequence_output"]
         logits = self._pretrainer.masked_lm(
@@ -116,24 +118,25 @@ class _ServedModel:
         return top.indices, top.values
 
     def classify_sentences(self, packed: PackedTexts) -> Answers:
-        """The two probabilities by name: float32, `(batch,)`."""
+        """Returns the two probabilities by name: float32, `(batch,)`."""
+        assert self.sentence_signature is not None
         outputs = self._forward(*packed)
         probabilities = tf.nn.softmax(outputs["sentence_logits"])
         columns = tf.unstack(probabilities, axis=-1)
-        return dict(zip(self._answers, columns, strict=True))
+        return dict(zip(self.sentence_signature.outputs, columns, strict=True))
 
 
 def _make_id_signatures(model: _ServedModel) -> Signatures:
-    """Those for whoever tokenizes elsewhere."""
-    pieces = [_ids(name) for name in PackedTexts._fields]
+    """The signatures that take ids."""
+    inputs = [_ids(name) for name in PackedTexts._fields]
 
-    @tf.function(input_signature=pieces)
+    @tf.function(input_signature=inputs)
     def encode(
         input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
     ) -> Answers:
         return model.encode(PackedTexts(input_ids, input_mask, segment_ids))
 
-    @tf.function(input_signature=[*pieces, _ids("masked_lm_positions")])
+    @tf.function(input_signature=[*inputs, _ids("masked_lm_positions")])
     def fill_mask(
         input_ids: tf.Tensor,
         input_mask: tf.Tensor,
@@ -149,7 +152,7 @@ def _make_id_signatures(model: _ServedModel) -> Signatures:
             "top_log_probabilities": log_probabilities,
         }
 
-    @tf.function(input_signature=pieces)
+    @tf.function(input_signature=inputs)
     def classify_sentences(
         input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
     ) -> Answers:
@@ -158,19 +161,19 @@ def _make_id_signatures(model: _ServedModel) -> Signatures:
         )
 
     signatures = {
-        "serving_default": encode,
-        "encode": encode,
-        "fill_mask": fill_mask,
+        SERVING_DEFAULT: encode,
+        ENCODE: encode,
+        FILL_MASK: fill_mask,
     }
     if model.sentence_signature:
-        signatures[model.sentence_signature] = classify_sentences
+        signatures[model.sentence_signature.name] = classify_sentences
     return signatures
 
 
 def _make_text_signatures(
     model: _ServedModel, tokenizer: TextTokenizer, max_seq_length: int
 ) -> Signatures:
-    """Those that take strings."""
+    """The signatures that take strings."""
 
     def with_ids(packed: PackedTexts) -> Answers:
         return model.encode(packed) | {
@@ -217,12 +220,12 @@ def _make_text_signatures(
         )
 
     signatures = {
-        "encode" + TEXT_SUFFIX: encode,
-        "encode" + PAIR_SUFFIX: encode_pair,
-        "fill_mask" + TEXT_SUFFIX: fill_mask,
+        ENCODE + TEXT_SUFFIX: encode,
+        ENCODE + PAIR_SUFFIX: encode_pair,
+        FILL_MASK_TEXT: fill_mask,
     }
     if model.sentence_signature:
-        name = model.sentence_signature + PAIR_SUFFIX
+        name = model.sentence_signature.name + PAIR_SUFFIX
         signatures[name] = classify_sentences
     return signatures
 
@@ -230,16 +233,16 @@ def _make_text_signatures(
 def _find_masks(
     ids: tf.RaggedTensor, input_ids: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where masks are.
+    """Finds the positions of the masks.
 
     Args:
-        ids: int32, `(batch, pieces)`, whole texts.
-        input_ids: int32, `(batch, length)`, the same, packed.
+        ids: int32, `(batch, tokens)`, the texts before they are cut.
+        input_ids: int32, `(batch, length)`, the same texts, packed.
 
     Returns:
-        int32, `(batch, masks)`, positions in `input_ids`, and bool,
-        `(batch, masks)`; False for a mask that was cut off, and where other
-        texts have more masks.
+        int32, `(batch, masks)`, positions in `input_ids`; and bool,
+        `(batch, masks)`, False for a mask that was cut off and for the
+        padding slots of a text with fewer masks.
     """
     masks = tf.reduce_sum(tf.cast(ids == MASK_ID, tf.int32), axis=1)
     positions = tf.ragged.boolean_mask(

@@ -1,16 +1,16 @@
 """Text -> ids inside a TensorFlow graph, equal to `tokenization.Tokenizer`.
 
-Its operations are TensorFlow's and tensorflow-text's, so a SavedModel that
-holds a `TextTokenizer` takes strings, wherever TensorFlow runs it.
+A SavedModel that holds a `TextTokenizer` takes strings wherever TensorFlow and
+the operations of tensorflow-text run.
 
-Ids differ from `Tokenizer`'s only for a published vocabulary, and there only
-where Unicode has grown. `Tokenizer` decomposes characters and makes letters
-lower-case by Python's Unicode (14.0 in 3.11). The graph decomposes by
-tensorflow-text's (16.0 in 2.21), so that what was added since becomes plain
-letters: U+1CCD6-U+1CCF9, outlined Latin; U+1E030-U+1E06D, raised Cyrillic; and
-three dozen letters of rare scripts. It makes lower-case by TensorFlow's (13.0
-in 2.21), so that the capitals U+2C2F, U+A7C0, U+A7D0, U+A7D6, U+A7D8 and
-U+10570-U+10595 stay as they are.
+The ids equal those of `Tokenizer`, except for a few characters under a
+published vocabulary, because three versions of Unicode are involved.
+`Tokenizer` decomposes and lower-cases characters by the Unicode of Python
+(14.0 in 3.11). The graph decomposes by that of tensorflow-text (16.0 in 2.21),
+so later additions become plain letters: U+1CCD6-U+1CCF9, outlined Latin;
+U+1E030-U+1E06D, raised Cyrillic; and three dozen letters of rare scripts. The
+graph lower-cases by the Unicode of TensorFlow (13.0 in 2.21), so the capitals
+U+2C2F, U+A7C0, U+A7D0, U+A7D6, U+A7D8 and U+10570-U+10595 do not change.
 """
 
 import importlib
@@ -33,15 +33,15 @@ from albert_tf.records.tokenization import (
     Tokenizer,
 )
 
-_UNKNOWN = "\ue000"  # for private use, so that no vocabulary holds it
-_DROPPED = -1  # in a table of ids: nothing stands in its place
+_UNKNOWN = "\ue000"  # a private-use character: in no vocabulary
+_DROPPED = -1  # in a table of ids: the token is removed
 
 
 def import_text_ops() -> ModuleType:
-    """tensorflow-text, whose import makes its operations known.
+    """Imports tensorflow-text, which registers its operations.
 
     Raises:
-        UserError: If it is missing, or made for another TensorFlow.
+        UserError: If it is missing or built for another TensorFlow.
     """
     try:
         return importlib.import_module("tensorflow_text")
@@ -57,15 +57,15 @@ def import_text_ops() -> ModuleType:
 
 
 class TextTokenizer(tf.Module):
-    """A vocabulary's `Tokenizer`, as TensorFlow operations.
+    """The `Tokenizer` of a vocabulary, as TensorFlow operations.
 
     Args:
         model_file: The SentencePiece model, local or gs://.
-        do_lower_case: As `tokenization.Tokenizer` takes it.
+        do_lower_case: See `tokenization.Tokenizer`.
 
     Raises:
-        UserError: If tensorflow-text is missing, or the file is not as
-            `tokenization.Tokenizer` wants it.
+        UserError: If tensorflow-text is missing, or if
+            `tokenization.Tokenizer` refuses the file.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class TextTokenizer(tf.Module):
         self._text_ops = import_text_ops()
         tokenizer = Tokenizer(model_file, do_lower_case)
         with open_existing(model_file, "rb") as file:
-            # Not FastSentencepieceTokenizer, which breaks ties of equal
-            # scores as sentencepiece 0.2.2 does, and white space otherwise.
+            # Not FastSentencepieceTokenizer: it breaks ties of equal scores
+            # like sentencepiece 0.2.2, and splits white space differently.
             self._model = self._text_ops.SentencepieceTokenizer(file.read())
         self._is_published = tokenizer.kind == PUBLISHED
         self._do_lower_case = tokenizer.do_lower_case
@@ -95,13 +95,13 @@ class TextTokenizer(tf.Module):
             )
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Pieces of raw texts; spellings like "[MASK]" are mere text.
+        """Tokenizes raw texts; "[MASK]" is ordinary text here.
 
         Args:
             texts: string, `(batch,)`, UTF-8; other bytes become U+FFFD.
 
         Returns:
-            int32, `(batch, pieces)`.
+            int32, `(batch, tokens)`.
         """
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
         if not self._is_published:
@@ -110,12 +110,12 @@ class TextTokenizer(tf.Module):
         return tf.gather(self._comma_table, ids).merge_dims(1, 2)
 
     def encode_with_masks(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """As `encode`, but "[MASK]" stands for the piece `[MASK]`."""
+        """Tokenizes raw texts in which "[MASK]" is the mask token."""
         parts = tf.strings.split(texts, sep=MASK_PIECE)
         part_ids = self.encode(parts.flat_values)
         is_behind_mask = tf.ragged.range(parts.row_lengths()).values > 0
-        # The model marks the beginning of any text as a word's. Behind a
-        # mask a word begins only after white space.
+        # The model takes the start of every text for the start of a word.
+        # After a mask, a word starts only after white space.
         continues = is_behind_mask & ~tf.strings.regex_full_match(
             parts.values, rf"(?s){self._white_space}.*"
         )
@@ -136,34 +136,34 @@ class TextTokenizer(tf.Module):
         return parts.with_values(part_ids).merge_dims(1, 2)
 
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
-        """The spellings of pieces: string, in the shape of `ids`."""
+        """Returns the spellings of pieces: string, in the shape of `ids`."""
         return tf.gather(self._pieces, ids)
 
     def normalize(self, texts: tf.Tensor) -> tf.Tensor:
-        """`tokenization.normalize`: string, `(batch,)`, in valid UTF-8."""
+        """As `tokenization.normalize`: string, `(batch,)`, in valid UTF-8."""
         texts = tf.strings.regex_replace(texts, f"{self._white_space}+", " ")
         texts = tf.strings.strip(texts)
         texts = self._text_ops.normalize_utf8(texts, "NFKD")
         texts = tf.strings.regex_replace(texts, self._combining, "")
         if self._do_lower_case:
-            # The other ends a text at a NUL, which no vocabulary holds.
+            # `lower` with an encoding ends a text at a NUL.
             texts = tf.strings.regex_replace(texts, r"\x00", _UNKNOWN)
-            # First ASCII: the other goes by the machine's language, in which
-            # a Turkish server makes a dotless i of I.
+            # ASCII first: `lower` with an encoding follows the locale, and a
+            # Turkish server would turn I into a dotless i.
             texts = tf.strings.lower(texts)
             texts = tf.strings.lower(texts, encoding="utf-8")
         return texts
 
 
 class PackedTexts(NamedTuple):
-    """Texts as the model takes them.
+    """Texts as inputs of the model.
 
     Attributes:
         input_ids: int32, `(batch, length)`; the length is that of the longest
             text, `[CLS]` and `[SEP]` included, and padding holds `<pad>`.
-        input_mask: int32, `(batch, length)`; 1 for a piece, 0 for padding.
+        input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding.
         segment_ids: int32, `(batch, length)`; 1 for the second text and its
-            `[SEP]`, 0 for all else.
+            `[SEP]`, 0 elsewhere.
     """
 
     input_ids: tf.Tensor
@@ -176,24 +176,24 @@ def pack(
     first: tf.RaggedTensor,
     second: tf.RaggedTensor | None = None,
 ) -> PackedTexts:
-    """Puts `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`.
+    """Makes `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`.
 
-    What is too long loses its end. Of a pair the longer text is cut until
-    both are as long, then both in turn, the second one first, as `data_prep`
-    has it; but that cuts either end.
+    A text that is too long loses its end. Of a pair, the longer text is cut
+    until both are of one length, then both in turn, the second first. The
+    lengths are those of `data_prep`, which cuts at either end.
 
     Args:
-        max_length: Pieces in a row at most, `[CLS]` and `[SEP]` included.
-        first: int32, `(batch, pieces)`.
-        second: int32, `(batch, pieces)`, or None.
+        max_length: Most tokens in a row, `[CLS]` and `[SEP]` included.
+        first: int32, `(batch, tokens)`.
+        second: int32, `(batch, tokens)`, or None.
     """
     if second is None:
         segments = [_cut(first, tf.constant(max_length - 2, tf.int64))]
     else:
-        pieces = max_length - 3
-        kept = tf.maximum(pieces - second.row_lengths(), (pieces + 1) // 2)
+        tokens = max_length - 3
+        kept = tf.maximum(tokens - second.row_lengths(), (tokens + 1) // 2)
         first = _cut(first, kept)
-        segments = [first, _cut(second, pieces - first.row_lengths())]
+        segments = [first, _cut(second, tokens - first.row_lengths())]
     batch = first.nrows()
     cls_ids, sep_ids = (
         tf.RaggedTensor.from_tensor(tf.fill([batch, 1], piece_id))
@@ -213,14 +213,14 @@ def pack(
 
 
 def _cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
-    """The first pieces of each row, `lengths` at most: `(batch,)` or `()`."""
-    places = tf.ragged.range(ids.row_lengths())
+    """Keeps the first `lengths` tokens of each row: `(batch,)` or `()`."""
+    positions = tf.ragged.range(ids.row_lengths())
     limits = tf.broadcast_to(lengths, [ids.nrows()])
-    return tf.ragged.boolean_mask(ids, places < limits[:, tf.newaxis])
+    return tf.ragged.boolean_mask(ids, positions < limits[:, tf.newaxis])
 
 
 def _character_class(is_member: Callable[[str], object]) -> str:
-    """A regular expression for one character of a set, as RE2 spells it."""
+    """Returns a regular expression of RE2 for one character of a set."""
     members = {i for i in range(sys.maxunicode + 1) if is_member(chr(i))}
     firsts = sorted(i for i in members if i - 1 not in members)
     lasts = sorted(i for i in members if i + 1 not in members)
@@ -229,10 +229,11 @@ def _character_class(is_member: Callable[[str], object]) -> str:
 
 
 def _unmark(pieces: list[str]) -> np.ndarray:
-    """By piece, the id of its spelling without the word mark.
+    """Returns, for each piece, the id of its spelling without the word mark.
 
-    Its own where it has none, that of `<unk>` where the vocabulary lacks what
-    remains, and `_DROPPED` where nothing remains.
+    A piece without a word mark keeps its id. Where the vocabulary lacks the
+    remaining spelling, the id is that of `<unk>`; where nothing remains, it is
+    `_DROPPED`.
     """
     ids = {piece: i for i, piece in enumerate(pieces)}
     unmarked = np.arange(len(pieces), dtype=np.int32)

@@ -1,25 +1,25 @@
-"""Requests that TensorFlow Serving runs before a model's first real one.
+"""Requests by which TensorFlow Serving warms up a model before real ones.
 
-It reads them from `assets.extra/tf_serving_warmup_requests`, records of the
-protocol buffer `PredictionLog`. Those messages come with
-tensorflow-serving-api, which an export does not need: what is used of them is
-a few nested fields, written here byte by byte.
+The server reads `assets.extra/tf_serving_warmup_requests`: TFRecords of the
+protocol buffer `PredictionLog`. The package tensorflow-serving-api defines that
+message, and an export should not need that package; so the few fields in use
+are declared here.
 
 Reference:
     [SavedModel
     warmup](https://www.tensorflow.org/tfx/serving/saved_model_warmup).
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 
-WARMUP_FILE = "tf_serving_warmup_requests"
-
-# A value for each input that a signature may have, each of one example.
+# A value for each input of any signature: a batch of one.
 EXAMPLES: Mapping[str, Any] = {
     "text": ["The city is the [MASK] of the country."],
     "text_pair": ["It lies on a river."],
@@ -29,20 +29,24 @@ EXAMPLES: Mapping[str, Any] = {
     "masked_lm_positions": [[1]],
 }
 
-# Numbers of fields: PredictionLog.predict_log and PredictLog.request, then
-# PredictRequest and ModelSpec; 1 and 2 are the key and value of any map.
-_PREDICT_LOG, _REQUEST = 6, 1
-_MODEL_SPEC, _INPUTS = 1, 2
-_SIGNATURE_NAME = 3
-_KEY, _VALUE = 1, 2
-
-_LENGTH_DELIMITED = 2  # the wire type of strings and messages
+# Message -> its fields: name, number and type. A repeated message with key and
+# value has the encoding of a map, and bytes have that of an embedded message.
+_FIELDS: Mapping[str, tuple[tuple[str, int, str], ...]] = {
+    "PredictionLog": (("predict_log", 6, "PredictLog"),),
+    "PredictLog": (("request", 1, "PredictRequest"),),
+    "PredictRequest": (
+        ("model_spec", 1, "ModelSpec"),
+        ("inputs", 2, "repeated Input"),
+    ),
+    "ModelSpec": (("signature_name", 3, "string"),),
+    "Input": (("key", 1, "string"), ("value", 2, "bytes")),
+}
 
 
 def write_warmup_requests(
     path: str, signatures: Mapping[str, Iterable[tf.TensorSpec]]
 ) -> None:
-    """Writes a request for each signature.
+    """Writes one request for each signature.
 
     Args:
         path: The file, local or gs://.
@@ -50,24 +54,40 @@ def write_warmup_requests(
     """
     with tf.io.TFRecordWriter(path) as writer:
         for name, inputs in signatures.items():
-            request = _field(
-                _MODEL_SPEC, _field(_SIGNATURE_NAME, name.encode())
-            )
+            log = _prediction_log_class()()
+            request = log.predict_log.request
+            request.model_spec.signature_name = name
             for spec in inputs:
                 tensor = tf.make_tensor_proto(EXAMPLES[spec.name], spec.dtype)
-                request += _field(
-                    _INPUTS,
-                    _field(_KEY, spec.name.encode())
-                    + _field(_VALUE, tensor.SerializeToString()),
+                request.inputs.add(
+                    key=spec.name, value=tensor.SerializeToString()
                 )
-            writer.write(_field(_PREDICT_LOG, _field(_REQUEST, request)))
+            writer.write(log.SerializeToString())
 
 
-def _field(number: int, content: bytes) -> bytes:
-    """A string or message as protocol buffers have it: tag, length, bytes."""
-    length, size = len(content), bytearray()
-    while length >= 128:
-        size.append(length % 128 + 128)
-        length //= 128
-    size.append(length)
-    return bytes([number * 8 + _LENGTH_DELIMITED]) + bytes(size) + content
+@functools.cache
+def _prediction_log_class() -> Any:
+    """The message class of `PredictionLog`, with the fields above."""
+    package = "albert_tf.serving"
+    field_proto = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="warmup_requests.proto", package=package
+    )
+    for message_name, fields in _FIELDS.items():
+        message = file.message_type.add(name=message_name)
+        for name, number, type_name in fields:
+            field = message.field.add(name=name, number=number)
+            field.label = field_proto.LABEL_OPTIONAL
+            if type_name.startswith("repeated "):
+                type_name = type_name.removeprefix("repeated ")
+                field.label = field_proto.LABEL_REPEATED
+            if type_name in _FIELDS:
+                field.type_name = f".{package}.{type_name}"
+                field.type = field_proto.TYPE_MESSAGE
+            else:
+                field.type = field_proto.Type.Value(f"TYPE_{type_name.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName(f"{package}.PredictionLog")
+    )

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf import export_saved_model
 from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
 from albert_tf.convert_checkpoint import convert, write_run
 from albert_tf.errors import UserError
@@ -23,6 +22,7 @@ from albert_tf.interop import archive, formats, google_albert
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs import directory as run_directory
+from albert_tf.serving.export import export
 from albert_tf.training import evaluate, train
 from tests.helpers import published_graph, tiny_run
 from tests.interop.test_google_albert import (
@@ -222,7 +222,7 @@ def test_a_converted_run_is_evaluated_and_exported(
     assert figures["step"] == 4
     assert figures == figures_of(run_dir)
 
-    export_saved_model.export(
+    export(
         ExportConfig(
             run_dir=str(tmp_path / "run"), export_dir=str(tmp_path / "export")
         )

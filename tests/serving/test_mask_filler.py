@@ -6,48 +6,28 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import ExportConfig, FillMaskConfig
+from albert_tf.config import FillMaskConfig
 from albert_tf.errors import UserError
-from albert_tf.export_saved_model import export
-from albert_tf.fill_mask import MaskFiller, main
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoints
-from tests.serving.test_export_saved_model import write_records_files, write_run
+from albert_tf.serving.mask_filler import MaskFiller, print_filled
 
 TEXT = "The [MASK] sat on [MASK]."
 
 
 @pytest.fixture(scope="module")
-def saved_model_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("fill_mask")
-    run_dir = directory / "run"
-    write_run(run_dir, steps=(20,))
-    write_records_files(run_dir)
-    export(
-        ExportConfig(
-            run_dir=str(run_dir), export_dir=str(directory / "model"), top_k=3
-        )
-    )
-    return directory / "model"
+def filler(export_dir):
+    return MaskFiller(str(export_dir))
 
 
-@pytest.fixture(scope="module")
-def filler(saved_model_dir):
-    return MaskFiller(str(saved_model_dir))
-
-
-def test_masks_are_filled_by_the_model_that_was_trained(
-    filler, saved_model_dir
-):
-    """Its three likeliest pieces, by a forward pass of the run itself."""
-    tokenizer = Tokenizer(
-        str(saved_model_dir.parent / "run" / "spiece.model"), do_lower_case=True
-    )
+def test_masks_are_filled_by_the_trained_model(filler, run_dir):
+    """The four most probable pieces, by a forward pass of the run."""
+    tokenizer = Tokenizer(str(run_dir / "spiece.model"), do_lower_case=True)
     ids = [CLS_ID, *tokenizer.encode_with_masks(TEXT), SEP_ID]
     positions = [i for i, piece in enumerate(ids) if piece == MASK_ID]
     assert len(positions) == 2
-    _, pretrainer, _ = checkpoints.load_run(str(saved_model_dir.parent / "run"))
+    _, pretrainer, _ = checkpoints.load_run(str(run_dir))
     logits = pretrainer(
         {
             "input_ids": tf.constant([ids]),
@@ -62,7 +42,7 @@ def test_masks_are_filled_by_the_model_that_was_trained(
     assert len(filled) == 2
     for candidates, row in zip(filled, logits, strict=True):
         odds = np.exp(row.astype(float))
-        best = np.argsort(-odds)[:3]
+        best = np.argsort(-odds)[:4]
         assert [c.piece for c in candidates] == [
             tokenizer.id_to_piece(i) for i in best
         ]
@@ -73,12 +53,12 @@ def test_masks_are_filled_by_the_model_that_was_trained(
         )
 
 
-def test_the_command_needs_no_model_code(saved_model_dir, filler):
+def test_the_command_needs_no_model_code(export_dir, filler):
     """In a process of its own; prints a line for each mask."""
     program = (
         "import sys; from albert_tf.config import FillMaskConfig\n"
-        "from albert_tf.fill_mask import main\n"
-        f"main(FillMaskConfig({str(saved_model_dir)!r}, ({TEXT!r},)))\n"
+        "from albert_tf.fill_mask import print_filled\n"
+        f"print_filled(FillMaskConfig({str(export_dir)!r}, ({TEXT!r},)))\n"
         "assert 'albert_tf.modeling' not in sys.modules\n"
     )
     printed = subprocess.run(
@@ -102,8 +82,8 @@ def test_the_command_needs_no_model_code(saved_model_dir, filler):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Paris is the capital of France.", r"text must hold \[MASK\]"),
-        ("the cat " * 20 + "[MASK]", "first 15 pieces.*Received: 1 behind"),
+        ("Paris is the capital of France.", r"text must contain \[MASK\]"),
+        ("the cat " * 20 + "[MASK]", "first 15 tokens.*Received: 1 behind"),
     ],
 )
 def test_a_text_that_cannot_be_answered_is_refused(filler, text, message):
@@ -118,20 +98,14 @@ def test_a_text_that_just_fits_is_filled(filler):
         filler.fill("[MASK]" * 16)
 
 
-def test_a_missing_model_or_signature_is_named(saved_model_dir, tmp_path):
+def test_a_missing_model_or_signature_is_named(
+    export_dir, export_without_text, tmp_path
+):
     with pytest.raises(UserError, match="--saved_model_dir is required"):
-        main(FillMaskConfig(text=(TEXT,)))
+        print_filled(FillMaskConfig(text=(TEXT,)))
     with pytest.raises(UserError, match="--text is required"):
-        main(FillMaskConfig(saved_model_dir=str(saved_model_dir)))
+        print_filled(FillMaskConfig(saved_model_dir=str(export_dir)))
     with pytest.raises(UserError, match="export_saved_model"):
         MaskFiller(str(tmp_path / "absent"))
-
-    export(
-        ExportConfig(
-            run_dir=str(saved_model_dir.parent / "run"),
-            export_dir=str(tmp_path / "model"),
-            text_signatures=False,
-        )
-    )
     with pytest.raises(UserError, match="without --notext_signatures"):
-        MaskFiller(str(tmp_path / "model"))
+        MaskFiller(str(export_without_text))

@@ -5,46 +5,18 @@ import sys
 
 import numpy as np
 import pytest
-import sentencepiece
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from albert_tf.config import (
-    DataConfig,
-    DistributionConfig,
-    ExportConfig,
-    ModelConfig,
-    PretrainingConfig,
-    TrainingConfig,
-)
+from albert_tf.config import ExportConfig, ModelConfig
 from albert_tf.errors import UserError
-from albert_tf.export_saved_model import export
-from albert_tf.io.files import write_text
-from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoints
+from albert_tf.serving.export import export
+from tests.helpers.exportable_run import MODEL, write_run
 
-MODEL = ModelConfig(
-    vocab_size=41,
-    embedding_size=16,
-    hidden_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=3,
-    intermediate_size=40,
-    max_position_embeddings=19,
-    initializer_range=0.3,
-)
-STEPS = (20, 40)
-
-# Enough for a vocabulary of 41 pieces.
-SENTENCES = [
-    "the cat sat on the mat and the dog sat on the cat",
-    "paris is the capital of france and rome the capital of italy",
-    "a quick brown fox jumps over the lazy dog while five wizards box",
-]
-
-# Runs signatures in a process of their own, which knows no model code.
+# Calls all signatures in a process that does not import our code.
 CALL_SIGNATURES = """
 import sys
 import numpy as np
@@ -67,53 +39,6 @@ np.savez(answers, **outputs)
 """
 
 
-def write_run(
-    run_dir, sentence_objective="sop", steps=STEPS, precision="float32"
-):
-    """A run as the trainer leaves it, with other weights at each step."""
-    config = PretrainingConfig(
-        model=MODEL,
-        data=DataConfig(max_seq_length=17, max_predictions_per_seq=3),
-        training=TrainingConfig(sentence_objective=sentence_objective),
-        distribution=DistributionConfig(precision=precision),
-    )
-    pretrainer = AlbertPretrainer(MODEL, sentence_objective)
-    pretrainer.build()
-    store = checkpoints.CheckpointStore(
-        str(run_dir), checkpoints.model_variables(pretrainer)
-    )
-    for step in steps:
-        bias = pretrainer.masked_lm.output_bias
-        bias.assign(np.random.default_rng(step).normal(size=bias.shape))
-        store.save(step, {})
-    store.wait()
-    write_text(str(run_dir / "config.json"), json.dumps(config.to_dict()))
-
-
-def write_records_files(run_dir):
-    """What a run knows of its records: vocabulary and metadata."""
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES),
-        model_prefix=str(run_dir / "spiece"),
-        vocab_size=MODEL.vocab_size,
-        pad_id=0,
-        unk_id=1,
-        bos_id=-1,
-        eos_id=-1,
-        pad_piece="<pad>",
-        control_symbols="[CLS],[SEP],[MASK]",
-        user_defined_symbols=".",
-        minloglevel=2,
-    )
-    (run_dir / "spiece.vocab").unlink()
-    metadata = {
-        "vocabulary_kind": "published",
-        "do_lower_case": True,
-        "vocabulary_sha256": sha256_of((run_dir / "spiece.model").read_bytes()),
-    }
-    (run_dir / "records_metadata.json").write_text(json.dumps(metadata))
-
-
 def make_batch(examples, length, padding=0):
     rng = np.random.default_rng(length)
     real = rng.integers(5, MODEL.vocab_size, (examples, length))
@@ -130,7 +55,7 @@ def as_int32(batch):
 
 
 def pack_by_hand(encode, text, text_pair=None, length=17):
-    """A batch of one, not longer than `length`, padded to it."""
+    """A batch of one, padded to `length`."""
     ids = [CLS_ID, *encode(text), SEP_ID]
     segment_ids = [0] * len(ids)
     if text_pair is not None:
@@ -149,7 +74,7 @@ def pack_by_hand(encode, text, text_pair=None, length=17):
 
 
 def all_outputs(pretrainer, batch):
-    """Those at the masks, and those at every position."""
+    """Outputs at the masks, and at every position."""
     outputs = pretrainer(batch)
     batch = {k: v for k, v in batch.items() if k != "masked_lm_positions"}
     return pretrainer(batch) | outputs
@@ -171,27 +96,10 @@ PAIRS = ["a", "Paris.", "the"]
 MASKED = ["The [MASK] sat on[MASK].", "Rome is it", "[MASK]"]
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("run")
-    write_run(directory)
-    write_records_files(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def export_dir(run_dir, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("exports") / "saved_model"
-    export(
-        ExportConfig(run_dir=str(run_dir), export_dir=str(directory), top_k=4)
-    )
-    return directory
-
-
-def test_another_process_answers_as_the_model_in_memory(
+def test_a_process_without_our_code_equals_the_model_in_memory(
     run_dir, export_dir, tmp_path
 ):
-    """All signatures, from the newest checkpoint, without our code."""
+    """All signatures, from the newest checkpoint."""
     batch = make_batch(examples=3, length=11)
     requests, answers = tmp_path / "requests.npz", tmp_path / "answers.npz"
     texts = {"text": np.array(MASKED), "text_pair": np.array(PAIRS)}
@@ -247,11 +155,6 @@ def test_another_process_answers_as_the_model_in_memory(
 
 
 @pytest.fixture(scope="module")
-def served(export_dir):
-    return tf.saved_model.load(str(export_dir))
-
-
-@pytest.fixture(scope="module")
 def trained(run_dir):
     """The model in memory, and its tokenizer."""
     _, pretrainer, _ = checkpoints.load_run(str(run_dir))
@@ -259,8 +162,8 @@ def trained(run_dir):
 
 
 @pytest.mark.parametrize("texts", [(TEXTS,), (TEXTS, PAIRS)])
-def test_texts_are_encoded_as_the_model_in_memory_does(served, trained, texts):
-    """ "[MASK]" is mere text there, unlike in `fill_mask_text`."""
+def test_encode_text_equals_the_model_in_memory(served, trained, texts):
+    """ "[MASK]" is ordinary text there, unlike in `fill_mask_text`."""
     pretrainer, tokenizer = trained
     signature = ["encode_text", "encode_text_pair"][len(texts) - 1]
     inputs = dict(zip(["text", "text_pair"], texts, strict=False))
@@ -283,8 +186,8 @@ def test_texts_are_encoded_as_the_model_in_memory_does(served, trained, texts):
             )
 
 
-def test_masks_of_texts_are_filled_as_by_the_model_in_memory(served, trained):
-    """Its likeliest pieces; where a text has fewer masks, nothing."""
+def test_fill_mask_text_equals_the_model_in_memory(served, trained):
+    """The most probable pieces; padding where a text has fewer masks."""
     pretrainer, tokenizer = trained
     answer = served.signatures["fill_mask_text"](text=tf.constant(MASKED))
     assert answer["top_pieces"].shape == (3, 2, 4)
@@ -307,9 +210,7 @@ def test_masks_of_texts_are_filled_as_by_the_model_in_memory(served, trained):
         assert not answer["top_probabilities"][row, count:].numpy().any()
 
 
-def test_the_order_of_two_texts_is_judged_as_by_the_model_in_memory(
-    served, trained
-):
+def test_sentence_order_equals_the_model_in_memory(served, trained):
     pretrainer, tokenizer = trained
     pairs = [("The cat", "on it"), ("A dog", "")]
     answer = served.signatures["sentence_order_text_pair"](
@@ -324,7 +225,7 @@ def test_the_order_of_two_texts_is_judged_as_by_the_model_in_memory(
         )
 
 
-def test_long_texts_are_cut_and_what_is_lost_is_not_answered(served):
+def test_long_texts_are_cut_and_lost_masks_have_no_answer(served):
     """17 positions: 15 masks of 16 are among them."""
     answer = served.signatures["fill_mask_text"](
         text=tf.constant(["[MASK]" * 16, "[MASK] " + "the cat " * 20])
@@ -339,7 +240,7 @@ def test_long_texts_are_cut_and_what_is_lost_is_not_answered(served):
     assert [i for i, piece in enumerate(ids) if piece == SEP_ID] == [15, 16]
 
 
-def test_padding_of_texts_changes_nothing(served):
+def test_padding_a_text_does_not_change_its_output(served):
     texts = ["it", "The cat sat."]
     alone = served.signatures["encode_text"](text=tf.constant(texts[:1]))
     together = served.signatures["encode_text"](text=tf.constant(texts))
@@ -352,35 +253,35 @@ def test_padding_of_texts_changes_nothing(served):
     )
 
 
-def test_batch_and_length_vary_and_padding_changes_nothing(export_dir):
-    model = tf.saved_model.load(str(export_dir))
+def test_batch_size_and_length_are_free_and_padding_has_no_effect(served):
     for examples, length in (1, 5), (4, 12):
         plain = make_batch(examples, length)
         padded = make_batch(examples, length, padding=6)
         for name in "fill_mask", "sentence_order":
-            for key, value in call(model, name, plain).items():
+            for key, value in call(served, name, plain).items():
                 np.testing.assert_allclose(
-                    call(model, name, padded)[key], value, atol=1e-5
+                    call(served, name, padded)[key], value, atol=1e-5
                 )
-        encoded = call(model, "encode", padded)["sequence_output"]
+        encoded = call(served, "encode", padded)["sequence_output"]
         assert encoded.shape == (examples, length + 6, 24)
         seen = padded | {"input_mask": np.ones_like(padded["input_mask"])}
         change = (
-            call(model, "encode", seen)["pooled_output"]
-            - (call(model, "encode", plain)["pooled_output"])
+            call(served, "encode", seen)["pooled_output"]
+            - (call(served, "encode", plain)["pooled_output"])
         )
         assert np.abs(change).max() > 1e-3
 
 
-def test_a_sequence_longer_than_the_model_is_refused(export_dir):
-    model = tf.saved_model.load(str(export_dir))
+def test_a_sequence_longer_than_the_model_is_refused(served):
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="at most 19 pieces"
+        tf.errors.InvalidArgumentError, match="at most 19 tokens"
     ):
-        call(model, "encode", make_batch(examples=2, length=20))
+        call(served, "encode", make_batch(examples=2, length=20))
 
 
-def test_beside_the_graph_lies_what_a_caller_needs(run_dir, export_dir):
+def test_assets_hold_vocabulary_architecture_and_description(
+    run_dir, export_dir
+):
     assets = export_dir / "assets.extra"
     vocabulary = (run_dir / "spiece.model").read_bytes()
     assert json.loads((assets / "serving.json").read_text()) == {
@@ -396,8 +297,8 @@ def test_beside_the_graph_lies_what_a_caller_needs(run_dir, export_dir):
     assert config == MODEL
 
 
-def test_the_models_graph_is_in_the_file_once(export_dir):
-    """However many signatures call it; gradients of its parts are beside it."""
+def test_the_file_holds_the_graph_of_the_model_once(export_dir):
+    """However many signatures call it; gradient functions do not count."""
     saved = saved_model_pb2.SavedModel.FromString(
         (export_dir / "saved_model.pb").read_bytes()
     )
@@ -445,30 +346,22 @@ def test_the_step_can_be_chosen_and_replaces_an_earlier_export(
     [("nsp", {"next_sentence", "next_sentence_text_pair"}), ("none", set())],
 )
 def test_signatures_follow_the_sentence_objective(
-    tmp_path, objective, signatures
+    request, objective, signatures
 ):
     """A bfloat16 run answers in float32; its records have no metadata."""
-    run_dir = tmp_path / "run"
-    write_run(run_dir, objective, steps=(20,), precision="mixed_bfloat16")
-    write_records_files(run_dir)
-    (run_dir / "records_metadata.json").unlink()
-    export(
-        ExportConfig(run_dir=str(run_dir), export_dir=str(tmp_path / "model"))
-    )
-    model = tf.saved_model.load(str(tmp_path / "model"))
+    export_dir = request.getfixturevalue(f"{objective}_export_dir")
+    model = request.getfixturevalue(f"{objective}_served")
     always = {"serving_default", "encode", "fill_mask"}
     always |= {"encode_text", "encode_text_pair", "fill_mask_text"}
     assert set(model.signatures) == always | signatures
     outputs = call(model, "encode", make_batch(examples=2, length=5))
     assert ("pooled_output" in outputs) == (objective == "nsp")
     assert {value.dtype for value in outputs.values()} == {tf.float32}
-    note = json.loads(
-        (tmp_path / "model/assets.extra/serving.json").read_text()
-    )
+    note = json.loads((export_dir / "assets.extra/serving.json").read_text())
     assert note["vocabulary_kind"] == "published" and note["do_lower_case"]
 
 
-def test_without_text_it_needs_no_tensorflow_text(
+def test_an_export_without_text_needs_no_tensorflow_text(
     run_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "tensorflow_text", None)
@@ -490,8 +383,8 @@ def test_without_text_it_needs_no_tensorflow_text(
     assert (export_dir / "assets.extra" / "spiece.model").exists()
 
 
-def test_without_text_it_needs_no_vocabulary(run_dir, tmp_path):
-    """What is known of it comes from the metadata of the records."""
+def test_an_export_without_text_needs_no_vocabulary(run_dir, tmp_path):
+    """The description then comes from the metadata of the records."""
     write_run(tmp_path / "run", steps=(20,))
     metadata = (run_dir / "records_metadata.json").read_text()
     (tmp_path / "run" / "records_metadata.json").write_text(metadata)
@@ -499,7 +392,7 @@ def test_without_text_it_needs_no_vocabulary(run_dir, tmp_path):
         "run_dir": str(tmp_path / "run"),
         "export_dir": str(tmp_path / "model"),
     }
-    with pytest.raises(UserError, match=r"spiece\.model must be there"):
+    with pytest.raises(UserError, match=r"spiece\.model must exist"):
         export(ExportConfig(**settings))
     assert not (tmp_path / "model").exists()
 
@@ -512,7 +405,7 @@ def test_without_text_it_needs_no_vocabulary(run_dir, tmp_path):
 
 
 def test_another_vocabulary_is_refused(run_dir, tmp_path):
-    """By its sum, and where none is known, by its size."""
+    """By its checksum; by its size where no checksum is known."""
     write_run(tmp_path / "run", steps=(20,))
     published = pathlib.Path("tests/testdata/30k-clean.model").read_bytes()
     (tmp_path / "run" / "spiece.model").write_bytes(published)
@@ -528,14 +421,14 @@ def test_another_vocabulary_is_refused(run_dir, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_what_is_not_an_export_is_not_replaced(run_dir, tmp_path):
+def test_only_an_earlier_export_is_replaced(run_dir, tmp_path):
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     with pytest.raises(UserError, match="new, empty, or an earlier export"):
         export(ExportConfig(run_dir=str(run_dir), export_dir=str(tmp_path)))
     assert (tmp_path / "thesis.txt").read_text() == "irreplaceable"
 
 
-def test_impossible_exports_are_refused_and_leave_nothing(run_dir, tmp_path):
+def test_refused_exports_leave_no_files(run_dir, tmp_path):
     export_dir = str(tmp_path / "model")
     for settings, message in [
         ({"run_dir": ""}, "--run_dir is required"),

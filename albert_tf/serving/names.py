@@ -1,0 +1,45 @@
+"""Names of the files and of the signatures of an exported SavedModel.
+
+No TensorFlow here: a client of a server needs the names alone.
+"""
+
+from typing import NamedTuple
+
+# TensorFlow Serving reserves this directory of a SavedModel for extra files.
+ASSETS_DIR = "assets.extra"
+MODEL_CONFIG_FILE = "albert_config.json"
+SERVING_FILE = "serving.json"
+WARMUP_FILE = "tf_serving_warmup_requests"
+
+ENCODE = "encode"
+FILL_MASK = "fill_mask"
+SERVING_DEFAULT = "serving_default"
+
+# Appended to the name of a signature: the variants that take text.
+TEXT_SUFFIX = "_text"
+PAIR_SUFFIX = "_text_pair"
+
+FILL_MASK_TEXT = FILL_MASK + TEXT_SUFFIX
+
+
+class SentenceSignature(NamedTuple):
+    """The signature of a sentence head.
+
+    Attributes:
+        name: Of the signature that takes ids.
+        outputs: Names of the two probabilities, in the order of the labels.
+        statement: What the first probability is the probability of.
+    """
+
+    name: str
+    outputs: tuple[str, str]
+    statement: str
+
+
+# By sentence objective.
+SENTENCE_SIGNATURES = {
+    "sop": SentenceSignature(
+        "sentence_order", ("in_order", "swapped"), "in order"
+    ),
+    "nsp": SentenceSignature("next_sentence", ("next", "random"), "next"),
+}

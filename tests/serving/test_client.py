@@ -1,0 +1,268 @@
+"""Clients against servers of gRPC and REST that hold real exports."""
+
+import concurrent.futures
+import contextlib
+import http.server
+import json
+import subprocess
+import sys
+import threading
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from albert_tf.config import ServingClientConfig
+from albert_tf.errors import UserError
+from albert_tf.serving.client import connect, main
+from tests.helpers.served_model import answer_as_served, filled_lines
+
+TEXTS = ("The [MASK] sat on[MASK].", "Rome is it", "[MASK]")
+
+
+@contextlib.contextmanager
+def serve_grpc(model):
+    """PredictionService, as of TensorFlow Serving; yields its address."""
+
+    class Servicer(prediction_service_pb2_grpc.PredictionServiceServicer):
+        def Predict(self, request, context):  # noqa: N802
+            if request.model_spec.name != "albert":
+                context.abort(
+                    grpc.StatusCode.NOT_FOUND,
+                    f"Servable not found: {request.model_spec.name}",
+                )
+            answer = answer_as_served(
+                model,
+                request.model_spec.signature_name,
+                {k: tf.make_ndarray(v) for k, v in request.inputs.items()},
+            )
+            response = predict_pb2.PredictResponse()
+            for name, value in answer.items():
+                response.outputs[name].CopyFrom(tf.make_tensor_proto(value))
+            return response
+
+        def GetModelMetadata(self, request, context):  # noqa: N802
+            assert list(request.metadata_field) == ["signature_def"]
+            signatures = get_model_metadata_pb2.SignatureDefMap()
+            for name in model.signatures:
+                signatures.signature_def[name].CopyFrom(
+                    meta_graph_pb2.SignatureDef()
+                )
+            response = get_model_metadata_pb2.GetModelMetadataResponse()
+            response.metadata["signature_def"].Pack(signatures)
+            return response
+
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
+        Servicer(), server
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"grpc://127.0.0.1:{port}"
+    server.stop(0)
+
+
+@contextlib.contextmanager
+def serve_rest(model):
+    """The methods predict and metadata of the REST API; yields its URL."""
+
+    def listed(values):
+        if isinstance(values, list):
+            return [listed(value) for value in values]
+        return values.decode() if isinstance(values, bytes) else values
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path != "/v1/models/albert/metadata":
+                self.reply(404, {"error": f"Malformed request: {self.path}"})
+                return
+            # As printed in the documentation of the REST API.
+            signatures = {"signature_def": {k: {} for k in model.signatures}}
+            self.reply(200, {"metadata": {"signature_def": signatures}})
+
+        def do_POST(self):
+            size = int(self.headers["Content-Length"])
+            request = json.loads(self.rfile.read(size))
+            if self.path != "/v1/models/albert:predict":
+                self.reply(404, {"error": f"Malformed request: {self.path}"})
+                return
+            try:
+                answer = answer_as_served(
+                    model, request["signature_name"], request["inputs"]
+                )
+            except KeyError as error:
+                self.reply(400, {"error": error.args[0]})
+                return
+            outputs = {k: listed(v.tolist()) for k, v in answer.items()}
+            self.reply(200, {"outputs": outputs})
+
+        def reply(self, status, body):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+SERVE = {"grpc": serve_grpc, "rest": serve_rest}
+
+
+@pytest.fixture
+def grpc_server(served):
+    with serve_grpc(served) as address:
+        yield address
+
+
+@pytest.fixture
+def rest_server(served):
+    with serve_rest(served) as url:
+        yield url
+
+
+@pytest.mark.parametrize("protocol", SERVE)
+def test_a_client_prints_the_answers_of_the_model(
+    protocol, export_dir, served, capsys
+):
+    """Texts of one request have different numbers of masks."""
+    with SERVE[protocol](served) as server:
+        main(ServingClientConfig(server=server, text=TEXTS))
+    assert capsys.readouterr().out.splitlines() == filled_lines(
+        export_dir, TEXTS
+    )
+
+
+@pytest.mark.parametrize("protocol", SERVE)
+@pytest.mark.parametrize(
+    ("objective", "signature", "output", "statement"),
+    [
+        ("sop", "sentence_order_text_pair", "in_order", "in order"),
+        ("nsp", "next_sentence_text_pair", "next", "next"),
+    ],
+)
+def test_a_client_asks_the_sentence_head_of_each_objective(
+    protocol, objective, signature, output, statement, request, capsys
+):
+    """An NSP export has other signatures than an SOP export."""
+    model = request.getfixturevalue(
+        "served" if objective == "sop" else "nsp_served"
+    )
+    with SERVE[protocol](model) as server:
+        main(
+            ServingClientConfig(
+                server=server, text=("The cat", "a dog"), text_pair="It sat."
+            )
+        )
+    first, second = answer_as_served(
+        model,
+        signature,
+        {"text": ["The cat", "a dog"], "text_pair": ["It sat."] * 2},
+    )[output]
+    assert abs(first - second) > 1e-3
+    assert capsys.readouterr().out.splitlines() == [
+        f"{first:.1%} {statement}: The cat | It sat.",
+        f"{second:.1%} {statement}: a dog | It sat.",
+    ]
+
+
+@pytest.mark.parametrize("protocol", SERVE)
+def test_a_pair_is_refused_without_a_sentence_head(protocol, none_served):
+    with SERVE[protocol](none_served) as server:
+        config = ServingClientConfig(
+            server=server, text=("a",), text_pair="It sat."
+        )
+        with pytest.raises(UserError, match=r"sentence head.*fill_mask_text"):
+            main(config)
+
+
+def test_a_mask_that_was_cut_off_is_reported(rest_server, capsys):
+    """17 positions, two of them [CLS] and [SEP]."""
+    main(ServingClientConfig(server=rest_server, text=("[MASK]" * 17,)))
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 15
+    assert last == "    2 [MASK] behind the model's max_seq_length"
+
+
+def test_numbers_arrive_unchanged(grpc_server, rest_server, served):
+    for server in grpc_server, rest_server:
+        answer = connect(server, "albert").predict(
+            "encode_text", {"text": TEXTS}
+        )
+        for name, value in answer_as_served(
+            served, "encode_text", {"text": list(TEXTS)}
+        ).items():
+            np.testing.assert_allclose(answer[name], value, atol=1e-6)
+
+
+def test_a_refusal_carries_the_message_of_the_server(grpc_server, rest_server):
+    with pytest.raises(UserError, match="Servable not found: bert"):
+        connect(grpc_server, "bert").predict("encode_text", {"text": ["a"]})
+    with pytest.raises(UserError, match="signature key not found: ask"):
+        connect(rest_server, "albert").predict("ask", {"text": ["a"]})
+    for server in "grpc://127.0.0.1:1", "http://127.0.0.1:1":
+        with pytest.raises(UserError, match=r"127.0.0.1:1.* must answer"):
+            connect(server, "albert").predict("encode_text", {"text": ["a"]})
+    for server in "localhost:8500", "grpc://", "ftp://localhost":
+        with pytest.raises(UserError, match="server must begin with"):
+            connect(server, "albert")
+
+
+class SomethingElse(http.server.BaseHTTPRequestHandler):
+    """A web server that serves no model."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>Welcome</html>")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_answer_of_another_protocol_is_refused(grpc_server):
+    """The gRPC port, a web server, and a URL without a port number."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), SomethingElse)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for url in (
+        grpc_server.replace("grpc://", "http://"),
+        f"http://127.0.0.1:{server.server_port}",
+        "http://127.0.0.1:port",
+    ):
+        with pytest.raises(UserError, match=r"http://127.* must answer"):
+            connect(url, "albert").predict("encode_text", {"text": ["a"]})
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_rest_needs_no_tensorflow():
+    code = (
+        "import sys; from albert_tf.serving.client import connect\n"
+        "connect('http://localhost:8501', 'albert')\n"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_grpc_without_its_package_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_serving.apis", None)
+    with pytest.raises(UserError, match="tensorflow-serving-api must be"):
+        connect("grpc://localhost:8500", "albert")

@@ -1,0 +1,24 @@
+import numpy as np
+import tensorflow as tf
+from tensorflow_serving.apis import prediction_log_pb2
+
+from tests.helpers.served_model import answer_as_served
+
+
+def test_warm_up_calls_every_signature(export_dir, served):
+    """The messages of tensorflow-serving-api read the file."""
+    path = f"{export_dir}/assets.extra/tf_serving_warmup_requests"
+    called = []
+    for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+        log = prediction_log_pb2.PredictionLog.FromString(record)
+        assert log.WhichOneof("log_type") == "predict_log"
+        request = log.predict_log.request
+        signature = request.model_spec.signature_name
+        answer = answer_as_served(
+            served,
+            signature,
+            {k: tf.make_ndarray(v) for k, v in request.inputs.items()},
+        )
+        assert all(np.size(value) for value in answer.values()), signature
+        called.append(signature)
+    assert sorted(called) == sorted(served.signatures)
