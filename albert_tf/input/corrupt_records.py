@@ -1,17 +1,17 @@
 """Damaged training records: found, named, noted, and left out.
 
-TensorFlow's reader says that a record is damaged, not which. `find` reads the
-shards again that a failed step may have been reading, record by record. What
-it finds is noted in RUN/corrupt_records.json, and from then on read as an
-example of weight 0 in its place: the batch of a step is a function of the seed,
-the step and these notes.
+TensorFlow's reader says that a record is damaged, not which.
+`BatchStream.find_damage` therefore reads the shards again that a failed step
+may have been reading, record by record. What it finds is noted in
+RUN/corrupt_records.json, and from then on read as an example of weight 0: the
+batch of a step is a function of the seed, the step and these notes.
 """
 
 import contextlib
 import dataclasses
 import json
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import tensorflow as tf
@@ -20,11 +20,10 @@ from google.protobuf.message import DecodeError
 
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError
-from albert_tf.input.pipeline import phase_seed, shuffled_files
-from albert_tf.input.record_sets import Records, TrainingData, features_to_read
+from albert_tf.input.pipeline import shuffled_files
+from albert_tf.input.record_sets import Records, features_to_read
 from albert_tf.io.files import load_json_if_any, write_text
 from albert_tf.io.tfrecord import read_records
-from albert_tf.runs.rollback import Rollbacks
 
 CORRUPT_RECORDS_FILE = "corrupt_records.json"
 
@@ -35,9 +34,6 @@ READING_ERRORS = (
     tf.errors.InvalidArgumentError,
     tf.errors.FailedPreconditionError,
 )
-
-# Batches that the pipeline may have read ahead of the step that failed.
-READ_AHEAD_BATCHES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,69 +148,39 @@ class CorruptRecords:
         )
 
 
-def find(
-    data: TrainingData,
+def find_in(
+    files: Iterable[str],
+    records: Records,
     config: DataConfig,
-    seed: int,
-    first_step: int,
-    last_step: int,
-    rollbacks: Rollbacks,
-    known: CorruptRecords,
-    vocab_size: int,
+    vocab_size: int | None,
 ) -> list[CorruptRecord]:
-    """Finds what a failed step may have met.
+    """Finds the damaged records of some shards by reading each record.
 
     Args:
-        data: The phases of the run.
-        config: Batch and lengths.
-        seed: Of the run.
-        first_step: The step from which batches were being read.
-        last_step: The last one that was asked for.
-        rollbacks: Of the run.
-        known: Those that are left out already.
-        vocab_size: Pieces of the vocabulary.
-
-    Returns:
-        The damaged records of the shards read since, but for `known`.
+        files: Shards, of those in `records`.
+        records: Counts and masking of the shards.
+        config: Lengths.
+        vocab_size: Token ids from here on are damage; None does not check.
     """
-    phase = data.at(first_step)
-    skipped = rollbacks.skipped_steps(first_step, phase.first_step)
-    first_batch = first_step - phase.first_step + skipped
-    last_batch = first_batch + (last_step - first_step) + READ_AHEAD_BATCHES
-    records = phase.records
-    files = _files_between(
-        records,
-        config.shuffle_block_size,
-        phase_seed(data, phase, seed),
-        first_batch * config.global_batch_size,
-        last_batch * config.global_batch_size,
-    )
-    logging.warning(
-        "reading failed: looking for the record in %d shards", len(files)
-    )
     return [
         record
         for file in files
         for record in _damaged_in(records, file, config, vocab_size)
-        if record.number not in known.by_file.get(file, ())
     ]
 
 
-def find_all(
-    records: Records, config: DataConfig, vocab_size: int
-) -> list[CorruptRecord]:
-    """The damaged records of all shards; see `find`."""
-    return [
-        record
-        for file in records.files
-        for record in _damaged_in(records, file, config, vocab_size)
-    ]
-
-
-def _files_between(
+def files_between(
     records: Records, block_size: int, seed: int, first: int, last: int
 ) -> list[str]:
-    """Shards that hold the stream's records from `first` to `last`."""
+    """Shards that hold the stream's records from `first` to `last`.
+
+    Args:
+        records: The shards.
+        block_size: Records in a block that is shuffled.
+        seed: Seed of the stream.
+        first: Number of the first record of the stream.
+        last: Number of the last one.
+    """
     epoch, offset = divmod(first, records.num_examples)
     last -= epoch * records.num_examples
     # Blocks are read whole.
@@ -240,7 +206,7 @@ def _files_between(
 
 
 def _damaged_in(
-    records: Records, file: str, config: DataConfig, vocab_size: int
+    records: Records, file: str, config: DataConfig, vocab_size: int | None
 ) -> Iterator[CorruptRecord]:
     count = records.count_of(file)
     number, fault = -1, ""
@@ -260,7 +226,7 @@ def _damaged_in(
 
 
 def _wrong_content(
-    content: bytes, config: DataConfig, masking: str, vocab_size: int
+    content: bytes, config: DataConfig, masking: str, vocab_size: int | None
 ) -> str:
     example = tf.train.Example()
     try:

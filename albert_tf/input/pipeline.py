@@ -24,60 +24,43 @@ import tensorflow as tf
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import DataConfig, SequenceConfig
 from albert_tf.input import tensor_ops
-from albert_tf.input.record_sets import (
-    Phase,
-    Records,
-    TrainingData,
-    features_to_read,
-)
+from albert_tf.input.record_sets import Records, features_to_read
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
-from albert_tf.runs.rollback import Rollbacks
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20
 
 CHOICES_AT_A_TIME = 1024
 
-# Spreads the seeds of phases.
-_GOLDEN = 0x9E3779B97F4A7C15
-
 Batch = Mapping[str, tf.Tensor]
 
 
 def training_dataset(
-    data: TrainingData,
+    records: Records,
     config: DataConfig,
     seed: int,
-    start_step: int,
-    rollbacks: Rollbacks | None = None,
-    damaged: Mapping[str, frozenset[int]] | None = None,
+    first_batch: int,
+    damaged: Mapping[str, frozenset[int]],
 ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-    """Batches of one replica, from a step to the end of its phase, and on.
+    """Batches of one replica, without end, from a batch of the stream on.
 
     Args:
-        data: The phases of the run; each has a stream of its own.
-        config: Batch and lengths.
-        seed: Of the order, and of dynamic masks.
-        start_step: The update that the first batch is for.
-        rollbacks: What they leave out before that update is left out.
-        damaged: Numbers of damaged records by file. One is read as an example
-            whose `input_mask` and `masked_lm_weights` are all 0, in its place,
-            so that no other record moves.
+        records: The shards.
+        config: Batch size and lengths.
+        seed: Seed of the record order and of dynamic masks.
+        first_batch: Number of batches before the first one.
+        damaged: Numbers of damaged records by file. Each is read as an example
+            whose `input_mask` and `masked_lm_weights` are all 0, so that no
+            other record moves.
 
     Returns:
-        What `strategy.distribute_datasets_from_function` takes. Elements
-        are dictionaries of `FEATURES` but token_boundary, int32 or
-        float32, of shape (per_replica_batch_size, length).
+        The argument of `strategy.distribute_datasets_from_function`. Elements
+        are dictionaries of `FEATURES` except token_boundary, int32 or
+        float32, of shape `(per_replica_batch_size, length)`.
     """
-    phase = data.at(start_step)
-    records = phase.records
-    seed = phase_seed(data, phase, seed)
-    first_batch = start_step - phase.first_step
-    if rollbacks:
-        first_batch += rollbacks.skipped_steps(start_step, phase.first_step)
 
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
         batch = parse_records(serialized, config, records.masking)
@@ -93,7 +76,7 @@ def training_dataset(
             config,
             seed,
             first_batch * config.global_batch_size,
-            damaged or {},
+            damaged,
         )
         batches = stream.batch(config.global_batch_size, drop_remainder=True)
         return _parse_share(
@@ -105,11 +88,6 @@ def training_dataset(
         )
 
     return make
-
-
-def phase_seed(data: TrainingData, phase: Phase, seed: int) -> int:
-    """The seed of a phase's stream: the run's in the first one."""
-    return (seed + data.phases.index(phase) * _GOLDEN) % 2**63
 
 
 def evaluation_dataset(

@@ -99,8 +99,11 @@ class Evaluator:
         try:
             return self._run()
         except corrupt_records.READING_ERRORS as error:
-            found = corrupt_records.find_all(
-                self._held_out, self._config.data, self._config.model.vocab_size
+            found = corrupt_records.find_in(
+                self._held_out.files,
+                self._held_out,
+                self._config.data,
+                self._config.model.vocab_size,
             )
             if not found:
                 raise

@@ -29,11 +29,9 @@ from albert_tf.input import (
     corrupt_records,
 )
 from albert_tf.input import (
-    pipeline as input_pipeline,
-)
-from albert_tf.input import (
     record_sets as training_records,
 )
+from albert_tf.input.batch_stream import BatchStream
 from albert_tf.io import files
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
@@ -559,7 +557,7 @@ class Updates:
         strategy: tf.distribute.Strategy,
         initial: warm_start.WarmStart | None = None,
     ) -> None:
-        self._config, self._data, self._strategy = config, data, strategy
+        self._config, self._strategy = config, strategy
         run_dir = config.training.output_dir
         with strategy.scope():
             state = make_state(config)
@@ -574,25 +572,26 @@ class Updates:
             self.lowest_loss = restored.notes["lowest_loss"]
         elif initial:
             initial.apply(state.variables())
-        self._rollbacks = Rollbacks.read(run_dir)
+        rollbacks = Rollbacks.read(run_dir)
         self._damaged = corrupt_records.CorruptRecords.read(run_dir)
         self._settings = StepSettings(
             schedules.dropout_rates(self.step, config),
-            self._rollbacks.learning_rate_scale(self.step),
+            rollbacks.learning_rate_scale(self.step),
+        )
+        self._stream = BatchStream(
+            data,
+            config.data,
+            config.training.seed,
+            rollbacks,
+            self._damaged,
+            config.model.vocab_size,
         )
         self._open_batches()
 
     def _open_batches(self) -> None:
         self._batches = iter(
             self._strategy.distribute_datasets_from_function(
-                input_pipeline.training_dataset(
-                    self._data,
-                    self._config.data,
-                    self._config.training.seed,
-                    self.step,
-                    self._rollbacks,
-                    self._damaged.by_file,
-                )
+                self._stream.open(self.step)
             )
         )
 
@@ -607,15 +606,8 @@ class Updates:
         try:
             return self._make(number)
         except corrupt_records.READING_ERRORS:
-            found = corrupt_records.find(
-                self._data,
-                self._config.data,
-                self._config.training.seed,
-                self.step,
-                self.step + TIMED_STEPS + 2,
-                self._rollbacks,
-                self._damaged,
-                self._config.model.vocab_size,
+            found = self._stream.find_damage(
+                self.step, self.step + TIMED_STEPS + 2
             )
             if not found:
                 raise

@@ -30,16 +30,21 @@ from albert_tf.input import (
     corrupt_records,
 )
 from albert_tf.input import (
-    pipeline as input_pipeline,
-)
-from albert_tf.input import (
     record_sets as training_records,
 )
+from albert_tf.input.batch_stream import BatchStream
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.log import TENSORBOARD_DIR, Progress, RunLog
+from albert_tf.runs.log import TENSORBOARD_DIR, RunLog
 from albert_tf.runs.rollback import Rollbacks, find_divergence
-from albert_tf.training import evaluate, schedules, step_cost, warm_start
+from albert_tf.training import (
+    evaluate,
+    metrics,
+    schedules,
+    step_cost,
+    warm_start,
+)
+from albert_tf.training.progress import Progress
 from albert_tf.training.train_step import (
     StepSettings,
     figure_names,
@@ -203,14 +208,22 @@ class Run:
         )
         self.rollbacks = Rollbacks.read(run_dir)
         self.corrupt_records = corrupt_records.CorruptRecords.read(run_dir)
+        self.stream = BatchStream(
+            data,
+            config.data,
+            config.training.seed,
+            self.rollbacks,
+            self.corrupt_records,
+            config.model.vocab_size,
+        )
         self.position = Position(0, self._no_totals())
         self.learning_rate = 0.0
         self.profiling = False
         self.step_seconds = 0.0
         self.switch: DropoutSwitch | None = None
-        # Where `batches` is, and the programs that were traced.
+        # Where `batches` was opened, and the programs that were traced.
         self.batches: Any = None
-        self.place: tuple[training_records.Phase, int] | None = None
+        self.origin: tuple[training_records.Phase, int] | None = None
         self.programs: set[StepSettings] = set()
         restored = self.store.restore()
         if restored is None and len(self.rollbacks):
@@ -236,6 +249,7 @@ class Run:
             ),
             step_cost.peak_flops(strategy, config.distribution),
             run_dir,
+            metrics.describe,
         )
         logging.info(
             "%s at step %d of %d",
@@ -330,7 +344,7 @@ class Run:
         while position.step < boundary:
             settings = self._settings()
             self._open_batches()
-            change = self.rollbacks.next_change(position.step)
+            change = self.stream.next_change(position.step)
             until = boundary if change is None else min(change, boundary)
             steps = self.train_steps(
                 self.batches,
@@ -363,22 +377,17 @@ class Run:
         return settings
 
     def _open_batches(self) -> None:
-        """Begins to read at this step, unless that is where reading is."""
+        """Opens the stream at this step, unless it is read on to it."""
         step = self.position.step
-        place = (self.data.at(step), self.rollbacks.skipped_steps(step))
-        if self.batches is not None and self.place == place:
+        phase, batch = self.stream.locate(step)
+        # Constant while batches are read one after the other.
+        origin = phase, batch - step
+        if self.batches is not None and self.origin == origin:
             return
-        self.place = place
+        self.origin = origin
         self.batches = iter(
             self.strategy.distribute_datasets_from_function(
-                input_pipeline.training_dataset(
-                    self.data,
-                    self.config.data,
-                    self.config.training.seed,
-                    step,
-                    self.rollbacks,
-                    self.corrupt_records.by_file,
-                )
+                self.stream.open(step)
             )
         )
 
@@ -559,16 +568,7 @@ class Run:
             UserError: If the run is to stop instead.
             tf.errors.OpError: If no record is damaged: the error itself.
         """
-        found = corrupt_records.find(
-            self.data,
-            self.config.data,
-            self.config.training.seed,
-            self.position.step,
-            boundary,
-            self.rollbacks,
-            self.corrupt_records,
-            self.config.model.vocab_size,
-        )
+        found = self.stream.find_damage(self.position.step, boundary)
         if not found:
             raise error
         # Those who did not meet them, in their share, do not know of them.

@@ -9,11 +9,9 @@ import tensorflow as tf
 from albert_tf.cluster import strategy as distribution
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import (
-    pipeline as input_pipeline,
-)
-from albert_tf.input import (
     record_sets as training_records,
 )
+from albert_tf.input.batch_stream import BatchStream
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
     StepSettings,
@@ -110,6 +108,4 @@ def weight_difference(one: Training, other: Training) -> float:
 
 def _make_dataset(config: PretrainingConfig) -> Any:
     data = training_records.find_training_data(config)
-    return input_pipeline.training_dataset(
-        data, config.data, config.training.seed, 0
-    )
+    return BatchStream(data, config.data, config.training.seed).open(0)

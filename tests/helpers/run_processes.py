@@ -10,7 +10,8 @@ import sys
 import time
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.runs.log import TIMING_FIGURES, read_metrics
+from albert_tf.runs.log import read_metrics
+from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_run
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -129,6 +130,6 @@ def free_ports(number: int) -> list[int]:
 def lines_without_timing(run_dir: pathlib.Path) -> list[dict]:
     """The lines of a run's log, without what depends on the clock."""
     return [
-        {n: value for n, value in line.items() if n not in TIMING_FIGURES}
+        {n: value for n, value in line.items() if n not in TIMING_METRICS}
         for line in read_metrics(str(run_dir))
     ]

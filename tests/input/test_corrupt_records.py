@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.input import corrupt_records
-from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input import batch_stream, corrupt_records
+from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
+from albert_tf.input.pipeline import shuffled_files
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.io.tfrecord import read_records
 from albert_tf.runs.log import read_events
-from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
@@ -116,24 +116,23 @@ def shard_of(records):
     return sorted((records / "train").glob("*.tfrecord"))[1]
 
 
-def batches(config, num_batches, damaged=None, start=0):
-    make = input_pipeline.training_dataset(
-        find_training_data(config), config.data, SEED, start, None, damaged
+def stream(config, damaged=()):
+    return BatchStream(
+        find_training_data(config),
+        config.data,
+        SEED,
+        damaged=CorruptRecords("", damaged),
+        vocab_size=config.model.vocab_size,
     )
+
+
+def batches(config, num_batches, damaged=(), start=0):
+    make = stream(config, damaged).open(start)
     return list(make(ONE).take(num_batches).as_numpy_iterator())
 
 
 def find(config, first_step, last_step, known=()):
-    return corrupt_records.find(
-        find_training_data(config),
-        config.data,
-        SEED,
-        first_step,
-        last_step,
-        Rollbacks(""),
-        CorruptRecords("", known),
-        config.model.vocab_size,
-    )
+    return stream(config, known).find_damage(first_step, last_step)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -161,9 +160,8 @@ def test_one_damaged_record_changes_its_own_place_alone(
     ]
     assert DAMAGES[damage] in found[0].reason
 
-    known = CorruptRecords("", found)
     assert not find(config, 0, epochs, found)
-    after = batches(config, epochs, known.by_file)
+    after = batches(config, epochs, found)
     changed = 0
     for one, other in zip(before, after, strict=True):
         for row in range(8):
@@ -176,7 +174,7 @@ def test_one_damaged_record_changes_its_own_place_alone(
     seen = 8 * epochs
     assert changed in (2 * lost, 2 * lost + lost * (seen > 2 * total))
     # Wherever the reading starts.
-    resumed = batches(config, 5, known.by_file, 7)
+    resumed = batches(config, 5, found, 7)
     for one, other in zip(after[7:12], resumed, strict=True):
         for name, value in one.items():
             np.testing.assert_array_equal(value, other[name])
@@ -198,7 +196,7 @@ def test_a_shard_of_more_records_than_it_should_be_is_an_error(
     (found,) = find(config, 0, total // 8)
     assert found.number == count
     assert f"must hold {count} records" in found.reason
-    after = batches(config, total // 8, CorruptRecords("", [found]).by_file)
+    after = batches(config, total // 8, [found])
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
 
@@ -211,7 +209,7 @@ def test_new_damage_beside_known_damage_is_an_error(copied, tmp_path):
     found = find(config, 0, 200)
     damage_content(shard, 7)
     with pytest.raises(corrupt_records.READING_ERRORS):
-        batches(config, 200, CorruptRecords("", found).by_file)
+        batches(config, 200, found)
     assert [r.number for r in find(config, 0, 200, found)] == [7]
 
 
@@ -237,13 +235,13 @@ def test_a_damaged_held_out_record_is_named(copied, tmp_path):
 def test_damage_far_from_the_place_of_reading_is_not_looked_for(
     copied, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(corrupt_records, "READ_AHEAD_BATCHES", 1)
+    monkeypatch.setattr(batch_stream, "READ_AHEAD_BATCHES", 1)
     records = copied("static")
     config = tiny_run.make_config(records, tmp_path, shuffle_block_size=1)
     data = find_training_data(config)
     order = [
         name.decode()
-        for name in input_pipeline.shuffled_files(
+        for name in shuffled_files(
             data.phases[0].records.files, SEED, 0
         ).numpy()
     ]
@@ -257,7 +255,7 @@ def test_damage_far_from_the_place_of_reading_is_not_looked_for(
 def test_a_damaged_record_of_a_mixture_is_found_wherever_it_is_read(
     copied, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(corrupt_records, "READ_AHEAD_BATCHES", 1)
+    monkeypatch.setattr(batch_stream, "READ_AHEAD_BATCHES", 1)
     records = copied("static")
     one, two, three = sorted((records / "train").glob("*.tfrecord"))
     config = tiny_run.make_config(
@@ -283,7 +281,7 @@ def test_a_damaged_record_of_a_mixture_is_found_wherever_it_is_read(
     orders = [
         [
             name.decode()
-            for name in input_pipeline.shuffled_files(
+            for name in shuffled_files(
                 [str(one), str(three)], SEED, epoch
             ).numpy()
         ]
@@ -297,9 +295,9 @@ def test_a_damaged_record_of_a_mixture_is_found_wherever_it_is_read(
         found = find(config, first_step, first_step)
         assert {record.file for record in found} == {str(two), *files}
 
-    known = CorruptRecords("", find(config, 0, total // 8))
+    known = find(config, 0, total // 8)
     assert len(known) == 3
-    after = batches(config, total // 8, known.by_file)
+    after = batches(config, total // 8, known)
     changed = sum(
         (a["input_ids"][row] != b["input_ids"][row]).any()
         for a, b in zip(before, after, strict=True)

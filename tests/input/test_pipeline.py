@@ -1,12 +1,12 @@
 import dataclasses
 import functools
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import (
     Phase,
     TrainingData,
@@ -40,13 +40,10 @@ def take(
     start_step,
     num_batches,
     context=ONE,
-    notes=MappingProxyType({}),
     **changes,
 ):
     data = dataclasses.replace(config.data, **changes)
-    dataset = input_pipeline.training_dataset(
-        one_phase(records), data, 7, start_step, **notes
-    )
+    dataset = BatchStream(one_phase(records), data, 7).open(start_step)
     return list(dataset(context).take(num_batches).as_numpy_iterator())
 
 
@@ -146,9 +143,7 @@ def test_hosts_and_replicas_share_the_batch_of_one(records, config):
 
 
 def test_batches_hold_int32_and_float32_of_static_shapes(records, config):
-    dataset = input_pipeline.training_dataset(
-        one_phase(records), config.data, 7, 0
-    )
+    dataset = BatchStream(one_phase(records), config.data, 7).open(0)
     spec = dataset(ONE).element_spec
 
     assert spec["input_ids"] == tf.TensorSpec((8, 32), tf.int32)
@@ -384,7 +379,7 @@ def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
 
 def test_dynamic_and_static_batches_are_of_one_kind(records, dynamic, config):
     static, masked = (
-        input_pipeline.training_dataset(one_phase(some), config.data, 7, 0)(ONE)
+        BatchStream(one_phase(some), config.data, 7).open(0)(ONE)
         for some in (records, dynamic)
     )
     assert masked.element_spec == static.element_spec
@@ -392,9 +387,7 @@ def test_dynamic_and_static_batches_are_of_one_kind(records, dynamic, config):
 
 def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
     """On a TPU pod the hosts' pipelines run in processes without it."""
-    dataset = input_pipeline.training_dataset(
-        one_phase(dynamic), config.data, 7, 0
-    )(ONE)
+    dataset = BatchStream(one_phase(dynamic), config.data, 7).open(0)(ONE)
     graph = tf.compat.v1.GraphDef.FromString(
         dataset._as_serialized_graph().numpy()
     )

@@ -7,11 +7,9 @@ import tensorflow as tf
 
 from albert_tf.errors import UserError
 from albert_tf.input import (
-    pipeline as input_pipeline,
-)
-from albert_tf.input import (
     record_sets as training_records,
 )
+from albert_tf.input.batch_stream import BatchStream
 from tests.helpers import tiny_run
 
 
@@ -65,7 +63,7 @@ def test_dynamic_records_leave_the_number_of_predictions_to_training(
     found = training_records.find_training_data(
         dataclasses.replace(config, data=data)
     )
-    make = input_pipeline.training_dataset(found, data, 7, 0)
+    make = BatchStream(found, data, 7).open(0)
     spec = make(tf.distribute.InputContext()).element_spec
     assert spec["masked_lm_ids"].shape == (8, 4)
 

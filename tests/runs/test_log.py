@@ -1,11 +1,10 @@
 import types
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from albert_tf.runs import log as run_log
-from albert_tf.runs.log import Progress, RunLog, read_events, read_metrics
+from albert_tf.runs.log import RunLog, read_events, read_metrics
 
 FIGURES = {"masked_lm_loss": 2.5}
 
@@ -50,7 +49,8 @@ def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
 
 
 def test_events_are_noted_with_their_time(monkeypatch, tmp_path):
-    set_clock(monkeypatch, 1700000000.5)
+    clock = types.SimpleNamespace(time=lambda: 1700000000.5)
+    monkeypatch.setattr(run_log, "time", clock)
     log = RunLog(str(tmp_path), 0)
     log.write_event("start", 0)
     log.write_event("rollback", 7, to_step=4, reason="loss")
@@ -152,162 +152,3 @@ def test_a_full_disk_stops_the_log_but_not_the_training(
     assert steps_of(read_metrics(run_dir)) == [*kept, 400, 402]
     assert steps_of(read_events(run_dir))[-2:] == [400, 402]
     assert [step for step, _, _ in scalars_in(small_disk)][-2:] == [400, 402]
-
-
-def set_clock(monkeypatch, seconds):
-    """Stops the log's clock at a time."""
-    clock = types.SimpleNamespace(time=lambda: seconds)
-    monkeypatch.setattr(run_log, "time", clock)
-
-
-def step_times(*asked, wait=0.0):
-    """Times of steps that waited `wait` seconds for their batch."""
-    return np.array([[time, time + wait] for time in asked])
-
-
-def test_the_time_to_go_leaves_compiling_out(monkeypatch, tmp_path):
-    """10 s a step while compiling, 1 s then: 6 steps to go are 6 s."""
-    lines = []
-    monkeypatch.setattr(
-        "absl.logging.info", lambda form, *values: lines.append(form % values)
-    )
-    figures = {
-        "loss": 3.0,
-        "masked_lm_loss": 2.5,
-        "masked_lm_accuracy": 0.25,
-        "sentence_order_loss": 0.5,
-        "sentence_order_accuracy": 0.75,
-        "learning_rate": 0.001,
-        "dropout": 0.1,
-    }
-    progress = Progress(12, 4000, 10**12, None, str(tmp_path))
-    progress.add_steps(step_times(0, 10), ended=20, steady=False)
-    assert progress.advance()["steps_per_second"] == 0.1
-    progress.add_steps(step_times(20, 21), ended=22, steady=True)
-    assert progress.advance()["tokens_per_second"] == 4000
-    # 78 s of evaluation
-    progress.add_steps(step_times(100, 101), ended=102, steady=True)
-    progress.log(6, {**figures, **progress.advance()})
-
-    assert lines == [
-        "step 6/12 (50.0%) | loss 3.000 (mlm 2.500 (25.0%), sop 0.500 "
-        "(75.0%)) | lr 1.00e-03 | dropout 0.1 | 1.00 steps/s | "
-        "4.0k tokens/s | ETA 0m06s"
-    ]
-
-
-def progress_of(run_dir, peak=None):
-    """Of steps of 4000 tokens and 10^12 operations."""
-    return Progress(100, 4000, 10**12, peak, str(run_dir))
-
-
-def test_figures_of_steps_by_hand(tmp_path):
-    """Steps of 1, 2, ... 21 s, each of which waits 0.5 s, are 231 s."""
-    progress = progress_of(tmp_path, peak=10**12)
-    asked = np.cumsum(np.arange(21))
-    progress.add_steps(step_times(*asked, wait=0.5), 231.0, steady=True)
-    figures = progress.advance()
-
-    assert figures == {
-        "loop_seconds": 231.0,
-        "steps_per_second": pytest.approx(1 / 11),
-        "tokens_per_second": pytest.approx(4000 / 11),
-        "tflops": pytest.approx(1 / 11),
-        "mfu": pytest.approx(1 / 11),
-        "input_bound_share": pytest.approx(10.5 / 231),
-        "step_seconds_median": 11.0,
-        "step_seconds_p95": pytest.approx(20.0),
-        "goodput": 1.0,
-    }
-    assert set(figures) == set(run_log.TIMING_FIGURES)
-
-
-def test_mfu_is_the_share_of_the_peak_and_there_if_it_is_known(tmp_path):
-    """10^12 operations in 2 s, at a peak of 4 * 10^12 a second."""
-    for peak, expected in ((4e12, 0.125), (None, None)):
-        progress = progress_of(tmp_path, peak)
-        progress.add_steps(step_times(0, 2), ended=4, steady=True)
-        figures = progress.advance()
-        assert figures.get("mfu") == expected
-        assert figures["tflops"] == 0.5
-
-
-def test_time_between_loops_is_none_of_their_steps(tmp_path):
-    """Two loops of 2 steps of 1 s, 50 s apart, waiting 0.25 s and 0.75 s."""
-    progress = progress_of(tmp_path)
-    progress.add_steps(step_times(0, 1, wait=0.25), ended=2, steady=True)
-    progress.add_steps(step_times(52, 53, wait=0.75), ended=54, steady=True)
-    figures = progress.advance()
-
-    assert figures["loop_seconds"] == 4
-    assert figures["input_bound_share"] == 0.5
-    # What was told is not told again.
-    progress.add_steps(step_times(54, 56), ended=58, steady=True)
-    assert progress.advance()["steps_per_second"] == 0.5
-
-
-def test_compiling_is_not_useful_time(tmp_path):
-    """A step of 8 s, of which 7 were for compiling, and two of 1 s."""
-    progress = progress_of(tmp_path)
-    progress.add_steps(step_times(0), ended=8, steady=False)
-    progress.add_steps(step_times(8, 9), ended=10, steady=True)
-    figures = progress.advance()
-    assert figures["loop_seconds"] == 3
-    assert figures["step_seconds_median"] == 1
-    assert figures["goodput"] == pytest.approx(0.3)
-    assert not progress.was_steady
-
-    progress.add_steps(step_times(10, 12), ended=14, steady=True)
-    assert progress.advance()["loop_seconds"] == 4
-    assert progress.was_steady
-
-
-def train(progress, log, step, clock_ends, monkeypatch):
-    """10 steps of 1 s that end with the clock, and their line in the log."""
-    set_clock(monkeypatch, clock_ends)
-    asked = clock_ends - 10.0 + np.arange(10)
-    progress.add_steps(step_times(*asked), clock_ends, steady=True)
-    figures = progress.advance()
-    log.write("train", step, figures)
-    return figures["goodput"]
-
-
-def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
-    """From the first start on, across downtime, with a rollback and without."""
-    run_dir = str(tmp_path)
-    set_clock(monkeypatch, 1000.0)
-    log = RunLog(run_dir, 0)
-    progress = progress_of(run_dir)
-    log.write_event("start", 0)
-    # 10 s of start-up, then 10 s of steps.
-    goodput = train(progress, log, 10, 1020.0, monkeypatch)
-    assert goodput == pytest.approx(10 / 20)
-    # What an evaluation takes went into no step.
-    log.write("eval", 10, {"loop_seconds": 500.0})
-    log.write_event("stop", 10)
-
-    # Down until second 55; up at 60, and 10 steps more.
-    set_clock(monkeypatch, 1055.0)
-    log = RunLog(run_dir, 10)
-    progress = progress_of(run_dir)
-    log.write_event("resume", 10)
-    goodput = train(progress, log, 20, 1070.0, monkeypatch)
-    assert goodput == pytest.approx(20 / 70)
-
-    # Back to step 10: of 30 steps 20 were kept.
-    log.rewind(10)
-    progress.start_again()
-    goodput = train(progress, log, 20, 1080.0, monkeypatch)
-    assert goodput == pytest.approx(20 / 80)
-
-
-def test_steps_before_a_rollback_are_not_in_the_figures_after_it(tmp_path):
-    progress = progress_of(tmp_path)
-    progress.add_steps(step_times(0, 50, wait=40), 100.0, steady=False)
-    progress.start_again()
-    progress.add_steps(step_times(100, 101), 102.0, steady=True)
-    figures = progress.advance()
-
-    assert figures["steps_per_second"] == 1
-    assert figures["input_bound_share"] == 0
-    assert progress.was_steady

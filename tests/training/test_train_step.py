@@ -8,11 +8,9 @@ from tensorflow.python.tpu import tpu
 
 from albert_tf.cluster import strategy as distribution
 from albert_tf.input import (
-    pipeline as input_pipeline,
-)
-from albert_tf.input import (
     record_sets as training_records,
 )
+from albert_tf.input.batch_stream import BatchStream
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.training import losses, train_step
 from albert_tf.training.schedules import DropoutRates
@@ -36,7 +34,7 @@ def run_steps(config, rates=NO_DROPOUT, num_steps=3):
         train_steps = make_train_steps(strategy, state, config)
     batches = iter(
         strategy.distribute_datasets_from_function(
-            input_pipeline.training_dataset(data, config.data, 7, 0)
+            BatchStream(data, config.data, 7).open(0)
         )
     )
     totals = {name: tf.constant(0.0) for name in figure_names(config)}
@@ -85,7 +83,7 @@ def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
             train_steps = make_train_steps(strategy, state, config)
         batches = iter(
             strategy.distribute_datasets_from_function(
-                input_pipeline.training_dataset(data, config.data, 7, 0)
+                BatchStream(data, config.data, 7).open(0)
             )
         )
         for before in np.arange(5, 40, 1.7, np.float32):
@@ -157,7 +155,7 @@ def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
     """The mean of replicas' means would be another gradient."""
     config = tiny_run.make_config(tiny_records, tmp_path, optimizer="adamw")
     data = training_records.find_training_data(config)
-    make = input_pipeline.training_dataset(data, config.data, 7, 0)
+    make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     weights = batch["masked_lm_weights"].numpy().sum(axis=1)
     assert weights[:4].sum() != weights[4:].sum(), "the case must be there"
@@ -188,7 +186,7 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
     """
     config = tiny_run.make_config(tiny_records, tmp_path)
     data = training_records.find_training_data(config)
-    make = input_pipeline.training_dataset(data, config.data, 7, 0)
+    make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     state = make_state(config)
     seen = {}
@@ -245,7 +243,7 @@ def test_a_large_step_in_parts_can_be_made_twice(tiny_records, tmp_path):
     data = training_records.find_training_data(config)
     batches = iter(
         strategy.distribute_datasets_from_function(
-            input_pipeline.training_dataset(data, config.data, 7, 0)
+            BatchStream(data, config.data, 7).open(0)
         )
     )
     totals = {name: tf.constant(0.0) for name in figure_names(config)}
@@ -352,7 +350,7 @@ def test_gradient_accumulation_does_not_change_the_update(
 def gradients_by_share(config, num_shares):
     """Gradients of each share's part of the joint loss, and their norms."""
     data = training_records.find_training_data(config)
-    make = input_pipeline.training_dataset(data, config.data, 7, 0)
+    make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     mlm_weight = tf.reduce_sum(batch["masked_lm_weights"])
     pretrainer = make_state(config).pretrainer

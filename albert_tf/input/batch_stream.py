@@ -1,0 +1,152 @@
+"""Which batch is the batch of step s.
+
+Data is a function of the seed, the step, and two things that a run notes in
+its directory: rollbacks skip batches, and damaged records are replaced. Each
+phase of a run reads a stream of its own, from its first step on:
+
+    number of the batch = step - first step of the phase + skipped batches
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.config import DataConfig
+from albert_tf.input import corrupt_records
+from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
+from albert_tf.input.pipeline import training_dataset
+from albert_tf.input.record_sets import Phase, TrainingData
+
+# Batches that the pipeline may have read ahead of the step that failed.
+READ_AHEAD_BATCHES = 64
+
+# Spreads the seeds of phases.
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class SkippedBatches(Protocol):
+    """The batches that a run skips, e.g. `runs.rollback.Rollbacks`."""
+
+    def skipped_steps(self, step: int, phase_start: int = 0) -> int:
+        """Number of batches skipped between `phase_start` and `step`."""
+        ...
+
+    def next_change(self, step: int) -> int | None:
+        """First step after `step` before which batches are skipped."""
+        ...
+
+
+class Location(NamedTuple):
+    """Where the batch of a step is found.
+
+    Attributes:
+        phase: The records.
+        batch: Number of batches of the phase before it.
+    """
+
+    phase: Phase
+    batch: int
+
+
+class BatchStream:
+    """The batches of a run by step.
+
+    Args:
+        data: The phases of the run.
+        config: Batch size and lengths.
+        seed: Seed of the record order and of dynamic masks.
+        skipped: Batches to skip; None skips none.
+        damaged: Records to replace with padding; None replaces none. Records
+            that are added to it take effect at the next `open`.
+        vocab_size: Token ids from here on count as damage.
+    """
+
+    def __init__(
+        self,
+        data: TrainingData,
+        config: DataConfig,
+        seed: int,
+        skipped: SkippedBatches | None = None,
+        damaged: CorruptRecords | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self._data = data
+        self._config = config
+        self._seed = seed
+        self._skipped = skipped
+        self._damaged = CorruptRecords("") if damaged is None else damaged
+        self._vocab_size = vocab_size
+
+    def open(
+        self, step: int
+    ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
+        """Opens the stream at a step; valid until `next_change(step)`.
+
+        Returns:
+            The argument of `strategy.distribute_datasets_from_function`; see
+            `pipeline.training_dataset`.
+        """
+        phase, batch = self.locate(step)
+        return training_dataset(
+            phase.records,
+            self._config,
+            self._phase_seed(phase),
+            batch,
+            self._damaged.by_file,
+        )
+
+    def locate(self, step: int) -> Location:
+        """Finds the batch of a step."""
+        phase = self._data.at(step)
+        batch = step - phase.first_step
+        if self._skipped is not None:
+            batch += self._skipped.skipped_steps(step, phase.first_step)
+        return Location(phase, batch)
+
+    def next_change(self, step: int) -> int | None:
+        """First step after `step` that needs `open`; None if none does."""
+        changes = [self._data.next_change(step)]
+        if self._skipped is not None:
+            changes.append(self._skipped.next_change(step))
+        return min((c for c in changes if c is not None), default=None)
+
+    def find_damage(self, first: int, last: int) -> list[CorruptRecord]:
+        """Finds the damaged records behind a failed read.
+
+        Reads every shard that the steps `first` to `last`, or the pipeline
+        ahead of them, may have read.
+
+        Args:
+            first: The step at which the stream was opened, or a later one.
+            last: The last step that was asked for.
+
+        Returns:
+            Damaged records that are not among those already replaced.
+        """
+        phase, batch = self.locate(first)
+        last_batch = batch + (last - first) + READ_AHEAD_BATCHES
+        files = corrupt_records.files_between(
+            phase.records,
+            self._config.shuffle_block_size,
+            self._phase_seed(phase),
+            batch * self._config.global_batch_size,
+            last_batch * self._config.global_batch_size,
+        )
+        logging.warning(
+            "reading failed: looking for the record in %d shards", len(files)
+        )
+        known = self._damaged.by_file
+        return [
+            record
+            for record in corrupt_records.find_in(
+                files, phase.records, self._config, self._vocab_size
+            )
+            if record.number not in known.get(record.file, ())
+        ]
+
+    def _phase_seed(self, phase: Phase) -> int:
+        """The seed of a phase's stream: the run's in the first phase."""
+        index = self._data.phases.index(phase)
+        return (self._seed + index * _GOLDEN) % 2**63
