@@ -56,22 +56,6 @@ from data_prep.text import corpus
 # Where a build keeps what is not shuffled yet; removed at its end.
 SCRATCH_DIR = ".build_tfrecords_scratch"
 
-# Settings without influence on the records; inputs and vocabulary count by
-# their content.
-_WITHOUT_INFLUENCE = (
-    "input_file",
-    "tfds",
-    "tfds_split",
-    "tfds_data_dir",
-    "output_dir",
-    "spm_model_file",
-    "num_workers",
-    "runner",
-    "beam_option",
-    "scratch_dir",
-    "overwrite",
-)
-
 
 def main(config: RecordsConfig) -> None:
     """Builds records, or finds that they are there.
@@ -135,11 +119,8 @@ def _digest_settings(
     config: RecordsConfig, tokenizer: Tokenizer, digests: Sequence[str]
 ) -> str:
     """Digest of all that the records depend on."""
-    settings = config.to_dict()
-    for name in _WITHOUT_INFLUENCE:
-        del settings[name]
     described = {
-        "settings": settings,
+        "settings": config.result_settings(),
         "schema_version": SCHEMA_VERSION,
         "vocabulary_sha256": tokenizer.sha256,
         "inputs": digests,

@@ -102,8 +102,6 @@ _HELD_OUT_CHARACTERS = 2_000_000
 # Uncovered characters in the report.
 _MOST_UNCOVERED = 20
 
-_WITHOUT_INFLUENCE = ("input_file", "model_prefix", "overwrite")
-
 
 def main(config: TokenizerConfig) -> None:
     """Trains a vocabulary, or finds that it is there.
@@ -150,11 +148,8 @@ def main(config: TokenizerConfig) -> None:
 
 def _describe(config: TokenizerConfig, digests: list[str]) -> dict[str, Any]:
     """All that the model depends on."""
-    settings = config.to_dict()
-    for name in _WITHOUT_INFLUENCE:
-        del settings[name]
     return {
-        "settings": settings,
+        "settings": config.result_settings(),
         "inputs_sha256": sha256_of(json.dumps(digests).encode()),
         "sentencepiece": sentencepiece.__version__,
         "unicode": unicodedata.unidata_version,

@@ -22,6 +22,8 @@ from absl import logging
 from albert_tf.config import (
     PretrainingConfig,
     flags,
+    flatten,
+    settings_by_path,
 )
 from albert_tf.errors import UserError
 from albert_tf.io import files
@@ -67,34 +69,19 @@ def read_recipe(name: str) -> tuple[PretrainingConfig, topologies.Slice] | None:
 
 
 def program_key(config: PretrainingConfig, where: topologies.Slice) -> str:
-    """The same for recipes whose updates are one program.
+    """Identifies the compiled training step of a recipe.
 
-    What differs but changes no more than constants: how long a run is.
+    Recipes that differ only in settings without `in_program`, for example in
+    the number of steps, have equal keys.
     """
-    rates = schedules.dropout_rates(0, config)
-    settings = config.to_dict()
-    model = {
-        name: value
-        for name, value in settings["model"].items()
-        if not name.endswith("dropout_prob")
-    }
-    data = settings["data"]
+    values = flatten(config.to_dict())
     kept = {
-        "model": model,
-        "data": [
-            data["global_batch_size"],
-            data["gradient_accumulation_steps"],
-            data["max_seq_length"],
-            data["max_predictions_per_seq"],
-        ],
-        "optimizer": settings["optimizer"],
-        "precision": config.distribution.precision,
-        "remat": config.distribution.remat,
-        "objective": config.training.sentence_objective,
-        "dropout": rates,
-        "slice": str(where),
+        name: values[name]
+        for name, field in settings_by_path(PretrainingConfig).items()
+        if field.metadata["in_program"]
     }
-    return json.dumps(kept, sort_keys=True)
+    rates = schedules.dropout_rates(0, config)
+    return json.dumps([kept, rates, str(where)], sort_keys=True)
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:

@@ -19,7 +19,9 @@ from albert_tf.config.settings import (
     fields_with_types,
     find_setting,
     flag_name,
+    flatten,
     setting,
+    settings_by_path,
 )
 from albert_tf.config.training import (
     DistributionConfig,
@@ -50,5 +52,7 @@ __all__ = [
     "fields_with_types",
     "find_setting",
     "flag_name",
+    "flatten",
     "setting",
+    "settings_by_path",
 ]

@@ -13,13 +13,19 @@ class SequenceConfig(Config):
     """Lengths of an example, of the builder and of the trainer."""
 
     max_seq_length: int = setting(
-        512, "L, pieces in an example, special pieces included.", at_least=5
+        512,
+        "L, pieces in an example, special pieces included.",
+        at_least=5,
+        affects="result",
+        in_program=True,
     )
     max_predictions_per_seq: int = setting(
         77,
         "P, masked pieces in an example at the most; 15 % of "
         "max_seq_length, rounded up, leaves none out.",
         at_least=1,
+        affects="result",
+        in_program=True,
     )
 
     def check(self) -> None:
@@ -44,12 +50,14 @@ class MaskingConfig(SequenceConfig):
         "--masking=dynamic.",
         at_least=0.001,
         below=1,
+        affects="result",
     )
     ngram: int = setting(
         3,
         "N, longest masked span in words, p(n) ~ 1/n; in training, of records "
         "built with --masking=dynamic.",
         at_least=1,
+        affects="result",
     )
 
 
@@ -57,34 +65,51 @@ class MaskingConfig(SequenceConfig):
 class DataConfig(MaskingConfig):
     """What the trainer reads."""
 
+    # Paths are free; `runs/directory.py` compares the shards themselves.
     input_file: tuple[str, ...] = setting(
         (),
         "Training records: comma-separated files or globs, local or gs://, "
         "e.g. build/records/train/*.tfrecord.",
+        affects="nothing",
     )
     eval_input_file: tuple[str, ...] = setting(
-        (), "Held-out records, e.g. build/records/eval/*.tfrecord."
+        (),
+        "Held-out records, e.g. build/records/eval/*.tfrecord.",
+        affects="nothing",
     )
     global_batch_size: int = setting(
-        4096, "Examples in one update, over all replicas.", at_least=1
+        4096,
+        "Examples in one update, over all replicas.",
+        at_least=1,
+        affects="result",
+        in_program=True,
     )
     gradient_accumulation_steps: int = setting(
         1,
         "Parts in which a replica works through its share of the batch, to "
         "save memory; the update is the same.",
         at_least=1,
+        affects="nothing",
+        in_program=True,
     )
     eval_batch_size: int = setting(
-        64, "Examples at a time in evaluation, over all replicas.", at_least=1
+        64,
+        "Examples at a time in evaluation, over all replicas.",
+        at_least=1,
+        affects="nothing",
     )
     max_eval_steps: int = setting(
-        100, "Batches of an evaluation at the most; 0 is all.", at_least=0
+        100,
+        "Batches of an evaluation at the most; 0 is all.",
+        at_least=0,
+        affects="nothing",
     )
     shuffle_block_size: int = setting(
         16384,
         "Records shuffled among themselves while reading; records are "
         "already shuffled when built. 1 reads in order.",
         at_least=1,
+        affects="result",
     )
     dataset: tuple[str, ...] = setting(
         (),
@@ -92,6 +117,7 @@ class DataConfig(MaskingConfig):
         "comma-separated files or globs; give the flag several times, e.g. "
         "--dataset='wiki=gs://bucket/wiki/train/*.tfrecord'.",
         repeated=True,
+        affects="nothing",
     )
     data_schedule: str = setting(
         "",
@@ -99,17 +125,20 @@ class DataConfig(MaskingConfig):
         "input_file, e.g. 0:wiki,125000:wiki+books; names are those of "
         "dataset. Records of joined sets alternate, in proportion to the "
         "sizes of the sets: an epoch holds each record once.",
+        affects="result",
     )
     on_corrupt_record: str = setting(
         "error",
         "What to do with a damaged training record: stop and name it, or "
         "train without it (skip), note it in the run's directory, and go on.",
         choices=("error", "skip"),
+        affects="nothing",
     )
     max_corrupt_records: int = setting(
         100,
         "Records that on_corrupt_record=skip may leave out of a run.",
         at_least=1,
+        affects="nothing",
     )
 
     def check(self) -> None:

@@ -21,52 +21,116 @@ class ModelConfig(Config):
     `parameter_sharing` is ours (paper, section 3.1 and Table 4).
     """
 
-    vocab_size: int = setting(30000, "Pieces of the vocabulary.", at_least=8)
-    embedding_size: int = setting(
-        128, "E, width of the factorized embeddings.", at_least=1
+    vocab_size: int = setting(
+        30000,
+        "Pieces of the vocabulary.",
+        at_least=8,
+        affects="model",
+        in_program=True,
     )
-    hidden_size: int = setting(768, "H, width of the encoder.", at_least=1)
-    num_hidden_layers: int = setting(12, "Layers applied.", at_least=1)
+    embedding_size: int = setting(
+        128,
+        "E, width of the factorized embeddings.",
+        at_least=1,
+        affects="model",
+        in_program=True,
+    )
+    hidden_size: int = setting(
+        768,
+        "H, width of the encoder.",
+        at_least=1,
+        affects="model",
+        in_program=True,
+    )
+    num_hidden_layers: int = setting(
+        12, "Layers applied.", at_least=1, affects="model", in_program=True
+    )
     num_hidden_groups: int = setting(
-        1, "Groups of layers; parameters are shared in a group.", at_least=1
+        1,
+        "Groups of layers; parameters are shared in a group.",
+        at_least=1,
+        affects="model",
+        in_program=True,
     )
     inner_group_num: int = setting(
-        1, "Blocks, each with its own parameters, in a layer.", at_least=1
+        1,
+        "Blocks, each with its own parameters, in a layer.",
+        at_least=1,
+        affects="model",
+        in_program=True,
     )
-    num_attention_heads: int = setting(12, "Attention heads.", at_least=1)
+    num_attention_heads: int = setting(
+        12, "Attention heads.", at_least=1, affects="model", in_program=True
+    )
     intermediate_size: int = setting(
-        3072, "Width of the feed-forward layer.", at_least=1
+        3072,
+        "Width of the feed-forward layer.",
+        at_least=1,
+        affects="model",
+        in_program=True,
     )
     hidden_act: str = setting(
         "gelu",
         "Activation of the feed-forward layer and of the masked-LM head; "
         "gelu is the tanh approximation, as in google-research/albert.",
         choices=("gelu", "relu", "tanh", "linear"),
+        affects="model",
+        in_program=True,
     )
     hidden_dropout_prob: float = setting(
-        0.1, "Dropout of embeddings and sublayers.", at_least=0, below=1
+        0.1,
+        "Dropout of embeddings and sublayers.",
+        at_least=0,
+        below=1,
+        affects="model",
     )
     attention_probs_dropout_prob: float = setting(
-        0.1, "Dropout of the attention probabilities.", at_least=0, below=1
+        0.1,
+        "Dropout of the attention probabilities.",
+        at_least=0,
+        below=1,
+        affects="model",
     )
     max_position_embeddings: int = setting(
-        512, "Longest sequence, in pieces.", at_least=4
+        512,
+        "Longest sequence, in pieces.",
+        at_least=4,
+        affects="model",
+        in_program=True,
     )
-    type_vocab_size: int = setting(2, "Segment types.", at_least=2)
+    type_vocab_size: int = setting(
+        2, "Segment types.", at_least=2, affects="model", in_program=True
+    )
     initializer_range: float = setting(
-        0.02, "Deviation of the truncated normal initializer.", at_least=0
+        0.02,
+        "Deviation of the truncated normal initializer.",
+        at_least=0,
+        affects="model",
+        in_program=True,
     )
     parameter_sharing: str = setting(
         "all",
         "What layers share: all, the attention alone, the feed-forward "
         "layer (ffn) alone, or none (BERT).",
         choices=PARAMETER_SHARING,
+        affects="model",
+        in_program=True,
     )
-    net_structure_type: int = setting(0, "Published, without effect.")
-    gap_size: int = setting(0, "Published, without effect.")
-    num_memory_blocks: int = setting(0, "Published, without effect.")
-    down_scale_factor: int = setting(1, "Published, without effect.")
-    layers_to_keep: tuple[str, ...] = setting((), "Published, without effect.")
+    net_structure_type: int = setting(
+        0, "Published, without effect.", affects="model", in_program=True
+    )
+    gap_size: int = setting(
+        0, "Published, without effect.", affects="model", in_program=True
+    )
+    num_memory_blocks: int = setting(
+        0, "Published, without effect.", affects="model", in_program=True
+    )
+    down_scale_factor: int = setting(
+        1, "Published, without effect.", affects="model", in_program=True
+    )
+    layers_to_keep: tuple[str, ...] = setting(
+        (), "Published, without effect.", affects="model", in_program=True
+    )
 
     def check(self) -> None:
         if self.hidden_size % self.num_attention_heads:

@@ -4,6 +4,16 @@ Frozen dataclasses, one per component. `flags.py` turns them into command-line
 flags, so a default is written once, in its dataclass.
 A dataclass refuses wrong values when it is made, by `UserError`. No
 TensorFlow is imported here: help and refusals come at once.
+
+Each setting of a command whose work can be continued also declares what a
+changed value does to that work: `affects` is
+
+    "model"     the model or its task; a run never continues with another one
+    "result"    what is computed; a run continues only with
+                --allow_config_change, and a build is another build
+    "nothing"   where, how fast or how safely the work is done
+
+and `in_program` says that the compiled training step depends on the setting.
 """
 
 import dataclasses
@@ -15,6 +25,8 @@ from typing import Any, Self
 
 from albert_tf.errors import UserError
 
+AFFECTS = ("model", "result", "nothing")
+
 
 def setting(
     default: Any,
@@ -24,6 +36,8 @@ def setting(
     at_least: float | None = None,
     below: float | None = None,
     repeated: bool = False,
+    affects: str | None = None,
+    in_program: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -35,7 +49,16 @@ def setting(
         below: The number that the value must stay under.
         repeated: The flag is given once an item instead of once with
             commas, for items that hold commas themselves.
+        affects: One of `AFFECTS`; None for commands that continue nothing.
+        in_program: Whether another value, of training, gives another compiled
+            program. Dropout rates do, too, but depend on the step:
+            `schedules.dropout_rates` gives them.
+
+    Raises:
+        ValueError: If `affects` is not one of `AFFECTS`.
     """
+    if affects not in (*AFFECTS, None):
+        raise ValueError(f"affects must be one of {AFFECTS}, not {affects!r}")
     return dataclasses.field(
         default=default,
         metadata={
@@ -44,7 +67,17 @@ def setting(
             "at_least": at_least,
             "below": below,
             "repeated": repeated,
+            "affects": affects,
+            "in_program": in_program,
         },
+    )
+
+
+def inherited(config_class: type, name: str, *, affects: str) -> Any:
+    """The setting `name` of a base class, with another `affects`."""
+    field = {f.name: f for f in dataclasses.fields(config_class)}[name]
+    return dataclasses.field(
+        default=field.default, metadata={**field.metadata, "affects": affects}
     )
 
 
@@ -59,6 +92,35 @@ def fields_with_types(
     """The fields of a config dataclass, each with its resolved type."""
     hints = typing.get_type_hints(config_class)
     return [(f, hints[f.name]) for f in dataclasses.fields(config_class)]
+
+
+def settings_by_path(
+    config_class: type, prefix: str = ""
+) -> dict[str, dataclasses.Field]:
+    """Every setting of a config and of those nested in it, by dotted name.
+
+    Returns:
+        Fields by names such as `data.input_file`, as `flatten` gives them.
+    """
+    found: dict[str, dataclasses.Field] = {}
+    for field, field_type in fields_with_types(config_class):
+        path = prefix + field.name
+        if isinstance(field_type, type) and issubclass(field_type, Config):
+            found.update(settings_by_path(field_type, f"{path}."))
+        else:
+            found[path] = field
+    return found
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted name, such as `data.input_file`."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +156,14 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain nested dictionaries and lists, ready for JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    def result_settings(self) -> dict[str, Any]:
+        """`to_dict` without the settings that affect nothing."""
+        values = self.to_dict()
+        for field in dataclasses.fields(self):
+            if field.metadata.get("affects") == "nothing":
+                del values[field.name]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "") -> Self:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from albert_tf.config import flatten
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json_if_any
 from albert_tf.runs import checkpoints
@@ -185,7 +186,7 @@ class RunHistory:
             posixpath.join(run_dir, run_directory.CONFIG_FILE)
         )
         # As it stands there: runs of other versions have other settings.
-        self.settings = run_directory.flatten(config or {})
+        self.settings = flatten(config or {})
         self.records: dict[str, Any] = (
             load_json_if_any(
                 posixpath.join(run_dir, run_directory.RECORDS_METADATA_FILE)

@@ -10,21 +10,24 @@
     RUN/corrupt_records.json       by corrupt_records.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/   by run_log.py
 
-A run that goes on with changed settings is another run from there on. So
-`MEANING` says of every setting what a change of it does.
+A run that goes on with changed settings is another run from there on. So each
+setting declares what a change of it affects: see `config/settings.py`.
 """
 
-import enum
 import json
 import posixpath
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.config import PretrainingConfig, TrainingConfig
+from albert_tf.config import (
+    PretrainingConfig,
+    TrainingConfig,
+    flatten,
+    settings_by_path,
+)
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import Records, TrainingData
 from albert_tf.io.files import (
@@ -41,92 +44,6 @@ CHECKPOINTS_DIR = "checkpoints"
 COMMIT_FILE = "checkpoint.json"
 TRAINING_RECORDS_FILE = "training_records.json"
 RECORDS_METADATA_FILE = "records_metadata.json"
-
-
-class Change(enum.Enum):
-    """What a changed setting does to a run that goes on."""
-
-    ANOTHER_RUN = "it is another model"
-    ANOTHER_RESULT = "from there on it trains otherwise"
-    SAME_RESULT = "where and how it runs, not what it computes"
-
-
-# Of each setting but those of the model, all of which make another one.
-MEANING = {
-    "data.max_seq_length": Change.ANOTHER_RESULT,
-    "data.max_predictions_per_seq": Change.ANOTHER_RESULT,
-    "data.masked_lm_prob": Change.ANOTHER_RESULT,
-    "data.ngram": Change.ANOTHER_RESULT,
-    # Where records lie is free; which ones they are is compared by `check`.
-    "data.input_file": Change.SAME_RESULT,
-    "data.dataset": Change.SAME_RESULT,
-    "data.data_schedule": Change.ANOTHER_RESULT,
-    "data.eval_input_file": Change.SAME_RESULT,
-    "data.global_batch_size": Change.ANOTHER_RESULT,
-    "data.gradient_accumulation_steps": Change.SAME_RESULT,
-    "data.eval_batch_size": Change.SAME_RESULT,
-    "data.max_eval_steps": Change.SAME_RESULT,
-    "data.shuffle_block_size": Change.ANOTHER_RESULT,
-    "data.on_corrupt_record": Change.SAME_RESULT,
-    "data.max_corrupt_records": Change.SAME_RESULT,
-    "optimizer.optimizer": Change.ANOTHER_RESULT,
-    "optimizer.learning_rate": Change.ANOTHER_RESULT,
-    "optimizer.num_warmup_steps": Change.ANOTHER_RESULT,
-    "optimizer.poly_power": Change.ANOTHER_RESULT,
-    "optimizer.weight_decay_rate": Change.ANOTHER_RESULT,
-    "optimizer.beta_1": Change.ANOTHER_RESULT,
-    "optimizer.beta_2": Change.ANOTHER_RESULT,
-    "optimizer.epsilon": Change.ANOTHER_RESULT,
-    "optimizer.clip_norm": Change.ANOTHER_RESULT,
-    "optimizer.clip_scope": Change.ANOTHER_RESULT,
-    "distribution.strategy": Change.SAME_RESULT,
-    "distribution.tpu_name": Change.SAME_RESULT,
-    "distribution.tpu_zone": Change.SAME_RESULT,
-    "distribution.gcp_project": Change.SAME_RESULT,
-    "distribution.num_logical_cpus": Change.SAME_RESULT,
-    "distribution.precision": Change.ANOTHER_RESULT,
-    "distribution.remat": Change.SAME_RESULT,
-    "distribution.jit_compile": Change.SAME_RESULT,
-    "distribution.fuse_on_cpu": Change.SAME_RESULT,
-    "distribution.worker_timeout_s": Change.SAME_RESULT,
-    "distribution.peak_tflops": Change.SAME_RESULT,
-    # They have had their effect at step 0, but whoever changes one expects
-    # another.
-    "initialization.init_checkpoint": Change.ANOTHER_RESULT,
-    "initialization.init_vocabulary": Change.ANOTHER_RESULT,
-    "initialization.init_from_group0": Change.ANOTHER_RESULT,
-    "initialization.init_optimizer_state": Change.ANOTHER_RESULT,
-    "training.mode": Change.SAME_RESULT,
-    "training.output_dir": Change.SAME_RESULT,
-    "training.num_train_steps": Change.ANOTHER_RESULT,  # of the decay
-    "training.steps_per_loop": Change.SAME_RESULT,
-    "training.save_checkpoints_steps": Change.SAME_RESULT,
-    "training.keep_checkpoint_max": Change.SAME_RESULT,
-    "training.keep_every_n_steps": Change.SAME_RESULT,
-    "training.eval_every_n_steps": Change.SAME_RESULT,
-    # What rollbacks have done so far is noted with each.
-    "training.on_divergence": Change.SAME_RESULT,
-    "training.divergence_loss_increase": Change.SAME_RESULT,
-    "training.max_rollbacks": Change.SAME_RESULT,
-    "training.rollback_learning_rate_scale": Change.SAME_RESULT,
-    "training.profile_steps": Change.SAME_RESULT,
-    "training.allow_config_change": Change.SAME_RESULT,
-    "training.dry_run": Change.SAME_RESULT,
-    "training.sentence_objective": Change.ANOTHER_RUN,
-    "training.dropout_schedule": Change.ANOTHER_RESULT,
-    "training.seed": Change.ANOTHER_RESULT,
-}
-
-
-def meaning_of(name: str) -> Change:
-    """What a change of a setting does, by its name with its group.
-
-    One that nobody has decided on is taken for one that changes the result,
-    so that no run goes on otherwise without a word.
-    """
-    if name.startswith("model."):
-        return Change.ANOTHER_RUN
-    return MEANING.get(name, Change.ANOTHER_RESULT)
 
 
 def check(config: PretrainingConfig, data: TrainingData) -> None:
@@ -296,10 +213,10 @@ def _check_settings(
     run_dir: str, stored: PretrainingConfig, config: PretrainingConfig
 ) -> None:
     _check_architecture(run_dir, stored, config)
-    changed = _changed(stored, config, Change.ANOTHER_RESULT)
+    changed = _changed(stored, config, "result")
     if changed:
         _refuse_unless_allowed(run_dir, changed, config.training)
-    elsewhere = _changed(stored, config, Change.SAME_RESULT)
+    elsewhere = _changed(stored, config, "nothing")
     if elsewhere:
         logging.info("changed since this run began: %s", elsewhere)
 
@@ -307,7 +224,7 @@ def _check_settings(
 def _check_architecture(
     run_dir: str, stored: PretrainingConfig, config: PretrainingConfig
 ) -> None:
-    changed = _changed(stored, config, Change.ANOTHER_RUN)
+    changed = _changed(stored, config, "model")
     if changed:
         raise UserError(
             f"the run in {run_dir} must be continued with its own settings",
@@ -317,13 +234,17 @@ def _check_architecture(
 
 
 def _changed(
-    stored: PretrainingConfig, config: PretrainingConfig, meaning: Change
+    stored: PretrainingConfig, config: PretrainingConfig, affects: str
 ) -> str:
+    """The settings that differ and affect the model, the result or nothing."""
+    settings = settings_by_path(PretrainingConfig)
     before, now = flatten(stored.to_dict()), flatten(config.to_dict())
     return "; ".join(
         f"{name} was {before[name]!r} and is {value!r}"
         for name, value in now.items()
-        if value != before[name] and meaning_of(name) is meaning
+        if value != before[name]
+        # An undeclared setting must not change a run silently.
+        and (settings[name].metadata["affects"] or "result") == affects
     )
 
 
@@ -338,14 +259,3 @@ def _refuse_unless_allowed(
             "--allow_config_change to go on otherwise from here.",
         )
     logging.warning("changed since this run began, as allowed: %s", changed)
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their names with their groups, `data.input_file`."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat

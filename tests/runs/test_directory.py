@@ -7,7 +7,7 @@ import shutil
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import PretrainingConfig
+from albert_tf.config import PretrainingConfig, settings_by_path
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs import directory as run_directory
@@ -18,7 +18,7 @@ from tests.helpers import tiny_run
 
 # Other values than those of `tiny_run.make_config`, by what such a change does
 # to a run. With them stands every setting but those of the model, of which some
-# will do: decide for a new one where it belongs, here and in MEANING.
+# will do. A new setting declares `affects`, and joins one of these tables.
 NEVER = {
     "model.hidden_size": 32,  # other shapes
     "model.parameter_sharing": "none",  # other variables
@@ -142,7 +142,6 @@ def test_of_every_setting_is_decided_what_its_change_does():
         if group.name != "model"
         for setting in dataclasses.fields(group.type)
     }
-    assert set(run_directory.MEANING) == names
     here = {*NEVER, *IF_ALLOWED, *FREE, *PLACES}
     assert {name for name in here if not name.startswith("model.")} == names
 
@@ -198,7 +197,9 @@ def test_all_changes_are_told_at_once(run):
 def test_a_setting_nobody_decided_on_is_refused_unless_allowed(
     run, monkeypatch
 ):
-    monkeypatch.delitem(run_directory.MEANING, "training.profile_steps")
+    setting = settings_by_path(PretrainingConfig)["training.profile_steps"]
+    undeclared = {**setting.metadata, "affects": None}
+    monkeypatch.setattr(setting, "metadata", undeclared)
     with pytest.raises(UserError, match="profile_steps was '' and is '1:2'"):
         check(run(profile_steps="1:2"))
     check(run(profile_steps="1:2", allow_config_change=True))

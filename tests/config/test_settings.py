@@ -1,0 +1,100 @@
+import dataclasses
+
+import pytest
+
+from albert_tf.config import PretrainingConfig, setting, settings_by_path
+from data_prep.config import RecordsConfig, TokenizerConfig
+
+# Commands whose work can be continued or found complete.
+CONTINUED = (PretrainingConfig, RecordsConfig, TokenizerConfig)
+
+# The facts that `affects` and `in_program` must keep. Which changes of a run
+# are refused is held by tests/runs/test_directory.py.
+BUILDS = {
+    RecordsConfig: {
+        "result": """input_format text_field sentence_breaker language
+            on_bad_utf8 do_lower_case max_seq_length max_predictions_per_seq
+            masked_lm_prob ngram sentence_objective masking deduplicate
+            short_seq_prob dupe_factor holdout_fraction num_shards
+            num_eval_shards seed""",
+        "nothing": """input_file tfds tfds_split tfds_data_dir output_dir
+            spm_model_file num_workers runner beam_option scratch_dir
+            overwrite""",
+    },
+    TokenizerConfig: {
+        "result": """input_format tfds tfds_split tfds_data_dir text_field
+            sentence_breaker language on_bad_utf8 do_lower_case vocab_size
+            vocabulary_kind character_coverage byte_fallback
+            input_sentence_size input_characters holdout_fraction""",
+        "nothing": "input_file model_prefix overwrite",
+    },
+}
+# The three groups whose settings are mostly of one kind in the step's program.
+PROGRAM = """
+    data.max_seq_length data.max_predictions_per_seq data.global_batch_size
+    data.gradient_accumulation_steps distribution.precision distribution.remat
+    training.sentence_objective"""
+MODEL_NOT_IN_PROGRAM = """
+    model.hidden_dropout_prob model.attention_probs_dropout_prob"""
+
+
+@pytest.mark.parametrize("config_class", CONTINUED)
+def test_every_setting_declares_what_its_change_affects(config_class):
+    undeclared = [
+        name
+        for name, field in settings_by_path(config_class).items()
+        if field.metadata["affects"] is None
+    ]
+    assert not undeclared
+
+
+@pytest.mark.parametrize(
+    ("config_class", "affects"),
+    [(build, kind) for build, kinds in BUILDS.items() for kind in kinds],
+)
+def test_settings_of_builds_affect_what_is_recorded_of_them(
+    config_class, affects
+):
+    declared = {
+        name
+        for name, field in settings_by_path(config_class).items()
+        if field.metadata["affects"] == affects
+    }
+    assert declared == set(BUILDS[config_class][affects].split())
+
+
+@pytest.mark.parametrize("config_class", BUILDS)
+def test_a_build_is_described_by_the_settings_of_its_result(config_class):
+    """In the order of the fields, which PREFIX.json keeps."""
+    described = config_class().result_settings()
+    wanted = BUILDS[config_class]["result"].split()
+    names = [f.name for f in dataclasses.fields(config_class)]
+    assert list(described) == [name for name in names if name in wanted]
+    every = config_class().to_dict()
+    assert described.items() <= every.items()
+
+
+def test_all_settings_of_the_architecture_affect_the_model():
+    settings = settings_by_path(PretrainingConfig)
+    affecting = {
+        name
+        for name, field in settings.items()
+        if field.metadata["affects"] == "model"
+    }
+    architecture = {name for name in settings if name.startswith("model.")}
+    assert affecting == architecture | {"training.sentence_objective"}
+
+
+def test_settings_in_the_compiled_program():
+    settings = settings_by_path(PretrainingConfig)
+    declared = {n for n, f in settings.items() if f.metadata["in_program"]}
+    whole_groups = {
+        n for n in settings if n.startswith(("model.", "optimizer."))
+    }
+    wanted = whole_groups - set(MODEL_NOT_IN_PROGRAM.split())
+    assert declared == wanted | set(PROGRAM.split())
+
+
+def test_an_unknown_declaration_is_refused():
+    with pytest.raises(ValueError, match="affects must be one of"):
+        setting(1, "Help.", affects="results")
