@@ -27,6 +27,7 @@ def start(tiny_records, tmp_path, timeout_s):
     return RunProcesses(config, tmp_path, workers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "lost"),
     [(signal.SIGKILL, 1), (signal.SIGKILL, 0), (signal.SIGSTOP, 1)],
@@ -52,6 +53,7 @@ def test_a_lost_worker_ends_the_others_with_one_line(
     assert "Traceback" not in run.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_worker_that_waits_for_one_that_does_not_come_up_names_it(
     tiny_records, tmp_path, lost

@@ -164,6 +164,7 @@ def loop(metadata_server):
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(signal.SIGTERM, "signal 15 (SIGTERM)"), (signal.SIGINT, "SIGINT")],
@@ -176,6 +177,7 @@ def test_a_signal_ends_the_loop_on_the_device(loop, number, reason):
     assert loop.wait(PATIENCE_S) == 128 + number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -191,6 +193,7 @@ def test_a_notice_of_google_cloud_ends_it(loop, metadata_server, key, value):
     assert loop.wait(PATIENCE_S) == 143
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_migrated_goes_on(loop, metadata_server):
     metadata_server.wait_until_asked()
     metadata_server.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
@@ -200,6 +203,7 @@ def test_a_machine_that_is_migrated_goes_on(loop, metadata_server):
     assert loop.wait(PATIENCE_S) == 143
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_the_devices():
     """They are in a step that does not end, as with a worker lost."""
     for_ever = LOOP.replace("tf.identity(stop.flag) == 0.0", "True")
@@ -245,6 +249,7 @@ def test_sigterm_stops_a_loop_that_runs_on_another_host():
         assert "SIGTERM" in started[1].stdout.read()
 
 
+@pytest.mark.slow
 def test_another_server_is_not_believed(loop, metadata_server):
     metadata_server.wait_until_asked()
     metadata_server.flavor = "Other"
@@ -263,6 +268,7 @@ def test_the_machine_tells_whether_there_is_a_server(monkeypatch):
     assert preemption.metadata_host() == expected
 
 
+@pytest.mark.slow
 def test_a_notice_leads_to_a_checkpoint_at_the_next_step(
     tiny_records, tmp_path, metadata_server, monkeypatch
 ):

@@ -25,6 +25,7 @@ def test_mirrored_has_a_replica_on_each_logical_cpu():
     assert strategy.num_replicas_in_sync == 3
 
 
+@pytest.mark.slow
 def test_a_tpu_that_is_not_there_is_named_within_seconds():
     code = (
         "from albert_tf.cluster import strategy as distribution\n"

@@ -491,6 +491,7 @@ def kill_with_workers(process):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_build_killed_at_random_moments_ends_alike(
     built, text_file, tmp_path
 ):
@@ -550,6 +551,7 @@ def tree_of(directory):
     }
 
 
+@pytest.mark.slow
 def test_a_build_killed_at_any_change_of_a_file_ends_alike(
     documents, tiny_records, tmp_path, monkeypatch
 ):

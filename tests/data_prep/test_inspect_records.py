@@ -959,6 +959,7 @@ def test_masks_are_marked_in_the_text():
     assert f"[MASK:{restored[places['quick']]}]" in ids[1]
 
 
+@pytest.mark.slow
 def test_the_command_reads_several_directories_and_draws(built, tmp_path):
     """In processes, with a picture; status 0, and 1 for a fault."""
     directory = tmp_path / "records"

@@ -135,6 +135,7 @@ def find(config, first_step, last_step, known=()):
     return stream(config, known).find_damage(first_step, last_step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
 def test_one_damaged_record_changes_its_own_place_alone(
@@ -213,6 +214,7 @@ def test_new_damage_beside_known_damage_is_an_error(copied, tmp_path):
     assert [r.number for r in find(config, 0, 200, found)] == [7]
 
 
+@pytest.mark.slow
 def test_a_piece_that_is_none_stops_the_run_and_is_named(copied, tmp_path):
     records = copied("static")
     set_piece(shard_of(records), 5)
@@ -306,6 +308,7 @@ def test_a_damaged_record_of_a_mixture_is_found_wherever_it_is_read(
     assert changed in range(1, 4)
 
 
+@pytest.mark.slow
 def test_sums_of_losses_leave_them_out(copied, tmp_path):
     """A run over a damaged record weighs the others as if it were not there."""
     records = copied("static")
@@ -330,6 +333,7 @@ def test_sums_of_losses_leave_them_out(copied, tmp_path):
     assert len(event["records"]) == 12
 
 
+@pytest.mark.slow
 def test_a_run_over_damage_is_the_same_however_it_is_cut(copied, tmp_path):
     records = copied("static")
     rng = random.Random(0)

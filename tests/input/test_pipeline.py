@@ -358,6 +358,7 @@ def test_each_epoch_is_masked_anew(dynamic, config):
     assert len(in_both) < count / 4
 
 
+@pytest.mark.slow
 def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
     dynamic, config
 ):

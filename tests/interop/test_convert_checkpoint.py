@@ -125,6 +125,7 @@ def test_what_is_unpacked_does_not_stay(tmp_path, published_dir, monkeypatch):
     assert weights.source == str(archive)
 
 
+@pytest.mark.slow
 def test_a_run_goes_out_and_comes_back_bit_by_bit(tmp_path, run_dir):
     trained = formats.read_weights(str(run_dir))
     assert trained.step == 4
@@ -206,6 +207,7 @@ def test_a_folder_is_no_run_for_its_name(tmp_path, published_dir):
     assert found == "hugging_face"
 
 
+@pytest.mark.slow
 def test_a_converted_run_is_evaluated_and_exported(
     tmp_path, run_dir, tiny_records, capsys
 ):
@@ -275,6 +277,7 @@ def test_the_sentence_objective_goes_along(tmp_path, objective):
     assert again.sentence_objective == back.sentence_objective
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_it_read(tmp_path, published_dir):
     command = [sys.executable, "-m", "albert_tf.convert_checkpoint"]
     command += [f"--from={published_dir}", f"--to={tmp_path / 'run'}"]

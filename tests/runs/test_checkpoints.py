@@ -337,6 +337,7 @@ for step in itertools.count(restored.step + 1 if restored else 1):
 """
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_moment_leaves_one_that_is_whole(tmp_path):
     """Killed while it saves and removes, twenty times, by SIGKILL."""
     rng = random.Random(0)
@@ -378,6 +379,7 @@ def test_a_crash_at_any_moment_leaves_one_that_is_whole(tmp_path):
         process.wait()
 
 
+@pytest.mark.slow
 def test_every_variable_of_model_and_optimizer_is_saved(tiny_records, tmp_path):
     """tf.train.Checkpoint of a Keras 3 model would drop those in lists."""
     config = tiny_run.make_config(

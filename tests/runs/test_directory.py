@@ -608,6 +608,7 @@ def test_checkpoints_without_their_settings_are_refused(run, tmp_path):
 # --- a run ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_refused_leaves_a_run_as_it_was_and_allowed_goes_on(
     tiny_records, tmp_path, capsys
 ):

@@ -33,6 +33,7 @@ def evaluate_with(config):
     return evaluator.run(), pretrainer, held_out
 
 
+@pytest.mark.slow
 def test_the_mean_is_over_masked_pieces_and_padding_does_not_count(
     tiny_records, tmp_path
 ):
@@ -62,6 +63,7 @@ def test_the_mean_is_over_masked_pieces_and_padding_does_not_count(
     )
 
 
+@pytest.mark.slow
 def test_the_number_of_replicas_does_not_change_the_result(
     tiny_records, tmp_path
 ):
@@ -81,6 +83,7 @@ def test_the_number_of_replicas_does_not_change_the_result(
     assert one == pytest.approx(two, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_mode_eval_gives_the_figures_of_the_run_s_last_evaluation(
     tiny_records, tmp_path
 ):

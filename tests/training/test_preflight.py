@@ -219,6 +219,7 @@ def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
     assert size * 1000 == pytest.approx(stored.stat().st_size, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_is_not_touched(tiny_records, tmp_path, capsys):
     run_dir = tmp_path / "run"
     config = tiny_run.make_config(
@@ -256,6 +257,7 @@ def test_a_run_goes_on_and_is_not_touched(tiny_records, tmp_path, capsys):
     assert content_of(run_dir) == before
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_is_told(tiny_records, tmp_path, capsys):
     config = tiny_run.make_config(tiny_records, tmp_path, num_train_steps=8)
     train(config)
@@ -339,6 +341,7 @@ def test_directories_above_a_bucket_are_none_of_ours():
     assert list(preflight._parents("gs://bucket")) == []
 
 
+@pytest.mark.slow
 def test_the_command_tells_and_exits(tiny_records, tmp_path):
     """In a process of its own: 0, or 1 for a fault; evaluation has none."""
     run_dir = tmp_path / "run"
@@ -383,6 +386,7 @@ def check_on_workers(tmp_path, configs):
     ]
 
 
+@pytest.mark.slow
 def test_workers_check_together(tiny_records, tmp_path):
     """Each prints a table of its own; nothing is left of either."""
     config = tiny_run.make_config(
@@ -395,6 +399,7 @@ def test_workers_check_together(tiny_records, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_no_worker_waits_for_one_that_failed(tiny_records, tmp_path):
     """Or this would take as long as a lost worker is waited for."""
     settings = {

@@ -17,6 +17,7 @@ from tests.helpers import tiny_run
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
 
 
+@pytest.mark.slow
 def test_dropout_is_removed_where_the_schedule_says(tiny_records, tmp_path):
     """The boundary, 5, is no multiple of steps_per_loop, 2."""
     config = tiny_run.make_config(
@@ -74,6 +75,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "masking"),
     [
@@ -131,6 +133,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_left_alone(
     assert_same_run(tmp_path / "alone", tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_a_stop_comes_at_the_next_step_and_keeps_the_log_whole(
     tiny_records, tmp_path
 ):
@@ -179,6 +182,7 @@ def alone_without_dropout(tiny_records, tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 def test_two_workers_give_what_one_process_gives(
     tiny_records, alone_without_dropout, tmp_path, parts
