@@ -1,1 +1,1 @@
-"""Learning curves of runs, as a picture or a page."""
+"""Reports on runs: learning curves as a picture, facts as a page."""

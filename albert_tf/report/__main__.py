@@ -1,20 +1,21 @@
-r"""Draw the curves of one run or several: a page, a picture, or both.
+r"""Draw the curves of one or several runs: as a page, a picture, or both.
 
     python -m albert_tf.report \
       --run_dirs=runs/base,runs/base_no_dropout \
       --output_file=build/report.html,build/curves.png
 
-The page stands alone: tables of the runs and of what happened to them, losses
-and accuracies of training and of held-out records, learning rate, norms,
-speed, with marks where a run was restarted, went back or was switched.
+The picture has a panel for each of losses, accuracies, learning rate, norms and
+speed, in training and on held-out records, and marks where a run was restarted,
+rolled back or switched. The page adds tables of the runs, their settings and
+their events, in one file that needs no network.
 """
 
 from collections.abc import Sequence
 
 from albert_tf.config import ReportConfig, flags
 from albert_tf.io.files import write_bytes
-from albert_tf.report import curves as report_curves
-from albert_tf.report import page as report_page
+from albert_tf.report.curves import picture
+from albert_tf.report.page import page
 from albert_tf.report.runs import RunHistory, read_runs
 from albert_tf.training.metrics import describe
 
@@ -26,21 +27,21 @@ def draw(
 
     Args:
         runs: At least one.
-        output_file: PNG or HTML by its ending, local or gs://.
+        output_file: PNG or HTML by its suffix, local or gs://.
         x_axis: "step", "tokens" or "hours".
 
     Raises:
-        UserError: If a run does not tell what the axis needs.
+        UserError: If a run directory lacks what the axis needs.
     """
     if output_file.endswith(".html"):
-        content = report_page.page(runs, x_axis).encode()
+        content = page(runs, x_axis).encode()
     else:
-        content = report_curves.picture(runs, x_axis)
+        content = picture(runs, x_axis)
     write_bytes(output_file, content)
 
 
 def summarize(run: RunHistory) -> str:
-    """A run's newest held-out figures beside the unigram entropy."""
+    """Returns a run's newest held-out metrics and the unigram entropy."""
     newest = {
         name: curve.last[1]
         for (split, name), curve in run.curves.items()
@@ -48,7 +49,7 @@ def summarize(run: RunHistory) -> str:
     }
     if not newest:
         return f"{run.run_dir}: not evaluated yet"
-    step = run.curve("eval", "masked_lm_loss").last[0]
+    step = int(run.curve("eval", "masked_lm_loss").last[0])
     text = f"{run.run_dir}, step {step}, held out: {describe(newest)}"
     if "unigram_entropy_nats" in run.records:
         entropy = run.records["unigram_entropy_nats"]

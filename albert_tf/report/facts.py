@@ -1,0 +1,235 @@
+"""The tables of a report: facts, settings and events of runs, as text."""
+
+import datetime
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.ticker import EngFormatter
+
+from albert_tf.report.curves import MARKS
+from albert_tf.report.runs import SECONDS_PER_HOUR, RunHistory
+
+# Listed events of a run: the first and the last MAX_EVENTS.
+MAX_EVENTS = 100
+
+UNKNOWN = "-"
+
+Row = list[str]
+
+
+def fact_rows(runs: Sequence[RunHistory]) -> list[Row]:
+    """Returns a row per fact, a column per run; facts unknown to all go."""
+    rows = [
+        [label, *(describe(run) or UNKNOWN for run in runs)]
+        for label, describe in FACTS.items()
+    ]
+    return [row for row in rows if set(row[1:]) != {UNKNOWN}]
+
+
+def setting_rows(runs: Sequence[RunHistory]) -> list[Row]:
+    """Returns a row per setting and fact of the records, a column per run."""
+    columns = [
+        run.settings
+        | {f"records.{name}": value for name, value in run.records.items()}
+        for run in runs
+    ]
+    names = dict.fromkeys(name for column in columns for name in column)
+    names.pop("training.output_dir", None)
+    return [
+        [name, *(_plain(column.get(name)) for column in columns)]
+        for name in names
+    ]
+
+
+def event_rows(runs: Sequence[RunHistory]) -> list[Row]:
+    """Returns a row per event: run, UTC time, step, event, details."""
+    rows = []
+    for run in runs:
+        events = [_event_row(run, event) for event in run.events]
+        if (omitted := len(events) - 2 * MAX_EVENTS) > 0:
+            events[MAX_EVENTS:-MAX_EVENTS] = [
+                [run.name, UNKNOWN, UNKNOWN, f"{omitted:,} more", ""]
+            ]
+        rows += events
+    return rows
+
+
+def _event_row(run: RunHistory, event: dict[str, Any]) -> Row:
+    kind, time = event["event"], event["time"]
+    details = "; ".join(
+        f"{name}: {_plain(value)}"
+        for name, value in event.items()
+        if name not in ("time", "event", "step")
+    )
+    return [
+        run.name,
+        f"{datetime.datetime.fromtimestamp(time, datetime.UTC):%F %T}",
+        f"{event['step']:,}",
+        MARKS[kind][0] if kind in MARKS else kind,
+        details,
+    ]
+
+
+def _plain(value: Any) -> str:
+    """Returns a JSON value as a person would write it."""
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or UNKNOWN
+    return UNKNOWN if value in ("", None) else str(value)
+
+
+# --- facts: each function returns "" where the run does not know --------------
+
+
+def _state(run: RunHistory) -> str:
+    kinds = ("start", "resume", "stop", "finish")
+    turns = [event for event in run.events if event["event"] in kinds]
+    if not turns:
+        return ""
+    if turns[-1]["event"] == "finish":
+        return "finished"
+    if turns[-1]["event"] == "stop":
+        return f"stopped: {turns[-1].get('reason', 'on request')}"
+    return "running, or killed"
+
+
+def _steps(run: RunHistory) -> str:
+    total = run.settings.get("training.num_train_steps")
+    return f"{run.last_step:,}" + (f" of {total:,}" if total else "")
+
+
+def _tokens(run: RunHistory) -> str:
+    per_step = run.tokens_per_step()
+    return _short(run.last_step * per_step) if per_step else ""
+
+
+def _wall_clock(run: RunHistory) -> str:
+    return _duration(run.times[1] - run.times[0]) if run.times else ""
+
+
+def _kept_time(run: RunHistory) -> str:
+    hours = run.hours()
+    return "" if hours is None else _duration(hours * SECONDS_PER_HOUR)
+
+
+def _tokens_per_second(run: RunHistory) -> str:
+    """Over all kept steps: a mean of rates would favor the fast ones."""
+    per_step, hours = run.tokens_per_step(), run.hours()
+    if not (per_step and hours):
+        return ""
+    trained, _ = run.curve("train", "loop_seconds").last
+    return _short(trained * per_step / (hours * SECONDS_PER_HOUR))
+
+
+def _mean(metric: str, form: str) -> Callable[[RunHistory], str]:
+    return lambda run: _format(run.curve("train", metric).mean, form)
+
+
+def _goodput(run: RunHistory) -> str:
+    return _format(run.curve("train", "goodput").last[1], ".1%")
+
+
+def _count(kind: str) -> Callable[[RunHistory], str]:
+    return lambda run: str(run.count_events(kind)) if run.events else ""
+
+
+def _damaged_records(run: RunHistory) -> str:
+    damaged = sum(len(event.get("records", ())) for event in run.events)
+    return str(damaged) if run.events else ""
+
+
+def _not_finite(run: RunHistory) -> str:
+    return ", ".join(
+        f"{name} ({split}) {curve.num_not_finite}"
+        for (split, name), curve in run.curves.items()
+        if curve.num_not_finite
+    )
+
+
+def _last(split: str, task: str) -> Callable[[RunHistory], str]:
+    def describe(run: RunHistory) -> str:
+        loss = run.curve(split, f"{task}_loss")
+        accuracy = run.curve(split, f"{task}_accuracy")
+        if not loss:
+            return ""
+        share = f" ({accuracy.last[1]:.1%})" if accuracy else ""
+        return f"{loss.last[1]:.3f}{share} at step {loss.last[0]:,.0f}"
+
+    return describe
+
+
+def _lowest_held_out(run: RunHistory) -> str:
+    curve = run.curve("eval", "loss")
+    if not curve:
+        return ""
+    step, loss = curve.lowest
+    return f"{loss:.3f} at step {step:,.0f}"
+
+
+def _checkpoints(run: RunHistory) -> str:
+    intact = [c.step for c in run.checkpoints if not c.fault]
+    best = [c.step for c in run.best_checkpoints if not c.fault]
+    num_torn = len(run.checkpoints) - len(intact)
+    parts = []
+    if intact:
+        parts.append(f"{len(intact)}, newest of step {intact[-1]:,}")
+    if best:
+        parts.append(f"best of step {best[-1]:,}")
+    if num_torn:
+        parts.append(f"{num_torn} torn")
+    return ", ".join(parts)
+
+
+def _stall(run: RunHistory) -> str:
+    if not run.num_checkpoints:
+        return ""
+    return f"{_duration(run.stalled_seconds)} for {run.num_checkpoints:,}"
+
+
+FACTS: dict[str, Callable[[RunHistory], str]] = {
+    "directory": lambda run: run.run_dir,
+    "state": _state,
+    "steps": _steps,
+    "tokens trained on, padding included": _tokens,
+    "wall-clock, first to last event": _wall_clock,
+    "time in kept steps": _kept_time,
+    "goodput": _goodput,
+    "tokens per second, over kept steps": _tokens_per_second,
+    "model TFLOP/s, mean": _mean("tflops", ".3g"),
+    "MFU, mean": _mean("mfu", ".1%"),
+    "waiting for input, mean": _mean("input_bound_share", ".1%"),
+    "restarts": _count("resume"),
+    "rollbacks": _count("rollback"),
+    "damaged records left out": _damaged_records,
+    "metrics that are NaN or infinite": _not_finite,
+    "masked LM, training, last": _last("train", "masked_lm"),
+    "masked LM, held out, last": _last("eval", "masked_lm"),
+    "sentence head, held out, last": _last("eval", "sentence_order"),
+    "sum of losses, held out, lowest": _lowest_held_out,
+    "checkpoints kept": _checkpoints,
+    "waiting for checkpoints": _stall,
+}
+
+
+def _format(value: float, form: str) -> str:
+    return "" if math.isnan(value) else format(value, form)
+
+
+def _short(number: float) -> str:
+    return EngFormatter(places=2, sep="")(number)
+
+
+def _duration(seconds: float) -> str:
+    """Returns a duration in two units at most.
+
+    Example:
+        >>> _duration(12.34), _duration(61), _duration(183900)
+        ('12.3 s', '1 min 1 s', '2 d 3 h 05 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < SECONDS_PER_HOUR:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    days, minutes = divmod(round(seconds / 60), 24 * 60)
+    text = f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{days} d {text}" if days else text

@@ -1,0 +1,179 @@
+import json
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from albert_tf.errors import UserError
+from albert_tf.report import curves
+from albert_tf.report.__main__ import draw
+from albert_tf.report.runs import RunHistory
+from tests.helpers.logged_run import SETTINGS, read_run, write_run
+
+
+@pytest.mark.parametrize("x_axis", ["tokens", "hours"])
+def test_an_axis_that_a_run_has_no_data_for_is_refused(tmp_path, x_axis):
+    run = read_run(tmp_path / "run", [5.0, 4.0])
+    with pytest.raises(UserError, match=f"x_axis={x_axis}.*{run.run_dir}"):
+        curves.picture([run], x_axis)
+
+
+def axes_of(metric, *runs, x_axis="step", late=False):
+    (panel,) = [
+        panel
+        for panel in curves.PANELS
+        if panel.metric == metric and panel.late == late
+    ]
+    axes = Figure().subplots()
+    curves.draw_panel(axes, panel, runs, x_axis)
+    return axes
+
+
+def lines_of(*args, **kwargs):
+    """What is drawn in a panel: points, dashes and marker of each line."""
+    return [
+        (
+            np.asarray(line.get_xydata()).tolist(),
+            line.get_linestyle(),
+            line.get_marker(),
+        )
+        for line in axes_of(*args, **kwargs).lines
+    ]
+
+
+def test_another_loss_changes_the_panels_of_the_loss_alone(tmp_path):
+    losses = [9.0 - step / 10 for step in range(30)]
+    one = read_run(tmp_path / "a" / "run", losses)
+    other = read_run(tmp_path / "b" / "run", [*losses[:-1], 8.0])
+    differ = [
+        (panel.metric, panel.late)
+        for panel in curves.find_panels([one])
+        if lines_of(panel.metric, one, late=panel.late)
+        != lines_of(panel.metric, other, late=panel.late)
+    ]
+    assert differ == [("masked_lm_loss", False), ("masked_lm_loss", True)]
+
+
+def test_training_is_solid_and_the_held_out_set_dashed(tmp_path):
+    run = read_run(tmp_path / "run", [8.0, 7.0, 5.0])
+    points = [[0, 8.0], [1, 7.0], [2, 5.0]]
+    trained, held_out, *_ = lines_of("masked_lm_loss", run)
+    assert trained[:2] == (points, "-")
+    assert held_out == (points, "--", "o")
+
+
+def test_a_long_run_is_smoothed_above_all_its_points(tmp_path):
+    losses = [7.0 + (-1) ** step for step in range(300)]
+    run = read_run(tmp_path / "run", losses)
+    each, smoothed, *_ = lines_of("masked_lm_loss", run)
+    assert {value for _, value in each[0]} == {6.0, 8.0}
+    middle = [value for _, value in smoothed[0][10:-10]]
+    assert np.abs(np.array(middle) - 7).max() < 0.5
+
+
+def test_the_second_half_has_a_panel_of_its_own(tmp_path):
+    run = read_run(tmp_path / "run", [9.0 - step / 10 for step in range(41)])
+    trained = lines_of("masked_lm_loss", run, late=True)[0]
+    assert [step for step, _ in trained[0]] == list(range(20, 41))
+
+
+def test_a_spike_does_not_stretch_the_panel_of_the_second_half(tmp_path):
+    """The panel of the complete run shows it."""
+    losses = [5.0 + step % 2 for step in range(400)]
+    losses[300] = 60.0
+    run = read_run(tmp_path / "run", losses)
+    bottom, top = axes_of("masked_lm_loss", run, late=True).get_ylim()
+    assert 4.5 < bottom < 5.0 and 6.0 < top < 6.5
+    assert axes_of("masked_lm_loss", run).get_ylim()[1] > 60
+
+
+def test_events_are_marked_at_their_steps(tmp_path):
+    kinds = ["resume", "rollback", "dropout", "data", "corrupt_records"]
+    events = [
+        {"time": 0.0, "event": kind, "step": 3 * number}
+        for number, kind in enumerate([*kinds, "checkpoint", "finish"], 1)
+    ]
+    run = read_run(tmp_path / "run", [5.0] * 31, events, SETTINGS)
+    lines = lines_of("masked_lm_loss", run, x_axis="tokens")
+    marks = [
+        (x / 256, marker)
+        for points, _, marker in lines
+        for x, y in points
+        if y == 1.0
+    ]
+    assert lines[0][0][:2] == [[0, 5.0], [256, 5.0]]
+    symbols = [curves.MARKS[kind][1] for kind in kinds]
+    assert marks == [
+        (3 * number, symbol) for number, symbol in enumerate(symbols, 1)
+    ]
+    assert len(set(symbols)) == len(symbols)
+    # Marks do not change the limits of the axis.
+    plain = read_run(tmp_path / "plain", [5.0] * 31, settings=SETTINGS)
+    axes, unmarked = axes_of("dropout", run), axes_of("dropout", plain)
+    assert axes.get_ylim() == unmarked.get_ylim()
+
+
+def test_marks_at_nearly_the_same_step_are_drawn_once(tmp_path):
+    events = [
+        {"time": 0.0, "event": "resume", "step": step}
+        for step in (1000, 1001, 1002, 2000)
+    ]
+    losses = [5.0, 5.0]
+    run_dir = write_run(tmp_path / "run", losses, events)
+    line = {"split": "train", "step": 3000, "masked_lm_loss": 4.0}
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+    lines = lines_of("masked_lm_loss", RunHistory(run_dir, "run"))
+    assert [xs for xs, _, marker in lines if marker == "v"] == [
+        [[1000, 1], [2000, 1]]
+    ]
+
+
+def test_curves_are_compared_with_the_paper_and_the_corpus(tmp_path):
+    """Table 5 of the paper, two equally frequent labels, the metadata."""
+    run = read_run(tmp_path / "run", [5.0], settings=SETTINGS)
+
+    def values(metric):
+        named = curves.references(metric, [run])
+        return [value for value, _ in named]
+
+    assert values("masked_lm_loss") == [6.5]
+    assert values("masked_lm_accuracy") == [0.540]
+    assert values("sentence_order_accuracy") == [0.5, 0.865]
+    assert values("sentence_order_loss") == pytest.approx([0.6931], abs=1e-4)
+    assert values("learning_rate") == []
+    drawn = [xs for xs, style, _ in lines_of("masked_lm_loss", run)]
+    assert [[0.0, 6.5], [1.0, 6.5]] in drawn
+
+
+def test_the_band_of_the_trust_ratios_covers_all_of_them(tmp_path):
+    ratios = [0.5, 1.0, 2.0]
+    run = read_run(
+        tmp_path / "run",
+        [5.0, 5.0, 5.0],
+        trust_ratio_min=[r / 10 for r in ratios],
+        trust_ratio_mean=ratios,
+        trust_ratio_max=[r * 10 for r in ratios],
+    )
+    axes = axes_of("trust_ratio_mean", run)
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert corners[:, 1].min() == pytest.approx(0.05)
+    assert corners[:, 1].max() == pytest.approx(20.0)
+    assert axes.get_yscale() == "log"
+
+
+def test_the_picture_has_all_panels(tmp_path):
+    run = read_run(tmp_path / "run", [8.0, 7.0], goodput=[0.5, 0.6])
+    one, other = tmp_path / "one.png", tmp_path / "other.png"
+    draw([run], str(one))
+    second = read_run(tmp_path / r"$\frac$", [7.0, 6.0])
+    draw([run, second], str(other))
+    pixels = matplotlib.image.imread(one)
+    # Seven panels in three rows of three.
+    assert pixels.shape[0] > 900 and pixels.shape[1] > 1500
+    for row, column, drawn in ((0, 0, True), (2, 0, True), (2, 2, False)):
+        height, width = pixels.shape[0] // 3, pixels.shape[1] // 3
+        part = pixels[row * height :, column * width :][60:height, :width]
+        assert (part[..., :3] < 0.9).any() == drawn
+    assert one.read_bytes() != other.read_bytes()

@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+
+from albert_tf.errors import UserError
+from albert_tf.report.runs import Curve, RunHistory, read_runs, short_names
+from tests.helpers.logged_run import SETTINGS, write_lines, write_run
+
+
+def test_a_spike_of_one_step_in_a_hundred_thousand_is_kept():
+    curve = Curve()
+    values = 3 + np.random.default_rng(0).normal(size=100_000) / 100
+    values[77_777], values[123] = 50.0, -40.0
+    for step, value in enumerate(values):
+        curve.add(step, value)
+    points = curve.extremes(num_buckets=100)
+
+    assert len(points) <= 2 * 100 + 1
+    assert [77_777, 50.0] in points.tolist()
+    assert [123, -40.0] in points.tolist()
+    assert curve.lowest == (123, -40.0)
+    assert points[-1].tolist() == [99_999, values[-1]]
+    assert np.all(np.diff(points[:, 0]) > 0)
+    smoothed = curve.smoothed(window=0, num_buckets=100)
+    assert len(smoothed) == 100
+    mean = values[:1000].mean()
+    assert smoothed[0].tolist() == pytest.approx([499.5, mean])
+    assert curve.mean == pytest.approx(values.mean(), rel=1e-12)
+
+
+def test_few_points_are_all_drawn():
+    curve = Curve()
+    points = [(10 * step, math.sin(step)) for step in range(1200)]
+    for point in points:
+        curve.add(*point)
+    np.testing.assert_array_equal(curve.extremes(), points)
+
+
+def test_smoothing_removes_noise_and_keeps_a_steep_start():
+    """The mean of a window in the middle of a straight line is its middle."""
+    line, noise = Curve(), Curve()
+    for step in range(1000):
+        line.add(step, 20 - 3 * step)
+        noise.add(step, (-1) ** step)
+    smoothed = line.smoothed(window=0.02, num_buckets=1000)
+    np.testing.assert_array_equal(smoothed[:, 0], range(1000))
+    np.testing.assert_allclose(
+        smoothed[:-10, 1], 20 - 3 * np.arange(990), rtol=1e-9, atol=1e-9
+    )
+    # Of the last eleven, whose mean is five steps before the end.
+    assert smoothed[-1, 1] == pytest.approx(20 - 3 * 994)
+    # One of 21 is left over.
+    assert (
+        np.abs(noise.smoothed(window=0.02, num_buckets=1000)[10:-10, 1]).max()
+        <= 1 / 20
+    )
+    assert np.abs(noise.smoothed(window=0, num_buckets=1000)[:, 1]).min() == 1
+
+
+def test_runs_have_the_shortest_names_that_differ():
+    assert short_names(["gs://b/x/run", "y/run/", "y/other"]) == [
+        "x/run",
+        "y/run",
+        "y/other",
+    ]
+    assert short_names(["runs/base/"]) == ["base"]
+    with pytest.raises(UserError, match="each run once"):
+        short_names(["runs/base", "runs/base/"])
+
+
+def test_a_directory_without_metrics_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        read_runs([str(tmp_path)])
+
+
+def test_a_line_that_a_crash_cut_short_is_skipped(tmp_path):
+    run_dir = write_run(tmp_path / "run", [5.0, 4.0])
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"split": "train", "step": 2, "masked_lm_l')
+    assert RunHistory(run_dir, "run").last_step == 1
+
+
+def test_steps_are_converted_to_tokens_and_hours(tmp_path):
+    run_dir = write_run(tmp_path / "run", [], settings=SETTINGS)
+    lines = [
+        {"split": "train", "step": step, "loop_seconds": seconds}
+        for step, seconds in ((1, 1800.0), (2, 3600.0), (3, 1800.0))
+    ]
+    write_lines(tmp_path / "run" / "metrics.jsonl", lines)
+    run = RunHistory(run_dir, "run")
+    assert run.x_values([0, 3], "step").tolist() == [0, 3]
+    assert run.x_values([1, 3], "tokens").tolist() == [256, 768]
+    # Half an hour, one and a half, two; in between as in proportion.
+    assert run.x_values([0, 1, 1.5, 3], "hours").tolist() == [0, 0.5, 1, 2]
+    assert run.x_values(0.5, "hours") == 0.25
