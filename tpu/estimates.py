@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.training import schedules, step_cost
@@ -113,7 +113,7 @@ def estimate(
         UserError: If the slice cannot share the batch, if libtpu does not
             know it, or is not installed.
     """
-    share = distribution.per_replica_batch_size(
+    share = per_replica_batch_size(
         "global_batch_size",
         config.data.global_batch_size,
         where.num_cores,

@@ -1,30 +1,22 @@
-"""Strategies: which devices a run uses, and what each of them gets."""
+"""Strategies: which devices a run uses, and the batch of each replica."""
 
-import contextlib
-import faulthandler
 import functools
 import json
 import os
-import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent import futures
 
 import tensorflow as tf
 from absl import logging
-from tensorflow.python.eager import context
-from tensorflow.python.eager.context import coordination_config_pb2
 
-from albert_tf.cluster import tpu_chips
+from albert_tf.cluster import tpu_chips, workers
 from albert_tf.cluster.rendezvous import wait_for_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError, first_line
 
-# Jobs of TF_CONFIG that train; the first one keeps the others together.
-WORKER_JOBS = ("chief", "worker")
-# So long a host of a TPU slice may take to answer.
+# Seconds that a host of a TPU slice has to accept a connection.
 SERVER_TIMEOUT_S = 10
 
 
@@ -73,24 +65,6 @@ def fuses(config: DistributionConfig, device_type: str) -> bool:
     """Whether a program for such devices is one of fused operations."""
     fuses_at_all = config.fuse_on_cpu and not config.jit_compile
     return fuses_at_all and device_type == "CPU"
-
-
-def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes logs and results."""
-    resolver = strategy.cluster_resolver
-    if resolver is None or resolver.task_type is None:
-        return True
-    # Where no task is named chief, worker 0 is.
-    jobs = resolver.cluster_spec().jobs
-    chief = "chief" if "chief" in jobs else "worker"
-    return resolver.task_type == chief and resolver.task_id == 0
-
-
-def is_one_process(strategy: tf.distribute.Strategy) -> bool:
-    """Whether no other process takes part in the run."""
-    return not isinstance(
-        strategy, tf.distribute.MultiWorkerMirroredStrategy
-    ) or not os.environ.get("TF_CONFIG")
 
 
 def per_replica_batch_size(
@@ -175,169 +149,28 @@ def _mirrored_over(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 def _multi_worker_strategy(
     config: DistributionConfig,
 ) -> tf.distribute.Strategy:
-    form = (
-        "TF_CONFIG must hold a JSON object with cluster and task, each "
-        "address HOST:PORT and there once, e.g. "
-        '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
-        '"task": {"type": "worker", "index": 0}}'
-    )
-    text = os.environ.get("TF_CONFIG", "")
-    try:
-        value = json.loads(text)
-        job, index = value["task"]["type"], int(value["task"]["index"])
-        # The one that keeps the others together first.
-        cluster = {
-            job: value["cluster"][job]
-            for job in WORKER_JOBS
-            if job in value["cluster"]
-        }
-        addresses = [a for hosts in cluster.values() for a in hosts]
-        complete = (
-            index in range(len(cluster[job]))
-            and all(isinstance(hosts, list) for hosts in cluster.values())
-            and all(_is_address(address) for address in addresses)
-            and len(set(addresses)) == len(addresses)
-        )
-    except (ValueError, TypeError, LookupError):
-        complete = False
-    if not complete:
-        raise UserError(form, received=repr(text))
+    cluster, job, index = workers.read_cluster()
+    timeout_s = config.worker_timeout_s
     logging.info(
         "waiting for all workers of TF_CONFIG, at most worker_timeout_s=%d: %s",
-        config.worker_timeout_s,
+        timeout_s,
         json.dumps(cluster),
     )
-    wait_for_workers(cluster, job, index, config.worker_timeout_s)
-    _watch_workers(cluster, config.worker_timeout_s)
-    with name_lost_workers(config), _ended_if_alone(config.worker_timeout_s):
+    wait_for_workers(cluster, job, index, timeout_s)
+    workers.detect_unresponsive_workers(cluster, timeout_s)
+    with (
+        workers.name_lost_workers(config),
+        workers.exit_if_stuck(timeout_s),
+    ):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(
-                timeout_seconds=config.worker_timeout_s
+                timeout_seconds=timeout_s
             )
         )
     if threading.current_thread() is threading.main_thread():
-        # TensorFlow's service has taken SIGTERM, and does nothing with it.
+        # TensorFlow's service installs a SIGTERM handler that does nothing.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return strategy
-
-
-def _is_address(text: str) -> bool:
-    found = re.fullmatch(r".+:(\d+)", text)
-    return found is not None and 0 < int(found[1]) < 2**16
-
-
-def _watch_workers(cluster: dict[str, list[str]], timeout_s: int) -> None:
-    """Has workers that do not answer found out within a time.
-
-    TensorFlow's coordination service does it, which has no public settings.
-    """
-    jobs = list(cluster)
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=f"/job:{jobs[0]}/replica:0/task:0",
-        cluster_register_timeout_in_ms=timeout_s * 1000,
-        heartbeat_timeout_in_ms=timeout_s * 1000,
-        shutdown_barrier_timeout_in_ms=timeout_s * 1000,
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(
-                name=job, num_tasks=len(cluster[job])
-            )
-            for job in jobs
-        ],
-    )
-
-
-@contextlib.contextmanager
-def _ended_if_alone(timeout_s: int) -> Iterator[None]:
-    """Ends the process, with status 1, if the block takes too long.
-
-    The first worker would wait for ever for one that is lost at just this
-    time, and let no thread of Python run: so this thread is none.
-    """
-    # After TensorFlow's own time, which tells more where it is kept.
-    faulthandler.dump_traceback_later(timeout_s + 10, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-@contextlib.contextmanager
-def name_lost_workers(
-    config: DistributionConfig, strategy: tf.distribute.Strategy | None = None
-) -> Iterator[None]:
-    """Turns what TensorFlow raises where a worker is lost into a clear error.
-
-    Args:
-        config: The settings.
-        strategy: If there is one yet: with one process nobody can be lost.
-
-    Raises:
-        UserError: If the block failed since another process did not answer.
-    """
-    try:
-        yield
-    except (
-        tf.errors.UnavailableError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.InternalError,
-        tf.errors.FailedPreconditionError,
-    ) as error:
-        if strategy is not None and is_one_process(strategy):
-            raise
-        raise UserError(
-            "all workers of TF_CONFIG must answer, within "
-            f"worker_timeout_s={config.worker_timeout_s}",
-            # A failure of this process' own may look the same.
-            received=f"{_describe_loss(str(error.message))}; TensorFlow says: "
-            f"{first_line(error)[:200]}",
-            remedy="See the logs of the other workers for the first that "
-            "failed; start all of them again, and the run goes on from its "
-            "last checkpoint.",
-        ) from None
-
-
-def _describe_loss(message: str) -> str:
-    """Which worker an error tells of, as far as it does."""
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    found = re.search(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
-    if found is None:
-        return "no answer of the first worker, which keeps the others together"
-    job, index = found[1], int(found[2])
-    hosts = cluster.get(job, [])
-    host = f" at {hosts[index]}" if index < len(hosts) else ""
-    return f"no answer of {job} {index}{host}"
-
-
-def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
-    """Waits for all processes, which must be at the same step.
-
-    Raises:
-        UserError: If they are not.
-    """
-    if is_one_process(strategy):
-        return
-
-    def sums() -> tf.Tensor:
-        value = tf.stack([tf.constant(step, tf.float64)] * 2)
-        replica = tf.distribute.get_replica_context()
-        return replica.all_reduce(
-            tf.distribute.ReduceOp.SUM, value * [1.0, step]
-        )
-
-    total, squares = strategy.experimental_local_results(
-        tf.function(strategy.run)(sums)
-    )[0].numpy()
-    replicas = strategy.num_replicas_in_sync
-    if total != step * replicas or squares != step**2 * replicas:
-        raise UserError(
-            "all workers must read the same --output_dir",
-            received=f"this one is at step {step}, and the mean of all is "
-            f"{total / replicas:g}",
-            remedy="Take a directory that all of them share, e.g. gs://.",
-        )
 
 
 def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:

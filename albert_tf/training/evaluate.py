@@ -7,7 +7,12 @@ import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import (
+    device_type,
+    fuses,
+    make_strategy,
+    per_replica_batch_size,
+)
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input import (
@@ -56,11 +61,11 @@ class Evaluator:
         )
         self._batches = strategy.distribute_datasets_from_function(make_dataset)
 
-        device_type = distribution.device_type(strategy)
-        no_dropout = Dropout(on_tpu=device_type == "TPU")
+        device = device_type(strategy)
+        no_dropout = Dropout(on_tpu=device == "TPU")
 
         @tf.autograph.experimental.do_not_convert
-        @fusing(distribution.fuses(config.distribution, device_type))
+        @fusing(fuses(config.distribution, device))
         def replica_sums(
             batch: input_pipeline.Batch, stop: tf.Tensor
         ) -> Mapping[str, tf.Tensor]:
@@ -171,8 +176,8 @@ def evaluate_run(config: PretrainingConfig) -> None:
     config.require("eval_input_file")
     held_out = training_records.find_held_out(config)
     run_directory.check_evaluation(config, held_out)
-    strategy = distribution.make_strategy(config.distribution)
-    distribution.per_replica_batch_size(
+    strategy = make_strategy(config.distribution)
+    per_replica_batch_size(
         "eval_batch_size",
         config.data.eval_batch_size,
         strategy.num_replicas_in_sync,

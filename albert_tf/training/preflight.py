@@ -21,8 +21,9 @@ from typing import NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import strategy as distribution
 from albert_tf.cluster import versions
+from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
+from albert_tf.cluster.workers import is_one_process, name_lost_workers
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.input import (
@@ -357,7 +358,7 @@ class Preflight:
         self._add(WARN if warning else OK, "learning rate", line, warning)
 
     def _devices(self) -> None:
-        strategy = distribution.make_strategy(self.config.distribution)
+        strategy = make_strategy(self.config.distribution)
         self.strategy = strategy
         self._add(
             OK,
@@ -370,14 +371,14 @@ class Preflight:
     def _batch(self) -> None:
         data = self.config.data
         replicas = self.strategy.num_replicas_in_sync
-        share = distribution.per_replica_batch_size(
+        share = per_replica_batch_size(
             "global_batch_size",
             data.global_batch_size,
             replicas,
             data.gradient_accumulation_steps,
         )
         if data.eval_input_file:
-            distribution.per_replica_batch_size(
+            per_replica_batch_size(
                 "eval_batch_size", data.eval_batch_size, replicas
             )
         self._add(
@@ -406,7 +407,7 @@ class Preflight:
 
     def _workers(self) -> None:
         """Nothing failed on any, or some would wait for others in vain."""
-        if distribution.is_one_process(self.strategy):
+        if is_one_process(self.strategy):
             return
 
         def total() -> tf.Tensor:
@@ -426,9 +427,7 @@ class Preflight:
         self._add(OK, "workers", "nothing failed on any")
 
     def _lost_workers_named(self) -> contextlib.AbstractContextManager[None]:
-        return distribution.name_lost_workers(
-            self.config.distribution, self.strategy
-        )
+        return name_lost_workers(self.config.distribution, self.strategy)
 
     def _updates(self) -> None:
         """Makes real updates, and times them."""

@@ -22,8 +22,14 @@ from typing import Any, Self
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import strategy as distribution
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
+from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
+from albert_tf.cluster.workers import (
+    check_agreement,
+    is_chief,
+    is_one_process,
+    name_lost_workers,
+)
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input import (
@@ -74,10 +80,10 @@ def train(config: PretrainingConfig) -> int:
     run_directory.check(config, data)
 
     # 2. Devices.
-    strategy = distribution.make_strategy(config.distribution)
+    strategy = make_strategy(config.distribution)
     with (
         watch_for_stop() as stop,
-        distribution.name_lost_workers(config.distribution, strategy),
+        name_lost_workers(config.distribution, strategy),
     ):
         # Not before: to read it uses TensorFlow, and workers must find each
         # other, and a CPU be split, before anything does.
@@ -170,17 +176,17 @@ class Run:
         self.stop = stop
         run_dir = config.training.output_dir
         num_replicas = strategy.num_replicas_in_sync
-        per_replica_batch_size = distribution.per_replica_batch_size(
+        per_replica = per_replica_batch_size(
             "global_batch_size",
             config.data.global_batch_size,
             num_replicas,
             config.data.gradient_accumulation_steps,
         )
         if held_out is not None:
-            distribution.per_replica_batch_size(
+            per_replica_batch_size(
                 "eval_batch_size", config.data.eval_batch_size, num_replicas
             )
-        self.is_chief = distribution.is_chief(strategy)
+        self.is_chief = is_chief(strategy)
         if self.is_chief:
             run_directory.write(config, data)
         else:
@@ -236,7 +242,7 @@ class Run:
             self.position = self._position_of(restored)
         elif initial:
             initial.apply(self.state.variables())
-        distribution.check_agreement(strategy, self.position.step)
+        check_agreement(strategy, self.position.step)
         self.run_log = None
         if self.is_chief:
             position = self.position
@@ -263,7 +269,7 @@ class Run:
             self._log_event("start", warm_start=initial.report)
         else:
             self._log_event("start")
-        self._log_summary(num_replicas, per_replica_batch_size)
+        self._log_summary(num_replicas, per_replica)
         if restored is None:
             if self.is_chief:
                 warm_start.write_report(run_dir, initial)
@@ -492,7 +498,7 @@ class Run:
                 "newest checkpoint that is whole.",
             )
         # Workers that ended before would be taken for lost.
-        distribution.check_agreement(self.strategy, self.position.step)
+        check_agreement(self.strategy, self.position.step)
 
     def _notes(self) -> dict[str, Any]:
         step = self.position.step
@@ -574,7 +580,7 @@ class Run:
         # Those who did not meet them, in their share, do not know of them.
         self.corrupt_records.add(found, self.config.data)
         self._log_event("corrupt_records", records=[str(r) for r in found])
-        if not distribution.is_one_process(self.strategy):
+        if not is_one_process(self.strategy):
             # Others wait in the step that failed here.
             raise UserError(
                 "the workers must start again after damaged records",
@@ -590,7 +596,7 @@ class Run:
             avoided: The step of one that is taken only if there is no other.
         """
         self.store.wait()
-        distribution.check_agreement(self.strategy, self.position.step)
+        check_agreement(self.strategy, self.position.step)
         restored = self.store.restore(avoided=avoided)
         assert restored, "a run begins with a checkpoint"
         self.position = self._position_of(restored)
@@ -598,7 +604,7 @@ class Run:
         self.position.to_evaluate = False
         self._stop_profile()
         self.switch = None
-        distribution.check_agreement(self.strategy, self.position.step)
+        check_agreement(self.strategy, self.position.step)
         self.batches = None
         if self.run_log:
             self.run_log.rewind(self.position.step)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import device_type, fuses
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.modeling.dropout import Dropout
@@ -141,9 +141,7 @@ def make_train_steps(
         names of `figure_names`, `num_steps` an int32 scalar tensor and
         `settings` the `StepSettings`.
     """
-    replica_step = make_replica_step(
-        state, config, distribution.device_type(strategy)
-    )
+    replica_step = make_replica_step(state, config, device_type(strategy))
 
     @tf.function
     def train_steps(
@@ -220,7 +218,7 @@ def make_replica_step(
     clip_each_replica = config.optimizer.clip_scope == "per_replica"
 
     @tf.autograph.experimental.do_not_convert
-    @fusing(distribution.fuses(config.distribution, device_type))
+    @fusing(fuses(config.distribution, device_type))
     def replica_step(
         batch: input_pipeline.Batch, stop: tf.Tensor, settings: StepSettings
     ) -> Mapping[str, tf.Tensor]:

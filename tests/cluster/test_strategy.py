@@ -6,7 +6,8 @@ import sys
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
+from albert_tf.cluster.workers import is_chief, name_lost_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 
@@ -14,23 +15,23 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def test_without_accelerators_auto_is_one_device():
-    strategy = distribution.make_strategy(DistributionConfig())
+    strategy = make_strategy(DistributionConfig())
     assert strategy.num_replicas_in_sync == 1
-    assert distribution.is_chief(strategy)
+    assert is_chief(strategy)
 
 
 def test_mirrored_has_a_replica_on_each_logical_cpu():
     config = DistributionConfig(strategy="mirrored", num_logical_cpus=3)
-    strategy = distribution.make_strategy(config)
+    strategy = make_strategy(config)
     assert strategy.num_replicas_in_sync == 3
 
 
 @pytest.mark.slow
 def test_a_tpu_that_is_not_there_is_named_within_seconds():
     code = (
-        "from albert_tf.cluster import strategy as distribution\n"
+        "from albert_tf.cluster.strategy import make_strategy\n"
         "from albert_tf.config import DistributionConfig\n"
-        "distribution.make_strategy(DistributionConfig(strategy='tpu'))\n"
+        "make_strategy(DistributionConfig(strategy='tpu'))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -75,7 +76,7 @@ def test_a_tpu_that_is_not_there_is_named_within_seconds():
 def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match="TF_CONFIG must hold a JSON object"):
-        distribution.make_strategy(
+        make_strategy(
             DistributionConfig(strategy="multi_worker", worker_timeout_s=2)
         )
 
@@ -83,16 +84,16 @@ def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
 def test_a_tpu_is_not_asked_to_compile_what_it_compiles_anyway():
     config = DistributionConfig(strategy="tpu", jit_compile=True)
     with pytest.raises(UserError, match="jit_compile must be off on TPUs"):
-        distribution.make_strategy(config)
+        make_strategy(config)
 
 
 def test_an_error_of_one_process_tells_of_no_other_worker(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     config = DistributionConfig()
-    strategy = distribution.make_strategy(config)
+    strategy = make_strategy(config)
     with (
         pytest.raises(tf.errors.InternalError),
-        distribution.name_lost_workers(config, strategy),
+        name_lost_workers(config, strategy),
     ):
         raise tf.errors.InternalError(None, None, "of its own")
 
@@ -103,13 +104,13 @@ def test_what_tensorflow_says_of_a_lost_worker_is_told(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster)
     with (
         pytest.raises(UserError, match="says: Blas GEMM launch failed"),
-        distribution.name_lost_workers(DistributionConfig()),
+        name_lost_workers(DistributionConfig()),
     ):
         raise tf.errors.InternalError(None, None, "Blas GEMM launch failed")
 
 
 def test_a_batch_is_shared_evenly_or_refused():
-    share = distribution.per_replica_batch_size
+    share = per_replica_batch_size
     assert share("global_batch_size", 4096, 32, 4) == 128
     with pytest.raises(UserError, match=r"4100 and 32\. Nearest: 4096, 4128"):
         share("global_batch_size", 4100, 32)

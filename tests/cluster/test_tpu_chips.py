@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from albert_tf.cluster import strategy as distribution
 from albert_tf.cluster import tpu_chips
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 
@@ -118,7 +118,7 @@ def test_hosts_of_a_slice_that_do_not_answer_are_named():
             strategy="tpu", tpu_name=f"grpc://{good},{bad}"
         )
         with pytest.raises(UserError, match=f"no answer of {bad} ") as raised:
-            distribution.make_strategy(config)
+            make_strategy(config)
     assert good not in str(raised.value)
     assert "start_grpc_tpu_worker" in raised.value.remedy
 
@@ -128,7 +128,7 @@ def test_a_name_that_cannot_be_looked_up_is_told_with_what_needs_no_look_up():
         strategy="tpu", tpu_name="mine", tpu_zone="a", gcp_project="b"
     )
     with pytest.raises(UserError, match="needs a TPU at mine") as raised:
-        distribution.make_strategy(config)
+        make_strategy(config)
     assert "--tpu_name=grpc://" in raised.value.remedy
 
 
@@ -137,4 +137,4 @@ def test_no_metadata_server_is_an_error_for_users(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
     config = DistributionConfig(strategy="tpu", tpu_name="mine")
     with pytest.raises(UserError, match="needs a TPU at mine"):
-        distribution.make_strategy(config)
+        make_strategy(config)

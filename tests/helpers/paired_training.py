@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import (
     record_sets as training_records,
@@ -39,7 +39,7 @@ class Training(NamedTuple):
 
 def train(config: PretrainingConfig) -> Training:
     """All steps of a run, by the trainer, without dropout."""
-    strategy = distribution.make_strategy(config.distribution)
+    strategy = make_strategy(config.distribution)
     with strategy.scope():
         state = make_state(config)
         train_steps = make_train_steps(strategy, state, config)

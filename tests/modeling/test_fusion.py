@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import device_type, fuses
 from albert_tf.config import DistributionConfig, ModelConfig
 from albert_tf.modeling import fusion
 from albert_tf.modeling.dropout import Dropout
@@ -118,14 +118,14 @@ def test_nothing_is_compiled_elsewhere():
 
 def test_cpus_fuse_unless_told_not_to():
     config = DistributionConfig()
-    assert distribution.fuses(config, "CPU")
-    assert not distribution.fuses(config, "TPU")
-    assert not distribution.fuses(config, "GPU")
-    assert not distribution.fuses(DistributionConfig(fuse_on_cpu=False), "CPU")
-    assert not distribution.fuses(DistributionConfig(jit_compile=True), "CPU")
+    assert fuses(config, "CPU")
+    assert not fuses(config, "TPU")
+    assert not fuses(config, "GPU")
+    assert not fuses(DistributionConfig(fuse_on_cpu=False), "CPU")
+    assert not fuses(DistributionConfig(jit_compile=True), "CPU")
 
 
 def test_the_devices_of_a_strategy_tell_what_they_are(mirrored_two):
     one = tf.distribute.OneDeviceStrategy("CPU:0")
     for strategy in one, mirrored_two:
-        assert distribution.device_type(strategy) == "CPU"
+        assert device_type(strategy) == "CPU"

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.errors import UserError
 from albert_tf.training import schedules
 from tpu import compile_recipes
@@ -32,7 +32,7 @@ def test_every_recipe_but_for_cpus_names_a_slice_that_shares_its_batch(name):
         return
     config, where = recipe
     assert config.distribution.precision == "mixed_bfloat16"
-    distribution.per_replica_batch_size(
+    per_replica_batch_size(
         "global_batch_size",
         config.data.global_batch_size,
         where.num_cores,

@@ -7,7 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input import (
     pipeline as input_pipeline,
 )
@@ -23,7 +23,7 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def evaluate_with(config):
-    strategy = distribution.make_strategy(config.distribution)
+    strategy = make_strategy(config.distribution)
     with strategy.scope():
         pretrainer = make_state(config).pretrainer
     held_out = training_records.find_records(

@@ -5,8 +5,8 @@ import time
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster import strategy as distribution
 from albert_tf.cluster.preemption import StopRequest
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
@@ -25,7 +25,7 @@ def run_with(config, stop):
         config,
         find_training_data(config),
         find_held_out(config),
-        distribution.make_strategy(config.distribution),
+        make_strategy(config.distribution),
         stop,
     ).train()
 
@@ -108,7 +108,7 @@ def test_time_between_processes_is_no_goodput(tiny_records, tmp_path):
             config,
             find_training_data(config),
             None,
-            distribution.make_strategy(config.distribution),
+            make_strategy(config.distribution),
             stop,
         ).train()
         == 143

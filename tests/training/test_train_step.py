@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.tpu import tpu
 
-from albert_tf.cluster import strategy as distribution
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input import (
     record_sets as training_records,
 )
@@ -27,7 +27,7 @@ NO_DROPOUT = DropoutRates(0.0, 0.0)
 
 def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     """Figures and weights after some steps, and the program."""
-    strategy = distribution.make_strategy(config.distribution)
+    strategy = make_strategy(config.distribution)
     data = training_records.find_training_data(config)
     with strategy.scope():
         state = make_state(config)
@@ -75,7 +75,7 @@ def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records, tmp_path, strategy="mirrored", num_logical_cpus=2
     )
-    strategy = distribution.make_strategy(config.distribution)
+    strategy = make_strategy(config.distribution)
     data = training_records.find_training_data(config)
     for _ in range(2):
         with strategy.scope():
@@ -236,7 +236,7 @@ def test_a_large_step_in_parts_can_be_made_twice(tiny_records, tmp_path):
         global_batch_size=4096,
         gradient_accumulation_steps=2,
     )
-    strategy = distribution.make_strategy(config.distribution)
+    strategy = make_strategy(config.distribution)
     with strategy.scope():
         state = make_state(config)
         train_steps = make_train_steps(strategy, state, config)

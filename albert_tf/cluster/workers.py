@@ -1,0 +1,210 @@
+"""Processes of a multi-worker run: their addresses, lost ones, agreement.
+
+A worker that is killed or unreachable would leave the others waiting for ever.
+Four guards end the run instead, within `--worker_timeout_s`:
+
+1. `rendezvous.wait_for_workers` names the workers that never start;
+2. `exit_if_stuck` ends a process that loses another one while TensorFlow
+   connects them;
+3. `detect_unresponsive_workers` makes TensorFlow's coordination service watch
+   the heartbeats of all workers; it has no public settings, so private names
+   of TensorFlow are used here and only here;
+4. `name_lost_workers` turns TensorFlow's errors into a `UserError` that names
+   the lost worker.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import re
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.eager.context import coordination_config_pb2
+
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import UserError, first_line
+
+# Jobs of TF_CONFIG that train. The first worker of the first job runs the
+# coordination service.
+WORKER_JOBS = ("chief", "worker")
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process is the one that writes logs and results."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or resolver.task_type is None:
+        return True
+    # Where no task is named chief, worker 0 is.
+    jobs = resolver.cluster_spec().jobs
+    chief = "chief" if "chief" in jobs else "worker"
+    return resolver.task_type == chief and resolver.task_id == 0
+
+
+def is_one_process(strategy: tf.distribute.Strategy) -> bool:
+    """Whether no other process takes part in the run."""
+    return not isinstance(
+        strategy, tf.distribute.MultiWorkerMirroredStrategy
+    ) or not os.environ.get("TF_CONFIG")
+
+
+def read_cluster() -> tuple[dict[str, list[str]], str, int]:
+    """Reads TF_CONFIG.
+
+    Returns:
+        The addresses of the workers by job, first the job of the coordination
+        service; the job of this process; its index in that job.
+
+    Raises:
+        UserError: If TF_CONFIG is missing or not of its form.
+    """
+    form = (
+        "TF_CONFIG must hold a JSON object with cluster and task, each "
+        "address HOST:PORT and there once, e.g. "
+        '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
+        '"task": {"type": "worker", "index": 0}}'
+    )
+    text = os.environ.get("TF_CONFIG", "")
+    try:
+        value = json.loads(text)
+        job, index = value["task"]["type"], int(value["task"]["index"])
+        cluster = {
+            job: value["cluster"][job]
+            for job in WORKER_JOBS
+            if job in value["cluster"]
+        }
+        addresses = [a for hosts in cluster.values() for a in hosts]
+        complete = (
+            index in range(len(cluster[job]))
+            and all(isinstance(hosts, list) for hosts in cluster.values())
+            and all(_is_address(address) for address in addresses)
+            and len(set(addresses)) == len(addresses)
+        )
+    except (ValueError, TypeError, LookupError):
+        complete = False
+    if not complete:
+        raise UserError(form, received=repr(text))
+    return cluster, job, index
+
+
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r".+:(\d+)", text)
+    return found is not None and 0 < int(found[1]) < 2**16
+
+
+def detect_unresponsive_workers(
+    cluster: dict[str, list[str]], timeout_s: int
+) -> None:
+    """Makes TensorFlow detect unresponsive workers within `timeout_s`."""
+    jobs = list(cluster)
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{jobs[0]}/replica:0/task:0",
+        cluster_register_timeout_in_ms=timeout_s * 1000,
+        heartbeat_timeout_in_ms=timeout_s * 1000,
+        shutdown_barrier_timeout_in_ms=timeout_s * 1000,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(
+                name=job, num_tasks=len(cluster[job])
+            )
+            for job in jobs
+        ],
+    )
+
+
+@contextlib.contextmanager
+def exit_if_stuck(timeout_s: int) -> Iterator[None]:
+    """Ends the process, with status 1, if the block takes too long.
+
+    While TensorFlow connects the workers, the first one waits for ever for a
+    worker that is lost at that moment, and holds Python's lock. Hence a
+    watchdog that is not a Python thread.
+    """
+    # TensorFlow's own timeout, where it works, gives a clearer error: so wait
+    # a little longer.
+    faulthandler.dump_traceback_later(timeout_s + 10, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def name_lost_workers(
+    config: DistributionConfig, strategy: tf.distribute.Strategy | None = None
+) -> Iterator[None]:
+    """Turns TensorFlow's errors for a lost worker into a `UserError`.
+
+    Args:
+        config: Gives the timeout that the error names.
+        strategy: None while the strategy is being made. With a strategy of one
+            process no worker can be lost, and errors pass unchanged.
+
+    Raises:
+        UserError: If the block failed because another process did not answer.
+    """
+    try:
+        yield
+    except (
+        tf.errors.UnavailableError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.InternalError,
+        tf.errors.FailedPreconditionError,
+    ) as error:
+        if strategy is not None and is_one_process(strategy):
+            raise
+        raise UserError(
+            "all workers of TF_CONFIG must answer, within "
+            f"worker_timeout_s={config.worker_timeout_s}",
+            # A failure within this process may look the same, so quote it.
+            received=f"{_describe_loss(str(error.message))}; TensorFlow says: "
+            f"{first_line(error)[:200]}",
+            remedy="See the logs of the other workers for the first that "
+            "failed; start all of them again, and the run goes on from its "
+            "last checkpoint.",
+        ) from None
+
+
+def _describe_loss(message: str) -> str:
+    """Which worker an error message names, if it names one."""
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    found = re.search(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
+    if found is None:
+        return "no answer of the first worker, which keeps the others together"
+    job, index = found[1], int(found[2])
+    hosts = cluster.get(job, [])
+    host = f" at {hosts[index]}" if index < len(hosts) else ""
+    return f"no answer of {job} {index}{host}"
+
+
+def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
+    """Waits for all processes and compares their steps.
+
+    Raises:
+        UserError: If they differ.
+    """
+    if is_one_process(strategy):
+        return
+
+    def sums() -> tf.Tensor:
+        value = tf.stack([tf.constant(step, tf.float64)] * 2)
+        replica = tf.distribute.get_replica_context()
+        return replica.all_reduce(
+            tf.distribute.ReduceOp.SUM, value * [1.0, step]
+        )
+
+    total, squares = strategy.experimental_local_results(
+        tf.function(strategy.run)(sums)
+    )[0].numpy()
+    replicas = strategy.num_replicas_in_sync
+    if total != step * replicas or squares != step**2 * replicas:
+        raise UserError(
+            "all workers must read the same --output_dir",
+            received=f"this one is at step {step}, and the mean of all is "
+            f"{total / replicas:g}",
+            remedy="Take a directory that all of them share, e.g. gs://.",
+        )
