@@ -1,5 +1,9 @@
 """The one kind of error that its reader, not a developer, can mend."""
 
+from collections.abc import Sequence
+
+_MAX_NAMED_FAULTS = 5
+
 # How lines begin that TensorFlow puts before what it says: where the program
 # that failed was made.
 _PLACES = (
@@ -51,3 +55,18 @@ def first_line(error: BaseException) -> str:
         ]
         lines = lines[places[-1] + 1 :]
     return next(filter(None, lines), type(error).__name__)
+
+
+def name_faults(faults: Sequence[str]) -> str:
+    """Joins faults for an error message; beyond five, only counts them.
+
+    Example:
+        >>> name_faults(["bias is missing", "kernel is unknown"])
+        'bias is missing; kernel is unknown'
+        >>> name_faults(list("abcdefgh"))
+        'a; b; c; d; e; and 3 more'
+    """
+    named = list(faults[:_MAX_NAMED_FAULTS])
+    if len(faults) > len(named):
+        named.append(f"and {len(faults) - len(named)} more")
+    return "; ".join(named)
