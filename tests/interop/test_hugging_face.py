@@ -15,13 +15,10 @@ import safetensors.numpy
 
 from albert_tf.errors import UserError
 from albert_tf.interop import hugging_face
-from albert_tf.interop.hugging_face import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    SHARED_SETTINGS,
-    WEIGHTS_FILE,
-)
+from albert_tf.interop.hugging_face import CONFIG_FILE
 from albert_tf.interop.hugging_face_check import verify
+from albert_tf.interop.hugging_face_config import SHARED_SETTINGS
+from albert_tf.interop.safetensors_files import INDEX_FILE, WEIGHTS_FILE
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import directory as run_directory
@@ -535,7 +532,7 @@ def test_a_card_says_what_is_not_known(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "gelu"}, "gelu_new, GELU by tanh.*v1 models say gelu"),
+        ({"hidden_act": "gelu"}, "gelu_new, the tanh app.*v1 models say gelu"),
         ({"hidden_act": "swish"}, 'hidden_act .* one of .*Received: "swish"'),
         ({"hidden_act": ["tanh"]}, r'one of .*Received: \["tanh"\]'),
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps .* 1e-12.*Received: 1e-05"),
@@ -543,8 +540,8 @@ def test_a_card_says_what_is_not_known(folder):
         ({"tie_word_embeddings": False}, "tie_word_embeddings"),
         ({"sentence_objective": "mlm"}, 'sop, nsp, none. Received: "mlm"'),
         ({"hidden_size": 7}, "divisible by num_attention_heads"),
-        ({"hidden_size": 8}, r"shape \[6\] there and \[8\] by config.json"),
-        ({"vocab_size": 12}, r"shape \[11, 4\] there and \[12, 4\]"),
+        ({"hidden_size": 8}, r"shape \[6\], not \[8\] as in config.json"),
+        ({"vocab_size": 12}, r"shape \[11, 4\], not \[12, 4\]"),
         ({"hidden_size": "6"}, "hidden_size"),
         ({"num_hidden_layers": 44, "num_hidden_groups": 20}, "layer 33 of 44"),
     ],
@@ -576,7 +573,7 @@ def test_what_config_json_leaves_out_is_not_our_default(folder):
     directory, _ = folder
     (directory / CONFIG_FILE).write_text('{"model_type": "albert"}')
     with pytest.raises(
-        UserError, match=r"\[11, 4\] there and \[30000, 128\] by config.json"
+        UserError, match=r"\[11, 4\], not \[30000, 128\] as in config.json"
     ):
         hugging_face.read(str(directory))
 
@@ -624,7 +621,7 @@ def test_a_projection_that_we_have_not_is_refused(tmp_path):
                 {f"{name}.{part}": value}
             ),
         )
-        with pytest.raises(UserError, match="must change nothing"):
+        with pytest.raises(UserError, match="must be the identity"):
             hugging_face.read(str(tmp_path / part))
 
 
@@ -651,7 +648,7 @@ def test_a_truncated_file_is_refused(folder, kept):
     path.write_bytes(content)
     with pytest.raises(
         UserError,
-        match=f"must be a whole safetensors .*: {len(content):,} byte",
+        match=f"must be a complete safetensors .*: {len(content):,} byte",
     ):
         hugging_face.read(str(folder[0]))
 
@@ -687,7 +684,7 @@ def test_an_index_names_files_beside_it_alone(folder, name):
     index.write_text('{"weight_map": {"any": "model-1.safetensors"}}')
     assert_equal(hugging_face.read(str(directory)), weights)
     index.write_text(json.dumps({"weight_map": {"any": name}}))
-    with pytest.raises(UserError, match=r"\.safetensors files beside it"):
+    with pytest.raises(UserError, match=r"\.safetensors files in its own"):
         hugging_face.read(str(directory))
     index.write_text('{"weight_map": {"any": "model-2.safetensors"}}')
     with pytest.raises(UserError, match=r"model-2.* must exist"):
@@ -714,6 +711,6 @@ def test_groups_that_transformers_counts_otherwise_are_refused(tmp_path):
         TINY, num_hidden_layers=44, num_hidden_groups=20
     )
     with pytest.raises(
-        UserError, match="layer 33 of 44, of 20 groups, group 14"
+        UserError, match="layer 33 of 44, with 20 groups, is in group 14"
     ):
         hugging_face.write(make_weights(config), str(tmp_path))
