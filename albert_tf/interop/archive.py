@@ -1,15 +1,16 @@
-"""Models in a tar archive, as google-research/albert publishes them.
+"""Unpacks models in tar archives, as google-research/albert publishes them.
 
-An archive comes from elsewhere, so none of its paths is believed: one that
-holds a path out of it, a link or a device is refused, and so is one that would
-fill the disk.
+An archive is untrusted input. `tarfile.data_filter` refuses paths that lead
+out of the archive, links to them, and devices. The limits in this module
+refuse archives that would fill the disk or the memory.
 """
 
 import contextlib
+import errno
 import gzip
 import os
+import platform
 import posixpath
-import shutil
 import tarfile
 import tempfile
 import zlib
@@ -24,21 +25,24 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar")
 # albert_xxlarge with its moments has 2.8 GB.
 MAX_BYTES = 64 * 2**30
 MAX_FILES = 10_000
-# Of what is read into memory at once: architecture, vocabulary, state.
+# Files that are read into memory: architecture, vocabulary, state.
 MAX_SMALL_BYTES = 64 * 2**20
-# Of what comes before a file and tells of it: long names, times, owners.
+# Headers that extend a member's own: long names, times, owners.
 MAX_HEADER_BYTES = 2**20
 
 _SMALL_FILES = ("albert_config.json", "checkpoint")
 _SMALL_SUFFIXES = (".model",)
 _INDEX_SUFFIX = ".index"
 _DATA_PART = ".data-"
-_LONGEST_NAME = 255  # bytes, between two slashes
+_NAME_ERRORS = (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG)
 _FILE_TYPES = (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE)
 
 
 class _Header(tarfile.TarInfo):
-    """A header, which tarfile would read into memory however long it is."""
+    """A member whose header has a limited size.
+
+    tarfile reads extended headers into memory, however long they are.
+    """
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> Self:
@@ -54,26 +58,32 @@ class _Header(tarfile.TarInfo):
 
 @contextlib.contextmanager
 def unpacked(archive: str) -> Iterator[str]:
-    """The model of an archive, for as long as the block runs.
+    """Unpacks the model in an archive for the duration of a `with` block.
 
     Args:
         archive: A .tar or .tar.gz, local or gs://.
 
     Yields:
-        The directory of its checkpoint, in the system's place for temporary
-        files. Architecture, vocabulary and checkpoint are unpacked, and
-        nothing else.
+        A temporary directory with the checkpoint, its architecture and its
+        vocabulary. Other files are not unpacked.
 
     Raises:
-        UserError: If the archive is damaged, holds what it must not, or holds
-            no checkpoint or several in different directories.
+        UserError: If the archive is damaged, exceeds a limit, holds links,
+            devices or paths that lead out of it, or does not hold exactly one
+            checkpoint.
     """
+    if not hasattr(tarfile, "data_filter"):
+        raise UserError(
+            "Python must be 3.11.4 or later to unpack an archive safely",
+            received=platform.python_version(),
+            remedy=f"Unpack {archive} yourself and give its directory.",
+        )
     with tempfile.TemporaryDirectory(prefix="albert_tf_") as folder:
         try:
             with (
                 open_existing(archive, "rb") as raw,
                 _decompressed(archive, raw) as file,
-                # A stream: gs:// is read once, and nothing is sought.
+                # A stream: gs:// is read once, from start to end.
                 tarfile.open(
                     fileobj=file, mode="r|", tarinfo=_Header
                 ) as members,
@@ -89,14 +99,14 @@ def unpacked(archive: str) -> Iterator[str]:
             ) from None
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as e:
             raise UserError(
-                f"{archive} must be a whole archive",
+                f"{archive} must be a complete archive",
                 received=str(e) or type(e).__name__,
                 remedy="Download it again.",
             ) from None
         directories = {posixpath.dirname(name) for name in indices}
         if len(directories) != 1:
             raise UserError(
-                f"{archive} must hold one checkpoint of TensorFlow",
+                f"{archive} must hold one TensorFlow checkpoint",
                 received=", ".join(indices) or f"no file *{_INDEX_SUFFIX}",
             )
         yield os.path.join(folder, *directories)
@@ -107,75 +117,72 @@ def _decompressed(archive: str, raw: IO[bytes]) -> Iterator[Any]:
     if archive.endswith(".tar"):
         yield raw
         return
-    # Not by tarfile itself, whose streams pass over a wrong checksum.
+    # Not tarfile's own decompression: its streams ignore a wrong checksum.
     with gzip.GzipFile(fileobj=raw) as file:
         yield file
 
 
 def _unpack(archive: str, members: tarfile.TarFile, folder: str) -> list[str]:
-    """Unpacks what is needed.
+    """Unpacks the files of a checkpoint.
 
     Returns:
-        The names of the checkpoints' index files.
+        The names of the index files.
     """
     num_bytes, indices = 0, []
     for count, member in enumerate(members, start=1):
-        name = posixpath.normpath(member.name)
-        _check(archive, member)
         num_bytes += member.size
         if num_bytes > MAX_BYTES or count > MAX_FILES:
             raise UserError(
-                f"{archive} must hold at most {MAX_FILES} files of "
-                f"{MAX_BYTES} bytes in all",
-                received=f"{count} files of {num_bytes} bytes up to {name}",
+                f"{archive} must hold at most {MAX_FILES} files with "
+                f"{MAX_BYTES} bytes in total",
+                received=f"{count} files with {num_bytes} bytes up to "
+                f"{member.name}",
             )
+        _check(archive, member, folder)
+        name = posixpath.normpath(member.name)
         if not member.isreg() or not _is_needed(archive, name, member.size):
             continue
-        target = os.path.join(folder, *name.split("/"))
-        try:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise UserError(
-                f"{archive} must hold files in directories",
-                received=f"{name}, in a file",
-            ) from None
-        if os.path.exists(target):
+        if os.path.lexists(os.path.join(folder, name)):
             raise UserError(
                 f"{archive} must hold each file once", received=f"{name} twice"
             )
-        content = members.extractfile(member)
-        assert content is not None, "a regular file has content"
-        with open(target, "xb") as file:
-            shutil.copyfileobj(content, file)
+        try:
+            members.extract(member, folder, set_attrs=False, filter="data")
+        except OSError as error:
+            if error.errno not in _NAME_ERRORS:
+                raise
+            raise UserError(
+                f"{archive} must hold only names that a file can have",
+                received=f"{name}: {error.strerror}",
+            ) from None
         if name.endswith(_INDEX_SUFFIX):
             indices.append(name)
     return indices
 
 
-def _check(archive: str, member: tarfile.TarInfo) -> None:
-    """Refuses a member that is no plain file or directory in the archive."""
+def _check(archive: str, member: tarfile.TarInfo, folder: str) -> None:
+    """Refuses links, devices, and paths that lead out of the archive."""
     fault = ""
-    if member.name.startswith("/") or ".." in member.name.split("/"):
-        fault = "a path out of it"
-    elif "\0" in member.name or any(
-        len(os.fsencode(part)) > _LONGEST_NAME
-        for part in member.name.split("/")
-    ):
-        fault = "a name that no file can have"
-    elif not (member.isreg() or member.isdir()):
-        fault = "a link" if member.issym() or member.islnk() else "a device"
+    if member.issym() or member.islnk():
+        fault = "a link"  # also one that data_filter would allow
+    elif posixpath.isabs(member.name):
+        fault = "an absolute path"  # data_filter would make it relative
+    try:
+        tarfile.data_filter(member, folder)
+    except (tarfile.FilterError, ValueError) as error:
+        fault = fault or str(error)
     if fault:
         raise UserError(
-            f"{archive} must hold plain files and directories",
-            received=f"{member.name!r}, {fault}",
-            remedy="Nothing of it was unpacked where it asked to be; ask "
-            "whoever made it why it does.",
+            f"{archive} must hold only plain files and directories",
+            received=f"{member.name!r}: {fault}",
+            remedy="Nothing outside a temporary directory was written. Get the "
+            "archive from a trusted source.",
         )
 
 
 def _is_needed(archive: str, name: str, size: int) -> bool:
     base = posixpath.basename(name)
-    if base.startswith("."):  # e.g. what macOS puts beside each file
+    if base.startswith("."):  # e.g. macOS's metadata of a file
         return False
     if base in _SMALL_FILES or base.endswith(_SMALL_SUFFIXES):
         if size > MAX_SMALL_BYTES:
