@@ -1,12 +1,11 @@
-"""Models wherever they come from: which format a path is, and its weights.
+"""Finds the format of a model and reads it.
 
     run            RUN, RUN/best, RUN/checkpoints/step-00001000
     published      google-research/albert: DIR/model.ckpt-best, DIR, a
-                   .tar.gz; or the directory of a TF-Hub module
+                   .tar.gz, or the directory of a TF-Hub module
     hugging_face   a folder with config.json and model.safetensors
 
-What is pickled is refused, since it can hold a program that runs when it is
-read.
+Pickled files are refused, since they can run code when they are read.
 """
 
 import atexit
@@ -18,59 +17,71 @@ import tempfile
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.interop import google_albert, hugging_face
+from albert_tf.interop import (
+    google_albert,
+    google_albert_files,
+    hugging_face,
+)
 from albert_tf.interop.archive import SUFFIXES, unpacked
+from albert_tf.interop.google_albert_files import INDEX_SUFFIX
 from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.io.files import exists
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import (
     BEST_DIR,
     STEP_DIRECTORY,
     CheckpointStore,
     list_checkpoints,
 )
-from albert_tf.runs.directory import CHECKPOINTS_DIR, CONFIG_FILE
+from albert_tf.runs.directory import (
+    CHECKPOINTS_DIR,
+    CONFIG_FILE,
+    load_config,
+)
 
 RUN = "run"
-PUBLISHED = "published"
+GOOGLE_ALBERT = "published"  # as --to_format names it
 HUGGING_FACE = "hugging_face"
 
 _REFUSED_SUFFIXES = (".bin", ".ckpt", ".h5", ".msgpack", ".pkl", ".pt", ".pth")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-_STEP_NAME = "step"  # of a run's checkpoint, beside weights and moments
+_STEP_NAME = "step"  # in a run's checkpoint
 
 
 def find_format(path: str) -> str:
-    """The format of a model: RUN, PUBLISHED or HUGGING_FACE.
+    """Finds the format of a model: RUN, GOOGLE_ALBERT or HUGGING_FACE.
 
     Args:
-        path: As the module's docstring has them, local or gs://.
+        path: One of the forms in the module's docstring, local or gs://.
 
     Raises:
-        UserError: If it is none of them.
+        UserError: If the path has none of these forms.
+
+    Example:
+        >>> find_format("models/albert_base_v2.tar.gz")
+        'published'
     """
     path = path.rstrip("/")
     if path.endswith(SUFFIXES) or exists(
-        path.removesuffix(google_albert.INDEX_SUFFIX)
-        + google_albert.INDEX_SUFFIX
+        path.removesuffix(INDEX_SUFFIX) + INDEX_SUFFIX
     ):
-        return PUBLISHED
+        return GOOGLE_ALBERT
     if not tf.io.gfile.exists(path):
         raise UserError(
-            "a model must be there",
-            received=f"{path}, but no such file, directory or checkpoint",
+            "the model must exist",
+            received=f"{path}, but there is no such file, directory or "
+            "checkpoint",
         )
     if not tf.io.gfile.isdir(path):
         if path.endswith(_REFUSED_SUFFIXES):
-            raise _pickled(path)
+            raise _pickled_error(path)
         raise UserError(
-            "a model must be a directory, a prefix of a checkpoint, or a "
+            "a model must be a directory, the prefix of a checkpoint, or a "
             f"{SUFFIXES[0]}",
             received=path,
-            remedy="Of a Hugging Face model, give the folder.",
+            remedy="For a Hugging Face model, give its folder.",
         )
     names = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
     run_dir, _ = split_run(path)
@@ -82,14 +93,14 @@ def find_format(path: str) -> str:
     if names.intersection(_SAFETENSORS):
         return HUGGING_FACE
     if any(
-        name in (google_albert.CONFIG_FILE, "checkpoint", "variables")
-        or name.endswith(google_albert.INDEX_SUFFIX)
+        name in (google_albert_files.CONFIG_FILE, "checkpoint", "variables")
+        or name.endswith(INDEX_SUFFIX)
         for name in names
     ):
-        return PUBLISHED
+        return GOOGLE_ALBERT
     refused = sorted(n for n in names if n.endswith(_REFUSED_SUFFIXES))
     if refused:
-        raise _pickled(posixpath.join(path, refused[0]))
+        raise _pickled_error(posixpath.join(path, refused[0]))
     raise UserError(
         "a model must be a run, a checkpoint of google-research/albert, or a "
         "Hugging Face folder",
@@ -98,13 +109,19 @@ def find_format(path: str) -> str:
 
 
 def split_run(path: str) -> tuple[str, str]:
-    """A run's directory, and the part of it that a path names.
+    """Splits a path into a run's directory and a part of the run.
 
     Args:
         path: RUN, RUN/checkpoints, RUN/best, or a checkpoint in one of them.
 
     Returns:
         RUN; and "checkpoints", "best", the checkpoint's name, or "".
+
+    Example:
+        >>> split_run("runs/base/best")
+        ('runs/base', 'best')
+        >>> split_run("runs/base/checkpoints/step-00001000")
+        ('runs/base', 'step-00001000')
     """
     parent, name = posixpath.split(path)
     if STEP_DIRECTORY.fullmatch(name):
@@ -118,26 +135,30 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
     """Reads a model of any format.
 
     Args:
-        path: As the module's docstring has them, local or gs://.
-        step: The checkpoint to take where the path is a run's directory, or
-            one of google-research/albert with several; 0 is the newest, or
-            the one that the path names.
+        path: One of the forms in the module's docstring, local or gs://.
+        step: The checkpoint to read from a directory with several; 0 is the
+            newest. It must be 0 if the path names one checkpoint.
 
     Returns:
-        The model. Its vocabulary outlives the archive that it was in until
-        the process ends.
+        The model. The vocabulary of an archive is a temporary file, which is
+        removed when the process ends.
 
     Raises:
-        UserError: If there is no model or it is damaged, if its values are
-            not those of its architecture, or its vocabulary is of another
-            size; if there is a step, but nothing to choose by it.
+        UserError: If there is no model, if it is damaged or does not match
+            its architecture, or if its vocabulary has the wrong size.
+
+    Example:
+        >>> weights = read_weights(
+        ...     "albert_base_v2.tar.gz"
+        ... )  # doctest: +SKIP
+        >>> weights.config.hidden_size  # doctest: +SKIP
+        768
     """
     path = path.rstrip("/")
     found = find_format(path)
     if step and not _has_steps(path, found):
         raise UserError(
-            "checkpoint_step must be left out where the path means one "
-            "checkpoint",
+            "checkpoint_step must be omitted if the path names one checkpoint",
             received=f"{step}, and {path}",
         )
     if found == HUGGING_FACE:
@@ -152,8 +173,8 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
         num_pieces = Tokenizer(weights.vocabulary).vocab_size
         if num_pieces != weights.config.vocab_size:
             raise UserError(
-                f"the vocabulary of {path} must have the vocab_size of its "
-                "architecture",
+                f"the vocabulary of {path} must have as many pieces as its "
+                "architecture's vocab_size",
                 received=f"{num_pieces} pieces in "
                 f"{posixpath.basename(weights.vocabulary)}, and "
                 f"{weights.config.vocab_size}",
@@ -162,10 +183,10 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
 
 
 def _has_steps(path: str, found: str) -> bool:
-    """Whether a path leaves open which checkpoint is meant."""
+    """Whether a path refers to a directory of several checkpoints."""
     if found == RUN:
         return split_run(path)[1] in ("", CHECKPOINTS_DIR)
-    return found == PUBLISHED and (
+    return found == GOOGLE_ALBERT and (
         path.endswith(SUFFIXES) or tf.io.gfile.isdir(path)
     )
 
@@ -179,7 +200,7 @@ def _read_archive(path: str, step: int) -> ModelWeights:
 
 
 def _keep(vocabulary: str) -> str:
-    """A copy that lasts until the process ends."""
+    """Copies a vocabulary to a folder that is removed at exit."""
     if not vocabulary:
         return ""
     folder = tempfile.mkdtemp(prefix="albert_tf_")
@@ -198,7 +219,7 @@ def _read_run(path: str, step: int) -> ModelWeights:
         if not best:
             raise UserError(f"{path} must hold a checkpoint", received="none")
         wanted = best[-1].step
-    config = run_directory.load_config(run_dir)
+    config = load_config(run_dir)
     store = CheckpointStore(run_dir, {}, writes=False)
     found = store.read_all(wanted)
     if found is None:
@@ -227,11 +248,12 @@ def _read_run(path: str, step: int) -> ModelWeights:
     )
 
 
-def _pickled(path: str) -> UserError:
+def _pickled_error(path: str) -> UserError:
     return UserError(
-        "weights must be in a format that holds nothing but numbers: those of "
-        "TensorFlow, or safetensors",
+        "weights must be in a format that cannot run code: TensorFlow's, or "
+        "safetensors",
         received=path,
-        remedy="Of a Hugging Face model, save it as safetensors, by those who "
-        "trust the file: model.save_pretrained(FOLDER), in transformers.",
+        remedy="If you trust a Hugging Face model, load it with transformers "
+        "and save it with model.save_pretrained(FOLDER), which writes "
+        "safetensors.",
     )

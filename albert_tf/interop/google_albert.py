@@ -1,14 +1,14 @@
-"""Checkpoints of google-research/albert: TensorFlow 1, read and written.
+"""Checkpoints of google-research/albert: reads and writes TensorFlow 1 files.
 
     MODEL/albert_config.json                      the architecture
     MODEL/30k-clean.model                         the vocabulary
     MODEL/model.ckpt-STEP.index, ....data-*       variables, by TF1 name
-    MODEL/checkpoint                              which of them is the newest
+    MODEL/checkpoint                              the name of the newest one
 
-Variables are those of the model with both heads, `global_step`, and, while a
-model is in training, the moments of its optimizer, `NAME/adam_m` and
-`NAME/adam_v`: LAMB and AdamW call them the same. TF-Hub modules have `module/`
-before every name and their files in `variables/` and `assets/`.
+A checkpoint holds the variables of the model with both heads, `global_step`,
+and, if it was saved during training, the moments of its optimizer,
+`NAME/adam_m` and `NAME/adam_v`, for both LAMB and AdamW. TF-Hub modules prefix
+every name with `module/` and keep their files in `variables/` and `assets/`.
 
 Reference:
     https://github.com/google-research/albert: modeling.py, optimization.py,
@@ -25,36 +25,37 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import ModelConfig
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import UserError, first_line, name_faults
+from albert_tf.interop.google_albert_files import (
+    CONFIG_FILE,
+    STATE_FILE,
+    VOCABULARY_FILE,
+    check_path,
+    find_config,
+    find_prefix,
+    find_vocabulary,
+)
+from albert_tf.interop.layer_groups import check_layer_groups
 from albert_tf.interop.model_weights import ModelWeights
-from albert_tf.interop.weight_names import list_weights
-from albert_tf.io.files import exists, flush_to_disk, write_text
+from albert_tf.interop.weight_names import Weight, list_weights
+from albert_tf.io.files import flush_to_disk, write_text
 from albert_tf.runs.checkpoints import READING_ERRORS
 
-CONFIG_FILE = "albert_config.json"
-VOCABULARY_FILE = "30k-clean.model"
-INDEX_SUFFIX = ".index"
-STEP_NAME = "global_step"
-
-_STATE_FILE = "checkpoint"
+_STEP_NAME = "global_step"
 _HUB_PREFIX = "module/"
 _SENTENCE_HEAD = "cls/seq_relationship/"
 _POOLER = "bert/pooler/"
-_SLOTS = {"adam_m": "m", "adam_v": "v"}  # ours by theirs
+_SLOTS = {"adam_m": "m", "adam_v": "v"}  # our slot by the checkpoint's
 
-# Settings that google-research/albert has no name for.
-_OURS = ("parameter_sharing", "layers_to_keep")
-
-_NAMED_IN_ERRORS = 5
+# Settings that an albert_config.json does not have.
+_OWN_SETTINGS = ("parameter_sharing", "layers_to_keep")
 
 
-class Stored(NamedTuple):
+class StoredVariable(NamedTuple):
     """A variable in a checkpoint.
 
     Attributes:
-        name: As it is there, with any prefix.
-        shape: Its shape.
-        dtype: Its type.
+        name: Its name in the file, with any prefix.
     """
 
     name: str
@@ -62,104 +63,150 @@ class Stored(NamedTuple):
     dtype: tf.DType
 
 
-def read(path: str, step: int = 0) -> ModelWeights:
-    """Reads a checkpoint with the architecture and vocabulary beside it.
+class _Contents(NamedTuple):
+    """What a checkpoint holds of a model.
 
-    One without a sentence head, as the first TF-Hub modules, gets one of zeros;
-    one without a pooler, too, has the sentence objective "none".
+    Attributes:
+        sentence_objective: "sop", or "none" without pooler and head.
+        weights: The model's variables.
+        has_sentence_head: False if the sentence head must be made up.
+        has_moments: Whether the optimizer's moments were saved.
+    """
+
+    sentence_objective: str
+    weights: list[Weight]
+    has_sentence_head: bool
+    has_moments: bool
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the variables that must be in the file, by name."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for weight in self.weights:
+            if self.is_missing(weight):
+                continue
+            names = [weight.google_albert]
+            if self.has_moments:
+                names += [f"{weight.google_albert}/{slot}" for slot in _SLOTS]
+            shapes |= dict.fromkeys(names, weight.shape)
+        return shapes
+
+    def is_missing(self, weight: Weight) -> bool:
+        """Whether a weight belongs to a sentence head that was not saved."""
+        return (
+            weight.google_albert.startswith(_SENTENCE_HEAD)
+            and not self.has_sentence_head
+        )
+
+
+def read(path: str, step: int = 0) -> ModelWeights:
+    """Reads a checkpoint with its architecture and vocabulary.
+
+    If the checkpoint has a pooler but no sentence head, as in the first
+    TF-Hub modules, the head is filled with zeros and a warning is logged.
+    Without both, the sentence objective is "none".
 
     Args:
         path: A prefix, `.../model.ckpt-best`, or a directory with one
-            checkpoint or a file `checkpoint` that names the newest.
-        step: In a directory, the checkpoint to take: that of
-            `model.ckpt-STEP`; 0 is the newest.
+            checkpoint or with a file `checkpoint` that names the newest.
+        step: In a directory, the checkpoint `model.ckpt-STEP`; 0 is the
+            newest.
 
     Raises:
-        UserError: If a file is missing or damaged, or if the variables are
-            not those of the architecture.
+        UserError: If a file is missing or damaged, or if the variables do not
+            match the architecture.
     """
-    prefix = _find_prefix(path.removesuffix(INDEX_SUFFIX).rstrip("/"), step)
-    _check_path(prefix)
-    places = _places_beside(prefix)
-    config = _read_config(prefix, places)
+    prefix = find_prefix(path, step)
+    config_file = find_config(prefix)
+    config = ModelConfig.from_json_file(config_file)
+    check_groups(config, config_file)
     try:
         reader = tf.train.load_checkpoint(prefix)
+        stored = _list_stored(prefix, reader)
+        stored_step = stored.pop(_STEP_NAME, None)
+        contents = _describe(config, stored)
+        _check_variables(prefix, contents.shapes(), stored)
+        values, slots = _load(reader, contents, stored)
+        stored_value = reader.get_tensor(stored_step.name) if stored_step else 0
     except READING_ERRORS as error:
-        raise _damaged(prefix, error) from None
-    stored = _list_stored(prefix, reader)
-    step_stored = stored.pop(STEP_NAME, None)
-
-    has_pooler = any(name.startswith(_POOLER) for name in stored)
-    has_head = any(name.startswith(_SENTENCE_HEAD) for name in stored)
-    objective = "sop" if has_pooler or has_head else "none"
-    weights = list_weights(config, objective)
-    shapes = {weight.published: weight.shape for weight in weights}
-    slots = {
-        f"{name}/{slot}": shape
-        for name, shape in shapes.items()
-        for slot in _SLOTS
-    }
-    moments = _SLOTS if slots.keys() & stored.keys() else {}
-    if moments:
-        shapes |= slots
-    invented = {
-        name
-        for name in shapes
-        if name.startswith(_SENTENCE_HEAD) and not has_head
-    }
-    if invented:
+        raise UserError(
+            f"{prefix} must be an intact checkpoint",
+            received=first_line(error),
+            remedy="Copy it again from its source.",
+        ) from None
+    if not contents.has_sentence_head and contents.sentence_objective != "none":
         logging.warning(
-            "%s has no sentence head; it gets one of zeros, which takes both "
-            "orders for equally likely",
+            "%s has no sentence head: it is filled with zeros, which give "
+            "both classes the same probability",
             prefix,
         )
-    _check(
-        prefix, {n: s for n, s in shapes.items() if n not in invented}, stored
-    )
-    try:
-        tensors = {
-            name: np.zeros(shape, np.float32)
-            if name in invented
-            else reader.get_tensor(stored[name].name)
-            for name, shape in shapes.items()
-        }
-        made = reader.get_tensor(step_stored.name) if step_stored else 0
-    except READING_ERRORS as error:
-        raise _damaged(prefix, error) from None
     return ModelWeights(
         config,
-        objective,
-        {weight.path: tensors[weight.published] for weight in weights},
-        {
-            f"{weight.path}/{moment}": tensors[f"{weight.published}/{slot}"]
-            for weight in weights
-            for slot, moment in moments.items()
-        },
-        _check_step(prefix, np.asarray(made)),
-        _find_vocabulary(places),
+        contents.sentence_objective,
+        values,
+        slots,
+        _check_step(prefix, np.asarray(stored_value)),
+        find_vocabulary(prefix),
         prefix,
     )
 
 
-def write(weights: ModelWeights, directory: str) -> None:
-    """Writes a directory like one of the published archives.
+def _describe(
+    config: ModelConfig, stored: Mapping[str, StoredVariable]
+) -> _Contents:
+    """Infers the heads and moments from the names in a checkpoint."""
+    has_pooler = any(name.startswith(_POOLER) for name in stored)
+    has_head = any(name.startswith(_SENTENCE_HEAD) for name in stored)
+    objective = "sop" if has_pooler or has_head else "none"
+    weights = list_weights(config, objective)
+    has_moments = any(
+        f"{weight.google_albert}/{slot}" in stored
+        for weight in weights
+        for slot in _SLOTS
+    )
+    return _Contents(objective, weights, has_head, has_moments)
 
-    The caller sees to it that nothing takes a half-written one for whole.
+
+def _load(
+    reader: Any, contents: _Contents, stored: Mapping[str, StoredVariable]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The values and slots of `ModelWeights`."""
+
+    def load(weight: Weight, suffix: str = "") -> np.ndarray:
+        if contents.is_missing(weight):
+            return np.zeros(weight.shape, np.float32)
+        name = f"{weight.google_albert}{suffix}"
+        return reader.get_tensor(stored[name].name)
+
+    values = {weight.path: load(weight) for weight in contents.weights}
+    slots = {
+        f"{weight.path}/{moment}": load(weight, f"/{slot}")
+        for weight in contents.weights
+        for slot, moment in _SLOTS.items()
+        if contents.has_moments
+    }
+    return values, slots
+
+
+def write(weights: ModelWeights, directory: str) -> None:
+    """Writes a directory like those in google-research/albert's archives.
+
+    The caller must ensure that no reader mistakes an incomplete directory for
+    a complete one.
 
     Args:
-        weights: Layers that share only a part, or nothing, become groups; see
-            `ModelWeights.regrouped`.
-        directory: A new one.
+        weights: The model. Layers that share only some weights become groups;
+            see `ModelWeights.regrouped`.
+        directory: A new directory.
 
     Raises:
-        UserError: If google-research/albert would build another model of it,
-            or TensorFlow could not read it back.
+        UserError: If google-research/albert would build a different model, or
+            if TensorFlow could not read the path back.
     """
-    _check_path(directory)
+    check_path(directory)
     weights = weights.regrouped()
-    check_groups(weights.config)
+    check_groups(weights.config, weights.source)
     names = {
-        weight.path: weight.published
+        weight.path: weight.google_albert
         for weight in list_weights(weights.config, weights.sentence_objective)
     }
     tensors: dict[str, np.ndarray] = {
@@ -169,11 +216,11 @@ def write(weights: ModelWeights, directory: str) -> None:
         for slot, moment in _SLOTS.items():
             if weights.slots:
                 tensors[f"{name}/{slot}"] = weights.slots[f"{path}/{moment}"]
-    tensors[STEP_NAME] = np.array(weights.step, np.int64)
+    tensors[_STEP_NAME] = np.array(weights.step, np.int64)
     config = {
         name: value
         for name, value in weights.config.to_dict().items()
-        if name not in _OURS
+        if name not in _OWN_SETTINGS
     }
 
     tf.io.gfile.makedirs(directory)
@@ -194,138 +241,41 @@ def write(weights: ModelWeights, directory: str) -> None:
             weights.vocabulary, posixpath.join(directory, VOCABULARY_FILE)
         )
     write_text(
-        posixpath.join(directory, _STATE_FILE),
+        posixpath.join(directory, STATE_FILE),
         f'model_checkpoint_path: "{prefix}"\n'
         f'all_model_checkpoint_paths: "{prefix}"\n',
     )
     flush_to_disk(directory)
 
 
-def check_groups(config: ModelConfig) -> None:
-    """Refuses an architecture that google-research/albert builds otherwise.
+def check_groups(config: ModelConfig, source: str) -> None:
+    """Refuses layers that google-research/albert would put into other groups.
 
     It computes the group of layer n of L as `int(n / L * G)`, in floating
-    point, which is one too low where n / L is rounded down: with 22 layers in
-    22 groups, layer 15 is in group 14 there.
+    point: with 22 layers in 22 groups, layer 15 is in group 14 there.
+
+    Args:
+        config: The architecture, with groups of layers.
+        source: The model, for the error message.
 
     Raises:
         UserError: Naming the first such layer.
     """
-    layers, groups = config.num_hidden_layers, config.num_hidden_groups
-    for layer in range(layers):
-        here, there = config.group_of_layer(layer), int(layer / layers * groups)
-        if here != there:
-            raise UserError(
-                "google-research/albert must use the group of each layer that "
-                "this project uses",
-                received=f"for layer {layer} of {layers}, of {groups} groups, "
-                f"group {there} there, by a rounding error, and {here} here",
-                remedy="Such a model can be a run or a Hugging Face folder.",
-            )
-
-
-def _find_prefix(path: str, step: int) -> str:
-    """The prefix of the checkpoint that a path means."""
-    if exists(path + INDEX_SUFFIX):
-        return path
-    if not tf.io.gfile.isdir(path):
-        raise UserError(
-            "a checkpoint of TensorFlow must be there",
-            received=f"{path}, but no {path}{INDEX_SUFFIX}",
-            remedy="Give its prefix, e.g. albert_base/model.ckpt-best, or its "
-            "directory.",
-        )
-    directory = path
-    names = _checkpoints_in(directory)
-    if not names:
-        directory = posixpath.join(path, "variables")  # of a TF-Hub module
-        names = _checkpoints_in(directory)
-    if step:
-        wanted = f"model.ckpt-{step}"
-    elif len(names) == 1:
-        wanted = names[0]
-    else:
-        # Only its last part: where it was written it lay elsewhere.
-        state = tf.train.get_checkpoint_state(directory)
-        newest = state.model_checkpoint_path if state else ""
-        wanted = posixpath.basename(newest)
-    if wanted not in names:
-        raise UserError(
-            f"{path} must hold a checkpoint"
-            + (f" {wanted}" if wanted else ", or name the newest"),
-            received=", ".join(names) or "none",
-            remedy="Give the prefix of one, e.g. "
-            f"{posixpath.join(directory, (names or ['model.ckpt-best'])[0])}.",
-        )
-    return posixpath.join(directory, wanted)
-
-
-def _check_path(path: str) -> None:
-    if set(path) & set("*?[]\\"):
-        raise UserError(
-            "the path of a checkpoint must hold none of * ? [ ] \\, which "
-            "TensorFlow takes for a pattern when it reads it",
-            received=path,
-            remedy="Copy it elsewhere.",
-        )
-
-
-def _checkpoints_in(directory: str) -> list[str]:
-    if not tf.io.gfile.exists(directory):
-        return []
-    return sorted(
-        name.removesuffix(INDEX_SUFFIX)
-        for name in tf.io.gfile.listdir(directory)
-        if name.endswith(INDEX_SUFFIX) and not name.startswith(".")
+    check_layer_groups(
+        config,
+        "google-research/albert",
+        lambda layer: int(
+            layer / config.num_hidden_layers * config.num_hidden_groups
+        ),
+        source,
+        remedy="Such a model can be a run or a Hugging Face folder.",
     )
 
 
-def _places_beside(prefix: str) -> list[str]:
-    """Directories where what belongs to a checkpoint may lie."""
-    directory = posixpath.dirname(prefix) or "."
-    places = [directory]
-    if posixpath.basename(directory) == "variables":
-        places.append(posixpath.join(posixpath.dirname(directory), "assets"))
-    return places
-
-
-def _read_config(prefix: str, places: list[str]) -> ModelConfig:
-    for place in places:
-        path = posixpath.join(place, CONFIG_FILE)
-        if exists(path):
-            config = ModelConfig.from_json_file(path)
-            check_groups(config)
-            return config
-    raise UserError(
-        f"{CONFIG_FILE} must lie beside the checkpoint {prefix}",
-        received=f"none in {', '.join(places)}",
-        remedy="Those of the published models are in configs/models.",
-    )
-
-
-def _find_vocabulary(places: list[str]) -> str:
-    """The SentencePiece model; "" if there is none."""
-    for place in places:
-        if not tf.io.gfile.exists(place):
-            continue
-        names = [n for n in tf.io.gfile.listdir(place) if n.endswith(".model")]
-        if VOCABULARY_FILE in names:
-            names = [VOCABULARY_FILE]
-        if len(names) > 1:
-            raise UserError(
-                f"{place} must hold one SentencePiece model",
-                received=", ".join(sorted(names)),
-                remedy=f"Call that of the checkpoint {VOCABULARY_FILE}.",
-            )
-        if names:
-            return posixpath.join(place, names[0])
-    return ""
-
-
-def _list_stored(prefix: str, reader: Any) -> dict[str, Stored]:
-    """The variables by name without the prefix of TF-Hub."""
+def _list_stored(prefix: str, reader: Any) -> dict[str, StoredVariable]:
+    """The variables by name, without TF-Hub's prefix."""
     dtypes = reader.get_variable_to_dtype_map()
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredVariable] = {}
     for full, shape in sorted(reader.get_variable_to_shape_map().items()):
         name = full.removeprefix(_HUB_PREFIX)
         if name in stored:
@@ -333,14 +283,14 @@ def _list_stored(prefix: str, reader: Any) -> dict[str, Stored]:
                 f"{prefix} must hold each variable once",
                 received=f"{stored[name].name} and {full}",
             )
-        stored[name] = Stored(full, tuple(shape), dtypes[full])
+        stored[name] = StoredVariable(full, tuple(shape), dtypes[full])
     return stored
 
 
-def _check(
+def _check_variables(
     prefix: str,
     shapes: Mapping[str, tuple[int, ...]],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredVariable],
 ) -> None:
     """Refuses variables that are not those of the architecture."""
     faults = [f"{name} is missing" for name in shapes if name not in stored]
@@ -350,34 +300,23 @@ def _check(
             continue
         if stored[name].shape != shape:
             faults.append(
-                f"{name} has shape {list(stored[name].shape)} there and "
-                f"{list(shape)} by {CONFIG_FILE}"
+                f"{name} has shape {list(stored[name].shape)}, not "
+                f"{list(shape)} as in {CONFIG_FILE}"
             )
         elif stored[name].dtype != tf.float32:
             faults.append(f"{name} is {stored[name].dtype.name}, not float32")
     if faults:
-        more = len(faults) - _NAMED_IN_ERRORS
         raise UserError(
-            f"{prefix} must hold the variables of an ALBERT as the "
-            f"{CONFIG_FILE} beside it describes it",
-            received="; ".join(faults[:_NAMED_IN_ERRORS])
-            + (f"; and {more} more" if more > 0 else ""),
+            f"{prefix} must hold the variables of the ALBERT that its "
+            f"{CONFIG_FILE} describes",
+            received=name_faults(faults),
         )
 
 
-def _check_step(prefix: str, made: np.ndarray) -> int:
-    """Updates made, which must be a number of them."""
-    if made.shape or made.dtype.kind not in "iu" or made < 0:
+def _check_step(prefix: str, step: np.ndarray) -> int:
+    if step.shape or step.dtype.kind not in "iu" or step < 0:
         raise UserError(
-            f"{STEP_NAME} in {prefix} must be a whole number, not negative",
-            received=f"{made.dtype} {made}",
+            f"{_STEP_NAME} in {prefix} must be a non-negative integer",
+            received=f"{step.dtype} {step}",
         )
-    return int(made)
-
-
-def _damaged(prefix: str, error: BaseException) -> UserError:
-    return UserError(
-        f"{prefix} must be a whole checkpoint",
-        received=first_line(error),
-        remedy="Copy it from where it is whole.",
-    )
+    return int(step)

@@ -1,4 +1,4 @@
-"""A model as any file format holds it: its architecture and its values."""
+"""A pretrained model in memory: its architecture and its arrays."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,26 +7,43 @@ from typing import Self
 import numpy as np
 
 from albert_tf.config import ModelConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 from albert_tf.interop.weight_names import list_weights
 
-MOMENTS = ("m", "v")  # as `optimizers` names its slots
-_NAMED_IN_ERRORS = 5
+MOMENTS = ("m", "v")  # the optimizers' names of their slots
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelWeights:
-    """A pretrained model, apart from any file.
+    """A pretrained model, independent of any file format.
 
     Attributes:
         config: The architecture.
         sentence_objective: "sop", "nsp" or "none".
-        values: float32 arrays by our variable path.
+        values: float32 arrays by variable path.
         slots: The optimizer's moments, float32 arrays by
             `"<variable path>/m"` and `"<variable path>/v"`; empty if unknown.
-        step: Updates made; 0 if unknown.
-        vocabulary: The SentencePiece model's file; "" if unknown.
-        source: Where it was read, for messages.
+        step: Training steps completed; 0 if unknown.
+        vocabulary: Path of the SentencePiece model; "" if unknown.
+        source: Path that the model was read from, for messages.
+
+    Example:
+        >>> import numpy as np
+        >>> from albert_tf.config import ModelConfig
+        >>> config = ModelConfig(
+        ...     vocab_size=20, embedding_size=2, hidden_size=4,
+        ...     num_attention_heads=1, intermediate_size=8,
+        ...     parameter_sharing="none",
+        ... )
+        >>> values = {
+        ...     weight.path: np.zeros(weight.shape, np.float32)
+        ...     for weight in list_weights(config)
+        ... }
+        >>> weights = ModelWeights(config, "sop", values)
+        >>> weights.num_parameters
+        3212
+        >>> weights.regrouped().config.num_hidden_groups
+        12
     """
 
     config: ModelConfig
@@ -38,11 +55,11 @@ class ModelWeights:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses values that are not those of the architecture.
+        """Checks values and slots against the architecture.
 
         Raises:
-            UserError: Naming values that are missing, unknown, or of another
-                shape or type.
+            UserError: Naming values that are missing or unknown, or that have
+                the wrong shape or dtype.
         """
         shapes = {
             weight.path: weight.shape
@@ -59,16 +76,17 @@ class ModelWeights:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the weights are."""
+        """Number of parameters, heads included."""
         return sum(value.size for value in self.values.values())
 
     def regrouped(self) -> Self:
-        """The same model with all that a layer shares in one group.
+        """Returns the same model with `parameter_sharing="all"`.
 
-        Other projects know groups of layers alone. Where only the attention,
-        the feed-forward layer or nothing is shared, each layer becomes a
-        group, with copies of what was shared: it computes the same, but goes
-        on to train as another model.
+        Other projects support only groups of layers that share all weights.
+        If layers share only the attention, only the feed-forward layer, or
+        nothing, each layer becomes a group with its own copy of the shared
+        weights. The outputs stay the same, but the copies diverge if the
+        model is trained further.
         """
         if self.config.parameter_sharing == "all":
             return self
@@ -94,7 +112,7 @@ class ModelWeights:
         )
 
     def _path_before_regrouping(self, path: str) -> str:
-        """Where `group_7_inner_group_0_ffn` stands for the eighth layer."""
+        """The path in this model; group N of the regrouped one is layer N."""
         parts = path.split("/")
         if not parts[2].startswith("group_"):
             return path
@@ -127,9 +145,7 @@ def _check_values(
             faults.append(f"{path} is {value.dtype}, not float32")
     if faults:
         where = f"{source}: " if source else ""
-        more = len(faults) - _NAMED_IN_ERRORS
         raise UserError(
-            f"{where}the {kind} must be those of the architecture",
-            received="; ".join(faults[:_NAMED_IN_ERRORS])
-            + (f"; and {more} more" if more > 0 else ""),
+            f"{where}the {kind} must match the architecture",
+            received=name_faults(faults),
         )

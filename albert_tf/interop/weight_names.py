@@ -1,225 +1,231 @@
-"""What each weight is called: here, by google-research/albert, by Hugging Face.
+"""The name of each weight in albert_tf, google-research/albert, Hugging Face.
 
-No TensorFlow is imported: the table is a function of the architecture alone.
+`_LAYERS` is the table. It depends on the architecture alone, so TensorFlow is
+not imported.
 
 Reference:
     The graph of google-research/albert (modeling.py) and `AlbertForPreTraining`
-    of Hugging Face transformers; `tests/` hold real models of all three
-    against this table.
+    of Hugging Face transformers. The tests compare the table with models of
+    all three projects.
 """
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from albert_tf.config import ModelConfig
 
-MODEL_NAME = "albert"  # the first part of every path of ours
+MODEL_NAME = "albert"  # the first part of every path
 
 
 class Weight(NamedTuple):
     """A variable of the model.
 
     Attributes:
-        path: Our variable's path.
+        path: The variable's path in albert_tf.
         shape: Its shape.
-        published: Its name in checkpoints of google-research/albert, where it
-            has this shape, too.
+        google_albert: Its name in checkpoints of google-research/albert,
+            where it has the same shape.
         hugging_face: Its name in `AlbertForPreTraining`.
         transposed: Whether Hugging Face holds it as `(outputs, inputs)`.
     """
 
     path: str
     shape: tuple[int, ...]
-    published: str
+    google_albert: str
     hugging_face: str
     transposed: bool = False
+
+
+class _Variable(NamedTuple):
+    """A variable of a kind of layer: its name here, and in Hugging Face."""
+
+    name: str
+    hugging_face: str
+    is_kernel: bool = False
+
+
+_DENSE = (
+    _Variable("/kernel", ".weight", is_kernel=True),
+    _Variable("/bias", ".bias"),
+)
+_LAYER_NORM = (_Variable("/gamma", ".weight"), _Variable("/beta", ".bias"))
+_PLAIN = (_Variable("", ""),)
+
+
+class _Layer(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        kind: The variables of the layer.
+        shape: A letter for each dimension; see `_sizes`.
+        path: The layer's path in albert_tf.
+        google_albert: Its name in google-research/albert.
+        hugging_face: Its name in Hugging Face.
+    """
+
+    kind: tuple[_Variable, ...]
+    shape: str
+    path: str
+    google_albert: str
+    hugging_face: str
+
+
+# fmt: off
+_LAYERS = {
+    "embeddings": (
+        _Layer(_PLAIN, "VE", "embeddings/word_embeddings",
+               "bert/embeddings/word_embeddings",
+               "albert.embeddings.word_embeddings.weight"),
+        _Layer(_PLAIN, "TE", "embeddings/token_type_embeddings",
+               "bert/embeddings/token_type_embeddings",
+               "albert.embeddings.token_type_embeddings.weight"),
+        _Layer(_PLAIN, "PE", "embeddings/position_embeddings",
+               "bert/embeddings/position_embeddings",
+               "albert.embeddings.position_embeddings.weight"),
+        _Layer(_LAYER_NORM, "E", "embeddings/layer_norm",
+               "bert/embeddings/LayerNorm",
+               "albert.embeddings.LayerNorm"),
+    ),
+    # Only where embedding_size differs from hidden_size.
+    "projection": (
+        _Layer(_DENSE, "EH", "encoder/embedding_hidden_mapping_in",
+               "bert/encoder/embedding_hidden_mapping_in",
+               "albert.encoder.embedding_hidden_mapping_in"),
+    ),
+    # Sublayers of a block; their names follow that of the block.
+    "attention": (
+        _Layer(_DENSE, "HH", "query",
+               "attention_1/self/query", "attention.query"),
+        _Layer(_DENSE, "HH", "key",
+               "attention_1/self/key", "attention.key"),
+        _Layer(_DENSE, "HH", "value",
+               "attention_1/self/value", "attention.value"),
+        _Layer(_DENSE, "HH", "output",
+               "attention_1/output/dense", "attention.dense"),
+        _Layer(_LAYER_NORM, "H", "layer_norm",
+               "LayerNorm", "attention.LayerNorm"),
+    ),
+    "ffn": (
+        _Layer(_DENSE, "HF", "intermediate",
+               "ffn_1/intermediate/dense", "ffn"),
+        _Layer(_DENSE, "FH", "output",
+               "ffn_1/intermediate/output/dense", "ffn_output"),
+        _Layer(_LAYER_NORM, "H", "layer_norm",
+               "LayerNorm_1", "full_layer_layer_norm"),
+    ),
+    "masked_lm": (
+        _Layer(_DENSE, "HE", "masked_lm/transform",
+               "cls/predictions/transform/dense",
+               "predictions.dense"),
+        _Layer(_LAYER_NORM, "E", "masked_lm/layer_norm",
+               "cls/predictions/transform/LayerNorm",
+               "predictions.LayerNorm"),
+        _Layer(_PLAIN, "V", "masked_lm/output_bias",
+               "cls/predictions/output_bias",
+               "predictions.bias"),
+    ),
+    # Only with a sentence objective.
+    "sentence": (
+        _Layer(_DENSE, "HH", "pooler",
+               "bert/pooler/dense",
+               "albert.pooler"),
+        _Layer(_PLAIN, "2H", "sentence/output_weights",
+               "cls/seq_relationship/output_weights",
+               "sop_classifier.classifier.weight"),
+        _Layer(_PLAIN, "2", "sentence/output_bias",
+               "cls/seq_relationship/output_bias",
+               "sop_classifier.classifier.bias"),
+    ),
+}
+# fmt: on
 
 
 def list_weights(
     config: ModelConfig, sentence_objective: str = "sop"
 ) -> list[Weight]:
-    """All variables of a model, in no order that matters.
+    """Lists all variables of a model; their order has no meaning.
 
     Args:
-        config: The architecture. Where its layers share only a part, or
-            nothing, the names elsewhere are empty: see
-            `model_weights.ModelWeights.regrouped`.
+        config: The architecture. If its layers share only some weights, the
+            names of blocks elsewhere are empty: other projects have no such
+            models. See `model_weights.ModelWeights.regrouped`.
         sentence_objective: "none" is a model without pooler and sentence
             head.
+
+    Example:
+        >>> from albert_tf.config import ModelConfig
+        >>> weights = list_weights(ModelConfig())
+        >>> weights[0].path, weights[0].shape
+        ('albert/embeddings/word_embeddings', (30000, 128))
+        >>> weights[0].hugging_face
+        'albert.embeddings.word_embeddings.weight'
+        >>> sum(weight.path.startswith("albert/encoder") for weight in weights)
+        18
     """
-    embedding_size, hidden_size = config.embedding_size, config.hidden_size
-    weights = [
-        Weight(
-            f"{MODEL_NAME}/embeddings/{table}",
-            (rows, embedding_size),
-            f"bert/embeddings/{table}",
-            f"albert.embeddings.{table}.weight",
-        )
-        for table, rows in (
-            ("word_embeddings", config.vocab_size),
-            ("token_type_embeddings", config.type_vocab_size),
-            ("position_embeddings", config.max_position_embeddings),
-        )
-    ]
-    weights += _layer_norm(
-        "embeddings/layer_norm",
-        embedding_size,
-        "bert/embeddings/LayerNorm",
-        "albert.embeddings.LayerNorm",
-    )
-    if embedding_size != hidden_size:
-        weights += _dense(
-            "encoder/embedding_hidden_mapping_in",
-            (embedding_size, hidden_size),
-            "bert/encoder/embedding_hidden_mapping_in",
-            "albert.encoder.embedding_hidden_mapping_in",
-        )
-    for inner in range(config.inner_group_num):
-        for kind in ("attention", "ffn"):
-            for owner, number in _owners(config, kind):
-                block = _attention if kind == "attention" else _feed_forward
-                named = block(
-                    config,
-                    f"encoder/{owner}_{number}_inner_group_{inner}_{kind}",
-                    "bert/encoder/transformer/"
-                    f"group_{number}/inner_group_{inner}",
-                    f"albert.encoder.albert_layer_groups.{number}"
-                    f".albert_layers.{inner}",
-                )
-                if config.parameter_sharing != "all":
-                    named = [
-                        w._replace(published="", hugging_face="") for w in named
-                    ]
-                weights += named
-    weights += _dense(
-        "masked_lm/transform",
-        (hidden_size, embedding_size),
-        "cls/predictions/transform/dense",
-        "predictions.dense",
-    )
-    weights += _layer_norm(
-        "masked_lm/layer_norm",
-        embedding_size,
-        "cls/predictions/transform/LayerNorm",
-        "predictions.LayerNorm",
-    )
-    weights.append(
-        Weight(
-            f"{MODEL_NAME}/masked_lm/output_bias",
-            (config.vocab_size,),
-            "cls/predictions/output_bias",
-            "predictions.bias",
-        )
-    )
+    heads = list(_LAYERS["masked_lm"])
     if sentence_objective != "none":
-        weights += _dense(
-            "pooler",
-            (hidden_size, hidden_size),
-            "bert/pooler/dense",
-            "albert.pooler",
-        )
-        weights += [
-            Weight(
-                f"{MODEL_NAME}/sentence/{ours}",
-                shape,
-                f"cls/seq_relationship/{ours}",
-                f"sop_classifier.classifier.{theirs}",
+        heads += _LAYERS["sentence"]
+    layers = list(_LAYERS["embeddings"])
+    if config.embedding_size != config.hidden_size:
+        layers += _LAYERS["projection"]
+    sizes = _sizes(config)
+    return [
+        weight
+        for layer in (*layers, *_block_layers(config), *heads)
+        for weight in _variables_of(layer, sizes)
+    ]
+
+
+def _sizes(config: ModelConfig) -> dict[str, int]:
+    """Sizes by the letters in `_Layer.shape`."""
+    return {
+        "V": config.vocab_size,
+        "T": config.type_vocab_size,
+        "P": config.max_position_embeddings,
+        "E": config.embedding_size,
+        "H": config.hidden_size,
+        "F": config.intermediate_size,
+        "2": 2,  # classes of the sentence objective
+    }
+
+
+def _block_layers(config: ModelConfig) -> Iterator[_Layer]:
+    """Layers of the encoder's blocks, for each group or layer with its own."""
+    for inner, kind in itertools.product(
+        range(config.inner_group_num), ("attention", "ffn")
+    ):
+        owner, count = "layer", config.num_hidden_layers
+        if config.parameter_sharing in ("all", kind):
+            owner, count = "group", config.num_hidden_groups
+        for number, layer in itertools.product(range(count), _LAYERS[kind]):
+            google_albert = hugging_face = ""
+            if config.parameter_sharing == "all":
+                google_albert = (
+                    f"bert/encoder/transformer/group_{number}/"
+                    f"inner_group_{inner}/{layer.google_albert}"
+                )
+                hugging_face = (
+                    f"albert.encoder.albert_layer_groups.{number}."
+                    f"albert_layers.{inner}.{layer.hugging_face}"
+                )
+            yield layer._replace(
+                path=f"encoder/{owner}_{number}_inner_group_{inner}_{kind}/"
+                f"{layer.path}",
+                google_albert=google_albert,
+                hugging_face=hugging_face,
             )
-            for ours, theirs, shape in (
-                ("output_weights", "weight", (2, hidden_size)),
-                ("output_bias", "bias", (2,)),
-            )
-        ]
-    return weights
 
 
-def _owners(config: ModelConfig, kind: str) -> list[tuple[str, int]]:
-    """Groups or layers that have sublayers of a kind of their own."""
-    if config.parameter_sharing in ("all", kind):
-        return [("group", i) for i in range(config.num_hidden_groups)]
-    return [("layer", i) for i in range(config.num_hidden_layers)]
-
-
-def _attention(
-    config: ModelConfig, path: str, published: str, hugging_face: str
-) -> list[Weight]:
-    square = (config.hidden_size, config.hidden_size)
-    weights = []
-    for name in ("query", "key", "value"):
-        weights += _dense(
-            f"{path}/{name}",
-            square,
-            f"{published}/attention_1/self/{name}",
-            f"{hugging_face}.attention.{name}",
+def _variables_of(layer: _Layer, sizes: dict[str, int]) -> Iterator[Weight]:
+    shape = tuple(sizes[letter] for letter in layer.shape)
+    for variable in layer.kind:
+        is_bias_of_dense = layer.kind is _DENSE and not variable.is_kernel
+        yield Weight(
+            f"{MODEL_NAME}/{layer.path}{variable.name}",
+            shape[1:] if is_bias_of_dense else shape,
+            layer.google_albert and f"{layer.google_albert}{variable.name}",
+            layer.hugging_face
+            and f"{layer.hugging_face}{variable.hugging_face}",
+            transposed=variable.is_kernel,
         )
-    weights += _dense(
-        f"{path}/output",
-        square,
-        f"{published}/attention_1/output/dense",
-        f"{hugging_face}.attention.dense",
-    )
-    return weights + _layer_norm(
-        f"{path}/layer_norm",
-        config.hidden_size,
-        f"{published}/LayerNorm",
-        f"{hugging_face}.attention.LayerNorm",
-    )
-
-
-def _feed_forward(
-    config: ModelConfig, path: str, published: str, hugging_face: str
-) -> list[Weight]:
-    return [
-        *_dense(
-            f"{path}/intermediate",
-            (config.hidden_size, config.intermediate_size),
-            f"{published}/ffn_1/intermediate/dense",
-            f"{hugging_face}.ffn",
-        ),
-        *_dense(
-            f"{path}/output",
-            (config.intermediate_size, config.hidden_size),
-            f"{published}/ffn_1/intermediate/output/dense",
-            f"{hugging_face}.ffn_output",
-        ),
-        *_layer_norm(
-            f"{path}/layer_norm",
-            config.hidden_size,
-            f"{published}/LayerNorm_1",
-            f"{hugging_face}.full_layer_layer_norm",
-        ),
-    ]
-
-
-def _dense(
-    path: str, shape: tuple[int, int], published: str, hugging_face: str
-) -> list[Weight]:
-    path = f"{MODEL_NAME}/{path}"
-    return [
-        Weight(
-            f"{path}/kernel",
-            shape,
-            f"{published}/kernel",
-            f"{hugging_face}.weight",
-            transposed=True,
-        ),
-        Weight(
-            f"{path}/bias",
-            shape[1:],
-            f"{published}/bias",
-            f"{hugging_face}.bias",
-        ),
-    ]
-
-
-def _layer_norm(
-    path: str, size: int, published: str, hugging_face: str
-) -> list[Weight]:
-    return [
-        Weight(
-            f"{MODEL_NAME}/{path}/{name}",
-            (size,),
-            f"{published}/{name}",
-            f"{hugging_face}.{theirs}",
-        )
-        for name, theirs in (("gamma", "weight"), ("beta", "bias"))
-    ]

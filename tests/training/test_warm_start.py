@@ -769,11 +769,11 @@ def test_group_0_goes_where_google_researchs_flag_takes_it(
     planned = plan_for(here, weights, init_from_group0=True)
     values = applied(planned, here)
     published = {
-        w.published: weights.values[w.path] for w in list_weights(there)
+        w.google_albert: weights.values[w.path] for w in list_weights(there)
     }
     anew = set()
     for weight in list_weights(here):
-        name = weight.published
+        name = weight.google_albert
         if name not in published:
             name = re.sub(r"/group_\d+/", "/group_0/", name)
         if name in published:
