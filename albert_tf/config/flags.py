@@ -24,6 +24,7 @@ from albert_tf.config import (
     fields_with_types,
     flag_name,
 )
+from albert_tf.config.model import override_types
 from albert_tf.errors import UserError
 from albert_tf.io.files import is_full_disk
 
@@ -51,8 +52,8 @@ def define(
 ) -> None:
     """Defines a flag for each setting of a config and of those nested in it.
 
-    The architecture is no flag of its own: it is the JSON file that
-    `--albert_config_file` names.
+    The settings of the architecture are not flags each: they come from the
+    JSON file `--albert_config_file`, and `--model` replaces some of them.
     """
     for field, field_type in fields_with_types(config_class):
         if field_type is ModelConfig:
@@ -61,6 +62,16 @@ def define(
                 "",
                 "Architecture, a JSON file in the published schema, e.g. "
                 "configs/models/albert_base_v2.json.",
+                flag_values=flag_values,
+            )
+            absl_flags.DEFINE_multi_string(
+                "model",
+                [],
+                "Values that replace those of albert_config_file, as "
+                "NAME=VALUE,..., e.g. "
+                "--model=embedding_size=64,parameter_sharing=attention. The "
+                "flag may be given several times; the last value of a name "
+                f"counts. Names: {', '.join(override_types())}.",
                 flag_values=flag_values,
             )
         elif isinstance(field_type, type) and issubclass(field_type, Config):
@@ -116,7 +127,9 @@ def parse(
                     "--albert_config_file is required",
                     remedy="Architectures are in configs/models.",
                 )
-            made[field.name] = ModelConfig.from_json_file(path)
+            made[field.name] = ModelConfig.from_json_file(path).with_overrides(
+                flag_values["model"].value
+            )
         elif isinstance(field_type, type) and issubclass(field_type, Config):
             made[field.name] = parse(field_type, flag_values)
         else:

@@ -1,13 +1,23 @@
 """The architecture, in the schema of the published `albert_config.json`."""
 
 import dataclasses
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
-from albert_tf.config.settings import Config, setting
+from albert_tf.config.settings import Config, fields_with_types, setting
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
 
 PARAMETER_SHARING = ("all", "attention", "ffn", "none")
+
+# Keys of published files without effect, in the released code and here.
+_WITHOUT_EFFECT = (
+    "net_structure_type",
+    "gap_size",
+    "num_memory_blocks",
+    "down_scale_factor",
+    "layers_to_keep",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,3 +189,58 @@ class ModelConfig(Config):
         if not isinstance(values, dict):
             raise UserError(f"{path} must hold a JSON object")
         return cls.from_dict(values, source=path)
+
+    def with_overrides(self, overrides: Sequence[str]) -> Self:
+        """This architecture with some values replaced.
+
+        Args:
+            overrides: `NAME=VALUE` each, or several of them with commas. If a
+                name is given more than once, its last value counts.
+
+        Raises:
+            UserError: For an unknown name, a value of the wrong type, or an
+                architecture that cannot work.
+
+        Example:
+            >>> model = ModelConfig().with_overrides(
+            ...     ["embedding_size=64,parameter_sharing=attention"]
+            ... )
+            >>> model.embedding_size, model.parameter_sharing
+            (64, 'attention')
+        """
+        types = override_types()
+        values: dict[str, Any] = {}
+        for text in ",".join(overrides).split(",") if overrides else ():
+            name, separator, value = text.partition("=")
+            if not separator or not value:
+                raise UserError(
+                    "--model must be NAME=VALUE,...",
+                    received=repr(text),
+                    remedy="Example: "
+                    "--model=embedding_size=64,parameter_sharing=attention",
+                )
+            if name not in types:
+                raise UserError(
+                    f"--model: unknown key {name}",
+                    remedy=f"Known keys: {', '.join(types)}.",
+                )
+            try:
+                values[name] = types[name](value)
+            except ValueError:
+                raise UserError(
+                    f"--model: {name} must be of type {types[name].__name__}",
+                    received=repr(value),
+                ) from None
+        try:
+            return dataclasses.replace(self, **values)
+        except UserError as error:
+            raise UserError(f"--model: {error}") from None
+
+
+def override_types() -> dict[str, type]:
+    """The types of the settings that `--model` can replace, by name."""
+    return {
+        field.name: field_type
+        for field, field_type in fields_with_types(ModelConfig)
+        if field.name not in _WITHOUT_EFFECT
+    }

@@ -76,7 +76,7 @@ def settings_of(config_class):
 def test_every_setting_is_a_flag_with_its_default_and_help(config_class):
     flag_values = defined(config_class)
     settings = settings_of(config_class)
-    extra = {"albert_config_file"} & set(flag_values)
+    extra = {"albert_config_file", "model"} & set(flag_values)
     assert set(flag_values) == settings.keys() | extra
     for name, field in settings.items():
         flag = flag_values[name]
@@ -143,6 +143,69 @@ def test_flags_of_every_type_reach_the_config(tmp_path):
     assert parse(RecordsConfig, "--nodo_lower_case").do_lower_case is False
 
 
+@pytest.fixture
+def architecture(tmp_path):
+    """The flag of a file with two values that are not defaults."""
+    file = tmp_path / "albert.json"
+    file.write_text('{"hidden_size": 36, "num_attention_heads": 3}')
+    return f"--albert_config_file={file}"
+
+
+@pytest.mark.parametrize(
+    ("config_class", "model_of"),
+    [
+        (PretrainingConfig, lambda config: config.model),
+        (CompileCheckConfig, lambda config: config.run.model),
+    ],
+)
+def test_model_replaces_values_of_the_architecture_file(
+    architecture, config_class, model_of
+):
+    flags_given = (
+        "--model=embedding_size=64,parameter_sharing=attention",
+        "--model=hidden_dropout_prob=0,num_attention_heads=4",
+        "--model=embedding_size=32",  # the last value counts
+    )
+    assert model_of(parse(config_class, architecture, *flags_given)) == (
+        ModelConfig(
+            hidden_size=36,
+            embedding_size=32,
+            parameter_sharing="attention",
+            hidden_dropout_prob=0.0,
+            num_attention_heads=4,
+        )
+    )
+
+
+def test_a_replaced_value_is_part_of_the_resolved_config(architecture):
+    config = parse(PretrainingConfig, architecture, "--model=vocab_size=99")
+    assert config.to_dict()["model"]["vocab_size"] == 99
+    assert PretrainingConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("embeding_size=64", "--model: unknown key embeding_size"),
+        ("embeding_size=64", "Known keys: vocab_size, embedding_size, hidden"),
+        ("gap_size=1", "--model: unknown key gap_size"),  # without effect
+        ("embedding_size=x", "embedding_size must be of type int"),
+        ("embedding_size=64.0", "embedding_size must be of type int"),
+        ("embedding_size=0", "embedding_size must be at least 1. Received: 0"),
+        ("hidden_dropout_prob=1", "hidden_dropout_prob must be below 1"),
+        ("parameter_sharing=some", "must be one of all, attention, ffn, none"),
+        ("hidden_size=37", "--model: hidden_size must be divisible by"),
+        ("embedding_size", "--model must be NAME=VALUE"),
+        ("embedding_size=64,", "--model must be NAME=VALUE"),
+        ("embedding_size=", "Example: --model=embedding_size=64,param"),
+    ],
+)
+def test_wrong_values_of_model_are_refused(architecture, text, said):
+    with pytest.raises(UserError) as refused:
+        parse(PretrainingConfig, architecture, f"--model={text}")
+    assert said in str(refused.value)
+
+
 def test_a_repeated_flag_may_hold_commas():
     config = parse(FillMaskConfig, "--text=a, [MASK]", "--text=b")
     assert config.text == ("a, [MASK]", "b")
@@ -169,7 +232,8 @@ def test_help_of_the_trainer_lists_every_flag():
         text=True,
     )
     listed = set(re.findall(r"^  --(?:\[no\])?(\w+):", done.stdout, re.M))
-    wanted = settings_of(PretrainingConfig).keys() | {"albert_config_file"}
+    wanted = settings_of(PretrainingConfig).keys()
+    wanted |= {"albert_config_file", "model"}
     assert wanted <= listed
     # The default and the unit stand in it, too.
     assert "(default: '4096')" in done.stdout
