@@ -17,58 +17,65 @@ class CorpusConfig(Config):
 
     input_file: tuple[str, ...] = setting(
         (),
-        "Text: comma-separated files or globs, local or gs://, plain, .gz, "
-        ".bz2 or .zst. One sentence per line, a blank line between "
-        "documents, e.g. corpus/*.txt.gz; or JSON lines, see input_format.",
+        "Text: comma-separated files or globs, local or gs://, plain or "
+        "compressed (.gz, .bz2, .zst), e.g. corpus/*.txt.gz. Either one "
+        "sentence per line with a blank line between documents, or JSON "
+        "lines; see input_format.",
         affects="nothing",
     )
     input_format: str = setting(
         "auto",
-        "text, or JSON lines (jsonl) of a document each; auto takes .jsonl, "
-        ".ndjson and .json for JSON lines.",
+        "text, or jsonl: JSON lines, each with one document. auto takes "
+        ".jsonl, .ndjson and .json files for jsonl and all others for text.",
         choices=("auto", "text", "jsonl"),
         affects="result",
     )
     tfds: str = setting(
         "",
-        "A dataset of TensorFlow Datasets, read beside or instead of "
+        "Dataset of TensorFlow Datasets to read, alone or in addition to "
         "input_file, e.g. wikipedia/20230601.en.",
         affects="nothing",
     )
     tfds_split: str = setting(
-        "train", "What of it, e.g. train or train[:10%].", affects="nothing"
+        "train",
+        "Split of the dataset to read, e.g. train or train[:10%].",
+        affects="nothing",
     )
     tfds_data_dir: str = setting(
         "",
-        "Where datasets are; default: that of TensorFlow Datasets.",
+        "Directory of prepared datasets, e.g. "
+        "gs://bucket/tensorflow_datasets. Default: the directory that "
+        "TensorFlow Datasets uses.",
         affects="nothing",
     )
     text_field: str = setting(
         "text",
-        "Field of JSON lines, or feature of a dataset, with the text.",
+        "Name of the JSON field, or of the dataset's feature, that holds the "
+        "text.",
         affects="result",
     )
     sentence_breaker: str = setting(
         "none",
-        "How lines become sentences: a line is one (none), or a line is a "
-        "paragraph and is broken up (sentencex).",
+        "How lines become sentences: none takes each line for one sentence; "
+        "sentencex takes each line for a paragraph and splits it into "
+        "sentences.",
         choices=("none", "sentencex"),
         affects="result",
     )
     language: str = setting(
         "en",
-        "Language of the text for sentencex, an ISO 639 code, e.g. de.",
+        "Language of the text for sentencex, as an ISO 639 code, e.g. de.",
         affects="result",
     )
     on_bad_utf8: str = setting(
         "error",
-        "What to do with bytes that are not UTF-8: stop and name them, "
-        "replace them by U+FFFD, or skip their line.",
+        "What to do with bytes that are not UTF-8: error stops and names "
+        "them, replace puts U+FFFD in their place, skip drops their line.",
         choices=("error", "replace", "skip"),
         affects="result",
     )
     do_lower_case: bool = setting(
-        True, "Lower-case the text.", affects="result"
+        True, "Convert the text to lower case.", affects="result"
     )
 
 
@@ -78,8 +85,8 @@ class TokenizerConfig(CorpusConfig):
 
     model_prefix: str = setting(
         "",
-        "Where to write PREFIX.model, PREFIX.vocab and PREFIX.json, e.g. "
-        "build/spm.",
+        "Path prefix of the files to write, PREFIX.model, PREFIX.vocab and "
+        "PREFIX.json, e.g. build/spm.",
         affects="nothing",
     )
     # Stored with the vocabulary and compared by name, unlike in records, where
@@ -91,58 +98,61 @@ class TokenizerConfig(CorpusConfig):
     )
     vocab_size: int = setting(
         30000,
-        "Pieces, special pieces included.",
+        "Number of pieces in the vocabulary, special pieces included.",
         at_least=8,
         affects="result",
     )
     vocabulary_kind: str = setting(
         "published",
-        "Who normalises text: code around the model, as google-research/albert "
-        "(published), or the model (self_contained), which then gives the same "
-        "ids of raw text in any SentencePiece runtime.",
+        "Where text is normalised: published, in Python around the "
+        "SentencePiece model, as in google-research/albert; or "
+        "self_contained, in the model, so that every SentencePiece runtime "
+        "returns the same ids for raw text.",
         choices=("published", "self_contained"),
         affects="result",
     )
     character_coverage: float = setting(
         0.99995,
-        "Share of the characters to cover, e.g. 0.9995 for Chinese or "
-        "Japanese, which have thousands of rare ones.",
+        "Fraction of the characters in the text that the vocabulary covers, "
+        "e.g. 0.9995 for Chinese or Japanese, which have thousands of rare "
+        "ones.",
         at_least=0.5,
         below=1.0001,
         affects="result",
     )
     byte_fallback: bool = setting(
         False,
-        "Spell characters that are not covered as UTF-8 bytes, instead of "
+        "Spell characters that are not covered as UTF-8 bytes instead of "
         "<unk>; takes 256 of the pieces.",
         affects="result",
     )
     input_sentence_size: int = setting(
         10_000_000,
-        "Sentences drawn from the corpus at the most, each as likely.",
+        "Largest number of sentences to train on. A larger corpus is sampled; "
+        "every sentence is equally likely.",
         at_least=1,
         affects="result",
     )
     input_characters: int = setting(
         200_000_000,
-        "Characters of these sentences at the most. Training needs 27 to 32 "
-        "bytes of memory for each: a million English sentences have some 125 "
-        "million characters, and need 3.5 GB.",
+        "Largest number of characters to train on. Training needs 27 to 32 "
+        "bytes of memory for each: a million English sentences have about 125 "
+        "million characters and need 3.5 GB.",
         at_least=1,
         below=2**31,
         affects="result",
     )
     holdout_fraction: float = setting(
         0.01,
-        "Share of the sentences, by a hash of their text, not trained on but "
-        "reported on; 0 is no report.",
+        "Fraction of the sentences to hold out of training and report on, "
+        "chosen by a hash of their text; 0 writes no report.",
         at_least=0,
         below=1,
         affects="result",
     )
     overwrite: bool = setting(
         False,
-        "Replace a model made with other settings.",
+        "Replace a model that was trained with other settings.",
         affects="nothing",
     )
 
@@ -153,8 +163,8 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
 
     output_dir: str = setting(
         "",
-        "Where to write train/ and, with --holdout_fraction, eval/: shards, "
-        "metadata.json and the vocabulary, e.g. build/records.",
+        "Directory to write train/ and, with --holdout_fraction, eval/ to: "
+        "shards, metadata.json and the vocabulary, e.g. build/records.",
         affects="nothing",
     )
     spm_model_file: str = setting(
@@ -164,85 +174,90 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     sentence_objective: str = setting(
         "sop",
-        "Second segment: the text that follows, half of the time swapped with "
-        "the first (sop); half of the time that of another document (nsp, "
-        "BERT's); or no second segment (none).",
+        "Second segment of an example: sop takes the text that follows, and "
+        "swaps the segments in half of the examples; nsp takes text of "
+        "another document in half of the examples (BERT); none has no second "
+        "segment.",
         choices=SENTENCE_OBJECTIVES,
         affects="result",
     )
     masking: str = setting(
         "static",
-        "Mask train/ when it is built (static, as published), or leave it to "
-        "training, which masks each epoch anew (dynamic): --dupe_factor=1 is "
-        "then enough. eval/ is always static.",
+        "static masks train/ when it is built, as google-research/albert "
+        "does; dynamic leaves masking to training, which draws other masks in "
+        "each epoch, so that --dupe_factor=1 is enough. eval/ is always "
+        "static.",
         choices=("static", "dynamic"),
         affects="result",
     )
     deduplicate: bool = setting(
         False,
-        "Keep one of several documents that are equal after normalisation.",
+        "Keep only one of several documents that are equal after "
+        "normalisation.",
         affects="result",
     )
     short_seq_prob: float = setting(
         0.1,
-        "Share of the documents' passes cut to a random shorter length.",
+        "Fraction of the documents, in each pass, whose examples are cut to a "
+        "random shorter length.",
         at_least=0,
         below=1.0001,
         affects="result",
     )
     dupe_factor: int = setting(
         10,
-        "Passes over the corpus, each masked anew.",
+        "Number of passes over the corpus, each with other masks.",
         at_least=1,
         affects="result",
     )
     holdout_fraction: float = setting(
         0.0,
-        "Share of the documents, by a hash of their text, kept for evaluation.",
+        "Fraction of the documents to write to eval/ instead of train/, "
+        "chosen by a hash of their text, e.g. 0.01.",
         at_least=0,
         below=1,
         affects="result",
     )
     num_shards: int = setting(
-        16, "Files of train/.", at_least=1, affects="result"
+        16, "Number of files in train/.", at_least=1, affects="result"
     )
     num_eval_shards: int = setting(
-        1, "Files of eval/.", at_least=1, affects="result"
+        1, "Number of files in eval/.", at_least=1, affects="result"
     )
     seed: int = setting(
-        12345, "Seed of pairing and masking.", at_least=0, affects="result"
+        12345, "Seed of pairs and masks.", at_least=0, affects="result"
     )
     num_workers: int = setting(
         0,
-        "Processes; 0 is one a core. Has no influence on the records.",
+        "Number of processes; 0 is one per core. Does not affect the records.",
         at_least=0,
         affects="nothing",
     )
     runner: str = setting(
         "local",
-        "Who builds: the processes of this machine (local), or a runner of "
-        "Apache Beam, e.g. DirectRunner, DataflowRunner, FlinkRunner, "
-        "SparkRunner. Has no influence on the records.",
+        "What builds the records: local, processes of this machine; or the "
+        "name of an Apache Beam runner, e.g. DirectRunner, DataflowRunner, "
+        "FlinkRunner or SparkRunner. Does not affect the records.",
         affects="nothing",
     )
     beam_option: tuple[str, ...] = setting(
         (),
-        "An option of the Beam runner, NAME=VALUE; give the flag several "
-        "times, e.g. --beam_option=region=us-central1.",
+        "Option of the Beam runner, as NAME=VALUE. Give the flag once per "
+        "option, e.g. --beam_option=region=us-central1.",
         repeated=True,
         affects="nothing",
     )
     scratch_dir: str = setting(
         "",
-        "Local directory for what is not shuffled yet, about a third of the "
-        "size of the records; an interrupted build goes on from it. Default: "
-        "in output_dir, or, if that is gs://, in the system's place for "
+        "Local directory for intermediate files, about a third of the size of "
+        "the records. An interrupted build continues from them. Default: in "
+        "output_dir, or, if that is gs://, in the system's directory for "
         "temporary files.",
         affects="nothing",
     )
     overwrite: bool = setting(
         False,
-        "Replace records made with other settings.",
+        "Replace records that were built with other settings.",
         affects="nothing",
     )
 
@@ -258,17 +273,22 @@ class InspectConfig(Config):
     )
     spm_model_file: str = setting(
         "",
-        "SentencePiece model, for records that have none beside them.",
+        "SentencePiece model, for records whose directory has none, e.g. "
+        "build/spm.model.",
     )
     num_examples: int = setting(
-        2, "Examples to print as text, of each directory.", at_least=0
+        2, "Number of examples of each directory to print as text.", at_least=0
     )
     max_faults: int = setting(
-        20, "Faults to print; the others are counted.", at_least=1
+        20,
+        "Number of faults to print; further faults are only counted.",
+        at_least=1,
     )
     output_file: str = setting(
-        "", "PNG to write with histograms, e.g. build/records.png."
+        "", "PNG file to write histograms to, e.g. build/records.png."
     )
     num_workers: int = setting(
-        0, "Processes; 0 is one a core, one a shard at the most.", at_least=0
+        0,
+        "Number of processes, at most one per shard; 0 is one per core.",
+        at_least=0,
     )

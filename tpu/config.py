@@ -15,28 +15,30 @@ class CompileCheckConfig(Config):
     )
     topology: str = setting(
         "",
-        "Slice, by version and shape, e.g. v5e:16x16 or v4:4x4x8, or by "
-        "accelerator type, e.g. v5litepod-256.",
+        "Slice to compile for, by version and shape, e.g. v5e:16x16 or "
+        "v4:4x4x8, or by accelerator type, e.g. v5litepod-256.",
     )
     quick: bool = setting(
         False,
-        "Compile with little effort: memory within some per cent, and no "
-        "times, in about a fourth of the time.",
+        "Optimize little: in a fourth of the time, an estimate of the memory "
+        "to some per cent, and no step time.",
     )
     json: bool = setting(
-        False, "Print JSON instead of text: an object, or a list for --sweep."
+        False, "Print JSON instead of text: an object, or a list with --sweep."
     )
     sweep: bool = setting(
         False,
-        "Compare batch sizes, with and without --remat, with and without "
-        "dropout: 4 compiles for each batch size.",
+        "Compare batch sizes, each with and without --remat and with and "
+        "without dropout: 4 compilations per batch size.",
     )
     sweep_batch_sizes: tuple[str, ...] = setting(
         ("8", "16", "32"),
-        "Examples that a core works through at a time, with commas.",
+        "Numbers of examples that a core processes at a time, "
+        "comma-separated, e.g. 8,16,32.",
     )
     output_file: str = setting(
-        "", "PNG to draw the sweep to, e.g. build/sweep.png."
+        "",
+        "PNG file to draw the sweep to, e.g. build/sweep.png; needs --sweep.",
     )
 
     def check(self) -> None:
@@ -73,7 +75,10 @@ class CompileRecipesConfig(Config):
 
     recipe: tuple[str, ...] = setting(
         (),
-        "Recipes of configs/pretrain, with commas, e.g. base_v2_125k; all "
-        "that name a slice if it is not given.",
+        "Recipes in configs/pretrain to compile, comma-separated, without "
+        ".flags, e.g. base_v2_125k,large_v2_3m. Default: all recipes that "
+        "name a slice.",
     )
-    quick: bool = setting(False, "Memory alone, in a fourth of the time.")
+    quick: bool = setting(
+        False, "Estimate the memory only, in a fourth of the time."
+    )

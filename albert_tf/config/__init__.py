@@ -13,6 +13,7 @@ from albert_tf.config.data import (
     MaskingConfig,
     SequenceConfig,
 )
+from albert_tf.config.distribution import DistributionConfig
 from albert_tf.config.model import PARAMETER_SHARING, ModelConfig
 from albert_tf.config.settings import (
     Config,
@@ -24,7 +25,6 @@ from albert_tf.config.settings import (
     settings_by_path,
 )
 from albert_tf.config.training import (
-    DistributionConfig,
     InitializationConfig,
     OptimizerConfig,
     PretrainingConfig,

@@ -12,38 +12,40 @@ class ConvertConfig(Config):
 
     from_: str = setting(
         "",
-        "Model to read: a run, or one of its checkpoints; a checkpoint of "
-        "google-research/albert, as prefix, directory or .tar.gz; or a Hugging "
-        "Face folder. E.g. albert_base_v2.tar.gz.",
+        "Model to read: a run directory or one of its checkpoints; a "
+        "checkpoint of google-research/albert, as prefix, directory or "
+        ".tar.gz; or a Hugging Face folder. E.g. albert_base_v2.tar.gz.",
     )
     to: str = setting("", "New directory to write, e.g. build/albert_base_v2.")
     to_format: str = setting(
         "auto",
-        "What to write: a run, which can be evaluated, exported and trained on "
-        "from; a checkpoint of google-research/albert (published); or a "
-        "Hugging Face folder. auto is published for a run, and else a run.",
+        "Format to write: run, a run directory that can be evaluated, "
+        "exported and given as --init_checkpoint; published, a checkpoint of "
+        "google-research/albert; or hugging_face, a Hugging Face folder. auto "
+        "writes published if --from is a run, and run otherwise.",
         choices=("auto", "run", "published", "hugging_face"),
     )
     checkpoint_step: int = setting(
         0,
-        "Checkpoint to read where there are several; 0 is the newest.",
+        "Step of the checkpoint to read, if there are several; 0 is the "
+        "newest.",
         at_least=0,
     )
     licence: str = setting(
         "",
-        "Licence of the weights, for the card of a Hugging Face folder, an "
-        "identifier of their list, e.g. apache-2.0.",
+        "Licence of the weights for the model card of a Hugging Face folder, "
+        "as an identifier of Hugging Face, e.g. apache-2.0.",
     )
     with_sentence_head: bool = setting(
         True,
-        "Whether a Hugging Face folder holds pooler and sentence head, which "
-        "AlbertForPreTraining has, and AlbertForMaskedLM has not.",
+        "Whether a Hugging Face folder contains pooler and sentence head. "
+        "AlbertForPreTraining has them, AlbertForMaskedLM does not.",
     )
     verify: bool = setting(
         False,
-        "Read again what was written, and compare: every bit; or, of a Hugging "
-        "Face folder, what both models answer to the same text, which needs "
-        "the extra interop.",
+        "Read the written model again and compare it with the original: every "
+        "bit, or, for a Hugging Face folder, the outputs of both models for "
+        "the same text, which needs pip install -e '.[interop]'.",
     )
 
 
@@ -51,14 +53,24 @@ class ConvertConfig(Config):
 class ExportConfig(Config):
     """`python -m albert_tf.export_saved_model`."""
 
-    run_dir: str = setting("", "--output_dir of the run to export.")
-    export_dir: str = setting("", "Where to write the SavedModel.")
-    checkpoint_step: int = setting(
-        0, "Checkpoint to export; 0 is the newest.", at_least=0
+    run_dir: str = setting(
+        "",
+        "Run directory to export, the --output_dir of training, e.g. "
+        "build/demo/run.",
     )
-    top_k: int = setting(5, "Pieces answered for each mask.", at_least=1)
+    export_dir: str = setting(
+        "", "Directory to write the SavedModel to, e.g. build/demo/saved_model."
+    )
+    checkpoint_step: int = setting(
+        0, "Step of the checkpoint to export; 0 is the newest.", at_least=0
+    )
+    top_k: int = setting(
+        5, "Number of predictions to return for each mask.", at_least=1
+    )
     text_signatures: bool = setting(
-        True, "Also answer text, tokenized in the graph by tensorflow-text."
+        True,
+        "Also export signatures that take text, tokenized in the graph by "
+        "tensorflow-text.",
     )
 
 
@@ -66,10 +78,13 @@ class ExportConfig(Config):
 class FillMaskConfig(Config):
     """`python -m albert_tf.fill_mask`."""
 
-    saved_model_dir: str = setting("", "SavedModel to load.")
+    saved_model_dir: str = setting(
+        "", "Directory of the SavedModel to load, e.g. build/demo/saved_model."
+    )
     text: tuple[str, ...] = setting(
         (),
-        "A sentence with [MASK] in it; give the flag several times.",
+        "Sentence with at least one [MASK]. Give the flag once per sentence, "
+        "e.g. --text='Paris is the [MASK] of France.'.",
         repeated=True,
     )
 
@@ -80,16 +95,22 @@ class ServingClientConfig(Config):
 
     server: str = setting(
         "http://localhost:8501",
-        "Server to ask: http://HOST:PORT for REST, grpc://HOST:PORT for gRPC.",
+        "Address of the server: http://HOST:PORT for REST, grpc://HOST:PORT "
+        "for gRPC.",
     )
-    model_name: str = setting("albert", "The server's name for the model.")
+    model_name: str = setting("albert", "Name of the model on the server.")
     text: tuple[str, ...] = setting(
         (),
-        "A sentence with [MASK] in it, or, with text_pair, a first text; give "
-        "the flag several times.",
+        "Sentence with at least one [MASK], or, with text_pair, a first text. "
+        "Give the flag once per text, e.g. --text='Paris is the [MASK] of "
+        "France.'.",
         repeated=True,
     )
-    text_pair: str = setting("", "Text that may follow the other.")
+    text_pair: str = setting(
+        "",
+        "Second text: return the probability that it follows text, e.g. "
+        "--text_pair='It was dark inside.'.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +118,21 @@ class ReportConfig(Config):
     """`python -m albert_tf.report`."""
 
     run_dirs: tuple[str, ...] = setting(
-        (), "--output_dir of one run or several, comma-separated."
+        (),
+        "Run directories to draw, comma-separated, e.g. "
+        "build/run,build/other_run.",
     )
     output_file: tuple[str, ...] = setting(
         (),
-        "What to write, by its ending: a picture (.png), or a page (.html) "
-        "that needs no network; several with commas, e.g. "
+        "Files to write, comma-separated: a picture (.png), a page that needs "
+        "no network (.html), or both, e.g. "
         "build/report.html,build/curves.png.",
     )
     x_axis: str = setting(
         "step",
-        "What curves are drawn over: updates (step), positions trained on, "
-        "padding included (tokens), or hours of training, the time between "
-        "processes and that of steps that were lost left out (hours).",
+        "Horizontal axis: step; tokens, the positions trained on, padding "
+        "included; or hours of training, without the time between processes "
+        "and the time of steps that were lost.",
         choices=("step", "tokens", "hours"),
     )
 

@@ -14,15 +14,15 @@ class SequenceConfig(Config):
 
     max_seq_length: int = setting(
         512,
-        "L, pieces in an example, special pieces included.",
+        "L, number of tokens in an example, special tokens included.",
         at_least=5,
         affects="result",
         in_program=True,
     )
     max_predictions_per_seq: int = setting(
         77,
-        "P, masked pieces in an example at the most; 15 % of "
-        "max_seq_length, rounded up, leaves none out.",
+        "P, largest number of masked tokens in an example. 15 % of "
+        "max_seq_length, rounded up, loses no masked token, e.g. 77 for 512.",
         at_least=1,
         affects="result",
         in_program=True,
@@ -46,16 +46,17 @@ class MaskingConfig(SequenceConfig):
 
     masked_lm_prob: float = setting(
         0.15,
-        "Share of the pieces to mask; in training, of records built with "
-        "--masking=dynamic.",
+        "Fraction of the tokens to mask. Training uses it only for records "
+        "built with --masking=dynamic.",
         at_least=0.001,
         below=1,
         affects="result",
     )
     ngram: int = setting(
         3,
-        "N, longest masked span in words, p(n) ~ 1/n; in training, of records "
-        "built with --masking=dynamic.",
+        "N, length of the longest masked span, in words; spans of n words "
+        "have probability p(n) ~ 1/n. Training uses it only for records built "
+        "with --masking=dynamic.",
         at_least=1,
         affects="result",
     )
@@ -74,69 +75,73 @@ class DataConfig(MaskingConfig):
     )
     eval_input_file: tuple[str, ...] = setting(
         (),
-        "Held-out records, e.g. build/records/eval/*.tfrecord.",
+        "Records of the held-out set, to evaluate on: comma-separated files "
+        "or globs, e.g. build/records/eval/*.tfrecord.",
         affects="nothing",
     )
     global_batch_size: int = setting(
         4096,
-        "Examples in one update, over all replicas.",
+        "Number of examples in a step, over all replicas.",
         at_least=1,
         affects="result",
         in_program=True,
     )
     gradient_accumulation_steps: int = setting(
         1,
-        "Parts in which a replica works through its share of the batch, to "
-        "save memory; the update is the same.",
+        "Number of micro-batches that each replica splits its batch into, to "
+        "save memory. The batch size and the result of a step stay the same.",
         at_least=1,
         affects="nothing",
         in_program=True,
     )
     eval_batch_size: int = setting(
         64,
-        "Examples at a time in evaluation, over all replicas.",
+        "Number of examples in a batch of the evaluation, over all replicas.",
         at_least=1,
         affects="nothing",
     )
     max_eval_steps: int = setting(
         100,
-        "Batches of an evaluation at the most; 0 is all.",
+        "Largest number of batches in an evaluation; 0 evaluates all records.",
         at_least=0,
         affects="nothing",
     )
     shuffle_block_size: int = setting(
         16384,
-        "Records shuffled among themselves while reading; records are "
-        "already shuffled when built. 1 reads in order.",
+        "Number of consecutive records that are shuffled together while "
+        "reading; records are already shuffled when they are built. 1 reads "
+        "in order.",
         at_least=1,
         affects="result",
     )
     dataset: tuple[str, ...] = setting(
         (),
-        "A named set of training records for data_schedule, NAME=FILES, with "
-        "comma-separated files or globs; give the flag several times, e.g. "
-        "--dataset='wiki=gs://bucket/wiki/train/*.tfrecord'.",
+        "A named set of training records for data_schedule, as NAME=FILES, "
+        "where FILES are comma-separated files or globs. Give the flag once "
+        "per set, e.g. --dataset='wiki=gs://bucket/wiki/train/*.tfrecord'.",
         repeated=True,
         affects="nothing",
     )
     data_schedule: str = setting(
         "",
         "Training records by step, as STEP:NAME[+NAME...],..., instead of "
-        "input_file, e.g. 0:wiki,125000:wiki+books; names are those of "
-        "dataset. Records of joined sets alternate, in proportion to the "
-        "sizes of the sets: an epoch holds each record once.",
+        "input_file, e.g. 0:wiki,125000:wiki+books. Names are those given "
+        "with dataset. Records of joined sets alternate in proportion to the "
+        "sizes of the sets, so that an epoch reads each record once.",
         affects="result",
     )
     on_corrupt_record: str = setting(
         "error",
-        "What to do with a damaged training record: stop and name it, or "
-        "train without it (skip), note it in the run's directory, and go on.",
+        "What to do with a damaged training record: error stops the run and "
+        "names the record; skip trains without it and notes it in the run "
+        "directory.",
         choices=("error", "skip"),
         affects="nothing",
     )
     max_corrupt_records: int = setting(
         100,
-        "Records that on_corrupt_record=skip may leave out of a run.",
+        "Largest number of records that a run may leave out with "
+        "--on_corrupt_record=skip.",
         at_least=1,
         affects="nothing",
     )

@@ -128,7 +128,7 @@ def parse(
                     remedy="Architectures are in configs/models.",
                 )
             made[field.name] = ModelConfig.from_json_file(path).with_overrides(
-                flag_values["model"].value
+                flag_values["model"].value or ()
             )
         elif isinstance(field_type, type) and issubclass(field_type, Config):
             made[field.name] = parse(field_type, flag_values)

@@ -33,7 +33,7 @@ class ModelConfig(Config):
 
     vocab_size: int = setting(
         30000,
-        "Pieces of the vocabulary.",
+        "Number of pieces in the vocabulary.",
         at_least=8,
         affects="model",
         in_program=True,
@@ -53,24 +53,33 @@ class ModelConfig(Config):
         in_program=True,
     )
     num_hidden_layers: int = setting(
-        12, "Layers applied.", at_least=1, affects="model", in_program=True
+        12,
+        "Number of layers that the encoder applies.",
+        at_least=1,
+        affects="model",
+        in_program=True,
     )
     num_hidden_groups: int = setting(
         1,
-        "Groups of layers; parameters are shared in a group.",
+        "Number of groups of consecutive layers; the layers of a group share "
+        "parameters.",
         at_least=1,
         affects="model",
         in_program=True,
     )
     inner_group_num: int = setting(
         1,
-        "Blocks, each with its own parameters, in a layer.",
+        "Number of blocks in each layer, each with its own parameters.",
         at_least=1,
         affects="model",
         in_program=True,
     )
     num_attention_heads: int = setting(
-        12, "Attention heads.", at_least=1, affects="model", in_program=True
+        12,
+        "Number of attention heads; must divide hidden_size.",
+        at_least=1,
+        affects="model",
+        in_program=True,
     )
     intermediate_size: int = setting(
         3072,
@@ -89,57 +98,76 @@ class ModelConfig(Config):
     )
     hidden_dropout_prob: float = setting(
         0.1,
-        "Dropout of embeddings and sublayers.",
+        "Dropout rate of embeddings and sublayer outputs.",
         at_least=0,
         below=1,
         affects="model",
     )
     attention_probs_dropout_prob: float = setting(
         0.1,
-        "Dropout of the attention probabilities.",
+        "Dropout rate of the attention probabilities.",
         at_least=0,
         below=1,
         affects="model",
     )
     max_position_embeddings: int = setting(
         512,
-        "Longest sequence, in pieces.",
+        "Length of the longest sequence, in tokens.",
         at_least=4,
         affects="model",
         in_program=True,
     )
     type_vocab_size: int = setting(
-        2, "Segment types.", at_least=2, affects="model", in_program=True
+        2,
+        "Number of segment types.",
+        at_least=2,
+        affects="model",
+        in_program=True,
     )
     initializer_range: float = setting(
         0.02,
-        "Deviation of the truncated normal initializer.",
+        "Standard deviation of the truncated normal initializer.",
         at_least=0,
         affects="model",
         in_program=True,
     )
     parameter_sharing: str = setting(
         "all",
-        "What layers share: all, the attention alone, the feed-forward "
-        "layer (ffn) alone, or none (BERT).",
+        "What layers share: all parameters, those of attention only, those of "
+        "the feed-forward layer only (ffn), or none (BERT).",
         choices=PARAMETER_SHARING,
         affects="model",
         in_program=True,
     )
     net_structure_type: int = setting(
-        0, "Published, without effect.", affects="model", in_program=True
+        0,
+        "Without effect; present in published files.",
+        affects="model",
+        in_program=True,
     )
     gap_size: int = setting(
-        0, "Published, without effect.", affects="model", in_program=True
+        0,
+        "Without effect; present in published files.",
+        affects="model",
+        in_program=True,
     )
     num_memory_blocks: int = setting(
-        0, "Published, without effect.", affects="model", in_program=True
+        0,
+        "Without effect; present in published files.",
+        affects="model",
+        in_program=True,
     )
     down_scale_factor: int = setting(
-        1, "Published, without effect.", affects="model", in_program=True
+        1,
+        "Without effect; present in published files.",
+        affects="model",
+        in_program=True,
     )
     layers_to_keep: tuple[str, ...] = setting(
-        (), "Published, without effect.", affects="model", in_program=True
+        (),
+        "Without effect; present in published files.",
+        affects="model",
+        in_program=True,
     )
 
     def check(self) -> None:

@@ -1,8 +1,9 @@
-"""Settings of a run: optimizer, devices, schedule, checkpoints."""
+"""Settings of a run: optimizer, initial weights, schedule, checkpoints."""
 
 import dataclasses
 
 from albert_tf.config.data import SENTENCE_OBJECTIVES, DataConfig
+from albert_tf.config.distribution import DistributionConfig
 from albert_tf.config.model import ModelConfig
 from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
@@ -21,35 +22,37 @@ class OptimizerConfig(Config):
     )
     learning_rate: float = setting(
         0.00176,
-        "Peak learning rate, for a batch of 4096.",
+        "Peak learning rate; the default suits a global batch size of 4096.",
         at_least=0,
         affects="result",
         in_program=True,
     )
     num_warmup_steps: int = setting(
         3125,
-        "Updates of linear warm-up.",
+        "Number of steps of linear warm-up.",
         at_least=0,
         affects="result",
         in_program=True,
     )
     poly_power: float = setting(
         1.0,
-        "Power of the polynomial decay to 0.",
+        "Power of the polynomial decay of the learning rate to 0 at "
+        "num_train_steps; 1 is linear.",
         at_least=0,
         affects="result",
         in_program=True,
     )
     weight_decay_rate: float = setting(
         0.01,
-        "Weight decay, not of LayerNorm and biases.",
+        "Rate of weight decay; LayerNorm parameters and biases are not "
+        "decayed.",
         at_least=0,
         affects="result",
         in_program=True,
     )
     beta_1: float = setting(
         0.9,
-        "Decay of the mean.",
+        "Decay rate of the mean of the gradients.",
         at_least=0,
         below=1,
         affects="result",
@@ -57,7 +60,7 @@ class OptimizerConfig(Config):
     )
     beta_2: float = setting(
         0.999,
-        "Decay of the mean square.",
+        "Decay rate of the mean of the squared gradients.",
         at_least=0,
         below=1,
         affects="result",
@@ -65,98 +68,27 @@ class OptimizerConfig(Config):
     )
     epsilon: float = setting(
         1e-6,
-        "Added to the root of the mean square.",
+        "Number added to the root of the mean of the squared gradients.",
         at_least=1e-20,
         affects="result",
         in_program=True,
     )
     clip_norm: float = setting(
         1.0,
-        "Largest global norm of the gradients; 0 does not clip.",
+        "Largest global norm of the gradients; gradients above it are scaled "
+        "down. 0 does not clip.",
         at_least=0,
         affects="result",
         in_program=True,
     )
     clip_scope: str = setting(
         "global",
-        "Clip the gradients of the whole batch (global), or, as published, "
-        "each replica's before they are averaged (per_replica).",
+        "Which gradients to clip: global clips those of the global batch; "
+        "per_replica clips those of each replica before they are averaged, as "
+        "in google-research/albert.",
         choices=("global", "per_replica"),
         affects="result",
         in_program=True,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class DistributionConfig(Config):
-    """Devices and number formats."""
-
-    strategy: str = setting(
-        "auto",
-        "tf.distribute strategy; auto takes the TPU, the workers of "
-        "TF_CONFIG, or all local GPUs, whichever is found first.",
-        choices=("auto", "tpu", "mirrored", "multi_worker", "one_device"),
-        affects="nothing",
-    )
-    tpu_name: str = setting(
-        "local",
-        "TPU to connect to: local on a TPU VM of one host; the servers of the "
-        "hosts of a slice, grpc://HOST:8470,...; or a name.",
-        affects="nothing",
-    )
-    tpu_zone: str = setting(
-        "", "Zone of a named TPU, e.g. us-central2-b.", affects="nothing"
-    )
-    gcp_project: str = setting("", "Project of a named TPU.", affects="nothing")
-    num_logical_cpus: int = setting(
-        1,
-        "Split the CPU into so many devices, to try --strategy=mirrored "
-        "where there is no accelerator.",
-        at_least=1,
-        affects="nothing",
-    )
-    precision: str = setting(
-        "float32",
-        "Keras dtype policy of the encoder: float32 or mixed_bfloat16 "
-        "(variables, LayerNorm, softmax, logits and update stay float32).",
-        choices=("float32", "mixed_bfloat16"),
-        affects="result",
-        in_program=True,
-    )
-    remat: bool = setting(
-        False,
-        "Compute each block a second time in the backward pass instead of "
-        "keeping what it computed: less memory, about a third more time; the "
-        "gradients are the same.",
-        affects="nothing",
-        in_program=True,
-    )
-    jit_compile: bool = setting(
-        False,
-        "Compile the step with XLA on GPUs. TPUs always do; on CPUs it is "
-        "slower.",
-        affects="nothing",
-    )
-    fuse_on_cpu: bool = setting(
-        True,
-        "On CPUs, let XLA compile what stands between matrix products; else "
-        "TensorFlow computes one operation after the other, which is slower.",
-        affects="nothing",
-    )
-    worker_timeout_s: int = setting(
-        600,
-        "Seconds after which a worker that does not answer is taken for lost, "
-        "and the job ends.",
-        at_least=1,
-        affects="nothing",
-    )
-    peak_tflops: float = setting(
-        0.0,
-        "Peak of one device in 10^12 floating-point operations a second, for "
-        "the share of it that is used (MFU), e.g. 197 for TPU v5e in bfloat16; "
-        "0 takes that of a known TPU or GPU, and gives no share otherwise.",
-        at_least=0,
-        affects="nothing",
     )
 
 
@@ -167,29 +99,31 @@ class InitializationConfig(Config):
     # They acted at step 0, but whoever changes one expects another result.
     init_checkpoint: str = setting(
         "",
-        "Model to begin with: the directory of a run or one of its "
-        "checkpoints, a checkpoint of google-research/albert (prefix, "
-        "directory or .tar.gz), or a Hugging Face folder. Training begins at "
-        "step 0 all the same. A run that has a checkpoint of its own goes on "
-        "from that.",
+        "Model whose weights a new run starts from: a run directory or one of "
+        "its checkpoints, a checkpoint of google-research/albert (prefix, "
+        "directory or .tar.gz), or a Hugging Face folder, e.g. "
+        "albert_base_v2.tar.gz. Training starts at step 0. A run that already "
+        "has a checkpoint continues from that one instead.",
         affects="result",
     )
     init_vocabulary: str = setting(
         "",
-        "SentencePiece model of init_checkpoint, where it is not beside it. "
-        "Of pieces that the records have, too, the weights are kept.",
+        "SentencePiece model of init_checkpoint, if it is not stored with it, "
+        "e.g. albert_base/30k-clean.model. The weights of pieces that the "
+        "vocabulary of the records has, too, are kept.",
         affects="result",
     )
     init_from_group0: bool = setting(
         False,
-        "Groups that init_checkpoint has not begin as its group 0, as in "
-        "google-research/albert, instead of as the group at the same relative "
-        "depth.",
+        "Initialize groups that init_checkpoint does not have from its group "
+        "0, as in google-research/albert. By default they start from the "
+        "group at the same relative depth.",
         affects="result",
     )
     init_optimizer_state: bool = setting(
         False,
-        "Take the moments of the optimizer, too, and not zeros.",
+        "Also load the moments of the optimizer. By default they start at "
+        "zero.",
         affects="result",
     )
 
@@ -207,118 +141,124 @@ class TrainingConfig(Config):
 
     mode: str = setting(
         "train",
-        "train, or eval: evaluate the newest checkpoint once.",
+        "train, or eval: evaluate the newest checkpoint once and exit.",
         choices=("train", "eval"),
         affects="nothing",
     )
     output_dir: str = setting(
         "",
-        "Directory of the run, local or gs://: checkpoints, logs, resolved "
-        "configuration. A run found there is continued.",
+        "Run directory, local or gs://, for checkpoints, logs and the "
+        "resolved configuration, e.g. build/run. A run found there is "
+        "continued.",
         affects="nothing",
     )
     # The length of the learning-rate decay.
     num_train_steps: int = setting(
-        125_000, "Updates.", at_least=1, affects="result"
+        125_000, "Number of training steps.", at_least=1, affects="result"
     )
     steps_per_loop: int = setting(
         1000,
-        "Updates between two looks at the host.",
+        "Number of steps per device loop, between returns to the host, which "
+        "then logs and checks the loss.",
         at_least=1,
         affects="nothing",
     )
     save_checkpoints_steps: int = setting(
         5000,
-        "Updates between two checkpoints.",
+        "Number of steps between checkpoints.",
         at_least=1,
         affects="nothing",
     )
     keep_checkpoint_max: int = setting(
         5,
-        "Newest checkpoints kept.",
+        "Number of newest checkpoints to keep.",
         at_least=1,
         affects="nothing",
     )
     keep_every_n_steps: int = setting(
         0,
-        "Keep the checkpoints at multiples of this number of updates for "
-        "ever; 0 keeps the newest only.",
+        "Also keep every checkpoint whose step is a multiple of this number; "
+        "0 keeps only the newest checkpoints.",
         at_least=0,
         affects="nothing",
     )
     # Affects nothing: rollbacks that have happened are noted with their values.
     on_divergence: str = setting(
         "stop",
-        "What to do when the loss is no number, or far above what it was: "
-        "stop, or go back to the last checkpoint and go on without the data "
-        "since (rollback).",
+        "What to do when the loss is NaN, or far above its lowest value (see "
+        "divergence_loss_increase): stop; or rollback, which returns to the "
+        "last checkpoint and continues without the batches since.",
         choices=("stop", "rollback"),
         affects="nothing",
     )
     divergence_loss_increase: float = setting(
         2.0,
-        "Nats above the lowest loss of the run so far at which a loop's mean "
-        "loss counts as diverged; 0 looks for numbers that are none alone.",
+        "How far the mean loss of a device loop may be above the lowest one "
+        "of the run, in nats, before it counts as divergence. 0: only NaN and "
+        "infinity count as divergence.",
         at_least=0,
         affects="nothing",
     )
     max_rollbacks: int = setting(
         3,
-        "Rollbacks of a run, after which it stops.",
+        "Largest number of rollbacks in a run; the next divergence stops it.",
         at_least=1,
         affects="nothing",
     )
     rollback_learning_rate_scale: float = setting(
         1.0,
-        "What each rollback multiplies the learning rate by from there on, "
-        "e.g. 0.8.",
+        "Factor by which each rollback multiplies the learning rate from "
+        "there on, e.g. 0.8.",
         at_least=0.01,
         below=1.0001,
         affects="nothing",
     )
     profile_steps: str = setting(
         "",
-        "Updates to profile, as FIRST:LAST, e.g. 1000:1020; see them in "
-        "TensorBoard's profiler.",
+        "Steps to profile, as FIRST:LAST, e.g. 1000:1020. TensorBoard's "
+        "profiler shows the result.",
         affects="nothing",
     )
     allow_config_change: bool = setting(
         False,
-        "Go on with a run whose settings have changed in what they mean, e.g. "
-        "its batch or learning rate; every change is named and logged.",
+        "Continue a run although settings that affect its result have "
+        "changed, e.g. the batch size or the learning rate. Every change is "
+        "logged.",
         affects="nothing",
     )
     dry_run: bool = setting(
         False,
-        "Check everything that a run needs, time one update, print what was "
-        "found, and train nothing.",
+        "Check everything that a run needs, time a step, print the findings, "
+        "and train nothing.",
         affects="nothing",
     )
     eval_every_n_steps: int = setting(
         0,
-        "Updates between two evaluations; 0 is at the end only.",
+        "Number of steps between evaluations; 0 evaluates only at the end.",
         at_least=0,
         affects="nothing",
     )
     sentence_objective: str = setting(
         "sop",
-        "Sentence-order prediction, next-sentence prediction (for records "
-        "that google-research/albert made with --random_next_sentence), or "
-        "none.",
+        "Objective of the sentence head: sop (sentence-order prediction), nsp "
+        "(next-sentence prediction) or none. nsp needs records built with "
+        "--sentence_objective=nsp, or with --random_next_sentence of "
+        "google-research/albert.",
         choices=SENTENCE_OBJECTIVES,
         affects="model",
         in_program=True,
     )
     dropout_schedule: str = setting(
         "",
-        "Dropout by step, as STEP:RATE,..., for hidden layers and attention "
-        "alike, e.g. 0:0.1,1000000:0.0 removes it after a million updates. "
-        "Empty takes the architecture's rates throughout.",
+        "Dropout rate by step, as STEP:RATE,..., for hidden layers and "
+        "attention alike, e.g. 0:0.1,1000000:0.0 removes dropout after a "
+        "million steps. Empty: the rates of the architecture, for all steps.",
         affects="result",
     )
     seed: int = setting(
         12345,
-        "Seed of initial weights, data order, dynamic masks and dropout.",
+        "Seed of initial weights, data order, dynamic masking and dropout, "
+        "below 2^32.",
         at_least=0,
         below=2**32,
         affects="result",

@@ -1,0 +1,85 @@
+"""Settings of devices, number formats and compilation."""
+
+import dataclasses
+
+from albert_tf.config.settings import Config, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributionConfig(Config):
+    """Devices and number formats."""
+
+    strategy: str = setting(
+        "auto",
+        "tf.distribute strategy. auto uses the first of these that exists: a "
+        "TPU, the workers of TF_CONFIG, all local GPUs, one device.",
+        choices=("auto", "tpu", "mirrored", "multi_worker", "one_device"),
+        affects="nothing",
+    )
+    tpu_name: str = setting(
+        "local",
+        "TPU to connect to: local, on a TPU VM of one host; the servers of "
+        "the hosts of a slice, as grpc://HOST:8470,...; or the name of a TPU.",
+        affects="nothing",
+    )
+    tpu_zone: str = setting(
+        "",
+        "Google Cloud zone of a TPU that tpu_name names, e.g. us-central2-b.",
+        affects="nothing",
+    )
+    gcp_project: str = setting(
+        "",
+        "Google Cloud project of a TPU that tpu_name names, e.g. my-project.",
+        affects="nothing",
+    )
+    num_logical_cpus: int = setting(
+        1,
+        "Number of logical devices that the CPU is split into, to try "
+        "--strategy=mirrored on a machine without accelerators.",
+        at_least=1,
+        affects="nothing",
+    )
+    precision: str = setting(
+        "float32",
+        "Keras dtype policy of the encoder. With mixed_bfloat16, variables, "
+        "LayerNorm, softmax, logits and the optimizer's update stay float32.",
+        choices=("float32", "mixed_bfloat16"),
+        affects="result",
+        in_program=True,
+    )
+    remat: bool = setting(
+        False,
+        "Compute each block a second time in the backward pass instead of "
+        "keeping its activations: less memory, about a third more time, the "
+        "same gradients.",
+        affects="nothing",
+        in_program=True,
+    )
+    jit_compile: bool = setting(
+        False,
+        "Compile the step with XLA on GPUs. TPUs always compile it, without "
+        "this flag; on CPUs it makes training slower.",
+        affects="nothing",
+    )
+    fuse_on_cpu: bool = setting(
+        True,
+        "On CPUs, let XLA compile the operations between matrix products. "
+        "--nofuse_on_cpu runs them one by one, which is slower.",
+        affects="nothing",
+    )
+    worker_timeout_s: int = setting(
+        600,
+        "Time in seconds after which a worker that does not answer counts as "
+        "lost, and the job ends.",
+        at_least=1,
+        affects="nothing",
+    )
+    peak_tflops: float = setting(
+        0.0,
+        "Peak of one device, in 10^12 floating-point operations per second, "
+        "e.g. 197 for TPU v5e in bfloat16. The log compares the speed of "
+        "training with it (MFU). 0 uses the known peak of a TPU or GPU, and "
+        "logs no MFU for other devices.",
+        at_least=0,
+        affects="nothing",
+    )
