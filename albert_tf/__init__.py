@@ -1,6 +1,54 @@
-"""Pretrain ALBERT with TensorFlow, TPU first."""
+"""Pretrain ALBERT with TensorFlow, TPU first.
 
+The names in `__all__` are the Python interface. Each is imported at its first
+use, so that `import albert_tf` does not import TensorFlow.
+
+Example:
+    >>> import albert_tf
+    >>> config = albert_tf.ModelConfig(hidden_size=128, num_attention_heads=2)
+    >>> config.num_hidden_layers
+    12
+"""
+
+import importlib
 import os
+from typing import Any
 
 # Keras reads its backend once, when it is first imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+_MODULES = {
+    "albert_tf.config": (
+        "DataConfig",
+        "DistributionConfig",
+        "InitializationConfig",
+        "ModelConfig",
+        "OptimizerConfig",
+        "PretrainingConfig",
+        "TrainingConfig",
+    ),
+    "albert_tf.errors": ("UserError",),
+    "albert_tf.interop.loading": ("LoadedModel", "load"),
+    "albert_tf.modeling.pretrainer": ("AlbertPretrainer",),
+    "albert_tf.records.encoding": ("ModelInputs", "encode"),
+    "albert_tf.records.tokenization": ("Tokenizer",),
+    "albert_tf.training.train": ("train",),
+}
+_MODULE_OF = {
+    name: module for module, names in _MODULES.items() for name in names
+}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name at its first use (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'albert_tf' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,57 @@
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.records.encoding import encode
+from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
+from albert_tf.records.tokenization import Tokenizer
+from albert_tf.serving.text_tokenizer import TextTokenizer, pack
+
+VOCABULARY = "tests/testdata/30k-clean.model"
+TEXTS = ["The cat sat on the mat.", "It [MASK] [MASK].", "", "Rome"]
+PAIRS = ["", "In Paris, 1,000 people wait for the boat.", "a", "is a city"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(VOCABULARY)
+
+
+@pytest.mark.parametrize("max_seq_length", [4, 7, 8, 11, 90])
+@pytest.mark.parametrize("pairs", [None, PAIRS])
+def test_inputs_equal_those_of_a_served_model(tokenizer, pairs, max_seq_length):
+    in_graph = TextTokenizer(VOCABULARY)
+    columns = [TEXTS] if pairs is None else [TEXTS, pairs]
+    ids = [in_graph.encode_with_masks(tf.constant(c)) for c in columns]
+    inputs = encode(tokenizer, TEXTS, pairs, max_seq_length)
+    for found, wanted in zip(inputs, pack(max_seq_length, *ids), strict=True):
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, wanted)
+    lengths = inputs.input_mask.sum(axis=1)
+    assert lengths.max() == inputs.input_ids.shape[1] <= max_seq_length
+
+
+def test_special_tokens_surround_the_texts(tokenizer):
+    """By hand: ids of the published vocabulary."""
+    inputs = encode(tokenizer, ["[MASK]", "[MASK][MASK]"], ["", "[MASK]"])
+    assert inputs.input_ids.tolist() == [
+        [CLS_ID, MASK_ID, SEP_ID, SEP_ID, PAD_ID, PAD_ID],
+        [CLS_ID, MASK_ID, MASK_ID, SEP_ID, MASK_ID, SEP_ID],
+    ]
+    assert inputs.input_mask.tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
+    assert inputs.segment_ids.tolist() == [
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_no_texts_give_an_empty_batch(tokenizer):
+    assert [array.shape for array in encode(tokenizer, [])] == [(0, 0)] * 3
+
+
+def test_a_text_without_its_pair_is_an_error(tokenizer):
+    for texts, pairs in itertools.permutations([["a"], ["a", "b"]]):
+        with pytest.raises(ValueError):
+            encode(tokenizer, texts, pairs)
