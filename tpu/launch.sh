@@ -3,30 +3,31 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Train on a Cloud TPU: one host or a slice of several, asked for as a queued
-resource, from your own machine or Cloud Shell. tpu/README.md explains it.
+Train on a Cloud TPU, a single host or a slice of several, that is requested as
+a queued resource. Runs on your machine or in Cloud Shell; see tpu/README.md.
 
     tpu/launch.sh COMMAND [--SETTING=VALUE ...] [-- FLAGS OF run_pretraining]
 
 Commands:
-    run      all of it, until training ends: create, set up, start, watch; a
-             slice that was preempted is asked for again, and training goes on
-    create   ask for the slice
-    wait     until it is there
-    setup    copy this code to all hosts, install it, look for the TPU
-    check    all checks of the run and some real updates, on the TPU
-    start    train in the background; logs stay on host 0, and go to --log_dir
-    status   of the request, of the slice, of training
-    logs     follow what training says
+    run      do everything until training ends: create, setup, start, monitor;
+             request a preempted slice again, and continue training on it
+    create   request the slice
+    wait     wait until the slice exists
+    setup    copy this code to all hosts, install it, check that TPUs are found
+    check    run all checks of the run, and some real steps, on the TPU
+    start    train in the background; the log is on host 0 and in --log_dir
+    status   print the state of the request, of the slice and of training
+    logs     follow the log of training
     stop     end training, with a checkpoint at its next step
-    delete   the slice and the request; the run and its logs stay
+    delete   delete the slice and the request; the run and its logs remain
 
-Settings, which may also stand in the environment, e.g. ALBERT_TPU_ZONE for
+Settings; each may be given in the environment instead, e.g. ALBERT_TPU_ZONE for
 --zone:
 HELP
-  # shellcheck disable=SC2016  # sed is to see it as it stands
-  sed -n 's/^  \([a-z_]*\)=${ALBERT_TPU_[A-Z_]*-\(.*\)} # /    --\1=\2\t/p' \
-    "$0" | expand -t 40
+  # shellcheck disable=SC2016  # sed must receive it unexpanded
+  sed -n '/^  # /{s/^  # //; h; n
+s/^  \([a-z_]*\)=${ALBERT_TPU_[A-Z_]*-\(.*\)}$/    --\1=\2/; T; G; s/\n/\t/p
+}' "$0" | expand -t 38
   cat <<'HELP'
 
 Examples:
@@ -39,28 +40,43 @@ Examples:
     tpu/launch.sh run ... --dry_run     # prints every command, runs none
     tpu/launch.sh delete --project=mine --zone=us-west4-a --name=base
 
-Exit status of run: that of training (0 when all steps are done; 1, 130 as
-albert_tf/README.md says), or 1 if the slice could not be had.
+Exit status of run: that of training (0 when all steps are done; for 1 and 130
+see albert_tf/README.md), or 1 if no slice could be created.
 HELP
 }
 
-# The only place of defaults; usage reads it.
+# Every setting with its default; usage prints these lines and their comments.
 settings() {
-  project=${ALBERT_TPU_PROJECT-} # Google Cloud project
-  zone=${ALBERT_TPU_ZONE-} # e.g. us-west4-a; where your quota is
-  name=${ALBERT_TPU_NAME-albert} # of the slice, and of the request
-  accelerator_type=${ALBERT_TPU_ACCELERATOR_TYPE-v5litepod-8} # v4-128, v6e-8
-  runtime_version=${ALBERT_TPU_RUNTIME_VERSION-} # "": that of the accelerator
-  tier=${ALBERT_TPU_TIER-spot} # spot, on_demand or reserved
-  valid_until_duration=${ALBERT_TPU_VALID_UNTIL_DURATION-} # wait at most, 6h
-  service_account=${ALBERT_TPU_SERVICE_ACCOUNT-} # "": that of Compute Engine
-  create_flags=${ALBERT_TPU_CREATE_FLAGS-} # more of gcloud, e.g. --network=n
-  ssh_flags=${ALBERT_TPU_SSH_FLAGS-} # of ssh and scp alike, e.g. --internal-ip
-  log_dir=${ALBERT_TPU_LOG_DIR-} # gs://..., logs are copied to each minute
-  poll_s=${ALBERT_TPU_POLL_S-60} # seconds between looks
-  grace_s=${ALBERT_TPU_GRACE_S-180} # seconds in which a preemption shows
-  max_failures=${ALBERT_TPU_MAX_FAILURES-3} # requests or set-ups, in a row
-  delete_when_done=${ALBERT_TPU_DELETE_WHEN_DONE-false} # true: when all is well
+  # Google Cloud project
+  project=${ALBERT_TPU_PROJECT-}
+  # zone in which you have quota, e.g. us-west4-a
+  zone=${ALBERT_TPU_ZONE-}
+  # name of the slice and of the request
+  name=${ALBERT_TPU_NAME-albert}
+  # version and size, e.g. v4-128 or v6e-8
+  accelerator_type=${ALBERT_TPU_ACCELERATOR_TYPE-v5litepod-8}
+  # VM image; if empty, the image for the chip
+  runtime_version=${ALBERT_TPU_RUNTIME_VERSION-}
+  # spot, on_demand or reserved
+  tier=${ALBERT_TPU_TIER-spot}
+  # longest wait for capacity, e.g. 6h; if empty, no limit
+  valid_until_duration=${ALBERT_TPU_VALID_UNTIL_DURATION-}
+  # of the hosts; if empty, Compute Engine's default
+  service_account=${ALBERT_TPU_SERVICE_ACCOUNT-}
+  # more flags of create, e.g. --network=n
+  create_flags=${ALBERT_TPU_CREATE_FLAGS-}
+  # more flags of ssh and scp, e.g. --internal-ip
+  ssh_flags=${ALBERT_TPU_SSH_FLAGS-}
+  # gs://... to which logs are copied each minute
+  log_dir=${ALBERT_TPU_LOG_DIR-}
+  # seconds between two checks of the state
+  poll_s=${ALBERT_TPU_POLL_S-60}
+  # seconds to wait for news of a preemption
+  grace_s=${ALBERT_TPU_GRACE_S-180}
+  # consecutive failures after which run gives up
+  max_failures=${ALBERT_TPU_MAX_FAILURES-3}
+  # true: delete the slice when training is done
+  delete_when_done=${ALBERT_TPU_DELETE_WHEN_DONE-false}
 }
 
 fail() {
@@ -107,7 +123,7 @@ check_settings() {
   done
   [[ $max_failures =~ ^[1-9][0-9]*$ ]] ||
     fail "--max_failures must be at least 1. Received: $max_failures"
-  # What was meant for true would leave a slice that costs.
+  # A misspelt true would leave a slice running, and charged.
   [[ $delete_when_done =~ ^(true|false)$ ]] ||
     fail "--delete_when_done must be true or false. Received:\
  $delete_when_done"
@@ -134,12 +150,12 @@ hosts. Received: $accelerator_type. Take v6e-8, or v5litepod or v5p."
 need_training_flags() {
   [[ " ${training_flags[*]-}" == *' --output_dir=gs://'* ]] ||
     fail "flags of run_pretraining must follow --, with an --output_dir on \
-gs://: what is on the hosts is lost with them."
+gs://, since files on the hosts are lost with the slice."
 }
 
 # --- commands of gcloud ------------------------------------------------------
 
-# A command as one can paste it.
+# Prints a command, quoted for a shell.
 quoted() {
   local word line=()
   for word in "$@"; do
@@ -149,7 +165,7 @@ quoted() {
   printf '%s\n' "${line[*]}"
 }
 
-# Runs a command, or prints it.
+# Runs a command, or, in a dry run, prints it.
 call() {
   if [[ $dry_run ]]; then quoted "$@" >&3; else "$@"; fi
 }
@@ -161,15 +177,15 @@ tpus() {
     --project="$project" --zone="$zone"
 }
 
-# Runs tpu/on_host.sh of the copied code on a host, or on all.
+# Runs tpu/on_host.sh of the copied code on one host, or on all.
 on_hosts() {
   local worker=$1
   shift
   remote "$worker" "bash albert_tf/tpu/on_host.sh $(quoted "$@")"
 }
 
-# Of ssh: a host that is taken away leaves its connections open, and whoever
-# waits for their end does so for ever; silent ones are dropped on the way.
+# For ssh: a preempted host leaves its connections open, so that waiting for
+# their end would never return, and networks drop idle connections.
 CONNECTION=(-oConnectTimeout=30 -oServerAliveInterval=30)
 
 remote() {
@@ -178,7 +194,7 @@ remote() {
     "${CONNECTION[@]/#/--ssh-flag=}" $ssh_flags --command="$2"
 }
 
-# "" where there is no such request.
+# The state of the request; "" if there is no request.
 request_state() {
   tpus queued-resources list --filter="name~/queuedResources/$name\$" \
     --format='value(state.state)'
@@ -188,8 +204,8 @@ slice_state() {
   tpus tpu-vm describe "$name" --format='value(state)'
 }
 
-# As on_host.sh status_of has it, with these flags; "unreachable" without
-# an answer.
+# The state of training with these flags, by on_host.sh status_of;
+# "unreachable" if the host does not answer.
 training_state() {
   local script=albert_tf/tpu/on_host.sh
   remote 0 "if [ -f $script ]; then bash $script status_of\
@@ -214,11 +230,11 @@ delete() {
   tpus queued-resources delete "$name" --force --quiet
 }
 
-# However often Google Cloud fails to: what is not deleted costs.
+# Retries without limit: a slice that is not deleted is charged.
 delete_until_gone() {
   local request
   until delete || { request=$(request_state) && [[ ! $request ]]; }; do
-    say "$name could not be deleted, and COSTS: trying again"
+    say "$name could not be deleted, and COSTS money: trying again"
     sleep "$poll_s"
   done
 }
@@ -242,7 +258,7 @@ tpu/launch.sh status, then delete and create." ;;
 setup() {
   local archive=$scratch/albert_tf.tar.gz
   local files='git ls-files -z --cached --others --exclude-standard'
-  # Joined by &&, for run goes on where it fails.
+  # Joined by &&: set -e has no effect where run tests the result of setup.
   # shellcheck disable=SC2086  # several flags
   refuse_if_running &&
     call bash -c "set -e -o pipefail; cd $(quoted "$root"); $files |\
@@ -254,8 +270,8 @@ setup() {
  bash albert_tf/tpu/on_host.sh install"
 }
 
-# Its modules and servers would be taken from under a program that runs, on
-# all hosts; only host 0 knows of it.
+# A new set-up would replace the modules and servers of a running program on
+# all hosts; only host 0 knows whether there is one.
 refuse_if_running() {
   local script=albert_tf/tpu/on_host.sh
   remote 0 "if [ -f $script ] && [ \"\$(bash $script status)\" = running ]\
@@ -283,20 +299,20 @@ status() {
 
 # --- until training ends -----------------------------------------------------
 
-# Prints what run does, in its order.
+# Prints the commands of run, in order.
 plan() {
-  echo "# is it asked for already? every $poll_s s, until it is ACTIVE" >&3
+  echo "# is there a request? every $poll_s s, until it is ACTIVE" >&3
   request_state
-  echo '# if not' >&3
+  echo '# if there is no request' >&3
   create
-  echo '# when it is ACTIVE, until it is READY' >&3
+  echo '# once it is ACTIVE, until the slice is READY' >&3
   slice_state
-  echo '# is training there already?' >&3
+  echo '# is training running?' >&3
   training_state >/dev/null
-  echo '# if not, or after 143, a preemption' >&3
+  echo '# if not, or after exit status 143 (a preemption)' >&3
   setup
   start
-  echo "# where the slice is SUSPENDED, FAILED or PREEMPTED; then again$(
+  echo "# if SUSPENDED, FAILED or PREEMPTED, before the next request$(
     [[ $delete_when_done == true ]] && echo '; and when training is done'
   )" >&3
   delete
@@ -304,7 +320,7 @@ plan() {
 
 run() {
   local failures=0 news='' ended=0 request slice training
-  local again='To train there again: setup, start, and then run.'
+  local again='To train on it again: setup, start, then run.'
   [[ ! $dry_run ]] || { plan && return; }
   while :; do
     slice='' training=''
@@ -330,21 +346,21 @@ run() {
     *:'exit 0')
       [[ $delete_when_done != true ]] || delete_until_gone
       say "training is done$(
-        [[ $delete_when_done == true ]] || echo "; the slice costs until: $(
+        [[ $delete_when_done == true ]] || echo "; charged until: $(
           quoted "$0" delete --project="$project" --zone="$zone" --name="$name"
         )"
       )"
       return
       ;;
-    *:stopped) fail "training was stopped. The slice is still there. $again" ;;
-    *:other) fail "training on this slice has other flags. $again To look at\
- it: status, logs. Or take another --name." ;;
+    *:stopped) fail "training was stopped. The slice still exists. $again" ;;
+    *:other) fail "training on this slice has other flags. $again To inspect\
+ it: status, logs. Or choose another --name." ;;
     *:exit*)
-      # Where a host was preempted, training may end before that shows.
+      # Training may end before a preemption of its host is reported.
       if ((SECONDS - ended >= grace_s)); then
         [[ $training == 'exit 143' ]] || {
           on_hosts 0 tail 50 || true
-          say "training ended: $training. The slice is still there. $again"
+          say "training ended: $training. The slice still exists. $again"
           exit "${training#exit }"
         }
         start || true
@@ -353,19 +369,19 @@ run() {
     esac
     ((failures < max_failures)) || {
       tpus queued-resources describe "$name" || true
-      fail "the slice could not be had, $failures times. See what it says \
-above: quota, zone, accelerator type, capacity."
+      fail "the request failed $failures times. See the message above: \
+quota, zone, accelerator type or capacity."
     }
     sleep "$poll_s"
   done
 }
 
-# Sets up and starts; a failure may be a preemption, which shows in a moment.
+# Sets up and starts; a failure may be a preemption not yet reported.
 begin() {
   if setup && start; then setups_failed=0 && return; fi
   setups_failed=$((setups_failed + 1))
   ((setups_failed < max_failures)) ||
-    fail "setting up must work. It failed $setups_failed times."
+    fail "setup and start failed $setups_failed times."
 }
 
 # --- main --------------------------------------------------------------------

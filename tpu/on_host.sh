@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# What tpu/launch.sh runs on the hosts of a TPU; host 0 is the one that trains.
+# The commands that tpu/launch.sh runs on the hosts of a TPU. Host 0 trains.
 #
-#   install              the packages, on each host; looks for the TPU
-#   serve                the server of a host of a slice; alone it needs none
-#   train LOG_DIR FLAG.. in the background, on host 0
-#   check FLAG...        checks of the run
-#   status               none, running, stopped, lost (the host has started
-#                        anew), or "exit N"
-#   status_of FLAG...    the same, or other if that has other flags
+#   install              installs the packages, and checks that TPUs are found
+#   serve                starts this host's server; a single host needs none
+#   train LOG_DIR FLAG.. trains in the background, on host 0
+#   check FLAG...        runs the checks of a run
+#   status               prints none, running, stopped, lost (the host was
+#                        rebooted), or "exit N"
+#   status_of FLAG...    the same, or "other" for training with other flags
 #   stop                 ends training, with a checkpoint
-#   logs, tail N         of training
+#   logs, tail N         prints the log of training
 #
-# A slice of several hosts has one process of Python, on host 0; TensorFlow
-# reaches the chips of all hosts, its own too, by a server on each, which
-# tensorflow-tpu brings: start_grpc_tpu_worker.
+# A slice of several hosts runs one Python process, on host 0. TensorFlow
+# reaches the chips of every host, including host 0, through a server on that
+# host: start_grpc_tpu_worker, which is part of tensorflow-tpu.
 set -euo pipefail
 
 code=$(cd "$(dirname "$0")/.." && pwd)
@@ -35,29 +35,29 @@ metadata() {
     "http://$server/computeMetadata/v1/instance/$1"
 }
 
-# Sets addresses to those of all hosts, host 0 first. The attribute looks like
-# unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3, as
-# tensorflow/python/tools/grpc_tpu_worker.py reads it.
+# Sets addresses to the addresses of all hosts, host 0 first. The attribute has
+# the form unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3; see
+# tensorflow/python/tools/grpc_tpu_worker.py.
 find_hosts() {
   local endpoints
-  # Without an answer a slice must not be taken for one host.
+  # Without an answer, do not assume a single host.
   endpoints=$(metadata attributes/worker-network-endpoints) ||
-    fail 'the metadata server must tell the hosts of the slice'
+    fail 'the metadata server must return the hosts of the slice'
   mapfile -t addresses < <(tr ',' '\n' <<<"$endpoints" | cut -d: -f3)
 }
 
-# A program holds a lock while it lives, which a number of a process would not
-# tell after the host has started anew.
+# Whether program $1 is running. It holds a lock while it runs; a process id
+# would be ambiguous after a reboot.
 is_alive() {
   [[ -f $state/$1.lock ]] && ! flock --shared --nonblock "$state/$1.lock" true
 }
 
 install() {
   local uv=$HOME/.local/bin/uv
-  # Ubuntu 22.04 has Python 3.10, which is too old; uv brings one.
+  # Ubuntu 22.04 has Python 3.10, which is too old; uv installs Python 3.11.
   [[ -x $uv ]] || python3 -m pip install --quiet --user uv==0.13.8
   "$uv" venv --quiet --clear --python 3.11 "${bin%/bin}"
-  # The pinned libtpu and TensorFlow are those of other extras.
+  # Those pins are for other extras than [tpu].
   sed -E '/^(libtpu|tensorflow)==/d' "$code/constraints/tensorflow-2.20.txt" \
     >"$code/constraints/tpu.txt"
   "$uv" pip install --quiet --python "$bin/python" \
@@ -65,8 +65,8 @@ install() {
   look
 }
 
-# That the chips are there; on a single host, that TensorFlow sees them, too.
-# On a slice that would start the TPU, which waits for all hosts.
+# Checks that the chips exist and, on a single host, that TensorFlow sees them.
+# On a slice, TensorFlow would start the TPU, which waits for all hosts.
 look() {
   cd "$code"
   find_hosts
@@ -139,7 +139,8 @@ serve() {
   done
 }
 
-# Flags that lead to the TPU; for a slice, the libtpu is the servers' alone.
+# Sets tpu_flags to the flags that select the TPU. On a slice, only the servers
+# load libtpu.
 reach_tpu() {
   find_hosts
   tpu_flags=(--strategy=tpu)
@@ -172,7 +173,7 @@ train() {
   echo "training, process $(<"$state/trainer.pid"); log: $log"
 }
 
-# Runs training, copies its log to the bucket, keeps its exit status.
+# Runs training, copies its log to the bucket, and stores its exit status.
 supervise() {
   local log_dir=$1 copy trainer copier='' result=0
   shift
@@ -234,7 +235,7 @@ stop() {
   [[ $(status) == running ]] || fail 'training must be running'
   touch "$state/stopped"
   kill "$(<"$state/trainer.pid")"
-  echo "$log tells when the checkpoint is saved"
+  echo "$log reports when the checkpoint is saved"
 }
 
 logs() {

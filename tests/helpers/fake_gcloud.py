@@ -1,19 +1,19 @@
-r"""Stands for gcloud, and for the hosts of a TPU, in the tests of tpu/*.sh.
+r"""A substitute for gcloud and for the hosts of a TPU, for tests of tpu/*.sh.
 
-It runs as a program named `gcloud`, notes its arguments, and keeps a request
-for a slice whose hosts are directories: `ssh` runs its command with one of
-them as the home, `scp` copies to them, `delete` loses them. On a host, `uv`
-makes a "python" that only trains: it notes its flags and ends as `plan` says,
-one line each time:
+Installed as a program named `gcloud`, it records its arguments and keeps the
+state of one request. Hosts are directories: `ssh` runs its command with one of
+them as HOME, `scp` copies to them, `delete` removes them. On a host, `uv`
+creates a "python" that records its flags and ends as the next line of `plan`
+says:
 
     0                training is done
-    143 SUSPENDED    ends with that status, after the slice is in that state
-    1 PREEMPTED 2    ends with that status, 2 seconds before
-    wait             ends with 143 when it gets a SIGTERM
+    143 SUSPENDED    exits with 143, after the slice has become SUSPENDED
+    1 PREEMPTED 2    exits with 1, 2 seconds before the slice is PREEMPTED
+    wait             exits with 143 when it receives SIGTERM
 
-`states` holds what a new request goes through, one state a question. While
-`failing_deletes` has a line, a delete ends with an error; it deletes all the
-same if the line is "late".
+`states` holds the states of a new request, one for each query. While
+`failing_deletes` has a line, a delete fails; if the line is "late", it deletes
+nevertheless.
 """
 
 import json
@@ -58,20 +58,20 @@ try:
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind(("127.0.0.1", int(os.environ["TPU_TASK_PORT"])))
     server.listen()
-    # As the real one, it ignores SIGTERM once a program has used it.
+    # Like the real server, ignores SIGTERM once a program has used it.
     while not server.accept()[0].recv(1):
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     open("CLOUD/used", "a").close()
 except OSError:
-    pass  # the other host of this machine
+    pass  # the other host on this machine has it
 time.sleep(3600)
 """,
 }
 
 
 def host(number):
-    """The home of a host; made if it is not there."""
+    """The home directory of a host, created if missing."""
     home = CLOUD / f"host-{number}"
     programs = home / ".local" / "bin"
     if not home.exists():
@@ -92,7 +92,7 @@ def hosts(worker):
 
 
 def next_state():
-    """What the request is in now; the last state stays."""
+    """The state of the request; the last state stays."""
     states = (CLOUD / "states").read_text().split()
     if len(states) > 1:
         (CLOUD / "states").write_text(" ".join(states[1:]))
@@ -128,7 +128,7 @@ def queued_resources(verb):
             sys.exit("ERROR: (gcloud) no answer in time")
     elif verb == "list" and requested.exists():
         state = next_state()
-        # The request may be active when its slice is not.
+        # The request may be ACTIVE when its slice is not.
         print("ACTIVE" if state == "PREEMPTED" else state)
 
 
@@ -152,7 +152,7 @@ def tpu_vm(verb):
             print(f"host {number} says so", file=sys.stderr)
             if done.returncode:
                 sys.exit(done.returncode)
-            # At the port of a second host, the first one's server answers.
+            # The hosts share a port: the first server would answer for both.
             if "on_host.sh serve" in flag("command") and len(homes) > 1:
                 while num_served() == before:
                     time.sleep(0.01)

@@ -1,6 +1,6 @@
-"""The scripts that start runs elsewhere: run for real, against a fake cloud.
+"""The launch scripts, run against a substitute for gcloud and the TPU hosts.
 
-`fake_gcloud.py` stands for Google's command and for the hosts of a TPU.
+The substitute is `tests/helpers/fake_gcloud.py`.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ LAUNCH = ROOT / "tpu" / "launch.sh"
 SCRIPTS = [ROOT / "tpu" / "launch.sh", ROOT / "tpu" / "on_host.sh"]
 
 SETTINGS = ["--project=mine", "--zone=us-west4-a", "--name=base"]
-# What would change if a shell read it once more, or once less.
+# These break if a shell expands them once too often, or too seldom.
 TRAINING = [
     "--output_dir=gs://bucket/run",
     "--input_file=gs://bucket/*.tfrecord",
@@ -37,7 +37,7 @@ TRAINING = [
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """What the metadata server of a host says."""
+    """Answers like the metadata server of a TPU host."""
 
     addresses = ("10.0.0.2",)
 
@@ -59,7 +59,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 
 
 class Cloud:
-    """A directory that is Google Cloud for `tpu/launch.sh`."""
+    """A directory that acts as Google Cloud for `tpu/launch.sh`."""
 
     def __init__(self, directory, metadata_port):
         self.path = directory / "cloud"
@@ -102,7 +102,7 @@ class Cloud:
         )
 
     def start(self):
-        """Starts training, and returns when it is there."""
+        """Starts training, and returns when it runs."""
         assert self.launch("start", "--", *TRAINING).returncode == 0
         while not (self.path / "trained").exists():
             time.sleep(0.01)
@@ -114,7 +114,7 @@ class Cloud:
         return [json.loads(line) for line in lines]
 
     def verbs(self):
-        """E.g. create, delete; of requests alone, questions left out."""
+        """The create and delete commands of requests, in order."""
         return [
             call[3]
             for call in self.calls
@@ -122,7 +122,7 @@ class Cloud:
         ]
 
     def trained(self):
-        """For each start: TPU_LOAD_LIBRARY, and the arguments of Python."""
+        """TPU_LOAD_LIBRARY and the arguments of Python, for each start."""
         text = (self.path / "trained").read_text()
         starts = [start.split("\0") for start in text.split("END\0") if start]
         return [(start[0].split("=")[1], start[1:-1]) for start in starts]
@@ -137,18 +137,18 @@ def cloud(tmp_path):
         yield made
         server.shutdown()
         for path in made.path.glob("host-*/albert_tf_state/*.pid"):
-            with contextlib.suppress(ProcessLookupError):  # has ended
+            with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
 
 
 def commands_of(dry_run):
-    """What a dry run prints, as arguments, with no directory of the moment."""
+    """The commands that a dry run prints, as lists of arguments."""
     lines = dry_run.stdout.splitlines()
     return [shlex.split(line) for line in lines if line.startswith("gcloud")]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_are_clean(script):
+def test_scripts_pass_the_linters(script):
     subprocess.run(["bash", "-n", script], check=True)
     text = script.read_text()
     assert "\nset -euo pipefail\n" in text
@@ -157,16 +157,16 @@ def test_scripts_are_clean(script):
         subprocess.run([shellcheck, script], check=True)
 
 
-def test_help_tells_commands_settings_and_defaults(cloud):
-    told = cloud.launch("--help", settings=()).stdout
+def test_help_lists_commands_settings_and_defaults(cloud):
+    text = cloud.launch("--help", settings=()).stdout
     for line in ("--project= ", "--name=albert ", "--poll_s=60 ", "  stop  "):
-        assert line in told
-    assert cloud.launch("create", "--help").stdout == told
+        assert line in text
+    assert cloud.launch("create", "--help").stdout == text
     assert not cloud.calls
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["dance"], "the command must be one of: run create"),
         (["create", "--zone="], "--zone is required, or ALBERT_TPU_ZONE"),
@@ -185,10 +185,12 @@ def test_help_tells_commands_settings_and_defaults(cloud):
         (["start", "--", "--output_dir=/tmp/x"], "--output_dir on gs://"),
     ],
 )
-def test_wrong_settings_are_told_before_anything_is_done(cloud, words, told):
+def test_wrong_settings_are_refused_before_anything_is_done(
+    cloud, words, message
+):
     done = cloud.launch(*words)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: ") and told in done.stderr
+    assert done.stderr.startswith("error: ") and message in done.stderr
     assert not cloud.calls
 
 
@@ -202,9 +204,7 @@ def test_wrong_settings_are_told_before_anything_is_done(cloud, words, told):
         ("v6e-8", "v2-alpha-tpuv6e"),
     ],
 )
-def test_a_slice_is_asked_for_with_the_runtime_of_its_chips(
-    cloud, accelerator, runtime
-):
+def test_the_runtime_version_fits_the_chip(cloud, accelerator, runtime):
     """https://cloud.google.com/tpu/docs/runtimes"""
     cloud.launch("create", ALBERT_TPU_ACCELERATOR_TYPE=accelerator)
     (call,) = cloud.calls
@@ -215,7 +215,7 @@ def test_a_slice_is_asked_for_with_the_runtime_of_its_chips(
     )
 
 
-def test_flags_win_over_the_environment(cloud):
+def test_flags_override_the_environment(cloud):
     given = ["--tier=on_demand", "--create_flags=--network=n --internal-ips"]
     cloud.launch("create", *given, ALBERT_TPU_TIER="reserved")
     (call,) = cloud.calls
@@ -236,7 +236,7 @@ def test_flags_win_over_the_environment(cloud):
     ],
     ids=lambda words: words[0],
 )
-def test_a_dry_run_prints_what_would_be_run_and_runs_nothing(cloud, words):
+def test_dry_run_prints_the_commands_and_runs_none(cloud, words):
     dry = cloud.launch(words[0], "--dry_run", *words[1:])
     assert dry.returncode == 0, dry.stderr
     assert not cloud.calls
@@ -259,7 +259,7 @@ def test_a_dry_run_prints_what_would_be_run_and_runs_nothing(cloud, words):
         assert printed == ["gcloud", *called]
 
 
-def test_a_dry_run_of_all_prints_the_plan(cloud):
+def test_dry_run_of_run_prints_all_commands(cloud):
     dry = cloud.launch("run", "--dry_run", "--", *TRAINING)
     verbs = " ".join(command[4] for command in commands_of(dry))
     assert verbs == "list create describe ssh ssh scp ssh ssh ssh ssh delete"
@@ -271,7 +271,7 @@ def test_one_host_trains_until_all_steps_are_done(cloud):
     done = cloud.run("--log_dir=gs://bucket/logs")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "request: PROVISIONING" in done.stdout
-    assert "training is done; the slice costs until: " in done.stdout
+    assert "training is done; charged until: " in done.stdout
     assert cloud.verbs() == ["create"]
     module = ["-m", "albert_tf.run_pretraining", "--strategy=tpu"]
     assert cloud.trained() == [("", [*module, *TRAINING])]
@@ -281,7 +281,7 @@ def test_one_host_trains_until_all_steps_are_done(cloud):
     assert not (cloud.path / "served").exists()
 
 
-def test_a_slice_is_reached_by_a_server_on_each_host(cloud):
+def test_every_host_of_a_slice_runs_a_server(cloud):
     cloud.set_up(num_hosts=2)
     Metadata.addresses = ("10.0.0.2", "10.0.0.3")
     done = cloud.run("--delete_when_done=true")
@@ -300,8 +300,8 @@ def test_a_slice_is_reached_by_a_server_on_each_host(cloud):
 
 
 @pytest.mark.parametrize("failures", [["refused"] * 4, ["late"]])
-def test_a_slice_that_is_done_is_deleted_though_a_delete_fails(cloud, failures):
-    """Else it would cost until somebody looks; "late" is gone all the same."""
+def test_a_failed_delete_is_retried(cloud, failures):
+    """A slice that is left is charged; after "late" it is deleted, too."""
     cloud.set_up(plan=["0"])
     (cloud.path / "failing_deletes").write_text("\n".join(failures))
     done = cloud.run("--delete_when_done=true")
@@ -344,7 +344,7 @@ def test_the_python_code_of_on_host_finds_its_modules():
     assert "no TPU chip" in done.stderr, done.stderr
 
 
-def test_no_connection_waits_for_a_host_that_is_gone(cloud):
+def test_ssh_detects_lost_hosts(cloud):
     dry = cloud.launch("run", "--dry_run", "--", *TRAINING)
     reached = {}
     for command in commands_of(dry):
@@ -358,7 +358,7 @@ def test_no_connection_waits_for_a_host_that_is_gone(cloud):
             ]
 
 
-def test_the_code_is_copied_from_any_temporary_directory(cloud, tmp_path):
+def test_the_temporary_directory_may_hold_spaces(cloud, tmp_path):
     place = tmp_path / "two words"
     place.mkdir()
     cloud.launch("create")
@@ -368,7 +368,7 @@ def test_the_code_is_copied_from_any_temporary_directory(cloud, tmp_path):
     assert not list(place.iterdir())
 
 
-def test_a_preempted_slice_is_asked_for_again_and_training_goes_on(cloud):
+def test_a_preempted_slice_is_requested_again_and_training_continues(cloud):
     cloud.set_up(
         states=["WAITING_FOR_RESOURCES", "ACTIVE"],
         plan=["143 SUSPENDED", "143 PREEMPTED", "0"],
@@ -380,14 +380,14 @@ def test_a_preempted_slice_is_asked_for_again_and_training_goes_on(cloud):
     assert others == [first, first]
 
 
-def test_a_preemption_that_shows_late_is_no_error(cloud):
+def test_a_preemption_reported_late_is_not_an_error(cloud):
     cloud.set_up(plan=["1 PREEMPTED 1", "0"])
     done = cloud.run("--grace_s=30")
     assert done.returncode == 0, done.stdout + done.stderr
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
-def test_a_notice_without_a_preemption_starts_the_same_command(cloud):
+def test_training_restarts_after_a_notice_without_preemption(cloud):
     cloud.set_up(plan=["143", "0"])
     done = cloud.run()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -395,7 +395,7 @@ def test_a_notice_without_a_preemption_starts_the_same_command(cloud):
     assert len(cloud.trained()) == 2
 
 
-def test_an_error_of_training_ends_the_watch_with_its_last_words(cloud):
+def test_an_error_of_training_ends_run_with_the_end_of_the_log(cloud):
     cloud.set_up(plan=["1"])
     done = cloud.run()
     assert done.returncode == 1
@@ -404,15 +404,15 @@ def test_an_error_of_training_ends_the_watch_with_its_last_words(cloud):
     assert len(cloud.trained()) == 1
 
 
-def test_requests_that_keep_failing_end_the_watch(cloud):
+def test_repeated_failures_of_the_request_end_run(cloud):
     cloud.set_up(states=["FAILED"])
     done = cloud.run("--max_failures=2")
     assert done.returncode == 1
-    assert "the slice could not be had, 2 times" in done.stderr
+    assert "the request failed 2 times" in done.stderr
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
-def test_training_is_found_again_and_stopped(cloud):
+def test_run_finds_running_training_and_stop_ends_it(cloud):
     cloud.set_up(plan=["wait"])
     for command in ("create", "setup"):
         assert cloud.launch(command).returncode == 0
@@ -431,8 +431,8 @@ def test_training_is_found_again_and_stopped(cloud):
     assert len(cloud.trained()) == 1
 
 
-def test_a_slice_that_trains_keeps_its_servers_and_modules(cloud):
-    """Host 0 alone knows that it trains."""
+def test_a_training_slice_keeps_its_servers_and_modules(cloud):
+    """Only host 0 knows that training is running."""
     cloud.set_up(plan=["wait"], num_hosts=2)
     Metadata.addresses = ("10.0.0.2", "10.0.0.3")
     for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
@@ -450,7 +450,7 @@ def test_a_slice_that_trains_keeps_its_servers_and_modules(cloud):
     assert module.exists()
 
 
-def test_a_slice_is_not_taken_for_one_host_where_nobody_tells(cloud):
+def test_without_metadata_a_slice_is_not_treated_as_one_host(cloud):
     cloud.set_up(num_hosts=2)
     for command in ("create", "setup"):
         assert cloud.launch(command).returncode == 0
@@ -458,11 +458,11 @@ def test_a_slice_is_not_taken_for_one_host_where_nobody_tells(cloud):
         "start", "--", *TRAINING, GCE_METADATA_HOST="127.0.0.1:9"
     )
     assert done.returncode
-    assert "metadata server must tell the hosts" in done.stderr
+    assert "metadata server must return the hosts" in done.stderr
     assert not (cloud.path / "trained").exists()
 
 
-def test_training_with_other_flags_is_not_taken_for_this_one(cloud):
+def test_training_with_other_flags_is_detected(cloud):
     cloud.set_up(plan=["0", "0"])
     assert cloud.run().returncode == 0
     others = ["--poll_s=0", "--", *TRAINING, "--seed=2"]
@@ -475,7 +475,7 @@ def test_training_with_other_flags_is_not_taken_for_this_one(cloud):
     assert cloud.trained()[1][1][-1] == "--seed=2"
 
 
-def test_a_host_that_has_started_anew_trains_again(cloud):
+def test_training_restarts_after_a_reboot(cloud):
     cloud.set_up(plan=["wait", "0"])
     for command in ("create", "setup"):
         cloud.launch(command)
@@ -489,8 +489,8 @@ def test_a_host_that_has_started_anew_trains_again(cloud):
     assert len(cloud.trained()) == 2
 
 
-def test_what_the_readme_shows_is_understood(cloud, monkeypatch):
-    """By the script, and its flags of training by the trainer."""
+def test_the_command_of_the_readme_is_valid(cloud, monkeypatch):
+    """For the script, and its training flags for the trainer."""
     blocks = (ROOT / "tpu" / "README.md").read_text().split("\n\n")
     (block,) = (b for b in blocks if "tpu/launch.sh run --name=" in b)
     dry = subprocess.run(
@@ -517,7 +517,7 @@ def test_what_the_readme_shows_is_understood(cloud, monkeypatch):
     values(["run_pretraining", *words[4:]])
     config = flags.parse(PretrainingConfig, values)
     assert config.training.output_dir == "gs://mine-albert/runs/base"
-    # And fits the slice, by the rule that the trainer checks by.
+    # The run fits the slice, by the check of the trainer.
     assert "--accelerator_type=v5litepod-8" in block
     needed = sum(step_cost.estimate_memory(config, 8).values())
     assert 1.5 * needed < step_cost.TPU_MEMORY["v5litepod"]
