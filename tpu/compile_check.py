@@ -1,22 +1,22 @@
-r"""Does a run fit a TPU slice, and how fast should it be? With no TPU.
+r"""Estimate memory and speed of a run on a TPU slice, without a TPU.
 
-The trainer's own update, of one core, with the sums over all cores of the
-slice, is compiled by Google's TPU compiler, which needs
-`pip install -e '.[cpu,tpu-compile]'` and no more than the pip packages.
+Compiles the trainer's step for one core, including the sums over all cores of
+the slice, with Google's TPU compiler. Install it with
+`pip install -e '.[cpu,tpu-compile]'`.
 
     python -m tpu.compile_check \
       --flagfile=configs/pretrain/base_v2_125k.flags \
       --precision=mixed_bfloat16 --topology=v5e:16x16
 
-In seconds instead of minutes, the memory alone; other batch sizes, with and
-without recomputation and dropout:
+Estimate memory only, in a quarter of the time; compare batch sizes, with and
+without recomputation (--remat) and dropout:
 
     python -m tpu.compile_check ... --quick
     python -m tpu.compile_check ... --sweep --sweep_batch_sizes=8,16,32 \
       --output_file=build/sweep.png
 
-Exits with status 2 if the program does not compile, e.g. for lack of memory;
-a sweep, if none of its programs does.
+Exits with status 2 if the program does not compile, e.g. because it exceeds the
+memory of a core; with --sweep, if no program compiles.
 """
 
 import dataclasses
@@ -41,31 +41,31 @@ EXIT_DOES_NOT_COMPILE = 2
 
 
 def describe(found: Estimate) -> str:
-    """What was found out, for a person."""
-    parts = found.gradient_accumulation_steps
+    """The estimate as text."""
+    micro_batches = found.gradient_accumulation_steps
     lines = [
         f"{found.topology}: {found.num_chips} chips, {found.num_cores} cores",
-        f"an update of {found.batch_size} examples of "
-        f"{found.max_seq_length} pieces on each core"
-        + (f", {parts} times over" if parts > 1 else "")
-        + f", {found.precision}, "
-        + ("recomputed" if found.remat else "not recomputed")
+        "step per core: "
+        + (f"{micro_batches} micro-batches of " if micro_batches > 1 else "")
+        + f"{found.batch_size} examples of {found.max_seq_length} tokens, "
+        f"{found.precision}, "
+        + ("remat" if found.remat else "no remat")
         + f", dropout {found.hidden_dropout:g}/{found.attention_dropout:g}",
-        "the loop of steps_per_loop runs on the host and sends this program "
-        "each time",
+        "the host runs the loop of steps_per_loop, and launches this program "
+        "for each step",
         "",
     ]
     if found.error:
-        lines += ["DOES NOT COMPILE. The compiler says:", found.error]
+        lines += ["DOES NOT COMPILE. The compiler's error:", found.error]
         return "\n".join(lines)
-    lines += ["compiles" + (", with little effort (--quick)" * found.quick)]
-    lines += [f"  {name:18}{value}" for name, value in _figures(found)]
+    lines += ["compiles" + (" (--quick)" * found.quick)]
+    lines += [f"  {name:18}{value}" for name, value in _metrics(found)]
     return "\n".join(lines)
 
 
-def _figures(found: Estimate) -> list[tuple[str, str]]:
-    """Names and values of a program that compiles."""
-    # Of a program that compiles none of these is missing.
+def _metrics(found: Estimate) -> list[tuple[str, str]]:
+    """Names and values to print for a program that compiles."""
+    # They are set for every program that compiles.
     assert found.peak_bytes is not None and found.argument_bytes is not None
     assert found.temporary_bytes is not None and found.code_bytes is not None
     assert found.flops is not None and found.accessed_bytes is not None
@@ -73,11 +73,11 @@ def _figures(found: Estimate) -> list[tuple[str, str]]:
     assert found.compile_s is not None and found.compile_cpu_s is not None
     limit = found.chip_memory_bytes / GIB
     peak = found.peak_bytes / GIB
-    parts = found.gradient_accumulation_steps
+    micro_batches = found.gradient_accumulation_steps
     shown = [
         (
             "HBM of a core",
-            f"{peak:.2f} GiB of {limit:.2f} at the peak ({peak / limit:.0%})",
+            f"peak {peak:.2f} of {limit:.2f} GiB ({peak / limit:.0%})",
         ),
         (
             "",
@@ -87,31 +87,30 @@ def _figures(found: Estimate) -> list[tuple[str, str]]:
         ),
         (
             "operations",
-            f"{found.flops / 1e12:.3g} TFLOP a core and update; of the model "
-            f"{found.model_flops / 1e12:.3g}",
+            f"{found.flops / 1e12:.3g} TFLOP per core and step; "
+            f"{found.model_flops / 1e12:.3g} by the model's formula",
         ),
         (
             "memory traffic",
             f"{found.accessed_bytes / 1e9:.4g} GB"
             + (
-                f", of the update and one of the {parts} parts of its batch"
-                if parts > 1
+                f", for one of {micro_batches} micro-batches and the update"
+                if micro_batches > 1
                 else ""
             ),
         ),
         (
             "all-reduce",
-            f"{found.all_reduce_bytes / 1e6:.4g} MB in "
-            f"{found.num_all_reduces}, at least "
-            f"{found.all_reduce_s * 1e3:.2f} ms",
+            f"{found.num_all_reduces} of {found.all_reduce_bytes / 1e6:.4g} "
+            f"MB in total, at least {found.all_reduce_s * 1e3:.2f} ms",
         ),
     ]
     if found.random_bytes:
         shown.append(
             (
                 "random bits",
-                f"{found.random_bytes / 1e6:.4g} MB of the chip's generator, "
-                "whose time is not known",
+                f"{found.random_bytes / 1e6:.4g} MB from the chip's random "
+                "generator, whose time is unknown",
             )
         )
     if found.cycles is not None:
@@ -122,20 +121,20 @@ def _figures(found: Estimate) -> list[tuple[str, str]]:
                 "cycles",
                 f"{found.cycles:,}, estimated"
                 + (
-                    "; TOO FEW: some loops do not tell how often they run"
+                    "; TOO LOW: some loops have an unknown length"
                     if found.uncounted_loops
                     else ""
                 ),
             ),
-            ("an update", f"{found.step_s * 1e3:.1f} ms, the all-reduce in it"),
+            ("step time", f"{found.step_s * 1e3:.1f} ms, all-reduce included"),
             ("MFU", f"{found.mfu:.1%}"),
             (
-                "tokens a second",
-                f"{found.tokens_per_s_chip:,.0f} a chip, "
-                f"{found.tokens_per_s:,.0f} in all",
+                "tokens per second",
+                f"{found.tokens_per_s_chip:,.0f} per chip, "
+                f"{found.tokens_per_s:,.0f} in total",
             ),
             (
-                "the run",
+                "complete run",
                 f"{found.days:.2f} days, {found.chip_hours:,.0f} chip-hours",
             ),
         ]
@@ -143,19 +142,19 @@ def _figures(found: Estimate) -> list[tuple[str, str]]:
     shown.append(
         (
             "compiled in",
-            f"{found.compile_s:.0f} s, {found.compile_cpu_s:.0f} s of a "
-            f"processor; {versions}",
+            f"{found.compile_s:.0f} s, {found.compile_cpu_s:.0f} s of CPU "
+            f"time; {versions}",
         )
     )
     return shown
 
 
 def main(config: CompileCheckConfig) -> int:
-    """Compiles what the flags say; returns the exit status."""
+    """Compiles the run of the flags; returns the exit status."""
     config.require("topology")
     where = topologies.parse(config.topology)
     if not config.sweep:
-        # TensorFlow only traces here.
+        # TensorFlow only traces the program, so it needs no GPU.
         tf.config.set_visible_devices([], "GPU")
         found = estimate(config.run, where, quick=config.quick)
         if config.json:
@@ -169,7 +168,7 @@ def main(config: CompileCheckConfig) -> int:
 def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
     every = []
     if config.output_file:
-        _check_place(config.output_file)
+        _check_writable(config.output_file)
     if not config.json:
         print(f"{where}, {config.run.distribution.precision}")
         print(sweep.HEADER, flush=True)
@@ -187,15 +186,15 @@ def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
     return 0 if compiled else EXIT_DOES_NOT_COMPILE
 
 
-def _check_place(path: str) -> None:
-    """Refuses a file that cannot be written, before an hour of compiling."""
+def _check_writable(path: str) -> None:
+    """Refuses a path that cannot be written, before an hour of compiling."""
     try:
         with files.written_whole(path + ".try"):
             pass
         files.remove(path + ".try")
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            "output_file must be a file that can be written",
+            "output_file must be writable",
             received=f"{path}: {first_line(error)}",
         ) from None
 

@@ -1,11 +1,11 @@
-r"""Compile every recipe for the slice that it names: tpu/COMPILED.md.
+r"""Compile every recipe for the slice that it names, for tpu/COMPILED.md.
 
     python -m tpu.compile_recipes
     python -m tpu.compile_recipes --recipe=base_v2_125k,large_v2_3m --quick
 
-Recipes of the same program are compiled once. What was found is kept in
-tpu/compiled.json, recipe by recipe, from which the table is written anew each
-time; so the command may be interrupted, and recipes done one by one.
+Recipes with the same program are compiled once. After each recipe, the results
+in tpu/compiled.json and the table are updated, so the command may be
+interrupted, and recipes may be compiled one by one.
 """
 
 import dataclasses
@@ -44,14 +44,14 @@ _SLICE = re.compile(r"^# Slice: ([\w:-]+)", re.M)
 _COMMAND = re.compile(r"run_pretraining((?: .*\\\n#)*.*)")
 
 HEADER = """\
-| recipe | slice | examples a core | HBM, GiB | of a core | step, ms | MFU | \
-tokens/s a chip | days | chip-hours | compile, s |
+| recipe | slice | examples per core | HBM, GiB | of a core | step, ms | MFU | \
+tokens/s per chip | days | chip-hours | compile, s |
 |---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def read_recipe(name: str) -> tuple[PretrainingConfig, topologies.Slice] | None:
-    """A recipe as its own command runs it, and its slice.
+    """The settings of the command in a recipe's comment, and its slice.
 
     Returns:
         None if the recipe names no slice.
@@ -85,7 +85,7 @@ def program_key(config: PretrainingConfig, where: topologies.Slice) -> str:
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The rows of what was found, by recipe."""
+    """The table of all results."""
     lines = [_row(name, Estimate(**found[name])) for name in sorted(found)]
     return HEADER + "".join(lines)
 
@@ -95,7 +95,7 @@ def _row(name: str, one: Estimate) -> str:
     if one.gradient_accumulation_steps > 1:
         examples = f"{one.gradient_accumulation_steps} x {examples}"
     if one.remat:
-        examples += ", recomputed"
+        examples += ", remat"
     start = f"| {name} | {one.topology} | {examples} | "
     if one.error:
         return f"{start}does not compile | | | | | | | |\n"
@@ -119,7 +119,7 @@ def _row(name: str, one: Estimate) -> str:
 
 
 def write_table(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Puts the table in its place in COMPILED.md."""
+    """Replaces the table in COMPILED.md."""
     before, _, rest = TABLE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     text = f"{before}{BEGIN}\n{table(found)}\n{END}{after}"
@@ -127,14 +127,15 @@ def write_table(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def main(config: CompileRecipesConfig) -> None:
-    """Compiles recipes, and writes what was found."""
+    """Compiles recipes, and writes the results."""
     every = sorted(path.stem for path in RECIPES.glob("*.flags"))
     unknown = set(config.recipe) - set(every)
     if unknown:
         raise UserError(
-            "recipe must be a file of configs/pretrain, without its ending",
+            "recipe must be the name of a file in configs/pretrain, without "
+            ".flags",
             received=", ".join(sorted(unknown)),
-            remedy=f"There are: {', '.join(every)}.",
+            remedy=f"Recipes: {', '.join(every)}.",
         )
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     done: dict[str, Estimate] = {}

@@ -1,9 +1,9 @@
-"""How long a compiled program takes, as its compiler estimates it.
+"""The cost of a compiled program, from the compiler's own estimates.
 
-The optimized program, as text, holds the compiler's estimate of cycles beside
-most operations. Where a loop's body runs many times, it is counted as often.
-No estimate is given for collectives and for the device's generator of random
-bits: their bytes are added up instead, to be judged apart.
+The text of an optimized program holds an estimate of cycles for most
+operations. This module adds them up; the body of a loop counts once for each
+iteration. Collectives and the device's random generator have no estimate, so
+their bytes are added up instead.
 """
 
 import dataclasses
@@ -28,15 +28,16 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a program, or a part of it, costs.
+    """The cost of a program, or of a part of it.
 
     Attributes:
-        cycles: Estimated, of all operations that have an estimate.
-        collective_bytes: Operands of collectives.
-        num_collectives: Of them, as often as they run.
-        random_bytes: Made by the device's generator, in no estimate.
-        uncounted_loops: Loops that do not tell how often they run, counted
-            once.
+        cycles: Sum of the estimates.
+        collective_bytes: Bytes of the operands of collectives.
+        num_collectives: Collectives that run.
+        random_bytes: Bytes from the device's random generator, whose time is
+            not estimated.
+        uncounted_loops: Loops whose number of iterations is unknown; their
+            bodies count once.
     """
 
     cycles: int = 0
@@ -46,7 +47,7 @@ class Cost:
     uncounted_loops: int = 0
 
     def plus(self, other: "Cost", times: int = 1) -> "Cost":
-        """With another part that runs so many times."""
+        """Adds the cost of a part that runs `times` times."""
         return Cost(
             *(
                 mine + times * theirs
@@ -60,17 +61,17 @@ class Cost:
 
 
 def program_cost(hlo: str) -> Cost:
-    """Adds up a program, loops and all.
+    """Adds up the cost of a program, including its loops.
 
     Args:
-        hlo: An optimized module, as text.
+        hlo: An optimized HLO module, as text.
 
     Raises:
-        ValueError: If it has no entry, or no estimates.
+        ValueError: If the module has no entry computation, or no estimates.
     """
     computations, entry = _computations(hlo)
     if entry is None or not _CYCLES.search(hlo):
-        raise ValueError("no optimized program of the TPU compiler")
+        raise ValueError("hlo must be a module that the TPU compiler optimized")
     known: dict[str, Cost] = {}
 
     def cost(name: str) -> Cost:
@@ -79,20 +80,20 @@ def program_cost(hlo: str) -> Cost:
             for line in lines.values():
                 total = total.plus(_own_cost(line))
                 for called, times in _calls(line, lines, computations):
-                    untold = Cost(uncounted_loops=int(times is None))
-                    total = total.plus(untold).plus(cost(called), times or 1)
+                    unknown = Cost(uncounted_loops=int(times is None))
+                    total = total.plus(unknown).plus(cost(called), times or 1)
             known[name] = total
         return known[name]
 
     return cost(entry)
 
 
-# Lines of a computation by the name of what they define.
+# Lines of a computation, by the name that each line defines.
 _Lines = dict[str, str]
 
 
 def _computations(hlo: str) -> tuple[dict[str, _Lines], str | None]:
-    """All computations by their names, and the name of the entry."""
+    """Returns all computations by name, and the name of the entry."""
     found: dict[str, _Lines] = {}
     entry, lines = None, None
     for line in hlo.splitlines():
@@ -109,7 +110,7 @@ def _computations(hlo: str) -> tuple[dict[str, _Lines], str | None]:
 
 
 def _own_cost(line: str) -> Cost:
-    """Of an operation, without the computations that it calls."""
+    """The cost of an operation without the computations that it calls."""
     operation = _OPERATION.match(line)
     assert operation
     shape, kind = operation["shape"], operation["kind"]
@@ -126,9 +127,9 @@ def _own_cost(line: str) -> Cost:
 def _calls(
     line: str, lines: _Lines, computations: dict[str, _Lines]
 ) -> list[tuple[str, int | None]]:
-    """Computations that an operation runs, and how often; None is not told.
+    """The computations that an operation runs, and how often (None: unknown).
 
-    The inside of a fusion has no cost of its own.
+    Computations inside a fusion have no separate cost.
     """
     operation = _OPERATION.match(line)
     assert operation
@@ -147,14 +148,14 @@ def _calls(
 def _trips(
     line: str, lines: _Lines, computations: dict[str, _Lines]
 ) -> int | None:
-    """How often a loop runs; None if it cannot be told.
+    """The number of iterations of a loop; None if it is unknown.
 
-    Where the compiler does not say it: of a loop that counts from a constant
-    up to another, by one.
+    Where the compiler does not state it, it is derived for loops that count
+    by one from a constant to a constant.
     """
-    told = _TRIPS.search(line)
-    if told:
-        return int(told[1])
+    stated = _TRIPS.search(line)
+    if stated:
+        return int(stated[1])
     condition = computations[_CONDITION.findall(line)[0]]
     root = next(text for text in condition.values() if "ROOT" in text)
     if " compare(" not in root or "direction=LT" not in root:
@@ -178,7 +179,7 @@ def _operands(line: str) -> list[str]:
 
 
 def _constant(name: str, lines: _Lines) -> int | None:
-    """The number that a scalar is, copied or not; None if it is none."""
+    """The value of a constant scalar, or of a copy of one; else None."""
     line = lines.get(name, "")
     number = re.search(r" constant\((-?\d+)\)", line)
     if number:
@@ -189,7 +190,7 @@ def _constant(name: str, lines: _Lines) -> int | None:
 
 
 def _bytes(shape: str) -> int:
-    """Of all arrays of a shape, e.g. `(f32[2,3]{1,0}, bf16[5])`."""
+    """Bytes of all arrays in a shape, e.g. `(f32[2,3]{1,0}, bf16[5])`."""
     return sum(
         math.prod(int(n) for n in sizes.split(",") if n) * _width(kind)
         for kind, sizes in _ARRAY.findall(shape)
@@ -197,6 +198,6 @@ def _bytes(shape: str) -> int:
 
 
 def _width(kind: str) -> int:
-    """Bytes of a number: 2 of bf16, 1 of pred."""
+    """Bytes of an element, e.g. 2 for bf16 and 1 for pred."""
     bits = re.search(r"\d+$", kind)
     return max(1, int(bits[0]) // 8) if bits else 1

@@ -1,4 +1,4 @@
-"""What an update of a run costs on a slice, by the TPU compiler's estimate."""
+"""The cost of a training step on a slice, by the TPU compiler's estimate."""
 
 import concurrent.futures
 import dataclasses
@@ -17,49 +17,54 @@ from tpu import cycles, replica_program, tpu_compiler
 from tpu.topologies import Slice
 
 CAVEATS = (
-    "Memory is that of one program, as the compiler plans it; time is the "
-    "cycles that it estimates, at the chip's clock, and an all-reduce by "
-    "2 (n-1)/n bytes over the bandwidth of n chips. Neither input nor host nor "
-    "the generator of random bits is in it. None of this has been compared "
-    "with a chip: it is good for comparing settings, not for promising."
+    "Memory is the compiler's plan for one program. Time is its estimate of "
+    "cycles at the chip's clock, plus the all-reduce, as 2 (n-1)/n bytes over "
+    "the bandwidth of n chips. Input, host and the hardware's random generator "
+    "are not included. No estimate has been compared with a real chip: use "
+    "them to compare settings, not as predictions."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """An update on a slice; by core, where nothing else is said.
+    """A training step on a slice; values are per core unless stated.
 
-    Times, and what follows from them, are None where the compile was quick,
-    or failed.
+    Times, and values derived from them, are None after a quick or failed
+    compile; so are sizes after a failed one.
 
     Attributes:
         topology: The slice, e.g. "v5e:16x16".
-        num_chips, num_cores: Of it.
-        chip_memory_bytes: What a core has.
-        batch_size: Examples that a core works through at a time.
-        gradient_accumulation_steps: How often it does so in an update.
-        max_seq_length, precision, remat: As the run has them.
-        hidden_dropout, attention_dropout: Rates of the update.
-        quick: Whether it was compiled with little effort.
-        error: Why the program does not compile; "" if it does.
+        num_chips, num_cores: Of the slice.
+        chip_memory_bytes: HBM of a core.
+        batch_size: Examples of a micro-batch.
+        gradient_accumulation_steps: Micro-batches in a step.
+        max_seq_length, precision, remat: Settings of the run.
+        hidden_dropout, attention_dropout: Rates of the first step.
+        quick: Whether the compile was quick.
+        error: The compiler's error; "" if the program compiles.
         peak_bytes, argument_bytes, temporary_bytes, code_bytes: See
-            `tpu_compiler.Compiled`; None if it does not compile.
-        flops: Operations that the compiler counts, loops as often as they
-            run.
-        model_flops: Operations of the model by arithmetic, nothing twice.
-        accessed_bytes: Of memory, loops counted once.
-        cycles: As the compiler estimates them.
-        uncounted_loops: Loops whose bodies they hold once, for want of a
-            number.
-        random_bytes: Random bits that the device makes, in no estimate.
-        all_reduce_bytes, num_all_reduces: Summed over the cores.
-        all_reduce_s: The least time of that.
-        step_s: Of an update: cycles at the clock, and the all-reduce.
-        mfu: Share of the peak that the model's operations make up.
-        tokens_per_s_chip, tokens_per_s: Positions, padding included.
-        days, chip_hours: Of the whole run.
-        compile_s, compile_cpu_s: Of the compiler.
-        versions: Of the compiler and what leads to it.
+            `tpu_compiler.Compiled`.
+        flops: Operations, counted by the compiler; the body of the loop over
+            micro-batches counts for each of them.
+        model_flops: Operations of the model by arithmetic, without
+            recomputation.
+        accessed_bytes: Bytes read and written, by the compiler's count; loop
+            bodies count once.
+        cycles: The compiler's estimate.
+        uncounted_loops: Loops with an unknown number of iterations, whose
+            bodies count once in `cycles`.
+        random_bytes: Bytes from the hardware's random generator, whose time
+            is not estimated.
+        all_reduce_bytes, num_all_reduces: Sums over the cores.
+        all_reduce_s: A lower bound of their time.
+        step_s: Cycles at the chip's clock, plus `all_reduce_s`.
+        mfu: `model_flops` as a fraction of the chip's peak.
+        tokens_per_s_chip, tokens_per_s: Positions, including padding, per
+            chip and in total.
+        days, chip_hours: Of the complete run.
+        compile_s, compile_cpu_s: Wall-clock and processor time of the
+            compiler.
+        versions: Of the compiler and the packages that load it.
     """
 
     topology: str
@@ -102,18 +107,18 @@ class Estimate:
 def estimate(
     config: PretrainingConfig, where: Slice, *, quick: bool = False
 ) -> Estimate:
-    """Compiles the first update of a run for a slice.
+    """Compiles the first step of a run for a slice.
 
     Args:
         config: The run.
         where: The slice.
-        quick: Memory alone, in about a fourth of the time.
+        quick: Estimates memory only, in about a quarter of the time.
 
     Raises:
-        UserError: If the slice cannot share the batch, if libtpu does not
-            know it, or is not installed.
+        UserError: If the batch cannot be divided over the slice, or if libtpu
+            is not installed or does not know the slice.
     """
-    share = per_replica_batch_size(
+    batch_size = per_replica_batch_size(
         "global_batch_size",
         config.data.global_batch_size,
         where.num_cores,
@@ -126,15 +131,15 @@ def estimate(
     model_flops = step_cost.flops_per_step(
         config.model, config.data, config.training.sentence_objective
     )
-    parts = config.data.gradient_accumulation_steps
+    micro_batches = config.data.gradient_accumulation_steps
     rates = schedules.dropout_rates(0, config)
     planned = Estimate(
         topology=str(where),
         num_chips=where.num_chips,
         num_cores=where.num_cores,
         chip_memory_bytes=where.chip.memory_bytes,
-        batch_size=share // parts,
-        gradient_accumulation_steps=parts,
+        batch_size=batch_size // micro_batches,
+        gradient_accumulation_steps=micro_batches,
         max_seq_length=config.data.max_seq_length,
         precision=config.distribution.precision,
         remat=config.distribution.remat,
@@ -144,9 +149,9 @@ def estimate(
         model_flops=model_flops // where.num_cores,
         versions=versions,
     )
-    logging.info("lowering the update for %s", where)
+    logging.info("lowering the training step for %s", where)
     hlo = replica_program.lower(config, where.num_cores)
-    logging.info("compiling it: %s", "some minutes" if not quick else "quickly")
+    logging.info("compiling (%s)", "quick" if quick else "takes minutes")
     try:
         program = tpu_compiler.compile_program(hlo, devices, quick=quick)
     except tpu_compiler.DoesNotCompileError as error:
@@ -158,8 +163,8 @@ def estimate(
         argument_bytes=program.argument_bytes,
         temporary_bytes=program.temporary_bytes,
         code_bytes=program.code_bytes,
-        # All but the update, a thousandth of it, is in the loop over parts.
-        flops=program.flops * parts,
+        # The loop over micro-batches holds all but a thousandth of them.
+        flops=program.flops * micro_batches,
         accessed_bytes=program.accessed_bytes,
         random_bytes=cost.random_bytes,
         all_reduce_bytes=cost.collective_bytes,
@@ -179,15 +184,15 @@ def estimate(
 def estimate_apart(
     config: PretrainingConfig, where: Slice, *, quick: bool = False
 ) -> Estimate:
-    """`estimate` in a process of its own, for one of many.
+    """`estimate` in a separate process, to compile many programs in turn.
 
-    A compiler that comes to its end takes only that with it, and all memory
-    is given back: a large model takes some 10 GB.
+    If the compiler crashes, only that process ends. Its memory, some 10 GB for
+    a large model, is released.
 
     Raises:
-        UserError: As `estimate` does, or if the process was killed.
+        UserError: As for `estimate`, or if the process was killed.
     """
-    logging.info("compiling for %s, in a process of its own", where)
+    logging.info("compiling for %s in a separate process", where)
     with concurrent.futures.ProcessPoolExecutor(
         1, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
@@ -195,17 +200,16 @@ def estimate_apart(
             return pool.submit(_estimate_alone, config, where, quick).result()
         except concurrent.futures.process.BrokenProcessPool:
             raise UserError(
-                "the compiler must come to an end",
-                received="a process that was killed",
-                remedy="This machine may have too little memory: a large model "
-                "takes some 10 GB. Compile one at a time.",
+                "the compiler process was killed",
+                remedy="The machine may have too little memory: a large model "
+                "needs some 10 GB. Compile one program at a time.",
             ) from None
 
 
 def _estimate_alone(
     config: PretrainingConfig, where: Slice, quick: bool
 ) -> Estimate:
-    # TensorFlow only traces here.
+    # TensorFlow only traces the program, so it needs no GPU.
     tf.config.set_visible_devices([], "GPU")
     return estimate(config, where, quick=quick)
 
@@ -228,7 +232,7 @@ def _times(
 def run_length(
     config: PretrainingConfig, where: Slice, step_s: float | None
 ) -> dict[str, Any]:
-    """Days and chip-hours of a whole run, as `Estimate` has them."""
+    """Days and chip-hours of a complete run, as in `Estimate`."""
     if step_s is None:
         return {"days": None, "chip_hours": None}
     hours = config.training.num_train_steps * step_s / 3600

@@ -1,10 +1,10 @@
-"""The trainer's update as one core of a slice runs it, lowered to HLO.
+"""The training step of one core of a slice, lowered to HLO.
 
-It is `train_step.make_replica_step`, the very function that the trainer gives
-to `strategy.run`. Under TPUStrategy that function is the program on the
-device: the loop of `steps_per_loop` updates around it runs on the host, which
-sends the program again for each. Here no TPUStrategy can be made, for lack of
-a TPU; `SliceContext` stands for what it gives the function.
+The step is `train_step.make_replica_step`, the function that the trainer
+passes to `strategy.run`. Under TPUStrategy that function is the program on the
+device: the loop of `steps_per_loop` steps runs on the host, which launches the
+program for each step. TPUStrategy cannot be created without a TPU, so
+`SliceContext` replaces the replica context that it would provide.
 """
 
 from typing import Any
@@ -15,16 +15,16 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.records.features import FEATURES
 from albert_tf.training import schedules, train_step
 
-# Batches leave out what masking alone reads.
+# Only masking reads token_boundary, so batches do not hold it.
 _IN_BATCHES = [f for f in FEATURES if f.name != "token_boundary"]
 
 
 class SliceContext(tf.distribute.ReplicaContext):
-    """What a replica knows of a slice: its number, and sums over all.
+    """The replica context of one core of a slice.
 
     Args:
         num_replicas: Cores of the slice.
-        replica_id: int32 scalar, which of them this is; an argument of the
+        replica_id: int32 scalar, the number of this core; an argument of the
             program.
     """
 
@@ -39,20 +39,14 @@ class SliceContext(tf.distribute.ReplicaContext):
     def all_reduce(
         self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None
     ) -> Any:
-        """Sums over all cores, tensor by tensor, as TPUStrategy makes them.
-
-        Args:
-            reduce_op: SUM.
-            value: Nested tensors.
-            options: None.
-        """
+        """Sums nested tensors over all cores, one by one, like TPUStrategy."""
         assert reduce_op == tf.distribute.ReduceOp.SUM and options is None
         if self._num_replicas == 1:
             return value
         return tf.nest.map_structure(self._sum, value)
 
     def _sum(self, value: tf.Tensor) -> tf.Tensor:
-        # The one collective that also lowers where there is no TPU.
+        # The only collective that can be lowered without a TPU.
         return tf.raw_ops.CollectiveReduceV2(
             input=value,
             group_size=self._num_replicas,
@@ -67,17 +61,17 @@ class SliceContext(tf.distribute.ReplicaContext):
 def make_program(
     state: train_step.TrainState, config: PretrainingConfig, num_replicas: int
 ) -> tuple[Any, list[tf.TensorSpec]]:
-    """The first update, whose dropout rates it has, as a function.
+    """The training step as a function, with the dropout rates of step 0.
 
     Args:
-        state: What is updated; made outside of any strategy.
+        state: Model, optimizer and step, created outside of any strategy.
         config: The run.
         num_replicas: Cores of the slice.
 
     Returns:
-        A `tf.function` compiled by XLA, and what its arguments are: the stop
-        flag, the replica's number, and its share of each feature of a batch.
-        It gives what the trainer's function gives.
+        A `tf.function` compiled by XLA, and the specs of its arguments: the
+        stop flag, the number of the replica, and each feature of the
+        per-replica batch. It returns what the trainer's function returns.
     """
     replica_step = train_step.make_replica_step(
         state, config, device_type="TPU"
@@ -93,14 +87,14 @@ def make_program(
         with SliceContext(num_replicas, replica_id):
             return replica_step(batch, stop, settings=settings)
 
-    share = config.data.global_batch_size // num_replicas
+    batch_size = config.data.global_batch_size // num_replicas
     return program, [
         tf.TensorSpec([], tf.float32),
         tf.TensorSpec([], tf.int32),
         *(
             tf.TensorSpec(
-                [share, feature.length(config.data)],
-                # As batches hold them: TPUs have no int64.
+                [batch_size, feature.length(config.data)],
+                # The dtypes of batches: TPUs have no int64.
                 tf.int32 if feature.dtype == "int64" else tf.float32,
             )
             for feature in _IN_BATCHES
@@ -109,11 +103,11 @@ def make_program(
 
 
 def lower(config: PretrainingConfig, num_replicas: int) -> bytes:
-    """The program of `make_program`, for a batch that the cores can share.
+    """Lowers the program of `make_program`.
 
     Returns:
         A serialized HLO module, lowered for a CPU. Its arguments are those of
-        the function, and the variables, which it updates in place.
+        the function, then the variables, which it updates in place.
     """
     program, arguments = make_program(
         train_step.make_state(config), config, num_replicas

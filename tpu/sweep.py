@@ -1,4 +1,4 @@
-"""Settings of a run compared: batch sizes, recomputation, dropout."""
+"""Compares batch sizes, recomputation (remat) and dropout of a run."""
 
 import dataclasses
 import io
@@ -14,30 +14,31 @@ from tpu.estimates import Estimate
 from tpu.topologies import Slice
 
 GIB = 2**30
-# What dropout is turned on to in runs that have none: that of the paper.
+# Rate to compare with in runs without dropout: that of the paper.
 DROPOUT = 0.1
 
 
 def variants(
     config: PretrainingConfig, where: Slice, batch_sizes: Sequence[int]
 ) -> Iterator[PretrainingConfig]:
-    """Each batch size without and with recomputation and dropout.
+    """Yields each batch size, with and without remat and dropout.
 
     Args:
-        config: The run; its global batch is as large as the slice makes it.
+        config: The run; its `global_batch_size` is replaced.
         where: The slice.
-        batch_sizes: Examples that a core works through at a time.
+        batch_sizes: Examples of a micro-batch, per core.
     """
     rates = schedules.dropout_rates(0, config)
     dropout = max(rates) or DROPOUT
     for size, remat, rate in itertools.product(
         batch_sizes, (False, True), (0.0, dropout)
     ):
-        parts = config.data.gradient_accumulation_steps
+        micro_batches = config.data.gradient_accumulation_steps
         yield dataclasses.replace(
             config,
             data=dataclasses.replace(
-                config.data, global_batch_size=size * parts * where.num_cores
+                config.data,
+                global_batch_size=size * micro_batches * where.num_cores,
             ),
             distribution=dataclasses.replace(config.distribution, remat=remat),
             training=dataclasses.replace(
@@ -53,7 +54,7 @@ HEADER = (
 
 
 def row(found: Estimate) -> str:
-    """A line of the table under `HEADER`."""
+    """A row of the table, to print under `HEADER`."""
     start = (
         f"{found.batch_size:7}  {'yes' if found.remat else 'no':>5}  "
         f"{found.hidden_dropout:7g}  "
@@ -61,7 +62,7 @@ def row(found: Estimate) -> str:
     if found.error:
         return start + "does not compile: " + summary_of_error(found.error)
     assert found.peak_bytes is not None and found.compile_s is not None
-    share = found.peak_bytes / found.chip_memory_bytes
+    fraction = found.peak_bytes / found.chip_memory_bytes
     times = f"{'-':>7}  {'-':>5}  {'-':>13}"
     if found.step_s and found.mfu and found.tokens_per_s_chip:
         times = (
@@ -69,22 +70,22 @@ def row(found: Estimate) -> str:
             f"{found.tokens_per_s_chip:13,.0f}"
         )
     return (
-        f"{start}{found.peak_bytes / GIB:10.2f}  {share:7.0%}  {times}  "
+        f"{start}{found.peak_bytes / GIB:10.2f}  {fraction:7.0%}  {times}  "
         f"{found.compile_s:9.0f}"
     )
 
 
 def summary_of_error(error: str) -> str:
-    """The line of a compiler's error that tells most."""
+    """The line of a compiler error that names HBM, else its first line."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    telling = (line for line in lines if "hbm" in line.lower())
-    return next(telling, lines[0] if lines else "")[:160]
+    about_memory = (line for line in lines if "hbm" in line.lower())
+    return next(about_memory, lines[0] if lines else "")[:160]
 
 
 def picture(found: Sequence[Estimate]) -> bytes:
-    """A PNG: memory beside the chip's, and share of the peak, by batch size.
+    """A PNG of memory and MFU by batch size.
 
-    A cross stands where a program does not compile.
+    A cross marks a program that does not compile.
     """
     figure = Figure(figsize=(10, 4.2), dpi=120, layout="constrained")
     memory, speed = figure.subplots(1, 2)
@@ -92,7 +93,7 @@ def picture(found: Sequence[Estimate]) -> bytes:
     limit = found[0].chip_memory_bytes / GIB
     memory.axhline(limit, color="#858585", linestyle="--")
     memory.annotate(
-        f"a core of {found[0].topology}: {limit:.2f}",
+        f"HBM of a core of {found[0].topology}: {limit:.2f}",
         (sizes[0], limit),
         xytext=(0, 4),
         textcoords="offset points",
@@ -107,7 +108,7 @@ def picture(found: Sequence[Estimate]) -> bytes:
             "color": "#d95f02" if remat else "#0f7fc8",
             "linestyle": ":" if rate else "-",
         }
-        label = f"{'recomputed' if remat else 'kept'}, dropout {rate:g}"
+        label = f"{'remat' if remat else 'no remat'}, dropout {rate:g}"
         fit = [one for one in points if one.peak_bytes is not None]
         memory.plot(
             [one.batch_size for one in fit],
@@ -134,15 +135,15 @@ def picture(found: Sequence[Estimate]) -> bytes:
         )
     memory.set(title="HBM of a core, GiB", ylim=(0, 1.12 * limit))
     memory.legend(fontsize=8)
-    speed.set(title="share of the peak (MFU), estimated", ylim=(0, None))
+    speed.set(title="MFU, estimated", ylim=(0, None))
     speed.yaxis.set_major_formatter(PercentFormatter(1.0))
     if not any(one.mfu is not None for one in found):
         speed.text(
-            0.5, 0.5, "no times in --quick", transform=speed.transAxes,
+            0.5, 0.5, "--quick estimates no times", transform=speed.transAxes,
             ha="center",
         )  # fmt: skip
     for axes in (memory, speed):
-        axes.set_xlabel("examples of a core at a time")
+        axes.set_xlabel("examples per core and micro-batch")
         axes.set_xticks(sizes)
         axes.grid(alpha=0.3)
     content = io.BytesIO()

@@ -1,8 +1,8 @@
-"""Slices of Cloud TPUs by the names that Google Cloud gives them.
+"""TPU slices and chips, by the names of Google Cloud.
 
-A slice is named by its version and its topology, `v5e:16x16`, or by its
-accelerator type, `v5litepod-256`. Types count chips from v5e on, but for v5p,
-and cores before.
+A slice is named by version and topology, e.g. `v5e:16x16`, or by accelerator
+type, e.g. `v5litepod-256`. Accelerator types of v5e and v6e count chips; those
+of v2 to v4 and v5p count cores.
 """
 
 import dataclasses
@@ -16,20 +16,19 @@ from albert_tf.training.step_cost import TPU_MEMORY, TPU_PEAKS
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A version of the TPU; a core is what tf.distribute takes for a device.
+    """A version of the TPU. tf.distribute sees each core as a device.
 
     Attributes:
-        cores: Of a chip. Those of v4 and v5p work as one; of v4 it was not
-            established that TensorFlow joins them, too.
-        memory_bytes: Of a core's HBM, as the compiler lets programs use it.
+        cores: Cores of a chip. The two cores of v4 and v5p act as one
+            (megacore); whether TensorFlow uses v4 so is not confirmed.
+        memory_bytes: HBM of a core that the compiler lets programs use.
         peak_flops: Of a core, in bfloat16.
         clock_hz: Of a core.
-        all_reduce_bytes_s: What a chip sends in an all-reduce over a whole
-            pod.
-        largest: Chips of the largest slice: of a pod, or for more of which
-            nothing was tried.
-        dimensions: Of the network.
-        options: How libtpu is told to join the cores.
+        all_reduce_bytes_s: Bytes per second that a chip sends in an
+            all-reduce over a complete pod.
+        largest: Chips of the largest slice: a pod, or the largest tested.
+        dimensions: Of the network between chips.
+        options: Arguments for libtpu that join the cores.
     """
 
     cores: int
@@ -72,12 +71,12 @@ CHIPS = {
     "v5p": Chip(1, TPU_MEMORY["v5p"], TPU_PEAKS["v5p"], 1.75e9, 600e9, 2048, 3),
     "v6e": Chip(1, TPU_MEMORY["v6e"], TPU_PEAKS["v6e"], 1.75e9, 400e9, 256),
 }
-# What else a version is called.
+# Other names of versions.
 _VERSIONS = {"v5litepod": "v5e", "v5lite": "v5e"}
-# Versions whose accelerator types count cores, two a chip.
+# Versions whose accelerator types count cores, two per chip.
 _COUNTED_BY_CORES = ("v2", "v3", "v4", "v5p")
 
-# Shapes of the accelerator types, by dimensions.
+# Shapes of the accelerator types, by number of dimensions.
 _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
     2: (
         (1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16),
@@ -92,7 +91,7 @@ _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Chips that work together.
+    """A slice: chips that are connected by their own network.
 
     Attributes:
         version: E.g. "v5e".
@@ -112,47 +111,53 @@ class Slice:
 
     @property
     def num_cores(self) -> int:
-        """Devices of tf.distribute: replicas of a run."""
+        """Devices of tf.distribute, and so replicas of a run."""
         return self.num_chips * self.chip.cores
 
     def __str__(self) -> str:
         return f"{self.version}:{'x'.join(map(str, self.shape))}"
 
     def libtpu_name(self) -> str:
-        """A slice that libtpu describes and that this one is part of.
+        """The slice to request from libtpu; this slice is part of it.
 
-        It knows none below a host's four chips.
+        The smallest slice that libtpu knows has the four chips of a host.
         """
         shape = (2, 2) if self.shape == (1, 1) else self.shape
         return str(Slice(self.version, shape))
 
     def libtpu_options(self) -> dict[str, Any]:
-        """Further arguments of that description."""
+        """Further arguments of the request to libtpu."""
         options = dict(self.chip.options)
         if options:
             options["wrap"] = tuple(size >= 4 for size in self.shape)
         return options
 
     def all_reduce_seconds(self, num_bytes: int) -> float:
-        """The least time to sum so many bytes over all cores.
+        """A lower bound of the time to sum `num_bytes` over all cores.
 
-        Each chip sends, and receives, 2 (n - 1) / n of them over the network
-        of n chips, with all of its links busy all the time. Slices smaller
-        than a pod lack some of the links that close its rings, and take up to
-        twice as long.
+        Each of the n chips sends and receives 2 (n - 1) / n times the bytes,
+        with all links busy. Slices smaller than a pod lack some of the links
+        that close its rings, and take up to twice as long.
         """
         n = self.num_chips
         return 2 * (n - 1) / n * num_bytes / self.chip.all_reduce_bytes_s
 
 
 def parse(name: str) -> Slice:
-    """The slice that a name stands for.
+    """Returns the slice of a name.
 
     Args:
         name: E.g. "v5e:16x16", "v4:4x4x8", "v5litepod-256", "v3-32".
 
     Raises:
-        UserError: If it is the name of none.
+        UserError: If there is no slice of that name.
+
+    Example:
+        >>> from tpu import topologies
+        >>> topologies.parse("v5litepod-256")
+        Slice(version='v5e', shape=(16, 16))
+        >>> topologies.parse("v3-32").num_cores
+        32
     """
     version, separator, size = name.lower().replace("-", ":").partition(":")
     version = _VERSIONS.get(version, version)
@@ -182,7 +187,7 @@ def parse(name: str) -> Slice:
             math.prod(shape) * per_chip: shape
             for shape in _SHAPES[dimensions]
             if math.prod(shape) <= CHIPS[version].largest
-            # Of v2 and v3 there are none below a host but whole ones.
+            # v2 and v3 have no slices of 1 or 8 chips by these names.
             and (shape not in ((1, 1), (2, 4)) or per_chip == 1)
         }
         if not size.isdecimal() or int(size) not in types:

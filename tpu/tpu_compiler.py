@@ -1,9 +1,9 @@
-"""Google's TPU compiler, libtpu, on a machine with no TPU.
+"""Google's TPU compiler, libtpu, on a machine without a TPU.
 
-Every private name of jax and jaxlib stands in this file, written against
-one version, which the extra `tpu-compile` pins; they have changed between
-releases. JAX itself computes nothing here: its package loads the compiler,
-and takes the program that TensorFlow has lowered.
+This file holds every private name of jax and jaxlib that the repository uses.
+Such names change between releases, so the extra `tpu-compile` pins the version.
+JAX computes nothing here: it loads the compiler, and passes it the program that
+TensorFlow has lowered.
 """
 
 import dataclasses
@@ -22,36 +22,35 @@ PACKAGES = ("jax", "jaxlib", "libtpu")
 JAX_VERSION = "0.10.2"  # as in setup.py
 INSTALL = "pip install -e '.[cpu,tpu-compile]'  (Linux on x86-64, 1.2 GB)"
 
-# What libtpu reads from the environment when it is loaded.
+# libtpu reads these variables when it is loaded.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    # Else it asks the metadata server of a Cloud VM, again and again.
+    # Otherwise it queries the metadata server of a Cloud VM repeatedly.
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    # Else a second process that compiles is refused.
+    # Otherwise a second process cannot compile at the same time.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    # Else every process leaves log files in the temporary directory.
+    # Otherwise every process writes log files to the temporary directory.
     "TPU_LOG_DIR": "disabled",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A program as the compiler plans it, for one core of the slice.
+    """A compiled program and the compiler's plan for it, for one core.
 
     Attributes:
-        peak_bytes: HBM at the fullest moment, arguments included.
-        argument_bytes: Weights, moments and batch; what is updated is updated
-            in place.
-        temporary_bytes: All else that it computes with.
+        peak_bytes: Peak HBM, including arguments.
+        argument_bytes: Weights, moments and batch.
+        temporary_bytes: Intermediate values.
         code_bytes: The program itself.
-        aliased_bytes: That part of the arguments which is updated in place.
-        flops: Operations, with the bodies of loops counted once.
-        accessed_bytes: Bytes read and written, counted likewise.
+        aliased_bytes: Arguments that are updated in place.
+        flops: Operations; loop bodies count once.
+        accessed_bytes: Bytes read and written; loop bodies count once.
         hlo: The optimized program as text.
         compile_s: Wall-clock seconds of the compiler.
-        compile_cpu_s: Its seconds of processor time.
+        compile_cpu_s: Seconds of processor time of the compiler.
     """
 
     peak_bytes: int
@@ -67,14 +66,15 @@ class Compiled:
 
 
 class DoesNotCompileError(Exception):
-    """What the compiler says of a program that it refuses."""
+    """The compiler rejects a program; the message is the compiler's."""
 
 
 def check_installed() -> dict[str, str]:
-    """Versions of what is needed.
+    """Returns the versions of the packages that compiling needs.
 
     Raises:
-        UserError: If a package is missing, or has other private names.
+        UserError: If a package is missing, or has another version, whose
+            private names may differ.
     """
     missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
     if missing:
@@ -86,8 +86,8 @@ def check_installed() -> dict[str, str]:
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
     if {found["jax"], found["jaxlib"]} != {JAX_VERSION}:
         raise UserError(
-            f"jax and jaxlib must be {JAX_VERSION}, for what is used of them "
-            "changes between releases",
+            f"jax and jaxlib must be {JAX_VERSION}, because their private "
+            "names change between releases",
             received=f"{found['jax']} and {found['jaxlib']}",
             remedy=INSTALL,
         )
@@ -95,14 +95,14 @@ def check_installed() -> dict[str, str]:
 
 
 def slice_devices(name: str, options: Mapping[str, Any]) -> list[Any]:
-    """Descriptions of a slice's devices.
+    """Returns libtpu's descriptions of the devices of a slice.
 
     Args:
-        name: As libtpu names it, e.g. "v5e:16x16".
-        options: Further ones, e.g. of how cores are joined.
+        name: The name in libtpu, e.g. "v5e:16x16".
+        options: Further arguments for libtpu, e.g. how cores are joined.
 
     Raises:
-        UserError: If there is no such slice.
+        UserError: If libtpu knows no such slice.
     """
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
@@ -115,7 +115,7 @@ def slice_devices(name: str, options: Mapping[str, Any]) -> list[Any]:
     except Exception as error:
         raise UserError(
             "topology must be one that libtpu knows",
-            received=f"{name}, of which it says: {first_line(error)[:200]}",
+            received=f"{name}; libtpu: {first_line(error)[:200]}",
         ) from None
     return list(description.devices)
 
@@ -126,16 +126,16 @@ def compile_program(
     """Compiles a program that all devices run at the same time.
 
     Args:
-        hlo: A serialized HLO module that TensorFlow has lowered for XLA on a
-            CPU: TensorFlow for CPUs has no lowering for TPUs. What differs is
-            rewritten, see `_as_for_tpus`.
-        devices: Of `slice_devices`.
-        quick: With little effort: the memory within some per cent, in a
-            fourth of the time; the cycles mean nothing.
+        hlo: A serialized HLO module that TensorFlow has lowered for a CPU,
+            since TensorFlow for CPUs cannot lower for TPUs.
+            `_convert_for_tpu` rewrites the differences.
+        devices: From `slice_devices`.
+        quick: Compiles with low effort, in a quarter of the time: memory is
+            right within a few per cent, cycles are meaningless.
 
     Raises:
-        DoesNotCompileError: With the compiler's own words, e.g. that the
-            program needs more memory than there is.
+        DoesNotCompileError: With the compiler's message, e.g. that the program
+            exceeds the memory of a core.
     """
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
@@ -153,7 +153,7 @@ def compile_program(
         build.exec_time_optimization_effort = -1.0
     with mlir.make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
-        _as_for_tpus(module)
+        _convert_for_tpu(module)
         wall, cpu = time.monotonic(), time.process_time()
         try:
             executable = devices[0].client.compile(
@@ -180,25 +180,25 @@ def compile_program(
     )
 
 
-def _as_for_tpus(module: Any) -> None:
-    """Rewrites what TensorFlow lowers otherwise for a CPU than for a TPU.
+def _convert_for_tpu(module: Any) -> None:
+    """Rewrites operations that TensorFlow lowers differently for CPU and TPU.
 
-    1. A copy of each updated variable, an operation that StableHLO does not
-       have: its operand takes its place.
-    2. Random bits: where a program leaves the generator open, as ours all do,
-       TensorFlow takes Philox on a CPU and the device's own on a TPU, whose
-       state is one number shorter. Programs that ask for Philox by name would
-       be judged too well: they cannot be told apart.
+    1. Copies of updated variables: StableHLO has no such operation, so each is
+       replaced by its operand.
+    2. Random bits: if a program does not choose a generator (ours never do),
+       TensorFlow uses Philox on a CPU and the hardware's generator on a TPU,
+       whose state is one number shorter. Programs that choose Philox
+       explicitly cannot be distinguished, and are estimated too low.
     """
     for operation in list(_operations(module.operation)):
         if operation.name == "mhlo.copy":
             operation.results[0].replace_all_uses_with(operation.operands[0])
             operation.erase()
         elif operation.name == "stablehlo.rng_bit_generator":
-            _take_own_generator(operation)
+            _use_hardware_generator(operation)
 
 
-def _take_own_generator(operation: Any) -> None:
+def _use_hardware_generator(operation: Any) -> None:
     from jax._src.lib.mlir import ir
     from jax._src.lib.mlir.dialects import hlo
 
@@ -228,7 +228,7 @@ def _take_own_generator(operation: Any) -> None:
 
 
 def _operations(operation: Any) -> Iterator[Any]:
-    """All operations in one, at any depth."""
+    """Yields all operations nested in an operation."""
     for region in operation.regions:
         for block in region:
             for inner in list(block):

@@ -53,7 +53,7 @@ SLICES = {
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_slices_have_the_chips_that_their_names_say(name):
+def test_slice_names_give_the_number_of_chips(name):
     text, chips, cores = SLICES[name]
     found = topologies.parse(name)
     assert (str(found), found.num_chips, found.num_cores) == (
@@ -81,13 +81,13 @@ def test_slices_have_the_chips_that_their_names_say(name):
         ("v2-1024", "v2-512\\.$"),
     ],
 )
-def test_other_slices_are_refused(name, remedy):
+def test_invalid_slice_names_are_refused(name, remedy):
     """Pods: 256 chips of v2, v5e and v6e, 1,024 of v3."""
     with pytest.raises(UserError, match=remedy):
         topologies.parse(name)
 
 
-def test_an_all_reduce_sends_each_byte_nearly_twice():
+def test_an_all_reduce_sends_each_byte_almost_twice():
     """256 chips at 200 GB/s: 2 * 255/256 * 0.2 GB / 200 GB/s."""
     seconds = topologies.parse("v5e:16x16").all_reduce_seconds(200_000_000)
     assert seconds == pytest.approx(0.001 * 2 * 255 / 256)
@@ -130,23 +130,25 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 """
 
 
-def test_a_loops_body_is_counted_as_often_as_it_runs():
+def test_a_loop_body_counts_for_each_iteration():
     """From 1 to below 5: 4 times 1000, and 7 outside; not what is fused."""
     cost = cycles.program_cost(HLO)
     assert cost.cycles == 4 * 1000 + 7
     assert cost.uncounted_loops == 0
-    told = HLO.replace("x={}", 'backend_config={"known_trip_count":{"n":"12"}}')
-    assert cycles.program_cost(told).cycles == 12 * 1000 + 7
+    stated = HLO.replace(
+        "x={}", 'backend_config={"known_trip_count":{"n":"12"}}'
+    )
+    assert cycles.program_cost(stated).cycles == 12 * 1000 + 7
 
 
-def test_loops_that_tell_no_number_are_named():
+def test_loops_of_unknown_length_are_reported():
     """The counter starts at what nobody knows."""
-    untold = HLO.replace("tuple(%copied, %x)", "tuple(%x, %x)")
-    cost = cycles.program_cost(untold)
+    unknown = HLO.replace("tuple(%copied, %x)", "tuple(%x, %x)")
+    cost = cycles.program_cost(unknown)
     assert (cost.cycles, cost.uncounted_loops) == (1000 + 7, 1)
 
 
-def test_bytes_that_have_no_estimate_are_added_up():
+def test_bytes_of_operations_without_estimate_are_added_up():
     cost = cycles.program_cost(HLO)
     assert cost.num_collectives == 1
     assert cost.collective_bytes == 8 * 4 + 2 * 3 * 2
@@ -181,7 +183,7 @@ def make_batch(arguments, vocab_size):
     ]
 
 
-def test_the_program_makes_the_trainers_update():
+def test_the_program_computes_the_trainers_step():
     """On one core: figures and all variables as after the trainer's step."""
     config = tiny_config(num_warmup_steps=0, gradient_accumulation_steps=2)
     state = train_step.make_state(config)
@@ -224,7 +226,7 @@ def test_the_program_makes_the_trainers_update():
     )
 
 
-def test_each_core_sums_over_all_of_the_slice():
+def test_each_core_sums_over_the_complete_slice():
     """The text of the program has a group of all 8 cores."""
     config = tiny_config()
     program, arguments = replica_program.make_program(
@@ -241,7 +243,7 @@ def test_each_core_sums_over_all_of_the_slice():
     assert all("replica_groups={{0,1,2,3,4,5,6,7}}" in line for line in sums)
 
 
-def test_a_batch_that_cores_cannot_share_is_refused_at_once():
+def test_an_indivisible_batch_is_refused():
     config = tiny_config(global_batch_size=20)
     with pytest.raises(UserError, match="Nearest: 16, 24") as error:
         estimates.estimate(config, topologies.parse("v5e:2x4"))
@@ -259,12 +261,12 @@ def check_config(**changes):
 
 
 @pytest.mark.skipif(INSTALLED, reason="what it is about is installed")
-def test_without_the_compiler_it_says_what_to_install():
+def test_without_the_compiler_the_error_says_what_to_install():
     with pytest.raises(UserError, match=r"libtpu.*tpu-compile"):
         compile_check.main(check_config())
 
 
-def test_another_jax_is_refused_before_it_fails(monkeypatch):
+def test_another_version_of_jax_is_refused(monkeypatch):
     """With what the extra pins, which is the version that was tried."""
     versions = dict.fromkeys(tpu_compiler.PACKAGES, "0.11.0")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
@@ -275,7 +277,7 @@ def test_another_jax_is_refused_before_it_fails(monkeypatch):
     assert pinned in (ROOT / "setup.py").read_text()
 
 
-def test_a_slice_must_be_named():
+def test_topology_is_required():
     config = dataclasses.replace(check_config(), topology="")
     with pytest.raises(UserError, match="--topology is required"):
         compile_check.main(config)
@@ -290,23 +292,25 @@ def test_a_slice_must_be_named():
         {"sweep_batch_sizes": ("0",)},
     ],
 )
-def test_a_sweep_is_refused_that_cannot_be_made(changes):
+def test_invalid_sweeps_are_refused(changes):
     with pytest.raises(UserError, match=r"output_file|sweep_batch_sizes"):
         check_config(**changes)
 
 
-def test_a_sweep_that_cannot_be_drawn_is_refused_at_once(tmp_path, monkeypatch):
+def test_an_unwritable_picture_is_refused_before_compiling(
+    tmp_path, monkeypatch
+):
     """Not after an hour of compiling."""
     (tmp_path / "file").touch()
     config = check_config(
         sweep=True, output_file=str(tmp_path / "file" / "sweep.png")
     )
     monkeypatch.setattr(compile_check, "estimate_apart", None)
-    with pytest.raises(UserError, match="output_file must be a file that can"):
+    with pytest.raises(UserError, match="output_file must be writable"):
         compile_check.main(config)
 
 
-def test_traffic_of_one_part_of_a_batch_is_not_taken_for_that_of_all():
+def test_memory_traffic_names_the_micro_batch_it_is_for():
     """The compiler counts the body of the loop over parts once."""
     found = estimates.Estimate(
         topology="v5e:2x4",
@@ -338,12 +342,12 @@ def test_traffic_of_one_part_of_a_batch_is_not_taken_for_that_of_all():
         compile_cpu_s=1.0,
     )
     said = compile_check.describe(found)
-    assert "50 GB, of the update and one of the 32 parts" in said
+    assert "50 GB, for one of 32 micro-batches and the update" in said
     whole = dataclasses.replace(found, gradient_accumulation_steps=1)
     assert "50 GB\n" in compile_check.describe(whole)
 
 
-def test_a_sweep_tries_each_setting_with_each():
+def test_a_sweep_combines_all_settings():
     where = topologies.parse("v5e:2x4")
     config = tiny_config(gradient_accumulation_steps=2)
     found = [
@@ -388,7 +392,7 @@ def small_config(**changes):
 @pytest.mark.parametrize(
     ("slice_name", "parts"), [("v3:2x2", 1), ("v4:2x2x1", 4), ("v6e:16x16", 1)]
 )
-def test_the_update_compiles_for_a_slice(slice_name, parts):
+def test_the_step_compiles_for_a_slice(slice_name, parts):
     where = topologies.parse(slice_name)
     config = small_config(
         global_batch_size=2 * parts * where.num_cores,
@@ -408,7 +412,7 @@ def test_the_update_compiles_for_a_slice(slice_name, parts):
 
 
 @pytest.mark.tpu_compile
-def test_a_large_product_takes_the_time_that_the_peak_says():
+def test_a_large_product_runs_at_the_peak():
     """By the compiler's cycles at our clocks: nothing else fills the units."""
     size = 4096
 
@@ -435,7 +439,7 @@ def test_a_large_product_takes_the_time_that_the_peak_says():
 
 
 @pytest.mark.tpu_compile
-def test_a_full_compile_gives_times():
+def test_a_full_compile_estimates_times():
     where = topologies.parse("v5e:2x4")
     config = small_config(global_batch_size=64, dropout_schedule="0:0.1")
     found = estimates.estimate(config, where)
@@ -451,7 +455,7 @@ def test_a_full_compile_gives_times():
 
 
 @pytest.mark.tpu_compile
-def test_recomputation_is_not_undone():
+def test_the_compiler_keeps_recomputation():
     """The compiler might find the two computations equal, and merge them."""
     where = topologies.parse("v5e:1x1")
     kept, computed_again = (
@@ -465,7 +469,7 @@ def test_recomputation_is_not_undone():
 
 
 @pytest.mark.tpu_compile
-def test_what_does_not_fit_is_told_in_the_compilers_words(capsys):
+def test_the_compilers_error_is_printed(capsys):
     config = dataclasses.replace(
         check_config(quick=True),
         run=small_config(global_batch_size=2**14),
@@ -497,7 +501,7 @@ def test_the_command_prints_json(tmp_path):
 
 
 @pytest.mark.tpu_compile
-def test_a_sweep_is_a_table_and_a_picture(tmp_path, capsys):
+def test_a_sweep_prints_a_table_and_draws_a_picture(tmp_path, capsys):
     config = dataclasses.replace(
         check_config(quick=True, sweep=True),
         sweep_batch_sizes=("2",),

@@ -25,7 +25,7 @@ def in_the_root(monkeypatch):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_but_for_cpus_names_a_slice_that_shares_its_batch(name):
+def test_every_tpu_recipe_names_a_slice_that_divides_its_batch(name):
     recipe = compile_recipes.read_recipe(name)
     assert (recipe is None) == (name in ON_CPUS)
     if recipe is None:
@@ -44,8 +44,8 @@ def key(name):
     return compile_recipes.program_key(*compile_recipes.read_recipe(name))
 
 
-def test_recipes_that_differ_in_length_alone_are_one_program():
-    """Base version 1 has dropout, BERT other layers."""
+def test_recipes_that_differ_only_in_length_share_a_program():
+    """Unlike v2, base v1 has dropout; BERT shares no parameters."""
     assert key("base_v2_125k") == key("base_v2_10m")
     others = ("base_v1_125k", "bert_base_125k", "large_v2_3m")
     assert len({key("base_v2_125k"), *map(key, others)}) == 4
@@ -84,7 +84,7 @@ ONE = Estimate(
 )
 
 
-def test_a_row_has_what_was_found():
+def test_a_row_shows_the_estimate():
     row = compile_recipes.table({"large": vars(ONE)}).splitlines()[-1]
     assert row == (
         "| large | v5e:4x4 | 4 x 8 | 4.00 | 25% | 12.5 | 40.5% | 12,346 "
@@ -94,7 +94,7 @@ def test_a_row_has_what_was_found():
     assert row.count("|") == header.count("|")
 
 
-def test_rows_without_times_have_as_many_columns():
+def test_rows_without_times_have_all_columns():
     header = compile_recipes.HEADER.splitlines()[0]
     quick = {**vars(ONE), "quick": True, "step_s": None, "mfu": None}
     refused = {**quick, "error": "RESOURCE_EXHAUSTED", "peak_bytes": None}
@@ -103,13 +103,13 @@ def test_rows_without_times_have_as_many_columns():
         assert row.count("|") == header.count("|")
 
 
-def test_the_table_in_the_repository_is_of_what_was_found():
+def test_the_table_in_the_repository_matches_compiled_json():
     found = json.loads(compile_recipes.FOUND.read_text())
     assert set(found) == set(RECIPES) - ON_CPUS
     assert compile_recipes.table(found) in compile_recipes.TABLE.read_text()
 
 
-def test_only_the_table_is_written_anew(tmp_path, monkeypatch):
+def test_only_the_table_is_replaced(tmp_path, monkeypatch):
     text = f"before\n{compile_recipes.BEGIN}old\n{compile_recipes.END}after\n"
     monkeypatch.setattr(compile_recipes, "TABLE", tmp_path / "COMPILED.md")
     compile_recipes.TABLE.write_text(text)
@@ -119,7 +119,7 @@ def test_only_the_table_is_written_anew(tmp_path, monkeypatch):
     assert "| large |" in written and "old" not in written
 
 
-def test_recipes_that_are_not_there_are_named():
+def test_unknown_recipes_are_named():
     with pytest.raises(UserError, match="base_v3") as error:
         compile_recipes.main(CompileRecipesConfig(recipe=("base_v3",)))
     assert "base_v2_125k" in str(error.value)
