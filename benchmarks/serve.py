@@ -1,10 +1,10 @@
-r"""Latency of a served model: a cold start, and then batch by batch.
+r"""Measure the latency of a served model: a cold start, then batch by batch.
 
     python -m benchmarks.serve --spm_model_file=30k-clean.model
 
-ALBERT-base with random weights, exported and loaded in a process of its own,
-on this CPU. Texts have more than the 128 pieces after which they are cut off.
-Prints two Markdown tables.
+The model is ALBERT-base with random weights, exported and loaded in a separate
+process on this CPU. The texts are longer than 128 tokens and are cut to this
+length. Prints two Markdown tables.
 """
 
 import dataclasses
@@ -36,20 +36,26 @@ CORPUS = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig(Config):
-    """What is served, and how it is asked."""
+    """The served model and its requests."""
 
     spm_model_file: str = setting(
-        "", "Vocabulary of the model's size, e.g. 30k-clean.model."
+        "",
+        "SentencePiece model with the vocab_size of the model, e.g. "
+        "30k-clean.model.",
     )
     albert_config: str = setting(
-        "configs/models/albert_base_v2.json", "Architecture."
+        "configs/models/albert_base_v2.json", "Architecture, a JSON file."
     )
-    batch_sizes: tuple[str, ...] = setting(("1", "8", "32"), "Of the requests.")
-    requests: int = setting(10, "Timed requests of each kind.", at_least=1)
+    batch_sizes: tuple[str, ...] = setting(
+        ("1", "8", "32"), "Batch sizes of the requests, comma-separated."
+    )
+    requests: int = setting(
+        10, "Timed requests per signature and batch size.", at_least=1
+    )
 
 
 def main(config: BenchmarkConfig) -> None:
-    """Exports, measures in a process of its own, and prints."""
+    """Exports a model, measures it in a separate process, and prints."""
     config.require("spm_model_file")
     with tempfile.TemporaryDirectory() as work_dir:
         saved_model_dir = _export_random_model(config, pathlib.Path(work_dir))
@@ -70,7 +76,7 @@ def main(config: BenchmarkConfig) -> None:
 def _export_random_model(
     config: BenchmarkConfig, work_dir: pathlib.Path
 ) -> str:
-    """Where the SavedModel is, of a run that has not trained."""
+    """Exports a run that has not trained; returns the SavedModel's path."""
     from albert_tf.modeling.pretrainer import AlbertPretrainer
     from albert_tf.runs.checkpoints import CheckpointStore, model_variables
     from albert_tf.serving.export import export
@@ -92,10 +98,10 @@ def _export_random_model(
 
 
 def measure() -> None:
-    """In the process that serves: reads a task from standard input."""
+    """Measures the task on standard input, in the process that serves."""
     task = json.load(sys.stdin)
     import tensorflow as tf
-    import tensorflow_text  # noqa: F401  its operations
+    import tensorflow_text  # noqa: F401  registers its operations
 
     moments = [(task["begin"], 0.0), _now()]
     signatures = tf.saved_model.load(task["saved_model_dir"]).signatures
@@ -110,8 +116,8 @@ def measure() -> None:
     for name, which in [("wall", 0), ("CPU", 1)]:
         clock = [moment[which] for moment in moments]
         parts = [end - begin for begin, end in itertools.pairwise(clock)]
-        figures = [f"{seconds:.1f}" for seconds in (*parts, sum(parts))]
-        print(f"| {name} | {' | '.join(figures)} |")
+        columns = [f"{seconds:.1f}" for seconds in (*parts, sum(parts))]
+        print(f"| {name} | {' | '.join(columns)} |")
     print(
         f"\n| signature, L={LENGTH} | batch | ms, best | ms, median "
         "| examples/s, best | CPU ms an example |\n|---|---|---|---|---|---|"
@@ -131,14 +137,14 @@ def measure() -> None:
 
 
 def _now() -> tuple[float, float]:
-    """Seconds: of the wall clock, and of this process on all cores."""
+    """Returns seconds of the wall clock, and of this process on all cores."""
     return time.time(), time.process_time()
 
 
 def _make_requests(tf: Any, batch_size: int) -> dict[str, dict[str, Any]]:
-    """Inputs of the signatures that are timed, by name."""
+    """Returns the inputs of the timed signatures, by name."""
     with gzip.open(CORPUS, "rt") as file:
-        # Long enough to be cut off in any vocabulary.
+        # Long enough for any vocabulary.
         size = 20 * LENGTH
         corpus = file.read(size * batch_size)
     texts = [corpus[i * size :][:size] for i in range(batch_size)]
@@ -159,7 +165,7 @@ def _make_requests(tf: Any, batch_size: int) -> dict[str, dict[str, Any]]:
 def _time(
     function: Any, inputs: dict[str, Any], requests: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each request but for the first two, and of all its cores."""
+    """Times requests, without the first two: wall clock and CPU seconds."""
     seconds, cpu_seconds = [], []
     for _ in range(requests + 2):
         begin, cpu_begin = time.perf_counter(), time.process_time()

@@ -1,7 +1,7 @@
-/* Fills in the masks of a text with an exported SavedModel, without Python.
+/* Fills the masks of a text with an exported SavedModel, without Python.
 
-   TensorFlow's C headers and libraries come with its pip package, and the
-   operations that tokenize with that of tensorflow-text:
+   The C headers and libraries are part of TensorFlow's pip package, and the
+   operations that tokenize are part of that of tensorflow-text:
 
      SITE=$(python -c 'import site; print(site.getsitepackages()[0])')
      gcc -O2 -o fill_mask albert_tf/serving/fill_mask.c \
@@ -12,7 +12,8 @@
        $SITE/tensorflow_text/python/ops/_sentencepiece_tokenizer.so \
        $SITE/tensorflow_text/python/ops/_normalize_ops.so
 
-   Prints a line for each mask: the likeliest pieces and their probabilities. */
+   Prints a line for each mask: the most probable pieces and their
+   probabilities. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -33,10 +34,10 @@ static void Check(TF_Status* status, const char* what) {
   if (TF_GetCode(status) != TF_OK) Fail(what, TF_Message(status));
 }
 
-/* --- What tensors a signature has ------------------------------------------
+/* --- The tensors of a signature ---------------------------------------------
 
-   It stands in the MetaGraphDef, a protocol buffer: fields, each a tag and a
-   value, of which all that matter here are strings and messages. */
+   The MetaGraphDef, a protocol buffer, names them. A protocol buffer is a list
+   of fields, each a tag and a value; only strings and messages matter here. */
 
 typedef struct {
   const uint8_t* begin;
@@ -50,12 +51,12 @@ static uint64_t ReadVarint(Bytes* from) {
     value |= (uint64_t)(byte & 127) << shift;
     if (byte < 128) return value;
   }
-  Fail("MetaGraphDef", "a number has no end");
+  Fail("MetaGraphDef", "a number does not end");
   return 0;
 }
 
-/* Takes a field off `from`. Returns its number, 0 at the end; `content` is
-   empty but for strings and messages. */
+/* Reads a field and advances `from`. Returns the number of the field, 0 at the
+   end. `content` is empty, except for strings and messages. */
 static uint64_t ReadField(Bytes* from, Bytes* content) {
   if (from->begin == from->end) return 0;
   uint64_t tag = ReadVarint(from);
@@ -90,7 +91,7 @@ static int Equals(Bytes bytes, const char* text) {
   return size == strlen(text) && memcmp(bytes.begin, text, size) == 0;
 }
 
-/* The value of `key` in the map that is field `number` of a message. */
+/* Returns the value of `key` in a map, the field `number` of a message. */
 static Bytes FindInMap(Bytes message, uint64_t number, const char* key) {
   Bytes entry, part;
   for (uint64_t found; (found = ReadField(&message, &entry));) {
@@ -106,8 +107,8 @@ static Bytes FindInMap(Bytes message, uint64_t number, const char* key) {
   return message;
 }
 
-/* The tensor of `signature` that is called `key` among its inputs (field 1 of
-   a SignatureDef) or outputs (field 2). A TensorInfo's field 1 is its name. */
+/* Returns the tensor `key` among the inputs (field 1 of a SignatureDef) or the
+   outputs (field 2) of `signature`. Field 1 of a TensorInfo is its name. */
 static TF_Output FindTensor(TF_Graph* graph, Bytes signature, uint64_t number,
                             const char* key) {
   Bytes info = FindInMap(signature, number, key);
