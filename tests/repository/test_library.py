@@ -1,9 +1,12 @@
-"""The Python interface, `import albert_tf`."""
+"""The Python interface: `import albert_tf`, and the example of README.md."""
 
 import pathlib
+import re
 import subprocess
 import sys
+import textwrap
 
+import numpy as np
 import pytest
 
 import albert_tf
@@ -28,3 +31,42 @@ def test_import_and_configs_need_no_tensorflow():
         "sys.exit('tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def read_example():
+    """The lines of Python in README.md that load a run."""
+    text = (ROOT / "README.md").read_text()
+    (block,) = [
+        block
+        for block in re.findall(r"(?:^(?: {4}.*)?\n)+", text, re.M)
+        if "albert_tf.load(" in block
+    ]
+    return textwrap.dedent(block).strip()
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme_runs(tiny_records, tmp_path, monkeypatch):
+    """On a run that has trained two steps."""
+    from tests.helpers import tiny_run
+
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path / "runs" / "base",
+        num_train_steps=2,
+        eval_input_file=(),
+    )
+    assert albert_tf.train(config) == 0
+    example = read_example()
+    assert len(example.splitlines()) <= 6
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(example, names)
+
+    length = names["inputs"].input_ids.shape[1]
+    assert names["sequence_output"].shape == (1, length, 16)
+    embedding = names["pooled_output"].numpy()
+    assert embedding.shape == (1, 16)
+    # Another sentence has another embedding.
+    other = albert_tf.encode(names["tokenizer"], ["Rome burns."])
+    _, pooled = names["model"].backbone(*other)
+    assert np.abs(embedding - pooled.numpy()).max() > 1e-3
