@@ -485,6 +485,7 @@ def test_the_order_of_documents_is_of_no_influence(text_file, tmp_path):
     train((str(last), str(one)), prefix, vocab_size=500, **settings)
 
 
+@pytest.mark.slow
 def test_a_self_contained_model_is_the_same_in_another_process(
     self_contained, tmp_path
 ):

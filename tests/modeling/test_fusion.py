@@ -67,6 +67,7 @@ def functions_of(program):
     return {f.signature.name: f for f in library}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "remat", "tolerance"),
     [

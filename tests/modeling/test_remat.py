@@ -76,6 +76,7 @@ def make_gradients(
     return model, tf.function(lambda: strategy.run(replica_gradients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharing", "dtype", "tolerance"),
     [
@@ -127,6 +128,7 @@ def count(kind, remat, on_tpu=False):
     return sum(node.op == kind for node in nodes)
 
 
+@pytest.mark.slow
 def test_only_with_remat_is_a_block_computed_twice():
     """3 layers; without the test above may compare a program with itself.
 
@@ -137,6 +139,7 @@ def test_only_with_remat_is_a_block_computed_twice():
     assert count("Exp", True) == kept + 3
 
 
+@pytest.mark.slow
 def test_on_a_tpu_the_second_computation_is_kept_apart():
     """By one barrier a block, beside those of attention: forward, backward."""
     barrier = "XlaOptimizationBarrier"
@@ -147,6 +150,7 @@ def test_on_a_tpu_the_second_computation_is_kept_apart():
     assert count(barrier, True) == 0
 
 
+@pytest.mark.slow
 def test_a_tpus_gradients_are_those_without_recomputation():
     """Compiled by XLA, as what keeps the two computations apart needs."""
     strategy = tf.distribute.get_strategy()

@@ -96,6 +96,7 @@ PAIRS = ["a", "Paris.", "the"]
 MASKED = ["The [MASK] sat on[MASK].", "Rome is it", "[MASK]"]
 
 
+@pytest.mark.slow
 def test_a_process_without_our_code_equals_the_model_in_memory(
     run_dir, export_dir, tmp_path
 ):

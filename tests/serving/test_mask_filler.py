@@ -53,6 +53,7 @@ def test_masks_are_filled_by_the_trained_model(filler, run_dir):
         )
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_model_code(export_dir, filler):
     """In a process of its own; prints a line for each mask."""
     program = (

@@ -144,6 +144,7 @@ def test_spelling_is_that_of_the_pieces():
     ]
 
 
+@pytest.mark.slow
 def test_the_language_of_the_machine_has_no_influence():
     """Turkish has another lower-case letter for I."""
     program = (

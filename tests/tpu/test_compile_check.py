@@ -183,6 +183,7 @@ def make_batch(arguments, vocab_size):
     ]
 
 
+@pytest.mark.slow
 def test_the_program_computes_the_trainers_step():
     """On one core: figures and all variables as after the trainer's step."""
     config = tiny_config(num_warmup_steps=0, gradient_accumulation_steps=2)

@@ -209,6 +209,7 @@ def test_two_workers_give_what_one_process_gives(
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_replicas(tiny_records, tmp_path):
     """With the same data: losses are those of one that was never moved."""
     settings = {"dropout_schedule": "0:0.0", "num_train_steps": 8}
@@ -238,6 +239,7 @@ def test_a_run_goes_on_with_another_number_of_replicas(tiny_records, tmp_path):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_finished_run_started_again_trains_no_more(tiny_records, tmp_path):
     config = tiny_run.make_config(tiny_records, tmp_path)
     train(config)
@@ -294,6 +296,7 @@ def test_a_run_without_a_number_for_its_loss_stops(tiny_records, tmp_path):
     assert all(np.isfinite(value).all() for value in weights.values())
 
 
+@pytest.mark.slow
 def test_a_diverged_run_goes_back_and_on_with_later_data(
     tiny_records, tmp_path
 ):
@@ -345,6 +348,7 @@ def test_a_diverged_run_goes_back_and_on_with_later_data(
     assert_same_run(tmp_path / "alone", tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_the_resolved_configuration_lies_beside_the_checkpoints(
     tiny_records, tmp_path
 ):

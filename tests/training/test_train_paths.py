@@ -30,6 +30,7 @@ def run_with(config, stop):
     ).train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut_at", [4, 12])
 def test_an_evaluation_that_was_cut_short_is_made_by_the_next_process(
     tiny_records, tmp_path, monkeypatch, cut_at
@@ -74,6 +75,7 @@ def test_profiled_steps_leave_a_trace(tiny_records, tmp_path, steps):
     assert "profile" in [e["event"] for e in read_events(str(tmp_path))]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_newest_those_at_multiples_and_the_best(
     tiny_records, tmp_path
 ):
@@ -97,6 +99,7 @@ def test_a_run_keeps_the_newest_those_at_multiples_and_the_best(
     assert steps_of(tmp_path / "best") == [held_out[min(held_out)]]
 
 
+@pytest.mark.slow
 def test_time_between_processes_is_no_goodput(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records, tmp_path, num_train_steps=40, eval_input_file=()
@@ -121,6 +124,7 @@ def test_time_between_processes_is_no_goodput(tiny_records, tmp_path):
     assert goodputs[-1] < useful / 5
 
 
+@pytest.mark.slow
 def test_data_that_changes_within_a_run_is_the_same_however_it_is_cut(
     tiny_records, tiny_dynamic_records, tmp_path
 ):

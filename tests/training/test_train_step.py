@@ -69,6 +69,7 @@ def operations(program):
     return [node.op for node in nodes]
 
 
+@pytest.mark.slow
 def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
     """A second program stands for a second process: TensorFlow numbers its
     parts otherwise, and orders terms of a sum by such names."""
@@ -96,6 +97,7 @@ def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
             assert after["loss"].numpy() == before + loss.numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clip_scope", "clip_norm"), [("global", 0.01), ("per_replica", 1000.0)]
 )

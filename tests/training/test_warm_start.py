@@ -157,6 +157,7 @@ def test_a_run_with_a_checkpoint_goes_on_from_that(
     assert report_of(run_dir) == report
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_again(
     source, other_records, tmp_path, monkeypatch
 ):
@@ -203,6 +204,7 @@ def test_the_report_of_an_attempt_is_no_report_of_the_next(plan_for, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_workers_begin_with_the_same(source, tiny_records, tmp_path):
     """Replicas and processes: the first update is that of one device."""
 
