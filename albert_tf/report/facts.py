@@ -152,8 +152,8 @@ def _last(split: str, task: str) -> Callable[[RunHistory], str]:
         accuracy = run.curve(split, f"{task}_accuracy")
         if not loss:
             return ""
-        share = f" ({accuracy.last[1]:.1%})" if accuracy else ""
-        return f"{loss.last[1]:.3f}{share} at step {loss.last[0]:,.0f}"
+        fraction = f" ({accuracy.last[1]:.1%})" if accuracy else ""
+        return f"{loss.last[1]:.3f}{fraction} at step {loss.last[0]:,.0f}"
 
     return describe
 

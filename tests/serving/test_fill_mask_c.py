@@ -11,6 +11,8 @@ import tensorflow_text
 
 from tests.helpers.served_model import filled_lines
 
+pytestmark = pytest.mark.slow  # compiles and starts a C program
+
 
 @pytest.fixture(scope="module")
 def c_program(tmp_path_factory):

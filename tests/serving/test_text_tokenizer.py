@@ -1,4 +1,4 @@
-"""In-graph ids against those of `tokenization.Tokenizer`."""
+"""Ids made in the graph against those of `tokenization.Tokenizer`."""
 
 import gzip
 import itertools
@@ -32,7 +32,7 @@ DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 
 @pytest.fixture(scope="module")
 def self_contained(tmp_path_factory):
-    """Lower-cased, and with pieces of a byte."""
+    """A lower-cased vocabulary with byte pieces."""
     prefix = tmp_path_factory.mktemp("vocabulary") / "spm"
     train_tokenizer(
         TokenizerConfig(
@@ -48,7 +48,7 @@ def self_contained(tmp_path_factory):
 
 
 def raw_lines():
-    """Lines of the test data, as found, and some that ask for trouble."""
+    """Lines of the test data, and some edge cases."""
     lines = [
         line
         for path in sorted(TESTDATA.glob("*.txt"))
@@ -96,7 +96,7 @@ def test_ids_of_a_self_contained_vocabulary_are_equal(self_contained):
     assert any(piece.startswith("<0x") for piece in spelled)
 
 
-def test_every_character_that_unicode_3_2_had_is_normalised_alike():
+def test_characters_of_unicode_3_2_are_normalised_equally():
     """Later ones depend on the versions of Python and TensorFlow."""
     texts = [
         f"a{chr(i)}B"
@@ -112,7 +112,7 @@ def test_every_character_that_unicode_3_2_had_is_normalised_alike():
 
 
 @pytest.mark.parametrize("vocabulary", ["published", "self_contained"])
-def test_masks_become_the_piece(vocabulary, self_contained):
+def test_mask_becomes_one_token(vocabulary, self_contained):
     model = PUBLISHED if vocabulary == "published" else self_contained
     texts = [
         "[MASK]",
@@ -135,7 +135,7 @@ def test_masks_become_the_piece(vocabulary, self_contained):
         assert ids == tokenizer.encode_with_masks(text), text
 
 
-def test_spelling_is_that_of_the_pieces():
+def test_ids_are_spelled_as_their_pieces():
     tokenizer = Tokenizer(PUBLISHED)
     ids = [[4, 13], [29999, 1]]
     spelled = TextTokenizer(PUBLISHED).spell(tf.constant(ids)).numpy()
@@ -145,7 +145,7 @@ def test_spelling_is_that_of_the_pieces():
 
 
 @pytest.mark.slow
-def test_the_language_of_the_machine_has_no_influence():
+def test_the_locale_has_no_influence():
     """Turkish has another lower-case letter for I."""
     program = (
         "import tensorflow as tf\n"
@@ -164,22 +164,22 @@ def test_the_language_of_the_machine_has_no_influence():
     assert printed.strip() == str(wanted)
 
 
-def test_without_tensorflow_text_it_is_asked_for(monkeypatch):
+def test_a_missing_tensorflow_text_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_text", None)
     with pytest.raises(UserError, match="pip install 'tensorflow-text=="):
         import_text_ops()
 
 
-def cut_as_bert(first, second, max_pieces):
+def cut_as_bert(first, second, max_tokens):
     """The loop of google-research/bert, but always from the end."""
     first, second = list(first), list(second)
-    while len(first) + len(second) > max_pieces:
+    while len(first) + len(second) > max_tokens:
         longer = first if len(first) > len(second) else second
         longer.pop()
     return first, second
 
 
-def test_pairs_are_cut_as_bert_cuts_them():
+def test_pairs_are_cut_as_in_bert():
     lengths = list(itertools.product([0, 1, 3, 4, 5, 9], repeat=2))
     firsts = [list(range(100, 100 + n)) for n, _ in lengths]
     seconds = [list(range(200, 200 + n)) for _, n in lengths]
@@ -205,8 +205,8 @@ def test_pairs_are_cut_as_bert_cuts_them():
             )
 
 
-def test_a_batch_is_as_long_as_its_longest_text():
-    """One that is too long loses its end."""
+def test_a_batch_has_the_length_of_its_longest_text():
+    """A text that is too long loses its end."""
     texts = tf.ragged.constant([[7, 8], [], [5, 6, 7, 8, 9]], tf.int32)
     assert pack(90, texts).input_ids.numpy().tolist() == [
         [CLS_ID, 7, 8, SEP_ID, 0, 0, 0],
