@@ -54,7 +54,6 @@ def run_c(program, export_dir, text):
     )
 
 
-@pytest.mark.slow
 def test_a_c_program_fills_masks_as_python_does(c_program, export_dir):
     text = "The [MASK] sat on[MASK]."
     run = run_c(c_program, export_dir, text)
@@ -64,7 +63,6 @@ def test_a_c_program_fills_masks_as_python_does(c_program, export_dir):
     assert len(wanted) == 2
 
 
-@pytest.mark.slow
 def test_a_c_program_names_what_is_missing(
     c_program, export_without_text, tmp_path
 ):
