@@ -1,6 +1,7 @@
-"""Whether transformers answers as this project does: both models, one text.
+"""Compares the outputs of transformers with those of albert_tf.
 
-Needs the extra interop: PyTorch and transformers.
+Both models run on the same text. Needs the extra interop: PyTorch and
+transformers.
 """
 
 import importlib
@@ -22,7 +23,7 @@ TOLERANCE = 1e-4
 _BATCH_SIZE = 8
 _MAX_LENGTH = 64
 
-# Text for who has none at hand: two halves of a passage are a pair.
+# The two halves of a line are a pair of segments.
 SAMPLE_LINES = (
     "The parameters are shared between the layers. So the model stays small.",
     "In 2019, it was trained for 125,000 steps on 3.3 billion words.",
@@ -38,10 +39,10 @@ def verify(
     """Runs both models, in float32, on the same text.
 
     Args:
-        weights: The model, as this project has it.
-        directory: The folder of `hugging_face.write`, local.
-        lines: Text; pieces beyond the 62nd of a line are left out. Without
-            a vocabulary, random pieces are taken instead.
+        weights: The model that albert_tf runs.
+        directory: The folder that transformers loads, local.
+        lines: Text; tokens beyond the 62nd of a line are ignored. If the
+            model has no vocabulary, random ids are used instead.
 
     Returns:
         The largest absolute difference by output: `hidden_states`,
@@ -55,7 +56,7 @@ def verify(
     """
     if is_remote(directory):
         raise UserError(
-            "a folder that transformers is to load must be local",
+            "a folder must be local for transformers to load it",
             received=directory,
         )
     batch = _make_batch(weights, lines)
@@ -65,17 +66,17 @@ def verify(
     differences = {}
     for name, values in theirs.items():
         difference = np.abs(values - ours[name])
-        per_piece = name in ("hidden_states", "masked_lm_logits")
+        per_token = name in ("hidden_states", "masked_lm_logits")
         differences[name] = float(
-            (difference[real] if per_piece else difference).max()
+            (difference[real] if per_token else difference).max()
         )
     worst = max(differences, key=lambda name: differences[name])
-    # Not a number is no small difference.
+    # Negated, so that NaN fails.
     if not differences[worst] <= TOLERANCE:
         raise UserError(
-            f"transformers must answer as this project to {TOLERANCE:g}",
-            received=f"{worst} of {directory}, which differ by up to "
-            f"{differences[worst]:.2g}",
+            f"{directory}: outputs of transformers and albert_tf must agree to "
+            f"{TOLERANCE:g}",
+            received=f"{worst}, which differ by up to {differences[worst]:.2g}",
         )
     return differences
 
@@ -83,7 +84,7 @@ def verify(
 def _make_batch(
     weights: ModelWeights, lines: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """int32, `(lines, length)`: pieces, their mask and segments."""
+    """`input_ids`, `input_mask` and `segment_ids`: int32, `(lines, length)`."""
     config = weights.config
     longest = min(_MAX_LENGTH, config.max_position_embeddings)
     if weights.vocabulary:
@@ -99,10 +100,10 @@ def _make_batch(
     ids = np.zeros((len(texts), longest), np.int32)
     mask, segments = np.zeros_like(ids), np.zeros_like(ids)
     for row, text in enumerate(texts):
-        pieces = [CLS_ID, *text[: longest - 2], SEP_ID]
-        ids[row, : len(pieces)] = pieces
-        mask[row, : len(pieces)] = 1
-        segments[row, len(pieces) // 2 : len(pieces)] = 1
+        tokens = [CLS_ID, *text[: longest - 2], SEP_ID]
+        ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+        segments[row, len(tokens) // 2 : len(tokens)] = 1
     return {"input_ids": ids, "input_mask": mask, "segment_ids": segments}
 
 
@@ -113,14 +114,14 @@ def _run_ours(
     model.build()
     for variable in model.variables:
         variable.assign(weights.values[variable.path])
-    places = np.arange(batch["input_ids"].shape[1], dtype=np.int32)
-    everywhere = np.broadcast_to(places, batch["input_ids"].shape)
+    positions = np.arange(batch["input_ids"].shape[1], dtype=np.int32)
+    all_positions = np.broadcast_to(positions, batch["input_ids"].shape)
     parts = []
-    for start in range(0, len(everywhere), _BATCH_SIZE):
+    for start in range(0, len(all_positions), _BATCH_SIZE):
         rows = slice(start, start + _BATCH_SIZE)
         inputs = {name: tf.constant(v[rows]) for name, v in batch.items()}
         hidden = model(inputs)
-        inputs["masked_lm_positions"] = tf.constant(everywhere[rows])
+        inputs["masked_lm_positions"] = tf.constant(all_positions[rows])
         parts.append(hidden | model(inputs))
     names = {
         "sequence_output": "hidden_states",
@@ -146,8 +147,8 @@ def _run_theirs(
     )
     model, loading = model_class.from_pretrained(
         directory,
-        # By the formulas: of its fused kernels, one process in some gets
-        # answers that differ by more than rounding.
+        # Not the fused kernels: in some processes, their outputs differ by
+        # more than rounding errors.
         attn_implementation="eager",
         output_loading_info=True,
         local_files_only=True,
@@ -157,7 +158,8 @@ def _run_theirs(
         if loading[kind]:
             names = ", ".join(sorted(map(str, loading[kind])))
             raise UserError(
-                f"{directory} must hold the weights that transformers wants",
+                f"{directory} must hold exactly the weights of "
+                f"{model_class.__name__}",
                 received=f"{kind}: {names}",
             )
     model = model.eval().float()
@@ -173,14 +175,14 @@ def _run_theirs(
             "token_type_ids": segments,
         }
         with torch.no_grad():
-            encoded, answers = model.albert(**inputs), model(**inputs)
+            encoded, outputs = model.albert(**inputs), model(**inputs)
         part = {"hidden_states": encoded.last_hidden_state}
         if has_head:
-            part["masked_lm_logits"] = answers.prediction_logits
+            part["masked_lm_logits"] = outputs.prediction_logits
             part["pooled_output"] = encoded.pooler_output
-            part["sentence_logits"] = answers.sop_logits
+            part["sentence_logits"] = outputs.sop_logits
         else:
-            part["masked_lm_logits"] = answers.logits
+            part["masked_lm_logits"] = outputs.logits
         parts.append(part)
     return {
         name: np.concatenate([part[name].numpy() for part in parts])

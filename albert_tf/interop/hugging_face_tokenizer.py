@@ -1,14 +1,13 @@
-"""A SentencePiece vocabulary as the tokenizer files of Hugging Face.
+"""Writes a SentencePiece vocabulary as the tokenizer files of Hugging Face.
 
-    spiece.model             the vocabulary; what the slow tokenizer reads
-    tokenizer.json           the same for the fast tokenizer, whose pipeline
-                             of normalisers comes as close to `Tokenizer` as
-                             its parts allow
-    tokenizer_config.json    settings of either
-    special_tokens_map.json  which pieces are special
+    spiece.model             the vocabulary, for the slow tokenizer
+    tokenizer.json           the same for the fast tokenizer, with a pipeline
+                             of normalisers that approximates `Tokenizer`
+    tokenizer_config.json    settings of both
+    special_tokens_map.json  the special pieces
 
-Nothing of Hugging Face is needed to write them. What ids differ in the end is
-told in CONVERTING.md.
+No package of Hugging Face is needed. CONVERTING.md lists the text for which
+ids differ.
 """
 
 import base64
@@ -48,31 +47,31 @@ _SPECIAL_TOKENS = {
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
-# A piece that ends in a digit and a comma is avoided, since the published
-# tokenizer splits it; Hugging Face's own conversion takes this number, too.
-_AVOIDED = 100.0
+# Subtracted from the score of a piece that ends in a digit and a comma:
+# google-research/albert's tokenizer splits such pieces. Hugging Face's own
+# conversion uses the same number.
+_PENALTY = 100.0
 
 
 def tokenizer_files(
     tokenizer: Tokenizer, vocabulary: str, max_length: int
 ) -> dict[str, bytes]:
-    """The files by name.
+    """Returns the contents of the files, by file name.
 
     Args:
-        tokenizer: Ours, of that vocabulary.
-        vocabulary: The SentencePiece model's file.
-        max_length: Pieces that the model can take.
+        tokenizer: The tokenizer of the vocabulary.
+        vocabulary: Path of the SentencePiece model.
+        max_length: Maximum number of tokens in the model's input.
     """
     with open_existing(vocabulary, "rb") as file:
         content = file.read()
-    # As they are where text is normalised around the model. A self-contained
-    # one is to see text as it is.
-    around = tokenizer.kind == PUBLISHED
+    # A self-contained vocabulary normalises text itself.
+    normalized_outside = tokenizer.kind == PUBLISHED
     settings = {
         **_SPECIAL_TOKENS,
         "mask_token": _added_token(SPECIAL_PIECES[MASK_ID]),
-        "do_lower_case": around and tokenizer.do_lower_case,
-        "keep_accents": not around,
+        "do_lower_case": normalized_outside and tokenizer.do_lower_case,
+        "keep_accents": not normalized_outside,
         "remove_space": True,
         "model_max_length": max_length,
         "tokenizer_class": _tokenizer_class(tokenizer),
@@ -89,9 +88,9 @@ def tokenizer_files(
 
 
 def is_cased(directory: str, vocabulary: str) -> bool:
-    """Whether a folder's vocabulary, of the published kind, keeps upper case.
+    """Whether a folder's settings say that its vocabulary keeps upper case.
 
-    Which the vocabulary does not tell, and its settings do.
+    False for a self-contained vocabulary, which records that itself.
     """
     settings = load_json_if_any(posixpath.join(directory, _SETTINGS_FILE))
     return (
@@ -102,12 +101,12 @@ def is_cased(directory: str, vocabulary: str) -> bool:
 
 
 def _tokenizer_class(tokenizer: Tokenizer) -> str:
-    """The class that `AutoTokenizer` takes.
+    """The class that `AutoTokenizer` chooses.
 
-    The `AlbertTokenizer` of transformers 5 builds a pipeline of its own
-    instead of that of `tokenizer.json`. It has no pieces of bytes, drops
-    vowels of Hindi and Thai as accents, and leaves Hangul in letters; a
-    vocabulary with such pieces needs the class that takes the file as it is.
+    `AlbertTokenizer` of transformers 5 ignores the pipeline in
+    `tokenizer.json` and builds one that has no byte pieces, drops vowels of
+    Hindi and Thai as accents, and splits Hangul into letters. A vocabulary
+    with such pieces needs the class that uses the file unchanged.
     """
     pieces = map(tokenizer.id_to_piece, range(tokenizer.vocab_size))
     for piece in pieces:
@@ -125,11 +124,11 @@ def _is_lost(character: str) -> bool:
 
 
 def _fast_tokenizer(tokenizer: Tokenizer, content: bytes) -> dict[str, Any]:
-    # Takes as long to import as all else here.
+    # Imported late, since it takes as long as all other imports here.
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(content)
-    around = tokenizer.kind == PUBLISHED
+    normalized_outside = tokenizer.kind == PUBLISHED
     metaspace = {
         "type": "Metaspace",
         "replacement": WORD_MARK,
@@ -148,7 +147,11 @@ def _fast_tokenizer(tokenizer: Tokenizer, content: bytes) -> dict[str, Any]:
         "normalizer": {
             "type": "Sequence",
             "normalizers": [
-                *(_normalizers(tokenizer.do_lower_case) if around else ()),
+                *(
+                    _normalizers(tokenizer.do_lower_case)
+                    if normalized_outside
+                    else ()
+                ),
                 {
                     "type": "Precompiled",
                     "precompiled_charsmap": base64.b64encode(
@@ -181,8 +184,9 @@ def _fast_tokenizer(tokenizer: Tokenizer, content: bytes) -> dict[str, Any]:
             "vocab": [
                 [
                     piece.piece,
-                    piece.score - _AVOIDED
-                    if around and _ends_in_number_and_comma(piece.piece)
+                    piece.score - _PENALTY
+                    if normalized_outside
+                    and _ends_in_number_and_comma(piece.piece)
                     else piece.score,
                 ]
                 for piece in model.pieces
@@ -193,16 +197,16 @@ def _fast_tokenizer(tokenizer: Tokenizer, content: bytes) -> dict[str, Any]:
 
 
 def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
-    """`tokenization.normalize` in their parts."""
-    # What is a space in Python, but not there.
+    """`tokenization.normalize`, built from Hugging Face's normalisers."""
+    # Characters that are white space in Python only.
     spaces = "".join(
         c for c in map(chr, range(0x100)) if c.isspace() and c not in " \t\n\r"
     )
     steps = [
         _replace(_character_class(spaces), " "),
         {"type": "NFKD"},
-        # Their StripAccents drops all marks, vowels of Hindi and Thai among
-        # them, and not just those that combine.
+        # StripAccents would drop all marks, vowels of Hindi and Thai among
+        # them. `normalize` drops only those with a combining class.
         _replace(
             _character_class(
                 c
@@ -214,8 +218,8 @@ def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
     ]
     if do_lower_case:
         steps.append({"type": "Lowercase"})
-    # The model's own rules join the letters of Hangul again; theirs, which
-    # are to hold the same rules, do not.
+    # SentencePiece's rules compose Hangul. The "Precompiled" normaliser should
+    # apply the same rules, but does not compose it.
     return [*steps, {"type": "NFKC"}]
 
 
@@ -242,7 +246,7 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _added_token(piece: str) -> dict[str, Any]:
-    """A special piece; the space before a mask goes with it, as elsewhere."""
+    """A special piece; a mask absorbs the space before it."""
     return {
         "content": piece,
         "single_word": False,

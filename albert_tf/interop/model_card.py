@@ -1,6 +1,6 @@
-"""README.md of an exported model: the card that Hugging Face's Hub shows.
+"""Writes the model card of an exported model, README.md in a Hub folder.
 
-What the run's directory tells of it: architecture, data, settings, figures.
+The card lists architecture, data, settings and metrics from the run directory.
 """
 
 import posixpath
@@ -10,7 +10,11 @@ from typing import Any
 from albert_tf.config import PretrainingConfig
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import exists, load_json_if_any
-from albert_tf.runs import directory as run_directory
+from albert_tf.runs.directory import (
+    CONFIG_FILE,
+    RECORDS_METADATA_FILE,
+    load_config,
+)
 from albert_tf.runs.log import read_metrics
 
 _ARCHITECTURE = (
@@ -30,16 +34,16 @@ _ARCHITECTURE = (
 _DATA = {
     "num_documents": "documents",
     "num_examples": "examples",
-    "num_pieces": "pieces, special ones included",
-    "dupe_factor": "passes over the text, each masked otherwise",
-    "max_seq_length": "pieces of an example, at most",
+    "num_pieces": "tokens, special ones included",
+    "dupe_factor": "passes over the text, each with different masks",
+    "max_seq_length": "maximum tokens per example",
     "masking": "masking",
-    "masked_lm_prob": "share of pieces masked",
+    "masked_lm_prob": "fraction of tokens masked",
     "ngram": "longest n-gram masked",
     "vocabulary_kind": "kind of vocabulary",
     "do_lower_case": "lower-cased",
     "vocabulary_sha256": "SHA-256 of the vocabulary",
-    "unigram_entropy_nats": "entropy of the pieces, nats",
+    "unigram_entropy_nats": "unigram entropy of the tokens, nats",
 }
 _TRAINING = (
     "optimizer.optimizer",
@@ -59,29 +63,29 @@ _NO_LICENCE = "unknown"
 def make_model_card(
     weights: ModelWeights, run_dir: str = "", licence: str = ""
 ) -> str:
-    """The card's text: Markdown with the Hub's fields before it.
+    """Returns the card: the Hub's metadata fields, then Markdown.
 
     Args:
-        weights: The model, as it is written.
+        weights: The model that is written.
         run_dir: The run that trained it; "" if unknown.
-        licence: Of the weights, an identifier of the Hub's list; "" if
-            unknown.
+        licence: Licence of the weights, an identifier from the Hub's list; ""
+            if unknown.
     """
     run = None
-    if run_dir and exists(posixpath.join(run_dir, run_directory.CONFIG_FILE)):
-        run = run_directory.load_config(run_dir)
+    if run_dir and exists(posixpath.join(run_dir, CONFIG_FILE)):
+        run = load_config(run_dir)
     parts = [
         _front_matter(licence),
         "# ALBERT\n",
-        "An [ALBERT](https://arxiv.org/abs/1909.11942) of "
+        "An [ALBERT](https://arxiv.org/abs/1909.11942) with "
         f"{weights.num_parameters:,} parameters, pretraining heads included, "
         "pretrained with albert_tf and TensorFlow"
-        + (f", {weights.step:,} updates" if weights.step else "")
+        + (f" for {weights.step:,} steps" if weights.step else "")
         + ".\n",
         _describe_use(weights),
         "## Architecture\n",
         _table((name, getattr(weights.config, name)) for name in _ARCHITECTURE),
-        "Of activations, gelu is the tanh approximation, `gelu_new` in "
+        "The activation gelu is the tanh approximation, `gelu_new` in "
         "`config.json`.\n",
         "## Data\n",
         _describe_data(run_dir),
@@ -90,9 +94,8 @@ def make_model_card(
         "## Evaluation\n",
         _describe_evaluation(run_dir, weights.step),
         "## Licence\n",
-        f"Weights: {licence or 'not stated by who exported them'}. The text "
-        "they were trained on, and the vocabulary, have licences of their "
-        "own.\n",
+        f"Weights: {licence or 'not stated at export'}. The training text and "
+        "the vocabulary have separate licences.\n",
     ]
     return "\n".join(parts)
 
@@ -111,13 +114,15 @@ def _front_matter(licence: str) -> str:
 def _describe_use(weights: ModelWeights) -> str:
     model = "AutoModelForPreTraining"
     about = (
-        "`sop_logits` are of segments in order (0) or swapped (1).\n"
+        "The classes of `sop_logits` are segments in order (0) and swapped "
+        "(1).\n"
         if weights.sentence_objective == "sop"
-        else "`sop_logits` are of a next sentence (0) or a random one (1).\n"
+        else "The classes of `sop_logits` are the next sentence (0) and a "
+        "random one (1).\n"
     )
     if weights.sentence_objective == "none":
         model = "AutoModelForMaskedLM"
-        about = "It was trained without sentence objective.\n"
+        about = "The model was trained without a sentence objective.\n"
     return (
         "    from transformers import AutoTokenizer, "
         f"{model}\n\n"
@@ -128,10 +133,10 @@ def _describe_use(weights: ModelWeights) -> str:
 
 def _describe_data(run_dir: str) -> str:
     records = run_dir and load_json_if_any(
-        posixpath.join(run_dir, run_directory.RECORDS_METADATA_FILE)
+        posixpath.join(run_dir, RECORDS_METADATA_FILE)
     )
     if not records:
-        return "Not known.\n"
+        return "Unknown.\n"
     return _table(
         (label, records[name])
         for name, label in _DATA.items()
@@ -153,19 +158,19 @@ def _describe_training(
 
 
 def _describe_evaluation(run_dir: str, step: int) -> str:
-    """Figures of the last evaluation not after the step."""
-    figures: Mapping[str, Any] = {}
+    """Metrics of the last evaluation at or before the step."""
+    metrics: Mapping[str, Any] = {}
     for line in read_metrics(run_dir) if run_dir else ():
         if line.get("split") == "eval" and line["step"] <= step:
-            figures = line
-    if not figures:
-        return "None is known.\n"
+            metrics = line
+    if not metrics:
+        return "Unknown.\n"
     return (
-        f"On held-out documents, after {figures['step']:,} updates; losses "
-        "are in nats.\n\n"
+        f"On the held-out set, after {metrics['step']:,} steps; losses are "
+        "in nats.\n\n"
         + _table(
             (name, f"{value:.4f}")
-            for name, value in figures.items()
+            for name, value in metrics.items()
             if isinstance(value, float)
         )
     )
@@ -174,7 +179,7 @@ def _describe_evaluation(run_dir: str, step: int) -> str:
 def _table(rows: Iterable[tuple[str, Any]]) -> str:
     lines = ["| | |", "|---|---|"]
     for name, value in rows:
-        # A cell must be one: no bar, no new line.
+        # A bar or a new line would end the cell.
         text = str(value).replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {name} | {text} |")
     return "\n".join(lines) + "\n"

@@ -503,7 +503,7 @@ def test_the_card_tells_the_data_settings_and_figures(tmp_path, tiny_records):
     metadata = json.loads(metadata)
     for told in (
         f"{weights.num_parameters:,} parameters",
-        "8 updates",
+        "for 8 steps",
         "| hidden_size | 16 |",
         f"| documents | {metadata['num_documents']} |",
         f"| SHA-256 of the vocabulary | {metadata['vocabulary_sha256']} |",
@@ -511,7 +511,7 @@ def test_the_card_tells_the_data_settings_and_figures(tmp_path, tiny_records):
         "| learning_rate | 0.02 |",
         "| sentence_objective | sop |",
         "| masked_lm_loss | 5.5123 |",
-        "after 8 updates",
+        "after 8 steps",
     ):
         assert told in text
     assert "4.4" not in text
@@ -521,9 +521,9 @@ def test_the_card_tells_the_data_settings_and_figures(tmp_path, tiny_records):
 def test_a_card_says_what_is_not_known(folder):
     card = (folder[0] / "README.md").read_text()
     assert card.startswith("---\nlicense: unknown\n")
-    assert "## Data\n\nNot known.\n" in card
-    assert "## Evaluation\n\nNone is known.\n" in card
-    assert "not stated by who exported them" in card
+    assert "## Data\n\nUnknown.\n" in card
+    assert "## Evaluation\n\nUnknown.\n" in card
+    assert "not stated at export" in card
 
 
 # --- what is refused ---------------------------------------------------------
