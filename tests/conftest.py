@@ -1,6 +1,5 @@
 """Set-up of all tests: TensorFlow's devices, extras, shared records."""
 
-import fcntl
 import importlib.machinery
 import importlib.util
 import os
@@ -107,20 +106,17 @@ def tiny_dynamic_records(tmp_path_factory):
 
 
 def shared_records(tmp_path_factory, masking):
-    """Builds the tiny records in the first worker that needs them."""
     from tests.helpers import tiny_run
+    from tests.helpers.shared_directory import build_once
 
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # of this run of pytest, common to all workers
-    directory = root / f"tiny_{masking}"
-    with open(root / f"tiny_{masking}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (directory / "complete").exists():
-            directory.mkdir()
-            tiny_run.build_records(directory, masking)
-            (directory / "complete").touch()
-    return directory / "records"
+    return (
+        build_once(
+            tmp_path_factory,
+            f"tiny_{masking}",
+            lambda directory: tiny_run.build_records(directory, masking),
+        )
+        / "records"
+    )
 
 
 class SmallDisk(type(pathlib.Path())):

@@ -56,7 +56,7 @@ def verify(
     """
     if is_remote(directory):
         raise UserError(
-            "a folder must be local for transformers to load it",
+            "the folder that transformers loads must be local",
             received=directory,
         )
     batch = _make_batch(weights, lines)

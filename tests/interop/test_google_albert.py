@@ -1,7 +1,6 @@
-"""Models come in from checkpoints of TensorFlow 1, and go out to them."""
+"""Checkpoints of TensorFlow 1 are read and written."""
 
 import json
-import pathlib
 import shutil
 
 import numpy as np
@@ -13,33 +12,10 @@ from albert_tf.errors import UserError
 from albert_tf.interop import google_albert
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights
-from albert_tf.modeling.pretrainer import AlbertPretrainer
-from tests.helpers import published_graph
+from tests.helpers import google_albert_graph
+from tests.helpers.google_albert_graph import CONFIG, GROUPS
+from tests.helpers.tiny_albert import VOCABULARY, outputs_of, random_weights
 
-PUBLISHED_VOCABULARY = (
-    pathlib.Path(__file__).parents[1].joinpath("testdata", "30k-clean.model")
-)
-CONFIG = {
-    "attention_probs_dropout_prob": 0.1,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "embedding_size": 4,
-    "hidden_size": 6,
-    "initializer_range": 0.02,
-    "intermediate_size": 10,
-    "max_position_embeddings": 9,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 3,
-    "num_hidden_groups": 1,
-    "net_structure_type": 0,
-    "gap_size": 0,
-    "num_memory_blocks": 0,
-    "inner_group_num": 1,
-    "down_scale_factor": 1,
-    "type_vocab_size": 2,
-    "vocab_size": 11,
-}
-GROUPS = {**CONFIG, "num_hidden_groups": 2, "inner_group_num": 2}
 ARCHITECTURES = {
     "shared": CONFIG,
     "groups": GROUPS,
@@ -47,30 +23,22 @@ ARCHITECTURES = {
 }
 
 
-def answers_of(weights, config):
-    """What our model answers with some weights."""
-    pretrainer = AlbertPretrainer(weights.config, weights.sentence_objective)
-    pretrainer.build()
-    for variable in pretrainer.variables:
-        variable.assign(weights.values[variable.path])
-    batch = published_graph.random_batch(config)
-    outputs = pretrainer(batch)
-    del batch["masked_lm_positions"]
-    outputs = pretrainer(batch) | outputs
-    return {name: output.numpy() for name, output in outputs.items()}
+def all_outputs(weights, config):
+    """The model's outputs for the graph's batch, at all positions."""
+    return outputs_of(weights, google_albert_graph.random_batch(config))
 
 
-def assert_close(answers, expected):
-    assert answers.keys() == expected.keys()
+def assert_close(outputs, expected):
+    assert outputs.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(answers[name], value, atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(outputs[name], value, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_model_answers_as_the_graph_that_wrote_it(tmp_path, name):
+def test_a_model_computes_what_its_graph_computes(tmp_path, name):
     config = ARCHITECTURES[name]
     prefix = tmp_path / "model.ckpt-best"
-    written = published_graph.write(prefix, config)
+    written = google_albert_graph.write(prefix, config)
 
     weights = google_albert.read(str(prefix))
 
@@ -80,43 +48,36 @@ def test_a_model_answers_as_the_graph_that_wrote_it(tmp_path, name):
     )
     assert not weights.slots
     assert weights.step == 0
-    assert_close(answers_of(weights, config), written.answers)
+    assert_close(all_outputs(weights, config), written.outputs)
 
 
-def test_a_graph_answers_as_the_model_that_it_reads(tmp_path):
-    """A Saver of TensorFlow 1 restores what is written here."""
+def test_a_graph_computes_what_its_model_computes(tmp_path):
+    """A Saver of TensorFlow 1 restores the written checkpoint."""
     config = ModelConfig.from_dict(GROUPS)
-    generator = np.random.default_rng(3)
-    weights = ModelWeights(
-        config,
-        "sop",
-        {
-            weight.path: generator.normal(size=weight.shape).astype(np.float32)
-            for weight in list_weights(config)
-        },
-        step=70,
-    )
+    weights = random_weights(config, step=70)
 
     google_albert.write(weights, str(tmp_path / "out"))
 
     stored = json.loads((tmp_path / "out" / "albert_config.json").read_text())
     assert stored.keys() == GROUPS.keys()
     assert_close(
-        published_graph.answers_of(tmp_path / "out" / "model.ckpt-70", stored),
-        answers_of(weights, GROUPS),
+        google_albert_graph.outputs_of(
+            tmp_path / "out" / "model.ckpt-70", stored
+        ),
+        all_outputs(weights, GROUPS),
     )
 
 
-def test_moments_and_step_come_and_go_bit_by_bit(tmp_path):
-    """Also by the names of a TF-Hub module, and with its vocabulary."""
-    written = published_graph.write(
+def test_moments_and_step_are_read_and_written_bit_for_bit(tmp_path):
+    """Also with the names of a TF-Hub module, and with a vocabulary."""
+    written = google_albert_graph.write(
         tmp_path / "in" / "model.ckpt-7000",
         GROUPS,
         step=7000,
         slots=True,
         scope="module",
     )
-    shutil.copy(PUBLISHED_VOCABULARY, tmp_path / "in")
+    shutil.copy(VOCABULARY, tmp_path / "in")
 
     weights = google_albert.read(str(tmp_path / "in"))
     assert weights.step == 7000
@@ -131,7 +92,7 @@ def test_moments_and_step_come_and_go_bit_by_bit(tmp_path):
         "model.ckpt-7000.index",
     ]
     vocabulary = (out / "30k-clean.model").read_bytes()
-    assert vocabulary == PUBLISHED_VOCABULARY.read_bytes()
+    assert vocabulary == VOCABULARY.read_bytes()
     newest = tf.train.latest_checkpoint(str(out))
     reader = tf.train.load_checkpoint(newest)
     names = reader.get_variable_to_shape_map()
@@ -148,7 +109,7 @@ def test_moments_and_step_come_and_go_bit_by_bit(tmp_path):
 
 
 def test_each_weight_has_its_own_moments(tmp_path):
-    written = published_graph.write(
+    written = google_albert_graph.write(
         tmp_path / "model.ckpt-1", CONFIG, step=1, slots=True
     )
     slots = google_albert.read(str(tmp_path)).slots
@@ -161,9 +122,9 @@ def test_each_weight_has_its_own_moments(tmp_path):
         )
 
 
-def test_a_module_of_tensorflow_hub_is_read(tmp_path):
-    """Its files lie apart, and the first ones had no sentence head."""
-    written = published_graph.write(
+def test_a_tf_hub_module_is_read(tmp_path):
+    """Its files are in two directories, and it has no sentence head."""
+    written = google_albert_graph.write(
         tmp_path / "variables" / "variables",
         CONFIG,
         slots=True,
@@ -171,27 +132,19 @@ def test_a_module_of_tensorflow_hub_is_read(tmp_path):
         sentence_head=False,
         config_file=tmp_path / "assets" / "albert_config.json",
     )
-    shutil.copy(PUBLISHED_VOCABULARY, tmp_path / "assets")
+    shutil.copy(VOCABULARY, tmp_path / "assets")
 
     weights = google_albert.read(str(tmp_path))
 
     assert weights.vocabulary == str(tmp_path / "assets" / "30k-clean.model")
-    answers = answers_of(weights, CONFIG)
-    assert not answers.pop("sentence_logits").any()
+    outputs = all_outputs(weights, CONFIG)
+    assert not outputs.pop("sentence_logits").any()
     assert len(weights.slots) == 2 * len(weights.values)
-    assert_close(answers, written.answers)
+    assert_close(outputs, written.outputs)
 
 
-def test_a_model_without_sentence_objective_comes_back(tmp_path):
-    config = ModelConfig.from_dict(CONFIG)
-    weights = ModelWeights(
-        config,
-        "none",
-        {
-            weight.path: np.full(weight.shape, number, np.float32)
-            for number, weight in enumerate(list_weights(config, "none"))
-        },
-    )
+def test_a_model_without_sentence_objective_is_written_and_read(tmp_path):
+    weights = random_weights(ModelConfig.from_dict(CONFIG), "none")
     google_albert.write(weights, str(tmp_path))
     back = google_albert.read(str(tmp_path))
     assert back.sentence_objective == "none"
@@ -199,38 +152,30 @@ def test_a_model_without_sentence_objective_comes_back(tmp_path):
         np.testing.assert_array_equal(back.values[path], value)
 
 
-def test_unshared_layers_go_out_as_groups(tmp_path):
-    """To those who know groups alone, and it computes the same."""
+def test_unshared_layers_are_written_as_groups(tmp_path):
+    """The graph, which supports only groups, computes the same outputs."""
     config = ModelConfig.from_dict({**CONFIG, "parameter_sharing": "none"})
-    generator = np.random.default_rng(3)
-    weights = ModelWeights(
-        config,
-        "sop",
-        {
-            weight.path: generator.normal(size=weight.shape).astype(np.float32)
-            for weight in list_weights(config)
-        },
-    )
+    weights = random_weights(config)
     google_albert.write(weights, str(tmp_path))
     stored = json.loads((tmp_path / "albert_config.json").read_text())
     assert stored["num_hidden_groups"] == 3
     assert_close(
-        published_graph.answers_of(tmp_path / "model.ckpt-0", stored),
-        answers_of(weights, CONFIG),
+        google_albert_graph.outputs_of(tmp_path / "model.ckpt-0", stored),
+        all_outputs(weights, CONFIG),
     )
 
 
 @pytest.fixture
 def three_checkpoints(tmp_path):
     for step in (8, 9, 10):
-        published_graph.write(
+        google_albert_graph.write(
             tmp_path / f"model.ckpt-{step}", CONFIG, step=step
         )
     return tmp_path
 
 
-def test_of_several_the_state_file_names_the_newest(three_checkpoints):
-    """Wherever the directory was when it was written."""
+def test_the_state_file_names_the_newest_checkpoint(three_checkpoints):
+    """Even if the directory was moved since."""
     state = three_checkpoints / "checkpoint"
     state.write_text('model_checkpoint_path: "/elsewhere/model.ckpt-9"\n')
     assert google_albert.read(str(three_checkpoints)).step == 9
@@ -247,13 +192,13 @@ def test_of_several_the_state_file_names_the_newest(three_checkpoints):
         google_albert.read(str(three_checkpoints))
 
 
-def test_what_the_architecture_does_not_have_is_named(tmp_path):
-    """With what the checkpoint has, and what its config says."""
+def test_variables_that_do_not_match_the_architecture_are_named(tmp_path):
+    """The error has the shapes in the checkpoint and in the config."""
     prefix = tmp_path / "model.ckpt-best"
-    published_graph.write(prefix, CONFIG)
+    google_albert_graph.write(prefix, CONFIG)
     file = tmp_path / "albert_config.json"
     inner = "group_0/inner_group_1/attention_1/self/query/kernel is missing"
-    for change, told in (
+    for change, message in (
         (
             {"vocab_size": 12},
             r"word_embeddings has shape \[11, 4\], not \[12, 4\] as in "
@@ -263,7 +208,7 @@ def test_what_the_architecture_does_not_have_is_named(tmp_path):
         ({"embedding_size": 6}, "hidden_mapping_in/bias is unknown"),
     ):
         file.write_text(json.dumps({**CONFIG, **change}))
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             google_albert.read(str(prefix))
     file.write_text(json.dumps({**CONFIG, "width": 3}))
     with pytest.raises(UserError, match="unknown key width"):
@@ -273,7 +218,7 @@ def test_what_the_architecture_does_not_have_is_named(tmp_path):
         google_albert.read(str(prefix))
 
 
-def test_a_moment_that_is_missing_is_named(tmp_path):
+def test_a_missing_moment_is_named(tmp_path):
     config = ModelConfig.from_dict(CONFIG)
     weights = {
         w.google_albert: np.zeros(w.shape, "f4") for w in list_weights(config)
@@ -302,10 +247,10 @@ def test_a_moment_that_is_missing_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
-def test_damage_is_found(tmp_path, suffix):
-    """Cut short at several places, and with a bit turned over."""
+def test_damaged_files_are_refused(tmp_path, suffix):
+    """Truncated at several places, and with a flipped bit."""
     prefix = tmp_path / "model.ckpt-best"
-    published_graph.write(prefix, CONFIG)
+    google_albert_graph.write(prefix, CONFIG)
     file = tmp_path / f"model.ckpt-best.{suffix}"
     content = file.read_bytes()
     middle = len(content) // 2
@@ -325,9 +270,9 @@ def test_damage_is_found(tmp_path, suffix):
 @pytest.mark.parametrize(
     "step", [np.array([5, 6]), np.array(-3), np.array(5.7), np.array("five")]
 )
-def test_a_step_that_is_none_is_refused(tmp_path, step):
+def test_an_invalid_step_is_refused(tmp_path, step):
     prefix = str(tmp_path / "model.ckpt-best")
-    published_graph.write(tmp_path / "model.ckpt-best", CONFIG)
+    google_albert_graph.write(tmp_path / "model.ckpt-best", CONFIG)
     reader = tf.train.load_checkpoint(prefix)
     values = {
         n: reader.get_tensor(n) for n in reader.get_variable_to_dtype_map()
@@ -345,21 +290,21 @@ def test_a_step_that_is_none_is_refused(tmp_path, step):
         google_albert.read(prefix)
 
 
-def test_a_path_that_would_be_a_pattern_is_refused(tmp_path):
-    """TensorFlow would not find the files, or find others."""
-    published_graph.write(tmp_path / "a[1]" / "model.ckpt-best", CONFIG)
+def test_a_path_that_is_a_pattern_is_refused(tmp_path):
+    """TensorFlow would not find the files, or would find others."""
+    google_albert_graph.write(tmp_path / "a[1]" / "model.ckpt-best", CONFIG)
     with pytest.raises(UserError, match=r"none of \* .*Received: .*a\[1\]"):
         google_albert.read(str(tmp_path / "a[1]"))
-    published_graph.write(tmp_path / "model.ckpt-best", CONFIG)
+    google_albert_graph.write(tmp_path / "model.ckpt-best", CONFIG)
     weights = google_albert.read(str(tmp_path))
     with pytest.raises(UserError, match=r"none of \* .*Received: .*out\*"):
         google_albert.write(weights, str(tmp_path / "out*"))
     assert not (tmp_path / "out*").exists()
 
 
-def test_several_vocabularies_are_told_apart_by_name(tmp_path):
+def test_the_published_name_selects_one_of_several_vocabularies(tmp_path):
     prefix = tmp_path / "model.ckpt-best"
-    published_graph.write(prefix, CONFIG)
+    google_albert_graph.write(prefix, CONFIG)
     assert google_albert.read(str(prefix)).vocabulary == ""
     (tmp_path / "b.model").write_bytes(b"b")
     found = google_albert.read(str(prefix)).vocabulary
@@ -372,10 +317,10 @@ def test_several_vocabularies_are_told_apart_by_name(tmp_path):
     assert found == str(tmp_path / "30k-clean.model")
 
 
-def test_groups_that_are_rounded_elsewhere_are_refused(tmp_path):
+def test_groups_that_the_graph_would_round_are_refused(tmp_path):
     """15 / 22 * 22 is below 15 in floating point: the graph takes group 14."""
     prefix = tmp_path / "model.ckpt-best"
-    published_graph.write(prefix, CONFIG)
+    google_albert_graph.write(prefix, CONFIG)
     config = {**CONFIG, "num_hidden_layers": 22, "num_hidden_groups": 22}
     (tmp_path / "albert_config.json").write_text(json.dumps(config))
     with pytest.raises(

@@ -1,8 +1,8 @@
-"""A TensorFlow 1 graph of ALBERT that writes checkpoints with published names.
+"""A TensorFlow 1 graph of ALBERT that writes and reads checkpoints.
 
-Written after the description of google-research/albert (its variables' names
-and shapes, and what it computes from them), apart from `albert_tf`: a model
-that was read from such a checkpoint must answer as this graph does.
+It follows the description of google-research/albert (names and shapes of
+variables, and the computation) and uses nothing of `albert_tf`. A model read
+from such a checkpoint must compute the outputs of this graph.
 """
 
 import json
@@ -14,17 +14,40 @@ import tensorflow as tf
 
 v1 = tf.compat.v1
 
+# An albert_config.json. Sizes differ in every dimension.
+CONFIG = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "embedding_size": 4,
+    "hidden_size": 6,
+    "initializer_range": 0.02,
+    "intermediate_size": 10,
+    "max_position_embeddings": 9,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "num_hidden_groups": 1,
+    "net_structure_type": 0,
+    "gap_size": 0,
+    "num_memory_blocks": 0,
+    "inner_group_num": 1,
+    "down_scale_factor": 1,
+    "type_vocab_size": 2,
+    "vocab_size": 11,
+}
+GROUPS = {**CONFIG, "num_hidden_groups": 2, "inner_group_num": 2}
+
 
 class Written(NamedTuple):
-    """What a checkpoint holds and what its graph answers.
+    """The variables of a checkpoint and the outputs of its graph.
 
     Attributes:
         values: Arrays by TF1 name, without `global_step`.
-        answers: Of the graph for a batch, by name.
+        outputs: Arrays by name, for `random_batch`.
     """
 
     values: dict
-    answers: dict
+    outputs: dict
 
 
 def random_batch(config, seed=5):
@@ -56,23 +79,21 @@ def write(
     """Builds the graph with random values and saves it by a Saver.
 
     Args:
-        prefix: Of the checkpoint, e.g. `directory / "model.ckpt-best"`.
+        prefix: The checkpoint's, e.g. `directory / "model.ckpt-best"`.
         config: The keys of an `albert_config.json`.
-        step: `global_step`; None is a checkpoint without it.
-        slots: Whether the optimizer's moments are saved.
-        scope: Put before every name, e.g. "module".
-        sentence_head: Whether there is one.
-        config_file: Where to write `config`; by default beside it.
-
-    Returns:
-        `Written`.
+        step: `global_step`; None writes a checkpoint without it.
+        slots: Whether to save the optimizer's moments.
+        scope: Prefix of every name, e.g. "module".
+        sentence_head: Whether the graph has a sentence head.
+        config_file: Where to write `config`; by default next to the
+            checkpoint.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
     config_file = config_file or prefix.parent / "albert_config.json"
     config_file.parent.mkdir(parents=True, exist_ok=True)
     config_file.write_text(json.dumps(config))
     with v1.Graph().as_default(), v1.Session() as session:
-        answers = _build(config, scope, sentence_head)
+        outputs = _build(config, scope, sentence_head)
         if slots:
             for variable in v1.global_variables():
                 for slot in ("adam_m", "adam_v"):
@@ -85,27 +106,27 @@ def write(
         }
         if step is not None:
             values[v1.train.get_or_create_global_step()] = step
-        # In one run: the time of each grows with the graph.
+        # In one run, since the time of a run grows with the graph.
         session.run(
             [variable.initializer for variable in values],
             {v.initializer.inputs[1]: value for v, value in values.items()},
         )
-        answers, values = session.run(
-            [answers, {v.op.name: v.read_value() for v in values}]
+        outputs, values = session.run(
+            [outputs, {v.op.name: v.read_value() for v in values}]
         )
         v1.train.Saver(v1.global_variables()).save(
             session, str(prefix), write_meta_graph=False
         )
     values.pop("global_step", None)
-    return Written(values, answers)
+    return Written(values, outputs)
 
 
-def answers_of(prefix, config):
-    """What the graph answers with the variables of a checkpoint."""
+def outputs_of(prefix, config):
+    """The graph's outputs with the variables of a checkpoint."""
     with v1.Graph().as_default(), v1.Session() as session:
-        answers = _build(config, "", True)
+        outputs = _build(config, "", True)
         v1.train.Saver(v1.global_variables()).restore(session, str(prefix))
-        return session.run(answers)
+        return session.run(outputs)
 
 
 def _build(config, scope, sentence_head):
@@ -143,8 +164,8 @@ def _model(config, batch, sentence_head):
                 )
             with v1.variable_scope("transformer", reuse=v1.AUTO_REUSE):
                 for layer in range(config["num_hidden_layers"]):
-                    share = layer / config["num_hidden_layers"]
-                    group = int(share * config["num_hidden_groups"])
+                    fraction = layer / config["num_hidden_layers"]
+                    group = int(fraction * config["num_hidden_groups"])
                     for inner in range(config["inner_group_num"]):
                         with v1.variable_scope(
                             f"group_{group}/inner_group_{inner}"
@@ -152,7 +173,7 @@ def _model(config, batch, sentence_head):
                             hidden = _block(config, hidden, batch["input_mask"])
         with v1.variable_scope("pooler"):
             pooled = tf.tanh(_dense(hidden[:, 0], hidden_size, "dense"))
-    answers = {"sequence_output": hidden, "pooled_output": pooled}
+    outputs = {"sequence_output": hidden, "pooled_output": pooled}
     with v1.variable_scope("cls/predictions"):
         with v1.variable_scope("transform"):
             masked = tf.gather(
@@ -164,15 +185,15 @@ def _model(config, batch, sentence_head):
         scores = tf.matmul(
             masked, tf.tile(words[None], [2, 1, 1]), transpose_b=True
         )
-        answers["mlm_logits"] = scores + bias
+        outputs["mlm_logits"] = scores + bias
     if sentence_head:
         with v1.variable_scope("cls/seq_relationship"):
             weights = v1.get_variable("output_weights", [2, hidden_size])
             bias = v1.get_variable("output_bias", [2])
-            answers["sentence_logits"] = (
+            outputs["sentence_logits"] = (
                 tf.matmul(pooled, weights, transpose_b=True) + bias
             )
-    return answers
+    return outputs
 
 
 def _block(config, hidden, mask):
@@ -180,7 +201,7 @@ def _block(config, hidden, mask):
     heads, size = config["num_attention_heads"], config["hidden_size"]
     batch, length = hidden.shape[:2]
 
-    def of_heads(name):
+    def split_heads(name):
         projected = _dense(hidden, size, name)
         split = tf.reshape(projected, [batch, length, heads, size // heads])
         return tf.transpose(split, [0, 2, 1, 3])
@@ -188,12 +209,12 @@ def _block(config, hidden, mask):
     with v1.variable_scope("attention_1"):
         with v1.variable_scope("self"):
             scores = tf.matmul(
-                of_heads("query"), of_heads("key"), transpose_b=True
+                split_heads("query"), split_heads("key"), transpose_b=True
             ) / math.sqrt(size // heads)
             hidden_keys = 1.0 - tf.cast(mask[:, None, None, :], tf.float32)
             weights = tf.nn.softmax(scores - 10000.0 * hidden_keys)
             context = tf.transpose(
-                tf.matmul(weights, of_heads("value")), [0, 2, 1, 3]
+                tf.matmul(weights, split_heads("value")), [0, 2, 1, 3]
             )
             context = tf.reshape(context, [batch, length, size])
         with v1.variable_scope("output"):

@@ -1,0 +1,57 @@
+"""A tiny architecture, models with random weights, and their outputs."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from albert_tf.config import ModelConfig
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+
+TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
+VOCABULARY = TESTDATA / "30k-clean.model"
+
+# Sizes differ in every dimension.
+TINY = ModelConfig(
+    vocab_size=11,
+    embedding_size=4,
+    hidden_size=6,
+    num_hidden_layers=4,
+    num_hidden_groups=2,
+    inner_group_num=2,
+    num_attention_heads=2,
+    intermediate_size=10,
+    max_position_embeddings=7,
+)
+
+
+def random_weights(
+    config: ModelConfig = TINY, objective: str = "sop", **more: Any
+) -> ModelWeights:
+    """A model whose weights are so large that GELU's two forms differ."""
+    generator = np.random.default_rng(3)
+    values = {
+        weight.path: generator.normal(size=weight.shape).astype(np.float32)
+        for weight in list_weights(config, objective)
+    }
+    return ModelWeights(config, objective, values, **more)
+
+
+def outputs_of(
+    weights: ModelWeights, batch: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Outputs of `AlbertPretrainer`, with and without masked positions."""
+    pretrainer = AlbertPretrainer(weights.config, weights.sentence_objective)
+    pretrainer.build()
+    for variable in pretrainer.variables:
+        variable.assign(weights.values[variable.path])
+    without_positions = {
+        name: value
+        for name, value in batch.items()
+        if name != "masked_lm_positions"
+    }
+    outputs = pretrainer(without_positions) | pretrainer(batch)
+    return {name: output.numpy() for name, output in outputs.items()}

@@ -1,0 +1,56 @@
+"""Models that the tests of this package share; no test writes to them."""
+
+import shutil
+
+import pytest
+
+from albert_tf.interop import hugging_face
+from albert_tf.training import train
+from tests.helpers import google_albert_graph, tiny_run
+from tests.helpers.google_albert_graph import GROUPS
+from tests.helpers.hugging_face_folder import make_weights
+from tests.helpers.shared_directory import build_once
+from tests.helpers.tiny_albert import VOCABULARY
+
+
+@pytest.fixture(scope="session")
+def run_dir(tiny_records, tmp_path_factory):
+    """A run with checkpoints of steps 0, 2 and 4."""
+
+    def train_run(directory):
+        config = tiny_run.make_config(
+            tiny_records,
+            directory / "run",
+            num_train_steps=4,
+            save_checkpoints_steps=2,
+        )
+        assert train.train(config) == 0
+
+    return build_once(tmp_path_factory, "interop_run", train_run) / "run"
+
+
+@pytest.fixture(scope="session")
+def google_albert_dir(tmp_path_factory):
+    """A directory as in a published archive, with moments and other files."""
+
+    def write(directory):
+        directory = directory / "albert_tiny"
+        google_albert_graph.write(
+            directory / "model.ckpt-best",
+            {**GROUPS, "vocab_size": 30000},
+            step=900,
+            slots=True,
+        )
+        shutil.copy(VOCABULARY, directory)
+        (directory / "30k-clean.vocab").write_text("<pad>\t0\n")
+        (directory / "model.ckpt-best.meta").write_bytes(b"a graph")
+
+    return build_once(tmp_path_factory, "interop_model", write) / "albert_tiny"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Hugging Face folder of `TINY`, and its weights."""
+    weights = make_weights()
+    hugging_face.write(weights, str(tmp_path / "folder"))
+    return tmp_path / "folder", weights

@@ -1,0 +1,237 @@
+"""Models are converted from each format into each."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
+from albert_tf.errors import UserError
+from albert_tf.interop import formats, google_albert
+from albert_tf.interop.convert import convert, write_run
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
+from albert_tf.serving.export import export
+from albert_tf.training import evaluate, train
+from tests.helpers import tiny_run
+from tests.helpers.conversion import (
+    assert_same,
+    converted,
+    refused,
+)
+from tests.helpers.google_albert_graph import CONFIG
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_run_is_converted_and_back_bit_for_bit(tmp_path, run_dir):
+    trained = formats.read_weights(str(run_dir))
+    assert trained.step == 4
+    assert len(trained.slots) == 2 * len(trained.values)
+    moments = [v for name, v in trained.slots.items() if name.endswith("/m")]
+    assert all(moment.any() for moment in moments)
+
+    published = converted(run_dir, tmp_path / "published")
+    assert_same(published, trained)
+    assert_same(converted(tmp_path / "published", tmp_path / "run"), trained)
+
+    converted(run_dir, tmp_path / "folder", "hugging_face")
+    back = converted(tmp_path / "folder", tmp_path / "again")
+    without_training = dataclasses.replace(trained, slots={}, step=0)
+    assert_same(back, without_training)
+
+
+@pytest.mark.slow
+def test_a_converted_run_is_evaluated_and_exported(
+    tmp_path, run_dir, tiny_records, capsys
+):
+    """Its metrics are those of the original run."""
+    converted(run_dir, tmp_path / "published")
+    converted(tmp_path / "published", tmp_path / "run")
+
+    def metrics_of(directory):
+        capsys.readouterr()
+        evaluate.evaluate_run(tiny_run.make_config(tiny_records, directory))
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    metrics = metrics_of(tmp_path / "run")
+    assert metrics["step"] == 4
+    assert metrics == metrics_of(run_dir)
+
+    export(
+        ExportConfig(
+            run_dir=str(tmp_path / "run"), export_dir=str(tmp_path / "export")
+        )
+    )
+    assets = tmp_path / "export" / "assets.extra"
+    vocabulary = (assets / "spiece.model").read_bytes()
+    assert vocabulary == (run_dir / "spiece.model").read_bytes()
+
+
+def test_a_converted_run_cannot_be_resumed(tmp_path, run_dir, tiny_records):
+    """Its settings and its position in the data are unknown."""
+    converted(run_dir, tmp_path / "published")
+    converted(tmp_path / "published", tmp_path / "run")
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", allow_config_change=True
+    )
+    with pytest.raises(
+        UserError, match=r"must hold the variables of this.*--init_checkpoint"
+    ):
+        train.train(config)
+
+
+def test_partly_shared_layers_become_groups(tmp_path):
+    config = ModelConfig.from_dict({**CONFIG, "parameter_sharing": "attention"})
+    values = {
+        weight.path: np.full(weight.shape, number, np.float32)
+        for number, weight in enumerate(list_weights(config))
+    }
+    weights = ModelWeights(config, "sop", values, step=6)
+    write_run(weights, str(tmp_path / "run"), str(tmp_path / "run"))
+    published = converted(tmp_path / "run", tmp_path / "out", verify=True)
+    assert published.config.num_hidden_groups == 3
+    assert published.step == 6
+
+
+@pytest.mark.parametrize("objective", ["none", "nsp"])
+def test_the_sentence_objective_is_converted(tmp_path, objective):
+    """Except "nsp", which a published checkpoint does not record."""
+    config = ModelConfig.from_dict(CONFIG)
+    values = {
+        weight.path: np.full(weight.shape, number, np.float32)
+        for number, weight in enumerate(list_weights(config, objective))
+    }
+    weights = ModelWeights(config, objective, values, step=3)
+    write_run(weights, str(tmp_path / "run"), str(tmp_path / "run"))
+    assert_same(formats.read_weights(str(tmp_path / "run")), weights)
+    back = converted(tmp_path / "run", tmp_path / "out", verify=True)
+    assert back.sentence_objective == {"none": "none", "nsp": "sop"}[objective]
+    again = converted(tmp_path / "out", tmp_path / "again", verify=True)
+    assert again.sentence_objective == back.sentence_objective
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_summary(tmp_path, google_albert_dir):
+    command = [sys.executable, "-m", "albert_tf.convert_checkpoint"]
+    command += [f"--from={google_albert_dir}", f"--to={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [*command, "--verify"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    # E=4, H=6, I=10, V=30000, 9 positions; a block has 4 square products, two
+    # LayerNorms and the feed-forward layer; there are 2 x 2 of them.
+    block = 4 * (6 * 6 + 6) + 2 * 2 * 6 + (6 * 10 + 10) + (10 * 6 + 6)
+    embeddings = (30000 + 2 + 9) * 4 + 2 * 4 + (4 * 6 + 6)
+    heads = (6 * 4 + 4) + 2 * 4 + 30000 + (6 * 6 + 6) + (2 * 6 + 2)
+    assert f"{embeddings + 4 * block + heads:,} parameters" in done.stdout
+    assert "step                900" in done.stdout
+    assert "moments             of 80 variables" in done.stdout
+    assert f"{google_albert_dir / 'model.ckpt-best'} (published)" in done.stdout
+    assert "all 240 arrays are equal, bit for bit" in done.stdout
+
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 1
+    error = again.stderr.splitlines()[-1]
+    assert error.startswith("error: --to must be new, or an empty directory.")
+
+
+def test_missing_and_contradictory_settings_are_refused(
+    tmp_path, google_albert_dir
+):
+    with pytest.raises(UserError, match="--from is required"):
+        convert(ConvertConfig(to="x"))
+    with pytest.raises(UserError, match="--to is required"):
+        convert(ConvertConfig(from_="x"))
+    converted(google_albert_dir, tmp_path / "run")
+    with pytest.raises(UserError, match="another format where --from is a run"):
+        converted(tmp_path / "run", tmp_path / "copy", "run")
+    (tmp_path / "empty").mkdir()
+    converted(tmp_path / "run", tmp_path / "empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
+
+
+def test_a_link_to_an_empty_directory_is_filled(tmp_path, google_albert_dir):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    converted(google_albert_dir, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "config.json").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["disk", "link"]
+
+
+def test_files_that_another_process_wrote_meanwhile_are_kept(
+    tmp_path, google_albert_dir, monkeypatch
+):
+    """Converting the largest models takes minutes."""
+    write = google_albert.write
+
+    def write_as_another_does(weights, directory):
+        write(weights, directory)
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "file").write_text("another's")
+
+    monkeypatch.setattr(google_albert, "write", write_as_another_does)
+    with pytest.raises(UserError, match="--to must be new"):
+        converted(google_albert_dir, tmp_path / "out", "published")
+    assert (tmp_path / "out" / "file").read_text() == "another's"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_source_is_not_removed_as_a_temporary_directory(
+    tmp_path, google_albert_dir, monkeypatch
+):
+    """A killed conversion may have left the only copy of a model."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(google_albert_dir, tmp_path / "out.partial")
+    match = r"Received: .*Choose another --to"
+    refused("out.partial", tmp_path, match)
+    refused(tmp_path / "out.partial" / "model.ckpt-best", tmp_path, match)
+
+
+def test_verify_finds_a_bit_that_changed(
+    tmp_path, google_albert_dir, monkeypatch
+):
+    write = google_albert.write
+
+    def write_wrongly(weights, directory):
+        path = "albert/pooler/bias"
+        value = weights.values[path].copy()
+        value[0] = np.nextafter(value[0], np.float32(9))
+        values = {**weights.values, path: value}
+        write(dataclasses.replace(weights, values=values), directory)
+
+    monkeypatch.setattr(google_albert, "write", write_wrongly)
+    with pytest.raises(UserError, match="differences in albert/pooler/bias"):
+        converted(google_albert_dir, tmp_path / "out", "published", verify=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing_behind(small_disk, google_albert_dir):
+    with pytest.raises((OSError, tf.errors.ResourceExhaustedError)):
+        converted(google_albert_dir, small_disk / "out")
+    assert not list(small_disk.iterdir())
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("with_sentence_head", [True, False])
+def test_verify_compares_outputs_with_transformers(
+    tmp_path, google_albert_dir, capsys, with_sentence_head
+):
+    converted(
+        google_albert_dir,
+        tmp_path / "out",
+        "hugging_face",
+        verify=True,
+        with_sentence_head=with_sentence_head,
+    )
+    printed = capsys.readouterr().out
+    assert "largest difference of masked_lm_logits: " in printed
+    assert ("of sentence_logits" in printed) == with_sentence_head

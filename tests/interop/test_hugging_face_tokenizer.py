@@ -1,0 +1,171 @@
+"""Tokenizers of transformers give the ids of albert_tf."""
+
+import dataclasses
+import json
+import unicodedata
+
+import numpy as np
+import pytest
+
+from albert_tf.interop import hugging_face
+from albert_tf.records.tokenization import Tokenizer
+from data_prep import train_tokenizer
+from data_prep.config import TokenizerConfig
+from tests.helpers.tiny_albert import TESTDATA, TINY, VOCABULARY, random_weights
+
+CORPORA = sorted(TESTDATA.glob("multilingual-*.txt")) + sorted(
+    TESTDATA.glob("awkward-*.txt")
+)
+
+
+# Special pieces, and what AlbertTokenizer replaces by one quote.
+SPECIAL = ("[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>")
+
+
+QUOTES = ("``", "''")
+
+
+def text_lines():
+    lines = []
+    for path in CORPORA:
+        text = path.read_bytes().decode(errors="replace")
+        lines += [
+            line
+            for line in text.splitlines()
+            if not any(spelling in line for spelling in SPECIAL + QUOTES)
+        ]
+    assert len(lines) > 800
+    return lines
+
+
+def has_marks_that_are_not_accents(line):
+    """E.g. vowels of Hindi: StripAccents drops them, `normalize` does not."""
+    return any(
+        unicodedata.category(c)[0] == "M" and not unicodedata.combining(c)
+        for c in unicodedata.normalize("NFKD", line)
+    )
+
+
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory):
+    """SentencePiece models of both kinds, for text in many scripts."""
+    made = {"the published one": str(VOCABULARY)}
+    for name, settings in {
+        "published": {"do_lower_case": False},
+        "self-contained": {"vocabulary_kind": "self_contained"},
+        "byte pieces": {
+            "vocabulary_kind": "self_contained",
+            "do_lower_case": False,
+            "byte_fallback": True,
+            "character_coverage": 0.98,
+        },
+    }.items():
+        directory = tmp_path_factory.mktemp("vocabulary")
+        train_tokenizer.main(
+            TokenizerConfig(
+                input_file=tuple(str(p) for p in CORPORA if "multi" in p.name),
+                model_prefix=str(directory / "spm"),
+                vocab_size=3000,
+                **settings,
+            )
+        )
+        made[name] = str(directory / "spm.model")
+    return made
+
+
+def export_vocabulary(directory, vocabulary, do_lower_case):
+    """A folder of a model with a vocabulary, and the case of its run."""
+    run = directory / "run"
+    run.mkdir()
+    (run / "records_metadata.json").write_text(
+        json.dumps({"do_lower_case": do_lower_case})
+    )
+    size = Tokenizer(vocabulary, do_lower_case).vocab_size
+    config = dataclasses.replace(TINY, vocab_size=size)
+    weights = random_weights(config, vocabulary=vocabulary)
+    hugging_face.write(weights, str(directory / "folder"), run_dir=str(run))
+    return directory / "folder"
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    ("name", "do_lower_case", "as_albert"),
+    [
+        ("the published one", True, True),
+        ("published", False, False),
+        ("self-contained", True, True),
+        ("byte pieces", False, False),
+    ],
+)
+def test_tokenizers_of_transformers_give_the_same_ids(
+    tmp_path, vocabularies, name, do_lower_case, as_albert
+):
+    """On text in all scripts, and on text that often breaks tokenizers.
+
+    `AutoTokenizer` gives the same ids for every vocabulary. The folder names
+    another class than `AlbertTokenizer` if that would not.
+    """
+    import transformers
+
+    folder = export_vocabulary(tmp_path, vocabularies[name], do_lower_case)
+    ours = Tokenizer(vocabularies[name], do_lower_case)
+    lines = text_lines()
+    by_classes = {"AutoTokenizer": lines}
+    stored = json.loads((folder / "tokenizer_config.json").read_text())
+    assert stored["tokenizer_class"] == (
+        "AlbertTokenizer" if as_albert else "PreTrainedTokenizerFast"
+    )
+    if as_albert:
+        by_classes |= {"AlbertTokenizer": lines, "AlbertTokenizerFast": lines}
+    if ours.kind == "published" and as_albert:
+        # The AlbertTokenizer of transformers 5 ignores tokenizer.json.
+        lines = [x for x in lines if not has_marks_that_are_not_accents(x)]
+        assert len(lines) > 700
+        by_classes = dict.fromkeys(by_classes, lines)
+
+    for class_name, compared in by_classes.items():
+        theirs = getattr(transformers, class_name).from_pretrained(folder)
+        expected = encode(ours, compared)
+        found = theirs(compared, add_special_tokens=False)["input_ids"]
+        for line, a, b in zip(compared, found, expected, strict=True):
+            # With equal scores, "00", "0" may replace "0", "00".
+            assert sorted(a) == sorted(b), (class_name, line)
+            assert spell(ours, a) == spell(ours, b), (class_name, line)
+        differing = sum(a != b for a, b in zip(found, expected, strict=True))
+        assert differing <= 0.02 * len(compared), class_name
+
+
+def encode(tokenizer, lines):
+    encoded = tokenizer.encode_batch(lines)
+    return [ids.tolist() for ids in np.split(encoded.ids, encoded.ends[:-1])]
+
+
+def spell(tokenizer, ids):
+    return "".join(map(tokenizer.id_to_piece, ids))
+
+
+def test_the_case_is_that_of_the_runs_records(tmp_path, vocabularies):
+    folder = export_vocabulary(tmp_path, vocabularies["published"], False)
+    stored = json.loads((folder / "tokenizer_config.json").read_text())
+    assert stored["do_lower_case"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "do_lower_case", "is_logged"),
+    [
+        ("published", False, True),
+        ("published", True, False),
+        (
+            "byte pieces",
+            False,
+            False,
+        ),  # a self-contained vocabulary records its case
+    ],
+)
+def test_a_vocabulary_that_keeps_upper_case_is_logged(
+    tmp_path, vocabularies, caplog, name, do_lower_case, is_logged
+):
+    """Since the model that is read does not record the case."""
+    folder = export_vocabulary(tmp_path, vocabularies[name], do_lower_case)
+    hugging_face.read(str(folder))
+    assert ("KEEPS UPPER CASE" in caplog.text) == is_logged

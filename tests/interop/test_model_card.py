@@ -1,0 +1,56 @@
+"""The model card lists what the run directory has."""
+
+import json
+
+from albert_tf.interop import hugging_face
+from albert_tf.runs import directory as run_directory
+from tests.helpers import tiny_run
+from tests.helpers.tiny_albert import random_weights
+
+
+def test_the_card_lists_data_settings_and_metrics(tmp_path, tiny_records):
+    """The metrics are of the last evaluation at or before the step."""
+    config = tiny_run.make_config(tiny_records, tmp_path / "run")
+    run_dir = config.training.output_dir
+    run_directory.write_config(run_dir, config)
+    metadata = (tiny_records / "train" / "metadata.json").read_text()
+    (tmp_path / "run" / "records_metadata.json").write_text(metadata)
+    lines = [
+        {"split": "eval", "step": 8, "masked_lm_loss": 5.51234},
+        {"split": "train", "step": 8, "masked_lm_loss": 7.7777},
+        {"split": "eval", "step": 12, "masked_lm_loss": 4.4},
+    ]
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+    weights = random_weights(config.model, step=8)
+    folder = tmp_path / "folder"
+    hugging_face.write(weights, str(folder), run_dir, licence="cc-by-sa-4.0")
+
+    card = (folder / "README.md").read_text()
+    fields, text = card.removeprefix("---\n").split("---\n", 1)
+    assert "license: cc-by-sa-4.0\n" in fields
+    metadata = json.loads(metadata)
+    for passage in (
+        f"{weights.num_parameters:,} parameters",
+        "for 8 steps",
+        "| hidden_size | 16 |",
+        f"| documents | {metadata['num_documents']} |",
+        f"| SHA-256 of the vocabulary | {metadata['vocabulary_sha256']} |",
+        "| optimizer | lamb |",
+        "| learning_rate | 0.02 |",
+        "| sentence_objective | sop |",
+        "| masked_lm_loss | 5.5123 |",
+        "after 8 steps",
+    ):
+        assert passage in text
+    assert "4.4" not in text
+    assert "7.7777" not in text
+
+
+def test_the_card_says_what_is_unknown(folder):
+    card = (folder[0] / "README.md").read_text()
+    assert card.startswith("---\nlicense: unknown\n")
+    assert "## Data\n\nUnknown.\n" in card
+    assert "## Evaluation\n\nUnknown.\n" in card
+    assert "not stated at export" in card
