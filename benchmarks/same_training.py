@@ -1,15 +1,15 @@
-"""The same training here and in PyTorch, step by step, drawn.
+"""Compares training with the same training in PyTorch, step by step.
 
     make demo        # vocabulary and records
     python -m benchmarks.same_training
 
-From the same weights and on the same records, the trainer, and Hugging Face's
-ALBERT with LAMB and AdamW written out in PyTorch
-(`tests/helpers/pytorch_training.py`), train a small model at L=128 in float32
-without dropout. Beside them stands what becomes of it where the moments are
-corrected for their bias, as PyTorch's own AdamW does. Prints a Markdown table,
-and draws the losses and how far they lie apart. Takes some ten minutes on two
-cores.
+Trains a small model on 128 tokens in float32 without dropout: with the trainer,
+and with a reference in PyTorch, which is Hugging Face's ALBERT with LAMB and
+AdamW from the papers (`tests/helpers/pytorch_training.py`). Both begin with the
+same weights and read the same batches. A third training corrects the bias of
+the moments, as PyTorch's own AdamW does, to show how much such a difference
+matters. Prints a Markdown table, and draws the losses and their relative
+differences. Takes about ten minutes on two cores.
 """
 
 import dataclasses
@@ -40,9 +40,12 @@ GOAL = 1e-3
 OURS, THEIRS, OTHER = "#8ac4ea", "#0b3c5d", "#d95f02"
 STYLE: dict[Any, Any] = {
     "font.size": 8,
-    "font.sans-serif": ["DejaVu Sans", "Helvetica"],  # named in every text
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "same_training",  # the same file again
+    "font.sans-serif": [
+        "DejaVu Sans",
+        "Helvetica",
+    ],  # written into every text element
+    "svg.fonttype": "none",  # text, not outlines
+    "svg.hashsalt": "same_training",  # reproducible ids
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
@@ -50,31 +53,36 @@ STYLE: dict[Any, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig(settings.Config):
-    """What is trained on what."""
+    """Model, data and length of the training."""
 
     albert_config_file: str = setting(
-        "configs/models/albert_demo.json", "The architecture."
+        "configs/models/albert_demo.json", "Architecture, a JSON file."
     )
     input_file: tuple[str, ...] = setting(
-        ("build/demo/records/train/*.tfrecord",), "Training records."
+        ("build/demo/records/train/*.tfrecord",),
+        "Training records, comma-separated files or globs.",
     )
-    max_seq_length: int = setting(128, "Of the records.", at_least=1)
-    max_predictions_per_seq: int = setting(20, "Of the records.", at_least=1)
-    global_batch_size: int = setting(8, "Examples in a step.", at_least=1)
-    num_train_steps: int = setting(200, "Steps.", at_least=20)
+    max_seq_length: int = setting(
+        128, "Tokens of an example, as in the records.", at_least=1
+    )
+    max_predictions_per_seq: int = setting(
+        20, "Masked tokens of an example, as in the records.", at_least=1
+    )
+    global_batch_size: int = setting(8, "Examples per step.", at_least=1)
+    num_train_steps: int = setting(200, "Training steps.", at_least=20)
     output_file: str = setting(
-        "albert_tf/same_training.svg", "The picture, SVG."
+        "albert_tf/same_training.svg", "SVG file to write."
     )
 
 
 class Comparison(NamedTuple):
-    """What came of a training here, in PyTorch, and otherwise in PyTorch.
+    """Results of the trainer, and of PyTorch with and without bias correction.
 
     Attributes:
-        ours, theirs: Losses by step, as `LOSSES`, `(steps, 2)`.
-        same: Differences of these, relative, `(steps, 2)`.
-        apart: Those between PyTorch with bias correction and without.
-        same_weights, apart_weights: Differences of the weights at the end,
+        ours, theirs: `LOSSES` by step, `(steps, 2)`.
+        same: Relative differences between trainer and PyTorch, `(steps, 2)`.
+        apart: Those between PyTorch with and without bias correction.
+        same_weights, apart_weights: Differences of the final weights,
             relative to their change.
     """
 
@@ -87,8 +95,8 @@ class Comparison(NamedTuple):
 
 
 def main(config: BenchmarkConfig) -> None:
-    """Trains thrice by each optimizer, draws and prints what came of it."""
-    # Only now, after --help.
+    """Trains three times with each optimizer, draws and prints the results."""
+    # Imported here so that --help answers at once.
     training = importlib.import_module("tests.helpers.paired_training")
 
     compared = {}
@@ -145,7 +153,7 @@ def _print_table(compared: Mapping[str, Comparison]) -> None:
             "differences: masked-LM",
             "sentence-order",
             "weights",
-            "by bias correction: losses",
+            "with bias correction: losses",
             "weights",
         ]
     ]
@@ -171,7 +179,7 @@ def _print_table(compared: Mapping[str, Comparison]) -> None:
 
 
 def _draw(compared: Mapping[str, Comparison]) -> bytes:
-    """Losses above, their relative differences below; a column each."""
+    """Losses above, relative differences below; a column per optimizer."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 6.4), layout="constrained")
         rows = figure.subplots(3, len(compared), sharex=True, sharey="row")
@@ -193,7 +201,7 @@ def _draw(compared: Mapping[str, Comparison]) -> bytes:
         file = io.BytesIO()
         nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator"))
         figure.savefig(file, format="svg", metadata=nothing)
-    # Of curves, a tenth of a point is as fine as one sees.
+    # A tenth of a point is finer than the eye sees in a curve.
     return re.sub(
         rb' d="[^"]*"',
         lambda path: re.sub(
@@ -211,7 +219,7 @@ def _draw_losses(axes: Axes, ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def _draw_differences(axes: Axes, comparison: Comparison) -> None:
-    # What is equal to the last bit has no logarithm.
+    # A difference of 0 has no logarithm.
     smallest = np.finfo(np.float32).eps / 4
     for values, color, label in (
         (comparison.same, THEIRS, "albert_tf and PyTorch"),

@@ -1,4 +1,4 @@
-"""Our variables as the state of Hugging Face's `AlbertForPreTraining`."""
+"""Converts variables to the state of Hugging Face's `AlbertForPreTraining`."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from albert_tf.interop.weight_names import list_weights
 
 
 def num_huggingface_groups(config: ModelConfig) -> int:
-    """Their groups: they cannot share one sublayer alone, so copies do it."""
+    """Groups in Hugging Face, which cannot share only one kind of sublayer."""
     if config.parameter_sharing == "all":
         return config.num_hidden_groups
     return config.num_hidden_layers
@@ -17,7 +17,7 @@ def num_huggingface_groups(config: ModelConfig) -> int:
 def to_huggingface(
     config: ModelConfig, weights: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Their state dictionary, from ours by variable path."""
+    """The state dictionary of transformers, from arrays by variable path."""
     grouped = ModelWeights(config, "sop", weights).regrouped()
     state = {
         weight.hugging_face: grouped.values[weight.path].T
@@ -27,12 +27,12 @@ def to_huggingface(
     }
     projection = "albert.encoder.embedding_hidden_mapping_in"
     if config.embedding_size == config.hidden_size:
-        # They always project, we only where the widths differ.
+        # transformers always projects; albert_tf only if the widths differ.
         state[f"{projection}.weight"] = np.eye(
             config.hidden_size, dtype=np.float32
         )
         state[f"{projection}.bias"] = np.zeros(config.hidden_size, np.float32)
-    # Tied, but listed.
+    # Tied weights are listed under both names.
     state["predictions.decoder.weight"] = state[
         "albert.embeddings.word_embeddings.weight"
     ]

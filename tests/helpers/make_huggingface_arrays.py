@@ -1,9 +1,9 @@
-"""Makes tests/testdata/huggingface_*.npz: what Hugging Face's ALBERT answers.
+"""Writes outputs of Hugging Face's ALBERT to tests/testdata/huggingface_*.npz.
 
-Needs the `interop` extra. Run it where a variable is renamed or a case is
-added, and note the versions that it prints in tests/testdata/README.md:
+Needs the `interop` extra. Run it after a variable is renamed or a case is
+added, and note the printed versions in tests/testdata/README.md:
 
-    python tests/helpers/make_huggingface_arrays.py
+    python -m tests.helpers.make_huggingface_arrays
 """
 
 import json
@@ -62,11 +62,11 @@ STORED = ("shared", "groups", "unfactorized_unshared")
 def random_weights(
     variables: dict[str, tuple[int, ...]], seed: int
 ) -> dict[str, np.ndarray]:
-    """Weights large enough that every part of the model shows.
+    """Weights so large that every layer affects the outputs.
 
     Args:
         variables: Shapes by path.
-        seed: Of the numbers.
+        seed: Seed of the random numbers.
     """
     rng = np.random.default_rng(seed)
     weights = {}
@@ -81,17 +81,17 @@ def random_weights(
 
 
 def random_batch(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
-    """Four examples of up to 13 pieces, two of them padded, and one full."""
+    """Four examples of up to 13 tokens, two of them padded."""
     rng = np.random.default_rng(seed)
     lengths = np.array([13, 5, 13, 9])[:, np.newaxis]
-    places = np.arange(13)[np.newaxis]
-    mask = (places < lengths).astype(int)
+    positions = np.arange(13)[np.newaxis]
+    mask = (positions < lengths).astype(int)
     masked = np.array([[1, 4, 7], [2, 3, 0], [5, 11, 12], [8, 0, 0]])
     weights = np.array([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]])
     return {
         "input_ids": rng.integers(5, config.vocab_size, mask.shape) * mask,
         "input_mask": mask,
-        "segment_ids": (places >= lengths // 2) * mask,
+        "segment_ids": (positions >= lengths // 2) * mask,
         "masked_lm_positions": masked,
         "masked_lm_ids": rng.integers(5, config.vocab_size, masked.shape)
         * weights,
@@ -105,7 +105,7 @@ def run_huggingface(
     weights: dict[str, np.ndarray],
     batch: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Their outputs and losses under our names."""
+    """Outputs and losses of transformers, by albert_tf's names."""
     import torch
     import transformers
 
@@ -126,7 +126,7 @@ def run_huggingface(
             intermediate_size=config.intermediate_size,
             max_position_embeddings=config.max_position_embeddings,
             type_vocab_size=config.type_vocab_size,
-            # Their "gelu" is by the error function, ours by tanh.
+            # transformers' "gelu" is exact, ours is the tanh approximation.
             hidden_act={"gelu": "gelu_new"}.get(
                 config.hidden_act, config.hidden_act
             ),
@@ -134,8 +134,8 @@ def run_huggingface(
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             classifier_dropout_prob=0.0,
-            # By the formulas: fused kernels give one process in some other
-            # answers than the rest, by more than rounding.
+            # Not the fused kernels: in some processes, their outputs differ
+            # by more than rounding errors.
             attn_implementation="eager",
         )
     ).eval()
@@ -177,7 +177,7 @@ def run_huggingface(
 
 
 def build_model(config: ModelConfig) -> AlbertPretrainer:
-    """A model in float32, its variables made."""
+    """A float32 model whose variables exist."""
     model = AlbertPretrainer(config)
     model.build()
     return model

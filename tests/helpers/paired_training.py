@@ -1,4 +1,4 @@
-"""The same training twice: by the trainer, and by `pytorch_training`."""
+"""Trains twice with the same settings: the trainer, and `pytorch_training`."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,10 +8,8 @@ import tensorflow as tf
 
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import PretrainingConfig
-from albert_tf.input import (
-    record_sets as training_records,
-)
 from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.record_sets import find_training_data
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
     StepSettings,
@@ -25,10 +23,10 @@ LOSSES = ("masked_lm_loss", "sentence_order_loss")
 
 
 class Training(NamedTuple):
-    """What came of a training.
+    """The result of a training.
 
     Attributes:
-        losses: Of the batch of each step, as `LOSSES`, `(steps, 2)`.
+        losses: `LOSSES` of the batch of each step, `(steps, 2)`.
         initial, trained: Weights by path.
     """
 
@@ -38,7 +36,7 @@ class Training(NamedTuple):
 
 
 def train(config: PretrainingConfig) -> Training:
-    """All steps of a run, by the trainer, without dropout."""
+    """Trains all steps of a run with the trainer, without dropout."""
     strategy = make_strategy(config.distribution)
     with strategy.scope():
         state = make_state(config)
@@ -48,11 +46,11 @@ def train(config: PretrainingConfig) -> Training:
     batches = iter(
         strategy.distribute_datasets_from_function(_make_dataset(config))
     )
-    nothing = {name: tf.constant(0.0) for name in figure_names(config)}
+    zeros = {name: tf.constant(0.0) for name in figure_names(config)}
     settings = StepSettings(DropoutRates(0.0, 0.0))
     losses = []
     for _ in range(config.training.num_train_steps):
-        steps = train_steps(batches, nothing, tf.constant(1), settings)
+        steps = train_steps(batches, zeros, tf.constant(1), settings)
         losses.append([float(steps.totals[name]) for name in LOSSES])
     trained = {v.path: v.value.numpy() for v in variables}
     return Training(np.array(losses), initial, trained)
@@ -63,12 +61,12 @@ def train_in_pytorch(
     initial: Mapping[str, np.ndarray],
     **departures: Any,
 ) -> Training:
-    """The same from given weights on, on the same batches, by PyTorch.
+    """Trains with PyTorch on the same batches, from given weights.
 
     Args:
-        config: Of which model, records, optimizer and its rates are taken.
+        config: The run; its model, records and optimizer settings are used.
         initial: Weights by path.
-        departures: Fields of `pytorch_training.Recipe`.
+        departures: Fields of `pytorch_training.Recipe` to change.
     """
     recipe = {
         "optimizer": config.optimizer.optimizer,
@@ -87,12 +85,12 @@ def train_in_pytorch(
 
 
 def loss_differences(one: Training, other: Training) -> np.ndarray:
-    """Of the losses of each step, `(steps, 2)`, relative to `other`'s."""
+    """Relative differences of the losses, `(steps, 2)`."""
     return np.abs(one.losses - other.losses) / np.abs(other.losses)
 
 
 def weight_difference(one: Training, other: Training) -> float:
-    """Norm of the difference of all weights, relative to their change."""
+    """Norm of the difference of all weights over the norm of their change."""
 
     def distance(
         these: Mapping[str, np.ndarray], those: Mapping[str, np.ndarray]
@@ -107,5 +105,5 @@ def weight_difference(one: Training, other: Training) -> float:
 
 
 def _make_dataset(config: PretrainingConfig) -> Any:
-    data = training_records.find_training_data(config)
+    data = find_training_data(config)
     return BatchStream(data, config.data, config.training.seed).open(0)

@@ -1,16 +1,16 @@
-"""ALBERT's pretraining in PyTorch, written out from its sources.
+"""ALBERT's pretraining in PyTorch, a reference for the trainer.
 
-What the trainer is held against. The model and its loss are Hugging Face's;
-clipping, schedule, LAMB and AdamW are tensor operations here, from the papers
-and from google-research/albert. Nothing of the trainer's own is used but the
-table of names, to set out from the same weights.
+Model and loss are Hugging Face's. Clipping, schedule, LAMB and AdamW follow the
+papers and google-research/albert, as tensor operations. The table of weight
+names is all that is shared with the trainer: it lets both begin with the same
+weights.
 
 Reference:
     LAMB: [You et al., 2020](https://arxiv.org/abs/1904.00962), Algorithm 2.
     AdamW: [Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101),
-    Algorithm 2. What google-research/albert makes of both: no bias correction,
-    nothing but the gradient's step for LayerNorm and biases, a linear decay
-    that counts from step 0.
+    Algorithm 2. google-research/albert changes both: it does not correct the
+    bias of the moments, neither decays nor adapts LayerNorm and biases, and
+    decays the learning rate linearly from step 0.
 """
 
 import dataclasses
@@ -29,25 +29,24 @@ Values = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How weights are updated.
+    """Settings of the optimizer and its schedule.
 
-    The defaults are what google-research/albert does. Below them stands what
-    implementations in PyTorch often do, by which a run comes out otherwise.
+    The defaults are those of google-research/albert. The other settings turn
+    on what implementations in PyTorch often do, which changes a run.
 
     Attributes:
         optimizer: "lamb" or "adamw".
         learning_rate: The peak.
-        num_warmup_steps, num_train_steps: Of the schedule.
-        clip_norm: Largest norm of all gradients together.
-        bias_correction: Of the moments.
+        clip_norm: Maximum global norm of the gradients.
+        bias_correction: Whether the moments' bias is corrected.
         excludes: Whether LayerNorm and biases are neither decayed nor
             adapted.
-        decay_outside: Whether weights decay beside LAMB's trust ratio.
-        decays_from_warmup: Whether the rate falls from the peak on where the
-            warm-up ends.
-        hidden_act: Of the model; PyTorch's "gelu" is not by tanh.
-        num_parts: Parts of the batch whose mean losses are averaged, whatever
-            they weigh, as by `DistributedDataParallel`.
+        decay_outside: Whether weight decay is added after LAMB's trust ratio.
+        decays_from_warmup: Whether the rate decays from its peak at the end of
+            the warm-up, rather than from step 0.
+        hidden_act: The activation, by transformers' name; "gelu" is exact.
+        num_micro_batches: Micro-batches whose mean losses are averaged without
+            weights, as by `DistributedDataParallel`.
     """
 
     optimizer: str
@@ -64,10 +63,10 @@ class Recipe:
     decay_outside: bool = False
     decays_from_warmup: bool = False
     hidden_act: str = "gelu_new"
-    num_parts: int = 1
+    num_micro_batches: int = 1
 
     def learning_rate_at(self, step: int) -> float:
-        """The rate of the update that is made after `step` others."""
+        """The learning rate at a step, counted from 0."""
         warmup, end = self.num_warmup_steps, self.num_train_steps
         if step < warmup:
             return self.learning_rate * step / warmup
@@ -85,14 +84,13 @@ def train(
     """Trains on each batch once, in float32, without dropout.
 
     Args:
-        config: The architecture; groups of layers alone are shared.
-        values: Weights to begin with, by path.
-        batches: Whole batches, as the input pipeline gives them.
-        recipe: The update.
+        config: The architecture, with `parameter_sharing="all"`.
+        values: Initial weights by path.
+        batches: Global batches from the input pipeline.
 
     Returns:
-        Masked-LM and sentence-order loss of each step, before its update,
-        `(steps, 2)`, and the weights at the end, by path.
+        The masked-LM and sentence-order loss of each step, before its update,
+        `(steps, 2)`; and the final weights by path.
     """
     model = _build_model(config, values, recipe)
     parameters = dict(model.named_parameters())
@@ -104,9 +102,9 @@ def train(
     for step, batch in enumerate(batches):
         model.zero_grad()
         means = []
-        for part in _split(batch, recipe.num_parts):
-            loss, sentence = _loss(model, part)
-            (loss / recipe.num_parts).backward()
+        for micro_batch in _split(batch, recipe.num_micro_batches):
+            loss, sentence = _loss(model, micro_batch)
+            (loss / recipe.num_micro_batches).backward()
             means.append([(loss - sentence).item(), sentence.item()])
         losses.append(np.mean(means, axis=0))
         with torch.no_grad():
@@ -139,8 +137,8 @@ def _build_model(
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             classifier_dropout_prob=0.0,
-            # By the formulas: fused kernels give one process in some other
-            # answers than the rest, by more than rounding.
+            # Not the fused kernels: in some processes, their outputs differ
+            # by more than rounding errors.
             attn_implementation="eager",
         )
     )
@@ -156,15 +154,15 @@ def _build_model(
 
 
 def _split(
-    batch: Mapping[str, np.ndarray], num_parts: int
+    batch: Mapping[str, np.ndarray], num_micro_batches: int
 ) -> list[dict[str, np.ndarray]]:
-    size = len(batch["input_ids"]) // num_parts
+    size = len(batch["input_ids"]) // num_micro_batches
     return [
         {
             name: value[i * size : (i + 1) * size]
             for name, value in batch.items()
         }
-        for i in range(num_parts)
+        for i in range(num_micro_batches)
     ]
 
 
@@ -172,7 +170,7 @@ def _loss(
     model: transformers.AlbertForPreTraining,
     batch: Mapping[str, np.ndarray],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's own loss, and that of the sentence order in it."""
+    """The model's total loss, and the sentence-order loss in it."""
     example, slot = np.nonzero(batch["masked_lm_weights"])
     labels = torch.full(batch["input_ids"].shape, -100)
     labels[example, batch["masked_lm_positions"][example, slot]] = torch.tensor(
@@ -196,7 +194,7 @@ def _update(
     recipe: Recipe,
     step: int,
 ) -> None:
-    """Changes parameters and moments by the gradients that they hold."""
+    """Updates parameters and moments in place."""
     squares = [p.grad.square().sum() for p in parameters.values()]
     norm = torch.stack(squares).sum().sqrt()
     scale = min(1.0, recipe.clip_norm / norm.item())
@@ -211,7 +209,7 @@ def _update(
             m_scale = 1 / (1 - recipe.beta_1 ** (step + 1))
             v_scale = 1 / (1 - recipe.beta_2 ** (step + 1))
         update = m * m_scale / ((v * v_scale).sqrt() + recipe.epsilon)
-        # All that has one dimension is a bias or LayerNorm's.
+        # Biases and LayerNorm's weights have one dimension.
         if parameter.ndim > 1 or not recipe.excludes:
             decay = recipe.weight_decay_rate * parameter
             if not recipe.decay_outside:

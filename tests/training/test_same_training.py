@@ -1,10 +1,10 @@
-"""Training is that of PyTorch: Hugging Face's model, updated as published.
+"""The trainer gives the losses and weights of a reference in PyTorch.
 
-50 steps of the trainer from the same weights on the same records, with warm-up,
-decay, clipping, weight decay and its exclusions. The masked-LM loss falls from
-6.0 to 5.0 nats meanwhile. Losses agree to 6e-7 of themselves, weights to 4e-6
-of their change; what departs from the published update in the least of its
-parts shows fifty times as much.
+Both train 50 steps from the same weights on the same records, with warm-up,
+decay, clipping, weight decay and its exclusions; the masked-LM loss falls from
+6.0 to 5.0 nats. Losses agree to 6e-7 (relative), weights to 4e-6 of their
+change. The smallest departure from the published update makes a difference
+fifty times as large.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.interop
 
 TOLERANCE = 3e-5
 
-# Weights so large that attention is uneven and GELU far from linear, which
-# those of a real model become. At 0.02 faults there would not show.
+# Weights so large that attention is uneven and GELU is far from linear, as in a
+# trained model. With 0.02, errors in them would not show.
 MODEL = dataclasses.replace(tiny_run.MODEL, initializer_range=0.2)
 GROUPS = dataclasses.replace(
     MODEL, num_hidden_layers=4, num_hidden_groups=2, inner_group_num=2
@@ -34,25 +34,27 @@ LAMB = {"optimizer": "lamb", "learning_rate": 0.03}
 ADAMW = {"optimizer": "adamw", "learning_rate": 0.01}
 OPTIMIZERS = {"lamb": LAMB, "adamw": ADAMW}
 TWO_REPLICAS = {"strategy": "mirrored", "num_logical_cpus": 2}
-TWO_PARTS = {"gradient_accumulation_steps": 2}
+TWO_MICRO_BATCHES = {"gradient_accumulation_steps": 2}
 
-# What PyTorch's optimizers, schedules and trainers do by default.
+# Defaults of PyTorch's optimizers, schedules and trainers.
 DEPARTURES = {
-    "moments corrected for bias": {"bias_correction": True},
-    "LayerNorm and biases decayed, and adapted": {"excludes": False},
-    "weights decayed beside the trust ratio": {"decay_outside": True},
+    "moments with bias correction": {"bias_correction": True},
+    "LayerNorm and biases decayed and adapted": {"excludes": False},
+    "weight decay outside the trust ratio": {"decay_outside": True},
     "weights not decayed": {"weight_decay_rate": 0.0},
     "epsilon of Adam": {"epsilon": 1e-8},
     "gradients not clipped": {"clip_norm": float("inf")},
-    "decay counted from the warm-up's end": {"decays_from_warmup": True},
-    "mean over replicas of their mean losses": {"num_parts": 2},
-    "GELU by the error function": {"hidden_act": "gelu"},
+    "decay from the end of the warm-up": {"decays_from_warmup": True},
+    "unweighted mean of the micro-batches' mean losses": {
+        "num_micro_batches": 2
+    },
+    "exact GELU": {"hidden_act": "gelu"},
 }
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Operations are so small here that a second one only costs."""
+    """The operations are too small for a second thread to help."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -68,7 +70,7 @@ def make_config(records, run_dir, **settings):
 
 @pytest.fixture(scope="module")
 def trained(tiny_records, tmp_path_factory):
-    """Settings and training by the name of an optimizer; each made once."""
+    """Settings and training by the name of an optimizer; each trains once."""
 
     @functools.cache
     def train(optimizer):
@@ -95,7 +97,7 @@ def test_fifty_steps_are_those_of_pytorch(trained, optimizer):
     theirs = paired_training.train_in_pytorch(config, ours.initial)
 
     assert_same(ours, theirs)
-    # The case that must change: what the losses are compared at.
+    # The losses must change, or their agreement would prove little.
     masked_lm, sentence_order = theirs.losses.T
     assert masked_lm[-5:].mean() < 0.9 * masked_lm[:5].mean()
     assert np.ptp(sentence_order) > 0.1
@@ -104,13 +106,13 @@ def test_fifty_steps_are_those_of_pytorch(trained, optimizer):
 @pytest.mark.parametrize(
     "changes",
     [
-        {**LAMB, **TWO_PARTS},
+        {**LAMB, **TWO_MICRO_BATCHES},
         {**LAMB, **TWO_REPLICAS},
-        {**ADAMW, **TWO_REPLICAS, **TWO_PARTS},
+        {**ADAMW, **TWO_REPLICAS, **TWO_MICRO_BATCHES},
     ],
-    ids=["parts", "replicas", "replicas_and_parts"],
+    ids=["micro_batches", "replicas", "replicas_and_micro_batches"],
 )
-def test_however_a_batch_is_divided_it_is_one_of_pytorch(
+def test_replicas_and_micro_batches_train_as_one_batch_of_pytorch(
     tiny_records, tmp_path, changes
 ):
     config = make_config(tiny_records, tmp_path, **changes)
@@ -142,8 +144,8 @@ def test_groups_of_layers_train_as_in_pytorch(tiny_records, tmp_path):
         if (optimizer, *DEPARTURES[departure]) != ("adamw", "decay_outside")
     ],
 )
-def test_another_update_would_show(trained, optimizer, departure):
-    """Else the agreement above would prove little."""
+def test_a_different_update_would_show(trained, optimizer, departure):
+    """Otherwise the agreement above would prove little."""
     config, ours = trained(optimizer)
 
     other = paired_training.train_in_pytorch(
