@@ -116,13 +116,13 @@ def _run_ours(
         variable.assign(weights.values[variable.path])
     positions = np.arange(batch["input_ids"].shape[1], dtype=np.int32)
     all_positions = np.broadcast_to(positions, batch["input_ids"].shape)
-    parts = []
+    batches = []
     for start in range(0, len(all_positions), _BATCH_SIZE):
         rows = slice(start, start + _BATCH_SIZE)
         inputs = {name: tf.constant(v[rows]) for name, v in batch.items()}
         hidden = model(inputs)
         inputs["masked_lm_positions"] = tf.constant(all_positions[rows])
-        parts.append(hidden | model(inputs))
+        batches.append(hidden | model(inputs))
     names = {
         "sequence_output": "hidden_states",
         "mlm_logits": "masked_lm_logits",
@@ -130,8 +130,10 @@ def _run_ours(
         "sentence_logits": "sentence_logits",
     }
     return {
-        names[name]: np.concatenate([part[name].numpy() for part in parts])
-        for name in parts[0]
+        names[name]: np.concatenate(
+            [outputs[name].numpy() for outputs in batches]
+        )
+        for name in batches[0]
     }
 
 
@@ -163,7 +165,7 @@ def _run_theirs(
                 received=f"{kind}: {names}",
             )
     model = model.eval().float()
-    parts = []
+    batches = []
     for start in range(0, len(batch["input_ids"]), _BATCH_SIZE):
         ids, mask, segments = (
             torch.tensor(batch[name][start : start + _BATCH_SIZE]).long()
@@ -175,18 +177,18 @@ def _run_theirs(
             "token_type_ids": segments,
         }
         with torch.no_grad():
-            encoded, outputs = model.albert(**inputs), model(**inputs)
-        part = {"hidden_states": encoded.last_hidden_state}
+            encoded, found = model.albert(**inputs), model(**inputs)
+        outputs = {"hidden_states": encoded.last_hidden_state}
         if has_head:
-            part["masked_lm_logits"] = outputs.prediction_logits
-            part["pooled_output"] = encoded.pooler_output
-            part["sentence_logits"] = outputs.sop_logits
+            outputs["masked_lm_logits"] = found.prediction_logits
+            outputs["pooled_output"] = encoded.pooler_output
+            outputs["sentence_logits"] = found.sop_logits
         else:
-            part["masked_lm_logits"] = outputs.logits
-        parts.append(part)
+            outputs["masked_lm_logits"] = found.logits
+        batches.append(outputs)
     return {
-        name: np.concatenate([part[name].numpy() for part in parts])
-        for name in parts[0]
+        name: np.concatenate([outputs[name].numpy() for outputs in batches])
+        for name in batches[0]
     }
 
 
