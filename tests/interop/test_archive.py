@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from albert_tf.interop import archive, formats, google_albert
-from albert_tf.runs import directory as run_directory
+from albert_tf.runs.directory import load_config
 from tests.helpers.conversion import (
     assert_same,
     converted,
@@ -33,7 +33,7 @@ def test_an_archive_is_converted_to_a_run_and_back(
     vocabulary = (tmp_path / "run" / "spiece.model").read_bytes()
     assert vocabulary == VOCABULARY.read_bytes()
     assert formats.find_format(str(tmp_path / "run")) == "run"
-    settings = run_directory.load_config(str(tmp_path / "run"))
+    settings = load_config(str(tmp_path / "run"))
     assert settings.training.output_dir == str(tmp_path / "run")
 
     back = converted(tmp_path / "run", tmp_path / "back", verify=True)

@@ -3,7 +3,7 @@
 import json
 
 from albert_tf.interop import hugging_face
-from albert_tf.runs import directory as run_directory
+from albert_tf.runs.directory import write_config
 from tests.helpers import tiny_run
 from tests.helpers.tiny_albert import random_weights
 
@@ -12,7 +12,7 @@ def test_the_card_lists_data_settings_and_metrics(tmp_path, tiny_records):
     """The metrics are of the last evaluation at or before the step."""
     config = tiny_run.make_config(tiny_records, tmp_path / "run")
     run_dir = config.training.output_dir
-    run_directory.write_config(run_dir, config)
+    write_config(run_dir, config)
     metadata = (tiny_records / "train" / "metadata.json").read_text()
     (tmp_path / "run" / "records_metadata.json").write_text(metadata)
     lines = [
