@@ -10,23 +10,15 @@ import os
 import pathlib
 
 from albert_tf.cluster import versions
+from albert_tf.cluster.devices import tpu_by_pci_id
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 
 PCI_DEVICES = pathlib.Path("/sys/bus/pci/devices")
 DEVICES = pathlib.Path("/dev")
 
-# What a chip is called on the PCI bus; facts of jax/_src/hardware_utils.py.
+# Vendor id on the PCI bus, from jax/_src/hardware_utils.py.
 GOOGLE = "0x1ae0"
-CHIPS = {
-    "0x0027": "v2 or v3",
-    "0x0056": "of no public name",
-    "0x005e": "v4",
-    "0x0062": "v5p",
-    "0x0063": "v5e",
-    "0x006f": "v6e",
-    "0x0076": "TPU7x",
-}
 
 
 def find_chips() -> list[str]:
@@ -40,8 +32,9 @@ def find_chips() -> list[str]:
         vendor, device = (
             _read(directory / name) for name in ("vendor", "device")
         )
-        if vendor == GOOGLE and device in CHIPS:
-            chips.append(CHIPS[device])
+        chip = tpu_by_pci_id(device) if vendor == GOOGLE else None
+        if chip:
+            chips.append(chip)
     return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
 
 

@@ -10,12 +10,13 @@ Reference:
 import contextlib
 import os
 import pathlib
-import re
 import resource
 import sys
 
 import tensorflow as tf
 
+from albert_tf.cluster import devices
+from albert_tf.cluster.strategy import device_type
 from albert_tf.config import (
     DataConfig,
     DistributionConfig,
@@ -23,35 +24,6 @@ from albert_tf.config import (
     PretrainingConfig,
 )
 
-# Dense bfloat16 peak of one device of tf.distribute, in FLOP/s. TPUs by the
-# start of their accelerator type, from https://cloud.google.com/tpu/docs: of v2
-# and v3 a device is one of a chip's two cores. (Of v4 it was not established
-# whether TensorFlow takes chip or core for one.)
-TPU_PEAKS = {
-    "v2": 22.5e12,
-    "v3": 61.5e12,
-    "v5litepod": 197e12,
-    "v5p": 459e12,
-    "v6e": 918e12,
-}
-# Of such a device, in bytes, as the compiler lets programs use it.
-TPU_MEMORY = {
-    "v2": int(7.48 * 2**30),
-    "v3": int(15.48 * 2**30),
-    "v5litepod": int(15.75 * 2**30),
-    "v5p": int(95.74 * 2**30),
-    "v6e": int(31.25 * 2**30),
-}
-# NVIDIA's GPUs by a word of their names, from the data sheets of the fastest
-# of that name; V100 and T4 have tensor cores for float16 alone.
-GPU_PEAKS = {
-    "V100": 125e12,
-    "T4": 65e12,
-    "A100": 312e12,
-    "L4": 121e12,
-    "H100": 989e12,
-    "H200": 989e12,
-}
 PROCESS_STATUS = pathlib.Path("/proc/self/status")
 TPU_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"  # set on TPU VMs
 
@@ -105,29 +77,21 @@ def peak_flops(
     replicas = strategy.num_replicas_in_sync
     if config.peak_tflops:
         return config.peak_tflops * 1e12 * replicas
-    kind = _device_kind(strategy)
+    kind, peak = device_type(strategy), None
     if kind == "TPU":
-        tpu = os.environ.get(TPU_TYPE_VARIABLE, "").split("-")[0]
-        peak = TPU_PEAKS.get(tpu)
+        chip = _tpu_of_this_machine()
+        peak = chip.peak_flops if chip else None
     elif kind == "GPU":
         gpu = tf.config.list_physical_devices("GPU")[0]
         details = tf.config.experimental.get_device_details(gpu)
-        peak = gpu_peak(details.get("device_name", ""))
-    else:
-        peak = None
+        peak = devices.gpu_peak_flops(details.get("device_name", ""))
     return peak * replicas if peak else None
 
 
-def gpu_peak(name: str) -> float | None:
-    """Peak of a GPU by its name, e.g. "NVIDIA H100 80GB HBM3"."""
-    words = re.split(r"[^A-Z0-9]+", name.upper())
-    return next((p for word, p in GPU_PEAKS.items() if word in words), None)
-
-
-def _device_kind(strategy: tf.distribute.Strategy) -> str:
-    """The kind of the devices that replicas are on: CPU, GPU or TPU."""
-    device = strategy.extended.worker_devices[0]
-    return tf.DeviceSpec.from_string(device).device_type
+def _tpu_of_this_machine() -> devices.TPUChip | None:
+    return devices.tpu_by_accelerator_type(
+        os.environ.get(TPU_TYPE_VARIABLE, "")
+    )
 
 
 def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
@@ -199,10 +163,10 @@ def estimate_memory(
 
 def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
     """Memory of one replica's device; None if it is not known."""
-    kind = _device_kind(strategy)
+    kind = device_type(strategy)
     if kind == "TPU":
-        tpu = os.environ.get(TPU_TYPE_VARIABLE, "").split("-")[0]
-        return TPU_MEMORY.get(tpu)
+        chip = _tpu_of_this_machine()
+        return chip.memory_bytes if chip else None
     if kind == "GPU":
         return None  # TensorFlow does not tell
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")

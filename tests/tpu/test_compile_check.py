@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.errors import UserError
 from albert_tf.records.features import FEATURES
 from albert_tf.training import step_cost, train_step
@@ -426,7 +427,7 @@ def test_a_large_product_runs_at_the_peak():
         stage="hlo_serialized", platform_name="CPU"
     )
     shares = {}
-    for version, chip in topologies.CHIPS.items():
+    for version, chip in TPU_CHIPS.items():
         shape = (2, 2, 1)[: chip.dimensions]
         where = topologies.Slice(version, shape)
         devices = tpu_compiler.slice_devices(

@@ -19,6 +19,7 @@ import time
 import pytest
 from absl import flags as absl_flags
 
+from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.training import step_cost
 from tests.helpers.run_processes import free_ports
@@ -520,4 +521,4 @@ def test_the_command_of_the_readme_is_valid(cloud, monkeypatch):
     # The run fits the slice, by the check of the trainer.
     assert "--accelerator_type=v5litepod-8" in block
     needed = sum(step_cost.estimate_memory(config, 8).values())
-    assert 1.5 * needed < step_cost.TPU_MEMORY["v5litepod"]
+    assert 1.5 * needed < TPU_CHIPS["v5e"].memory_bytes

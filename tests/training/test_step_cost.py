@@ -132,29 +132,6 @@ def test_parameters_are_those_of_a_real_model(changes, objective):
     assert step_cost.num_parameters(config, objective) == numbers
 
 
-@pytest.mark.parametrize(
-    ("name", "teraflops"),
-    [
-        ("Tesla V100-SXM2-16GB", 125),
-        ("Tesla T4", 65),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA L4", 121),
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H200", 989),
-    ],
-)
-def test_a_gpu_has_the_peak_of_its_data_sheet(name, teraflops):
-    assert step_cost.gpu_peak(name) == teraflops * 1e12
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NVIDIA L40S", "NVIDIA L40", "NVIDIA T400 4GB", "NVIDIA A10", "AMD", ""],
-)
-def test_a_gpu_that_is_not_known_has_no_peak(name):
-    assert step_cost.gpu_peak(name) is None
-
-
 def test_the_peak_is_that_of_all_replicas(mirrored_two):
     given = DistributionConfig(peak_tflops=3)
     assert step_cost.peak_flops(mirrored_two, given) == 6e12
