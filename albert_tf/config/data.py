@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from albert_tf.config.settings import Config, setting
+from albert_tf.config.settings import Config, parse_phases, setting
 from albert_tf.errors import UserError
 
 SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
@@ -184,25 +184,25 @@ class DataConfig(MaskingConfig):
                     remedy="Example: --data_schedule=0:wiki",
                 )
             return ()
-        form = UserError(
-            "data_schedule must be STEP:NAME[+NAME...],... with rising steps "
-            "from 0 and names of --dataset",
-            received=f"{self.data_schedule!r}, with "
-            f"{', '.join(datasets) or 'no dataset'}",
-            remedy="Example: 0:wiki,125000:wiki+books",
-        )
         if self.input_file:
             raise UserError(
                 "data_schedule replaces input_file: only one may be given",
                 received=f"{self.data_schedule!r} and {self.input_file!r}",
             )
-        phases: list[tuple[int, tuple[str, ...]]] = []
-        for part in self.data_schedule.split(","):
-            step, _, joined = part.partition(":")
-            names = tuple(joined.split("+"))
-            if not step.isdecimal() or not set(names) <= set(datasets):
-                raise form
-            if int(step) <= phases[-1][0] if phases else int(step):
-                raise form
-            phases.append((int(step), names))
-        return tuple(phases)
+
+        def parse_names(text: str) -> tuple[str, ...]:
+            names = tuple(text.split("+"))
+            if not set(names) <= set(datasets):
+                raise ValueError(f"not names of --dataset: {text!r}")
+            return names
+
+        try:
+            return parse_phases(self.data_schedule, parse_names)
+        except ValueError:
+            raise UserError(
+                "data_schedule must be STEP:NAME[+NAME...],... with rising "
+                "steps from 0 and names of --dataset",
+                received=f"{self.data_schedule!r}, with "
+                f"{', '.join(datasets) or 'no dataset'}",
+                remedy="Example: 0:wiki,125000:wiki+books",
+            ) from None

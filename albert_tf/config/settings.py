@@ -20,10 +20,12 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
 
 from albert_tf.errors import UserError
+
+ValueT = TypeVar("ValueT")
 
 AFFECTS = ("model", "result", "nothing")
 
@@ -197,6 +199,36 @@ class Config:
             return cls(**made)
         except UserError as error:
             raise UserError(f"{where}{error}") from None
+
+
+def parse_phases(
+    text: str, parse_value: Callable[[str], ValueT]
+) -> tuple[tuple[int, ValueT], ...]:
+    """Parses a schedule `STEP:VALUE,...`, with rising steps from 0.
+
+    Args:
+        text: The schedule; "" has no phases.
+        parse_value: Converts the text of a value, or raises a ValueError.
+
+    Returns:
+        Pairs of first step and value.
+
+    Raises:
+        ValueError: If the schedule is not of its form.
+
+    Example:
+        >>> parse_phases("0:0.1,1000:0.0", float)
+        ((0, 0.1), (1000, 0.0))
+    """
+    phases: list[tuple[int, ValueT]] = []
+    for phase in text.split(",") if text else ():
+        step_text, separator, value = phase.partition(":")
+        step = int(step_text)
+        in_order = step > phases[-1][0] if phases else step == 0
+        if not (separator and in_order):
+            raise ValueError(f"not of the form STEP:VALUE,...: {text!r}")
+        phases.append((step, parse_value(value)))
+    return tuple(phases)
 
 
 def find_setting(config: Config, name: str) -> Any:

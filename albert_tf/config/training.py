@@ -5,7 +5,7 @@ import dataclasses
 from albert_tf.config.data import SENTENCE_OBJECTIVES, DataConfig
 from albert_tf.config.distribution import DistributionConfig
 from albert_tf.config.model import ModelConfig
-from albert_tf.config.settings import Config, setting
+from albert_tf.config.settings import Config, parse_phases, setting
 from albert_tf.errors import UserError
 
 
@@ -299,27 +299,22 @@ class TrainingConfig(Config):
         Raises:
             UserError: If the schedule is not of its form.
         """
-        form = UserError(
-            "dropout_schedule must be STEP:RATE,... with rising steps from 0 "
-            "and rates from 0 to below 1",
-            received=repr(self.dropout_schedule),
-            remedy="Example: 0:0.1,1000000:0.0",
-        )
-        phases: list[tuple[int, float]] = []
-        if not self.dropout_schedule:
-            return ()
-        for part in self.dropout_schedule.split(","):
-            step, separator, rate = part.partition(":")
-            try:
-                phase = (int(step), float(rate))
-            except ValueError:
-                raise form from None
-            if not separator or not 0 <= phase[1] < 1:
-                raise form
-            if phase[0] <= phases[-1][0] if phases else phase[0] != 0:
-                raise form
-            phases.append(phase)
-        return tuple(phases)
+        try:
+            return parse_phases(self.dropout_schedule, _parse_dropout_rate)
+        except ValueError:
+            raise UserError(
+                "dropout_schedule must be STEP:RATE,... with rising steps from "
+                "0 and rates from 0 to below 1",
+                received=repr(self.dropout_schedule),
+                remedy="Example: 0:0.1,1000000:0.0",
+            ) from None
+
+
+def _parse_dropout_rate(text: str) -> float:
+    rate = float(text)
+    if not 0 <= rate < 1:
+        raise ValueError(f"not from 0 to below 1: {rate}")
+    return rate
 
 
 @dataclasses.dataclass(frozen=True)
