@@ -1,12 +1,12 @@
-"""The one kind of error that its reader, not a developer, can mend."""
+"""UserError: an error that the user of a command can fix."""
 
 from collections.abc import Sequence
 
 _MAX_NAMED_FAULTS = 5
 
-# How lines begin that TensorFlow puts before what it says: where the program
-# that failed was made.
-_PLACES = (
+# Beginnings of the lines in which TensorFlow says where a failed program was
+# made; its message follows them.
+_LOCATION_LINES = (
     "Graph execution error:",
     "Detected at node",
     "File ",
@@ -16,20 +16,28 @@ _PLACES = (
 
 
 class UserError(ValueError):
-    """A setting, a file or a machine is not as it must be.
+    """A setting, a file or a machine does not meet a requirement.
 
-    Commands print its message alone, with no traceback, and exit with
-    status 1.
+    Commands print its message without a traceback and exit with status 1.
 
     Args:
-        wanted: What must hold, naming the setting or the file, e.g.
-            `"global_batch_size must be divisible by num_replicas"`.
-        received: What came instead, e.g. `"4100 and 32"`.
-        remedy: What to do, a sentence, e.g. `"Nearest: 4096, 4128."`.
+        wanted: The requirement, with the name of the setting or the file.
+        received: The value or state that violates it.
+        remedy: What to do, as a sentence.
 
     Attributes:
-        fault: The message but for the remedy.
-        remedy: What to do; "" if it is not told.
+        fault: The message without the remedy.
+        remedy: What to do; "" if none was given.
+
+    Example:
+        >>> raise UserError(
+        ...     "global_batch_size must be divisible by num_replicas",
+        ...     received="4100 and 32",
+        ...     remedy="Nearest: 4096, 4128.",
+        ... )
+        Traceback (most recent call last):
+        albert_tf.errors.UserError: global_batch_size must be divisible by
+        num_replicas. Received: 4100 and 32. Nearest: 4096, 4128.
     """
 
     def __init__(
@@ -43,17 +51,17 @@ class UserError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its kind if it says nothing."""
+    """The first line of an error's message, or its type without a message."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
-    if lines and lines[0] == _PLACES[0]:
+    if lines and lines[0] == _LOCATION_LINES[0]:
         nodes = [n for n, line in enumerate(lines) if line.startswith("[[{{")]
         lines = lines[: nodes[0]] if nodes else lines
-        places = [
+        locations = [
             number
             for number, line in enumerate(lines)
-            if not line or line.startswith(_PLACES)
+            if not line or line.startswith(_LOCATION_LINES)
         ]
-        lines = lines[places[-1] + 1 :]
+        lines = lines[locations[-1] + 1 :]
     return next(filter(None, lines), type(error).__name__)
 
 

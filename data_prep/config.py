@@ -9,10 +9,9 @@ from albert_tf.config.settings import inherited
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig(Config):
-    """What both commands of data preparation read.
+    """The text that train_tokenizer and build_tfrecords read.
 
-    The source of the text affects nothing: what counts is a digest of the
-    text.
+    The source of the text affects nothing: a digest of the text is compared.
     """
 
     input_file: tuple[str, ...] = setting(

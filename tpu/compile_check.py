@@ -189,7 +189,7 @@ def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
 def _check_writable(path: str) -> None:
     """Refuses a path that cannot be written, before an hour of compiling."""
     try:
-        with files.written_whole(path + ".try"):
+        with files.atomic_write(path + ".try"):
             pass
         files.remove(path + ".try")
     except (OSError, tf.errors.OpError) as error:

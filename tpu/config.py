@@ -56,7 +56,7 @@ class CompileCheckConfig(Config):
         """`sweep_batch_sizes` as numbers.
 
         Raises:
-            UserError: If one is none.
+            UserError: If one is not a number from 1 up.
         """
         if not self.sweep_batch_sizes or not all(
             text.isdecimal() and int(text) for text in self.sweep_batch_sizes

@@ -1,14 +1,14 @@
-"""When a run is to stop: signals, and what Google Cloud announces.
+"""Requests to stop a run: signals, and notices of Google Cloud.
 
-A run that is to stop saves a checkpoint at its next step, in all processes at
-the same one, and exits with `StopRequest.exit_status`, by which a scheduler
-knows to start it again:
+A run that is asked to stop saves a checkpoint at its next step, the same one in
+all processes, and exits with `StopRequest.exit_status`, so that a scheduler
+starts it again:
 
     130   Ctrl-C
     143   SIGTERM (Slurm, Kubernetes, a preempted machine), or a notice
 
-On Google Cloud the metadata server of the machine tells of preemption and of
-maintenance before it happens:
+On Google Cloud the metadata server of the machine announces preemption and
+maintenance:
 https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
 """
 
@@ -30,33 +30,34 @@ from absl import logging
 # There is no public name for a stream of remote operations.
 from tensorflow.python.eager import context, executor
 
-# Of a run that another worker, or a notice, has stopped.
+# Exit status of a run that another worker or a notice has stopped.
 PREEMPTED_STATUS = 128 + signal.SIGTERM
 
-# What the metadata server is asked for, and the answer that ends the run: a
-# machine that is migrated goes on.
+# Paths on the metadata server, and the value of each that stops the run. A
+# machine that is migrated keeps running.
 NOTICES = {
     "instance/preempted": "TRUE",
     "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
 }
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
 METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
-WAIT_S = 60  # for a change of an answer, by the server
-PAUSE_S = 2  # between questions, at least: a notice may come 30 s before
+WAIT_S = 60  # for which the server waits for a change before it answers
+PAUSE_S = 2  # between requests; a notice may come only 30 s before the end
 
-# A second signal so soon is the first one: `timeout` and `srun` send two.
+# Seconds within which a second signal counts as the first one: `timeout` and
+# `srun` send two.
 SAME_SIGNAL_S = 2
 
 
 @dataclasses.dataclass
 class StopRequest:
-    """Says whether a run is to stop; set by threads that listen.
+    """Whether a run should stop; set by listening threads.
 
     Attributes:
-        flag: float32 scalar on the host: 1 once it is, for the program that
-            the devices run.
-        reason: Why; "" if it is not.
-        exit_status: Of the process then.
+        flag: float32 scalar on the host: 1 if the run should stop. The program
+            on the devices reads it.
+        reason: Why the run should stop; "" if it should not.
+        exit_status: Exit status of the process if it should.
     """
 
     flag: tf.Variable
@@ -64,11 +65,11 @@ class StopRequest:
     exit_status: int = PREEMPTED_STATUS
 
     def set(self, reason: str, exit_status: int) -> None:
-        """Asks for it; the first reason counts."""
+        """Requests a stop; the first request counts."""
         if self.reason:
             return
         self.reason, self.exit_status = reason, exit_status
-        # Logged first: where a host is lost, the assignment blocks.
+        # Logged first: if a host is lost, the assignment blocks.
         logging.warning(
             "%s: stopping, with a checkpoint, at the next step", reason
         )
@@ -86,8 +87,8 @@ class StopRequest:
 def watch_for_stop() -> Iterator[StopRequest]:
     """Listens to signals and notices while the block runs.
 
-    A second signal ends the process at once. Outside the main thread, which
-    alone may handle signals, nothing is listened to.
+    A second signal ends the process at once. Only the main thread may handle
+    signals; in other threads this function listens to nothing.
     """
     with tf.device("CPU:0"):
         request = StopRequest(tf.Variable(0.0, trainable=False, name="stop"))
@@ -101,7 +102,7 @@ def watch_for_stop() -> Iterator[StopRequest]:
             threading.Thread(
                 target=_watch_metadata,
                 args=(host, path, news, request, ended),
-                daemon=True,  # it may be waiting for an answer
+                daemon=True,  # it may be waiting for a response
             ).start()
     try:
         with _watch_signals(request):
@@ -112,10 +113,10 @@ def watch_for_stop() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def _watch_signals(request: StopRequest) -> Iterator[None]:
-    """Turns SIGINT and SIGTERM into a request, and back at the end.
+    """Turns SIGINT and SIGTERM into a stop request while the block runs.
 
-    Python's own handlers wait until the loop on the device has ended, so a
-    thread listens, and answers at once.
+    Python's own handlers wait until the loop on the device has ended. A thread
+    that listens reacts at once.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     receiver, sender = socket.socketpair()
@@ -134,8 +135,8 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
             name = signal.Signals(number).name
             request.set(f"signal {number} ({name})", 128 + number)
 
-    # The handlers do nothing: that they are there makes Python write the
-    # number to the socket.
+    # The handlers do nothing, but Python writes the numbers of handled signals
+    # to the socket.
     previous = {n: signal.signal(n, lambda *_: None) for n in numbers}
     previous_descriptor = signal.set_wakeup_fd(sender.fileno())
     listener = threading.Thread(target=listen, daemon=True)
@@ -152,10 +153,10 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
 
 
 def metadata_host() -> str:
-    """Where the metadata server is; "" on machines that have none.
+    """Host name of the metadata server; "" on machines without one.
 
-    That which GCE_METADATA_HOST names, as for Google's own libraries, or the
-    usual one on a machine of Google Cloud.
+    GCE_METADATA_HOST, which Google's own libraries read, or the usual name on a
+    machine of Google Cloud.
     """
     if METADATA_HOST_VARIABLE in os.environ:
         return os.environ[METADATA_HOST_VARIABLE]
@@ -174,7 +175,7 @@ def _watch_metadata(
     request: StopRequest,
     ended: threading.Event,
 ) -> None:
-    etag = "0"  # of no answer: the first comes at once
+    etag = "0"  # matches no response, so that the first one comes at once
     failed = False
     # A proxy would not reach the server of this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -187,7 +188,7 @@ def _watch_metadata(
         try:
             with opener.open(asked, timeout=2 * WAIT_S) as answer:
                 if answer.headers.get("Metadata-Flavor") != "Google":
-                    raise OSError(f"{host} is no metadata server of Google")
+                    raise OSError(f"{host} is not a Google metadata server")
                 etag = answer.headers.get("ETag", "none")
                 value = answer.read().decode().strip()
         except (OSError, ValueError, http.client.HTTPException) as error:

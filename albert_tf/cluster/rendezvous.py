@@ -1,9 +1,9 @@
-"""Waits until all workers of a run are there, and names those that are not.
+"""Waits until all workers of a run have started, and names missing workers.
 
 TensorFlow's first worker waits for the others with Python's lock held, so
-that nothing could be said meanwhile. This waits before TensorFlow begins, at
-the same addresses: each process listens at its own, until it has reached all
-others.
+that the process cannot log meanwhile. This module waits before TensorFlow
+starts, at the same addresses: each process listens at its own address until
+it has reached all others.
 """
 
 import json
@@ -17,7 +17,7 @@ from absl import logging
 from albert_tf.errors import UserError
 
 _SECONDS_BETWEEN_TRIES = 0.5
-_SECONDS_BETWEEN_NEWS = 30.0
+_SECONDS_BETWEEN_LOG_LINES = 30.0
 
 
 def wait_for_workers(
@@ -26,29 +26,29 @@ def wait_for_workers(
     index: int,
     timeout_s: float,
 ) -> None:
-    """Returns when every process of the cluster was reached once.
+    """Returns when every other process of the cluster was reached once.
 
     Args:
-        cluster: Addresses, `host:port`, by job, as `TF_CONFIG` has them.
-        job: That of this process.
-        index: Its place there.
-        timeout_s: Seconds to wait at most.
+        cluster: Addresses, `host:port`, by job, as in `TF_CONFIG`.
+        job: The job of this process.
+        index: The index of this process in its job.
+        timeout_s: Longest time to wait, in seconds.
 
     Raises:
-        UserError: If this process' port is taken, or others do not come up,
-            which are named.
+        UserError: If the port of this process is in use, or naming the
+            workers that did not start in time.
     """
     missing = {
-        f"{name} {place} at {address}": address
+        f"{name} {number} at {address}": address
         for name, addresses in cluster.items()
-        for place, address in enumerate(addresses)
-        if (name, place) != (job, index)
+        for number, address in enumerate(addresses)
+        if (name, number) != (job, index)
     }
     deadline = time.monotonic() + timeout_s
-    news_due = time.monotonic() + _SECONDS_BETWEEN_NEWS
+    log_due = time.monotonic() + _SECONDS_BETWEEN_LOG_LINES
     with (
         _listen(cluster[job][index]),
-        # All at once: one that a firewall hides takes seconds.
+        # In parallel: an address behind a firewall takes seconds.
         futures.ThreadPoolExecutor(max(1, len(missing))) as pool,
     ):
         while True:
@@ -64,28 +64,29 @@ def wait_for_workers(
                 return
             if time.monotonic() > deadline:
                 raise UserError(
-                    "all workers of TF_CONFIG must come up, within "
+                    "all workers of TF_CONFIG must start within "
                     f"worker_timeout_s={timeout_s:g}",
-                    received=f"no answer of {', '.join(missing)}",
-                    remedy="See their logs, and whether those addresses and "
-                    "ports can be reached from here; start all workers again. "
-                    f"TF_CONFIG's cluster is {json.dumps(cluster)}.",
+                    received=f"no answer from {', '.join(missing)}",
+                    remedy="Check their logs, and that this machine reaches "
+                    "these addresses and ports; then start all workers again. "
+                    f"The cluster of TF_CONFIG is {json.dumps(cluster)}.",
                 )
-            if time.monotonic() > news_due:
+            if time.monotonic() > log_due:
                 logging.info("waiting for %s", ", ".join(missing))
-                news_due += _SECONDS_BETWEEN_NEWS
+                log_due += _SECONDS_BETWEEN_LOG_LINES
             time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 def _listen(address: str) -> socket.socket:
-    """Takes connections at a port, on all interfaces, and lets them lie."""
+    """Accepts connections at a port, on all interfaces; never reads them."""
     port = int(address.rpartition(":")[2])
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         return socket.create_server(
             ("", port),
             family=family,
-            # They lie until all have come: Python's own 128 are too few.
+            # Connections stay open until all workers have started: Python's
+            # default of 128 is too small.
             backlog=socket.SOMAXCONN,
             dualstack_ipv6=family == socket.AF_INET6,
         )
@@ -94,8 +95,8 @@ def _listen(address: str) -> socket.socket:
             f"the port of {address}, this worker's address in TF_CONFIG, must "
             "be free",
             received=str(error),
-            remedy="Is an earlier run still there? End it, or take another "
-            "port.",
+            remedy="If an earlier run still uses it, end that run; or choose "
+            "another port.",
         ) from None
 
 
@@ -104,6 +105,6 @@ def _answers(address: str) -> bool:
     try:
         # gRPC writes addresses of IPv6 with brackets, sockets without.
         socket.create_connection((host.strip("[]"), int(port)), 5).close()
-    except (OSError, UnicodeError):  # the latter for a name that can be none
+    except (OSError, UnicodeError):  # UnicodeError: an invalid host name
         return False
     return True

@@ -21,12 +21,13 @@ SERVER_TIMEOUT_S = 10
 
 
 def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
-    """The strategy that `--strategy` names, or, for auto, that fits best.
+    """Makes the strategy that `--strategy` names.
 
-    Call it before anything else touches a device.
+    Call it before anything else uses a device. auto takes the first of these
+    that exists: a TPU, the workers of TF_CONFIG, several GPUs, one device.
 
     Raises:
-        UserError: If the devices that it needs are not there.
+        UserError: If its devices do not exist.
     """
     kind = config.strategy
     if config.num_logical_cpus > 1:
@@ -35,7 +36,7 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         kind = _best_kind(config)
     if config.jit_compile and kind == "tpu":
         raise UserError(
-            "jit_compile must be off on TPUs, which compile anyway, and fail "
+            "jit_compile must be off on TPUs: they always compile, and fail "
             "with it"
         )
     if config.jit_compile and not tf.config.list_physical_devices("GPU"):
@@ -56,7 +57,7 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
 
 
 def device_type(strategy: tf.distribute.Strategy) -> str:
-    """What the replicas are: "TPU", "GPU" or "CPU"."""
+    """The type of the replicas' devices: "TPU", "GPU" or "CPU"."""
     device = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
     return device.device_type
 
@@ -68,30 +69,34 @@ def fuses(config: DistributionConfig, device_type: str) -> bool:
 
 
 def per_replica_batch_size(
-    name: str, batch_size: int, num_replicas: int, num_parts: int = 1
+    name: str, batch_size: int, num_replicas: int, num_micro_batches: int = 1
 ) -> int:
-    """A replica's share of a batch.
+    """Number of examples of a batch that each replica processes.
 
     Args:
-        name: The setting that holds `batch_size`.
-        batch_size: Examples over all replicas.
-        num_replicas: Replicas.
-        num_parts: Parts in which a replica works through its share.
+        name: The setting that holds `batch_size`, for the error.
+        batch_size: Number of examples over all replicas.
+        num_replicas: Number of replicas.
+        num_micro_batches: Number of micro-batches per replica.
 
     Raises:
-        UserError: If the examples cannot be shared evenly.
+        UserError: If the batch cannot be divided evenly.
+
+    Example:
+        >>> per_replica_batch_size("global_batch_size", 4096, num_replicas=32)
+        128
     """
-    unit = num_replicas * num_parts
+    unit = num_replicas * num_micro_batches
     if batch_size % unit:
-        parts = (
-            f" times {num_parts} gradient_accumulation_steps"
-            if num_parts > 1
+        times = (
+            f" times {num_micro_batches} gradient_accumulation_steps"
+            if num_micro_batches > 1
             else ""
         )
         lower = batch_size // unit * unit
         nearest = [str(size) for size in (lower, lower + unit) if size]
         raise UserError(
-            f"{name} must be divisible by num_replicas{parts}",
+            f"{name} must be divisible by num_replicas{times}",
             received=f"{batch_size} and {num_replicas}",
             remedy=f"Nearest: {', '.join(nearest)}.",
         )
@@ -114,7 +119,7 @@ def _split_cpu(num_devices: int) -> None:
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
         )
-    except RuntimeError:  # TensorFlow has started: see what there is
+    except RuntimeError:  # TensorFlow has started: the CPU may be split
         present = len(tf.config.list_logical_devices("CPU"))
         if present < num_devices:
             raise UserError(
@@ -141,8 +146,8 @@ def _mirrored_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
 
 @functools.cache
 def _mirrored_over(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    # One for a process: a second one on the same devices would number its
-    # collectives from the start again, and they fail where shapes differ.
+    # One per process: a second strategy on the same devices would number its
+    # collectives from the start again, and they fail if shapes differ.
     return tf.distribute.MirroredStrategy(devices)
 
 
@@ -191,15 +196,16 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         place = "on this machine" if is_local else f"at {config.tpu_name}"
         remedy = (
-            "Install tensorflow-tpu (pip install -e '.[tpu]'), and see whether "
-            "another process has the TPU: sudo lsof -w /dev/accel* /dev/vfio/*"
+            "Install tensorflow-tpu (pip install -e '.[tpu]'), and check "
+            "whether another process uses the TPU: sudo lsof -w /dev/accel* "
+            "/dev/vfio/*"
         )
         if not is_local:
             remedy = (
                 "Give the servers of the slice, --tpu_name=grpc://HOST:8470,"
-                "..., which needs no look-up (see tpu/README.md), or check "
-                "--tpu_name, --tpu_zone and --gcp_project by gcloud compute "
-                "tpus tpu-vm list, and pip install cloud-tpu-client."
+                "... (see tpu/README.md), or check --tpu_name, --tpu_zone and "
+                "--gcp_project with gcloud compute tpus tpu-vm list; a TPU "
+                "given by name also needs pip install cloud-tpu-client."
             )
         raise UserError(
             f"strategy=tpu needs a TPU {place}",
@@ -211,13 +217,15 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
 
 
 def _check_servers(addresses: list[str]) -> None:
-    """Refuses hosts of a slice that do not answer, for which TensorFlow waits.
+    """Checks that all hosts of a slice accept connections.
+
+    TensorFlow would wait for a host that does not.
 
     Args:
-        addresses: HOST:PORT of each.
+        addresses: HOST:PORT of each host.
 
     Raises:
-        UserError: If one does not, naming all of them.
+        UserError: Naming all hosts that do not.
     """
 
     def reason(address: str) -> str:
@@ -241,7 +249,7 @@ def _check_servers(addresses: list[str]) -> None:
         raise UserError(
             "all hosts of the TPU slice must answer within "
             f"{SERVER_TIMEOUT_S} s",
-            received=f"no answer of {', '.join(silent)}",
-            remedy="Start start_grpc_tpu_worker on each (tpu/launch.sh start "
-            "does), and see its log, the network and its firewall.",
+            received=f"no answer from {', '.join(silent)}",
+            remedy="Start start_grpc_tpu_worker on each host (tpu/launch.sh "
+            "start does so). Where it runs, check its log and the firewall.",
         )

@@ -1,9 +1,9 @@
-"""Whether this machine has a TPU, found out without TensorFlow.
+"""Finds the TPU chips of this machine without TensorFlow.
 
 `tensorflow-tpu` loads libtpu when it is imported, and libtpu asks the metadata
-server of the machine for the slice, eight times, with 30 tries each: on a
-machine that is none of Google Cloud the import takes minutes, and fails to
-find a TPU all the same. What is on the PCI bus is known at once.
+server of the machine for the slice, eight times, with 30 tries each. Outside
+Google Cloud the import takes minutes and finds no TPU. The PCI bus shows at
+once whether there is a chip.
 """
 
 import os
@@ -22,10 +22,10 @@ GOOGLE = "0x1ae0"
 
 
 def find_chips() -> list[str]:
-    """The TPU chips of this machine, one entry each, e.g. "v5e".
+    """The TPU chips of this machine, one entry per chip, e.g. "v5e".
 
-    Where the PCI bus shows none, as in some containers, the device files of
-    Google's driver count.
+    If the PCI bus shows none, as in some containers, the device files of
+    Google's driver are counted.
     """
     chips = []
     for directory in sorted(PCI_DEVICES.glob("*")):
@@ -39,19 +39,19 @@ def find_chips() -> list[str]:
 
 
 def spare_import_the_search() -> None:
-    """Keeps libtpu from asking for a slice where there is no chip.
+    """Keeps libtpu from querying the metadata server if there is no chip.
 
-    As JAX does. Call it before TensorFlow is imported.
+    JAX does the same. Call it before TensorFlow is imported.
     """
     if not find_chips():
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
 def check(config: DistributionConfig) -> None:
-    """Refuses `--strategy=tpu` for a TPU of this machine that is not there.
+    """Refuses `--strategy=tpu` on a machine without a TPU.
 
     Raises:
-        UserError: If there is no chip, telling where it was looked for.
+        UserError: If there is no chip; it names the places searched.
     """
     local = config.strategy == "tpu" and config.tpu_name == "local"
     if not local or find_chips():
@@ -59,7 +59,7 @@ def check(config: DistributionConfig) -> None:
     installed = versions.installed_tensorflows()
     raise UserError(
         "strategy=tpu needs a TPU on this machine",
-        received=f"no TPU chip of Google in {PCI_DEVICES}, and no "
+        received=f"no Google TPU chip in {PCI_DEVICES}, and no "
         f"{DEVICES}/accel*; installed: "
         f"{' and '.join(f'{n} {v}' for n, v in installed.items()) or 'none'}",
         remedy="Run on a TPU VM with tensorflow-tpu installed "

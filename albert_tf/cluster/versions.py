@@ -1,7 +1,7 @@
-"""Versions of other packages that a run needs; TensorFlow is not imported.
+"""Versions of the packages that a run needs, checked without TensorFlow.
 
-Where TensorFlow and a companion do not fit together, its import may end the
-process with no message, so that they are judged by what was installed.
+The import of a TensorFlow with an incompatible companion may end the process
+without a message. So versions are read from the installed distributions.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import sys
 
 from albert_tf.errors import UserError
 
-# From, and below; as in setup.py.
+# First supported version, and first unsupported one; as in setup.py.
 SUPPORTED = {
     "Python": ("3.11", "3.14"),
     "tensorflow": ("2.20", "2.22"),
@@ -23,25 +23,25 @@ SUPPORTED = {
     "tensorboard": ("2.20", "2.22"),
 }
 
-# Distributions of TensorFlow; they share one directory.
+# Distributions of TensorFlow; all install into the same directory.
 TENSORFLOWS = (
     "tensorflow",
     "tensorflow-cpu",
     "tensorflow-tpu",
     "tf-nightly",
 )
-# The newest that tensorflow-tpu 2.20.0 imports with.
+# The newest libtpu with which tensorflow-tpu 2.20.0 can be imported.
 NEWEST_LIBTPU = "0.0.30"
 
 
 @dataclasses.dataclass(frozen=True)
 class Installed:
-    """A package, and whether a run can work with it.
+    """An installed package, and whether a run works with it.
 
     Attributes:
-        name: Of the distribution.
-        version: What is installed; "none" if nothing is.
-        remedy: What to do; "" if it fits.
+        name: Name of the distribution.
+        version: The installed version, or "none".
+        remedy: What to do; "" if the version is supported.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Installed:
 
 
 def check_import() -> None:
-    """Refuses what would keep TensorFlow from being imported.
+    """Checks that TensorFlow can be imported.
 
     Raises:
-        UserError: If there is no TensorFlow, or one whose libtpu ends the
+        UserError: If TensorFlow is missing, or its libtpu would end the
             process.
     """
     if importlib.util.find_spec("tensorflow") is None:
@@ -67,15 +67,15 @@ def check_import() -> None:
         NEWEST_LIBTPU
     ):
         raise UserError(
-            f"libtpu must be at most {NEWEST_LIBTPU} beside tensorflow-tpu, "
-            "whose import it ends otherwise",
+            f"libtpu must be at most {NEWEST_LIBTPU}: with a newer one the "
+            "import of tensorflow-tpu ends the process",
             received=libtpu,
             remedy=f"pip install libtpu=={NEWEST_LIBTPU}",
         )
 
 
 def check_installed() -> list[Installed]:
-    """Python and the packages that a run needs, or that go with TensorFlow."""
+    """Python, and the packages that a run or TensorFlow needs."""
     python = ".".join(map(str, sys.version_info[:3]))
     found = [_judge("Python", python, SUPPORTED["Python"])]
     tensorflow = ""
@@ -84,8 +84,8 @@ def check_installed() -> list[Installed]:
         found.append(_judge(distribution, tensorflow, limits))
     if len(installed_tensorflows()) > 1:
         names = " ".join(installed_tensorflows())
-        remedy = f"pip uninstall {names}, and install the one that is meant."
-        found.append(Installed(names, "in one directory", remedy))
+        remedy = f"pip uninstall {names}, then install only one of them."
+        found.append(Installed(names, "in the same directory", remedy))
     found += [
         _judge(name, _version(name), limits)
         for name, limits in SUPPORTED.items()
@@ -104,7 +104,7 @@ def check_installed() -> list[Installed]:
 
 
 def _judge(name: str, version: str, limits: tuple[str, str]) -> Installed:
-    """Whether a version is from the first limit on, and below the second."""
+    """Checks that a version is at least `limits[0]` and below `limits[1]`."""
     first, below = limits
     wanted = f"{name}>={first}" + (f",<{below}" if below else "")
     fits = _parse(first) <= _parse(version)
@@ -116,13 +116,13 @@ def _judge(name: str, version: str, limits: tuple[str, str]) -> Installed:
 
 
 def installed_tensorflows() -> dict[str, str]:
-    """Versions of the distributions of TensorFlow, by name."""
+    """Versions of the installed distributions of TensorFlow, by name."""
     versions = {name: _version(name) for name in TENSORFLOWS}
     return {name: version for name, version in versions.items() if version}
 
 
 def _version(name: str) -> str:
-    """That which is installed, or ""."""
+    """The installed version, or ""."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -130,7 +130,7 @@ def _version(name: str) -> str:
 
 
 def _parse(version: str) -> tuple[int, ...]:
-    """(2, 21, 0) of 2.21.0rc1; () of nothing."""
+    """Numbers of a version: (2, 21, 0) for 2.21.0rc1, () for ""."""
     numbers = re.match(r"[0-9.]*", version)
     assert numbers
     return tuple(int(part) for part in numbers[0].split(".") if part)

@@ -61,8 +61,8 @@ def read_cluster() -> tuple[dict[str, list[str]], str, int]:
         UserError: If TF_CONFIG is missing or not of its form.
     """
     form = (
-        "TF_CONFIG must hold a JSON object with cluster and task, each "
-        "address HOST:PORT and there once, e.g. "
+        "TF_CONFIG must be a JSON object with cluster and task, each address "
+        "of the form HOST:PORT and used once, e.g. "
         '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
         '"task": {"type": "worker", "index": 0}}'
     )
@@ -158,14 +158,14 @@ def name_lost_workers(
         if strategy is not None and is_one_process(strategy):
             raise
         raise UserError(
-            "all workers of TF_CONFIG must answer, within "
+            "all workers of TF_CONFIG must answer within "
             f"worker_timeout_s={config.worker_timeout_s}",
             # A failure within this process may look the same, so quote it.
             received=f"{_describe_loss(str(error.message))}; TensorFlow says: "
             f"{first_line(error)[:200]}",
-            remedy="See the logs of the other workers for the first that "
-            "failed; start all of them again, and the run goes on from its "
-            "last checkpoint.",
+            remedy="Find the worker that failed first in the logs of all "
+            "workers. Then start all workers again: the run continues from "
+            "its last checkpoint.",
         ) from None
 
 
@@ -174,11 +174,11 @@ def _describe_loss(message: str) -> str:
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     found = re.search(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
     if found is None:
-        return "no answer of the first worker, which keeps the others together"
+        return "no answer from the first worker, which coordinates the others"
     job, index = found[1], int(found[2])
     hosts = cluster.get(job, [])
     host = f" at {hosts[index]}" if index < len(hosts) else ""
-    return f"no answer of {job} {index}{host}"
+    return f"no answer from {job} {index}{host}"
 
 
 def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
@@ -204,7 +204,7 @@ def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
     if total != step * replicas or squares != step**2 * replicas:
         raise UserError(
             "all workers must read the same --output_dir",
-            received=f"this one is at step {step}, and the mean of all is "
+            received=f"this worker is at step {step}, the mean of all is "
             f"{total / replicas:g}",
-            remedy="Take a directory that all of them share, e.g. gs://.",
+            remedy="Use a directory that all workers share, e.g. on gs://.",
         )

@@ -1,4 +1,4 @@
-"""Lengths, masking, and the records that training reads."""
+"""Settings of sequence lengths, masking and training records."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
 
 @dataclasses.dataclass(frozen=True)
 class SequenceConfig(Config):
-    """Lengths of an example, of the builder and of the trainer."""
+    """Lengths of an example, for building records and for training."""
 
     max_seq_length: int = setting(
         512,
@@ -39,9 +39,9 @@ class SequenceConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig(SequenceConfig):
-    """The rule of masking, of the builder and of the trainer.
+    """Masking, for building records and for training.
 
-    The trainer follows it where records are built with --masking=dynamic.
+    Training masks only records that are built with --masking=dynamic.
     """
 
     masked_lm_prob: float = setting(
@@ -64,7 +64,7 @@ class MaskingConfig(SequenceConfig):
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(MaskingConfig):
-    """What the trainer reads."""
+    """Training and evaluation records, and how they are read."""
 
     # Paths are free; `runs/directory.py` compares the shards themselves.
     input_file: tuple[str, ...] = setting(
@@ -154,7 +154,7 @@ class DataConfig(MaskingConfig):
         """The files or globs of each named dataset.
 
         Raises:
-            UserError: If one is not of its form, or named twice.
+            UserError: If one is malformed, or a name is used twice.
         """
         found: dict[str, tuple[str, ...]] = {}
         for text in self.dataset:
@@ -172,8 +172,8 @@ class DataConfig(MaskingConfig):
         """`data_schedule` as (first step, dataset names), steps rising.
 
         Raises:
-            UserError: If the schedule is not of its form, or names a dataset
-                that is not there.
+            UserError: If the schedule is malformed, or names an unknown
+                dataset.
         """
         datasets = self.datasets()
         if not self.data_schedule:

@@ -7,7 +7,7 @@ from albert_tf.config.settings import Config, setting
 
 @dataclasses.dataclass(frozen=True)
 class DistributionConfig(Config):
-    """Devices and number formats."""
+    """Devices, number formats and compilation."""
 
     strategy: str = setting(
         "auto",

@@ -28,12 +28,13 @@ from albert_tf.config.model import override_types
 from albert_tf.errors import UserError
 from albert_tf.io.files import is_full_disk
 
-# The modules that call `run` are those whose --help lists the flags.
+# --help then lists the flags under the command instead of this module.
 absl_flags.disclaim_key_flags()
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
-# Beam's local runner repeats every line of its workers.
+# Directories of packages whose informative lines are not logged. Beam's local
+# runner repeats every line of its workers.
 _CHATTERERS = tuple(
     f"{os.sep}{os.path.join(*parts)}{os.sep}"
     for parts in (
@@ -50,10 +51,10 @@ def define(
     config_class: type[Config],
     flag_values: absl_flags.FlagValues = absl_flags.FLAGS,
 ) -> None:
-    """Defines a flag for each setting of a config and of those nested in it.
+    """Defines a flag for each setting of a config and its nested configs.
 
-    The settings of the architecture are not flags each: they come from the
-    JSON file `--albert_config_file`, and `--model` replaces some of them.
+    The settings of the architecture have no flags of their own: they come from
+    the JSON file `--albert_config_file`, and `--model` replaces some of them.
     """
     for field, field_type in fields_with_types(config_class):
         if field_type is ModelConfig:
@@ -113,7 +114,7 @@ def parse(
     config_class: type[ConfigT],
     flag_values: absl_flags.FlagValues = absl_flags.FLAGS,
 ) -> ConfigT:
-    """The config that parsed flags describe.
+    """Makes a config from parsed flags.
 
     Raises:
         UserError: For a refused value, combination or architecture file.
@@ -145,8 +146,9 @@ def run(
 ) -> None:
     """Runs a command: defines its flags, parses them, calls `main(config)`.
 
-    What a person can mend ends in one line on standard error and status 1:
-    a `UserError`, a full disk. Ctrl-C ends with status 130.
+    An error that a person can fix, a `UserError` or a full disk, ends the
+    command with one line on standard error and status 1. Ctrl-C ends it with
+    status 130.
     """
 
     def call_main(arguments: Sequence[str]) -> int:
@@ -163,7 +165,7 @@ def run(
             print(f"error: {error}", file=sys.stderr)
         except KeyboardInterrupt:
             print(
-                "interrupted; the same command goes on from here",
+                "interrupted; run the same command again to continue",
                 file=sys.stderr,
             )
             return EXIT_INTERRUPTED
@@ -185,7 +187,7 @@ def run(
 
 
 def _is_not_chatter(record: python_logging.LogRecord) -> bool:
-    """Keeps other packages' own informative lines out of the log."""
+    """Whether to log a record; other packages log warnings and errors only."""
     return record.levelno > python_logging.INFO or not any(
         directory in record.pathname for directory in _CHATTERERS
     )

@@ -24,11 +24,19 @@ _WITHOUT_EFFECT = (
 class ModelConfig(Config):
     """The architecture, in the schema of the published `albert_config.json`.
 
-    `net_structure_type`, `gap_size`, `num_memory_blocks`,
-    `down_scale_factor` and `layers_to_keep` stand in published files and
-    have no effect in the released code of google-research/albert, and have
-    none here.
-    `parameter_sharing` is ours (paper, section 3.1 and Table 4).
+    `net_structure_type`, `gap_size`, `num_memory_blocks`, `down_scale_factor`
+    and `layers_to_keep` are keys of published files. They have no effect in
+    the released code of google-research/albert, nor here. `parameter_sharing`
+    is not in that schema (paper, section 3.1 and Table 4).
+
+    Example:
+        >>> model = ModelConfig(num_hidden_layers=4, num_hidden_groups=2)
+        >>> [model.group_of_layer(layer) for layer in range(4)]
+        [0, 0, 1, 1]
+        >>> ModelConfig(hidden_size=100, num_attention_heads=7)
+        Traceback (most recent call last):
+        albert_tf.errors.UserError: hidden_size must be divisible by
+        num_attention_heads. Received: 100 and 7.
     """
 
     vocab_size: int = setting(
@@ -184,7 +192,7 @@ class ModelConfig(Config):
             )
         if self.parameter_sharing == "none" and self.num_hidden_groups > 1:
             raise UserError(
-                "num_hidden_groups must be 1 where parameter_sharing is none",
+                "num_hidden_groups must be 1 if parameter_sharing is none",
                 received=self.num_hidden_groups,
             )
         unsupported = {
@@ -200,18 +208,18 @@ class ModelConfig(Config):
                 )
 
     def group_of_layer(self, layer: int) -> int:
-        """The group whose parameters a layer uses: groups are even runs."""
+        """The group of a layer; groups are runs of consecutive layers."""
         return layer * self.num_hidden_groups // self.num_hidden_layers
 
     @classmethod
     def from_json_file(cls, path: str) -> Self:
-        """Loads an `albert_config.json`, published or our own.
+        """Loads an `albert_config.json`.
 
         Args:
             path: The file, local or gs://.
 
         Raises:
-            UserError: For a missing file, bad JSON or refused values.
+            UserError: For a missing file, invalid JSON or invalid values.
         """
         values = load_json(path)
         if not isinstance(values, dict):

@@ -1,9 +1,9 @@
-"""Every setting: its name, type, default, help, and what is refused.
+"""The base of all settings: declaration, checks, and conversion to JSON.
 
-Frozen dataclasses, one per component. `flags.py` turns them into command-line
-flags, so a default is written once, in its dataclass.
-A dataclass refuses wrong values when it is made, by `UserError`. No
-TensorFlow is imported here: help and refusals come at once.
+Settings are fields of frozen dataclasses, one class per component. `flags.py`
+makes command-line flags of them, so that a default is written once. A dataclass
+checks its values when it is made and raises a `UserError`. This package does
+not import TensorFlow, so that help and errors appear at once.
 
 Each setting of a command whose work can be continued also declares what a
 changed value does to that work: `affects` is
@@ -41,23 +41,33 @@ def setting(
     affects: str | None = None,
     in_program: bool = False,
 ) -> Any:
-    """A dataclass field that is also a command-line flag.
+    """Declares a dataclass field that is also a command-line flag.
 
     Args:
-        default: The value when the flag is not given.
-        help: What it is, with its unit and an example where it has one.
-        choices: The values allowed, for an enumeration.
-        at_least: The smallest number allowed.
-        below: The number that the value must stay under.
-        repeated: The flag is given once an item instead of once with
-            commas, for items that hold commas themselves.
+        default: The value if the flag is not given.
+        help: What the value is, its form and unit, and an example.
+        choices: The allowed values of an enumeration.
+        at_least: The smallest allowed number.
+        below: The smallest number that is too large.
+        repeated: The flag is given once per item, instead of once with
+            commas, because items may contain commas.
         affects: One of `AFFECTS`; None for commands that continue nothing.
-        in_program: Whether another value, of training, gives another compiled
-            program. Dropout rates do, too, but depend on the step:
-            `schedules.dropout_rates` gives them.
+        in_program: Whether the compiled training step depends on the value.
+            The step also depends on the dropout rates, which change with the
+            step number: see `schedules.dropout_rates`.
 
     Raises:
         ValueError: If `affects` is not one of `AFFECTS`.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class BatchConfig(Config):
+        ...     batch_size: int = setting(
+        ...         8, "Number of examples in a step.", at_least=1
+        ...     )
+        >>> BatchConfig(batch_size=0)
+        Traceback (most recent call last):
+        albert_tf.errors.UserError: batch_size must be at least 1. Received: 0.
     """
     if affects not in (*AFFECTS, None):
         raise ValueError(f"affects must be one of {AFFECTS}, not {affects!r}")
@@ -84,7 +94,7 @@ def inherited(config_class: type, name: str, *, affects: str) -> Any:
 
 
 def flag_name(name: str) -> str:
-    """The flag of a setting; `from_` gives --from, a keyword of Python."""
+    """The flag of a setting: --from for `from_`, a keyword of Python."""
     return name.removesuffix("_")
 
 
@@ -127,7 +137,19 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Base of the settings: checks of type, choice and range."""
+    """Base class of settings; checks type, choice and range of each value.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class BatchConfig(Config):
+        ...     batch_size: int = setting(8, "Number of examples in a step.")
+        >>> BatchConfig.from_dict({"batch_size": 4}).to_dict()
+        {'batch_size': 4}
+        >>> BatchConfig.from_dict({"batch": 4}, source="run/config.json")
+        Traceback (most recent call last):
+        albert_tf.errors.UserError: run/config.json: unknown key batch. Known
+        keys: batch_size.
+    """
 
     def __post_init__(self) -> None:
         for field, field_type in fields_with_types(type(self)):
@@ -140,10 +162,10 @@ class Config:
         self.check()
 
     def check(self) -> None:
-        """Refuses combinations that cannot work; subclasses override."""
+        """Refuses impossible combinations of values; subclasses override it."""
 
     def require(self, *names: str) -> None:
-        """Refuses empty values of settings that a command cannot do without.
+        """Refuses empty values of settings that a command requires.
 
         Raises:
             UserError: Naming the first setting that is empty.
@@ -156,7 +178,7 @@ class Config:
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested dictionaries and lists, ready for JSON."""
+        """Nested dictionaries and lists that JSON can represent."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def result_settings(self) -> dict[str, Any]:
@@ -169,14 +191,14 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "") -> Self:
-        """The reverse of `to_dict`; keys left out take their default.
+        """The inverse of `to_dict`; missing keys take their default.
 
         Args:
             values: Settings by name; nested for nested dataclasses.
-            source: Where the values come from, for the message of an error.
+            source: The origin of the values, for error messages.
 
         Raises:
-            UserError: For an unknown key, a wrong type or a refused value.
+            UserError: For an unknown key or an invalid value.
         """
         where = f"{source}: " if source else ""
         known = {f.name: t for f, t in fields_with_types(cls)}

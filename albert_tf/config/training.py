@@ -11,7 +11,7 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Config):
-    """The update; defaults are the published ones."""
+    """The optimizer; defaults are those of google-research/albert."""
 
     optimizer: str = setting(
         "lamb",
@@ -94,7 +94,7 @@ class OptimizerConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class InitializationConfig(Config):
-    """The weights that a new run begins with; one that goes on has its own."""
+    """Initial weights of a new run; a continued run loads its checkpoint."""
 
     # They acted at step 0, but whoever changes one expects another result.
     init_checkpoint: str = setting(
@@ -137,7 +137,7 @@ class InitializationConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig(Config):
-    """The run."""
+    """Length, checkpoints, recovery and logging of a run."""
 
     mode: str = setting(
         "train",
@@ -269,8 +269,8 @@ class TrainingConfig(Config):
         self.profiled_steps()
         if set(self.output_dir) & set("*?[]\\"):
             raise UserError(
-                "output_dir must hold none of * ? [ ] \\, which TensorFlow "
-                "takes for a pattern when it reads checkpoints",
+                "output_dir must not contain * ? [ ] or \\: TensorFlow reads "
+                "checkpoints by patterns",
                 received=self.output_dir,
             )
 
@@ -350,5 +350,5 @@ class PretrainingConfig(Config):
         if self.training.eval_every_n_steps and not self.data.eval_input_file:
             raise UserError(
                 "eval_every_n_steps needs --eval_input_file",
-                received="no held-out records",
+                received="no evaluation records",
             )

@@ -1,7 +1,7 @@
-"""Files, local or gs://: read if they are there, written whole or not at all.
+"""Files, local or gs://. A file is written completely or not at all.
 
-TensorFlow, which knows gs://, is imported only where a path needs it, so that
-what reads local files starts at once.
+TensorFlow reads and writes gs://. It is imported only for such paths, so that
+commands on local files start at once.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ PARTIAL_SUFFIX = ".partial"
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is one of a file system like gs://."""
+    """Whether a path belongs to a remote file system such as gs://."""
     return "://" in path
 
 
 def find(pattern: str) -> list[str]:
-    """Files that a glob matches, or the one of that name, sorted."""
+    """Returns the files that match a glob, or the file of that name, sorted."""
     if is_remote(pattern):
         import tensorflow as tf
 
@@ -36,7 +36,7 @@ def find(pattern: str) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or directory."""
+    """Whether a file or directory exists."""
     if is_remote(path):
         import tensorflow as tf
 
@@ -45,7 +45,7 @@ def exists(path: str) -> bool:
 
 
 def count_bytes(path: str) -> int:
-    """Size of a file, as stored."""
+    """Size of a file in bytes, as stored."""
     if is_remote(path):
         import tensorflow as tf
 
@@ -54,7 +54,7 @@ def count_bytes(path: str) -> int:
 
 
 def make_directories(path: str) -> None:
-    """Makes a directory and those above it, unless they are there."""
+    """Makes a directory and its parents, if they do not exist."""
     if is_remote(path):
         import tensorflow as tf
 
@@ -74,7 +74,7 @@ def remove(path: str) -> None:
 
 
 def remove_directory(path: str) -> None:
-    """Removes a directory with all that is in it, if it is there."""
+    """Removes a directory and its contents, if it exists."""
     if not exists(path):
         return
     if is_remote(path):
@@ -86,14 +86,14 @@ def remove_directory(path: str) -> None:
 
 
 def open_existing(path: str, mode: str = "r") -> Any:
-    """A file to read; text is UTF-8.
+    """Opens a file to read; text is UTF-8.
 
     Args:
         path: The file.
         mode: "r" or "rb".
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        FileNotFoundError: If the file does not exist.
     """
     if not is_remote(path):
         return open(path, mode, encoding=None if "b" in mode else "utf-8")
@@ -105,7 +105,7 @@ def open_existing(path: str, mode: str = "r") -> Any:
 
 
 def load_json(path: str) -> Any:
-    """What a JSON file holds.
+    """The content of a JSON file.
 
     Raises:
         UserError: If the file is missing or is not JSON.
@@ -120,7 +120,7 @@ def load_json(path: str) -> Any:
 
 
 def load_json_if_any(path: str) -> Any:
-    """What a JSON file holds; None if there is no such file.
+    """The content of a JSON file; None if the file does not exist.
 
     Raises:
         UserError: If the file is not JSON.
@@ -134,20 +134,21 @@ def load_json_if_any(path: str) -> Any:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether an error, of Python or of TensorFlow, is that of a full disk."""
+    """Whether Python or TensorFlow raised an error because the disk is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # By name, since TensorFlow need not have been imported.
+    # Compared by name, since TensorFlow may not have been imported.
     return type(
         error
     ).__name__ == "ResourceExhaustedError" and "No space left" in str(error)
 
 
 @contextlib.contextmanager
-def written_whole(path: str) -> Iterator[Any]:
-    """A file to write bytes to; it gets its name when the block ends well.
+def atomic_write(path: str) -> Iterator[Any]:
+    """Opens a file to write bytes to, and its directory if missing.
 
-    Its directory is made where it is missing.
+    The file gets its name at the end of the block, and only if the block
+    raises nothing.
     """
     partial = path + PARTIAL_SUFFIX
     make_directories(os.path.dirname(path))
@@ -166,7 +167,7 @@ def written_whole(path: str) -> Iterator[Any]:
 
 
 def flush_to_disk(directory: str) -> None:
-    """Has a local directory and its files outlive a power cut."""
+    """Fsyncs a local directory and its files, against a power failure."""
     if is_remote(directory):
         return
     with os.scandir(directory) as entries:
@@ -180,11 +181,11 @@ def flush_to_disk(directory: str) -> None:
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file whole."""
-    with written_whole(path) as file:
+    """Writes a file completely or not at all."""
+    with atomic_write(path) as file:
         file.write(content)
 
 
 def write_text(path: str, text: str) -> None:
-    """Writes a UTF-8 file whole, as `write_bytes`."""
+    """Writes a UTF-8 file completely or not at all."""
     write_bytes(path, text.encode())

@@ -27,16 +27,25 @@ _CHECKSUM = struct.Struct("<I")
 
 
 class TFRecordWriter:
-    """Writes records to an open file, some megabytes at a time.
+    """Writes records to an open file, a few megabytes at a time.
 
-    The file is the caller's to open and close; leaving the `with` block, or
-    `flush`, writes what is still in memory.
+    The caller opens and closes the file. The end of the `with` block, or
+    `flush`, writes the records that are still in memory.
 
     Args:
         file: Open for writing bytes.
 
     Attributes:
         num_records, num_bytes: Written so far.
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> with TFRecordWriter(file) as writer:
+        ...     writer.write(b"first")
+        ...     writer.write(b"second")
+        >>> writer.num_records, writer.num_bytes
+        (2, 43)
     """
 
     def __init__(self, file: Any) -> None:
@@ -70,7 +79,7 @@ class TFRecordWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hands all records over to the file."""
+        """Writes all records in memory to the file."""
         if not self._waiting:
             return
         block = b"".join(self._waiting)
@@ -81,19 +90,19 @@ class TFRecordWriter:
         self._waiting_bytes = 0
 
     def sha256(self) -> str:
-        """Hexadecimal digest of the file, all records flushed."""
+        """Flushes all records; returns the file's digest in hexadecimal."""
         self.flush()
         return self._digest.hexdigest()
 
 
 class StoredRecord(NamedTuple):
-    """A record as a file holds it.
+    """A record of a file, intact or damaged.
 
     Attributes:
-        number: Records before it in the file.
-        offset: Bytes before it.
-        content: The record; empty where `fault` is not.
-        fault: What is wrong with it; empty if nothing is.
+        number: Number of records before it in the file.
+        offset: Number of bytes before it in the file.
+        content: The record; empty if it is damaged.
+        fault: How it is damaged; empty if it is intact.
     """
 
     number: int
@@ -103,18 +112,28 @@ class StoredRecord(NamedTuple):
 
 
 def read_records(file: Any) -> Iterator[StoredRecord]:
-    """The records of a file, and those that are damaged.
+    """Reads the records of a file, and reports damaged ones.
 
-    A record with a damaged content is followed by the next. A damaged
-    length, or the end of the file within a record, is the last that is
-    reported: where the next one begins is not known.
+    Reading continues after a record with damaged content. It ends after a
+    damaged length, or if the file ends within a record, since the start of the
+    next record is unknown.
 
     Args:
         file: Open for reading bytes.
 
     Yields:
-        Records in order. Memory is that of the longest record and a few
-        megabytes.
+        Records in order. Memory use is the longest record and a few megabytes.
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> with TFRecordWriter(file) as writer:
+        ...     writer.write(b"first")
+        >>> list(read_records(io.BytesIO(file.getvalue())))
+        [StoredRecord(number=0, offset=0, content=b'first', fault='')]
+        >>> cut = io.BytesIO(file.getvalue()[:-1])
+        >>> next(read_records(cut)).fault
+        'must have 21 bytes, but the file ends after 20'
     """
     block = file.read(_BUFFER_BYTES)
     begin = 0
@@ -127,22 +146,23 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
             head = block[begin : begin + 8]
             if _mask(google_crc32c.value(head)) != checksum:
                 fault = (
-                    f"its length, {length}, and the checksum of the length "
-                    "must agree; all behind it is unreadable"
+                    f"its length, {length}, does not match the checksum of the "
+                    "length; the records after it are unreadable"
                 )
                 yield StoredRecord(number, offset, b"", fault)
                 return
         wanted = _HEAD.size + length + _CHECKSUM.size
         if available < wanted:
-            # In steps, since a length may be wrong for all its checksum.
-            parts = [block[begin:]]
-            while available < wanted and (part := file.read(_BUFFER_BYTES)):
-                parts.append(part)
-                available += len(part)
-            ended = len(parts) == 1
-            block, begin = b"".join(parts), 0
+            # In steps, since a length may be wrong although its checksum
+            # matches.
+            blocks = [block[begin:]]
+            while available < wanted and (more := file.read(_BUFFER_BYTES)):
+                blocks.append(more)
+                available += len(more)
+            ended = len(blocks) == 1
+            block, begin = b"".join(blocks), 0
             if ended and available:
-                # Of an incomplete head, nothing but that is known.
+                # The length of a record with an incomplete head is unknown.
                 what = f"{wanted} bytes" if available >= _HEAD.size else "more"
                 fault = f"must have {what}, but the file ends after {available}"
                 yield StoredRecord(number, offset, b"", fault)
@@ -156,7 +176,7 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
         if _mask(google_crc32c.value(content)) == checksum:
             yield StoredRecord(number, offset, content)
         else:
-            fault = "its content and the checksum of the content must agree"
+            fault = "its content does not match the checksum of the content"
             yield StoredRecord(number, offset, b"", fault)
         begin = end + _CHECKSUM.size
         offset += wanted
@@ -164,7 +184,7 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
 
 
 def _mask(checksum: int) -> int:
-    """A checksum as stored, so that checksums can be checksummed well."""
+    """The stored form of a checksum: rotated, with a constant added."""
     rotated = checksum >> 15 | checksum << 17
     return (rotated + 0xA282EAD8) & 0xFFFFFFFF
 

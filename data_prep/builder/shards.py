@@ -134,7 +134,7 @@ def write_shard(
     counts: Counter[str] = Counter()
     masking = choose_masking(shard.split, config)
     records = make_records(parts, tokenizer, config, masking, counts)
-    with files.written_whole(shard.path) as file:
+    with files.atomic_write(shard.path) as file:
         with TFRecordWriter(file) as writer:
             for record in records:
                 writer.write(record)

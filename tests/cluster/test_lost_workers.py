@@ -48,7 +48,7 @@ def test_a_lost_worker_ends_the_others_with_one_line(
     (line,) = (text for text in errors if text.startswith("error: "))
     assert "all workers of TF_CONFIG must answer" in line
     if number == signal.SIGKILL:
-        assert f"no answer of worker {lost} at localhost" in line
+        assert f"no answer from worker {lost} at localhost" in line
     assert "start all of them again" in line
     assert "Traceback" not in run.log()
 
@@ -62,6 +62,6 @@ def test_a_worker_that_waits_for_one_that_does_not_come_up_names_it(
     run.signal(signal.SIGKILL, worker=lost)  # before it has begun
     assert run.processes[1 - lost].wait(PATIENCE_S) == 1
     log = run.log()
-    assert f"no answer of worker {lost} at localhost:" in log
-    assert "must come up, within worker_timeout_s=10" in log
+    assert f"no answer from worker {lost} at localhost:" in log
+    assert "must start within worker_timeout_s=10" in log
     assert "Traceback" not in log

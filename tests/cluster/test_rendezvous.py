@@ -107,7 +107,7 @@ def test_addresses_of_ipv6_have_brackets():
 
 def test_a_name_that_no_host_can_have_is_told_as_one_that_is_away():
     (mine,) = free_ports(1)
-    with pytest.raises(UserError, match=r"no answer of worker 1 at a\.\.b:22"):
+    with pytest.raises(UserError, match=r"answer from worker 1 at a\.\.b:22"):
         wait_for_workers(
             {"worker": [f"localhost:{mine}", "a..b:2222"]}, "worker", 0, 0
         )
@@ -125,7 +125,7 @@ def test_those_that_do_not_come_are_named_with_their_addresses():
                 timeout_s=2,
             )
     assert 2 <= time.monotonic() - began < 10
-    assert f"Received: no answer of worker 2 at localhost:{away}" in str(
+    assert f"Received: no answer from worker 2 at localhost:{away}" in str(
         error.value
     )
 

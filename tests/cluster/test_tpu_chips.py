@@ -117,7 +117,7 @@ def test_hosts_of_a_slice_that_do_not_answer_are_named():
         config = DistributionConfig(
             strategy="tpu", tpu_name=f"grpc://{good},{bad}"
         )
-        with pytest.raises(UserError, match=f"no answer of {bad} ") as raised:
+        with pytest.raises(UserError, match=f"no answer from {bad} ") as raised:
             make_strategy(config)
     assert good not in str(raised.value)
     assert "start_grpc_tpu_worker" in raised.value.remedy

@@ -47,7 +47,7 @@ def pretraining(**parts):
         (
             ModelConfig,
             {"num_hidden_groups": 2, "parameter_sharing": "none"},
-            "num_hidden_groups must be 1 where parameter_sharing is none. "
+            "num_hidden_groups must be 1 if parameter_sharing is none. "
             "Received: 2.",
         ),
         (
@@ -86,8 +86,8 @@ def test_evaluation_at_intervals_needs_records():
     training = TrainingConfig(eval_every_n_steps=10)
     said = refusal(PretrainingConfig, training=training)
     assert "eval_every_n_steps needs --eval_input_file" in said
-    held_out = DataConfig(eval_input_file=("eval.tfrecord",))
-    PretrainingConfig(training=training, data=held_out)
+    data = DataConfig(eval_input_file=("eval.tfrecord",))
+    PretrainingConfig(training=training, data=data)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_wrong_types_and_values_are_refused_by_name(settings, said):
     assert said in refusal(ModelConfig, **settings)
 
 
-def test_a_whole_number_stands_for_a_float():
+def test_an_integer_is_accepted_for_a_float():
     model = ModelConfig(hidden_dropout_prob=0)
     assert type(model.hidden_dropout_prob) is float
 
@@ -137,7 +137,7 @@ def test_settings_cannot_be_changed():
         "0:0.1,ten:0.0",
     ],
 )
-def test_a_schedule_not_of_its_form_is_refused_with_an_example(schedule):
+def test_a_malformed_schedule_is_refused_with_an_example(schedule):
     said = refusal(TrainingConfig, dropout_schedule=schedule)
     assert repr(schedule) in said
     assert "Example: 0:0.1,1000000:0.0" in said

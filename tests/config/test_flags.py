@@ -88,14 +88,14 @@ def test_every_setting_is_a_flag_with_its_default_and_help(config_class):
         assert field.metadata["help"].endswith("."), name
 
 
-def test_a_keyword_of_python_is_a_flag_all_the_same():
+def test_a_setting_may_be_named_like_a_python_keyword():
     """The setting from_ is the flag --from, wherever it is named."""
     assert parse(ConvertConfig, "--from=a", "--to=b").from_ == "a"
     with pytest.raises(UserError, match="--from is required"):
         parse(ConvertConfig, "--to=b").require("from_", "to")
 
 
-def test_every_config_is_of_a_command():
+def test_every_config_belongs_to_a_command():
     """A config that no command takes would have no flags."""
     reached = set()
 
@@ -117,7 +117,7 @@ def test_every_config_is_of_a_command():
 
 @pytest.mark.parametrize(
     "config_class",
-    # The others cannot do without an architecture.
+    # The others require an architecture.
     [c for c in COMMANDS if c not in (PretrainingConfig, CompileCheckConfig)],
 )
 def test_no_flags_are_the_defaults(config_class):
@@ -211,7 +211,7 @@ def test_a_repeated_flag_may_hold_commas():
     assert config.text == ("a, [MASK]", "b")
 
 
-def test_flags_that_do_not_exist_are_refused():
+def test_unknown_flags_are_refused():
     with pytest.raises(absl_flags.UnrecognizedFlagError, match="export_dri"):
         parse(ExportConfig, "--export_dri=x")
 
@@ -284,7 +284,7 @@ def test_an_unknown_flag_is_named_with_the_nearest():
     assert "Traceback" not in done.stderr
 
 
-def test_words_that_are_no_flags_are_refused():
+def test_arguments_that_are_not_flags_are_refused():
     done = run_command("print('started')", "export_dir=x")
     assert (done.returncode, done.stdout) == (1, "")
     assert "settings are given as --name=value" in done.stderr
@@ -307,4 +307,4 @@ def test_other_failures_keep_their_traceback():
 def test_an_interrupted_command_says_so():
     done = run_command("raise KeyboardInterrupt")
     assert done.returncode == 130
-    assert done.stderr.startswith("interrupted; the same command goes on")
+    assert done.stderr.startswith("interrupted; run the same command again")

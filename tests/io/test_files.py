@@ -28,11 +28,11 @@ def test_a_full_disk_is_known_from_tensorflow_s_error(small_disk):
 
 def test_a_block_that_fails_leaves_no_file_of_the_final_name(tmp_path):
     path = tmp_path / "new" / "shard"
-    with pytest.raises(KeyError), files.written_whole(str(path)) as file:
+    with pytest.raises(KeyError), files.atomic_write(str(path)) as file:
         file.write(b"half")
         raise KeyError
     assert not path.exists()
-    with files.written_whole(str(path)) as file:
+    with files.atomic_write(str(path)) as file:
         file.write(b"whole")
     assert path.read_bytes() == b"whole"
     assert [p.name for p in path.parent.iterdir()] == ["shard"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.io import tfrecord as tfrecord_files
+from albert_tf.io import tfrecord
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 
 HEAD, CHECKSUM = 12, 4
@@ -33,7 +33,7 @@ def read(path):
 @pytest.fixture
 def small_buffer(monkeypatch):
     """Records longer than a buffer, and buffers ending in all their parts."""
-    monkeypatch.setattr(tfrecord_files, "_BUFFER_BYTES", 61)
+    monkeypatch.setattr(tfrecord, "_BUFFER_BYTES", 61)
 
 
 def test_bytes_are_those_of_tensorflow(tmp_path, small_buffer):
@@ -113,7 +113,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, part, small_buffer):
         assert [bool(r.fault) for r in found] == [False, True, False][:num_read]
         assert (found[1].number, found[1].offset) == (1, begin)
         assert found[1].content == b""
-        assert f"checksum of the {fault} must agree" in found[1].fault
+        assert f"does not match the checksum of the {fault}" in found[1].fault
         assert all(
             record.content == records[i]
             for i, record in enumerate(found)

@@ -226,7 +226,7 @@ def test_when_all_commits_are_damaged_no_new_run_begins(tmp_path):
 @pytest.mark.parametrize("name", ["lr[0.01]", "a?b", "a*c", "d\\e"])
 def test_the_name_of_a_run_must_be_no_pattern(name):
     """TensorFlow would find no checkpoint there."""
-    with pytest.raises(UserError, match="output_dir must hold none of"):
+    with pytest.raises(UserError, match="output_dir must not contain"):
         TrainingConfig(output_dir=name)
     TrainingConfig(output_dir="gs://bucket/ru n_2.1-a")
 
