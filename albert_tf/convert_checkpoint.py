@@ -1,4 +1,7 @@
-r"""Converts models: runs, google-research/albert, Hugging Face.
+r"""Convert models between runs, google-research/albert and Hugging Face.
+
+A published checkpoint to a run directory; a run to a published checkpoint; the
+best checkpoint of a run to a Hugging Face folder:
 
     python -m albert_tf.convert_checkpoint \
       --from=albert_base_v2.tar.gz --to=build/albert_base_v2

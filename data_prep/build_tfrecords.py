@@ -1,18 +1,18 @@
-r"""Builds pretraining records of text.
+r"""Build pretraining records from text.
 
     python -m data_prep.build_tfrecords \
-        --input_file=corpus/*.txt.gz --spm_model_file=build/spm.model \
-        --output_dir=build/records --holdout_fraction=0.01
+      --input_file='corpus/*.txt.gz' --spm_model_file=build/spm.model \
+      --output_dir=build/records --holdout_fraction=0.01
 
-1. Inputs are read once to be checked, and so that an equal build is known.
-2. Documents become rows: segments as pieces, each with a random key.
-3. Rows are shuffled by their keys, masked, and written as TFRecord files.
-4. `metadata.json` and the vocabulary, beside the shards, make it complete.
+1. Read and check the inputs, and compute their digest. If the records exist
+   and have the same digest and settings, stop.
+2. Cut documents into unmasked examples, each with a random key.
+3. Shuffle the examples by key, mask them, and write TFRecord files.
+4. Write `metadata.json` and the vocabulary, which complete the directory.
 
-The same text and settings give the same bytes, however many processes work
-and in whatever order the files come. An interrupted build goes on where it
-was, by the same command. To train with masks made anew in each epoch, and
-with a tenth of the disk space:
+The same text and settings give the same bytes, for any number of processes and
+any order of the files. The same command continues an interrupted build. To let
+training draw other masks in each epoch, with a tenth of the disk space:
 
     python -m data_prep.build_tfrecords ... --masking=dynamic --dupe_factor=1
 """

@@ -1,17 +1,17 @@
-r"""Checks records, and shows what is in them.
+r"""Check records, and show their contents.
 
     python -m data_prep.inspect_records \
-        --input_file=build/records --output_file=build/records.png
+      --input_file=build/records --output_file=build/records.png
 
-1. Every record of every shard is read and checked, by several processes.
-2. Some examples are printed as text, with their masks marked.
-3. A table says of each directory what was found and what was wanted.
-4. Faults are printed, each with its shard and record.
+1. Read and check every record of every shard, in several processes.
+2. Print some examples as text, with their masks marked.
+3. Print a table for each directory: what was found and what was expected.
+4. Print the faults, each with its shard and record number.
 
-Exit status 1 if anything is wrong: a damaged shard, a record against the
-rules, figures that differ from the metadata or from what chance explains.
-Records of google-research/albert, which have no metadata, are checked as far
-as can be told without.
+Exit status: 1 for any fault: a damaged shard, a record that violates the
+format, or statistics that differ from the metadata or cannot be explained by
+chance. Records of google-research/albert have no metadata; checks that need it
+are skipped.
 """
 
 # TensorFlow is not imported here: each worker process imports this module.

@@ -1,29 +1,30 @@
-r"""Trains a SentencePiece vocabulary.
+r"""Train a SentencePiece vocabulary.
 
-As published, for text normalised by the code around the model:
-
-    python -m data_prep.train_tokenizer \
-        --input_file=corpus/*.txt.gz --model_prefix=build/spm --vocab_size=8000
-
-With capitals, and with the normalisation in the model, so that any runtime of
-SentencePiece gives the same ids of raw text:
+A vocabulary as in google-research/albert, where Python normalises the text
+before the SentencePiece model reads it:
 
     python -m data_prep.train_tokenizer \
-        --input_file=corpus/*.txt.gz --model_prefix=build/cased \
-        --vocabulary_kind=self_contained --do_lower_case=false
+      --input_file='corpus/*.txt.gz' --model_prefix=build/spm --vocab_size=8000
 
-Of Chinese, whose rare characters are spelled in bytes:
+A cased vocabulary with the normalisation inside the model, so that every
+SentencePiece runtime returns the same ids for raw text:
 
     python -m data_prep.train_tokenizer \
-        --input_file=zh/*.txt.gz --model_prefix=build/zh \
-        --vocabulary_kind=self_contained --byte_fallback \
-        --character_coverage=0.9995
+      --input_file='corpus/*.txt.gz' --model_prefix=build/cased \
+      --vocabulary_kind=self_contained --do_lower_case=false
 
-Writes PREFIX.model; PREFIX.vocab, its pieces and their scores to read; and
-PREFIX.json, what the model was made of, and how it does on sentences held
-out. The same text and settings give the same model, in whatever order the
-files are. Of a corpus larger than --input_characters a sample is taken, so
-that memory depends on that setting alone.
+A Chinese vocabulary that spells rare characters as bytes:
+
+    python -m data_prep.train_tokenizer \
+      --input_file='zh/*.txt.gz' --model_prefix=build/zh \
+      --vocabulary_kind=self_contained --byte_fallback \
+      --character_coverage=0.9995
+
+The command writes PREFIX.model; PREFIX.vocab, the pieces with their scores, as
+text; and PREFIX.json, the settings, the digest of the text, and a report on
+held-out sentences. The same text and settings give the same model, in whatever
+order the files come. A corpus larger than --input_characters is sampled, so
+that memory depends on that setting only.
 """
 
 import collections

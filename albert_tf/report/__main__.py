@@ -1,13 +1,13 @@
-r"""Draw the curves of one or several runs: as a page, a picture, or both.
+r"""Draw the curves of runs, as a picture, a page, or both.
 
     python -m albert_tf.report \
       --run_dirs=runs/base,runs/base_no_dropout \
       --output_file=build/report.html,build/curves.png
 
-The picture has a panel for each of losses, accuracies, learning rate, norms and
-speed, in training and on held-out records, and marks where a run was restarted,
-rolled back or switched. The page adds tables of the runs, their settings and
-their events, in one file that needs no network.
+The picture has panels for losses, accuracies, learning rate, norms and speed,
+in training and evaluation. It marks the steps at which a run was restarted,
+rolled back, or changed dropout or data. The page adds tables of the runs, their
+settings and their events, in one file that needs no network.
 """
 
 from collections.abc import Sequence
