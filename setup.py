@@ -1,13 +1,13 @@
 """Metadata, dependencies and extras of the `albert-tf` distribution.
 
-TensorFlow comes in three distributions that share one directory and so
-exclude each other, which is why it is an extra and not a plain dependency:
+TensorFlow has three distributions that install into the same directory and so
+exclude each other. Therefore each is an extra, not a dependency:
 
-    pip install -e '.[cpu]'   # a laptop; also fine beside one's own CUDA
+    pip install -e '.[cpu]'   # a laptop, or a machine with its own CUDA
     pip install -e '.[gpu]'   # NVIDIA GPUs, CUDA libraries from PyPI
     pip install -e '.[tpu]'   # a Cloud TPU VM
 
-Exact versions that were tested together are in `constraints/`.
+`constraints/` has exact versions that were tested together.
 """
 
 from setuptools import find_packages, setup

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains as one of several workers with GPUs, one process a machine, started
-# by Slurm (slurm.sbatch) or Kubernetes (kubernetes.yaml): tells TensorFlow the
-# others by TF_CONFIG, and becomes the training command.
+# Runs one of several GPU workers, one process per machine. Slurm (slurm.sbatch)
+# or Kubernetes (kubernetes.yaml) starts it per machine. It sets TF_CONFIG to
+# the addresses of all workers and runs the training command.
 #
 #     worker.sh FLAG_OF_RUN_PRETRAINING...
 #
-# Settings of the environment: WORKER_PORT, on which workers reach each other,
-# default 12345; PYTHON, default python.
+# Environment variables: WORKER_PORT, the port of every worker, default 12345;
+# PYTHON, default python.
 set -euo pipefail
 
 fail() {
@@ -14,12 +14,12 @@ fail() {
   exit 1
 }
 
-# Hosts of all workers, the first one first, and the place of this one.
+# Hosts of all workers in order, and the index of this worker.
 if [[ ${SLURM_JOB_NODELIST-} ]]; then
   mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   index=${SLURM_PROCID?}
   [[ ${SLURM_NTASKS?} == "${#hosts[@]}" ]] ||
-    fail "there must be one task a node, which uses all its GPUs. \
+    fail "there must be one task per node, which uses all its GPUs. \
 Received: $SLURM_NTASKS tasks on ${#hosts[@]} nodes"
 elif [[ ${JOB_COMPLETION_INDEX-} ]]; then
   hosts=()

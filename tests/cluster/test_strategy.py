@@ -75,7 +75,7 @@ def test_a_tpu_that_is_not_there_is_named_within_seconds():
 )
 def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(UserError, match="TF_CONFIG must hold a JSON object"):
+    with pytest.raises(UserError, match="TF_CONFIG must be a JSON object"):
         make_strategy(
             DistributionConfig(strategy="multi_worker", worker_timeout_s=2)
         )
