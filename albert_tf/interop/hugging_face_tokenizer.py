@@ -29,7 +29,7 @@ from albert_tf.records.features import (
     TOKENIZER_FILE,
     UNK_ID,
 )
-from albert_tf.records.tokenization import PUBLISHED, WORD_MARK, Tokenizer
+from albert_tf.records.tokenization import GOOGLE_ALBERT, WORD_MARK, Tokenizer
 
 _SETTINGS_FILE = "tokenizer_config.json"
 _FAST_FILE = "tokenizer.json"
@@ -66,7 +66,7 @@ def tokenizer_files(
     with open_existing(vocabulary, "rb") as file:
         content = file.read()
     # A self-contained vocabulary normalises text itself.
-    normalized_outside = tokenizer.kind == PUBLISHED
+    normalized_outside = tokenizer.kind == GOOGLE_ALBERT
     settings = {
         **_SPECIAL_TOKENS,
         "mask_token": _added_token(SPECIAL_PIECES[MASK_ID]),
@@ -96,7 +96,7 @@ def is_cased(directory: str, vocabulary: str) -> bool:
     return (
         isinstance(settings, dict)
         and settings.get("do_lower_case") is False
-        and Tokenizer(vocabulary).kind == PUBLISHED
+        and Tokenizer(vocabulary).kind == GOOGLE_ALBERT
     )
 
 
@@ -111,7 +111,7 @@ def _tokenizer_class(tokenizer: Tokenizer) -> str:
     pieces = map(tokenizer.id_to_piece, range(tokenizer.vocab_size))
     for piece in pieces:
         if _BYTE_PIECE.fullmatch(piece) or (
-            tokenizer.kind == PUBLISHED and any(map(_is_lost, piece))
+            tokenizer.kind == GOOGLE_ALBERT and any(map(_is_lost, piece))
         ):
             return "PreTrainedTokenizerFast"
     return "AlbertTokenizer"
@@ -128,7 +128,7 @@ def _fast_tokenizer(tokenizer: Tokenizer, content: bytes) -> dict[str, Any]:
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(content)
-    normalized_outside = tokenizer.kind == PUBLISHED
+    normalized_outside = tokenizer.kind == GOOGLE_ALBERT
     metaspace = {
         "type": "Metaspace",
         "replacement": WORD_MARK,

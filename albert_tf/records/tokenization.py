@@ -22,8 +22,8 @@ from albert_tf.records.features import MASK_ID, SPECIAL_PIECES, sha256_of
 WORD_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 MASK_PIECE = SPECIAL_PIECES[MASK_ID]
 
-# The kinds of a vocabulary, as metadata has them.
-PUBLISHED = "published"
+# The kinds of a vocabulary, as metadata.json names them.
+GOOGLE_ALBERT = "published"
 SELF_CONTAINED = "self_contained"
 
 # What a self-contained model calls its normaliser, by `do_lower_case`. The
@@ -94,7 +94,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: Number of pieces.
-        kind: PUBLISHED: text is normalised before the model sees it; or
+        kind: GOOGLE_ALBERT: text is normalised before the model sees it; or
             SELF_CONTAINED: by the model.
         do_lower_case: Whether text is lower-cased.
         sha256: Hexadecimal digest of the model file.
@@ -134,7 +134,7 @@ class Tokenizer:
                 for i, piece in enumerate(self._pieces)
             ]
         )
-        if self.kind == PUBLISHED:
+        if self.kind == GOOGLE_ALBERT:
             self._build_comma_table()
 
     def id_to_piece(self, piece_id: int) -> str:
@@ -143,7 +143,7 @@ class Tokenizer:
 
     def normalize(self, text: str) -> str:
         """Text as `encode_normalized` wants it, and documents are compared."""
-        if self.kind == PUBLISHED:
+        if self.kind == GOOGLE_ALBERT:
             return normalize(text, self.do_lower_case)
         # To normalise it twice changes nothing, and `encode` does.
         spelled = self._model.normalize(text)
@@ -162,7 +162,7 @@ class Tokenizer:
             itertools.chain.from_iterable(encoded), np.int32, lengths.sum()
         )
         ends = np.cumsum(lengths)
-        if self.kind == PUBLISHED:
+        if self.kind == GOOGLE_ALBERT:
             ids, ends = self.split_commas(ids, ends)
         return EncodedTexts(ids, self.starts_word[ids], ends)
 
@@ -299,7 +299,7 @@ def _find_kind(
                     remedy=f"Set --do_lower_case={str(lower_case).lower()}.",
                 )
             return SELF_CONTAINED, lower_case
-    return PUBLISHED, do_lower_case is not False
+    return GOOGLE_ALBERT, do_lower_case is not False
 
 
 def _begins_word(piece: str) -> bool:

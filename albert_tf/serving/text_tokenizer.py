@@ -27,8 +27,8 @@ from albert_tf.errors import UserError, first_line
 from albert_tf.io.files import open_existing
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID, UNK_ID
 from albert_tf.records.tokenization import (
+    GOOGLE_ALBERT,
     MASK_PIECE,
-    PUBLISHED,
     WORD_MARK,
     Tokenizer,
 )
@@ -78,7 +78,7 @@ class TextTokenizer(tf.Module):
             # Not FastSentencepieceTokenizer: it breaks ties of equal scores
             # like sentencepiece 0.2.2, and splits white space differently.
             self._model = self._text_ops.SentencepieceTokenizer(file.read())
-        self._is_published = tokenizer.kind == PUBLISHED
+        self._is_google_albert = tokenizer.kind == GOOGLE_ALBERT
         self._do_lower_case = tokenizer.do_lower_case
         self._white_space = _character_class(str.isspace)
         self._combining = _character_class(unicodedata.combining)
@@ -86,7 +86,7 @@ class TextTokenizer(tf.Module):
         pieces = [tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size)]
         self._pieces = tf.constant(pieces)
         self._without_word_mark = tf.constant(_unmark(pieces))
-        if self._is_published:
+        if self._is_google_albert:
             ids, ends = tokenizer.split_commas(
                 np.arange(len(pieces)), np.arange(len(pieces)) + 1
             )
@@ -104,7 +104,7 @@ class TextTokenizer(tf.Module):
             int32, `(batch, tokens)`.
         """
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
-        if not self._is_published:
+        if not self._is_google_albert:
             return self._model.tokenize(texts)
         ids = self._model.tokenize(self.normalize(texts))
         return tf.gather(self._comma_table, ids).merge_dims(1, 2)
