@@ -8,18 +8,18 @@ A recipe of the paper, on the TPU of this machine:
       --eval_input_file='gs://bucket/records/eval/*.tfrecord' \
       --output_dir=gs://bucket/runs/base_v2
 
-A first look, on a laptop (see configs/pretrain/tiny_cpu.flags). The same
-command again continues an interrupted run. Check everything that it needs,
-and time a few updates, before it costs anything; evaluate the newest
+configs/pretrain/tiny_cpu.flags is a first run for a laptop. The same command
+resumes an interrupted run. `--dry_run` checks everything that the run needs and
+times a few steps, before it costs anything; `--mode=eval` evaluates the newest
 checkpoint:
 
     python -m albert_tf.run_pretraining --dry_run --flagfile=... (as above)
     python -m albert_tf.run_pretraining --mode=eval --flagfile=... (as above)
 
-Exit status: 0 when all steps are done; 1 for an error that a person can
-mend; 130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption or maintenance
-from Google Cloud) when stopped, after a checkpoint at the next step: start the
-same command again. A second signal does not wait.
+Exit status: 0 when all steps are done; 1 for an error that the user can fix;
+130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption or maintenance from
+Google Cloud) when interrupted: the run saves a checkpoint at the next step, and
+the same command resumes it. A second signal ends the process at once.
 """
 
 from albert_tf.cluster import tpu_chips, versions
@@ -32,9 +32,9 @@ def main(config: PretrainingConfig) -> int:
     config.require("output_dir")
     versions.check_import()
     tpu_chips.spare_import_the_search()
-    if not config.training.dry_run:  # which tells it in its table
+    if not config.training.dry_run:  # a dry run reports it in its table
         tpu_chips.check(config.distribution)
-    # Imported here so that --help and refused settings answer at once.
+    # Imported here so that --help and invalid settings answer at once.
     if config.training.mode == "eval":
         if config.training.dry_run:
             raise UserError("dry_run must be off with mode=eval")

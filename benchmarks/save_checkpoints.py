@@ -25,6 +25,7 @@ from albert_tf.config import (
     setting,
 )
 from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import make_state
 
 MODELS = pathlib.Path(__file__).parent.parent / "configs" / "models"
@@ -48,7 +49,8 @@ def main(config: BenchmarkConfig) -> None:
     print("|---|---|---|---|---|")
     for name in config.models:
         model = ModelConfig.from_json_file(str(MODELS / f"{name}.json"))
-        variables = make_state(PretrainingConfig(model=model)).variables()
+        run = PretrainingConfig(model=model)
+        variables = make_state(run, Pretraining(run)).variables()
         store = CheckpointStore(config.work_dir, variables, keep_max=1)
         waits, totals = [], []
         for step in range(1, config.saves + 1):

@@ -69,6 +69,7 @@ def albert_tf(work: Work, remat: bool = False) -> Step:
     tf = _tensorflow(work)
     from albert_tf import config
     from albert_tf.training import schedules, train_step
+    from albert_tf.training.pretraining import Pretraining
 
     run = config.PretrainingConfig(
         model=config.ModelConfig(),
@@ -87,7 +88,7 @@ def albert_tf(work: Work, remat: bool = False) -> Step:
         ),
         training=config.TrainingConfig(num_train_steps=1000),
     )
-    state = train_step.make_state(run)
+    state = train_step.make_state(run, Pretraining(run))
     replica_step = train_step.make_replica_step(state, run)
     settings = train_step.StepSettings(
         schedules.DropoutRates(work.dropout, work.dropout)

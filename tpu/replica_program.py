@@ -14,6 +14,7 @@ import tensorflow as tf
 from albert_tf.config import PretrainingConfig
 from albert_tf.records.features import FEATURES
 from albert_tf.training import schedules, train_step
+from albert_tf.training.pretraining import Pretraining
 
 # Only masking reads token_boundary, so batches do not hold it.
 _IN_BATCHES = [f for f in FEATURES if f.name != "token_boundary"]
@@ -110,7 +111,7 @@ def lower(config: PretrainingConfig, num_replicas: int) -> bytes:
         the function, then the variables, which it updates in place.
     """
     program, arguments = make_program(
-        train_step.make_state(config), config, num_replicas
+        train_step.make_state(config, Pretraining(config)), config, num_replicas
     )
     return program.experimental_get_compiler_ir(*arguments)(
         stage="hlo_serialized", platform_name="CPU"

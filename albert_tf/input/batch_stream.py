@@ -7,6 +7,7 @@ phase of a run reads a stream of its own, from its first step on:
     number of the batch = step - first step of the phase + skipped batches
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -17,7 +18,8 @@ from albert_tf.config import DataConfig
 from albert_tf.input import corrupt_records
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
 from albert_tf.input.pipeline import training_dataset
-from albert_tf.input.record_sets import Phase, TrainingData
+from albert_tf.input.record_format import RecordFormat, pretraining_format
+from albert_tf.input.record_sets import Phase, Records, TrainingData
 
 # Batches that the pipeline may have read ahead of the step that failed.
 READ_AHEAD_BATCHES = 64
@@ -60,7 +62,8 @@ class BatchStream:
         skipped: Batches to skip; None skips none.
         damaged: Records to replace with padding; None replaces none. Records
             that are added to it take effect at the next `open`.
-        vocab_size: Token ids from here on count as damage.
+        format_of: The format of a set of records; by default that of
+            pretraining.
     """
 
     def __init__(
@@ -70,14 +73,16 @@ class BatchStream:
         seed: int,
         skipped: SkippedBatches | None = None,
         damaged: CorruptRecords | None = None,
-        vocab_size: int | None = None,
+        format_of: Callable[[Records], RecordFormat] | None = None,
     ) -> None:
         self._data = data
         self._config = config
         self._seed = seed
         self._skipped = skipped
         self._damaged = CorruptRecords("") if damaged is None else damaged
-        self._vocab_size = vocab_size
+        self._format_of = format_of or functools.partial(
+            pretraining_format, config=config
+        )
 
     def open(
         self, step: int
@@ -94,6 +99,7 @@ class BatchStream:
             self._config,
             self._phase_seed(phase),
             batch,
+            self._format_of(phase.records),
             self._damaged.by_file,
         )
 
@@ -141,7 +147,10 @@ class BatchStream:
         return [
             record
             for record in corrupt_records.find_in(
-                files, phase.records, self._config, self._vocab_size
+                files,
+                phase.records,
+                self._config,
+                self._format_of(phase.records),
             )
             if record.number not in known.get(record.file, ())
         ]

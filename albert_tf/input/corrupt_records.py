@@ -1,4 +1,4 @@
-"""Damaged training records: found, named, noted, and left out.
+"""Damaged training records: found, logged, noted, and replaced.
 
 TensorFlow's reader says that a record is damaged, not which.
 `BatchStream.find_damage` therefore reads the shards again that a failed step
@@ -9,10 +9,7 @@ batch of a step is a function of the seed, the step and these notes.
 
 import contextlib
 import dataclasses
-import json
-import posixpath
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
 
 import tensorflow as tf
 from absl import logging
@@ -21,14 +18,13 @@ from google.protobuf.message import DecodeError
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError
 from albert_tf.input.pipeline import shuffled_files
-from albert_tf.input.record_sets import Records, features_to_read
-from albert_tf.io.files import load_json_if_any, write_text
+from albert_tf.input.record_format import RecordFormat
+from albert_tf.input.record_sets import Records
+from albert_tf.io.json_list import JsonList
 from albert_tf.io.tfrecord import read_records
 
-CORRUPT_RECORDS_FILE = "corrupt_records.json"
-
-# What reading raises: for a checksum, for a record of other fields or of pieces
-# that are none, and for a shard of another number of records than it should be.
+# Errors of reading: a wrong checksum, a record with other fields or with token
+# ids out of range, or a wrong number of records.
 READING_ERRORS = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
@@ -38,12 +34,12 @@ READING_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class CorruptRecord:
-    """A record that cannot be trained on.
+    """A record that cannot be read.
 
     Attributes:
-        file: Its shard.
-        number: Records before it there.
-        reason: What is wrong.
+        file: The shard.
+        number: Number of records before it in the shard.
+        reason: The damage.
     """
 
     file: str
@@ -54,49 +50,20 @@ class CorruptRecord:
         return f"record {self.number} of {self.file}: {self.reason}"
 
 
-class CorruptRecords:
-    """The damaged records that a run has met.
+class CorruptRecords(JsonList[CorruptRecord]):
+    """The damaged records that a run has met, in that order."""
 
-    Args:
-        path: The file that notes them.
-        records: In the order in which they were met.
-    """
-
-    def __init__(
-        self, path: str, records: Sequence[CorruptRecord] = ()
-    ) -> None:
-        self._path = path
-        self._records = list(records)
-
-    @classmethod
-    def read(cls, run_dir: str) -> Self:
-        """Those of a run's directory; none if it has no such file.
-
-        Raises:
-            UserError: If the file is damaged.
-        """
-        path = posixpath.join(run_dir, CORRUPT_RECORDS_FILE)
-        stored = load_json_if_any(path)
-        try:
-            return cls(
-                path, [CorruptRecord(**values) for values in stored or ()]
-            )
-        except TypeError as error:
-            raise UserError(
-                f"{path} must hold the damaged records of the run",
-                received=str(error),
-                remedy="Remove it: they are found again.",
-            ) from None
-
-    def __len__(self) -> int:
-        return len(self._records)
+    FILE_NAME = "corrupt_records.json"
+    ITEM_TYPE = CorruptRecord
+    CONTENT = "the damaged records of the run"
+    REMEDY = "Remove it: they are found again."
 
     @property
     def by_file(self) -> dict[str, frozenset[int]]:
-        """Their numbers by file."""
-        files = {record.file for record in self._records}
+        """Numbers of the damaged records by file."""
+        files = {record.file for record in self._items}
         return {
-            file: frozenset(r.number for r in self._records if r.file == file)
+            file: frozenset(r.number for r in self._items if r.file == file)
             for file in files
         }
 
@@ -106,12 +73,12 @@ class CorruptRecords:
         config: DataConfig,
         writes: bool = True,
     ) -> None:
-        """Takes note of records, so that the run goes on without them.
+        """Adds records, which are replaced from then on.
 
         Args:
             found: At least one.
             config: The policy.
-            writes: Whether to write the file: a dry run does not.
+            writes: Whether to write the file; a dry run does not.
 
         Raises:
             UserError: If the run is to stop instead.
@@ -120,15 +87,14 @@ class CorruptRecords:
         if len(found) > 3:
             named += f"; and {len(found) - 3} more"
         remedy = (
-            "Build or copy that shard again; the run goes on from its last "
+            "Build or copy that shard again; the run continues from its last "
             "checkpoint."
         )
         if config.on_corrupt_record == "error":
             raise UserError(
-                "training records must be whole",
+                "training records must be intact",
                 received=named,
-                remedy=f"{remedy} Or leave them out, by "
-                "--on_corrupt_record=skip.",
+                remedy=f"{remedy} Or skip them with --on_corrupt_record=skip.",
             )
         if len(self) + len(found) > config.max_corrupt_records:
             raise UserError(
@@ -137,14 +103,11 @@ class CorruptRecords:
                 received=f"{len(self) + len(found)}, the last of them {named}",
                 remedy=remedy,
             )
-        self._records += found
-        if writes:
-            values = [dataclasses.asdict(r) for r in self._records]
-            # Another worker may be writing the same, and be the first.
-            with contextlib.suppress(FileNotFoundError):
-                write_text(self._path, json.dumps(values, indent=2) + "\n")
+        # Another worker may be writing the same, and be the first.
+        with contextlib.suppress(FileNotFoundError):
+            self.extend(found, writes)
         logging.error(
-            "DAMAGED RECORDS left out, %d in all: %s", len(self), named
+            "DAMAGED RECORDS skipped, %d in all: %s", len(self), named
         )
 
 
@@ -152,20 +115,20 @@ def find_in(
     files: Iterable[str],
     records: Records,
     config: DataConfig,
-    vocab_size: int | None,
+    record_format: RecordFormat,
 ) -> list[CorruptRecord]:
     """Finds the damaged records of some shards by reading each record.
 
     Args:
         files: Shards, of those in `records`.
-        records: Counts and masking of the shards.
+        records: Number of records by shard.
         config: Lengths.
-        vocab_size: Token ids from here on are damage; None does not check.
+        record_format: The features that each record must hold.
     """
     return [
         record
         for file in files
-        for record in _damaged_in(records, file, config, vocab_size)
+        for record in _damaged_in(records, file, config, record_format)
     ]
 
 
@@ -183,7 +146,7 @@ def files_between(
     """
     epoch, offset = divmod(first, records.num_examples)
     last -= epoch * records.num_examples
-    # Blocks are read whole.
+    # Complete blocks are read.
     begin, end = offset // block_size * block_size, last + block_size
     files = []
     while end > 0:
@@ -206,15 +169,13 @@ def files_between(
 
 
 def _damaged_in(
-    records: Records, file: str, config: DataConfig, vocab_size: int | None
+    records: Records, file: str, config: DataConfig, record_format: RecordFormat
 ) -> Iterator[CorruptRecord]:
     count = records.count_of(file)
     number, fault = -1, ""
     with tf.io.gfile.GFile(file, "rb") as opened:
         for number, offset, content, fault in read_records(opened):
-            reason = fault or _wrong_content(
-                content, config, records.masking, vocab_size
-            )
+            reason = fault or _wrong_content(content, config, record_format)
             if number >= count:
                 reason = f"the file must hold {count} records, and holds more"
             if reason:
@@ -226,20 +187,14 @@ def _damaged_in(
 
 
 def _wrong_content(
-    content: bytes, config: DataConfig, masking: str, vocab_size: int | None
+    content: bytes, config: DataConfig, record_format: RecordFormat
 ) -> str:
     example = tf.train.Example()
     try:
         example.ParseFromString(content)
     except DecodeError as error:
         return f"it must be a tf.train.Example: {error}"
-    limits = {
-        "input_ids": vocab_size,
-        "masked_lm_ids": vocab_size,
-        "masked_lm_positions": config.max_seq_length,
-        "segment_ids": 2,
-    }
-    for feature in features_to_read(masking):
+    for feature in record_format.features:
         stored = example.features.feature[feature.name]
         values = (
             stored.float_list.value
@@ -252,7 +207,7 @@ def _wrong_content(
                 f"{feature.name} must have {length} values and has "
                 f"{len(values)}"
             )
-        limit = limits.get(feature.name)
+        limit = record_format.limits.get(feature.name)
         if limit and not 0 <= min(values) <= max(values) < limit:
             return (
                 f"{feature.name} must be from 0 to below {limit}, and is "

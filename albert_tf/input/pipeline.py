@@ -2,17 +2,16 @@
 
 The order of the records is a pure function of the seed: an epoch reads the
 shards in a shuffled order, cuts the stream into blocks and shuffles each
-block. Sets of records that a run joins are each read so, and alternate in
-proportion to their sizes before the stream is cut. Step s takes records
+block. A run that joins several sets of records reads each in its own shuffled
+order; their records alternate in proportion to their sizes before the stream
+is cut. Step s takes records
 [s * B, (s + 1) * B) of the endless stream, whatever the number of replicas,
 hosts or restarts, so that a position is the step alone and nothing of the
-pipeline need be saved. (Saved iterators were tried and fail under strategies.)
-Two things that a run notes in its directory take part: rollbacks leave batches
-out, and a damaged record is replaced by one of weight 0.
+pipeline is saved. (Saved iterators fail under strategies.)
+`batch_stream` adds the two things that a run notes in its directory: skipped
+batches and damaged records.
 
-Records without masks (`--masking=dynamic` when built) are masked here, in the
-graph of the host, with a key of the seed and the place in that stream: each
-epoch anew, and alike wherever the run starts.
+`record_format` says how a record becomes an example.
 """
 
 import functools
@@ -22,20 +21,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from albert_tf.cluster.strategy import per_replica_batch_size
-from albert_tf.config import DataConfig, SequenceConfig
-from albert_tf.input import tensor_ops
-from albert_tf.input.record_sets import Records, features_to_read
+from albert_tf.config import DataConfig
+from albert_tf.input.record_format import (
+    Batch,
+    RecordFormat,
+    padding_example,
+    parse_records,
+)
+from albert_tf.input.record_sets import Records
 from albert_tf.io.tfrecord import read_records
-from albert_tf.records import features
-from albert_tf.records.keyed_random import random_bits
-from albert_tf.records.masking import mask_batch
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20
 
 CHOICES_AT_A_TIME = 1024
-
-Batch = Mapping[str, tf.Tensor]
 
 
 def training_dataset(
@@ -43,6 +42,7 @@ def training_dataset(
     config: DataConfig,
     seed: int,
     first_batch: int,
+    record_format: RecordFormat,
     damaged: Mapping[str, frozenset[int]],
 ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
     """Batches of one replica, without end, from a batch of the stream on.
@@ -52,23 +52,23 @@ def training_dataset(
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
         first_batch: Number of batches before the first one.
-        damaged: Numbers of damaged records by file. Each is read as an example
-            whose `input_mask` and `masked_lm_weights` are all 0, so that no
-            other record moves.
+        record_format: How records become a batch.
+        damaged: Numbers of damaged records by file. Each is read as a record
+            of zeros, so that no other record moves.
 
     Returns:
         The argument of `strategy.distribute_datasets_from_function`. Elements
-        are dictionaries of `FEATURES` except token_boundary, int32 or
-        float32, of shape `(per_replica_batch_size, length)`.
+        are dictionaries of features, int32 or float32, of shape
+        `(per_replica_batch_size, length)`.
     """
+    features = record_format.features
+    padding = padding_example(features, config)
 
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
-        batch = parse_records(serialized, config, records.masking)
-        if records.masking == "static":
+        batch = parse_records(serialized, features, config)
+        if record_format.finish is None:
             return batch
-        seeds = tf.fill(positions.shape, tf.constant(seed, tf.uint64))
-        keys = random_bits(seeds, positions, tensor_ops)
-        return _mask(batch, keys, config, records)
+        return record_format.finish(batch, positions, seed)
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         stream = _shuffled_stream(
@@ -76,10 +76,12 @@ def training_dataset(
             config,
             seed,
             first_batch * config.global_batch_size,
-            damaged,
+            functools.partial(
+                _read_files, records=records, damaged=damaged, padding=padding
+            ),
         )
         batches = stream.batch(config.global_batch_size, drop_remainder=True)
-        return _parse_share(
+        return _parse_per_replica(
             batches.enumerate(first_batch),
             "global_batch_size",
             config.global_batch_size,
@@ -91,24 +93,24 @@ def training_dataset(
 
 
 def evaluation_dataset(
-    records: Records, config: DataConfig
+    records: Records, config: DataConfig, record_format: RecordFormat
 ) -> tuple[
     Callable[[tf.distribute.InputContext], tf.data.Dataset],
     int,
 ]:
     """Batches of one replica, each record once, in order.
 
-    The last batch is filled with examples whose `input_mask` and
-    `masked_lm_weights` are all 0.
+    The last batch is filled up with records of zeros.
 
     Returns:
-        As `training_dataset`, and the number of batches.
+        The same as `training_dataset`, and the number of batches.
     """
     batch_size = config.eval_batch_size
     num_batches = -(-records.num_examples // batch_size)
     if config.max_eval_steps:
         num_batches = min(num_batches, config.max_eval_steps)
-    padding = _padding_example(config)
+    features = record_format.features
+    padding = padding_example(features, config)
 
     def fill(batch: tf.Tensor) -> tf.Tensor:
         missing = batch_size - tf.shape(batch)[0]
@@ -125,70 +127,15 @@ def evaluation_dataset(
             .map(fill)
             .enumerate()
         )
-        return _parse_share(
+        return _parse_per_replica(
             batches,
             "eval_batch_size",
             batch_size,
-            lambda serialized, _: parse_records(serialized, config),
+            lambda serialized, _: parse_records(serialized, features, config),
             context,
         )
 
     return make, num_batches
-
-
-def parse_records(
-    serialized: tf.Tensor, shape: SequenceConfig, masking: str = "static"
-) -> Batch:
-    """Parses serialized examples, those of google-research/albert too.
-
-    Args:
-        serialized: string, (batch,).
-        shape: The lengths.
-        masking: "static", or "dynamic" for records without masks.
-
-    Returns:
-        The features of such records, each (batch, length): int64 as int32,
-        since TPUs have no int64, and float32. token_boundary serves masking
-        and is read for dynamic masking alone.
-    """
-    parsed = tf.io.parse_example(
-        serialized,
-        {
-            feature.name: tf.io.FixedLenFeature(
-                [feature.length(shape)], tf.dtypes.as_dtype(feature.dtype)
-            )
-            for feature in features_to_read(masking)
-        },
-    )
-    return {
-        name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
-        for name, value in parsed.items()
-    }
-
-
-def _mask(
-    batch: Batch, keys: tf.Tensor, config: DataConfig, records: Records
-) -> Batch:
-    """Masks records that hold no masks; the batch is as of others then."""
-    assert records.metadata is not None
-    masked = mask_batch(
-        batch["input_ids"],
-        batch["token_boundary"],
-        keys,
-        vocab_size=records.metadata.vocab_size,
-        max_predictions_per_seq=config.max_predictions_per_seq,
-        masked_lm_prob=config.masked_lm_prob,
-        ngram=config.ngram,
-        ops=tensor_ops,
-    )
-    kept = {n: v for n, v in batch.items() if n != "token_boundary"}
-    return {
-        **kept,
-        "input_ids": masked.input_ids,
-        "masked_lm_positions": masked.positions,
-        "masked_lm_ids": masked.ids,
-        "masked_lm_weights": masked.weights,
-    }
 
 
 def shuffled_files(
@@ -209,7 +156,7 @@ def _shuffled_stream(
     config: DataConfig,
     seed: int,
     position: int,
-    damaged: Mapping[str, frozenset[int]],
+    read_files: Callable[[tf.Tensor], tf.data.Dataset],
 ) -> tf.data.Dataset:
     """The endless stream of serialized records from a position on."""
     block_size = config.shuffle_block_size
@@ -230,7 +177,7 @@ def _shuffled_stream(
         first_block: int,
     ) -> tf.data.Dataset:
         sets = [
-            _read_files(files, records, config, damaged).skip(skip)
+            read_files(files).skip(skip)
             for files, skip in zip(ordered_files, skips, strict=True)
         ]
         return (
@@ -241,8 +188,8 @@ def _shuffled_stream(
             .unbatch()
         )
 
-    # The first epoch starts within: whole shards are passed over by their
-    # counts, without being read.
+    # The first epoch starts in the middle: complete shards before it are
+    # skipped by their counts, without being read.
     epoch = tf.constant(first_epoch, tf.int64)
     first_block = offset // block_size
     skips = records.num_of_sets(first_block * block_size)
@@ -250,7 +197,7 @@ def _shuffled_stream(
     ordered_files = []
     for index, files in enumerate(records.sets):
         remaining = shuffled_files(files, seed, epoch).numpy().tolist()
-        # Of sets with few records the last block may need none.
+        # The last block may hold no record of a small set.
         while remaining and skips[index] >= count_of[remaining[0].decode()]:
             skips[index] -= count_of[remaining.pop(0).decode()]
         ordered_files.append(tf.constant(remaining, tf.string))
@@ -276,9 +223,9 @@ def _alternating(
     """Records of all sets, from a position of an epoch on.
 
     Args:
-        sets: What is left of each there.
-        records: Theirs.
-        position: Of the epoch.
+        sets: The records of each set from there on.
+        records: All sets.
+        position: Records of the epoch before it.
     """
     if len(sets) == 1:
         return sets[0]
@@ -301,13 +248,13 @@ def _alternating(
 def _read_files(
     files: tf.Tensor,
     records: Records,
-    config: DataConfig,
     damaged: Mapping[str, frozenset[int]],
+    padding: bytes,
 ) -> tf.data.Dataset:
     """Serialized records of files, one after another.
 
-    A shard that does not hold as many as its metadata says is an error: all
-    that comes after it would move.
+    A shard with another number of records than its metadata says is an error:
+    all later records of the stream would move.
     """
     names, counts = tf.constant(records.files), tf.constant(records.counts)
     damaged_names = tf.constant(sorted(damaged), tf.string)
@@ -317,35 +264,34 @@ def _read_files(
         count = tf.cast(counts[index], tf.int64)
         assert_count = tf.data.experimental.assert_cardinality(count)
         if not damaged:
-            whole = tf.data.TFRecordDataset(file, None, READ_BUFFER_BYTES)
-            return whole.apply(assert_count)
-        # One of the two reads the file, the other none.
+            intact = tf.data.TFRecordDataset(file, None, READ_BUFFER_BYTES)
+            return intact.apply(assert_count)
+        # One of the two datasets reads the file; the other is empty.
         is_damaged = tf.reduce_any(file == damaged_names)[tf.newaxis]
         one = tf.boolean_mask(file[tf.newaxis], ~is_damaged)
         other = tf.boolean_mask(file[tf.newaxis], is_damaged)
-        whole = tf.data.TFRecordDataset(one, None, READ_BUFFER_BYTES)
-        mended = tf.data.Dataset.from_generator(
-            functools.partial(_read_damaged, records, config, damaged),
+        intact = tf.data.TFRecordDataset(one, None, READ_BUFFER_BYTES)
+        replaced = tf.data.Dataset.from_generator(
+            functools.partial(_read_damaged, records, damaged, padding),
             output_signature=tf.TensorSpec((), tf.string),
             args=(other,),
         )
-        return whole.concatenate(mended).apply(assert_count)
+        return intact.concatenate(replaced).apply(assert_count)
 
     return tf.data.Dataset.from_tensor_slices(files).flat_map(read)
 
 
 def _read_damaged(
     records: Records,
-    config: DataConfig,
     damaged: Mapping[str, frozenset[int]],
+    padding: bytes,
     files: Sequence[bytes],
 ) -> Iterator[bytes]:
-    """As many records as files should have, with padding for damaged ones.
+    """Yields the records of files, with padding for damaged ones.
 
     Raises:
-        ValueError: For one that is damaged and not known to be.
+        ValueError: If a record is damaged that `damaged` does not list.
     """
-    padding = _padding_example(config)
     for name in (file.decode() for file in files):
         known, count = damaged[name], records.count_of(name)
         read = 0
@@ -362,61 +308,49 @@ def _read_damaged(
             yield padding
 
 
-def _parse_share(
+def _parse_per_replica(
     batches: tf.data.Dataset,
     name: str,
     batch_size: int,
     parse: Callable[[tf.Tensor, tf.Tensor], Batch],
     context: tf.distribute.InputContext,
 ) -> tf.data.Dataset:
-    """Cuts whole batches into replicas' shares and parses this host's.
+    """Cuts global batches by replica and parses those of this host.
 
     Args:
         batches: Pairs of a batch's number and its serialized records.
         name: The setting that holds the batch size.
         batch_size: Records in a batch.
-        parse: Makes a replica's batch of its serialized records and their
-            places in the stream, both `(per_replica_batch_size,)`.
+        parse: Parses a replica's batch: serialized records and their
+            positions in the stream, both `(per_replica_batch_size,)`.
         context: Replicas and hosts.
     """
     num_replicas = context.num_replicas_in_sync
-    share = per_replica_batch_size(name, batch_size, num_replicas)
+    per_replica = per_replica_batch_size(name, batch_size, num_replicas)
     local = num_replicas // context.num_input_pipelines
     first = context.input_pipeline_id * local
+    local_replicas = slice(first, first + local)
 
-    def shares_of_this_host(
+    def replicas_of_this_host(
         number: tf.Tensor, batch: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         positions = number * batch_size + tf.range(batch_size, dtype=tf.int64)
         return tuple(
-            tf.reshape(values, [num_replicas, share])[first : first + local]
+            tf.reshape(values, [num_replicas, per_replica])[local_replicas]
             for values in (batch, positions)
         )
 
     options = tf.data.Options()
     options.deterministic = True
-    # Every host reads all files and keeps its share: the order must not
+    # Every host reads all files and keeps its part: the order must not
     # depend on their number, and reading is cheaper than parsing.
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
     return (
-        batches.map(shares_of_this_host)
+        batches.map(replicas_of_this_host)
         .unbatch()
         .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)
     )
-
-
-def _padding_example(shape: SequenceConfig) -> bytes:
-    """A serialized record of zeros."""
-    example = tf.train.Example()
-    for feature in features.FEATURES:
-        values = [0] * feature.length(shape)
-        target = example.features.feature[feature.name]
-        if feature.dtype == "float32":
-            target.float_list.value.extend(values)
-        else:
-            target.int64_list.value.extend(values)
-    return example.SerializeToString()

@@ -50,7 +50,9 @@ def summarize(run: RunHistory) -> str:
     if not newest:
         return f"{run.run_dir}: not evaluated yet"
     step = int(run.curve("eval", "masked_lm_loss").last[0])
-    text = f"{run.run_dir}, step {step}, held out: {describe(newest)}"
+    objective = run.settings.get("training.sentence_objective", "sop")
+    text = f"{run.run_dir}, step {step}, held out: "
+    text += describe(newest, objective)
     if "unigram_entropy_nats" in run.records:
         entropy = run.records["unigram_entropy_nats"]
         text += f"; unigram entropy of the corpus {entropy:.3f}"

@@ -1,8 +1,9 @@
-"""Held-out evaluation: each record once, weighed over all replicas."""
+"""Evaluation on held-out records, each counted once, over all replicas."""
 
 import json
-from collections.abc import Mapping
 
+import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
@@ -15,49 +16,48 @@ from albert_tf.cluster.strategy import (
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input import (
-    corrupt_records,
-)
-from albert_tf.input import (
-    pipeline as input_pipeline,
-)
-from albert_tf.input import (
-    record_sets as training_records,
-)
+from albert_tf.input import corrupt_records
+from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input.record_format import Batch
+from albert_tf.input.record_sets import Records
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.fusion import fusing
-from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.log import RunLog
-from albert_tf.training import losses, metrics
+from albert_tf.training.objective import Objective, Scalars
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.train_step import first_replica_values, read_flag
 
 
 class Evaluator:
-    """Evaluates a model that goes on changing.
+    """Evaluates a model on held-out records, each counted once.
 
     Args:
-        strategy: The strategy that the model was made under.
-        pretrainer: Model and heads.
+        strategy: The strategy in whose scope the model was made.
+        model: Model of the objective.
+        objective: Losses, metrics and format of the records.
         held_out: Records to evaluate on.
-        config: The run.
+        config: Settings of the run.
         stop_flag: float32 scalar on the host; not 0 once this process is to
-            stop, which ends an evaluation, in all processes.
+            stop, which ends an evaluation in all processes.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        pretrainer: AlbertPretrainer,
-        held_out: training_records.Records,
+        model: keras.layers.Layer,
+        objective: Objective,
+        held_out: Records,
         config: PretrainingConfig,
         stop_flag: tf.Variable | None = None,
     ) -> None:
         self._config = config
-        self._objective = config.training.sentence_objective
+        self._objective = objective
         self._held_out = held_out
+        self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
-            held_out, config.data
+            held_out, config.data, self._format
         )
         self._batches = strategy.distribute_datasets_from_function(make_dataset)
 
@@ -66,37 +66,45 @@ class Evaluator:
 
         @tf.autograph.experimental.do_not_convert
         @fusing(fuses(config.distribution, device))
-        def replica_sums(
-            batch: input_pipeline.Batch, stop: tf.Tensor
-        ) -> Mapping[str, tf.Tensor]:
-            context = tf.distribute.get_replica_context()
-            outputs = pretrainer(batch, dropout=no_dropout)
-            sums = losses.pretraining_sums(outputs, batch)
-            # An identity, since only what a replica made can be reduced.
-            return context.all_reduce(
+        def evaluate_on_replica(
+            batch: Batch, stop: tf.Tensor
+        ) -> tuple[Scalars, dict[str, tf.Tensor]]:
+            replica = tf.distribute.get_replica_context()
+            outputs = model(batch, dropout=no_dropout)
+            sums = replica.all_reduce(
                 tf.distribute.ReduceOp.SUM,
-                {**sums, "stops": tf.identity(stop)},
+                # An identity: only values made on the replica can be reduced.
+                {
+                    **objective.sums(outputs, batch),
+                    "stops": tf.identity(stop),
+                },
             )
-
-        @tf.function
-        def batch_sums(
-            batch: input_pipeline.Batch,
-        ) -> Mapping[str, tf.Tensor]:
-            stop = tf.constant(0.0)
-            if stop_flag is not None:
-                stop = tf.identity(stop_flag)
-            per_replica = strategy.run(replica_sums, args=(batch, stop))
-            return {
-                name: strategy.experimental_local_results(value)[0]
-                for name, value in per_replica.items()
+            predictions = objective.predictions(outputs, batch)
+            return sums, {
+                name: replica.all_gather(value, axis=0)
+                for name, value in predictions.items()
             }
 
-        self._batch_sums = batch_sums
+        @tf.function
+        def evaluate_batch(
+            batch: Batch,
+        ) -> tuple[Scalars, dict[str, tf.Tensor]]:
+            sums, predictions = strategy.run(
+                evaluate_on_replica, args=(batch, read_flag(stop_flag))
+            )
+            return (
+                first_replica_values(strategy, sums),
+                first_replica_values(strategy, predictions),
+            )
+
+        self._evaluate_batch = evaluate_batch
 
     def run(self) -> dict[str, float] | None:
-        """Means over the held-out records, as `metrics.means`.
+        """Evaluates the model as it is now.
 
-        None if a process is to stop, which does not wait for the last batch.
+        Returns:
+            The metrics; None if a process is to stop, which does not wait for
+            the last batch.
 
         Raises:
             UserError: If a record is damaged, naming it.
@@ -108,18 +116,19 @@ class Evaluator:
                 self._held_out.files,
                 self._held_out,
                 self._config.data,
-                self._config.model.vocab_size,
+                self._format,
             )
             if not found:
                 raise
             raise UserError(
-                "held-out records must be whole",
+                "held-out records must be intact",
                 received="; ".join(map(str, found[:3])),
                 remedy="Build or copy that shard again.",
             ) from error
 
     def _run(self) -> dict[str, float] | None:
         totals: dict[str, float] = {}
+        collected: dict[str, list[np.ndarray]] = {}
         batches = tqdm(
             range(self._num_batches),
             desc="evaluating held-out records",
@@ -128,53 +137,56 @@ class Evaluator:
             leave=False,
         )
         for _, batch in zip(batches, self._batches, strict=True):
-            for name, value in self._batch_sums(batch).items():
-                # Python floats: float32 would lose pieces in long sums.
+            sums, predictions = self._evaluate_batch(batch)
+            for name, value in sums.items():
+                # Python floats: float32 would lose tokens in long sums.
                 totals[name] = totals.get(name, 0.0) + float(value)
+            for name, value in predictions.items():
+                collected.setdefault(name, []).append(value.numpy())
             if totals["stops"]:
                 return None
-        return {
-            name: float(value) for name, value in metrics.means(totals).items()
-        }
+        # The last batch is filled up with padding.
+        return self._objective.evaluate(
+            totals,
+            {
+                name: np.concatenate(values)[: self._held_out.num_examples]
+                for name, values in collected.items()
+            },
+        )
 
     def run_and_log(
         self, step: int, run_log: RunLog | None
     ) -> dict[str, float] | None:
-        """Evaluates and tells the result, beside the paper's figures.
+        """Evaluates, and logs the metrics.
 
         Returns:
-            As `run`.
+            The same as `run`.
         """
-        figures = self.run()
-        if figures is None:
+        metrics = self.run()
+        if metrics is None:
             logging.warning("evaluation at step %d cut short", step)
             return None
-        logging.info(
-            "eval at step %d: %s; %s",
-            step,
-            metrics.describe(figures),
-            metrics.describe_reference(self._objective),
+        first, *others = self._objective.describe_evaluation(
+            metrics, self._held_out
         )
-        if self._held_out.metadata is not None:
-            logging.info(
-                "held-out mlm loss %.3f nats; unigram entropy of the corpus "
-                "%.3f nats",
-                figures["masked_lm_loss"],
-                self._held_out.metadata.unigram_entropy_nats,
-            )
+        logging.info("eval at step %d: %s", step, first)
+        for line in others:
+            logging.info("%s", line)
         if run_log:
-            run_log.write("eval", step, figures)
-        return figures
+            run_log.write("eval", step, metrics)
+        return metrics
 
 
 def evaluate_run(config: PretrainingConfig) -> None:
     """Evaluates the newest checkpoint of `--output_dir` and prints JSON.
 
     Raises:
-        UserError: If there is no checkpoint, or it does not fit.
+        UserError: If there is no checkpoint, or it does not fit the settings.
     """
     config.require("eval_input_file")
-    held_out = training_records.find_held_out(config)
+    objective = Pretraining(config)
+    held_out = objective.find_held_out()
+    assert held_out is not None
     run_directory.check_evaluation(config, held_out)
     strategy = make_strategy(config.distribution)
     per_replica_batch_size(
@@ -183,8 +195,8 @@ def evaluate_run(config: PretrainingConfig) -> None:
         strategy.num_replicas_in_sync,
     )
     with strategy.scope():
-        _, pretrainer, step = checkpoints.load_run(config.training.output_dir)
-    evaluator = Evaluator(strategy, pretrainer, held_out, config)
-    figures = evaluator.run_and_log(step, None)
-    assert figures, "nothing stops it"
-    print(json.dumps({"step": step, **figures}))
+        _, model, step = checkpoints.load_run(config.training.output_dir)
+    evaluator = Evaluator(strategy, model, objective, held_out, config)
+    metrics = evaluator.run_and_log(step, None)
+    assert metrics is not None, "no stop flag was given"
+    print(json.dumps({"step": step, **metrics}))

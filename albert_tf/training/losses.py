@@ -1,7 +1,7 @@
 """The pretraining losses and accuracies, as sums.
 
-Sums, not means: the trainer divides by the weight of all replicas, so that
-each masked piece weighs the same whichever replica it fell on.
+Sums rather than means: the trainer divides by the weights of the global batch,
+so that each masked token counts the same, whichever replica it is on.
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,16 @@ from albert_tf.records.features import SENTENCE_LABEL
 def pretraining_sums(
     outputs: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Sums of losses, of right answers and of weights over a batch.
+    """Sums losses, correct predictions and weights over a batch.
 
     Args:
-        outputs: Of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
-            predictions, vocab_size)`, and `sentence_logits`, float32,
-            `(batch, 2)`, where it has a sentence head.
+        outputs: Outputs of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
+            predictions, vocab_size)`, and, with a sentence head,
+            `sentence_logits`, float32, `(batch, 2)`.
         batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
             `(batch, predictions)`; a slot of weight 0 is padding.
             `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
-            `(batch, length)`; an example that begins with 0 fills up a
-            batch and counts for nothing.
+            `(batch, length)`; an example whose mask begins with 0 is padding.
 
     Returns:
         float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`
@@ -34,14 +33,14 @@ def pretraining_sums(
     Reference:
         [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
     """
-    sums = _weighted_sums(
+    sums = weighted_sums(
         "mlm",
         outputs["mlm_logits"],
         batch["masked_lm_ids"],
         batch["masked_lm_weights"],
     )
     if "sentence_logits" in outputs:
-        sums |= _weighted_sums(
+        sums |= weighted_sums(
             "sentence",
             outputs["sentence_logits"],
             batch[SENTENCE_LABEL][:, 0],
@@ -51,14 +50,25 @@ def pretraining_sums(
 
 
 def example_weights(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """float32, `(batch,)`: 1 for an example, 0 for one that fills up."""
+    """float32, `(batch,)`: 1 for an example, 0 for a padding example."""
     return tf.cast(batch["input_mask"][:, 0], tf.float32)
 
 
-def _weighted_sums(
+def weighted_sums(
     name: str, logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-    """Sums over labels `(...)` of a classifier with logits `(..., classes)`."""
+    """Sums the cross-entropy and the correct predictions of a classifier.
+
+    Args:
+        name: Prefix of the keys returned.
+        logits: float32, `(..., classes)`.
+        labels: int32, `(...)`.
+        weights: float32, `(...)`.
+
+    Returns:
+        float32 scalars `NAME_loss_sum`, in nats, `NAME_correct_sum`,
+        `NAME_weight_sum`.
+    """
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     answers = tf.argmax(logits, axis=-1, output_type=labels.dtype)
     correct = tf.cast(tf.equal(answers, labels), tf.float32)

@@ -1,13 +1,14 @@
-"""From sums over examples to the figures that a person watches.
+"""The pretraining metrics, computed from sums over examples.
 
-The names are those of google-research/albert.
+The names are those of google-research/albert: `sentence_order_loss` and
+`sentence_order_accuracy` hold next-sentence prediction, too.
 """
 
 from collections.abc import Mapping
 
 import tensorflow as tf
 
-# Development-set figures of ALBERT-base after 125,000 steps at batch 4096
+# Development-set accuracies of ALBERT-base after 125,000 steps at batch 4096
 # (Lan et al., 2020, Table 5), by sentence objective.
 PAPER_REFERENCE = {
     "sop": {"masked_lm_accuracy": 0.540, "sentence_order_accuracy": 0.865},
@@ -17,7 +18,7 @@ PAPER_REFERENCE = {
 
 
 def names(sentence_objective: str) -> tuple[str, ...]:
-    """The figures that `means` gives for a sentence objective."""
+    """The keys of `means`, by sentence objective."""
     masked_lm = ("loss", "masked_lm_loss", "masked_lm_accuracy")
     if sentence_objective == "none":
         return masked_lm
@@ -25,10 +26,10 @@ def names(sentence_objective: str) -> tuple[str, ...]:
 
 
 def means(sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Losses in nats and accuracies from 0 to 1.
+    """Computes losses in nats and accuracies from 0 to 1.
 
     Args:
-        sums: As `losses.pretraining_sums`, over any number of examples.
+        sums: `losses.pretraining_sums`, added up over any batches.
 
     Returns:
         float32 scalars: masked_lm_loss, masked_lm_accuracy and, with a
@@ -59,27 +60,33 @@ def _ratio(
     )
 
 
-def describe(figures: Mapping[str, float]) -> str:
-    """One line of text, e.g. `mlm 4.012 (28.1 %), sop 0.601 (66.0 %)`."""
+def describe(values: Mapping[str, float], sentence_objective: str) -> str:
+    """Formats metrics as one line of text.
+
+    Example:
+        >>> values = {"masked_lm_loss": 4.0, "masked_lm_accuracy": 0.281}
+        >>> describe(values, "none")
+        'mlm 4.000 (28.1%)'
+    """
     parts = [
-        f"mlm {figures['masked_lm_loss']:.3f} "
-        f"({figures['masked_lm_accuracy']:.1%})"
+        f"mlm {values['masked_lm_loss']:.3f} "
+        f"({values['masked_lm_accuracy']:.1%})"
     ]
-    if "sentence_order_loss" in figures:
+    if "sentence_order_loss" in values:
         parts.append(
-            f"sop {figures['sentence_order_loss']:.3f} "
-            f"({figures['sentence_order_accuracy']:.1%})"
+            f"{sentence_objective} {values['sentence_order_loss']:.3f} "
+            f"({values['sentence_order_accuracy']:.1%})"
         )
     return ", ".join(parts)
 
 
 def describe_reference(sentence_objective: str) -> str:
-    """The paper's figures for the same objective, on its own data."""
-    figures = PAPER_REFERENCE[sentence_objective]
-    parts = [f"mlm {figures['masked_lm_accuracy']:.1%}"]
-    if "sentence_order_accuracy" in figures:
+    """Formats the accuracies of the paper, which used its own data."""
+    accuracies = PAPER_REFERENCE[sentence_objective]
+    parts = [f"mlm {accuracies['masked_lm_accuracy']:.1%}"]
+    if "sentence_order_accuracy" in accuracies:
         parts.append(
-            f"{sentence_objective} {figures['sentence_order_accuracy']:.1%}"
+            f"{sentence_objective} {accuracies['sentence_order_accuracy']:.1%}"
         )
     return (
         f"paper, base after 125k steps (Table 5): {', '.join(parts)} accuracy"

@@ -7,9 +7,10 @@ import numpy as np
 from absl import logging
 
 from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.training.listener import Listener
 
-# Figures that depend on the clock. All others are, for the same settings, the
-# same in each run, however often it was interrupted.
+# Metrics that depend on the clock. All others are equal in each run of the same
+# settings, however often it was interrupted.
 TIMING_METRICS = (
     "loop_seconds",
     "steps_per_second",
@@ -23,23 +24,23 @@ TIMING_METRICS = (
 )
 
 
-# From which share on the progress line tells that steps wait for their batch.
-SLOW_INPUT_SHARE = 0.05
+# Fraction of time from which the progress line reports waiting for input.
+SLOW_INPUT_FRACTION = 0.05
 
 
-class Progress:
-    """Rate and time to go, and what the time went into.
+class Progress(Listener):
+    """Rate, time to go, and what the time was spent on.
 
     Args:
-        num_steps: Steps of the run.
-        tokens_per_step: Positions of a batch, padding included.
-        flops_per_step: Operations of the model in one step.
-        peak_flops: Of all devices in FLOP/s; None if it is not known.
+        num_steps: Number of steps of the run.
+        tokens_per_step: Positions of a global batch, padding included.
+        flops_per_step: Floating-point operations of a step.
+        peak_flops: Peak of all devices in FLOP/s; None if it is not known.
         run_dir: `--output_dir` of the run, for the time it has taken so far.
         describe: Formats the metrics of the objective.
 
     Attributes:
-        was_steady: Whether no compiling took part in the last figures.
+        was_steady: Whether no compiling was part of the last metrics.
     """
 
     was_steady = False
@@ -62,9 +63,13 @@ class Progress:
         self._run_dir = run_dir
         starts = [event["time"] for event in read_events(run_dir)]
         self._first_start = min(starts, default=time.time())
-        self.start_again()
+        self._count_kept()
 
-    def start_again(self) -> None:
+    def on_rollback(self, step: int) -> None:
+        """Forgets the time of the steps that were rolled back."""
+        self._count_kept()
+
+    def _count_kept(self) -> None:
         """Counts the time of the lines that the log has kept."""
         self._useful_seconds = sum(
             line.get("loop_seconds", 0.0)
@@ -79,12 +84,12 @@ class Progress:
         self._steady = True
 
     def add_steps(self, times: np.ndarray, ended: float, steady: bool) -> None:
-        """Takes note of steps.
+        """Adds the times of steps.
 
         Args:
-            times: Of `train_step.Steps`: float64, `(steps, 2)`.
-            ended: When the last one was seen to have ended.
-            steady: False if compiling took part of the time, which then
+            times: `train_step.Steps.times`, float64, `(steps, 2)`.
+            ended: When the last step ended, in seconds since the epoch.
+            steady: False if compiling was part of that time, which then
                 does not count for the time to go.
         """
         asked = np.append(times[:, 0], ended)
@@ -93,12 +98,12 @@ class Progress:
         self._steady &= steady
 
     def advance(self) -> dict[str, float]:
-        """Figures of the steps since the last call; see `TIMING_METRICS`.
+        """Computes the `TIMING_METRICS` of the steps since the last call.
 
-        `input_bound_share` is the share of the time that steps waited for
-        their batch; `mfu` is there if the peak is known; `goodput` is the
-        share of the time since the run's first start, between processes
-        too, that went into steps that were kept.
+        `input_bound_share` is the fraction of the time that steps waited for
+        their batch; `mfu` is included if the peak is known; `goodput` is the
+        fraction of the time since the run's first start, time between
+        processes included, that was spent on steps that were kept.
         """
         seconds = np.concatenate(self._step_seconds)
         input_seconds, steady = self._input_seconds, self._steady
@@ -118,7 +123,7 @@ class Progress:
         useful = total if steady else float(np.median(seconds)) * len(seconds)
         self._useful_seconds += useful
         elapsed = max(time.time() - self._first_start, total)
-        figures = {
+        metrics = {
             "loop_seconds": useful,
             "steps_per_second": 1 / mean,
             "tokens_per_second": self._tokens_per_step / mean,
@@ -129,18 +134,18 @@ class Progress:
             "goodput": min(self._useful_seconds / elapsed, 1.0),
         }
         if self._peak_flops:
-            figures["mfu"] = flops / self._peak_flops
-        return figures
+            metrics["mfu"] = flops / self._peak_flops
+        return metrics
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the progress line of training."""
         remaining = self._num_steps - step
-        rate = self._seconds_per_step or 1 / figures["steps_per_second"]
+        rate = self._seconds_per_step or 1 / metrics["steps_per_second"]
         extra = ""
-        if "mfu" in figures:
-            extra += f" | MFU {100 * figures['mfu']:.1f}%"
-        if figures["input_bound_share"] > SLOW_INPUT_SHARE:
-            share = 100 * figures["input_bound_share"]
+        if "mfu" in metrics:
+            extra += f" | MFU {100 * metrics['mfu']:.1f}%"
+        if metrics["input_bound_share"] > SLOW_INPUT_FRACTION:
+            share = 100 * metrics["input_bound_share"]
             extra += f" | waiting for input {share:.0f}%"
         logging.info(
             "step %d/%d (%.1f%%) | loss %.3f (%s) | lr %.2e | dropout %g | "
@@ -148,12 +153,12 @@ class Progress:
             step,
             self._num_steps,
             100 * step / self._num_steps,
-            figures["loss"],
-            self._describe(figures),
-            figures["learning_rate"],
-            figures["dropout"],
-            figures["steps_per_second"],
-            _short(figures["tokens_per_second"]),
+            metrics["loss"],
+            self._describe(metrics),
+            metrics["learning_rate"],
+            metrics["dropout"],
+            metrics["steps_per_second"],
+            _short(metrics["tokens_per_second"]),
             extra,
             _duration(remaining * rate),
         )

@@ -1,9 +1,9 @@
-"""The program that a run spends its time in: updates, on all replicas.
+"""One training step on all replicas, and the loop of steps on the device.
 
-`make_train_steps` wraps `make_replica_step`, one update as every replica makes
-it at the same time, in the loop which runs on the devices. What is a Python
-number in it (`StepSettings`) is a constant of the program: other numbers trace
-another program, and dropout of rate 0 is no operation at all.
+`make_replica_step` is one step, as every replica runs it at the same time.
+`make_train_steps` wraps it in the loop that runs without returning to Python.
+`StepSettings` are Python numbers, constants of the program: other values trace
+another program, and dropout of rate 0 adds no operation at all.
 """
 
 import dataclasses
@@ -16,12 +16,13 @@ import tensorflow as tf
 
 from albert_tf.cluster.strategy import device_type, fuses
 from albert_tf.config import PretrainingConfig
-from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.fusion import fusing
-from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.runs import checkpoints
-from albert_tf.training import losses, metrics, schedules
+from albert_tf.training import schedules
+from albert_tf.training.micro_batches import add_micro_batches
+from albert_tf.training.objective import Objective, Scalars
 from albert_tf.training.optimizers import AdamW, make_optimizer
 from albert_tf.training.schedules import DropoutRates
 
@@ -31,26 +32,28 @@ class TrainState:
     """All that training changes.
 
     Attributes:
-        pretrainer: Model and heads.
+        objective: What the model is trained for.
+        model: Model and heads of the objective.
         optimizer: Built for the model's trainable variables.
-        step: int64 scalar, updates made.
+        step: int64 scalar, number of steps done.
     """
 
-    pretrainer: AlbertPretrainer
+    objective: Objective
+    model: keras.layers.Layer
     optimizer: AdamW
     step: tf.Variable
 
     def variables(self) -> dict[str, tf.Variable]:
-        """Everything a checkpoint holds, by path."""
+        """Everything that a checkpoint holds, by path."""
         return {
-            **checkpoints.model_variables(self.pretrainer),
+            **checkpoints.model_variables(self.model),
             **self.optimizer.slots,
             "step": self.step,
         }
 
 
 class StepSettings(NamedTuple):
-    """What is constant in a program, and differs between phases of a run.
+    """The constants of a program that differ between phases of a run.
 
     Attributes:
         dropout: Rates.
@@ -63,18 +66,18 @@ class StepSettings(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What some updates gave.
+    """Results of some steps.
 
     Attributes:
-        totals: float32 scalars by name: what came in, plus each step's
-            figures.
-        num_steps: int32 scalar, updates made; fewer than asked for if the run
-            is to stop.
+        totals: float32 scalars by name: the totals passed in, plus each
+            step's metrics.
+        num_steps: int32 scalar, number of steps done; fewer than asked for if
+            the run is to stop.
         stops: float32 scalar, the same in all processes; not 0 if one of them
             is to stop.
-        learning_rate: float32 scalar, of the last update.
+        learning_rate: float32 scalar, of the last step.
         times: float64, `(num_steps, 2)`: seconds since the epoch at which each
-            step asked for its batch, and had it.
+            step asked for its batch, and at which it had it.
     """
 
     totals: Mapping[str, tf.Tensor]
@@ -84,20 +87,14 @@ class Steps(NamedTuple):
     times: tf.Tensor
 
 
-def make_state(config: PretrainingConfig) -> TrainState:
+def make_state(config: PretrainingConfig, objective: Objective) -> TrainState:
     """Initial model, optimizer and step, in the current strategy's scope."""
     # Initializers draw their seeds from Python's generator, in the order in
     # which variables are made: the same on every host and in every run.
     keras.utils.set_random_seed(config.training.seed)
-    pretrainer = AlbertPretrainer(
-        config.model,
-        config.training.sentence_objective,
-        dtype=config.distribution.precision,
-        remat=config.distribution.remat,
-    )
-    pretrainer.build()
+    model = objective.make_model()
     optimizer = make_optimizer(config.optimizer)
-    optimizer.build(pretrainer.trainable_variables)
+    optimizer.build(model.trainable_variables)
     step = tf.Variable(
         0,
         dtype=tf.int64,
@@ -105,14 +102,16 @@ def make_state(config: PretrainingConfig) -> TrainState:
         name="step",
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
-    return TrainState(pretrainer, optimizer, step)
+    return TrainState(objective, model, optimizer, step)
 
 
-def figure_names(config: PretrainingConfig) -> tuple[str, ...]:
-    """The figures of a step, of which `Steps.totals` holds the sums."""
+def metric_names(
+    config: PretrainingConfig, objective: Objective
+) -> tuple[str, ...]:
+    """The metrics of a step, whose sums `Steps.totals` holds."""
     adapted = ("trust_ratio_min", "trust_ratio_mean", "trust_ratio_max")
     return (
-        *metrics.names(config.training.sentence_objective),
+        *objective.metric_names,
         "gradient_norm",
         "update_norm",
         *(adapted if config.optimizer.optimizer == "lamb" else ()),
@@ -125,33 +124,33 @@ def make_train_steps(
     config: PretrainingConfig,
     stop_flag: tf.Variable | None = None,
 ) -> Callable[..., Steps]:
-    """The loop of updates that runs without coming back to Python.
+    """The loop of steps that runs without returning to Python.
 
     Args:
         strategy: Replicas.
-        state: What is updated.
-        config: The run.
+        state: Updated in place.
+        config: Settings of the run.
         stop_flag: float32 scalar on the host; not 0 once this process is to
             stop. All processes then stop at the same step, at most two
-            updates later.
+            steps later.
 
     Returns:
         `train_steps(batches, totals, num_steps, settings) -> Steps`, where
         `batches` is a distributed iterator, `totals` float32 scalars by the
-        names of `figure_names`, `num_steps` an int32 scalar tensor and
+        names of `metric_names`, `num_steps` an int32 scalar tensor and
         `settings` the `StepSettings`.
     """
     replica_step = make_replica_step(state, config, device_type(strategy))
 
     @tf.function
     def train_steps(
-        batches: Iterator[input_pipeline.Batch],
+        batches: Iterator[Batch],
         totals: Mapping[str, tf.Tensor],
         num_steps: tf.Tensor,
         settings: StepSettings,
     ) -> Steps:
-        # One vector: TensorFlow makes one sum of a scalar and a figure that is
-        # itself a sum, in an order that is another in each process.
+        # One vector: TensorFlow merges the sum of a scalar with a metric that
+        # is itself a sum, in an order that differs between processes.
         names = list(totals)
         sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
@@ -162,27 +161,16 @@ def make_train_steps(
             tf.float64, size=0, dynamic_size=True, element_shape=[2]
         )
         while done < num_steps and stops_before == 0.0:
-            with tf.control_dependencies([sums]):
-                asked = tf.timestamp()
-            with tf.control_dependencies([asked]):
-                batch = next(batches)
-            with tf.control_dependencies(_local_tensors(strategy, batch)):
-                times = times.write(done, tf.stack([asked, tf.timestamp()]))
-            stop = tf.constant(0.0)
-            if stop_flag is not None:
-                stop = tf.identity(stop_flag)
-            # TPUStrategy makes tensors of all arguments: settings are none.
+            batch, waited = _next_batch(strategy, batches, after=sums)
+            times = times.write(done, waited)
+            # TPUStrategy converts all arguments to tensors: bind the settings.
             per_replica = strategy.run(
                 functools.partial(replica_step, settings=settings),
-                args=(batch, stop),
+                args=(batch, read_flag(stop_flag)),
             )
-            # Figures are equal on all replicas: take the first.
-            figures = {
-                name: strategy.experimental_local_results(value)[0]
-                for name, value in per_replica.items()
-            }
-            stops_before, stops = stops, figures.pop("stops")
-            sums += tf.stack([figures[name] for name in names])
+            metrics = first_replica_values(strategy, per_replica)
+            stops_before, stops = stops, metrics.pop("stops")
+            sums += tf.stack([metrics[name] for name in names])
             done += 1
         return Steps(
             dict(zip(names, tf.unstack(sums), strict=True)),
@@ -195,169 +183,172 @@ def make_train_steps(
     return train_steps
 
 
-def make_replica_step(
-    state: TrainState, config: PretrainingConfig, device_type: str = "CPU"
-) -> Callable[..., Mapping[str, tf.Tensor]]:
-    """One update, as every replica makes it at the same time.
-
-    Args:
-        state: What is updated.
-        config: The run.
-        device_type: What it is for, "TPU", "GPU" or "CPU".
+def _next_batch(
+    strategy: tf.distribute.Strategy, batches: Iterator[Batch], after: tf.Tensor
+) -> tuple[Batch, tf.Tensor]:
+    """Takes the next batch once `after` is known, and measures the wait.
 
     Returns:
-        `replica_step(batch, stop, settings)` for this replica's share of the
-        batch, and its process' float32 scalar `stop`. It gives float32 scalars
-        equal on all replicas: the figures of `figure_names`, of the whole
-        batch, gradient_norm before global clipping; and `stops`, the sum of
-        `stop`.
+        The batch, and float64 `(2,)`: when it was asked for and when it came.
     """
-    pretrainer = state.pretrainer
-    num_parts = config.data.gradient_accumulation_steps
+    with tf.control_dependencies([after]):
+        asked = tf.timestamp()
+    with tf.control_dependencies([asked]):
+        batch = next(batches)
+    local = tf.nest.flatten(strategy.experimental_local_results(batch))
+    with tf.control_dependencies(local):
+        return batch, tf.stack([asked, tf.timestamp()])
+
+
+def read_flag(flag: tf.Variable | None) -> tf.Tensor:
+    """The value of a stop flag, for use inside a `tf.function`."""
+    return tf.constant(0.0) if flag is None else tf.identity(flag)
+
+
+def first_replica_values(
+    strategy: tf.distribute.Strategy, per_replica: Mapping[str, Any]
+) -> Scalars:
+    """The first replica's values, for values equal on all replicas."""
+    return {
+        name: strategy.experimental_local_results(value)[0]
+        for name, value in per_replica.items()
+    }
+
+
+def make_replica_step(
+    state: TrainState, config: PretrainingConfig, device_type: str = "CPU"
+) -> Callable[..., Scalars]:
+    """One step, as every replica runs it at the same time.
+
+    Args:
+        state: Updated in place.
+        config: Settings of the run.
+        device_type: The device to compile for, "TPU", "GPU" or "CPU".
+
+    Returns:
+        `replica_step(batch, stop, settings)` for this replica's part of the
+        batch, and its process' float32 scalar `stop`. It returns float32
+        scalars equal on all replicas: the metrics of `metric_names`, of the
+        global batch, with gradient_norm before global clipping; and `stops`,
+        the sum of `stop`.
+    """
     clip_norm = config.optimizer.clip_norm
-    clip_each_replica = config.optimizer.clip_scope == "per_replica"
+    clips_each_replica = config.optimizer.clip_scope == "per_replica"
 
     @tf.autograph.experimental.do_not_convert
     @fusing(fuses(config.distribution, device_type))
     def replica_step(
-        batch: input_pipeline.Batch, stop: tf.Tensor, settings: StepSettings
-    ) -> Mapping[str, tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        replicas = context.num_replicas_in_sync
-        # Workers' iterators do not know how large their batches are.
-        share = config.data.global_batch_size // replicas
-        batch = {
-            name: tf.ensure_shape(value, [share, *value.shape[1:]])
-            for name, value in batch.items()
-        }
-        reduce_sum = functools.partial(
-            context.all_reduce, tf.distribute.ReduceOp.SUM
+        batch: Batch, stop: tf.Tensor, settings: StepSettings
+    ) -> Scalars:
+        replica = tf.distribute.get_replica_context()
+        num_replicas = replica.num_replicas_in_sync
+        batch = _with_static_shapes(
+            batch, config.data.global_batch_size // num_replicas
         )
         seed = _replica_seed(
-            config.training.seed, state.step, context.replica_id_in_sync_group
+            config.training.seed, state.step, replica.replica_id_in_sync_group
         )
+        weights = _global_weights(state.objective, batch)
 
-        # Every masked piece weighs the same, whichever replica and part it
-        # falls to: losses are divided by the weights of the whole batch.
-        mlm_weight, sentence_weight = tf.unstack(
-            reduce_sum(
-                tf.stack(
-                    [
-                        tf.reduce_sum(batch["masked_lm_weights"]),
-                        tf.reduce_sum(losses.example_weights(batch)),
-                    ]
-                )
-            )
-        )
-
-        def part_gradients(
-            part: input_pipeline.Batch, index: Any
-        ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+        def micro_batch_gradients(micro_batch: Batch, index: Any) -> Any:
             dropout = Dropout(
                 settings.dropout.hidden,
                 settings.dropout.attention,
                 _fold_in(seed, index),
                 on_tpu=device_type == "TPU",
             )
-            with tf.GradientTape() as tape:
-                sums = losses.pretraining_sums(
-                    pretrainer(part, dropout=dropout), part
-                )
-                loss = tf.math.divide_no_nan(sums["mlm_loss_sum"], mlm_weight)
-                if "sentence_loss_sum" in sums:
-                    loss += tf.math.divide_no_nan(
-                        sums["sentence_loss_sum"], sentence_weight
-                    )
-            variables = [v.value for v in pretrainer.trainable_variables]
-            gradients = tape.gradient(loss, variables)
-            # Sparse gradients of embeddings hold repeated rows, whose
-            # squares would not be those of their sum: make them dense.
-            return [tf.convert_to_tensor(g) for g in gradients], sums
+            return _loss_gradients(state, micro_batch, weights, dropout)
 
-        if config.distribution.jit_compile:
-            # The gradients alone: XLA has no all-reduce between GPUs here.
-            part_gradients = tf.function(part_gradients, jit_compile=True)
-        elif num_parts > 1:
-            # Inlined into the loop over parts, sums of large gradients are
-            # kept by TensorFlow's memory optimizer under names that the next
-            # call finds taken: AlreadyExistsError.
-            part_gradients = tf.function(
-                part_gradients, experimental_attributes={"_noinline": True}
-            )
-        gradients, sums = _sum_over_parts(part_gradients, batch, num_parts)
-        if clip_norm and clip_each_replica:
-            # A replica's own mean is its share times the replicas.
-            scaled = [g * replicas for g in gradients]
-            clipped, _ = tf.clip_by_global_norm(scaled, clip_norm)
-            gradients = [g / replicas for g in clipped]
-        *gradients, reduced = reduce_sum(
-            [*gradients, tf.stack([*sums.values(), stop])]
+        gradients, sums = add_micro_batches(
+            micro_batch_gradients, batch, config
         )
-        *reduced_sums, stops = tf.unstack(reduced)
-        sums = dict(zip(sums, reduced_sums, strict=True))
+        if clip_norm and clips_each_replica:
+            gradients = _clip_per_replica(gradients, clip_norm, num_replicas)
+        gradients, sums, stops = _reduce(gradients, sums, stop)
         gradient_norm = tf.linalg.global_norm(gradients)
         scale = tf.constant(1.0)
-        if clip_norm and not clip_each_replica:
-            # What clips a 1 clips gradients, in the pass that reads them.
-            (scale,), _ = tf.clip_by_global_norm(
-                [scale], clip_norm, use_norm=gradient_norm
-            )
-
-        update_figures = state.optimizer.apply(
+        if clip_norm and not clips_each_replica:
+            scale = _clip_factor(gradient_norm, clip_norm)
+        update_metrics = state.optimizer.apply(
             gradients, _learning_rate(state.step, config, settings), scale
         )
         state.step.assign_add(1)
-
         return {
-            **metrics.means(sums),
+            **state.objective.metrics(sums),
             "gradient_norm": gradient_norm,
-            **update_figures,
+            **update_metrics,
             "stops": stops,
         }
 
     return replica_step
 
 
-def _sum_over_parts(
-    part_gradients: Any,
-    batch: input_pipeline.Batch,
-    num_parts: int,
-) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-    """Gradients and sums of a batch, worked through in equal parts.
-
-    Args:
-        part_gradients: Of a part and its number; a `tf.function` where there
-            are several.
-        batch: All parts, one after the other.
-        num_parts: How many.
-    """
-    if num_parts == 1:
-        return part_gradients(batch, 0)
-    parts = {
-        name: tf.reshape(
-            value, [num_parts, value.shape[0] // num_parts, *value.shape[1:]]
-        )
+def _with_static_shapes(batch: Batch, per_replica_batch_size: int) -> Batch:
+    """Sets the batch size, which workers' iterators do not know."""
+    return {
+        name: tf.ensure_shape(value, [per_replica_batch_size, *value.shape[1:]])
         for name, value in batch.items()
     }
 
-    def part(index: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {name: value[index] for name, value in parts.items()}
 
-    def add_part(index: tf.Tensor, so_far: Any) -> tuple[tf.Tensor, Any]:
-        more = part_gradients(part(index), index)
-        return index + 1, tf.nest.map_structure(tf.add, so_far, more)
+def _global_weights(objective: Objective, batch: Batch) -> Scalars:
+    """The weights of the global batch, by which all losses are divided.
 
-    # From zeros, so that the program holds the computation of a part once.
-    first = tf.constant(0)
-    outputs = part_gradients.get_concrete_function(part(first), first)
-    zeros = tf.nest.map_structure(
-        lambda output: tf.zeros(output.shape, output.dtype),
-        outputs.structured_outputs,
+    So each label counts the same, whichever replica and micro-batch it is in.
+    """
+    weights = objective.weights(batch)
+    reduced = _all_reduce_sum(tf.stack(list(weights.values())))
+    return dict(zip(weights, tf.unstack(reduced), strict=True))
+
+
+def _loss_gradients(
+    state: TrainState, micro_batch: Batch, weights: Scalars, dropout: Dropout
+) -> tuple[list[tf.Tensor], Scalars]:
+    """The gradients of a micro-batch's part of the loss, and its sums."""
+    with tf.GradientTape() as tape:
+        outputs = state.model(micro_batch, dropout=dropout)
+        sums = state.objective.sums(outputs, micro_batch)
+        loss = state.objective.loss(sums, weights)
+    variables = [v.value for v in state.model.trainable_variables]
+    gradients = tape.gradient(loss, variables)
+    # Sparse gradients of embeddings hold repeated rows, whose squares are not
+    # those of their sum: make them dense.
+    return [tf.convert_to_tensor(g) for g in gradients], sums
+
+
+def _clip_per_replica(
+    gradients: list[tf.Tensor], clip_norm: float, num_replicas: int
+) -> list[tf.Tensor]:
+    """Clips the gradients of the replica's own mean loss."""
+    # The loss is divided by the global weights: times the replicas it is the
+    # replica's own mean.
+    scaled = [g * num_replicas for g in gradients]
+    clipped, _ = tf.clip_by_global_norm(scaled, clip_norm)
+    return [g / num_replicas for g in clipped]
+
+
+def _clip_factor(gradient_norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
+    """The factor that clips gradients, applied in the pass that reads them."""
+    (factor,), _ = tf.clip_by_global_norm(
+        [tf.constant(1.0)], clip_norm, use_norm=gradient_norm
     )
-    _, totals = tf.while_loop(
-        lambda index, _: index < num_parts, add_part, (first, zeros)
+    return factor
+
+
+def _reduce(
+    gradients: list[tf.Tensor], sums: Scalars, stop: tf.Tensor
+) -> tuple[list[tf.Tensor], Scalars, tf.Tensor]:
+    """Adds up gradients, sums and stop flags over all replicas, at once."""
+    *gradients, reduced = _all_reduce_sum(
+        [*gradients, tf.stack([*sums.values(), stop])]
     )
-    return totals
+    *values, stops = tf.unstack(reduced)
+    return gradients, dict(zip(sums, values, strict=True)), stops
+
+
+def _all_reduce_sum(values: Any) -> Any:
+    replica = tf.distribute.get_replica_context()
+    return replica.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
 
 def _learning_rate(
@@ -367,13 +358,6 @@ def _learning_rate(
         step, config.optimizer, config.training.num_train_steps
     )
     return settings.learning_rate_scale * scheduled
-
-
-def _local_tensors(
-    strategy: tf.distribute.Strategy, batch: Any
-) -> list[tf.Tensor]:
-    """The tensors of a batch on this host, of all its replicas."""
-    return tf.nest.flatten(strategy.experimental_local_results(batch))
 
 
 def _replica_seed(

@@ -10,12 +10,13 @@ from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import find_training_data
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
     StepSettings,
-    figure_names,
     make_state,
     make_train_steps,
+    metric_names,
 )
 from tests.helpers import pytorch_training
 
@@ -39,14 +40,15 @@ def train(config: PretrainingConfig) -> Training:
     """Trains all steps of a run with the trainer, without dropout."""
     strategy = make_strategy(config.distribution)
     with strategy.scope():
-        state = make_state(config)
+        state = make_state(config, Pretraining(config))
         train_steps = make_train_steps(strategy, state, config)
-    variables = state.pretrainer.variables
+    variables = state.model.variables
     initial = {v.path: v.value.numpy() for v in variables}
     batches = iter(
         strategy.distribute_datasets_from_function(_make_dataset(config))
     )
-    zeros = {name: tf.constant(0.0) for name in figure_names(config)}
+    names = metric_names(config, Pretraining(config))
+    zeros = {name: tf.constant(0.0) for name in names}
     settings = StepSettings(DropoutRates(0.0, 0.0))
     losses = []
     for _ in range(config.training.num_train_steps):

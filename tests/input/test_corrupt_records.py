@@ -1,4 +1,4 @@
-"""Real records, damaged on purpose: found, named, and left out in place."""
+"""Real records, damaged on purpose: found, reported, and replaced."""
 
 import json
 import random
@@ -16,6 +16,7 @@ from albert_tf.input.pipeline import shuffled_files
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.io.tfrecord import read_records
 from albert_tf.runs.log import read_events
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
@@ -61,7 +62,7 @@ def rewrite(path, change_records):
 
 
 def shorten_feature(path, number):
-    """A record that is whole, of one piece less."""
+    """An intact record with one token less."""
 
     def change_one(records):
         example = tf.train.Example.FromString(records[number])
@@ -73,12 +74,12 @@ def shorten_feature(path, number):
 
 
 def cut_between(path, number):
-    """What no checksum tells: the shard ends with a whole record."""
+    """All checksums fit: the shard ends after a complete record."""
     rewrite(path, lambda records: records[:number])
 
 
-def set_piece(path, number):
-    """A piece that no vocabulary has."""
+def set_token(path, number):
+    """A token id outside of any vocabulary."""
 
     def change_one(records):
         example = tf.train.Example.FromString(records[number])
@@ -122,7 +123,7 @@ def stream(config, damaged=()):
         config.data,
         SEED,
         damaged=CorruptRecords("", damaged),
-        vocab_size=config.model.vocab_size,
+        format_of=Pretraining(config).record_format,
     )
 
 
@@ -138,10 +139,10 @@ def find(config, first_step, last_step, known=()):
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("masking", ["static", "dynamic"])
-def test_one_damaged_record_changes_its_own_place_alone(
+def test_a_damaged_record_does_not_move_the_others(
     copied, tmp_path, damage, masking
 ):
-    """And, where what follows cannot be found, the places to the end."""
+    """Records after it are replaced, too, if their start cannot be found."""
     records = copied(masking)
     config = tiny_run.make_config(records, tmp_path / "run")
     total = find_training_data(config).phases[0].records.num_examples
@@ -181,10 +182,8 @@ def test_one_damaged_record_changes_its_own_place_alone(
             np.testing.assert_array_equal(value, other[name])
 
 
-def test_a_shard_of_more_records_than_it_should_be_is_an_error(
-    copied, tmp_path
-):
-    """All that comes after it would move."""
+def test_a_shard_with_too_many_records_is_an_error(copied, tmp_path):
+    """All later records would move."""
     records = copied("static")
     config = tiny_run.make_config(records, tmp_path / "run")
     total = find_training_data(config).phases[0].records.num_examples
@@ -202,7 +201,7 @@ def test_a_shard_of_more_records_than_it_should_be_is_an_error(
         np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
 
 
-def test_new_damage_beside_known_damage_is_an_error(copied, tmp_path):
+def test_new_damage_in_a_shard_with_known_damage_is_an_error(copied, tmp_path):
     records = copied("static")
     config = tiny_run.make_config(records, tmp_path / "run")
     shard = shard_of(records)
@@ -215,9 +214,9 @@ def test_new_damage_beside_known_damage_is_an_error(copied, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_piece_that_is_none_stops_the_run_and_is_named(copied, tmp_path):
+def test_a_token_id_out_of_range_stops_the_run(copied, tmp_path):
     records = copied("static")
-    set_piece(shard_of(records), 5)
+    set_token(shard_of(records), 5)
     config = tiny_run.make_config(
         records, tmp_path / "run", num_train_steps=150
     )
@@ -234,7 +233,7 @@ def test_a_damaged_held_out_record_is_named(copied, tmp_path):
         train(config)
 
 
-def test_damage_far_from_the_place_of_reading_is_not_looked_for(
+def test_only_shards_near_the_position_are_searched(
     copied, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(batch_stream, "READ_AHEAD_BATCHES", 1)
@@ -254,9 +253,7 @@ def test_damage_far_from_the_place_of_reading_is_not_looked_for(
     assert len(find(config, total // 8 - 2, total // 8)) == 1
 
 
-def test_a_damaged_record_of_a_mixture_is_found_wherever_it_is_read(
-    copied, tmp_path, monkeypatch
-):
+def test_a_damaged_record_of_a_mixture_is_found(copied, tmp_path, monkeypatch):
     monkeypatch.setattr(batch_stream, "READ_AHEAD_BATCHES", 1)
     records = copied("static")
     one, two, three = sorted((records / "train").glob("*.tfrecord"))
@@ -309,7 +306,7 @@ def test_a_damaged_record_of_a_mixture_is_found_wherever_it_is_read(
 
 
 @pytest.mark.slow
-def test_sums_of_losses_leave_them_out(copied, tmp_path):
+def test_losses_do_not_count_damaged_records(copied, tmp_path):
     """A run over a damaged record weighs the others as if it were not there."""
     records = copied("static")
     shard = shard_of(records)
@@ -334,7 +331,9 @@ def test_sums_of_losses_leave_them_out(copied, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_over_damage_is_the_same_however_it_is_cut(copied, tmp_path):
+def test_a_run_over_damage_is_the_same_however_it_is_interrupted(
+    copied, tmp_path
+):
     records = copied("static")
     rng = random.Random(0)
     for number in rng.sample(range(100), 5):
@@ -362,7 +361,7 @@ def test_a_run_over_damage_is_the_same_however_it_is_cut(copied, tmp_path):
     )
 
 
-def test_by_default_the_run_stops_and_names_them(copied, tmp_path):
+def test_by_default_the_run_stops_and_names_the_records(copied, tmp_path):
     records = copied("static")
     damage_content(shard_of(records), 3)
     config = tiny_run.make_config(
@@ -375,7 +374,7 @@ def test_by_default_the_run_stops_and_names_them(copied, tmp_path):
     assert not (tmp_path / "run/corrupt_records.json").exists()
 
 
-def test_too_many_are_refused(tmp_path):
+def test_too_many_damaged_records_are_refused(tmp_path):
     config = tiny_run.make_config(
         tmp_path, tmp_path, on_corrupt_record="skip", max_corrupt_records=3
     ).data

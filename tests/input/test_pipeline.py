@@ -7,9 +7,11 @@ import tensorflow as tf
 
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.record_format import parse_records, pretraining_format
 from albert_tf.input.record_sets import (
     Phase,
     TrainingData,
+    features_to_read,
     find_records,
     find_training_data,
 )
@@ -30,6 +32,10 @@ def records(config):
     return find_records("input_file", config.data.input_file, config)
 
 
+def parse_static(serialized, config):
+    return parse_records(serialized, features_to_read("static"), config)
+
+
 def one_phase(records):
     return TrainingData((Phase(0, "", records),))
 
@@ -48,7 +54,7 @@ def take(
 
 
 def rows(batches):
-    """One hashable value an example."""
+    """One hashable value per example."""
     return [
         tuple(np.concatenate([b["input_ids"][i], b["masked_lm_ids"][i]]))
         for b in batches
@@ -58,7 +64,7 @@ def rows(batches):
 
 def stored_rows(files, config):
     dataset = tf.data.TFRecordDataset(list(files)).batch(10**6)
-    return rows([input_pipeline.parse_records(next(iter(dataset)), config)])
+    return rows([parse_static(next(iter(dataset)), config)])
 
 
 def test_an_epoch_holds_each_record_once(records, config):
@@ -73,7 +79,7 @@ def test_an_epoch_holds_each_record_once(records, config):
     assert epoch != stored, "records must be shuffled"
 
 
-def test_epochs_come_in_different_orders(records, config):
+def test_epochs_have_different_orders(records, config):
     batches = -(-2 * records.num_examples // 8)
     stream = rows(take(records, config, 0, batches))
     first = stream[: records.num_examples]
@@ -124,7 +130,7 @@ def test_a_step_has_the_same_batch_wherever_the_run_starts(
     assert resumed == straight[step * 8 :]
 
 
-def test_hosts_and_replicas_share_the_batch_of_one(records, config):
+def test_hosts_and_replicas_divide_the_batch_of_one(records, config):
     alone = rows(take(records, config, 3, 4))
     shared = []
     for step in range(4):
@@ -224,7 +230,7 @@ def test_a_step_has_the_same_batch_wherever_a_mixture_starts(
         assert rows(batches(step, 3)) == straight[step * 8 : step * 8 + 24]
 
 
-def test_a_file_of_two_sets_is_of_the_first(tiny_records, config):
+def test_a_file_of_two_sets_belongs_to_the_first(tiny_records, config):
     one, two, three = sorted(map(str, (tiny_records / "train").glob("*d")))
     data = dataclasses.replace(
         config.data,
@@ -257,7 +263,9 @@ def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
         "eval_input_file", config.data.eval_input_file, config
     )
     data = dataclasses.replace(config.data, eval_batch_size=7, max_eval_steps=0)
-    make, num_batches = input_pipeline.evaluation_dataset(held_out, data)
+    make, num_batches = input_pipeline.evaluation_dataset(
+        held_out, data, pretraining_format(held_out, data)
+    )
     batches = list(make(ONE).as_numpy_iterator())
     stream = rows(batches)
 
@@ -280,7 +288,7 @@ def dynamic(tiny_dynamic_records, config):
 
 
 def restored_rows(batches):
-    """The pieces before masking, one hashable value an example."""
+    """The tokens before masking, one hashable value per example."""
     restored = []
     for batch in batches:
         for ids, positions, originals, weights in zip(
@@ -297,7 +305,7 @@ def restored_rows(batches):
     return restored
 
 
-def test_dynamic_masks_are_those_of_the_seed_and_the_place(dynamic, config):
+def test_dynamic_masks_depend_on_seed_and_position(dynamic, config):
     """Of NumPy's implementation, on the stream in the order of the files."""
     files = sorted(dynamic.files)
     one = dataclasses.replace(
@@ -307,7 +315,7 @@ def test_dynamic_masks_are_those_of_the_seed_and_the_place(dynamic, config):
         sets=((files[0],),),
     )
     serialized = next(iter(tf.data.TFRecordDataset(files[0]).batch(10**6)))
-    stored = input_pipeline.parse_records(serialized, config.data, "dynamic")
+    stored = parse_records(serialized, features_to_read("dynamic"), config.data)
     ids, boundary = (
         stored[name].numpy() for name in ("input_ids", "token_boundary")
     )
@@ -348,7 +356,7 @@ def test_dynamic_masks_are_those_of_the_seed_and_the_place(dynamic, config):
         )
 
 
-def test_each_epoch_is_masked_anew(dynamic, config):
+def test_each_epoch_has_other_masks(dynamic, config):
     count = dynamic.num_examples
     batches = take(dynamic, config, 0, -(-2 * count // 8))
     masked, restored = rows(batches), restored_rows(batches)
@@ -378,7 +386,9 @@ def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
     assert shared == straight
 
 
-def test_dynamic_and_static_batches_are_of_one_kind(records, dynamic, config):
+def test_dynamic_and_static_batches_have_the_same_shapes(
+    records, dynamic, config
+):
     static, masked = (
         BatchStream(one_phase(some), config.data, 7).open(0)(ONE)
         for some in (records, dynamic)

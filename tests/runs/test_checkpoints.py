@@ -15,6 +15,7 @@ from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.runs import checkpoints
 from albert_tf.runs.rollback import Rollback, Rollbacks
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from albert_tf.training.train_step import make_state
 from tests.helpers import tiny_run
@@ -390,9 +391,9 @@ def test_every_variable_of_model_and_optimizer_is_saved(tiny_records, tmp_path):
     saved = tf.train.load_checkpoint(
         str(newest / "variables")
     ).get_variable_to_shape_map()
-    state = make_state(config)
+    state = make_state(config, Pretraining(config))
 
-    count = len(state.pretrainer.variables)
+    count = len(state.model.variables)
     assert count > 20
     assert len(saved) == 3 * count + 1  # two moments each, and the step
     commit = json.loads((newest / "checkpoint.json").read_text())

@@ -34,7 +34,7 @@ def test_a_rollback_skips_what_was_read_since_its_checkpoint(tmp_path):
     assert [rollbacks.next_change(s) for s in (0, 99, 100)] == [100, 100, None]
 
 
-def test_a_second_one_from_the_same_checkpoint_skips_both_stretches(tmp_path):
+def test_a_second_rollback_to_the_same_checkpoint_skips_both_ranges(tmp_path):
     """After batches 100 to 109 and 110 to 124 comes 125."""
     rollbacks = Rollbacks.read(str(tmp_path))
     roll_back(rollbacks, 110, 100)
@@ -43,7 +43,7 @@ def test_a_second_one_from_the_same_checkpoint_skips_both_stretches(tmp_path):
     assert rollbacks.learning_rate_scale(100) == 0.25
 
 
-def test_one_further_back_does_not_read_the_offending_batches_again(tmp_path):
+def test_a_rollback_further_back_does_not_repeat_the_skipped_batches(tmp_path):
     """From 100 on, batch s + 10 was read: 129 was the last before step 120."""
     rollbacks = Rollbacks.read(str(tmp_path))
     roll_back(rollbacks, 110, 100)
@@ -55,14 +55,14 @@ def test_one_further_back_does_not_read_the_offending_batches_again(tmp_path):
     assert [rollbacks.next_change(s) for s in (0, 50)] == [50, 100]
 
 
-def test_what_diverged_before_a_phase_leaves_nothing_out_of_it(tmp_path):
+def test_a_rollback_before_a_phase_skips_none_of_its_batches(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     roll_back(rollbacks, 110, 100)
     assert rollbacks.skipped_steps(110, phase_start=110) == 0
     assert rollbacks.skipped_steps(105, phase_start=105) == 10
 
 
-def test_what_was_made_of_undone_steps_is_known(tmp_path):
+def test_discarded_steps_are_known(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     roll_back(rollbacks, 110, 100)
     roll_back(rollbacks, 160, 150)
@@ -82,7 +82,7 @@ def test_another_process_reads_the_same(tmp_path):
     assert read.learning_rate_scale(100) == 0.5
 
 
-def test_workers_beside_the_chief_write_nothing(tmp_path):
+def test_only_the_chief_writes(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     rollback = rollbacks.plan(110, 100, "loss nan", CONFIG)
     rollbacks.add(rollback, writes=False)
@@ -97,13 +97,13 @@ def test_a_damaged_file_is_refused(tmp_path):
         Rollbacks.read(str(tmp_path))
 
 
-def test_the_policy_stop_says_what_was_seen(tmp_path):
+def test_the_policy_stop_reports_the_divergence(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     with pytest.raises(UserError, match=r"loss nan, at step 7.*learning_rate"):
         rollbacks.check_allowed(7, "loss nan", TrainingConfig())
 
 
-def test_a_run_rolls_back_so_often_and_no_more(tmp_path):
+def test_a_run_rolls_back_at_most_max_rollbacks_times(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     for diverged_at in (10, 20, 30):
         roll_back(rollbacks, diverged_at, 5)
@@ -128,7 +128,7 @@ def test_a_loss_two_nats_above_the_lowest_has_diverged(
     assert bool(find_divergence(loss, norm, lowest, CONFIG)) == diverged
 
 
-def test_an_allowed_increase_of_0_looks_for_numbers_that_are_none():
+def test_an_allowed_increase_of_0_detects_only_nan_and_infinity():
     config = TrainingConfig(divergence_loss_increase=0)
     assert not find_divergence(99.0, 1.0, 1.0, config)
     assert find_divergence(math.nan, 1.0, 1.0, config)

@@ -14,6 +14,7 @@ from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.errors import UserError
 from albert_tf.records.features import FEATURES
 from albert_tf.training import step_cost, train_step
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from tests.helpers import tiny_run
 from tpu import (
@@ -188,7 +189,7 @@ def make_batch(arguments, vocab_size):
 def test_the_program_computes_the_trainers_step():
     """On one core: figures and all variables as after the trainer's step."""
     config = tiny_config(num_warmup_steps=0, gradient_accumulation_steps=2)
-    state = train_step.make_state(config)
+    state = train_step.make_state(config, Pretraining(config))
     program, (stop, replica_id, *features) = replica_program.make_program(
         state, config, 1
     )
@@ -200,7 +201,7 @@ def test_the_program_computes_the_trainers_step():
 
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
-        trained = train_step.make_state(config)
+        trained = train_step.make_state(config, Pretraining(config))
     replica_step = train_step.make_replica_step(trained, config)
     names = [f.name for f in FEATURES if f.name != "token_boundary"]
     settings = train_step.StepSettings(DropoutRates(0.0, 0.0))
@@ -232,7 +233,7 @@ def test_each_core_sums_over_the_complete_slice():
     """The text of the program has a group of all 8 cores."""
     config = tiny_config()
     program, arguments = replica_program.make_program(
-        train_step.make_state(config), config, 8
+        train_step.make_state(config, Pretraining(config)), config, 8
     )
     hlo = program.experimental_get_compiler_ir(*arguments)(
         stage="hlo", platform_name="CPU"
@@ -240,7 +241,12 @@ def test_each_core_sums_over_the_complete_slice():
     sums = [line for line in hlo.splitlines() if " all-reduce(" in line]
     # The weight of the batch, each gradient, and the figures.
     assert (
-        len(sums) == 2 + len(train_step.make_state(config).optimizer.slots) // 2
+        len(sums)
+        == 2
+        + len(
+            train_step.make_state(config, Pretraining(config)).optimizer.slots
+        )
+        // 2
     )
     assert all("replica_groups={{0,1,2,3,4,5,6,7}}" in line for line in sums)
 

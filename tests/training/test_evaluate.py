@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input import (
-    pipeline as input_pipeline,
-)
-from albert_tf.input import (
     record_sets as training_records,
 )
+from albert_tf.input.record_format import parse_records
+from albert_tf.input.record_sets import features_to_read
 from albert_tf.training import evaluate, losses
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from albert_tf.training.train_step import make_state
 from tests.helpers import tiny_run
@@ -24,19 +24,20 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 
 def evaluate_with(config):
     strategy = make_strategy(config.distribution)
+    objective = Pretraining(config)
     with strategy.scope():
-        pretrainer = make_state(config).pretrainer
+        pretrainer = make_state(config, objective).model
     held_out = training_records.find_records(
         "eval_input_file", config.data.eval_input_file, config
     )
-    evaluator = evaluate.Evaluator(strategy, pretrainer, held_out, config)
+    evaluator = evaluate.Evaluator(
+        strategy, pretrainer, objective, held_out, config
+    )
     return evaluator.run(), pretrainer, held_out
 
 
 @pytest.mark.slow
-def test_the_mean_is_over_masked_pieces_and_padding_does_not_count(
-    tiny_records, tmp_path
-):
+def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
     """One example at a time, averaged by hand, gives the same."""
     config = tiny_run.make_config(
         tiny_records, tmp_path, eval_batch_size=7, max_eval_steps=0
@@ -46,7 +47,7 @@ def test_the_mean_is_over_masked_pieces_and_padding_does_not_count(
 
     loss = correct = weight = ordered = 0.0
     for record in tf.data.TFRecordDataset(list(held_out.files)).batch(1):
-        batch = input_pipeline.parse_records(record, config.data)
+        batch = parse_records(record, features_to_read("static"), config.data)
         sums = losses.pretraining_sums(pretrainer(batch), batch)
         loss += float(sums["mlm_loss_sum"])
         correct += float(sums["mlm_correct_sum"])
@@ -84,7 +85,7 @@ def test_the_number_of_replicas_does_not_change_the_result(
 
 
 @pytest.mark.slow
-def test_mode_eval_gives_the_figures_of_the_run_s_last_evaluation(
+def test_mode_eval_repeats_the_last_evaluation_of_the_run(
     tiny_records, tmp_path
 ):
     config = tiny_run.make_config(

@@ -39,8 +39,8 @@ def sums_of(outputs, batch):
     return {k: float(v) for k, v in pretraining_sums(outputs, batch).items()}
 
 
-def test_even_logits_lose_the_logarithm_of_the_number_of_classes():
-    """7 masked pieces of 11 and 2 sentences of 2 classes."""
+def test_equal_logits_give_the_logarithm_of_the_number_of_classes():
+    """7 masked tokens of 11 classes and 2 sentences of 2 classes."""
     outputs = {
         "mlm_logits": np.zeros((2, 5, VOCAB), np.float32),
         "sentence_logits": np.zeros((2, 2), np.float32),
@@ -95,7 +95,7 @@ def test_padding_slots_do_not_change_the_sums():
     assert abs(changed["mlm_loss_sum"] - plain["mlm_loss_sum"]) > 1e-2
 
 
-def test_an_example_that_fills_up_the_last_batch_counts_for_nothing():
+def test_a_padding_example_does_not_count():
     """Its mask and weights are 0; the sums are those of the other one."""
     outputs, batch = random_outputs(), example_batch()
     batch["input_mask"][1] = 0

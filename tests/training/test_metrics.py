@@ -12,9 +12,9 @@ def test_means_divide_by_the_weights_of_each_task():
         "sentence_correct_sum": 1.0,
         "sentence_weight_sum": 5.0,
     }
-    figures = {k: float(v) for k, v in metrics.means(sums).items()}
-    assert set(figures) == set(metrics.names("sop"))
-    assert figures == pytest.approx(
+    means = {k: float(v) for k, v in metrics.means(sums).items()}
+    assert set(means) == set(metrics.names("sop"))
+    assert means == pytest.approx(
         {
             "loss": 4.35,
             "masked_lm_loss": 3.75,
@@ -31,14 +31,28 @@ def test_nothing_masked_is_no_loss_rather_than_nan():
         "mlm_correct_sum": 0.0,
         "mlm_weight_sum": 0.0,
     }
-    figures = metrics.means(sums)
-    assert float(figures["masked_lm_loss"]) == 0.0
-    assert tuple(figures) == metrics.names("none")
+    means = metrics.means(sums)
+    assert float(means["masked_lm_loss"]) == 0.0
+    assert tuple(means) == metrics.names("none")
 
 
-def test_the_paper_s_figures_are_those_of_table_5():
+def test_the_reference_accuracies_are_those_of_table_5():
     """Columns MLM and, for SOP, SOP; for NSP, NSP."""
     line = metrics.describe_reference
     assert line("sop").endswith("mlm 54.0%, sop 86.5% accuracy")
     assert line("nsp").endswith("mlm 54.5%, nsp 90.5% accuracy")
     assert line("none").endswith("mlm 54.9% accuracy")
+
+
+def test_the_sentence_objective_is_named_in_the_progress_line():
+    values = {
+        "masked_lm_loss": 4.0,
+        "masked_lm_accuracy": 0.25,
+        "sentence_order_loss": 0.5,
+        "sentence_order_accuracy": 0.75,
+    }
+    lines = [metrics.describe(values, name) for name in ("sop", "nsp")]
+    assert lines == [
+        "mlm 4.000 (25.0%), sop 0.500 (75.0%)",
+        "mlm 4.000 (25.0%), nsp 0.500 (75.0%)",
+    ]

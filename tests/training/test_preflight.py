@@ -1,4 +1,4 @@
-"""Real checks of real set-ups, good and bad."""
+"""The checks of a dry run on valid and invalid runs."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from albert_tf.training import preflight
+from albert_tf.training import preflight, storage_checks
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses, free_ports
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def checks_of(table):
-    """Verdicts and texts by check, those of several rows one after another."""
+    """Verdicts and texts by check; texts of several rows are joined."""
     checks, name = {}, ""
     for line in table.splitlines():
         if line.startswith("      "):
@@ -33,13 +33,13 @@ def checks_of(table):
 
 
 def check_all(config, capsys):
-    """The rows of the table by check, and the exit status."""
+    """The rows of the table, by check, and the exit status."""
     status = preflight.run(config)
     return checks_of(capsys.readouterr().out), status
 
 
 def failed(checks):
-    """Those that failed; each tells what to do."""
+    """Names of failed checks; each row says what to do."""
     names = {name for name, text in checks.items() if "FAIL: " in text}
     assert all("-> " in checks[name] for name in names)
     return names
@@ -56,7 +56,7 @@ def content_of(directory):
     }
 
 
-def test_a_sound_run_passes_and_leaves_nothing(tiny_records, tmp_path, capsys):
+def test_a_valid_run_passes_and_leaves_nothing(tiny_records, tmp_path, capsys):
     config = tiny_run.make_config(
         tiny_records, tmp_path / "new" / "run", num_train_steps=1000
     )
@@ -64,34 +64,34 @@ def test_a_sound_run_passes_and_leaves_nothing(tiny_records, tmp_path, capsys):
     assert status == 0
     assert not failed(checks)
     assert not skipped(checks)
-    # ln 400 + ln 2, and new weights guess.
-    assert "guessing gives 6.685" in checks["loss"]
+    # ln 400 + ln 2: random weights predict uniformly.
+    assert "uniform predictions give 6.685" in checks["loss"]
     loss = float(re.search(r"[\d.]+", checks["loss"])[0])
     assert loss == pytest.approx(math.log(800), abs=0.1)
-    assert "1,000 steps" in checks["whole run"]
-    assert "a new one" in checks["run"]
+    assert "1,000 steps" in checks["complete run"]
+    assert "a new run" in checks["run"]
     assert not list(tmp_path.iterdir())
 
 
-def test_speed_follows_from_the_time_of_an_update(
-    tiny_records, tmp_path, capsys
-):
+def test_speed_follows_from_the_time_of_a_step(tiny_records, tmp_path, capsys):
     config = tiny_run.make_config(
         tiny_records, tmp_path, num_train_steps=10**6, peak_tflops=0.001
     )
     checks, _ = check_all(config, capsys)
     seconds, tokens, _, tflops, used = (
         float(number.replace(",", ""))
-        for number in re.findall(r"[\d.,]*\d(?:e-\d+)?", checks["updates"])[:5]
+        for number in re.findall(r"[\d.,]*\d(?:e-\d+)?", checks["steps"])[:5]
     )
-    # 8 examples of 32 pieces; printed to three digits.
+    # 8 examples of 32 tokens; printed to three digits.
     assert tokens == pytest.approx(8 * 32 / seconds, rel=0.01)
     assert used == pytest.approx(100 * tflops / 0.001, rel=0.01, abs=0.06)
-    (hours,) = re.findall(r"about (\S+) hours", checks["whole run"])
+    (hours,) = re.findall(r"about (\S+) hours", checks["complete run"])
     assert float(hours) == pytest.approx(1e6 * seconds / 3600, rel=0.02)
 
 
-def test_records_are_told_in_steps_and_epochs(tiny_records, tmp_path, capsys):
+def test_records_are_reported_in_steps_and_epochs(
+    tiny_records, tmp_path, capsys
+):
     counts = json.loads((tiny_records / "train/metadata.json").read_text())
     number = sum(counts["shards"].values())
     config = tiny_run.make_config(tiny_records, tmp_path)
@@ -102,7 +102,7 @@ def test_records_are_told_in_steps_and_epochs(tiny_records, tmp_path, capsys):
 
 
 def test_every_fault_is_in_the_table(tiny_records, tmp_path, capsys):
-    """The output is in a file, the records are not there, and no TPU is."""
+    """The output path is a file, and records and TPU are missing."""
     (tmp_path / "run").write_text("a file")
     config = tiny_run.make_config(
         tiny_records,
@@ -121,10 +121,10 @@ def test_every_fault_is_in_the_table(tiny_records, tmp_path, capsys):
     assert checks["learning rate"].startswith("warn")
     assert skipped(checks) == {
         "room", "held-out records", "run", "initial weights", "batch",
-        "memory", "workers", "updates",
+        "memory", "workers", "steps",
     }  # fmt: skip
     needed = "needs: records, run, initial weights, batch, workers"
-    assert needed in checks["updates"]
+    assert needed in checks["steps"]
     assert (tmp_path / "run").read_text() == "a file"
 
 
@@ -165,11 +165,13 @@ def test_held_out_records_are_not_those_trained_on(
     checks, status = check_all(config, capsys)
     assert status == 1
     assert failed(checks) == {"held-out records"}
-    # Training itself could go on, and is timed.
-    assert checks["updates"].startswith("ok")
+    # The training steps do not depend on it, and are timed.
+    assert checks["steps"].startswith("ok")
 
 
-def test_a_batch_is_shared_evenly(tiny_records, tmp_path, capsys):
+def test_a_batch_must_be_divisible_by_the_replicas(
+    tiny_records, tmp_path, capsys
+):
     config = tiny_run.make_config(
         tiny_records,
         tmp_path,
@@ -181,7 +183,7 @@ def test_a_batch_is_shared_evenly(tiny_records, tmp_path, capsys):
     assert status == 1
     assert failed(checks) == {"batch"}
     assert "-> Nearest: 8, 10." in checks["batch"]
-    assert skipped(checks) == {"memory", "updates"}
+    assert skipped(checks) == {"memory", "steps"}
 
 
 def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
@@ -194,7 +196,7 @@ def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
     checks, status = check_all(config, capsys)
     assert status == 1
     assert failed(checks) == {"room"}
-    # The newest 5, 4 kept for ever, one being written, and the best.
+    # The newest 5, 4 kept forever, one being written, and the best.
     assert "11 checkpoints" in checks["room"]
     free, size, needed = (
         float(number) for number in re.findall(r"([\d.]+) kB", checks["room"])
@@ -205,13 +207,13 @@ def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
 
 
 def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
-    """Those that are there need none; sizes are those on the disk."""
+    """Existing checkpoints need no room; sizes are those on the disk."""
     config = tiny_run.make_config(tiny_records, tmp_path / "run")
     train(config)
     checks, _ = check_all(config, capsys)
     # Steps 0, 4, 8, 12, and the best; 5 newest, one being written, the best.
     assert "7 checkpoints" in checks["room"]
-    assert "5 of them there" in checks["room"]
+    assert "5 of them present" in checks["room"]
     size = float(re.search(r"checkpoints of ([\d.]+) kB", checks["room"])[1])
     needed = float(re.search(r"need ([\d.]+) kB", checks["room"])[1])
     assert needed == pytest.approx(2 * size, rel=0.01)
@@ -220,7 +222,7 @@ def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_is_not_touched(tiny_records, tmp_path, capsys):
+def test_a_run_to_resume_is_not_changed(tiny_records, tmp_path, capsys):
     run_dir = tmp_path / "run"
     config = tiny_run.make_config(
         tiny_records, run_dir, num_train_steps=4, eval_input_file=()
@@ -229,8 +231,8 @@ def test_a_run_goes_on_and_is_not_touched(tiny_records, tmp_path, capsys):
     before = content_of(run_dir)
     checks, status = check_all(config, capsys)
     assert status == 0
-    assert "has ended, at step 4" in checks["run"]
-    assert "none is left" in checks["updates"]
+    assert "complete, at step 4" in checks["run"]
+    assert "none is left" in checks["steps"]
     assert checks["held-out records"].startswith("warn: none")
 
     longer = tiny_run.make_config(
@@ -242,10 +244,10 @@ def test_a_run_goes_on_and_is_not_touched(tiny_records, tmp_path, capsys):
     )
     checks, status = check_all(longer, capsys)
     assert status == 0
-    assert "goes on from step 4" in checks["run"]
+    assert "resumes from step 4" in checks["run"]
     assert "warn: changed since this run began" in checks["run"]
     assert "at step 4" in checks["loss"]
-    assert "10 steps" in checks["whole run"]
+    assert "10 steps" in checks["complete run"]
 
     other = tiny_run.make_config(
         tiny_records, run_dir, num_train_steps=4, learning_rate=0.5
@@ -258,7 +260,7 @@ def test_a_run_goes_on_and_is_not_touched(tiny_records, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_torn_checkpoint_is_told(tiny_records, tmp_path, capsys):
+def test_a_torn_checkpoint_is_reported(tiny_records, tmp_path, capsys):
     config = tiny_run.make_config(tiny_records, tmp_path, num_train_steps=8)
     train(config)
     (newest,) = tmp_path.glob("checkpoints/step-00000008/variables.data*")
@@ -268,7 +270,7 @@ def test_a_torn_checkpoint_is_told(tiny_records, tmp_path, capsys):
     )
     checks, status = check_all(longer, capsys)
     assert status == 0
-    assert "step-00000008 is not whole" in checks["updates"]
+    assert "step-00000008 is not whole" in checks["steps"]
     assert "at step 4" in checks["loss"]
 
 
@@ -298,14 +300,14 @@ def test_damaged_records_are_named(damaged_records, tmp_path, capsys, policy):
     )
     checks, status = check_all(config, capsys)
     assert status == (1 if policy == "error" else 0)
-    assert "record 0 of " in checks["updates"]
+    assert "record 0 of " in checks["steps"]
     verdict = "FAIL" if policy == "error" else "warn"
-    assert f"{verdict}: " in checks["updates"]
+    assert f"{verdict}: " in checks["steps"]
     assert not run_dir.exists()
 
 
-def test_new_weights_must_guess(tiny_records, tmp_path, capsys):
-    """Initial weights a hundred times too large are sure of what is wrong."""
+def test_random_weights_must_predict_uniformly(tiny_records, tmp_path, capsys):
+    """Initial weights a hundred times too large give a far higher loss."""
     config = tiny_run.make_config(tiny_records, tmp_path)
     model = {**config.model.to_dict(), "initializer_range": 2.0}
     wrong = type(config).from_dict({**config.to_dict(), "model": model})
@@ -314,7 +316,7 @@ def test_new_weights_must_guess(tiny_records, tmp_path, capsys):
     assert failed(checks) == {"loss"}
 
 
-def test_file_systems_that_are_not_known_fail(tiny_records, capsys):
+def test_unknown_file_systems_fail(tiny_records, capsys):
     config = tiny_run.make_config(
         tiny_records,
         "nowhere://bucket/run",
@@ -332,18 +334,18 @@ def test_file_systems_that_are_not_known_fail(tiny_records, capsys):
 
 
 def test_directories_above_a_bucket_are_none_of_ours():
-    assert list(preflight._parents("gs://bucket/a/b")) == [
+    assert list(storage_checks.parents("gs://bucket/a/b")) == [
         "gs://bucket/a/b",
         "gs://bucket/a",
     ]
-    assert list(preflight._parents("/a/b")) == ["/a/b", "/a"]
-    assert list(preflight._parents("a/b")) == ["a/b", "a"]
-    assert list(preflight._parents("gs://bucket")) == []
+    assert list(storage_checks.parents("/a/b")) == ["/a/b", "/a"]
+    assert list(storage_checks.parents("a/b")) == ["a/b", "a"]
+    assert list(storage_checks.parents("gs://bucket")) == []
 
 
 @pytest.mark.slow
-def test_the_command_tells_and_exits(tiny_records, tmp_path):
-    """In a process of its own: 0, or 1 for a fault; evaluation has none."""
+def test_the_command_exits_with_the_verdict(tiny_records, tmp_path):
+    """0, or 1 for a failed check; an evaluation has no dry run."""
     run_dir = tmp_path / "run"
     config = tiny_run.make_config(tiny_records, run_dir, dry_run=True)
     assert RunProcesses(config, tmp_path).wait() == [0]
@@ -388,20 +390,20 @@ def check_on_workers(tmp_path, configs):
 
 @pytest.mark.slow
 def test_workers_check_together(tiny_records, tmp_path):
-    """Each prints a table of its own; nothing is left of either."""
+    """Each prints its own table and leaves nothing."""
     config = tiny_run.make_config(
         tiny_records, tmp_path / "run", dry_run=True, strategy="multi_worker"
     )
     for checks, status in check_on_workers(tmp_path, [config, config]):
         assert status == 0
         assert "8 = 2 replicas x 4 examples" in checks["batch"]
-        assert "guessing gives" in checks["loss"]
+        assert "uniform predictions give" in checks["loss"]
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_no_worker_waits_for_one_that_failed(tiny_records, tmp_path):
-    """Or this would take as long as a lost worker is waited for."""
+    """Otherwise this would take as long as the time-out of a lost worker."""
     settings = {
         "dry_run": True,
         "strategy": "multi_worker",
@@ -413,8 +415,8 @@ def test_no_worker_waits_for_one_that_failed(tiny_records, tmp_path):
         )
         for changes in ({}, {"input_file": ("nothing*",)})
     )
-    sound, other = check_on_workers(tmp_path, [config, faulty])
-    assert (sound[1], other[1]) == (1, 1)
-    assert failed(sound[0]) == {"workers"}
+    valid, other = check_on_workers(tmp_path, [config, faulty])
+    assert (valid[1], other[1]) == (1, 1)
+    assert failed(valid[0]) == {"workers"}
     assert failed(other[0]) == {"records", "workers"}
-    assert "updates" in skipped(sound[0]) & skipped(other[0])
+    assert "steps" in skipped(valid[0]) & skipped(other[0])

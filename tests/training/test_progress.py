@@ -1,5 +1,6 @@
 """Rates, time to go and goodput, by hand."""
 
+import functools
 import types
 
 import numpy as np
@@ -39,7 +40,8 @@ def test_the_time_to_go_leaves_compiling_out(monkeypatch, tmp_path):
         "learning_rate": 0.001,
         "dropout": 0.1,
     }
-    progress = Progress(12, 4000, 10**12, None, str(tmp_path), metrics.describe)
+    describe = functools.partial(metrics.describe, sentence_objective="sop")
+    progress = Progress(12, 4000, 10**12, None, str(tmp_path), describe)
     progress.add_steps(step_times(0, 10), ended=20, steady=False)
     assert progress.advance()["steps_per_second"] == 0.1
     progress.add_steps(step_times(20, 21), ended=22, steady=True)
@@ -60,7 +62,7 @@ def progress_of(run_dir, peak=None):
     return Progress(100, 4000, 10**12, peak, str(run_dir), str)
 
 
-def test_figures_of_steps_by_hand(tmp_path):
+def test_metrics_of_steps_by_hand(tmp_path):
     """Steps of 1, 2, ... 21 s, each of which waits 0.5 s, are 231 s."""
     progress = progress_of(tmp_path, peak=10**12)
     asked = np.cumsum(np.arange(21))
@@ -81,7 +83,7 @@ def test_figures_of_steps_by_hand(tmp_path):
     assert set(figures) == set(TIMING_METRICS)
 
 
-def test_mfu_is_the_share_of_the_peak_and_there_if_it_is_known(tmp_path):
+def test_mfu_is_the_fraction_of_a_known_peak(tmp_path):
     """10^12 operations in 2 s, at a peak of 4 * 10^12 a second."""
     for peak, expected in ((4e12, 0.125), (None, None)):
         progress = progress_of(tmp_path, peak)
@@ -91,7 +93,7 @@ def test_mfu_is_the_share_of_the_peak_and_there_if_it_is_known(tmp_path):
         assert figures["tflops"] == 0.5
 
 
-def test_time_between_loops_is_none_of_their_steps(tmp_path):
+def test_time_between_loops_does_not_count(tmp_path):
     """Two loops of 2 steps of 1 s, 50 s apart, waiting 0.25 s and 0.75 s."""
     progress = progress_of(tmp_path)
     progress.add_steps(step_times(0, 1, wait=0.25), ended=2, steady=True)
@@ -100,7 +102,7 @@ def test_time_between_loops_is_none_of_their_steps(tmp_path):
 
     assert figures["loop_seconds"] == 4
     assert figures["input_bound_share"] == 0.5
-    # What was told is not told again.
+    # Each call covers the steps since the last one.
     progress.add_steps(step_times(54, 56), ended=58, steady=True)
     assert progress.advance()["steps_per_second"] == 0.5
 
@@ -155,15 +157,15 @@ def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
 
     # Back to step 10: of 30 steps 20 were kept.
     log.rewind(10)
-    progress.start_again()
+    progress.on_rollback(10)
     goodput = train(progress, log, 20, 1080.0, monkeypatch)
     assert goodput == pytest.approx(20 / 80)
 
 
-def test_steps_before_a_rollback_are_not_in_the_figures_after_it(tmp_path):
+def test_steps_before_a_rollback_do_not_count_after_it(tmp_path):
     progress = progress_of(tmp_path)
     progress.add_steps(step_times(0, 50, wait=40), 100.0, steady=False)
-    progress.start_again()
+    progress.on_rollback(10)
     progress.add_steps(step_times(100, 101), 102.0, steady=True)
     figures = progress.advance()
 

@@ -19,7 +19,7 @@ from tests.helpers.run_processes import RunProcesses, lines_without_timing
 
 @pytest.mark.slow
 def test_dropout_is_removed_where_the_schedule_says(tiny_records, tmp_path):
-    """The boundary, 5, is no multiple of steps_per_loop, 2."""
+    """The boundary, 5, is not a multiple of steps_per_loop, 2."""
     config = tiny_run.make_config(
         tiny_records, tmp_path, dropout_schedule="0:0.1,5:0.0"
     )
@@ -60,7 +60,7 @@ def weights_of(run_dir):
 
 
 def assert_same_run(one, other):
-    """Weights, moments and logged figures are the same to the last bit."""
+    """Weights, moments and logged metrics are the same bit for bit."""
     assert lines_without_timing(one) == lines_without_timing(other)
     expected, weights = weights_of(one), weights_of(other)
     assert expected.keys() == weights.keys()
@@ -84,7 +84,7 @@ STRATEGIES = {
         ("multi_worker", "static"),
     ],
 )
-def test_a_run_killed_at_random_moments_ends_as_one_left_alone(
+def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
     request, tmp_path, kind, masking
 ):
     """By SIGKILL, SOAK_KILLS times, and once by SIGTERM.
@@ -134,7 +134,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_left_alone(
 
 
 @pytest.mark.slow
-def test_a_stop_comes_at_the_next_step_and_keeps_the_log_whole(
+def test_a_run_stops_at_the_next_step_and_keeps_the_log_complete(
     tiny_records, tmp_path
 ):
     """In the middle of a loop, whose line is written by the next process."""
@@ -210,8 +210,8 @@ def test_two_workers_give_what_one_process_gives(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_replicas(tiny_records, tmp_path):
-    """With the same data: losses are those of one that was never moved."""
+def test_a_run_resumes_with_another_number_of_replicas(tiny_records, tmp_path):
+    """With the same data and losses as on the first number."""
     settings = {"dropout_schedule": "0:0.0", "num_train_steps": 8}
     alone = tiny_run.make_config(
         tiny_records, tmp_path / "alone", eval_input_file=(), **settings
@@ -240,7 +240,7 @@ def test_a_run_goes_on_with_another_number_of_replicas(tiny_records, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_finished_run_started_again_trains_no_more(tiny_records, tmp_path):
+def test_a_finished_run_is_not_trained_again(tiny_records, tmp_path):
     config = tiny_run.make_config(tiny_records, tmp_path)
     train(config)
     before = (tmp_path / "metrics.jsonl").read_text()
@@ -262,9 +262,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
     assert not list(tmp_path.iterdir()), "refused before anything is written"
 
 
-def test_the_run_of_another_architecture_is_refused_by_name(
-    tiny_records, tmp_path
-):
+def test_a_run_of_another_architecture_is_refused(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
     )
@@ -277,7 +275,7 @@ def test_the_run_of_another_architecture_is_refused_by_name(
     assert (tmp_path / "config.json").read_text() == before
 
 
-def test_a_run_without_a_number_for_its_loss_stops(tiny_records, tmp_path):
+def test_a_nan_loss_stops_the_run(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records,
         tmp_path,
@@ -297,7 +295,7 @@ def test_a_run_without_a_number_for_its_loss_stops(tiny_records, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_diverged_run_goes_back_and_on_with_later_data(
+def test_a_diverged_run_rolls_back_and_continues_with_later_data(
     tiny_records, tmp_path
 ):
     """At a rate far too high, which the rollback lowers; killed on the way."""
@@ -349,7 +347,7 @@ def test_a_diverged_run_goes_back_and_on_with_later_data(
 
 
 @pytest.mark.slow
-def test_the_resolved_configuration_lies_beside_the_checkpoints(
+def test_the_run_directory_holds_the_resolved_configuration(
     tiny_records, tmp_path
 ):
     config = tiny_run.make_config(

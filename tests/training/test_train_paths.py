@@ -11,7 +11,8 @@ from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import evaluate
-from albert_tf.training.train import Run, train
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.train import open_run, train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
 
@@ -21,8 +22,9 @@ def steps_of(directory):
 
 
 def run_with(config, stop):
-    return Run(
+    return open_run(
         config,
+        Pretraining(config),
         find_training_data(config),
         find_held_out(config),
         make_strategy(config.distribution),
@@ -32,10 +34,10 @@ def run_with(config, stop):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut_at", [4, 12])
-def test_an_evaluation_that_was_cut_short_is_made_by_the_next_process(
+def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
     tiny_records, tmp_path, monkeypatch, cut_at
 ):
-    """Even if that one is cut short there, too; and its line stands once."""
+    """Even if that process is interrupted, too; the log has one line."""
 
     def config(name):
         return tiny_run.make_config(
@@ -76,7 +78,7 @@ def test_profiled_steps_leave_a_trace(tiny_records, tmp_path, steps):
 
 
 @pytest.mark.slow
-def test_a_run_keeps_the_newest_those_at_multiples_and_the_best(
+def test_a_run_keeps_the_newest_checkpoints_multiples_and_the_best(
     tiny_records, tmp_path
 ):
     config = tiny_run.make_config(
@@ -100,15 +102,18 @@ def test_a_run_keeps_the_newest_those_at_multiples_and_the_best(
 
 
 @pytest.mark.slow
-def test_time_between_processes_is_no_goodput(tiny_records, tmp_path):
+def test_time_between_processes_does_not_count_as_goodput(
+    tiny_records, tmp_path
+):
     config = tiny_run.make_config(
         tiny_records, tmp_path, num_train_steps=40, eval_input_file=()
     )
     stop = StopRequest(tf.Variable(0.0))
     stop.set("a test", 143)
     assert (
-        Run(
+        open_run(
             config,
+            Pretraining(config),
             find_training_data(config),
             None,
             make_strategy(config.distribution),
@@ -125,7 +130,7 @@ def test_time_between_processes_is_no_goodput(tiny_records, tmp_path):
 
 
 @pytest.mark.slow
-def test_data_that_changes_within_a_run_is_the_same_however_it_is_cut(
+def test_a_data_schedule_gives_the_same_run_however_it_is_interrupted(
     tiny_records, tiny_dynamic_records, tmp_path
 ):
     """From masked records to records without masks, and a mixture's name."""

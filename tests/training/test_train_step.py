@@ -13,31 +13,37 @@ from albert_tf.input import (
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.training import losses, train_step
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
     StepSettings,
-    figure_names,
     make_state,
     make_train_steps,
+    metric_names,
 )
 from tests.helpers import tiny_run
 
 NO_DROPOUT = DropoutRates(0.0, 0.0)
 
 
+def no_totals(config):
+    names = metric_names(config, Pretraining(config))
+    return {name: tf.constant(0.0) for name in names}
+
+
 def run_steps(config, rates=NO_DROPOUT, num_steps=3):
-    """Figures and weights after some steps, and the program."""
+    """Metrics and weights after some steps, and the program."""
     strategy = make_strategy(config.distribution)
     data = training_records.find_training_data(config)
     with strategy.scope():
-        state = make_state(config)
+        state = make_state(config, Pretraining(config))
         train_steps = make_train_steps(strategy, state, config)
     batches = iter(
         strategy.distribute_datasets_from_function(
             BatchStream(data, config.data, 7).open(0)
         )
     )
-    totals = {name: tf.constant(0.0) for name in figure_names(config)}
+    totals = no_totals(config)
     settings = StepSettings(rates)
     arguments = (batches, totals, tf.constant(num_steps), settings)
     steps = train_steps(*arguments)
@@ -70,7 +76,7 @@ def operations(program):
 
 
 @pytest.mark.slow
-def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
+def test_sums_of_metrics_are_the_same_in_every_process(tiny_records, tmp_path):
     """A second program stands for a second process: TensorFlow numbers its
     parts otherwise, and orders terms of a sum by such names."""
     config = tiny_run.make_config(
@@ -80,7 +86,7 @@ def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
     data = training_records.find_training_data(config)
     for _ in range(2):
         with strategy.scope():
-            state = make_state(config)
+            state = make_state(config, Pretraining(config))
             train_steps = make_train_steps(strategy, state, config)
         batches = iter(
             strategy.distribute_datasets_from_function(
@@ -88,7 +94,7 @@ def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
             )
         )
         for before in np.arange(5, 40, 1.7, np.float32):
-            totals = {name: tf.constant(0.0) for name in figure_names(config)}
+            totals = no_totals(config)
             totals["loss"] = tf.constant(before)
             after = train_steps(
                 batches, totals, tf.constant(1), StepSettings(NO_DROPOUT)
@@ -101,7 +107,7 @@ def test_sums_of_figures_are_the_same_in_every_process(tiny_records, tmp_path):
 @pytest.mark.parametrize(
     ("clip_scope", "clip_norm"), [("global", 0.01), ("per_replica", 1000.0)]
 )
-def test_two_replicas_give_what_one_gives_on_the_joint_batch(
+def test_two_replicas_equal_one_on_the_global_batch(
     tiny_records, tmp_path, clip_scope, clip_norm
 ):
     """Clipping by replica is loose here: it has no joint counterpart.
@@ -129,7 +135,7 @@ def test_two_replicas_give_what_one_gives_on_the_joint_batch(
     assert_close(weights, weights_of_two, 2e-5)
 
 
-def test_two_replicas_give_what_one_gives_where_masking_is_dynamic(
+def test_two_replicas_equal_one_with_dynamic_masking(
     tiny_dynamic_records, tmp_path
 ):
     """And masks of another rate give something else."""
@@ -151,7 +157,7 @@ def test_two_replicas_give_what_one_gives_where_masking_is_dynamic(
     assert largest_difference(one[1], other[1]) > 1e-3
 
 
-def test_replicas_with_unequal_numbers_of_masked_pieces_weigh_each_alike(
+def test_each_masked_token_counts_the_same_on_unequal_replicas(
     tiny_records, tmp_path
 ):
     """The mean of replicas' means would be another gradient."""
@@ -190,7 +196,7 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
     data = training_records.find_training_data(config)
     make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
-    state = make_state(config)
+    state = make_state(config, Pretraining(config))
     seen = {}
 
     class TracedError(Exception):
@@ -220,7 +226,7 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
         with pytest.raises(TracedError):
             steps(
                 itertools.repeat(dict(batch)),
-                {name: tf.constant(0.0) for name in figure_names(config)},
+                no_totals(config),
                 tf.constant(1),
                 StepSettings(rates),
             )
@@ -228,7 +234,7 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
         seen.clear()
 
 
-def test_a_large_step_in_parts_can_be_made_twice(tiny_records, tmp_path):
+def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records, tmp_path):
     """Where memory is short, TensorFlow rewrites how gradients are summed."""
     config = tiny_run.make_config(
         tiny_records,
@@ -240,7 +246,7 @@ def test_a_large_step_in_parts_can_be_made_twice(tiny_records, tmp_path):
     )
     strategy = make_strategy(config.distribution)
     with strategy.scope():
-        state = make_state(config)
+        state = make_state(config, Pretraining(config))
         train_steps = make_train_steps(strategy, state, config)
     data = training_records.find_training_data(config)
     batches = iter(
@@ -248,7 +254,7 @@ def test_a_large_step_in_parts_can_be_made_twice(tiny_records, tmp_path):
             BatchStream(data, config.data, 7).open(0)
         )
     )
-    totals = {name: tf.constant(0.0) for name in figure_names(config)}
+    totals = no_totals(config)
     for _ in range(2):
         train_steps(batches, totals, tf.constant(1), StepSettings(NO_DROPOUT))
     assert int(state.step) == 2
@@ -355,7 +361,7 @@ def gradients_by_share(config, num_shares):
     make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     mlm_weight = tf.reduce_sum(batch["masked_lm_weights"])
-    pretrainer = make_state(config).pretrainer
+    pretrainer = make_state(config, Pretraining(config)).model
     size = config.data.global_batch_size // num_shares
     shares = []
     for first in range(0, config.data.global_batch_size, size):
@@ -386,7 +392,7 @@ def mean(shares):
 
 
 @pytest.mark.parametrize("clip_scope", ["global", "per_replica"])
-def test_clipping_is_the_formula_s(tiny_records, tmp_path, clip_scope):
+def test_clipping_follows_the_formula(tiny_records, tmp_path, clip_scope):
     """On two replicas, against NumPy.
 
     Global: the joint gradient, clipped. As published: each replica's mean
@@ -424,7 +430,7 @@ def test_clipping_is_the_formula_s(tiny_records, tmp_path, clip_scope):
     assert differs > 1e-4, "the two ways must differ here"
 
 
-def test_the_norm_is_logged_as_it_was_before_clipping(tiny_records, tmp_path):
+def test_the_logged_norm_is_that_before_clipping(tiny_records, tmp_path):
     norms = [
         run_steps(
             tiny_run.make_config(tiny_records, tmp_path, clip_norm=clip_norm),
@@ -437,7 +443,7 @@ def test_the_norm_is_logged_as_it_was_before_clipping(tiny_records, tmp_path):
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_rate_0_puts_no_random_operation_into_the_program(
+def test_dropout_of_rate_0_adds_no_random_operation(
     tiny_records, tmp_path, fuse
 ):
     config = tiny_run.make_config(tiny_records, tmp_path, fuse_on_cpu=fuse)

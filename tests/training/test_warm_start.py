@@ -181,7 +181,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
 
     train(config("alone"))
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "_save", kill)
+        patch.setattr(Run, "save", kill)
         with pytest.raises(Killed):
             train(config("killed"))
     assert (tmp_path / "killed/warm_start.json").exists()

@@ -1,0 +1,151 @@
+"""From serialized records to a batch: which features, and what comes after.
+
+Each objective reads records of its own format. `pretraining_format` is that of
+google-research/albert, with masks or without: records without masks are masked
+here, in the graph of the host, with a key of the seed and the position in the
+stream. So each epoch masks other tokens, and equally wherever a run starts.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from albert_tf.config import DataConfig, SequenceConfig
+from albert_tf.input import tensor_ops
+from albert_tf.input.record_sets import Records, features_to_read
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import mask_batch
+
+Batch = Mapping[str, tf.Tensor]
+
+
+class StoredFeature(Protocol):
+    """A feature of a record, e.g. `records.features.Feature`."""
+
+    @property
+    def name(self) -> str:
+        """Key in the record and in the batch."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Either "int64" or "float32"."""
+        ...
+
+    def length(self, shape: SequenceConfig) -> int:
+        """Number of values in a record."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFormat:
+    """How the records of an objective are read.
+
+    Attributes:
+        features: The features to read. A record of zeros must be an example
+            of weight 0: it replaces damaged records and fills the last batch
+            of an evaluation.
+        limits: Exclusive upper bounds of integer features. A record with a
+            larger value is damaged.
+        finish: `(batch, positions, seed) -> batch`, applied to each parsed
+            batch of training; `positions`, int64 `(batch,)`, are the places
+            of its records in the stream. None leaves batches as they are.
+    """
+
+    features: Sequence[StoredFeature]
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    finish: Callable[[Batch, tf.Tensor, int], Batch] | None = None
+
+
+def pretraining_format(
+    records: Records, config: DataConfig, vocab_size: int | None = None
+) -> RecordFormat:
+    """The format of pretraining records.
+
+    Args:
+        records: With or without masks.
+        config: Lengths and masking.
+        vocab_size: Exclusive upper bound of token ids, where known.
+    """
+
+    def mask(batch: Batch, positions: tf.Tensor, seed: int) -> Batch:
+        assert records.metadata is not None
+        seeds = tf.fill(positions.shape, tf.constant(seed, tf.uint64))
+        masked = mask_batch(
+            batch["input_ids"],
+            batch["token_boundary"],
+            random_bits(seeds, positions, tensor_ops),
+            vocab_size=records.metadata.vocab_size,
+            max_predictions_per_seq=config.max_predictions_per_seq,
+            masked_lm_prob=config.masked_lm_prob,
+            ngram=config.ngram,
+            ops=tensor_ops,
+        )
+        kept = {n: v for n, v in batch.items() if n != "token_boundary"}
+        return {
+            **kept,
+            "input_ids": masked.input_ids,
+            "masked_lm_positions": masked.positions,
+            "masked_lm_ids": masked.ids,
+            "masked_lm_weights": masked.weights,
+        }
+
+    limits = {
+        "masked_lm_positions": config.max_seq_length,
+        "segment_ids": 2,
+    }
+    if vocab_size is not None:
+        limits |= {"input_ids": vocab_size, "masked_lm_ids": vocab_size}
+    return RecordFormat(
+        features_to_read(records.masking),
+        limits,
+        mask if records.masking == "dynamic" else None,
+    )
+
+
+def parse_records(
+    serialized: tf.Tensor,
+    features: Sequence[StoredFeature],
+    shape: SequenceConfig,
+) -> Batch:
+    """Parses serialized examples.
+
+    Args:
+        serialized: string, `(batch,)`.
+        features: The features to read.
+        shape: The lengths.
+
+    Returns:
+        The features, each `(batch, length)`: int64 as int32, since TPUs have
+        no int64, and float32.
+    """
+    parsed = tf.io.parse_example(
+        serialized,
+        {
+            feature.name: tf.io.FixedLenFeature(
+                [feature.length(shape)], tf.dtypes.as_dtype(feature.dtype)
+            )
+            for feature in features
+        },
+    )
+    return {
+        name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
+        for name, value in parsed.items()
+    }
+
+
+def padding_example(
+    features: Sequence[StoredFeature], shape: SequenceConfig
+) -> bytes:
+    """A serialized record of zeros, an example of weight 0."""
+    example = tf.train.Example()
+    for feature in features:
+        values = [0] * feature.length(shape)
+        target = example.features.feature[feature.name]
+        if feature.dtype == "float32":
+            target.float_list.value.extend(values)
+        else:
+            target.int64_list.value.extend(values)
+    return example.SerializeToString()

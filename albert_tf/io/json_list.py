@@ -1,0 +1,69 @@
+"""A list of dataclasses that a run keeps as JSON in its directory."""
+
+import dataclasses
+import json
+import posixpath
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Generic, Self, TypeVar
+
+from albert_tf.errors import UserError
+from albert_tf.io.files import load_json_if_any, write_text
+
+Item = TypeVar("Item")
+
+
+class JsonList(Generic[Item]):
+    """A list that is written to its file at each change.
+
+    Args:
+        path: The file.
+        items: In the order in which they were added.
+    """
+
+    FILE_NAME: ClassVar[str]
+    ITEM_TYPE: ClassVar[type]
+    CONTENT: ClassVar[str]  # for errors, e.g. "the rollbacks of the run"
+    REMEDY: ClassVar[str]  # for a damaged file
+
+    def __init__(self, path: str, items: Iterable[Item] = ()) -> None:
+        self._path = path
+        self._items = list(items)
+
+    @classmethod
+    def read(cls, run_dir: str) -> Self:
+        """Reads the list of a run directory; empty if it has no such file.
+
+        Raises:
+            UserError: If the file is damaged.
+        """
+        path = posixpath.join(run_dir, cls.FILE_NAME)
+        try:
+            items = [
+                cls.ITEM_TYPE(**values)
+                for values in load_json_if_any(path) or ()
+            ]
+        except TypeError as error:
+            raise UserError(
+                f"{path} must hold {cls.CONTENT}",
+                received=str(error),
+                remedy=cls.REMEDY,
+            ) from None
+        return cls(path, items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    def extend(self, items: Iterable[Item], writes: bool = True) -> None:
+        """Adds items.
+
+        Args:
+            items: Dataclasses.
+            writes: Whether to write the file.
+        """
+        self._items += items
+        if writes:
+            values = [dataclasses.asdict(item) for item in self._items]  # type: ignore[call-overload]
+            write_text(self._path, json.dumps(values, indent=2) + "\n")

@@ -1,0 +1,62 @@
+"""Gradient accumulation: a batch is computed one micro-batch at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from albert_tf.config import PretrainingConfig
+from albert_tf.input.record_format import Batch
+from albert_tf.training.objective import Scalars
+
+
+def add_micro_batches(
+    micro_batch_gradients: Callable[..., tuple[list[tf.Tensor], Scalars]],
+    batch: Batch,
+    config: PretrainingConfig,
+) -> tuple[list[tf.Tensor], Scalars]:
+    """Adds up gradients and sums over the micro-batches of a replica."""
+    num_micro_batches = config.data.gradient_accumulation_steps
+    compute: Any = micro_batch_gradients
+    if config.distribution.jit_compile:
+        # The gradients alone: XLA has no all-reduce between GPUs here.
+        compute = tf.function(micro_batch_gradients, jit_compile=True)
+    elif num_micro_batches > 1:
+        # Inlined into the loop over micro-batches, sums of large gradients are
+        # kept by TensorFlow's memory optimizer under names that the next
+        # call finds taken: AlreadyExistsError.
+        compute = tf.function(
+            micro_batch_gradients, experimental_attributes={"_noinline": True}
+        )
+    if num_micro_batches == 1:
+        return compute(batch, 0)
+    micro_batches = {
+        name: tf.reshape(
+            value,
+            [
+                num_micro_batches,
+                value.shape[0] // num_micro_batches,
+                *value.shape[1:],
+            ],
+        )
+        for name, value in batch.items()
+    }
+
+    def micro_batch(index: tf.Tensor) -> Batch:
+        return {name: value[index] for name, value in micro_batches.items()}
+
+    def add(index: tf.Tensor, so_far: Any) -> tuple[tf.Tensor, Any]:
+        more = compute(micro_batch(index), index)
+        return index + 1, tf.nest.map_structure(tf.add, so_far, more)
+
+    # From zeros, so that the program holds the computation once.
+    first = tf.constant(0)
+    outputs = compute.get_concrete_function(micro_batch(first), first)
+    zeros = tf.nest.map_structure(
+        lambda output: tf.zeros(output.shape, output.dtype),
+        outputs.structured_outputs,
+    )
+    _, totals = tf.while_loop(
+        lambda index, _: index < num_micro_batches, add, (first, zeros)
+    )
+    return totals

@@ -1,0 +1,58 @@
+"""Where a run stands: with the variables, all that a checkpoint holds."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Self
+
+from albert_tf.runs.checkpoints import Checkpoint
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        step: Number of steps done.
+        totals: Sums of the metrics of the steps since the last line of the
+            log, by name.
+        num_steps: Number of those steps.
+        lowest_loss: The lowest mean loss of a line of the log; None at first.
+        to_evaluate: Whether an evaluation at this step was cut short.
+    """
+
+    step: int
+    totals: dict[str, float]
+    num_steps: int = 0
+    lowest_loss: float | None = None
+    to_evaluate: bool = False
+
+    @classmethod
+    def at_start(cls, metric_names: Iterable[str]) -> Self:
+        """The position of a new run."""
+        return cls(0, dict.fromkeys(metric_names, 0.0))
+
+    def to_notes(self, **facts: Any) -> dict[str, Any]:
+        """Returns JSON for a checkpoint; floats come back bit for bit."""
+        notes = dataclasses.asdict(self)
+        del notes["step"]  # the checkpoint has it
+        return {**notes, **facts}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Moves to a checkpoint; other facts in its notes are ignored."""
+        notes = checkpoint.notes
+        self.step = checkpoint.step
+        # Another optimizer has other metrics.
+        stored = notes.get("totals", {})
+        self.totals = {name: stored.get(name, 0.0) for name in self.totals}
+        self.num_steps = notes.get("num_steps", 0)
+        self.lowest_loss = notes.get("lowest_loss")
+        self.to_evaluate = notes.get("to_evaluate", False)
+
+    def means(self) -> dict[str, float]:
+        """Mean metrics of the steps since the last line of the log."""
+        steps = max(self.num_steps, 1)
+        return {name: total / steps for name, total in self.totals.items()}
+
+    def clear_totals(self) -> None:
+        """Starts new sums."""
+        self.totals, self.num_steps = dict.fromkeys(self.totals, 0.0), 0

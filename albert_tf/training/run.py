@@ -1,0 +1,280 @@
+"""The training loop: an outer Python loop around the loop on the devices.
+
+Each turn trains up to a boundary, a step at which something is due; then it
+checks for divergence, logs, evaluates and saves.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.cluster.preemption import StopRequest
+from albert_tf.cluster.workers import check_agreement
+from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
+from albert_tf.input.corrupt_records import READING_ERRORS
+from albert_tf.input.record_sets import TrainingData
+from albert_tf.runs import checkpoints
+from albert_tf.runs.log import RunLog
+from albert_tf.runs.rollback import find_divergence
+from albert_tf.training import schedules
+from albert_tf.training.evaluate import Evaluator
+from albert_tf.training.listener import Listener
+from albert_tf.training.profiling import Profiler
+from albert_tf.training.progress import Progress
+from albert_tf.training.recovery import Recovery
+from albert_tf.training.switches import DataSwitch, DropoutSwitch
+from albert_tf.training.trainer import Trainer
+
+
+class Run:
+    """One process' part of a run; made by `train.open_run`.
+
+    Args:
+        config: Settings of the run.
+        data: Training records.
+        strategy: Devices.
+        trainer: State and program.
+        evaluator: Evaluates the model; None without held-out records.
+        stop: Says when to stop.
+        run_log: None in processes that do not write the log.
+        progress: Times of the steps.
+    """
+
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        data: TrainingData,
+        strategy: tf.distribute.Strategy,
+        trainer: Trainer,
+        evaluator: Evaluator | None,
+        stop: StopRequest,
+        run_log: RunLog | None,
+        progress: Progress,
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.strategy = strategy
+        self.trainer = trainer
+        self.position = trainer.position
+        self.evaluator = evaluator
+        self.stop = stop
+        self.run_log = run_log
+        self.progress = progress
+        self.listeners: Sequence[Listener] = (
+            *([Profiler(config, self.log_event)] if run_log else []),
+            DropoutSwitch(config, progress, self.log_event),
+            DataSwitch(config, data, self.log_event),
+            progress,
+        )
+        self.recovery = Recovery(
+            config, trainer, strategy, run_log, self.listeners, self.log_event
+        )
+
+    def train(self) -> int:
+        """Trains to the end, or until the run is to stop.
+
+        Returns:
+            The exit status.
+        """
+        position, training = self.position, self.config.training
+        last_step, evaluated = training.num_train_steps, False
+        if position.to_evaluate:
+            evaluated = self._evaluate()
+            if not evaluated:
+                return self._stop_early()
+        while position.step < last_step:
+            evaluated = False
+            for listener in self.listeners:
+                listener.on_loop_begin(position.step)
+            boundary = self._next_boundary()
+            try:
+                stops = self.trainer.advance(boundary, self.progress.add_steps)
+            except READING_ERRORS as error:
+                self.recovery.skip_damaged(error, boundary)
+                continue
+            if position.step < boundary:
+                return self._stop_early()
+            metrics = self._take_metrics()
+            divergence = self._find_divergence(metrics)
+            if divergence:
+                self.recovery.roll_back(divergence, metrics)
+                continue
+            metrics = self._log_metrics(metrics)
+            # The evaluation comes first: a checkpoint implies that its line
+            # of the log exists.
+            if self._is_due(training.eval_every_n_steps):
+                evaluated = self._evaluate()
+            if self._is_due(training.save_checkpoints_steps):
+                self.save()
+            for listener in self.listeners:
+                listener.on_loop_end(position.step, metrics)
+            if position.to_evaluate or (stops and boundary < last_step):
+                return self._stop_early()
+        return self._finish(evaluated)
+
+    def _next_boundary(self) -> int:
+        """The step at which the device loop returns to the host.
+
+        A function of settings and step alone, so that a resumed run has the
+        same loops, and so the same log, as one that was never stopped.
+        """
+        step, training = self.position.step, self.config.training
+        every = (
+            training.steps_per_loop,
+            training.save_checkpoints_steps,
+            training.eval_every_n_steps,
+        )
+        changes = (
+            schedules.next_dropout_change(step, self.config),
+            self.data.next_change(step),
+            *(s for s in training.profiled_steps() or () if s > step),
+        )
+        return min(
+            *((step // n + 1) * n for n in every if n),
+            *(change for change in changes if change is not None),
+            training.num_train_steps,
+        )
+
+    def _is_due(self, every: int) -> bool:
+        """Whether an action is due that repeats every `every` steps."""
+        step = self.position.step
+        at_end = step == self.config.training.num_train_steps
+        return at_end or (every > 0 and step % every == 0)
+
+    def _take_metrics(self) -> dict[str, float]:
+        """Means since the last line of the log; starts new sums."""
+        position = self.position
+        means = position.means()
+        position.clear_totals()
+        rates = schedules.dropout_rates(position.step - 1, self.config)
+        return {
+            **means,
+            "learning_rate": self.trainer.learning_rate,
+            "dropout": rates.hidden,
+        }
+
+    def _find_divergence(self, metrics: Mapping[str, float]) -> str:
+        return find_divergence(
+            metrics["loss"],
+            metrics["gradient_norm"],
+            self.position.lowest_loss,
+            self.config.training,
+        )
+
+    def _log_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Logs the metrics; returns them with those of time."""
+        position = self.position
+        if position.lowest_loss is None:
+            position.lowest_loss = metrics["loss"]
+        position.lowest_loss = min(metrics["loss"], position.lowest_loss)
+        timed = {**metrics, **self.progress.advance()}
+        if self.run_log:
+            self.progress.log(position.step, timed)
+            self.run_log.write("train", position.step, timed)
+        return timed
+
+    def _evaluate(self) -> bool:
+        """Evaluates, if there are held-out records.
+
+        Returns:
+            Whether the evaluation is complete, not cut short by a stop.
+        """
+        if self.evaluator is None:
+            return False
+        position = self.position
+        metrics = self.evaluator.run_and_log(position.step, self.run_log)
+        position.to_evaluate = metrics is None
+        if metrics is not None:
+            self.trainer.store.save_best(
+                position.step, self._notes(), metrics["loss"]
+            )
+        return metrics is not None
+
+    def save(self) -> None:
+        """Saves a checkpoint in the background."""
+        store = self.trainer.store
+        if store.save(self.position.step, self._notes()):
+            self.log_event("checkpoint", stalled_s=store.seconds_stalled)
+
+    def finish_saving(self) -> None:
+        """Waits for the last checkpoint, in all processes.
+
+        Raises:
+            UserError: If it could not be written.
+        """
+        store = self.trainer.store
+        store.wait()
+        if store.failed:
+            raise UserError(
+                "the last checkpoint must be written",
+                received=store.failed,
+                remedy="Make room and start again: the run continues from the "
+                "newest intact checkpoint.",
+            )
+        # A worker that ended earlier would be reported as lost.
+        check_agreement(self.strategy, self.position.step)
+
+    def _notes(self) -> dict[str, Any]:
+        step = self.position.step
+        return self.position.to_notes(
+            dropout=list(schedules.dropout_rates(step, self.config)),
+            data=self.data.at(step).name,
+            **{checkpoints.ROLLBACKS_NOTE: len(self.trainer.rollbacks)},
+        )
+
+    def _stop_early(self) -> int:
+        """Saves, and returns the exit status of an interrupted run.
+
+        Raises:
+            UserError: If the checkpoint could not be written.
+        """
+        position = self.position
+        for listener in self.listeners:
+            listener.on_stop(position.step)
+        divergence = self._find_divergence(position.means())
+        if divergence and position.num_steps:
+            logging.error(
+                "NOT SAVED at step %d, where the run has diverged: %s",
+                position.step,
+                divergence,
+            )
+        else:
+            self.save()
+        self.finish_saving()
+        reason = self.stop.reason or "another worker is to stop"
+        self.log_event("stop", reason=reason)
+        logging.warning(
+            "%s: stopped at step %d; the same command continues from the "
+            "newest checkpoint",
+            reason,
+            position.step,
+        )
+        return self.stop.exit_status
+
+    def _finish(self, evaluated: bool) -> int:
+        """Ends a run that has done all steps; returns the exit status."""
+        for listener in self.listeners:
+            listener.on_stop(self.position.step)
+        self.finish_saving()
+        last_step = self.config.training.num_train_steps
+        if (
+            self.evaluator
+            and not evaluated  # a finished run, started again
+            and self.evaluator.run_and_log(last_step, None) is None
+        ):
+            return self._stop_early()
+        self.log_event("finish")
+        logging.info(
+            "finished %d steps; the run is in %s",
+            last_step,
+            self.config.training.output_dir,
+        )
+        return 0
+
+    def log_event(self, kind: str, **facts: Any) -> None:
+        """Logs an event at the current step."""
+        if self.run_log:
+            self.run_log.write_event(kind, self.position.step, **facts)

@@ -1,0 +1,92 @@
+"""Logs what changes within a run: dropout and training data."""
+
+from collections.abc import Mapping
+
+from absl import logging
+
+from albert_tf.config import PretrainingConfig
+from albert_tf.input.record_sets import TrainingData
+from albert_tf.training import schedules, step_cost
+from albert_tf.training.listener import Listener, LogEvent
+from albert_tf.training.progress import Progress
+
+
+class DropoutSwitch(Listener):
+    """Logs changes of dropout, and what they do to step time and memory.
+
+    Args:
+        config: Settings of the run.
+        progress: Tells whether compiling was part of a loop.
+        log_event: Logs the switch.
+    """
+
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        progress: Progress,
+        log_event: LogEvent,
+    ) -> None:
+        self._config = config
+        self._progress = progress
+        self._log_event = log_event
+        # Rate, step time and memory before a switch to be compared with.
+        self._before: tuple[float, float, int] | None = None
+
+    def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        step_seconds = metrics["step_seconds_median"]
+        # Once the new rate has had a loop without compiling.
+        if self._before and self._progress.was_steady:
+            self._compare(metrics["dropout"], step_seconds)
+        if step == self._config.training.num_train_steps:
+            return
+        before = schedules.dropout_rates(step - 1, self._config)
+        after = schedules.dropout_rates(step, self._config)
+        if after != before:
+            self._log_event("dropout", before=before.hidden, after=after.hidden)
+            memory_bytes = step_cost.peak_memory_bytes()
+            self._before = before.hidden, step_seconds, memory_bytes
+            step_cost.reset_peak_memory()
+
+    def on_rollback(self, step: int) -> None:
+        self._before = None
+
+    def _compare(self, rate: float, step_seconds: float) -> None:
+        assert self._before
+        rate_before, step_seconds_before, memory_before = self._before
+        self._before = None
+        logging.info(
+            "dropout %g -> %g: step %.3g s -> %.3g s, peak memory %.2f GB -> "
+            "%.2f GB",
+            rate_before,
+            rate,
+            step_seconds_before,
+            step_seconds,
+            memory_before / 1e9,
+            step_cost.peak_memory_bytes() / 1e9,
+        )
+
+
+class DataSwitch(Listener):
+    """Logs changes of the training data.
+
+    Args:
+        config: Settings of the run.
+        data: Its phases.
+        log_event: Logs the switch.
+    """
+
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        data: TrainingData,
+        log_event: LogEvent,
+    ) -> None:
+        self._last_step = config.training.num_train_steps
+        self._data = data
+        self._log_event = log_event
+
+    def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step < self._last_step and self._data.next_change(step - 1) == step:
+            name = self._data.at(step).name
+            logging.info("training on %s from step %d on", name, step)
+            self._log_event("data", name=name)

@@ -1,0 +1,195 @@
+"""Model, program and batches on the devices: what runs and dry runs share."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
+from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.corrupt_records import CorruptRecords
+from albert_tf.input.record_sets import TrainingData
+from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
+from albert_tf.runs.rollback import Rollbacks
+from albert_tf.training import schedules
+from albert_tf.training.objective import InitialWeights, Objective
+from albert_tf.training.position import Position
+from albert_tf.training.train_step import (
+    StepSettings,
+    make_state,
+    make_train_steps,
+    metric_names,
+)
+
+
+class Trainer:
+    """The state of a run, and the program that advances it.
+
+    It writes no file, except through `store`.
+
+    Args:
+        config: Settings of the run.
+        objective: What is trained.
+        data: Training records.
+        strategy: Devices.
+        stop_flag: float32 scalar; not 0 once this process is to stop.
+        saves: Whether `store` writes checkpoints in this process.
+
+    Attributes:
+        position: Where the run stands.
+        learning_rate: Of the last step.
+        rollbacks, corrupt_records: Notes of the run directory.
+        stream: The batches, as those notes say.
+        state: Variables.
+        store: Checkpoints.
+    """
+
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        objective: Objective,
+        data: TrainingData,
+        strategy: tf.distribute.Strategy,
+        stop_flag: tf.Variable | None = None,
+        saves: bool = False,
+    ) -> None:
+        self._config = config
+        self._strategy = strategy
+        run_dir = config.training.output_dir
+        with strategy.scope():
+            self.state = make_state(config, objective)
+            self._train_steps = make_train_steps(
+                strategy, self.state, config, stop_flag
+            )
+        self.store = CheckpointStore(
+            run_dir,
+            self.state.variables(),
+            keep_max=config.training.keep_checkpoint_max,
+            keep_every_n_steps=config.training.keep_every_n_steps,
+            writes=saves,
+        )
+        self.rollbacks = Rollbacks.read(run_dir)
+        self.corrupt_records = CorruptRecords.read(run_dir)
+        self.stream = BatchStream(
+            data,
+            config.data,
+            config.training.seed,
+            self.rollbacks,
+            self.corrupt_records,
+            objective.record_format,
+        )
+        self.position = Position.at_start(metric_names(config, objective))
+        self.learning_rate = 0.0
+        self._batches: Any = None
+        self._opened_at: Any = None
+        self._traced: set[StepSettings] = set()
+
+    def start(self, initial: InitialWeights | None) -> Checkpoint | None:
+        """Decides where the run starts. The order matters.
+
+        1. Resumes from the newest checkpoint, e.g. of a run that was
+           warm-started before.
+        2. Starts from the weights of another model.
+        3. Starts from random weights.
+
+        Returns:
+            The checkpoint that the run resumes from, if any.
+
+        Raises:
+            UserError: If the checkpoints cannot be read or are missing.
+        """
+        checkpoint = self.restore()
+        if checkpoint is not None:
+            return checkpoint
+        if len(self.rollbacks):
+            run_dir = self._config.training.output_dir
+            raise UserError(
+                "rollbacks.json must belong to a run with checkpoints",
+                received=f"{run_dir}, which has none",
+                remedy="Restore them, or remove the file to start a new run.",
+            )
+        if initial is not None:
+            initial.apply(self.state.variables())
+        return None
+
+    def restore(self, avoided: int | None = None) -> Checkpoint | None:
+        """Restores the newest checkpoint, if there is one.
+
+        Args:
+            avoided: Step of a checkpoint to use only if there is no other.
+        """
+        checkpoint = self.store.restore(avoided=avoided)
+        if checkpoint is not None:
+            self.position.restore(checkpoint)
+        return checkpoint
+
+    def advance(
+        self, until: int, on_steps: Callable[[np.ndarray, float, bool], None]
+    ) -> bool:
+        """Trains up to a step, or to where all processes are to stop.
+
+        Args:
+            until: The step.
+            on_steps: Called after each device loop, with `Steps.times`, the
+                time at which it ended, and whether its program was compiled
+                before.
+
+        Returns:
+            Whether the processes are to stop.
+        """
+        position = self.position
+        while position.step < until:
+            settings = self._settings()
+            self._open_batches()
+            change = self.stream.next_change(position.step)
+            end = until if change is None else min(change, until)
+            steps = self._train_steps(
+                self._batches,
+                {n: tf.constant(v) for n, v in position.totals.items()},
+                tf.constant(end - position.step),
+                settings,
+            )
+            # Here the host waits for the devices.
+            position.totals = {n: float(v) for n, v in steps.totals.items()}
+            num_steps = int(steps.num_steps)
+            position.step += num_steps
+            position.num_steps += num_steps
+            self.learning_rate = float(steps.learning_rate)
+            on_steps(steps.times.numpy(), time.time(), settings in self._traced)
+            self._traced.add(settings)
+            if float(steps.stops):
+                return True
+        return False
+
+    def close_batches(self) -> None:
+        """Closes the stream; the next step opens it."""
+        self._batches = None
+
+    def _settings(self) -> StepSettings:
+        step = self.position.step
+        settings = StepSettings(
+            schedules.dropout_rates(step, self._config),
+            self.rollbacks.learning_rate_scale(step),
+        )
+        if settings not in self._traced:
+            logging.info("tracing the step with %s", settings)
+        return settings
+
+    def _open_batches(self) -> None:
+        """Opens the stream at this step, unless reading continues there."""
+        step = self.position.step
+        phase, batch = self.stream.locate(step)
+        # Constant while one batch is read after the other.
+        origin = phase, batch - step
+        if self._batches is not None and self._opened_at == origin:
+            return
+        self._opened_at = origin
+        self._batches = iter(
+            self._strategy.distribute_datasets_from_function(
+                self.stream.open(step)
+            )
+        )
