@@ -80,7 +80,7 @@ class CorpusConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig(CorpusConfig):
-    """`python -m data_prep.train_tokenizer`."""
+    """Settings of `python -m data_prep.train_tokenizer`."""
 
     model_prefix: str = setting(
         "",
@@ -158,7 +158,7 @@ class TokenizerConfig(CorpusConfig):
 
 @dataclasses.dataclass(frozen=True)
 class RecordsConfig(CorpusConfig, MaskingConfig):
-    """`python -m data_prep.build_tfrecords`."""
+    """Settings of `python -m data_prep.build_tfrecords`."""
 
     output_dir: str = setting(
         "",
@@ -263,7 +263,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
 
 @dataclasses.dataclass(frozen=True)
 class InspectConfig(Config):
-    """`python -m data_prep.inspect_records`."""
+    """Settings of `python -m data_prep.inspect_records`."""
 
     input_file: tuple[str, ...] = setting(
         (),

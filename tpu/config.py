@@ -8,7 +8,7 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class CompileCheckConfig(Config):
-    """`python -m tpu.compile_check`."""
+    """Settings of `python -m tpu.compile_check`."""
 
     run: PretrainingConfig = dataclasses.field(
         default_factory=PretrainingConfig
@@ -71,7 +71,7 @@ class CompileCheckConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class CompileRecipesConfig(Config):
-    """`python -m tpu.compile_recipes`."""
+    """Settings of `python -m tpu.compile_recipes`."""
 
     recipe: tuple[str, ...] = setting(
         (),

@@ -8,7 +8,7 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig(Config):
-    """`python -m albert_tf.convert_checkpoint`."""
+    """Settings of `python -m albert_tf.convert_checkpoint`."""
 
     from_: str = setting(
         "",
@@ -51,7 +51,7 @@ class ConvertConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(Config):
-    """`python -m albert_tf.export_saved_model`."""
+    """Settings of `python -m albert_tf.export_saved_model`."""
 
     run_dir: str = setting(
         "",
@@ -76,7 +76,7 @@ class ExportConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class FillMaskConfig(Config):
-    """`python -m albert_tf.fill_mask`."""
+    """Settings of `python -m albert_tf.fill_mask`."""
 
     saved_model_dir: str = setting(
         "", "Directory of the SavedModel to load, e.g. build/demo/saved_model."
@@ -91,7 +91,7 @@ class FillMaskConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ServingClientConfig(Config):
-    """`python -m albert_tf.serving.client`."""
+    """Settings of `python -m albert_tf.serving.client`."""
 
     server: str = setting(
         "http://localhost:8501",
@@ -115,7 +115,7 @@ class ServingClientConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ReportConfig(Config):
-    """`python -m albert_tf.report`."""
+    """Settings of `python -m albert_tf.report`."""
 
     run_dirs: tuple[str, ...] = setting(
         (),

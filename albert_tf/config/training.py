@@ -319,7 +319,7 @@ def _parse_dropout_rate(text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig(Config):
-    """`python -m albert_tf.run_pretraining`."""
+    """Settings of `python -m albert_tf.run_pretraining`."""
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)

@@ -51,7 +51,7 @@ exit $highest
 
 @pytest.fixture
 def machine(tmp_path):
-    """Runs a script where the programs are those above; gives the process."""
+    """Runs a script with the fake programs above; returns the process."""
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -92,7 +92,7 @@ def slurm(nodes="gpu[1-2,7]", tasks="3"):
 
 
 def cluster_of(path, monkeypatch):
-    """What TensorFlow takes from the TF_CONFIG that a worker was given."""
+    """The cluster that TensorFlow reads from the TF_CONFIG of a worker."""
     tf_config, *arguments = path.read_text().splitlines()
     monkeypatch.setenv("TF_CONFIG", tf_config)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -109,7 +109,7 @@ def test_scripts_are_clean(name):
         subprocess.run([shellcheck, script], check=True)
 
 
-def test_under_slurm_each_worker_is_told_all_nodes_and_its_place(
+def test_under_slurm_each_worker_gets_all_nodes_and_its_index(
     machine, tmp_path, monkeypatch
 ):
     done = machine(CLUSTER / "slurm.sbatch", **slurm())
@@ -134,7 +134,7 @@ def test_under_slurm_each_worker_is_told_all_nodes_and_its_place(
     assert not (tmp_path / "asked").exists()
 
 
-def test_a_task_of_slurm_gets_the_whole_node():
+def test_a_task_of_slurm_gets_the_complete_node():
     """By default it gets one processor: https://slurm.schedmd.com/sbatch.html"""
     text = (CLUSTER / "slurm.sbatch").read_text()
     asked = [
@@ -154,7 +154,7 @@ def test_one_node_of_slurm_mirrors_over_its_gpus(machine, tmp_path):
 
 
 @pytest.mark.parametrize(("status", "queued"), [(143, True), (1, False)])
-def test_only_what_was_preempted_is_queued_again(
+def test_only_a_preempted_job_is_queued_again(
     machine, tmp_path, status, queued
 ):
     (tmp_path / "status").write_text(str(status))
@@ -171,7 +171,7 @@ def test_several_tasks_on_a_node_are_refused(machine, tmp_path):
     assert not (tmp_path / "worker-0").exists()
 
 
-def test_a_worker_without_a_scheduler_is_told_so(machine):
+def test_a_worker_without_a_scheduler_is_refused(machine):
     done = machine(CLUSTER / "worker.sh")
     assert done.returncode == 1
     assert "must be started by Slurm or an indexed job" in done.stderr
@@ -208,7 +208,7 @@ def test_under_kubernetes_workers_find_each_other_by_the_service(
     assert arguments[2:] == ["--strategy=multi_worker", *flags, *FLAGS]
 
 
-def test_kubernetes_starts_again_what_was_preempted():
+def test_kubernetes_restarts_preempted_pods():
     *_, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
     rules = job["spec"]["podFailurePolicy"]["rules"]
     ignored = [rule for rule in rules if rule["action"] == "Ignore"]
@@ -232,8 +232,8 @@ def flags_of_kubernetes():
 
 
 @pytest.mark.parametrize("arguments", [flags_of_slurm(), flags_of_kubernetes()])
-def test_what_the_examples_train_fits_32_gpus_of_40_gb(arguments, monkeypatch):
-    """By the rule that the trainer checks by, which may err by half."""
+def test_the_examples_fit_32_gpus_of_40_gb(arguments, monkeypatch):
+    """By the memory estimate of the trainer, which may be wrong by half."""
     monkeypatch.chdir(ROOT)
     values = absl_flags.FlagValues()
     flags.define(PretrainingConfig, values)

@@ -22,7 +22,7 @@ def test_a_gpu_has_the_peak_of_its_data_sheet(name, teraflops):
     "name",
     ["NVIDIA L40S", "NVIDIA L40", "NVIDIA T400 4GB", "NVIDIA A10", "AMD", ""],
 )
-def test_a_gpu_that_is_not_known_has_no_peak(name):
+def test_an_unknown_gpu_has_no_peak(name):
     assert devices.gpu_peak_flops(name) is None
 
 
@@ -57,6 +57,6 @@ def test_a_chip_is_known_by_its_pci_id(pci_id, versions):
     ],
 )
 def test_a_chip_is_known_by_its_accelerator_type(accelerator_type, version):
-    """Of v4 it is not known whether a device is a chip or a core."""
+    """For v4 it is not confirmed whether a device is a chip or a core."""
     chip = devices.tpu_by_accelerator_type(accelerator_type)
     assert chip == (version and devices.TPU_CHIPS[version])

@@ -55,7 +55,7 @@ def test_a_lost_worker_ends_the_others_with_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_worker_that_waits_for_one_that_does_not_come_up_names_it(
+def test_a_waiting_worker_names_the_one_that_does_not_start(
     tiny_records, tmp_path, lost
 ):
     run = start(tiny_records, tmp_path, TIMEOUT_S)

@@ -185,7 +185,7 @@ def test_a_signal_ends_the_loop_on_the_device(loop, number, reason):
         ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
     ],
 )
-def test_a_notice_of_google_cloud_ends_it(loop, metadata_server, key, value):
+def test_a_notice_of_google_ends_the_loop(loop, metadata_server, key, value):
     metadata_server.wait_until_asked()
     assert loop.poll() is None
     metadata_server.set(key, value)
@@ -194,7 +194,7 @@ def test_a_notice_of_google_cloud_ends_it(loop, metadata_server, key, value):
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_migrated_goes_on(loop, metadata_server):
+def test_migration_does_not_end_the_loop(loop, metadata_server):
     metadata_server.wait_until_asked()
     metadata_server.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
     with pytest.raises(subprocess.TimeoutExpired):
@@ -205,7 +205,7 @@ def test_a_machine_that_is_migrated_goes_on(loop, metadata_server):
 
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_the_devices():
-    """They are in a step that does not end, as with a worker lost."""
+    """The devices are in a step that does not end, as after a lost worker."""
     for_ever = LOOP.replace("tf.identity(stop.flag) == 0.0", "True")
     assert for_ever != LOOP
     process = subprocess.Popen(
@@ -250,7 +250,7 @@ def test_sigterm_stops_a_loop_that_runs_on_another_host():
 
 
 @pytest.mark.slow
-def test_another_server_is_not_believed(loop, metadata_server):
+def test_a_server_that_is_not_googles_is_ignored(loop, metadata_server):
     metadata_server.wait_until_asked()
     metadata_server.flavor = "Other"
     metadata_server.set("preempted", "TRUE")
@@ -258,7 +258,7 @@ def test_another_server_is_not_believed(loop, metadata_server):
         loop.wait(6)
 
 
-def test_the_machine_tells_whether_there_is_a_server(monkeypatch):
+def test_the_product_name_tells_google_cloud_machines(monkeypatch):
     monkeypatch.setenv(preemption.METADATA_HOST_VARIABLE, "here:80")
     assert preemption.metadata_host() == "here:80"
     monkeypatch.delenv(preemption.METADATA_HOST_VARIABLE)

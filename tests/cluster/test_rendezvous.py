@@ -28,7 +28,7 @@ with socket.create_server(("", ports[index])):
 """
 
 
-def test_all_go_on_when_the_last_has_come():
+def test_all_workers_return_once_the_last_has_started():
     ports = [str(port) for port in free_ports(3)]
 
     def start(index):
@@ -47,8 +47,8 @@ def test_all_go_on_when_the_last_has_come():
         assert process.returncode == 0
 
 
-def test_more_than_128_workers_reach_one_that_waits():
-    """Connections that nobody takes are as many as the workers."""
+def test_more_than_128_workers_can_connect_to_one():
+    """Pending connections are as many as the workers."""
     mine, away = free_ports(2)
     cluster = {"worker": [f"localhost:{port}" for port in (mine, away)]}
     waiting = threading.Thread(
@@ -71,8 +71,8 @@ def test_more_than_128_workers_reach_one_that_waits():
         waiting.join()
 
 
-def test_those_that_a_firewall_hides_are_waited_for_together():
-    """Each takes 5 s: one after the other, 20."""
+def test_unreachable_workers_are_tried_in_parallel():
+    """Each try takes 5 s; in sequence they would take 20."""
     (mine,) = free_ports(1)
     with contextlib.ExitStack() as stack:
         hidden = []
@@ -95,7 +95,7 @@ def test_those_that_a_firewall_hides_are_waited_for_together():
     assert time.monotonic() - began < 18
 
 
-def test_addresses_of_ipv6_have_brackets():
+def test_ipv6_addresses_have_brackets():
     if not socket.has_dualstack_ipv6():
         pytest.skip("needs IPv6")
     mine, there = free_ports(2)
@@ -105,7 +105,7 @@ def test_addresses_of_ipv6_have_brackets():
         )
 
 
-def test_a_name_that_no_host_can_have_is_told_as_one_that_is_away():
+def test_an_invalid_host_name_counts_as_a_missing_worker():
     (mine,) = free_ports(1)
     with pytest.raises(UserError, match=r"answer from worker 1 at a\.\.b:22"):
         wait_for_workers(
@@ -113,7 +113,7 @@ def test_a_name_that_no_host_can_have_is_told_as_one_that_is_away():
         )
 
 
-def test_those_that_do_not_come_are_named_with_their_addresses():
+def test_missing_workers_are_named_with_their_addresses():
     mine, there, away = free_ports(3)
     with socket.create_server(("localhost", there)):
         began = time.monotonic()
@@ -130,7 +130,7 @@ def test_those_that_do_not_come_are_named_with_their_addresses():
     )
 
 
-def test_a_port_that_is_taken_is_told_at_once():
+def test_a_port_in_use_is_refused_at_once():
     (mine,) = free_ports(1)
     with (
         socket.create_server(("", mine)),

@@ -27,7 +27,7 @@ def test_mirrored_has_a_replica_on_each_logical_cpu():
 
 
 @pytest.mark.slow
-def test_a_tpu_that_is_not_there_is_named_within_seconds():
+def test_a_missing_tpu_is_refused_within_seconds():
     code = (
         "from albert_tf.cluster.strategy import make_strategy\n"
         "from albert_tf.config import DistributionConfig\n"
@@ -81,13 +81,13 @@ def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
         )
 
 
-def test_a_tpu_is_not_asked_to_compile_what_it_compiles_anyway():
+def test_jit_compile_is_refused_on_tpus():
     config = DistributionConfig(strategy="tpu", jit_compile=True)
     with pytest.raises(UserError, match="jit_compile must be off on TPUs"):
         make_strategy(config)
 
 
-def test_an_error_of_one_process_tells_of_no_other_worker(monkeypatch):
+def test_an_error_of_one_process_names_no_other_worker(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     config = DistributionConfig()
     strategy = make_strategy(config)
@@ -98,8 +98,8 @@ def test_an_error_of_one_process_tells_of_no_other_worker(monkeypatch):
         raise tf.errors.InternalError(None, None, "of its own")
 
 
-def test_what_tensorflow_says_of_a_lost_worker_is_told(monkeypatch):
-    """It may be an error of this process, which no other log tells."""
+def test_the_error_for_a_lost_worker_quotes_tensorflow(monkeypatch):
+    """It may be an error of this process, which is in no other log."""
     cluster = '{"cluster": {"worker": ["a:1", "b:1"]}}'
     monkeypatch.setenv("TF_CONFIG", cluster)
     with (
@@ -109,7 +109,7 @@ def test_what_tensorflow_says_of_a_lost_worker_is_told(monkeypatch):
         raise tf.errors.InternalError(None, None, "Blas GEMM launch failed")
 
 
-def test_a_batch_is_shared_evenly_or_refused():
+def test_a_batch_is_divided_evenly_or_refused():
     share = per_replica_batch_size
     assert share("global_batch_size", 4096, 32, 4) == 128
     with pytest.raises(UserError, match=r"4100 and 32\. Nearest: 4096, 4128"):

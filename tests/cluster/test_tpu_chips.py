@@ -42,20 +42,20 @@ def machine(tmp_path, monkeypatch):
 GVNIC, NVME = ("0x1ae0", "0x0042"), ("0x1ae0", "0x001f")
 
 
-def test_chips_are_told_from_other_devices_of_google(machine):
+def test_other_pci_devices_of_google_are_not_chips(machine):
     machine([GVNIC, NVME, ("0x10de", "0x0063")])
     assert tpu_chips.find_chips() == []
     machine([("0x1ae0", "0x0063")] * 2)
     assert tpu_chips.find_chips() == ["v5e", "v5e"]
 
 
-def test_device_files_count_where_no_pci_bus_is_seen(machine):
+def test_without_a_pci_bus_device_files_count(machine):
     machine([], files=["accel0", "accel1", "accel_else", "null"])
     assert len(tpu_chips.find_chips()) == 2
     tpu_chips.check(ON_TPU)
 
 
-def test_libtpu_asks_for_a_slice_only_where_there_is_a_chip(machine):
+def test_libtpu_queries_the_slice_only_with_a_chip(machine):
     tpu_chips.spare_import_the_search()
     assert os.environ["TPU_SKIP_MDS_QUERY"] == "1"
     del os.environ["TPU_SKIP_MDS_QUERY"]
@@ -64,7 +64,7 @@ def test_libtpu_asks_for_a_slice_only_where_there_is_a_chip(machine):
     assert "TPU_SKIP_MDS_QUERY" not in os.environ
 
 
-def test_only_a_tpu_of_this_machine_is_looked_for(machine):
+def test_only_a_local_tpu_is_searched_for(machine):
     machine([GVNIC])
     with pytest.raises(UserError) as raised:
         tpu_chips.check(ON_TPU)
@@ -78,8 +78,8 @@ def test_only_a_tpu_of_this_machine_is_looked_for(machine):
 @pytest.mark.skipif(
     bool(tpu_chips.find_chips()), reason="this machine has a TPU"
 )
-def test_a_run_for_a_tpu_ends_within_seconds_where_there_is_none(tmp_path):
-    """Before TensorFlow is imported, whichever release that is."""
+def test_a_run_for_a_missing_tpu_ends_within_seconds(tmp_path):
+    """Before TensorFlow is imported, for every release."""
     done = subprocess.run(
         [
             sys.executable,
@@ -123,7 +123,7 @@ def test_hosts_of_a_slice_that_do_not_answer_are_named():
     assert "start_grpc_tpu_worker" in raised.value.remedy
 
 
-def test_a_name_that_cannot_be_looked_up_is_told_with_what_needs_no_look_up():
+def test_an_unknown_tpu_name_is_refused_with_the_form_of_addresses():
     config = DistributionConfig(
         strategy="tpu", tpu_name="mine", tpu_zone="a", gcp_project="b"
     )
@@ -132,8 +132,8 @@ def test_a_name_that_cannot_be_looked_up_is_told_with_what_needs_no_look_up():
     assert "--tpu_name=grpc://" in raised.value.remedy
 
 
-def test_no_metadata_server_is_an_error_for_users(monkeypatch):
-    """Zone and project of a name are asked of one if they are not given."""
+def test_a_missing_metadata_server_is_a_user_error(monkeypatch):
+    """Without --tpu_zone and --gcp_project, TensorFlow asks that server."""
     monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
     config = DistributionConfig(strategy="tpu", tpu_name="mine")
     with pytest.raises(UserError, match="needs a TPU at mine"):

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Installs what has metadata and nothing else, before what is there."""
+    """Installs packages of metadata only, ahead of the installed ones."""
 
     def install(**packages):
         for name, version in packages.items():
@@ -58,7 +58,7 @@ def remedies():
     }
 
 
-def test_what_the_tests_run_with_fits():
+def test_the_versions_of_the_tests_are_supported():
     versions.check_import()
     assert remedies() == {}
     names = {found.name for found in versions.check_installed()}
@@ -89,21 +89,21 @@ def test_limits_are_those_of_the_distribution():
         ("sentencepiece", "0.2.2", "pip install 'sentencepiece>=0.2.0,<0.2.2'"),
     ],
 )
-def test_what_does_not_fit_is_told_with_what_would(
+def test_an_unsupported_version_is_named_with_a_supported_one(
     installed, name, version, remedy
 ):
     installed(**{name: version})
     assert remedies()[name] == remedy
 
 
-def test_tensorflow_text_is_of_the_same_minor_release(installed):
+def test_tensorflow_text_must_have_the_same_minor_release(installed):
     installed(tensorflow="2.20.0", tensorflow_text="2.21.1")
     assert remedies() == {
         "tensorflow-text": "pip install 'tensorflow-text>=2.20,<2.21'"
     }
 
 
-def test_tensorflows_that_share_a_directory_are_told(installed):
+def test_several_tensorflows_in_one_directory_are_refused(installed):
     installed(tensorflow="2.20.0", tensorflow_tpu="2.20.0", libtpu="0.0.30")
     installed_as_one = remedies()["tensorflow tensorflow-tpu"]
     assert installed_as_one.startswith(
@@ -133,8 +133,8 @@ def test_libtpu_that_ends_the_import_is_refused(
     assert ("libtpu" not in remedies()) == fits
 
 
-def test_a_run_says_so_before_tensorflow_is_imported(tmp_path):
-    """With no TensorFlow to import, or with one that would end the process."""
+def test_a_run_refuses_before_tensorflow_is_imported(tmp_path):
+    """Without TensorFlow, or with one whose import would end the process."""
     (tmp_path / "tensorflow.py").write_text("import os; os.abort()")
     for name, version in (("tensorflow-tpu", "2.20.0"), ("libtpu", "0.0.40")):
         directory = tmp_path / f"{name.replace('-', '_')}.dist-info"

@@ -25,8 +25,8 @@ def refusal(make, *arguments, **settings):
     return str(refused.value)
 
 
-def pretraining(**parts):
-    return PretrainingConfig(**parts)
+def pretraining(**groups):
+    return PretrainingConfig(**groups)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_refusal_names_the_file_of_the_value():
     assert said.startswith("my.json: hidden_size must be")
 
 
-def test_resolved_settings_survive_json():
+def test_settings_survive_json():
     config = PretrainingConfig(
         model=ModelConfig(hidden_size=36, num_attention_heads=3),
         data=DataConfig(input_file=("a", "b"), max_seq_length=99),
@@ -179,14 +179,14 @@ def test_architecture_files_are_refused_by_name(tmp_path):
     assert "Received: 10 and 3." in refusal(load, str(path))
 
 
-def test_a_required_setting_is_named_when_empty():
+def test_an_empty_required_setting_is_named():
     config = TokenizerConfig(input_file=("text",))
     config.require("input_file")
     said = refusal(config.require, "input_file", "model_prefix")
     assert "--model_prefix is required" in said
 
 
-def test_settings_are_found_where_they_are_nested():
+def test_find_setting_searches_nested_configs():
     config = PretrainingConfig(data=DataConfig(global_batch_size=7))
     assert find_setting(config, "global_batch_size") == 7
     with pytest.raises(KeyError):

@@ -58,7 +58,7 @@ def parse(config_class, *arguments):
 
 
 def settings_of(config_class):
-    """Names of all settings but the architecture's, with their fields."""
+    """Settings by name, with their fields, except those of the architecture."""
     found = {}
     for field, field_type in fields_with_types(config_class):
         if field_type is ModelConfig:
@@ -89,7 +89,7 @@ def test_every_setting_is_a_flag_with_its_default_and_help(config_class):
 
 
 def test_a_setting_may_be_named_like_a_python_keyword():
-    """The setting from_ is the flag --from, wherever it is named."""
+    """The setting from_ is --from, on the command line and in errors."""
     assert parse(ConvertConfig, "--from=a", "--to=b").from_ == "a"
     with pytest.raises(UserError, match="--from is required"):
         parse(ConvertConfig, "--to=b").require("from_", "to")
@@ -120,7 +120,7 @@ def test_every_config_belongs_to_a_command():
     # The others require an architecture.
     [c for c in COMMANDS if c not in (PretrainingConfig, CompileCheckConfig)],
 )
-def test_no_flags_are_the_defaults(config_class):
+def test_without_flags_settings_have_their_defaults(config_class):
     assert parse(config_class) == config_class()
 
 
@@ -241,7 +241,7 @@ def test_help_of_the_trainer_lists_every_flag():
 
 
 def run_command(body, *arguments):
-    """Runs a command of its own process whose `main` is `body`."""
+    """Runs a command whose `main` is `body`, in its own process."""
     source = (
         "import errno\n"
         "from albert_tf.config import flags\n"

@@ -29,7 +29,7 @@ BUILDS = {
         "nothing": "input_file model_prefix overwrite",
     },
 }
-# The three groups whose settings are mostly of one kind in the step's program.
+# Settings in the step's program, besides those of `model` and `optimizer`.
 PROGRAM = """
     data.max_seq_length data.max_predictions_per_seq data.global_batch_size
     data.gradient_accumulation_steps distribution.precision distribution.remat
@@ -52,9 +52,7 @@ def test_every_setting_declares_what_its_change_affects(config_class):
     ("config_class", "affects"),
     [(build, kind) for build, kinds in BUILDS.items() for kind in kinds],
 )
-def test_settings_of_builds_affect_what_is_recorded_of_them(
-    config_class, affects
-):
+def test_settings_of_builds_affect_the_result_or_nothing(config_class, affects):
     declared = {
         name
         for name, field in settings_by_path(config_class).items()
@@ -88,10 +86,8 @@ def test_all_settings_of_the_architecture_affect_the_model():
 def test_settings_in_the_compiled_program():
     settings = settings_by_path(PretrainingConfig)
     declared = {n for n, f in settings.items() if f.metadata["in_program"]}
-    whole_groups = {
-        n for n in settings if n.startswith(("model.", "optimizer."))
-    }
-    wanted = whole_groups - set(MODEL_NOT_IN_PROGRAM.split())
+    groups = {n for n in settings if n.startswith(("model.", "optimizer."))}
+    wanted = groups - set(MODEL_NOT_IN_PROGRAM.split())
     assert declared == wanted | set(PROGRAM.split())
 
 

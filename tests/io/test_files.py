@@ -14,7 +14,7 @@ def test_a_full_disk_leaves_the_old_file(small_disk):
     assert path.read_text() == "old"
 
 
-def test_a_full_disk_is_known_from_tensorflow_s_error(small_disk):
+def test_a_full_disk_is_recognised_in_tensorflows_error(small_disk):
     with (
         pytest.raises(tf.errors.ResourceExhaustedError) as error,
         tf.io.gfile.GFile(str(small_disk / "shard"), "wb") as file,
@@ -26,7 +26,7 @@ def test_a_full_disk_is_known_from_tensorflow_s_error(small_disk):
     assert not files.is_full_disk(out_of_memory)
 
 
-def test_a_block_that_fails_leaves_no_file_of_the_final_name(tmp_path):
+def test_a_failed_block_leaves_no_file_of_the_final_name(tmp_path):
     path = tmp_path / "new" / "shard"
     with pytest.raises(KeyError), files.atomic_write(str(path)) as file:
         file.write(b"half")
@@ -38,8 +38,8 @@ def test_a_block_that_fails_leaves_no_file_of_the_final_name(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["shard"]
 
 
-def test_remote_files_are_those_of_tensorflow(tmp_path):
-    """By file://, a scheme that TensorFlow knows and this module does not."""
+def test_remote_files_go_through_tensorflow(tmp_path):
+    """With file://, which TensorFlow reads and this module takes as remote."""
     root = f"file://{tmp_path}"
     path = f"{root}/a/b.txt"
     files.make_directories(f"{root}/a")
@@ -60,7 +60,7 @@ def test_remote_files_are_those_of_tensorflow(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_json_that_is_missing_or_torn_is_named(tmp_path):
+def test_missing_or_incomplete_json_is_named(tmp_path):
     path = str(tmp_path / "metadata.json")
     assert files.load_json_if_any(path) is None
     with pytest.raises(UserError, match=r"metadata\.json must exist"):

@@ -32,12 +32,12 @@ def read(path):
 
 @pytest.fixture
 def small_buffer(monkeypatch):
-    """Records longer than a buffer, and buffers ending in all their parts."""
+    """Some records exceed a buffer, and buffers end within each field."""
     monkeypatch.setattr(tfrecord, "_BUFFER_BYTES", 61)
 
 
 def test_bytes_are_those_of_tensorflow(tmp_path, small_buffer):
-    """Empty records and records of one to three bytes of length, too."""
+    """Including empty records, and lengths of one to three bytes."""
     records = make_records([0, 1, 5, 255, 256, 3000, 70_000, 0])
     writer = write(tmp_path / "ours", records)
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as theirs:
@@ -65,7 +65,7 @@ def test_nothing_more_is_written_after_an_error(tmp_path):
     assert file.getvalue() == b""
 
 
-def test_the_digest_covers_records_still_waiting():
+def test_the_digest_covers_unflushed_records():
     file = io.BytesIO()
     writer = TFRecordWriter(file)
     writer.write(b"abc")
@@ -91,8 +91,8 @@ def test_an_empty_file_holds_no_record(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["length", "its checksum", "content", "last"])
-def test_a_flipped_bit_is_found_wherever_it_is(tmp_path, part, small_buffer):
-    """In the second of three records; TensorFlow refuses the same."""
+def test_a_flipped_bit_is_found_in_every_field(tmp_path, part, small_buffer):
+    """In the second of three records; TensorFlow refuses the file, too."""
     records = make_records([30, 50, 40])
     begin = HEAD + 30 + CHECKSUM
     place, fault, num_read = {

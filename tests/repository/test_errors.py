@@ -14,8 +14,8 @@ def test_a_remedy_ends_the_message_and_stands_alone():
     assert str(UserError("a must be 1")) == "a must be 1."
 
 
-def test_the_first_line_of_a_failed_program_is_what_it_says():
-    """And not where the program was made, which TensorFlow tells first."""
+def test_the_first_line_of_a_failed_program_is_its_message():
+    """Not the location of the program, which TensorFlow prints first."""
 
     @tf.function
     def program(x):
@@ -27,8 +27,8 @@ def test_the_first_line_of_a_failed_program_is_what_it_says():
     assert first_line(error.value) == "indices = 7 is not in [0, 2)"
 
 
-def test_the_first_line_of_a_rewritten_program_is_what_it_says():
-    """Where there is nothing to tell of its making; seen in TensorFlow 2.21."""
+def test_the_first_line_of_a_rewritten_program_is_its_message():
+    """Such a program has no location; seen in TensorFlow 2.21."""
     text = (
         "Graph execution error:\n\nDetected at node a/tmp_var defined at (most "
         "recent call last):\n<stack traces unavailable>\nResource a/tmp_var\n"

@@ -113,7 +113,7 @@ STEPS = {"125k": 125_000, "3m": 3_000_000, "10m": 10_000_000}
 @pytest.mark.parametrize(
     "recipe", [r for r in RECIPES if r.rsplit("_")[-1] in STEPS]
 )
-def test_a_recipe_holds_what_its_name_says(recipe):
+def test_a_recipe_matches_its_name(recipe):
     bert, size, version, steps = NAMED.fullmatch(recipe).groups()
     config = load(recipe)
     name = f"bert_{size}" if bert else f"albert_{size}_{version[:2]}"
@@ -127,14 +127,14 @@ def test_a_recipe_holds_what_its_name_says(recipe):
     assert rates == ({0.0} if version == "v2_" else {0.1})
 
 
-def test_the_recipes_of_the_paper_are_there():
+def test_the_recipes_of_the_paper_exist():
     sizes = ("base", "large", "xlarge", "xxlarge")
     assert {f"{size}_v1_125k" for size in sizes} <= set(RECIPES)
     assert {f"{size}_v2_3m" for size in sizes[1:]} <= set(RECIPES)
     assert {"base_v2_125k", "base_v2_10m", "tiny_cpu"} <= set(RECIPES)
 
 
-def test_dropout_removal_is_that_of_section_4_9():
+def test_dropout_removal_follows_section_4_9():
     config = load("xxlarge_dropout_removal")
     assert config.model.hidden_size == 4096
     assert config.training.num_train_steps == 1_500_000
