@@ -59,10 +59,14 @@ class BenchmarkConfig(RecordsConfig):
     """Which text and where to work; records as `build_tfrecords` has them."""
 
     work_dir: str = setting(
-        "", "Directory for corpora and records; removed at the end."
+        "",
+        "Directory for corpora and records, removed at the end, e.g. "
+        "build/benchmark.",
     )
     copies: int = setting(
-        10, "How often the text is repeated for the largest corpus.", at_least=2
+        10,
+        "Number of repetitions of the text in the largest corpus.",
+        at_least=2,
     )
 
 

@@ -35,11 +35,15 @@ MODELS = pathlib.Path(__file__).parent.parent / "configs" / "models"
 class BenchmarkConfig(Config):
     """What is saved, how often and where."""
 
-    work_dir: str = setting("", "Directory for checkpoints; removed.")
-    models: tuple[str, ...] = setting(
-        ("albert_base_v2", "albert_xlarge_v2"), "Of configs/models."
+    work_dir: str = setting(
+        "",
+        "Directory for checkpoints, removed at the end, e.g. build/benchmark.",
     )
-    saves: int = setting(5, "Checkpoints of each model.", at_least=1)
+    models: tuple[str, ...] = setting(
+        ("albert_base_v2", "albert_xlarge_v2"),
+        "Architectures in configs/models, comma-separated, without .json.",
+    )
+    saves: int = setting(5, "Number of checkpoints of each model.", at_least=1)
 
 
 def main(config: BenchmarkConfig) -> None:

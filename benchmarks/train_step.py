@@ -5,9 +5,9 @@
         --python_model_garden=venv-model-garden/bin/python
 
 ALBERT-base, both losses, LAMB, the same batch for all, on this CPU. Each
-contender is a process of its own, see `train_step_contenders`; they take
-turns, one step each a round, so that what else goes on meets all alike.
-Those whose packages are missing are left out, with a word. Prints a Markdown
+contender runs in its own process, see `train_step_contenders`. They take
+turns, one step per round, so that other load affects all of them equally.
+Contenders with missing packages are left out with a message. Prints a Markdown
 table.
 """
 
@@ -30,24 +30,37 @@ class BenchmarkConfig(Config):
     """What is compared, and with which interpreters."""
 
     python_hugging_face: str = setting(
-        sys.executable, "Python with torch and transformers; empty: left out."
+        sys.executable,
+        "Python interpreter with torch and transformers; empty leaves these "
+        "contenders out.",
     )
     python_keras_hub: str = setting(
-        "", "Python with tensorflow and keras-hub; empty: left out."
+        "",
+        "Python interpreter with tensorflow and keras-hub, e.g. "
+        "venv-keras-hub/bin/python; empty leaves this contender out.",
     )
     python_model_garden: str = setting(
-        "", "Python with tf-models-official; empty: left out."
+        "",
+        "Python interpreter with tf-models-official, e.g. "
+        "venv-model-garden/bin/python; empty leaves this contender out.",
     )
-    rounds: int = setting(3, "Steps of each contender.", at_least=1)
+    rounds: int = setting(
+        3, "Number of timed steps of each contender.", at_least=1
+    )
     lengths: tuple[str, ...] = setting(
-        ("128x8", "512x2"), "Length and examples of the batches."
+        ("128x8", "512x2"),
+        "Sequence length and batch size of the batches, as LENGTHxEXAMPLES, "
+        "comma-separated.",
     )
     precisions: tuple[str, ...] = setting(
-        ("float32", "bfloat16"), "Of the matrix products."
+        ("float32", "bfloat16"),
+        "Number formats of the matrix products, comma-separated.",
     )
-    dropout: tuple[str, ...] = setting(("0.1", "0"), "Rates.")
+    dropout: tuple[str, ...] = setting(
+        ("0.1", "0"), "Dropout rates, comma-separated."
+    )
     contenders: tuple[str, ...] = setting(
-        tuple(CONTENDERS), "Those that take part."
+        tuple(CONTENDERS), "Contenders to measure, comma-separated."
     )
 
 
