@@ -8,6 +8,7 @@ Reference:
 """
 
 import contextlib
+import math
 import os
 import pathlib
 import resource
@@ -23,6 +24,7 @@ from albert_tf.config import (
     ModelConfig,
     PretrainingConfig,
 )
+from albert_tf.interop.weight_names import list_weights
 
 PROCESS_STATUS = pathlib.Path("/proc/self/status")
 TPU_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"  # set on TPU VMs
@@ -95,31 +97,9 @@ def _tpu_of_this_machine() -> devices.TPUChip | None:
 
 
 def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
-    """Trainable numbers of model and heads."""
-    hidden, embedding = model.hidden_size, model.embedding_size
-    norm = 2 * hidden
-    attention = 4 * (hidden**2 + hidden) + norm
-    ffn = 2 * hidden * model.intermediate_size
-    ffn += model.intermediate_size + hidden + norm
-    layers, groups = model.num_hidden_layers, model.num_hidden_groups
-    shared = model.parameter_sharing
-    copies = {
-        "attention": groups if shared in ("all", "attention") else layers,
-        "ffn": groups if shared in ("all", "ffn") else layers,
-    }
-    rows = (
-        model.vocab_size + model.max_position_embeddings + model.type_vocab_size
-    )
-    total = rows * embedding + 2 * embedding
-    if embedding != hidden:
-        total += embedding * hidden + hidden
-    total += model.inner_group_num * (
-        copies["attention"] * attention + copies["ffn"] * ffn
-    )
-    total += hidden * embedding + embedding + 2 * embedding + model.vocab_size
-    if sentence_objective != "none":
-        total += hidden**2 + hidden + 2 * hidden + 2
-    return total
+    """Trainable parameters of the model and its pretraining heads."""
+    weights = list_weights(model, sentence_objective)
+    return sum(math.prod(weight.shape) for weight in weights)
 
 
 def estimate_memory(
