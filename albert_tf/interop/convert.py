@@ -23,8 +23,8 @@ from albert_tf.interop.formats import GOOGLE_ALBERT, HUGGING_FACE, RUN
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import PARTIAL_SUFFIX, is_remote, remove_directory
 from albert_tf.records.features import TOKENIZER_FILE
-from albert_tf.runs import checkpoints
-from albert_tf.runs.directory import CHECKPOINTS_DIR, write_config
+from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, write_checkpoint
+from albert_tf.runs.directory import write_config
 
 
 def convert(config: ConvertConfig) -> None:
@@ -165,7 +165,7 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
         tf.io.gfile.copy(
             weights.vocabulary, posixpath.join(directory, TOKENIZER_FILE)
         )
-    checkpoints.write_checkpoint(
+    write_checkpoint(
         posixpath.join(directory, CHECKPOINTS_DIR, f"step-{weights.step:08d}"),
         weights.step,
         {},

@@ -29,17 +29,14 @@ from albert_tf.interop.weight_names import list_weights
 from albert_tf.io.files import exists
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs.checkpoints import (
+from albert_tf.runs.checkpoint_files import (
     BEST_DIR,
+    CHECKPOINTS_DIR,
     STEP_DIRECTORY,
-    CheckpointStore,
     list_checkpoints,
 )
-from albert_tf.runs.directory import (
-    CHECKPOINTS_DIR,
-    CONFIG_FILE,
-    load_config,
-)
+from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.runs.directory import CONFIG_FILE, load_config
 
 RUN = "run"
 GOOGLE_ALBERT = "published"  # as --to_format names it

@@ -39,7 +39,7 @@ from albert_tf.interop.layer_groups import check_layer_groups
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import Weight, list_weights
 from albert_tf.io.files import flush_to_disk, write_text
-from albert_tf.runs.checkpoints import READING_ERRORS
+from albert_tf.runs.checkpoint_files import READING_ERRORS
 
 _STEP_NAME = "global_step"
 _HUB_PREFIX = "module/"

@@ -11,12 +11,12 @@ import numpy as np
 from albert_tf.config import flatten
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json_if_any
-from albert_tf.runs.checkpoints import BEST_DIR, list_checkpoints
-from albert_tf.runs.directory import (
+from albert_tf.runs.checkpoint_files import (
+    BEST_DIR,
     CHECKPOINTS_DIR,
-    CONFIG_FILE,
-    RECORDS_METADATA_FILE,
+    list_checkpoints,
 )
+from albert_tf.runs.directory import CONFIG_FILE, RECORDS_METADATA_FILE
 from albert_tf.runs.log import EVENTS_FILE, METRICS_FILE, read_lines
 
 # A panel is about as many pixels wide: more points cannot be told apart.

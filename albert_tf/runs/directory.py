@@ -29,7 +29,7 @@ from albert_tf.config import (
     settings_by_path,
 )
 from albert_tf.errors import UserError
-from albert_tf.input.record_sets import Records, TrainingData
+from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import (
     load_json,
     load_json_if_any,
@@ -38,10 +38,9 @@ from albert_tf.io.files import (
     write_text,
 )
 from albert_tf.records import features
+from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
 
 CONFIG_FILE = "config.json"
-CHECKPOINTS_DIR = "checkpoints"
-COMMIT_FILE = "checkpoint.json"
 TRAINING_RECORDS_FILE = "training_records.json"
 RECORDS_METADATA_FILE = "records_metadata.json"
 
@@ -62,7 +61,7 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
             difference, or of another vocabulary.
     """
     run_dir = config.training.output_dir
-    if not _has_checkpoints(run_dir):
+    if not has_checkpoints(run_dir):
         return
     _check_settings(run_dir, load_config(run_dir), config)
     for phase in data.phases:
@@ -73,19 +72,19 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
         _refuse_unless_allowed(path, _differences(stored, now), config.training)
 
 
-def check_evaluation(config: PretrainingConfig, held_out: Records) -> None:
+def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:
     """Checks that the run of a directory may be evaluated on records.
 
     Raises:
         UserError: If it is of another architecture or vocabulary.
     """
     run_dir = config.training.output_dir
-    if _has_checkpoints(run_dir):
+    if has_checkpoints(run_dir):
         _check_architecture(run_dir, load_config(run_dir), config)
         check_vocabulary(run_dir, held_out)
 
 
-def check_vocabulary(run_dir: str, records: Records) -> None:
+def check_vocabulary(run_dir: str, records: RecordSet) -> None:
     """Checks that records are of the vocabulary of a run, where known.
 
     Raises:
@@ -97,13 +96,9 @@ def check_vocabulary(run_dir: str, records: Records) -> None:
         features.check_agreement(path, metadata, records.text_settings())
 
 
-def _has_checkpoints(run_dir: str) -> bool:
-    directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
-    # No glob: a run's path may hold what is a pattern there.
-    return tf.io.gfile.exists(directory) and any(
-        tf.io.gfile.exists(posixpath.join(directory, name, COMMIT_FILE))
-        for name in tf.io.gfile.listdir(directory)
-    )
+def has_checkpoints(run_dir: str) -> bool:
+    """Whether a run has saved a checkpoint, which makes it resumable."""
+    return bool(list_checkpoints(posixpath.join(run_dir, CHECKPOINTS_DIR)))
 
 
 def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
@@ -112,7 +107,7 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
     Where there are several sets of shards, which one each is of.
     """
 
-    def sets(records: Records) -> dict[str, list[int]]:
+    def sets(records: RecordSet) -> dict[str, list[int]]:
         set_of = {
             file: number
             for number, files in enumerate(records.sets)
@@ -177,7 +172,7 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
     )
     metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     kept_vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
-    if tf.io.gfile.exists(metadata) and not _has_checkpoints(run_dir):
+    if tf.io.gfile.exists(metadata) and not has_checkpoints(run_dir):
         # Of an attempt that ended too early to be continued.
         for file in filter(tf.io.gfile.exists, (kept_vocabulary, metadata)):
             tf.io.gfile.remove(file)

@@ -13,7 +13,7 @@ import urllib.parse
 import pytest
 
 from albert_tf.cluster import preemption
-from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import (

@@ -2,12 +2,12 @@
 
 from albert_tf.config import DataConfig, TrainingConfig
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.record_sets import Phase, Records, TrainingData
+from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.runs.rollback import Rollbacks
 
 
 def phase(first_step, name):
-    records = Records((name,), (1000,), ("",), None, "", ((name,),))
+    records = RecordSet((name,), (1000,), ("",), None, "", ((name,),))
     return Phase(first_step, name, records)
 
 

@@ -49,7 +49,7 @@ def test_static_and_dynamic_records_are_not_mixed(tiny_dynamic_records, config):
     )
     with pytest.raises(UserError, match="one masking") as error:
         training_records.find_records("input_file", both, config)
-    assert f"dynamic in {tiny_dynamic_records}/train alone" in str(error.value)
+    assert f"dynamic only in {tiny_dynamic_records}/train" in str(error.value)
 
 
 def test_dynamic_records_leave_the_number_of_predictions_to_training(
@@ -124,7 +124,7 @@ def test_the_shards_of_a_build_that_has_not_ended_are_refused(
 def test_a_torn_file_without_metadata_is_named(tiny_records, config, tmp_path):
     file = next((tiny_records / "train").glob("*.tfrecord"))
     (tmp_path / "torn.tfrecord").write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(UserError, match=r"torn\.tfrecord must be a whole"):
+    with pytest.raises(UserError, match=r"torn\.tfrecord must be an intact"):
         training_records.find_records(
             "input_file", [f"{tmp_path}/*.tfrecord"], config
         )

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.runs import checkpoints
+from albert_tf.runs import checkpoint_files, checkpoints
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
@@ -35,7 +35,7 @@ def save(store, step, **notes):
 
 
 def steps_in(directory):
-    return [c.step for c in checkpoints.list_checkpoints(str(directory))]
+    return [c.step for c in checkpoint_files.list_checkpoints(str(directory))]
 
 
 def test_variables_and_notes_come_back_to_the_last_bit(tmp_path):
@@ -148,11 +148,12 @@ def test_another_shape_or_name_is_refused_with_both(tmp_path):
     save(store, 1)
     wider, _ = store_of(tmp_path, {"kernel": (2, 6)})
     with pytest.raises(
-        UserError, match=r"kernel has shape \[2, 5\] there and \[2, 6\] here"
+        UserError,
+        match=r"kernel has shape \[2, 5\] in the checkpoint and \[2, 6\] in ",
     ):
         wider.restore()
     renamed, _ = store_of(tmp_path, {"weights/S": (2, 5)})
-    with pytest.raises(UserError, match="weights/S has shape none there"):
+    with pytest.raises(UserError, match="weights/S has shape none in the"):
         renamed.restore()
 
 
@@ -220,7 +221,7 @@ def test_when_all_commits_are_damaged_no_new_run_begins(tmp_path):
     save(store, 10)
     cut(tmp_path / "checkpoints" / "step-00000010" / "checkpoint.json")
     another, _ = store_of(tmp_path, {"kernel": (20, 30)})
-    with pytest.raises(UserError, match="must be whole"):
+    with pytest.raises(UserError, match="must be intact"):
         another.restore()
 
 
@@ -296,7 +297,7 @@ def test_a_torn_one_that_was_asked_for_is_refused(tmp_path):
     save(store, 1)
     save(store, 2)
     flip_a_byte(tmp_path / "checkpoints" / "step-00000002" / DATA)
-    with pytest.raises(UserError, match=r"must be whole.*step-00000002"):
+    with pytest.raises(UserError, match=r"must be intact.*step-00000002"):
         store.restore(2)
     flip_a_byte(tmp_path / "checkpoints" / "step-00000001" / DATA)
     with pytest.raises(UserError, match=r"step-00000002, .*step-00000001"):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.train import train
 from tests.helpers import tiny_run

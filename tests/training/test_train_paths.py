@@ -8,7 +8,7 @@ import tensorflow as tf
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input.record_sets import find_held_out, find_training_data
-from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import evaluate
 from albert_tf.training.pretraining import Pretraining

@@ -25,7 +25,7 @@ from albert_tf.input.record_sets import find_records
 from albert_tf.interop import formats, google_albert, hugging_face
 from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import list_weights
-from albert_tf.runs.checkpoints import list_checkpoints
+from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight, warm_start
 from albert_tf.training.train import Run, train
@@ -531,7 +531,9 @@ def test_an_unknown_vocabulary_of_another_size_is_refused(
     config = other_config(other_records, tmp_path, init_checkpoint="a")
     found = find_train_records(other_records, config)
     weights = weights_of(tiny_run.MODEL)
-    with pytest.raises(UserError, match="400 pieces there and 300") as error:
+    with pytest.raises(
+        UserError, match="400 pieces in the model and 300 in"
+    ) as error:
         warm_start.plan(config, found, weights)
     assert "--init_vocabulary" in error.value.remedy
     told = other_config(
@@ -541,7 +543,7 @@ def test_an_unknown_vocabulary_of_another_size_is_refused(
         init_vocabulary=str(tiny_records / "train/spiece.model"),
     )
     planned = warm_start.plan(told, found, weights)
-    assert 20 < len(planned.kept_pieces.here) < 280
+    assert 20 < len(planned.kept_pieces.run_ids) < 280
 
     config = tiny_run.make_config(
         records_without_metadata,
@@ -551,7 +553,9 @@ def test_an_unknown_vocabulary_of_another_size_is_refused(
     )
     found = find_train_records(records_without_metadata, config)
     weights = weights_of(dataclasses.replace(tiny_run.MODEL, vocab_size=300))
-    with pytest.raises(UserError, match="300 pieces there and 400") as error:
+    with pytest.raises(
+        UserError, match="300 pieces in the model and 400 in"
+    ) as error:
         warm_start.plan(config, found, weights)
     assert "data_prep" in error.value.remedy
 
@@ -606,7 +610,7 @@ def test_records_beside_another_vocabulary_are_refused(
     shutil.copy(tiny_records / "train/spiece.model", copy / "train")
     config = other_config(copy, tmp_path, init_checkpoint="a")
     there = weights_of(tiny_run.MODEL, tiny_records / "train/spiece.model")
-    with pytest.raises(UserError, match="vocabulary of the records beside it"):
+    with pytest.raises(UserError, match="vocabulary of the records next to it"):
         warm_start.plan(config, find_train_records(copy, config), there)
 
 
@@ -846,17 +850,20 @@ def test_moments_that_are_wanted_must_be_there(plan_for):
     assert plan_for(tiny_run.MODEL, weights)
 
 
-def test_all_that_is_not_as_it_was_is_told(plan_for):
+def test_the_description_names_everything_that_changed(plan_for):
     weights = weights_of(model_of(4, 2), objective="none")
     here = model_of(8, 4, max_position_embeddings=64)
     lines = plan_for(here, weights).describe()
-    told = "; ".join(lines)
-    assert "64 positions of 32" in told
-    assert "8 layers of 4" in told
-    assert "group_1 as group_0, group_2 as group_1, group_3 as group_1" in told
-    assert "initialised anew, for the checkpoint has none" in told
-    assert "albert/pooler, albert/sentence" in told
+    text = "; ".join(lines)
+    assert "64 positions from 32" in text
+    assert "8 layers from 4" in text
+    assert (
+        "group_1 from group_0, group_2 from group_1, group_3 from group_1"
+        in text
+    )
+    assert "missing in the checkpoint and newly initialised" in text
+    assert "albert/pooler, albert/sentence" in text
     same = weights_of(tiny_run.MODEL)
     assert plan_for(tiny_run.MODEL, same).describe() == [
-        "beginning with the weights of a"
+        "starting from the weights of a"
     ]

@@ -1,0 +1,232 @@
+"""The files of one checkpoint: written, listed, read, removed.
+
+    .../step-00001000/variables.*        values, by variable path
+    .../step-00001000/checkpoint.json    step, notes, file sizes
+
+A directory is a checkpoint once it holds `checkpoint.json`. That file is
+written last and removed first, so a crash at any byte leaves the older
+checkpoints complete. A checkpoint that was committed and damaged later is
+called torn.
+
+A checkpoint holds a flat dictionary {variable path: value}: the
+tf.train.Checkpoint of a Keras 3 model silently drops layers held in lists.
+`tf.train.load_checkpoint(".../variables")` reads it. Data order and dropout
+are functions of (seed, step), so variables and a few notes are all that must
+be saved.
+"""
+
+import contextlib
+import dataclasses
+import json
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.errors import UserError, first_line
+from albert_tf.io.files import flush_to_disk, write_text
+
+CHECKPOINTS_DIR = "checkpoints"
+BEST_DIR = "best"
+COMMIT_FILE = "checkpoint.json"
+VARIABLES = "variables"
+STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
+
+# Raised when damaged files are read, besides TensorFlow's own errors.
+READING_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint.
+
+    Attributes:
+        path: Its directory.
+        step: Training steps done.
+        notes: JSON saved with the variables; floats keep their last bit.
+        sizes: Size in bytes of each file, by name.
+        fault: Why the checkpoint is torn, as far as `checkpoint.json` shows;
+            "" if it shows nothing.
+    """
+
+    path: str
+    step: int
+    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    fault: str = ""
+
+
+class TornCheckpointError(Exception):
+    """A checkpoint was committed and is no longer intact."""
+
+
+def list_checkpoints(directory: str) -> list[Checkpoint]:
+    """Lists the committed checkpoints of a directory by step.
+
+    Torn checkpoints are included.
+    """
+    found = []
+    for name in list_step_directories(directory):
+        path = posixpath.join(directory, name)
+        try:
+            with tf.io.gfile.GFile(posixpath.join(path, COMMIT_FILE)) as file:
+                text = file.read()
+        except tf.errors.NotFoundError:
+            continue  # never committed
+        except UnicodeDecodeError:
+            text = ""
+        found.append(_parse_commit(path, int(name.removeprefix("step-")), text))
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def list_step_directories(directory: str) -> list[str]:
+    """Lists the names of step directories, committed or not."""
+    if not tf.io.gfile.exists(directory):
+        return []
+    # No glob: the path of a run may contain glob characters.
+    names = (name.rstrip("/") for name in tf.io.gfile.listdir(directory))
+    return [name for name in names if STEP_DIRECTORY.fullmatch(name)]
+
+
+def _format_commit(
+    step: int, notes: Mapping[str, Any], sizes: Mapping[str, int]
+) -> str:
+    """Returns the text of `checkpoint.json`, which holds its own checksum."""
+    text = json.dumps({"step": step, "notes": notes, "sizes": sizes})
+    checksum = google_crc32c.value(text.encode())
+    return f'{{"crc32c": {checksum}, "checkpoint": {text}}}\n'
+
+
+def _parse_commit(path: str, step: int, text: str) -> Checkpoint:
+    """Parses `checkpoint.json`; a damaged text gives a torn checkpoint."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        values = json.loads(text)["checkpoint"]
+        if values["step"] == step and text == _format_commit(**values):
+            return Checkpoint(path, **values)
+    return Checkpoint(path, step, fault=f"{COMMIT_FILE} is damaged")
+
+
+def write_checkpoint(
+    directory: str,
+    step: int,
+    notes: dict[str, Any],
+    values: Mapping[str, np.ndarray],
+) -> None:
+    """Writes a checkpoint; the commit file comes last.
+
+    Args:
+        directory: `.../step-00001000`.
+        step: Training steps done.
+        notes: JSON to restore with the variables.
+        values: By variable path.
+    """
+    tf.io.gfile.makedirs(directory)
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=posixpath.join(directory, VARIABLES),
+            tensor_names=list(values),
+            shape_and_slices=[""] * len(values),
+            tensors=list(values.values()),
+        )
+    sizes = {
+        name: tf.io.gfile.stat(posixpath.join(directory, name)).length
+        for name in tf.io.gfile.listdir(directory)
+    }
+    flush_to_disk(directory)
+    write_text(
+        posixpath.join(directory, COMMIT_FILE),
+        _format_commit(step, notes, sizes),
+    )
+
+
+def read_values(
+    checkpoint: Checkpoint, variables: Mapping[str, tf.Variable] | None = None
+) -> dict[str, tf.Tensor]:
+    """Reads the values of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint to read.
+        variables: The variables to read, by path; None reads all values.
+
+    Raises:
+        TornCheckpointError: If the files are not as they were committed.
+        UserError: If a variable is missing or has another shape.
+    """
+    _check_files(checkpoint)
+    prefix = posixpath.join(checkpoint.path, VARIABLES)
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+    except READING_ERRORS as error:
+        raise TornCheckpointError(first_line(error)) from None
+    dtypes = reader.get_variable_to_dtype_map()
+    if variables is not None:
+        _check_shapes(checkpoint, reader.get_variable_to_shape_map(), variables)
+        dtypes = {n: variable.dtype for n, variable in variables.items()}
+    try:
+        # A tensor with a wrong checksum raises an error.
+        with tf.device("CPU:0"):
+            values = tf.raw_ops.RestoreV2(
+                prefix=prefix,
+                tensor_names=list(dtypes),
+                shape_and_slices=[""] * len(dtypes),
+                dtypes=list(dtypes.values()),
+            )
+    except READING_ERRORS as error:
+        raise TornCheckpointError(first_line(error)) from None
+    return dict(zip(dtypes, values, strict=True))
+
+
+def _check_files(checkpoint: Checkpoint) -> None:
+    if checkpoint.fault:
+        raise TornCheckpointError(checkpoint.fault)
+    for name, size in checkpoint.sizes.items():
+        path = posixpath.join(checkpoint.path, name)
+        try:
+            found = tf.io.gfile.stat(path).length
+        except tf.errors.NotFoundError:
+            raise TornCheckpointError(f"{name} is missing") from None
+        if found != size:
+            raise TornCheckpointError(f"{name} has {found} of {size} bytes")
+
+
+def _check_shapes(
+    checkpoint: Checkpoint,
+    stored: Mapping[str, list[int]],
+    variables: Mapping[str, tf.Variable],
+) -> None:
+    differences = [
+        f"{name} has shape {stored.get(name, 'none')} in the checkpoint and "
+        f"{variable.shape.as_list()} in the model"
+        for name, variable in variables.items()
+        if stored.get(name) != variable.shape.as_list()
+    ]
+    if differences:
+        raise UserError(
+            f"checkpoint {checkpoint.path} must hold the variables of this "
+            "model",
+            received="; ".join(differences[:5]),
+            remedy="To start from a converted model, pass it as "
+            "--init_checkpoint.",
+        )
+
+
+def remove(directory: str) -> None:
+    """Removes a checkpoint; its commit file goes first."""
+    commit = posixpath.join(directory, COMMIT_FILE)
+    if tf.io.gfile.exists(commit):
+        tf.io.gfile.remove(commit)
+    if tf.io.gfile.exists(directory):
+        tf.io.gfile.rmtree(directory)
+
+
+def remove_if_possible(directory: str) -> None:
+    """Removes a checkpoint, or logs an error where that fails."""
+    try:
+        remove(directory)
+    except (OSError, tf.errors.OpError) as error:
+        logging.error("%s could not be removed: %s", directory, error)
