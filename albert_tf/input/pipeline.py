@@ -16,6 +16,7 @@ batches and damaged records.
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
@@ -33,6 +34,9 @@ from albert_tf.io.tfrecord import read_records
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20
+
+# Per-replica batches parsed at the same time.
+PARALLEL_PARSE_CALLS = min(16, os.cpu_count() or 1)
 
 CHOICES_AT_A_TIME = 1024
 
@@ -347,10 +351,13 @@ def _parse_per_replica(
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
+    # See `device_iterators`. Without it, the number of parallel calls is fixed;
+    # `prefetch` still enlarges its buffer whenever that runs empty.
+    options.autotune.enabled = False
     return (
         batches.map(replicas_of_this_host)
         .unbatch()
-        .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+        .map(parse, num_parallel_calls=PARALLEL_PARSE_CALLS)
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)
     )

@@ -1,0 +1,54 @@
+import signal
+import time
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.input import device_iterators, pipeline, record_sets
+from albert_tf.runs.log import read_events
+from tests.helpers import tiny_run
+from tests.helpers.run_processes import RunProcesses
+
+# A tuning thread sleeps for 10 ms, then 20 ms, and so on. At this age of the
+# iterator it would sleep for 5 to 10 s more.
+AGE_S = 12
+PROMPT_S = 5
+
+
+@pytest.mark.slow
+def test_old_iterators_close_at_once(tiny_records):
+    """With a tuning thread, each of the eight waits in a third of all cases."""
+    config = tiny_run.make_config(tiny_records, "unused")
+    held_out = record_sets.find_held_out(config)
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    make_dataset, _ = pipeline.evaluation_dataset(held_out, config.data)
+    iterators = []
+    for _ in range(8):
+        batches = strategy.distribute_datasets_from_function(make_dataset)
+        iterators.append(device_iterators.iterate(batches))
+        next(iterators[-1])
+    time.sleep(AGE_S)
+    while iterators:
+        began = time.monotonic()
+        del iterators[-1]
+        assert time.monotonic() - began < PROMPT_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repetition", range(3))
+def test_a_run_that_has_stopped_exits_at_once(
+    tiny_records, tmp_path, repetition
+):
+    del repetition  # the wait was a matter of chance
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", num_train_steps=1_000_000
+    )
+    processes = RunProcesses(config, tmp_path)
+    processes.wait_for_step(2)
+    time.sleep(AGE_S)
+    processes.signal(signal.SIGTERM)
+    assert processes.wait() == [128 + signal.SIGTERM]
+    ended = time.time()
+    last = read_events(config.training.output_dir)[-1]
+    assert last["event"] == "stop"
+    assert ended - last["time"] < PROMPT_S
