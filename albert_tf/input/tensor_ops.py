@@ -1,4 +1,4 @@
-"""The operations of `array_ops` in TensorFlow, value for value."""
+"""The operations of `array_ops` in TensorFlow, with equal results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,127 +9,127 @@ Array = Any
 
 
 def cast(values: Array, dtype: str) -> Array:
-    """As `array_ops.cast`."""
+    """See `array_ops.cast`."""
     return tf.cast(values, dtype)
 
 
 def arange(length: Array) -> Array:
-    """As `array_ops.arange`."""
+    """See `array_ops.arange`."""
     return tf.range(tf.cast(length, tf.int64))
 
 
 def zeros(length: Array, dtype: str) -> Array:
-    """As `array_ops.zeros`."""
+    """See `array_ops.zeros`."""
     return tf.zeros([length], dtype)
 
 
 def size(values: Array) -> Array:
-    """As `array_ops.size`."""
+    """See `array_ops.size`."""
     return tf.size(values, tf.int64)
 
 
 def reshape(values: Array, shape: tuple[int, ...]) -> Array:
-    """As `array_ops.reshape`."""
+    """See `array_ops.reshape`."""
     return tf.reshape(values, shape)
 
 
 def moved_right(values: Array, first: bool) -> Array:
-    """As `array_ops.moved_right`."""
+    """See `array_ops.moved_right`."""
     return tf.concat(
         [tf.fill([values.shape[0], 1], first), values[:, :-1]], axis=1
     )
 
 
 def append(values: Array, last: Array) -> Array:
-    """As `array_ops.append`."""
+    """See `array_ops.append`."""
     return tf.concat([values, [last]], axis=0)
 
 
 def repeat(values: Array, counts: Array) -> Array:
-    """As `array_ops.repeat`."""
+    """See `array_ops.repeat`."""
     return tf.repeat(values, counts)
 
 
 def copy(values: Array) -> Array:
-    """As `array_ops.copy`; tensors never change."""
+    """See `array_ops.copy`; tensors never change."""
     return values
 
 
 def sum(values: Array) -> Array:  # noqa: A001
-    """As `array_ops.sum`."""
+    """See `array_ops.sum`."""
     return tf.reduce_sum(values)
 
 
 def max(values: Array) -> Array:  # noqa: A001
-    """As `array_ops.max`."""
+    """See `array_ops.max`."""
     return tf.maximum(tf.reduce_max(values), 0)
 
 
 def cumsum(values: Array, axis: int = 0) -> Array:
-    """As `array_ops.cumsum`."""
+    """See `array_ops.cumsum`."""
     return tf.cumsum(tf.cast(values, tf.int64), axis)
 
 
 def count_true(flags: Array) -> Array:
-    """As `array_ops.count_true`."""
+    """See `array_ops.count_true`."""
     return tf.math.count_nonzero(flags, axis=1)
 
 
 def flatnonzero(flags: Array) -> Array:
-    """As `array_ops.flatnonzero`."""
+    """See `array_ops.flatnonzero`."""
     return tf.where(tf.reshape(flags, [-1]))[:, 0]
 
 
 def take(values: Array, indices: Array) -> Array:
-    """As `array_ops.take`."""
+    """See `array_ops.take`."""
     return tf.gather(tf.reshape(values, [-1]), indices)
 
 
 def put(values: Array, indices: Array, new: Array) -> Array:
-    """As `array_ops.put`."""
+    """See `array_ops.put`."""
     new = tf.broadcast_to(tf.cast(new, values.dtype), tf.shape(indices))
     return tf.tensor_scatter_nd_update(values, indices[:, None], new)
 
 
 def sum_by(groups: Array, values: Array, num_groups: Array) -> Array:
-    """As `array_ops.sum_by`."""
+    """See `array_ops.sum_by`."""
     return tf.math.unsorted_segment_sum(values, groups, num_groups)
 
 
 def count_by(groups: Array, num_groups: Array) -> Array:
-    """As `array_ops.count_by`."""
+    """See `array_ops.count_by`."""
     return sum_by(groups, tf.ones_like(groups), num_groups)
 
 
 def sort(values: Array) -> Array:
-    """As `array_ops.sort`."""
+    """See `array_ops.sort`."""
     return tf.sort(values)
 
 
 def where(flags: Array, values: Array, others: Array) -> Array:
-    """As `array_ops.where`."""
+    """See `array_ops.where`."""
     return tf.where(flags, values, others)
 
 
 def clip(values: Array, low: int, high: int) -> Array:
-    """As `array_ops.clip`."""
+    """See `array_ops.clip`."""
     return tf.clip_by_value(values, low, high)
 
 
 def rint(values: Array) -> Array:
-    """As `array_ops.rint`."""
+    """See `array_ops.rint`."""
     return tf.math.rint(values)
 
 
 def shift_right(values: Array, num_bits: int) -> Array:
-    """As `array_ops.shift_right`."""
+    """See `array_ops.shift_right`."""
     return tf.bitwise.right_shift(values, tf.constant(num_bits, tf.uint64))
 
 
 def loop_while_any(
     body: Callable[..., tuple[Array, ...]], *state: Array
 ) -> tuple[Array, ...]:
-    """As `array_ops.loop_while_any`."""
+    """See `array_ops.loop_while_any`."""
     return tf.while_loop(
         lambda first, *_: tf.size(first) > 0,
         body,

@@ -1,17 +1,17 @@
-"""What a run's directory says of the run, and whether it may go on.
+"""The directory of a run: what it records, and whether the run may resume.
 
-    RUN/config.json                the resolved configuration
-    RUN/training_records.json      shards of each phase, with their checksums
-    RUN/records_metadata.json      of the first of them, where known
-    RUN/spiece.model               their vocabulary, where known
-    RUN/warm_start.json            by warm_start.py
-    RUN/checkpoints/, RUN/best/    written by checkpoints.py
-    RUN/rollbacks.json             by rollback.py
-    RUN/corrupt_records.json       by corrupt_records.py
-    RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/   by run_log.py
+    RUN/config.json                the resolved settings
+    RUN/training_records.json      the shards of each phase, with checksums
+    RUN/records_metadata.json      metadata of the first phase, where known
+    RUN/spiece.model               vocabulary of the records, where known
+    RUN/warm_start.json            see training/warm_start.py
+    RUN/checkpoints/, RUN/best/    see checkpoints.py
+    RUN/rollbacks.json             see rollback.py
+    RUN/corrupt_records.json       see input/corrupt_records.py
+    RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
 
-A run that goes on with changed settings is another run from there on. So each
-setting declares what a change of it affects: see `config/settings.py`.
+Changed settings may change the result of a run that resumes. Each setting
+declares what a change of it affects: see `config/settings.py`.
 """
 
 import json
@@ -46,19 +46,18 @@ RECORDS_METADATA_FILE = "records_metadata.json"
 
 
 def check(config: PretrainingConfig, data: TrainingData) -> None:
-    """Checks that a run may go on in its directory, if there is one.
+    """Checks that a run may resume with these settings and records.
 
-    A directory without a checkpoint holds nothing that a new run could
-    contradict.
+    A directory without a checkpoint imposes nothing on a new run.
 
     Args:
-        config: The settings now.
-        data: What it is to train on.
+        config: The present settings.
+        data: The records to train on.
 
     Raises:
-        UserError: If the run there is of another architecture, of other
-            settings or records without `allow_config_change`, naming each
-            difference, or of another vocabulary.
+        UserError: If the architecture or the vocabulary has changed, or,
+            without `allow_config_change`, other settings or the records. The
+            error names each difference.
     """
     run_dir = config.training.output_dir
     if not has_checkpoints(run_dir):
@@ -73,10 +72,10 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
 
 
 def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:
-    """Checks that the run of a directory may be evaluated on records.
+    """Checks that a run may be evaluated on these records.
 
     Raises:
-        UserError: If it is of another architecture or vocabulary.
+        UserError: If the architecture or the vocabulary differs.
     """
     run_dir = config.training.output_dir
     if has_checkpoints(run_dir):
@@ -85,10 +84,10 @@ def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:
 
 
 def check_vocabulary(run_dir: str, records: RecordSet) -> None:
-    """Checks that records are of the vocabulary of a run, where known.
+    """Checks that records have the vocabulary of a run, where it is known.
 
     Raises:
-        UserError: If they are not.
+        UserError: If the vocabularies differ.
     """
     path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     metadata = load_json_if_any(path)
@@ -102,9 +101,9 @@ def has_checkpoints(run_dir: str) -> bool:
 
 
 def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
-    """What is trained on, in the order read, wherever it lies: JSON.
+    """Describes the shards in reading order, without their directories.
 
-    Where there are several sets of shards, which one each is of.
+    If there are several datasets, the dataset of each shard is given, too.
     """
 
     def sets(records: RecordSet) -> dict[str, list[int]]:
@@ -136,33 +135,38 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
 
 def _differences(stored: list[Any], now: list[Any]) -> str:
     if len(stored) != len(now):
-        return f"{len(stored)} phases of data before, and {len(now)} now"
+        return f"{len(stored)} phases of data before and {len(now)} now"
     for before, after in zip(stored, now, strict=True):
         had, has = (Counter(map(tuple, p["shards"])) for p in (before, after))
         gone = [name for name, *_ in (had - has).elements()]
         new = [name for name, *_ in (has - had).elements()]
         if gone or new:
             return (
-                f"from step {after['first_step']}: without "
-                f"{', '.join(gone[:3]) or 'none'} of {len(gone)} shards that "
-                f"it began with, and with {', '.join(new[:3]) or 'none'} of "
-                f"{len(new)} new ones"
+                f"from step {after['first_step']}: missing shards: "
+                f"{_name_first(gone)}; new shards: {_name_first(new)}"
             )
         if before["shards"] != after["shards"]:
             return (
-                f"from step {after['first_step']}: the same shards, whose "
-                "paths now sort in another order, in which they are read"
+                f"from step {after['first_step']}: the same shards, but their "
+                "paths sort in another order, so they are read in another "
+                "order"
             )
         if before.get("sets") != after.get("sets"):
             return (
-                f"from step {after['first_step']}: the same shards, in other "
-                "sets, whose records alternate"
+                f"from step {after['first_step']}: the same shards, but in "
+                "other datasets, so their records alternate differently"
             )
-    return "phases of data begin at other steps"
+    return "the phases of data begin at other steps"
+
+
+def _name_first(names: list[str], number: int = 3) -> str:
+    rest = len(names) - number
+    listed = ", ".join(names[:number]) or "none"
+    return f"{listed} and {rest} more" if rest > 0 else listed
 
 
 def write(config: PretrainingConfig, data: TrainingData) -> None:
-    """Saves the resolved settings and what is known of the records."""
+    """Saves the resolved settings, and metadata of the records."""
     run_dir = config.training.output_dir
     records = data.phases[0].records
     write_config(run_dir, config)
@@ -173,7 +177,7 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
     metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     kept_vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
     if tf.io.gfile.exists(metadata) and not has_checkpoints(run_dir):
-        # Of an attempt that ended too early to be continued.
+        # From an attempt that ended before its first checkpoint.
         for file in filter(tf.io.gfile.exists, (kept_vocabulary, metadata)):
             tf.io.gfile.remove(file)
     if records.metadata is None:
@@ -186,7 +190,7 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
 
 
 def write_config(run_dir: str, config: PretrainingConfig) -> None:
-    """Saves the resolved settings, which make a directory that of a run."""
+    """Saves the resolved settings; this creates the directory of a run."""
     tf.io.gfile.makedirs(run_dir)
     write_text(
         posixpath.join(run_dir, CONFIG_FILE),
@@ -195,10 +199,10 @@ def write_config(run_dir: str, config: PretrainingConfig) -> None:
 
 
 def load_config(run_dir: str) -> PretrainingConfig:
-    """The resolved configuration of a run.
+    """Loads the resolved settings of a run.
 
     Raises:
-        UserError: If there is no run.
+        UserError: If the directory holds no run.
     """
     path = posixpath.join(run_dir, CONFIG_FILE)
     return PretrainingConfig.from_dict(load_json(path), source=path)
@@ -222,7 +226,7 @@ def _check_architecture(
     changed = _changed(stored, config, "model")
     if changed:
         raise UserError(
-            f"the run in {run_dir} must be continued with its own settings",
+            f"the run in {run_dir} must resume with its own settings",
             received=changed,
             remedy="Choose another --output_dir or restore the settings.",
         )
@@ -231,7 +235,7 @@ def _check_architecture(
 def _changed(
     stored: PretrainingConfig, config: PretrainingConfig, affects: str
 ) -> str:
-    """The settings that differ and affect the model, the result or nothing."""
+    """Lists changed settings that affect the model, the result or nothing."""
     settings = settings_by_path(PretrainingConfig)
     before, now = flatten(stored.to_dict()), flatten(config.to_dict())
     return "; ".join(
@@ -248,9 +252,9 @@ def _refuse_unless_allowed(
 ) -> None:
     if not config.allow_config_change:
         raise UserError(
-            f"the run of {path} must be continued with its own settings",
+            f"the run of {path} must resume with its own settings",
             received=changed,
-            remedy="Restore them, choose another --output_dir, or give "
-            "--allow_config_change to go on otherwise from here.",
+            remedy="Restore them, choose another --output_dir, or pass "
+            "--allow_config_change to continue with the new settings.",
         )
     logging.warning("changed since this run began, as allowed: %s", changed)

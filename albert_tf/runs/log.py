@@ -1,10 +1,10 @@
 """The record of a run: metrics and events.
 
-RUN/metrics.jsonl   figures, a line for each loop and each evaluation; lines
-                    of steps that are trained anew are replaced
-RUN/events.jsonl    what happened when: starts, stops, rollbacks, switches;
-                    never replaced
-RUN/tensorboard/    the figures, and profiles
+RUN/metrics.jsonl   one line for each device loop and each evaluation;
+lines of steps that are trained again are replaced
+RUN/events.jsonl    starts, stops, rollbacks and changes, with their time;
+never replaced
+RUN/tensorboard/    the metrics, and profiles
 """
 
 import json
@@ -25,15 +25,26 @@ TENSORBOARD_DIR = "tensorboard"
 
 
 class RunLog:
-    """Writes what happens; a continued run takes up where it stood.
+    """Writes the metrics and events of a run.
 
-    A line that cannot be written, e.g. for a full disk, is told and does not
-    stop the training; to start, and to go back, the log must be writable.
+    If a line cannot be written, e.g. because the disk is full, an error is
+    logged and training continues. Opening and rewinding the log, however, must
+    succeed.
 
     Args:
         run_dir: `--output_dir` of the run.
-        step: Step that the run starts from.
-        evaluates_again: Whether the evaluation at that step is made again.
+        step: The step that the run starts from.
+        evaluates_again: Whether the evaluation at that step is repeated.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as run_dir:
+        ...     log = RunLog(run_dir, step=0)
+        ...     log.write("train", 100, {"loss": 6.5})
+        ...     log.write("train", 200, {"loss": 6.25})
+        ...     log.rewind(100)  # the run returns to step 100
+        ...     read_metrics(run_dir)
+        [{'split': 'train', 'step': 100, 'loss': 6.5}]
     """
 
     def __init__(
@@ -42,7 +53,7 @@ class RunLog:
         self._run_dir = run_dir
         self._path = posixpath.join(run_dir, METRICS_FILE)
         self._events_path = posixpath.join(run_dir, EVENTS_FILE)
-        # Files that may end within a line.
+        # Files whose last line may be incomplete.
         self._cut_short = {self._events_path}
         self.rewind(step, evaluates_again)
         self._writer: tf.summary.SummaryWriter | None = self._make_writer()
@@ -53,7 +64,7 @@ class RunLog:
         )
 
     def rewind(self, step: int, evaluates_again: bool = False) -> None:
-        """Drops the lines of steps that are trained, or evaluated, anew."""
+        """Drops the lines of steps that will be trained or evaluated again."""
         kept = [
             json.dumps(line) + "\n"
             for line in read_metrics(self._run_dir)
@@ -67,25 +78,25 @@ class RunLog:
         self._cut_short.discard(self._path)
 
     def write(
-        self, split: str, step: int, figures: Mapping[str, float]
+        self, split: str, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """Adds one line, and a scalar for each figure.
+        """Adds one line to `metrics.jsonl`, and a scalar for each metric.
 
         Args:
-            split: "train", the means over the steps since the last line,
-                or "eval".
-            step: Updates made.
-            figures: Numbers by name.
+            split: "train", for means over the steps since the last line, or
+                "eval".
+            step: Training steps done.
+            metrics: Values by name.
         """
-        line = {"split": split, "step": step, **figures}
+        line = {"split": split, "step": step, **metrics}
 
         def write_all() -> None:
             self._append_line(self._path, line)
-            # What follows a record that was cut short is not read: after a
+            # TensorBoard reads nothing after an incomplete record, so after a
             # failure the next line begins a new file.
             writer, self._writer = self._writer or self._make_writer(), None
             with writer.as_default():
-                for name, value in figures.items():
+                for name, value in metrics.items():
                     tf.summary.scalar(f"{split}/{name}", value, step=step)
             writer.flush()
             self._writer = writer
@@ -93,13 +104,13 @@ class RunLog:
         self._try_to(write_all, self._path)
 
     def write_event(self, kind: str, step: int, **facts: Any) -> None:
-        """Notes when something happened.
+        """Adds one line, with the current time, to `events.jsonl`.
 
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
                 corrupt_records, dropout, data, checkpoint or profile.
-            step: Updates made.
-            facts: More of it, ready for JSON.
+            step: Training steps done.
+            facts: Further JSON values, by key.
         """
         line = {"time": time.time(), "event": kind, "step": step, **facts}
         self._try_to(
@@ -108,7 +119,7 @@ class RunLog:
         )
 
     def _append_line(self, path: str, line: Mapping[str, Any]) -> None:
-        # Reading passes over an empty line, and over one cut short.
+        # Readers skip empty and incomplete lines.
         begin = "\n" if path in self._cut_short else ""
         self._cut_short.add(path)
         with tf.io.gfile.GFile(path, "a") as file:
@@ -123,20 +134,20 @@ class RunLog:
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; none if there is no file.
+    """Reads `metrics.jsonl`; returns no lines if there is no file.
 
-    A line that a crash, or a full disk, cut short is left out.
+    Lines that a crash or a full disk left incomplete are skipped.
     """
     return list(read_lines(posixpath.join(run_dir, METRICS_FILE)))
 
 
 def read_events(run_dir: str) -> list[dict[str, Any]]:
-    """The lines of a run's `events.jsonl`, as `read_metrics`."""
+    """Reads `events.jsonl`; see `read_metrics`."""
     return list(read_lines(posixpath.join(run_dir, EVENTS_FILE)))
 
 
 def read_lines(path: str) -> Iterator[dict[str, Any]]:
-    """The lines of a log, one at a time; as `read_metrics`."""
+    """Reads the lines of a log one at a time; see `read_metrics`."""
     try:
         file = open_existing(path)
     except FileNotFoundError:

@@ -1,9 +1,10 @@
 """LAMB and AdamW as google-research/albert trains with them.
 
-`keras.optimizers` has both names, but corrects the bias of the moments,
-decays outside LAMB's trust ratio, adapts LayerNorm and biases, and clips each
-replica's gradients by themselves. These are plain classes over `tf.Variable`s
-instead: the trainer reduces and clips the gradients, these apply them.
+The optimizers of those names in `keras.optimizers` correct the bias of the
+moments, decay weights outside LAMB's trust ratio, adapt LayerNorm and biases,
+and clip the gradients of each replica separately. The classes here are plain
+Python over `tf.Variable`s: the trainer reduces and clips the gradients, the
+optimizer applies them.
 """
 
 import re
@@ -15,7 +16,7 @@ import tensorflow as tf
 from albert_tf.config import OptimizerConfig
 from albert_tf.modeling.fusion import fused
 
-# Variables neither decayed nor, by LAMB, adapted; found anywhere in the path.
+# Variables whose path contains one of these are neither decayed nor adapted.
 EXCLUDED = re.compile("LayerNorm|layer_norm|bias")
 
 
@@ -59,6 +60,17 @@ class AdamW:
         slots: The moments, by `"<variable path>/m"` and
             `"<variable path>/v"`, each float32 of its variable's shape.
 
+    Example:
+        >>> weights = keras.Variable([1.0, -1.0], name="kernel")
+        >>> optimizer = AdamW(OptimizerConfig(weight_decay_rate=0.0))
+        >>> optimizer.build([weights])
+        >>> gradient = tf.constant([0.1, 0.2])
+        >>> metrics = optimizer.apply([gradient], tf.constant(0.1))
+        >>> sorted(optimizer.slots)
+        ['kernel/m', 'kernel/v']
+        >>> sorted(metrics)
+        ['update_norm']
+
     Reference:
         [Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101); bias
         correction is left out as in google-research/albert.
@@ -70,9 +82,9 @@ class AdamW:
         self.slots: dict[str, tf.Variable] = {}
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes the moments of `variables`, all zero.
+        """Creates the moments of `variables`, all zero.
 
-        Called in the scope of the strategy that the variables were made in.
+        Call it in the strategy scope in which the variables were created.
 
         Raises:
             ValueError: If two variables have the same path.
@@ -83,8 +95,8 @@ class AdamW:
                 name = f"{variable.path}/{moment}"
                 if name in self.slots:
                     raise ValueError(f"Two variables are {variable.path}")
-                # Without aggregation, as Keras makes weights, a replica
-                # assigns its own copy and nothing is communicated.
+                # Without aggregation, each replica assigns its own copy and
+                # nothing is communicated. Keras creates weights the same way.
                 self.slots[name] = tf.Variable(
                     tf.zeros(variable.shape),
                     trainable=False,
@@ -98,23 +110,22 @@ class AdamW:
         learning_rate: tf.Tensor,
         gradient_scale: tf.Tensor | float = 1.0,
     ) -> dict[str, tf.Tensor]:
-        """Updates the variables; called on every replica.
+        """Updates the variables; call it on every replica.
 
-        Every replica updates its own copies, by the same arithmetic on the
-        same numbers, so that they stay equal.
+        Each replica updates its own copies. The arithmetic and its inputs are
+        equal on all replicas, so the copies stay equal.
 
         Args:
             gradients: float32, dense, one for each variable given to `build`,
-                in that order. They must be equal on all replicas: reduced.
+                in that order. They must be reduced, so equal on all replicas.
             learning_rate: float32 scalar, equal on all replicas.
-            gradient_scale: float32 scalar, equal on all replicas, that all
-                gradients are multiplied by: what clips them.
+            gradient_scale: float32 scalar, equal on all replicas, by which
+                all gradients are multiplied; this clips them.
 
         Returns:
-            float32 scalars: update_norm, of the change of
-            all weights together; and of the trust ratios of those variables
-            that have one, trust_ratio_min, trust_ratio_mean and
-            trust_ratio_max.
+            float32 scalars: `update_norm`, the norm of the change of all
+            weights, and over the variables that have a trust ratio,
+            `trust_ratio_min`, `trust_ratio_mean` and `trust_ratio_max`.
         """
         norms, ratios = [], []
         for variable, gradient in zip(self._variables, gradients, strict=True):
@@ -124,12 +135,12 @@ class AdamW:
             norms.append(norm)
             if ratio is not None:
                 ratios.append(ratio)
-        figures = {"update_norm": tf.norm(norms)}
+        metrics = {"update_norm": tf.norm(norms)}
         if ratios:
-            figures["trust_ratio_min"] = tf.reduce_min(ratios)
-            figures["trust_ratio_mean"] = tf.reduce_mean(ratios)
-            figures["trust_ratio_max"] = tf.reduce_max(ratios)
-        return figures
+            metrics["trust_ratio_min"] = tf.reduce_min(ratios)
+            metrics["trust_ratio_mean"] = tf.reduce_mean(ratios)
+            metrics["trust_ratio_max"] = tf.reduce_max(ratios)
+        return metrics
 
     def _apply_one(
         self,
@@ -138,7 +149,7 @@ class AdamW:
         learning_rate: tf.Tensor,
         gradient_scale: tf.Tensor | float,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Gives the norm of the change, and the trust ratio."""
+        """Returns the norm of the change and the trust ratio, if any."""
         config, adapts = self._config, not EXCLUDED.search(variable.path)
         weights = tf.convert_to_tensor(variable.value)
         m_slot = self.slots[f"{variable.path}/m"]
@@ -165,17 +176,27 @@ class AdamW:
     def _trust_ratio(
         self, weights: tf.Tensor, update_norm: tf.Tensor
     ) -> tf.Tensor | None:
-        """What an update is multiplied by, beside the learning rate."""
+        """A factor for the update besides the learning rate; None is 1."""
         del weights, update_norm
         return None
 
 
 class Lamb(AdamW):
-    """AdamW with updates as long as the weights that they change.
+    """AdamW whose updates are scaled to the norm of the weights.
 
-    The update of AdamW, decay included, is multiplied by |w| / |update|, or
-    by 1 where either norm is 0. LayerNorm and biases are not adapted. A
-    matrix that layers share is one variable and so has one ratio.
+    The update of AdamW, decay included, is multiplied by the trust ratio
+    |w| / |update|, or by 1 if either norm is 0. LayerNorm and biases are not
+    adapted. A matrix shared by several layers is one variable and has one
+    ratio.
+
+    Example:
+        >>> weights = keras.Variable([3.0, 4.0], name="kernel")
+        >>> optimizer = Lamb(OptimizerConfig(weight_decay_rate=0.0))
+        >>> optimizer.build([weights])
+        >>> gradient = tf.constant([1.0, 1.0])
+        >>> metrics = optimizer.apply([gradient], tf.constant(0.1))
+        >>> round(float(metrics["update_norm"]), 4)  # 0.1 |w|
+        0.5
 
     Reference:
         [You et al., 2020](https://arxiv.org/abs/1904.00962), with the
@@ -186,11 +207,11 @@ class Lamb(AdamW):
         self, weights: tf.Tensor, update_norm: tf.Tensor
     ) -> tf.Tensor:
         norm = tf.linalg.global_norm([weights])
-        # A ratio of 0 would leave weights that start at zero there for ever.
+        # With a ratio of 0, weights that start at zero would stay zero.
         ratio = tf.math.divide_no_nan(norm, update_norm)
         return tf.where(ratio > 0, ratio, 1.0)
 
 
 def make_optimizer(config: OptimizerConfig) -> AdamW:
-    """The optimizer that `config.optimizer` names, not yet built."""
+    """Creates the optimizer of `config.optimizer`; it is not built yet."""
     return {"lamb": Lamb, "adamw": AdamW}[config.optimizer](config)

@@ -1,4 +1,4 @@
-"""What changes with the step: learning rate and dropout."""
+"""Schedules over the steps of a run: learning rate and dropout."""
 
 import math
 from typing import NamedTuple
@@ -7,19 +7,24 @@ import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig, PretrainingConfig
 
-# The published settings, by which those of another batch are judged.
+# The settings of the paper.
 PAPER_BATCH_SIZE = 4096
 PAPER_LEARNING_RATE = 0.00176
 PAPER_WARMUP_STEPS = 3125
 
-# Departures from them that are worth a warning: twice the rate is what a
-# batch four times as large would have. Runs of fewer updates than this, which
-# a warm-up of the published length would take up in good part, get none.
+# Factors between a setting and the paper's from which on a warning is logged.
+# Twice the learning rate belongs to a batch four times as large. Shorter runs
+# get no warning: the warm-up of the paper would fill a large part of them.
 FAR_RATE, FAR_WARMUP, LONG_RUN_STEPS = 2.0, 4.0, 10_000
 
 
 class DropoutRates(NamedTuple):
-    """Dropout of embeddings and sublayers, and of attention probabilities."""
+    """Dropout rates of one step.
+
+    Attributes:
+        hidden: Rate for embeddings and for the output of sublayers.
+        attention: Rate for attention probabilities.
+    """
 
     hidden: float
     attention: float
@@ -28,22 +33,31 @@ class DropoutRates(NamedTuple):
 def learning_rate(
     step: tf.Tensor, config: OptimizerConfig, num_train_steps: int
 ) -> tf.Tensor:
-    """Linear warm-up, then polynomial decay to 0, as published.
+    """Linear warm-up, then polynomial decay to 0, as google-research/albert.
 
-    The decay counts from step 0 and not from the end of the warm-up, which
-    replaces it until then. So the first update has rate 0, and the rate drops
-    a little where the warm-up ends: with the published settings from the peak
-    to 0.975 of it. Both are kept, to train as google-research/albert does.
+    The decay counts from step 0, not from the end of the warm-up. So the first
+    step has rate 0, and the rate drops where the warm-up ends: with the
+    settings of the paper, from the peak to 0.975 of it.
 
     Args:
-        step: int64 scalar, updates made so far.
+        step: int64 scalar, training steps done.
         config: Peak rate, warm-up and power.
-        num_train_steps: The step from which the rate is 0.
+        num_train_steps: The step from which on the rate is 0.
 
     Returns:
         float32 scalar.
+
+    Example:
+        >>> config = OptimizerConfig(
+        ...     learning_rate=1.0, num_warmup_steps=10, poly_power=1.0
+        ... )
+        >>> [
+        ...     round(float(learning_rate(tf.constant(step), config, 100)), 2)
+        ...     for step in (0, 5, 10, 50, 100)
+        ... ]
+        [0.0, 0.5, 0.9, 0.5, 0.0]
     """
-    # float32 holds whole numbers exactly up to 16.7 million.
+    # float32 represents integers up to 16.7 million exactly.
     step = tf.cast(step, tf.float32)
     left = tf.maximum(num_train_steps - step, 0.0) / num_train_steps
     decayed = config.learning_rate * left**config.poly_power
@@ -54,11 +68,12 @@ def learning_rate(
 
 
 def scaled_learning_rate(batch_size: int) -> float:
-    """The published peak rate of LAMB, scaled by the root of the batch.
+    """Peak rate of the paper, scaled by the square root of the batch size.
 
-    The published (4096, 0.00176, 3125) is a row of the table of LAMB's
-    authors, whose other rows follow from it: the rate goes with the root of
-    the batch, and the warm-up stays 3125 updates from batch 512 to 32768.
+    The settings of the paper (4096, 0.00176, 3125) are one row of a table by
+    the authors of LAMB. In its other rows, from batch size 512 to 32768, the
+    rate is proportional to the square root of the batch size and the warm-up
+    is 3125 steps.
 
     Reference:
         [You et al., 2020](https://arxiv.org/abs/1904.00962), Table 4.
@@ -67,22 +82,22 @@ def scaled_learning_rate(batch_size: int) -> float:
 
 
 def describe_learning_rate(config: PretrainingConfig) -> tuple[str, str]:
-    """Peak rate and warm-up, beside those of the paper for this batch.
+    """Compares peak rate and warm-up with the paper's for this batch size.
 
     Returns:
-        A line, and a warning where the settings depart far from the paper's,
-        or else "".
+        A line for the log, and a warning if the settings are far from the
+        paper's, or "".
     """
     optimizer, batch_size = config.optimizer, config.data.global_batch_size
     line = (
         f"learning rate {optimizer.learning_rate:g} after "
-        f"{optimizer.num_warmup_steps} updates of warm-up"
+        f"{optimizer.num_warmup_steps} warm-up steps"
     )
     if optimizer.optimizer != "lamb":
         return line, ""
     scaled = scaled_learning_rate(batch_size)
     line += (
-        f"; the paper's, for a batch of {batch_size}: {scaled:.3g} after "
+        f"; the paper's for a batch size of {batch_size}: {scaled:.3g} after "
         f"{PAPER_WARMUP_STEPS}"
     )
     if config.training.num_train_steps < LONG_RUN_STEPS:
@@ -103,23 +118,29 @@ def describe_learning_rate(config: PretrainingConfig) -> tuple[str, str]:
     if not warnings:
         return line, ""
     return line, (
-        f"{' and '.join(warnings)}, scaled by the root of the batch; larger "
-        "rates and shorter warm-ups have diverged, smaller and longer ones "
-        "waste updates. "
+        f"{' and '.join(warnings)}, scaled by the square root of the batch "
+        "size. Larger rates and shorter warm-ups are known to diverge; smaller "
+        "rates and longer warm-ups waste steps. The settings of the paper are "
         f"--learning_rate={scaled:.3g} "
-        f"--num_warmup_steps={PAPER_WARMUP_STEPS} are the paper's"
+        f"--num_warmup_steps={PAPER_WARMUP_STEPS}"
     )
 
 
 def dropout_rates(step: int, config: PretrainingConfig) -> DropoutRates:
-    """The rates of the update made at `step`.
+    """Returns the dropout rates of the training step after `step` steps.
 
-    Those of `--dropout_schedule`, for hidden layers and attention alike, or
-    of the architecture if there is none.
+    `--dropout_schedule` sets both rates. Without it, they are those of the
+    architecture.
 
-    Args:
-        step: Updates made before it.
-        config: Schedule and architecture.
+    Example:
+        >>> from albert_tf.config import TrainingConfig
+        >>> config = PretrainingConfig(
+        ...     training=TrainingConfig(dropout_schedule="0:0.1,1000:0.0")
+        ... )
+        >>> dropout_rates(999, config)
+        DropoutRates(hidden=0.1, attention=0.1)
+        >>> next_dropout_change(999, config)
+        1000
     """
     phases = config.training.dropout_phases()
     if not phases:
@@ -132,10 +153,10 @@ def dropout_rates(step: int, config: PretrainingConfig) -> DropoutRates:
 
 
 def next_dropout_change(step: int, config: PretrainingConfig) -> int | None:
-    """The first step after `step` with other rates, or None.
+    """Returns the first step after `step` with other rates, or None.
 
-    The trainer ends its on-device loop there: the rates are constants of the
-    program, which is traced anew.
+    The device loop ends there, because the rates are constants of the program
+    and another rate needs another trace.
     """
     now = dropout_rates(step, config)
     for first_step, rate in config.training.dropout_phases():

@@ -1,10 +1,9 @@
-"""What a step costs: floating-point operations, memory, share of the peak.
+"""The cost of a training step: floating-point operations and memory.
 
 Reference:
-    [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), appendix B, for
-    the share of a device's peak that a model uses (MFU): operations of the
-    model's matrix products, those of attention included, none of which is
-    counted twice for being computed a second time.
+    [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), appendix B,
+    defines model FLOPs utilisation (MFU). It counts the matrix products of the
+    model, attention included, but not what rematerialisation computes again.
 """
 
 import contextlib
@@ -33,22 +32,23 @@ TPU_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"  # set on TPU VMs
 def flops_per_step(
     model: ModelConfig, data: DataConfig, sentence_objective: str
 ) -> int:
-    """Operations of one update: forward, and twice that backward.
+    """Operations of one training step; the backward pass counts twice.
 
-    Padding counts, since it is computed. Of the last block all but keys and
-    values counts only where a head reads it; TPUs compute a few more. Matrix
-    products alone: layer norms, softmax and the optimizer are a few per cent.
+    Only matrix products are counted: layer norms, softmax and the optimizer add
+    a few per cent. Padding is counted, since it is computed. In the last
+    block, everything but keys and values is counted only at the positions that
+    a head reads; TPUs compute a few more positions.
 
     Args:
         model: The architecture.
-        data: Batch and lengths.
-        sentence_objective: "none" has neither pooler nor head.
+        data: Batch size and lengths.
+        sentence_objective: "none" has neither pooler nor sentence head.
     """
     length, hidden = data.max_seq_length, model.hidden_size
     embedding, predictions = model.embedding_size, data.max_predictions_per_seq
     has_sentence_head = sentence_objective != "none"
-    # A product of (a, b) and (b, c) is 2 a b c operations. For each piece: key
-    # and value; then query and output, scores and their sums, feed-forward.
+    # A product of (a, b) and (b, c) takes 2 a b c operations. For each token:
+    # key and value; then query and output, scores and context, feed-forward.
     key_value = 4 * hidden**2
     others = (
         4 * hidden**2
@@ -56,7 +56,7 @@ def flops_per_step(
         + 4 * hidden * model.intermediate_size
     )
     blocks = model.num_hidden_layers * model.inner_group_num
-    reads = predictions + has_sentence_head  # of the last block
+    reads = predictions + has_sentence_head  # positions of the last block
     example = blocks * length * key_value
     example += ((blocks - 1) * length + reads) * others
     if embedding != hidden:
@@ -72,9 +72,9 @@ def flops_per_step(
 def peak_flops(
     strategy: tf.distribute.Strategy, config: DistributionConfig
 ) -> float | None:
-    """Peak of all devices together in FLOP/s; None if it is not known.
+    """Peak of all devices together in FLOP/s; None if it is unknown.
 
-    `peak_tflops`, or that of a known kind of device.
+    `peak_tflops` overrides the table of known devices.
     """
     replicas = strategy.num_replicas_in_sync
     if config.peak_tflops:
@@ -105,11 +105,12 @@ def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
 def estimate_memory(
     config: PretrainingConfig, num_replicas: int
 ) -> dict[str, int]:
-    """Bytes that an update needs on one device, by what they are for.
+    """Estimates the bytes that a training step needs on one device, by use.
 
-    Activations by the rule of Korthikanti et al., which counts what is kept
-    for the backward pass: right to a factor of about 1.5, since compilers
-    fuse, and frameworks keep more. The last block is counted in full.
+    Activations follow the rule of Korthikanti et al., which counts what is
+    kept for the backward pass. It is right to a factor of about 1.5: compilers
+    fuse operations, and frameworks keep more. The last block is counted in
+    full.
 
     Reference:
         [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.
@@ -122,10 +123,10 @@ def estimate_memory(
         // data.gradient_accumulation_steps
     )
     length, hidden = data.max_seq_length, model.hidden_size
-    # In numbers of two bytes; attention: 5 bytes a score and head.
+    # In 2-byte numbers; attention takes 5 bytes for each score and head.
     width = 2 if config.distribution.precision == "mixed_bfloat16" else 4
-    piece = 34 + 5 * model.num_attention_heads * length / hidden
-    block = int(examples * length * hidden * piece * width / 2)
+    token = 34 + 5 * model.num_attention_heads * length / hidden
+    block = int(examples * length * hidden * token * width / 2)
     blocks = model.num_hidden_layers * model.inner_group_num
     if config.distribution.remat:
         kept = blocks * examples * length * hidden * width + block
@@ -142,22 +143,21 @@ def estimate_memory(
 
 
 def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
-    """Memory of one replica's device; None if it is not known."""
+    """Memory of the device of one replica; None if it is unknown."""
     kind = device_type(strategy)
     if kind == "TPU":
         chip = _tpu_of_this_machine()
         return chip.memory_bytes if chip else None
     if kind == "GPU":
-        return None  # TensorFlow does not tell
+        return None  # TensorFlow does not report it
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return pages * size // strategy.num_replicas_in_sync
 
 
 def peak_memory_bytes() -> int:
-    """Most memory in use since `reset_peak_memory`.
+    """Peak memory use since `reset_peak_memory`.
 
-    That of the first GPU, or else of this process on the host, as far as the
-    system tells.
+    Of the first GPU, or without a GPU, of this process on the host.
     """
     if tf.config.list_physical_devices("GPU"):
         return tf.config.experimental.get_memory_info("GPU:0")["peak"]
@@ -170,7 +170,7 @@ def peak_memory_bytes() -> int:
 
 
 def reset_peak_memory() -> None:
-    """Begins to measure `peak_memory_bytes` anew, where the system can."""
+    """Resets `peak_memory_bytes`, on systems that support it."""
     if tf.config.list_physical_devices("GPU"):
         tf.config.experimental.reset_memory_stats("GPU:0")
         return

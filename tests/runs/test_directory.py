@@ -287,16 +287,14 @@ def test_moved_records_are_the_same(run, tiny_records, tmp_path, caplog):
 def test_a_narrowed_glob_is_refused(run, tiny_records, caplog):
     narrowed = f"{tiny_records}/train/*-0000[12]-*"
     assert refused(run, caplog, input_file=(narrowed,)) == (
-        f"from step 0: without {FIRST} of 1 shards that it began with, and "
-        "with none of 0 new ones"
+        f"from step 0: missing shards: {FIRST}; new shards: none"
     )
 
 
 def test_more_shards_are_refused(run, tiny_records, tmp_path, caplog):
     begin(run(input_file=(f"{tiny_records}/train/{FIRST}",)))
     assert refused(run, caplog) == (
-        "from step 0: without none of 0 shards that it began with, and with "
-        f"{SECOND}, {THIRD} of 2 new ones"
+        f"from step 0: missing shards: none; new shards: {SECOND}, {THIRD}"
     )
 
 
@@ -304,8 +302,7 @@ def test_a_shard_given_twice_is_a_new_one(run, tiny_records, tmp_path, caplog):
     copy_records(tiny_records, tmp_path / "copy")
     twice = (*run().data.input_file, f"{tmp_path}/copy/{THIRD}")
     assert refused(run, caplog, input_file=twice) == (
-        "from step 0: without none of 0 shards that it began with, and with "
-        f"{THIRD} of 1 new ones"
+        f"from step 0: missing shards: none; new shards: {THIRD}"
     )
 
 
@@ -314,8 +311,8 @@ def test_held_out_records_are_not_trained_on_all_at_once(
 ):
     held_out = (f"{tiny_records}/eval/*.tfrecord",)
     assert refused(run, caplog, input_file=held_out) == (
-        f"from step 0: without {FIRST}, {SECOND}, {THIRD} of 3 shards that it "
-        "began with, and with eval-00000-of-00001.tfrecord of 1 new ones"
+        f"from step 0: missing shards: {FIRST}, {SECOND}, {THIRD}; "
+        "new shards: eval-00000-of-00001.tfrecord"
     )
 
 
@@ -330,8 +327,7 @@ def test_shards_built_anew_under_the_same_names_are_others(
         checksums=metadata["checksums"] | {SECOND: "0" * 64},
     )
     assert refused(run, caplog, input_file=(pattern,)) == (
-        f"from step 0: without {SECOND} of 1 shards that it began with, and "
-        f"with {SECOND} of 1 new ones"
+        f"from step 0: missing shards: {SECOND}; new shards: {SECOND}"
     )
 
 
@@ -393,13 +389,12 @@ def run_in_phases(tiny_records, tmp_path):
 @pytest.mark.parametrize(
     ("schedule", "difference"),
     [
-        ("0:one", "2 phases of data before, and 1 now"),
-        ("0:one,6:one+two,8:two", "2 phases of data before, and 3 now"),
-        ("0:one,8:one+two", "phases of data begin at other steps"),
+        ("0:one", "2 phases of data before and 1 now"),
+        ("0:one,6:one+two,8:two", "2 phases of data before and 3 now"),
+        ("0:one,8:one+two", "the phases of data begin at other steps"),
         (
             "0:one,6:two",
-            f"from step 6: without {FIRST} of 1 shards that it began with, "
-            "and with none of 0 new ones",
+            f"from step 6: missing shards: {FIRST}; new shards: none",
         ),
     ],
 )
@@ -422,8 +417,7 @@ def test_another_dataset_of_the_same_name_is_refused(
         f"two={tiny_records}/train/{THIRD}",
     )
     assert refused(run_in_phases, caplog, dataset=dataset) == (
-        f"from step 6: without {SECOND} of 1 shards that it began with, and "
-        f"with {THIRD} of 1 new ones"
+        f"from step 6: missing shards: {SECOND}; new shards: {THIRD}"
     )
 
 
@@ -446,7 +440,7 @@ def test_a_shard_of_another_set_of_a_mixture_is_refused(
     check(run())
     changed = (f"one={first}", f"two={second},{third}")
     said = refused(run, caplog, dataset=changed)
-    assert "the same shards, in other sets" in said
+    assert "the same shards, but in other datasets" in said
 
 
 def test_moved_datasets_and_ones_that_are_not_used_are_free(
