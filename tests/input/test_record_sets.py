@@ -25,7 +25,9 @@ def records(config):
     )
 
 
-def test_dynamic_records_are_no_held_out_ones(tiny_dynamic_records, config):
+def test_dynamic_records_are_refused_as_held_out_set(
+    tiny_dynamic_records, config
+):
     data = dataclasses.replace(
         config.data,
         eval_input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
@@ -52,7 +54,7 @@ def test_static_and_dynamic_records_are_not_mixed(tiny_dynamic_records, config):
     assert f"dynamic only in {tiny_dynamic_records}/train" in str(error.value)
 
 
-def test_dynamic_records_leave_the_number_of_predictions_to_training(
+def test_dynamic_records_accept_any_number_of_predictions(
     tiny_dynamic_records, config
 ):
     data = dataclasses.replace(
@@ -86,7 +88,7 @@ def test_records_of_another_length_are_refused_with_both_values(
     ("name", "value"),
     [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
 )
-def test_held_out_records_of_other_pieces_are_refused(
+def test_a_held_out_set_with_another_vocabulary_is_refused(
     tiny_records, config, records, tmp_path, name, value
 ):
     other = tmp_path / "eval"
@@ -104,12 +106,12 @@ def test_held_out_records_of_other_pieces_are_refused(
         training_records.find_records("input_file", both, config)
 
 
-def test_records_to_train_on_are_not_held_out(records):
+def test_training_records_are_refused_as_held_out_set(records):
     with pytest.raises(UserError, match="eval_input_file must hold no file"):
         training_records.check_held_out(records, records)
 
 
-def test_the_shards_of_a_build_that_has_not_ended_are_refused(
+def test_the_shards_of_an_unfinished_build_are_refused(
     tiny_records, config, tmp_path
 ):
     shutil.copytree(tiny_records / "train", tmp_path / "train")
@@ -133,7 +135,7 @@ def test_a_torn_file_without_metadata_is_named(tiny_records, config, tmp_path):
 def test_records_without_metadata_are_counted_and_read(
     tiny_records, config, records, tmp_path
 ):
-    """As google-research/albert's script leaves them."""
+    """As the script of google-research/albert writes them."""
     for file in (tiny_records / "train").glob("*.tfrecord"):
         shutil.copy(file, tmp_path)
     found = training_records.find_records(

@@ -38,7 +38,7 @@ def steps_in(directory):
     return [c.step for c in checkpoint_files.list_checkpoints(str(directory))]
 
 
-def test_variables_and_notes_come_back_to_the_last_bit(tmp_path):
+def test_variables_and_notes_are_restored_bit_for_bit(tmp_path):
     shapes = {"encoder/layer_norm/gamma": (3,), "encoder/S/kernel": (2, 5)}
     store, variables = store_of(tmp_path, shapes)
     for number, variable in enumerate(variables.values()):
@@ -54,7 +54,7 @@ def test_variables_and_notes_come_back_to_the_last_bit(tmp_path):
         np.testing.assert_array_equal(restored[name], variable)
 
 
-def test_any_reader_of_tensorflow_finds_the_variables_by_path(tmp_path):
+def test_tensorflow_reads_the_variables_by_path(tmp_path):
     store, variables = store_of(tmp_path, {"albert/encoder/kernel": (2, 5)})
     variables["albert/encoder/kernel"].assign(tf.fill((2, 5), 3.0))
     save(store, 1)
@@ -79,7 +79,7 @@ def test_all_replicas_are_restored(tmp_path, replicas):
         np.testing.assert_array_equal(value, np.full((2, 3), 5.0))
 
 
-def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path):
+def test_a_save_holds_the_values_at_the_time_of_the_call(tmp_path):
     """Training goes on while the checkpoint is written."""
     store, variables = store_of(tmp_path, {"kernel": (500, 1000)})
     variables["kernel"].assign(tf.ones((500, 1000)))
@@ -91,7 +91,7 @@ def test_what_is_saved_is_what_was_when_it_was_asked_for(tmp_path):
     assert (variables["kernel"].numpy() == 1).all()
 
 
-def test_workers_beside_the_chief_write_nothing(tmp_path):
+def test_workers_other_than_the_chief_write_nothing(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (2,)}, writes=False)
     save(store, 3)
     store.save_best(3, {}, 1.0)
@@ -103,7 +103,7 @@ def test_a_new_run_has_nothing_to_restore(tmp_path):
     assert store.restore() is None
 
 
-def test_the_newest_are_kept_and_any_kept_step_can_be_asked_for(tmp_path):
+def test_the_newest_are_kept_and_any_kept_step_can_be_restored(tmp_path):
     store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
     for step in (10, 20, 30):
         variables["kernel"].assign([step, step])
@@ -116,7 +116,7 @@ def test_the_newest_are_kept_and_any_kept_step_can_be_asked_for(tmp_path):
         store.restore(10)
 
 
-def test_those_at_multiples_are_kept_for_ever(tmp_path):
+def test_checkpoints_at_multiples_are_never_removed(tmp_path):
     store, _ = store_of(
         tmp_path, {"kernel": (2,)}, keep_max=2, keep_every_n_steps=20
     )
@@ -125,7 +125,7 @@ def test_those_at_multiples_are_kept_for_ever(tmp_path):
     assert steps_in(tmp_path / "checkpoints") == [20, 40, 50, 60]
 
 
-def test_the_best_is_kept_apart(tmp_path):
+def test_the_best_checkpoint_is_kept_separately(tmp_path):
     store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
     for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
         variables["kernel"].assign([step, step])
@@ -143,7 +143,7 @@ def test_the_best_is_kept_apart(tmp_path):
     np.testing.assert_array_equal(restored["kernel"], [20, 20])
 
 
-def test_another_shape_or_name_is_refused_with_both(tmp_path):
+def test_another_shape_or_name_is_refused_naming_both(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (2, 5)})
     save(store, 1)
     wider, _ = store_of(tmp_path, {"kernel": (2, 6)})
@@ -184,7 +184,7 @@ DATA = "variables.data-00000-of-00001"
         ("checkpoint.json", pathlib.Path.unlink),
     ],
 )
-def test_a_torn_one_is_passed_over(tmp_path, name, damage, caplog):
+def test_a_torn_checkpoint_is_skipped(tmp_path, name, damage, caplog):
     store, variables = store_of(tmp_path, {"kernel": (20, 30)})
     for step in (1, 2):
         variables["kernel"].assign(tf.fill((20, 30), float(step)))
@@ -203,7 +203,7 @@ def test_a_torn_one_is_passed_over(tmp_path, name, damage, caplog):
     assert (values["kernel"].numpy() == 2).all()
 
 
-def test_torn_ones_do_not_count_among_those_kept(tmp_path):
+def test_torn_checkpoints_do_not_count_as_kept(tmp_path):
     store, variables = store_of(tmp_path, {"kernel": (20, 30)})
     for step in (10, 20):
         save(store, step)
@@ -216,7 +216,7 @@ def test_torn_ones_do_not_count_among_those_kept(tmp_path):
     del variables
 
 
-def test_when_all_commits_are_damaged_no_new_run_begins(tmp_path):
+def test_no_new_run_starts_if_all_commits_are_damaged(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (20, 30)})
     save(store, 10)
     cut(tmp_path / "checkpoints" / "step-00000010" / "checkpoint.json")
@@ -226,14 +226,14 @@ def test_when_all_commits_are_damaged_no_new_run_begins(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lr[0.01]", "a?b", "a*c", "d\\e"])
-def test_the_name_of_a_run_must_be_no_pattern(name):
+def test_the_name_of_a_run_must_not_be_a_glob(name):
     """TensorFlow would find no checkpoint there."""
     with pytest.raises(UserError, match="output_dir must not contain"):
         TrainingConfig(output_dir=name)
     TrainingConfig(output_dir="gs://bucket/ru n_2.1-a")
 
 
-def test_what_others_keep_beside_checkpoints_stays(tmp_path):
+def test_unrelated_files_next_to_checkpoints_stay(tmp_path):
     beside = tmp_path / "checkpoints" / "good"
     beside.mkdir(parents=True)
     (beside / "copy").write_text("of mine")
@@ -243,7 +243,7 @@ def test_what_others_keep_beside_checkpoints_stays(tmp_path):
     assert (beside / "copy").exists()
 
 
-def test_an_old_one_that_cannot_be_removed_does_no_harm(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_removed_is_harmless(tmp_path, monkeypatch):
     """As in a bucket that grants no right to delete."""
     store, _ = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
     save(store, 1)
@@ -268,7 +268,7 @@ def test_a_step_is_written_once(tmp_path):
     assert not restored.save(1, {})
 
 
-def test_what_a_rollback_has_undone_is_passed_over_and_not_kept(tmp_path):
+def test_checkpoints_discarded_by_a_rollback_are_skipped_and_removed(tmp_path):
     store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
     for step in (10, 20, 30):
         variables["kernel"].assign([step, step])
@@ -283,7 +283,7 @@ def test_what_a_rollback_has_undone_is_passed_over_and_not_kept(tmp_path):
     assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 25
 
 
-def test_one_that_is_avoided_is_taken_if_there_is_no_other(tmp_path):
+def test_an_avoided_checkpoint_is_used_if_there_is_no_other(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (2,)})
     for step in (10, 20):
         save(store, step)
@@ -292,7 +292,7 @@ def test_one_that_is_avoided_is_taken_if_there_is_no_other(tmp_path):
     assert store.restore(avoided=20).step == 20
 
 
-def test_a_torn_one_that_was_asked_for_is_refused(tmp_path):
+def test_a_torn_checkpoint_of_a_requested_step_is_refused(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (20, 30)})
     save(store, 1)
     save(store, 2)
@@ -304,7 +304,7 @@ def test_a_torn_one_that_was_asked_for_is_refused(tmp_path):
         store.restore()
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(small_disk):
+def test_a_full_disk_leaves_the_last_checkpoint_intact(small_disk):
     store, variables = store_of(small_disk, {"kernel": (100, 100)})
     variables["kernel"].assign_add(tf.ones((100, 100)))
     save(store, 1)
@@ -340,7 +340,7 @@ for step in itertools.count(restored.step + 1 if restored else 1):
 
 
 @pytest.mark.slow
-def test_a_crash_at_any_moment_leaves_one_that_is_whole(tmp_path):
+def test_a_crash_at_any_moment_leaves_an_intact_checkpoint(tmp_path):
     """Killed while it saves and removes, twenty times, by SIGKILL."""
     rng = random.Random(0)
     variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}

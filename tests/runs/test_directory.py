@@ -95,7 +95,7 @@ def save_checkpoint(run_dir):
 
 
 def begin(config):
-    """A run of this config with a checkpoint."""
+    """Creates a run of this config with a checkpoint."""
     run_directory.write(config, find_training_data(config))
     save_checkpoint(config.training.output_dir)
 
@@ -118,7 +118,7 @@ def run(tiny_records, tmp_path):
 
 
 def with_setting(run, name, value, **others):
-    """Settings with another value of one that is named with its group."""
+    """Settings with one value changed; `name` includes its group."""
     if name == "data.data_schedule":  # replaces input_file
         others |= {"input_file": (), "dataset": ("some=elsewhere/*",)}
     return run(**{name.split(".")[1]: value}, **others)
@@ -135,7 +135,7 @@ def change_in_words(run, name, value):
     return f"{name} was {in_words(before)} and is {in_words(value)}"
 
 
-def test_of_every_setting_is_decided_what_its_change_does():
+def test_every_setting_declares_what_a_change_affects():
     names = {
         f"{group.name}.{setting.name}"
         for group in dataclasses.fields(PretrainingConfig)
@@ -148,7 +148,7 @@ def test_of_every_setting_is_decided_what_its_change_does():
 
 @pytest.mark.parametrize(("name", "value"), NEVER.items())
 @pytest.mark.parametrize("allow", [False, True])
-def test_another_model_is_always_refused(run, name, value, allow):
+def test_a_changed_model_is_always_refused(run, name, value, allow):
     data = find_training_data(run())
     other = with_setting(run, name, value, allow_config_change=allow)
     with pytest.raises(UserError, match="own settings") as error:
@@ -159,7 +159,7 @@ def test_another_model_is_always_refused(run, name, value, allow):
 
 
 @pytest.mark.parametrize(("name", "value"), IF_ALLOWED.items())
-def test_another_result_is_refused_unless_allowed(run, name, value, caplog):
+def test_a_changed_result_is_refused_unless_allowed(run, name, value, caplog):
     data = find_training_data(run())
     change = change_in_words(run, name, value)
     with pytest.raises(UserError, match="own settings") as error:
@@ -175,7 +175,9 @@ def test_another_result_is_refused_unless_allowed(run, name, value, caplog):
 
 
 @pytest.mark.parametrize(("name", "value"), FREE.items())
-def test_where_and_how_it_runs_is_free_and_told(run, name, value, caplog):
+def test_changes_without_effect_on_the_result_are_accepted_and_logged(
+    run, name, value, caplog
+):
     caplog.set_level(logging.INFO, "absl")
     run_directory.check(
         with_setting(run, name, value), find_training_data(run())
@@ -185,7 +187,7 @@ def test_where_and_how_it_runs_is_free_and_told(run, name, value, caplog):
     assert change_in_words(run, name, value) in line.getMessage()
 
 
-def test_all_changes_are_told_at_once(run):
+def test_one_error_names_all_changes(run):
     with pytest.raises(UserError) as error:
         check(run(ngram=1, seed=7, clip_norm=2.0, steps_per_loop=1))
     assert (
@@ -194,7 +196,7 @@ def test_all_changes_are_told_at_once(run):
     ) in str(error.value)
 
 
-def test_a_setting_nobody_decided_on_is_refused_unless_allowed(
+def test_a_changed_undeclared_setting_is_refused_unless_allowed(
     run, monkeypatch
 ):
     setting = settings_by_path(PretrainingConfig)["training.profile_steps"]
@@ -205,13 +207,13 @@ def test_a_setting_nobody_decided_on_is_refused_unless_allowed(
     check(run(profile_steps="1:2", allow_config_change=True))
 
 
-def test_the_same_command_goes_on(run, caplog):
+def test_the_same_settings_are_accepted_silently(run, caplog):
     caplog.set_level(logging.INFO, "absl")
     check(run())
     assert not caplog.records
 
 
-def test_a_run_goes_on_where_it_was_moved(run, tmp_path, caplog):
+def test_a_moved_run_resumes(run, tmp_path, caplog):
     moved = str(tmp_path / "moved")
     (tmp_path / "run").rename(moved)
     check(run(output_dir=moved))
@@ -220,8 +222,8 @@ def test_a_run_goes_on_where_it_was_moved(run, tmp_path, caplog):
         check(run(output_dir=moved, learning_rate=0.5))
 
 
-def test_without_a_checkpoint_all_may_change(run, tmp_path):
-    """A directory that is named like one is none yet."""
+def test_without_a_checkpoint_every_setting_may_change(run, tmp_path):
+    """A directory with the name of a checkpoint is not yet one."""
     (narrowed,) = run().data.input_file
     other = run(
         learning_rate=0.5,
@@ -253,14 +255,14 @@ def copy_records(tiny_records, directory, **metadata):
 
 
 def copy_without_metadata(tiny_records, directory):
-    """As google-research/albert makes them, with nothing beside them."""
+    """Copies records without metadata, as google-research/albert has them."""
     pattern = copy_records(tiny_records, directory)
     (directory / "metadata.json").unlink()
     return pattern
 
 
 def refused(run, caplog, **changes):
-    """What is said of records, which are taken if that is allowed."""
+    """Checks that changed records need permission; returns the difference."""
     with pytest.raises(UserError, match=r"training_records\.json") as error:
         check(run(**changes))
     assert "--allow_config_change" in error.value.remedy
@@ -270,7 +272,7 @@ def refused(run, caplog, **changes):
     return said
 
 
-def test_moved_records_are_the_same(run, tiny_records, tmp_path, caplog):
+def test_moved_records_are_accepted(run, tiny_records, tmp_path, caplog):
     pattern = copy_records(tiny_records, tmp_path / "elsewhere")
     check(run(input_file=(pattern,)))
     check(
@@ -291,14 +293,14 @@ def test_a_narrowed_glob_is_refused(run, tiny_records, caplog):
     )
 
 
-def test_more_shards_are_refused(run, tiny_records, tmp_path, caplog):
+def test_additional_shards_are_refused(run, tiny_records, tmp_path, caplog):
     begin(run(input_file=(f"{tiny_records}/train/{FIRST}",)))
     assert refused(run, caplog) == (
         f"from step 0: missing shards: none; new shards: {SECOND}, {THIRD}"
     )
 
 
-def test_a_shard_given_twice_is_a_new_one(run, tiny_records, tmp_path, caplog):
+def test_a_shard_given_twice_counts_as_new(run, tiny_records, tmp_path, caplog):
     copy_records(tiny_records, tmp_path / "copy")
     twice = (*run().data.input_file, f"{tmp_path}/copy/{THIRD}")
     assert refused(run, caplog, input_file=twice) == (
@@ -306,9 +308,7 @@ def test_a_shard_given_twice_is_a_new_one(run, tiny_records, tmp_path, caplog):
     )
 
 
-def test_held_out_records_are_not_trained_on_all_at_once(
-    run, tiny_records, caplog
-):
+def test_changing_to_the_held_out_records_is_refused(run, tiny_records, caplog):
     held_out = (f"{tiny_records}/eval/*.tfrecord",)
     assert refused(run, caplog, input_file=held_out) == (
         f"from step 0: missing shards: {FIRST}, {SECOND}, {THIRD}; "
@@ -316,10 +316,10 @@ def test_held_out_records_are_not_trained_on_all_at_once(
     )
 
 
-def test_shards_built_anew_under_the_same_names_are_others(
+def test_rebuilt_shards_of_the_same_names_are_refused(
     run, tiny_records, tmp_path, caplog
 ):
-    """Though they hold as many records."""
+    """Even with equal numbers of records."""
     metadata = json.loads((tiny_records / "train/metadata.json").read_text())
     pattern = copy_records(
         tiny_records,
@@ -331,7 +331,7 @@ def test_shards_built_anew_under_the_same_names_are_others(
     )
 
 
-def test_records_without_checksums_are_told_by_names_and_counts(
+def test_records_without_checksums_are_identified_by_name_and_count(
     run, tiny_records, tmp_path, caplog
 ):
     one, same, fewer = (
@@ -348,10 +348,10 @@ def test_records_without_checksums_are_told_by_names_and_counts(
     assert THIRD in refused(run, caplog, input_file=(fewer,))
 
 
-def test_shards_whose_paths_sort_otherwise_are_refused(
+def test_shards_in_another_sort_order_are_refused(
     run, tiny_records, tmp_path, caplog
 ):
-    """Which one is read when depends on that."""
+    """The order of the paths decides when each shard is read."""
     for name in ("a", "b", "c"):
         copy_records(tiny_records, tmp_path / name)
 
@@ -370,7 +370,7 @@ def test_shards_whose_paths_sort_otherwise_are_refused(
 
 @pytest.fixture
 def run_in_phases(tiny_records, tmp_path):
-    """A run of one shard, and from step 6 on of two; as `run`."""
+    """A run on one shard, and from step 6 on two; like `run`."""
     settings = functools.partial(
         tiny_run.make_config,
         tiny_records,
@@ -398,7 +398,9 @@ def run_in_phases(tiny_records, tmp_path):
         ),
     ],
 )
-def test_other_phases_are_refused(run_in_phases, schedule, difference, caplog):
+def test_changed_phases_are_refused(
+    run_in_phases, schedule, difference, caplog
+):
     with pytest.raises(UserError, match="own settings") as error:
         check(run_in_phases(data_schedule=schedule))
     change = f"data_schedule was '0:one,6:one+two' and is {schedule!r}"
@@ -409,7 +411,7 @@ def test_other_phases_are_refused(run_in_phases, schedule, difference, caplog):
     assert records.endswith(f"as allowed: {difference}")
 
 
-def test_another_dataset_of_the_same_name_is_refused(
+def test_a_changed_dataset_of_the_same_name_is_refused(
     run_in_phases, tiny_records, caplog
 ):
     dataset = (
@@ -421,10 +423,10 @@ def test_another_dataset_of_the_same_name_is_refused(
     )
 
 
-def test_a_shard_of_another_set_of_a_mixture_is_refused(
+def test_a_shard_moved_to_another_dataset_of_a_mixture_is_refused(
     tiny_records, tmp_path, caplog
 ):
-    """The shards are the same, and read in another order."""
+    """The shards are equal but are read in another order."""
     first, second, third = (
         f"{tiny_records}/train/{name}" for name in (FIRST, SECOND, THIRD)
     )
@@ -443,7 +445,7 @@ def test_a_shard_of_another_set_of_a_mixture_is_refused(
     assert "the same shards, but in other datasets" in said
 
 
-def test_moved_datasets_and_ones_that_are_not_used_are_free(
+def test_moved_and_unused_datasets_are_accepted(
     run_in_phases, tiny_records, tmp_path, caplog
 ):
     pattern = copy_records(tiny_records, tmp_path / "elsewhere")
@@ -460,7 +462,7 @@ def test_moved_datasets_and_ones_that_are_not_used_are_free(
     ("name", "value"),
     [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
 )
-def test_another_vocabulary_is_always_refused(
+def test_a_changed_vocabulary_is_always_refused(
     run, tiny_records, tmp_path, name, value
 ):
     pattern = copy_records(tiny_records, tmp_path / "copy", **{name: value})
@@ -479,7 +481,7 @@ def test_another_vocabulary_is_always_refused(
 
 
 @pytest.mark.parametrize(("name", "value"), NEVER.items())
-def test_a_run_is_evaluated_as_its_own_model_alone(run, name, value, tmp_path):
+def test_evaluation_with_a_changed_model_is_refused(run, name, value, tmp_path):
     held_out = find_held_out(run())
     other = with_setting(run, name, value, allow_config_change=True)
     with pytest.raises(UserError, match="own settings") as error:
@@ -489,7 +491,7 @@ def test_a_run_is_evaluated_as_its_own_model_alone(run, name, value, tmp_path):
     run_directory.check_evaluation(other, held_out)
 
 
-def test_evaluation_asks_for_no_other_setting(run, caplog):
+def test_evaluation_accepts_every_other_change(run, caplog):
     held_out = find_held_out(run())
     for name, value in {**IF_ALLOWED, **FREE}.items():
         other = with_setting(run, name, value)
@@ -498,7 +500,7 @@ def test_evaluation_asks_for_no_other_setting(run, caplog):
     assert not caplog.records
 
 
-def test_a_run_is_not_evaluated_on_another_vocabulary(
+def test_evaluation_on_another_vocabulary_is_refused(
     run, tiny_records, tmp_path
 ):
     pattern = copy_records(
@@ -512,7 +514,9 @@ def test_a_run_is_not_evaluated_on_another_vocabulary(
 # --- what is written --------------------------------------------------------
 
 
-def test_what_is_written_tells_all_of_a_run(run, tiny_records, tmp_path):
+def test_the_directory_describes_the_run_completely(
+    run, tiny_records, tmp_path
+):
     assert run_directory.load_config(str(tmp_path / "run")) == run()
     for name, written in (
         ("metadata.json", "records_metadata.json"),
@@ -537,7 +541,7 @@ def test_each_phase_is_written(run_in_phases, tmp_path):
     ] == [(0, [FIRST]), (6, [FIRST, SECOND])]
 
 
-def test_the_metadata_written_is_that_of_the_first_phase(
+def test_the_metadata_of_the_first_phase_is_written(
     run, tiny_records, tmp_path
 ):
     pattern = copy_records(
@@ -554,10 +558,10 @@ def test_the_metadata_written_is_that_of_the_first_phase(
 
 
 @pytest.mark.parametrize("continued", [False, True])
-def test_the_vocabulary_is_that_of_the_run(
+def test_the_vocabulary_of_the_records_is_written(
     run, tiny_records, tmp_path, continued
 ):
-    """An attempt that ended before its first checkpoint leaves none."""
+    """An attempt that ended without a checkpoint leaves no vocabulary."""
     unknown = copy_without_metadata(tiny_records, tmp_path / "copy")
     if not continued:
         shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -567,7 +571,7 @@ def test_the_vocabulary_is_that_of_the_run(
         assert (tmp_path / "run" / name).exists() == continued
 
 
-def test_a_vocabulary_put_there_by_hand_stays(tiny_records, tmp_path):
+def test_a_vocabulary_added_by_hand_stays(tiny_records, tmp_path):
     unknown = copy_without_metadata(tiny_records, tmp_path / "copy")
     config = tiny_run.make_config(
         tiny_records, tmp_path / "run", input_file=(unknown,)
@@ -579,7 +583,7 @@ def test_a_vocabulary_put_there_by_hand_stays(tiny_records, tmp_path):
     assert vocabulary.read_bytes() == b"by hand"
 
 
-def test_settings_of_another_release_are_read_by_their_names(run, tmp_path):
+def test_settings_of_another_release_are_read_by_name(run, tmp_path):
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())
     del stored["optimizer"]["clip_scope"]  # not there yet: the default
@@ -603,7 +607,7 @@ def test_checkpoints_without_their_settings_are_refused(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_refused_leaves_a_run_as_it_was_and_allowed_goes_on(
+def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
     tiny_records, tmp_path, capsys
 ):
     def content():

@@ -102,7 +102,7 @@ def as_float32(gradients):
 
 
 def train(config, *, strategy=None, jit_compile=False, fuse=False):
-    """The same with our optimizer, in a strategy."""
+    """The same steps with our optimizer, in a strategy."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         variables = Variables(config)
@@ -118,7 +118,7 @@ def train(config, *, strategy=None, jit_compile=False, fuse=False):
 
 
 @pytest.mark.parametrize("name", CONFIG)
-def test_50_updates_are_those_of_the_formula(name):
+def test_50_steps_match_the_formula(name):
     variables = train(CONFIG[name])
     weights, m, v = train_numpy(CONFIG[name])
 
@@ -144,13 +144,13 @@ def test_replicas_stay_equal_and_match_one(name, mirrored_two):
 
 
 @pytest.mark.parametrize("how", ["jit_compile", "fuse"])
-def test_compiled_updates_are_the_same(how):
+def test_compiled_steps_are_equal(how):
     compiled = train(CONFIG["lamb"], **{how: True}).values()
     for path, value in train(CONFIG["lamb"]).values().items():
         np.testing.assert_allclose(compiled[path], value, atol=5e-6)
 
 
-def test_a_scale_is_a_factor_of_all_gradients():
+def test_gradient_scale_multiplies_all_gradients():
     gradients = as_float32(next(gradients_of_each_step()))
     scaled, expected = Variables(CONFIG["lamb"]), Variables(CONFIG["lamb"])
     scaled.update(gradients, 0.1, tf.constant(0.25))
@@ -205,7 +205,7 @@ WEIGHTS = {
 
 
 def figures_of_an_update(config):
-    """Of WEIGHTS with a learning rate of 0.1, and how far each was moved."""
+    """A step on WEIGHTS at a learning rate of 0.1; the norm of each change."""
     starts = {path: np.array(start) for path, start in WEIGHTS.items()}
     variables = [make_variable(path, w) for path, w in starts.items()]
     optimizer = make_optimizer(config)
@@ -219,7 +219,7 @@ def figures_of_an_update(config):
     return {name: float(value) for name, value in figures.items()}, moved
 
 
-def test_figures_of_a_lamb_update_by_hand():
+def test_metrics_of_a_lamb_step_match_a_calculation_by_hand():
     figures, moved = figures_of_an_update(OptimizerConfig(**SIGNS))
 
     # 0.1 |w|; 0.1 * 2 where w is zero, or is not adapted.
@@ -237,7 +237,7 @@ def test_figures_of_a_lamb_update_by_hand():
 
 
 def test_adamw_has_no_trust_ratios():
-    """Four updates of norm 0.2 are, together, of norm 0.4."""
+    """Four updates of norm 0.2 have a joint norm of 0.4."""
     figures, _ = figures_of_an_update(
         OptimizerConfig(optimizer="adamw", **SIGNS)
     )
@@ -245,7 +245,7 @@ def test_adamw_has_no_trust_ratios():
 
 
 @pytest.mark.parametrize("name", CONFIG)
-def test_figures_are_equal_on_replicas_and_match_one(name, mirrored_two):
+def test_metrics_are_equal_on_replicas_and_match_one(name, mirrored_two):
     gradients = as_float32(next(gradients_of_each_step()))
     one = Variables(CONFIG[name]).update(gradients, tf.constant(0.1))
     with mirrored_two.scope():
@@ -263,8 +263,8 @@ def test_figures_are_equal_on_replicas_and_match_one(name, mirrored_two):
         np.testing.assert_allclose(first, one[figure], rtol=1e-6)
 
 
-def test_slots_carry_the_run_on():
-    """25 updates, and 25 of another optimizer given the slots, are 50."""
+def test_training_resumes_from_slots():
+    """25 steps, and 25 of another optimizer with the same slots, equal 50."""
     whole = train(CONFIG["lamb"]).values()
     halves = [Variables(CONFIG["lamb"]), Variables(CONFIG["lamb"])]
     for number, (gradients, rate) in enumerate(
@@ -281,7 +281,7 @@ def test_slots_carry_the_run_on():
         np.testing.assert_allclose(value, whole[path], atol=1e-6)
 
 
-def test_two_variables_of_one_path_are_refused():
+def test_two_variables_with_the_same_path_are_refused():
     twins = [keras.Variable(np.ones(2), name="kernel") for _ in range(2)]
     with pytest.raises(ValueError, match="Two variables are kernel"):
         make_optimizer(CONFIG["lamb"]).build(twins)

@@ -101,7 +101,7 @@ def test_next_change_is_a_later_step_with_other_rates():
     ("batch_size", "power"),
     [(512, 3), (1024, 2.5), (2048, 2), (4096, 1.5), (8192, 1), (32768, 0)],
 )
-def test_the_rate_goes_with_the_root_of_the_batch(batch_size, power):
+def test_the_rate_scales_with_the_root_of_the_batch_size(batch_size, power):
     """You et al., 2020, Table 4, has 5 / (2^power 10^3) for these batches."""
     assert scaled_learning_rate(batch_size) == pytest.approx(
         5 / (2**power * 1000), rel=0.005
@@ -118,8 +118,8 @@ def advice(batch_size, steps=125_000, **settings):
     )
 
 
-def test_the_published_rate_for_a_batch_of_512_is_warned_about():
-    """The root of 4096 / 512 is 2.83; google-research/albert, issue 29."""
+def test_the_papers_rate_at_batch_size_512_gives_a_warning():
+    """sqrt(4096 / 512) is 2.83; see issue 29 of google-research/albert."""
     line, warning = advice(512)
     assert "0.00176 after 3125" in line
     assert "0.000622 after 3125" in line
@@ -128,11 +128,11 @@ def test_the_published_rate_for_a_batch_of_512_is_warned_about():
     assert "num_warmup_steps is" not in warning
 
 
-def test_a_rate_little_more_than_twice_is_warned_about():
+def test_a_rate_slightly_above_twice_the_papers_gives_a_warning():
     assert "2.1 times" in advice(4096, learning_rate=2.1 * 0.00176)[1]
 
 
-def test_a_short_warmup_is_warned_about():
+def test_a_short_warmup_gives_a_warning():
     _, warning = advice(4096, num_warmup_steps=700)
     assert "num_warmup_steps is 0.224 times" in warning
     assert "learning_rate is" not in warning
@@ -149,7 +149,7 @@ def test_a_short_warmup_is_warned_about():
         (32, {"steps": 9_999, "num_warmup_steps": 100}),
     ],
 )
-def test_what_is_near_or_short_or_of_another_optimizer_is_not(
+def test_near_settings_short_runs_and_other_optimizers_give_none(
     batch_size, settings
 ):
     assert advice(batch_size, **settings)[1] == ""

@@ -18,7 +18,7 @@ from albert_tf.config import (
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.training import step_cost
 
-# No two sizes are equal, so that none can stand for another.
+# No two sizes are equal, so that swapped sizes are noticed.
 MODEL = ModelConfig(
     vocab_size=700,
     embedding_size=24,
@@ -39,7 +39,7 @@ COMPUTATIONS = {
     "two blocks in a layer": ({"inner_group_num": 2}, "nsp"),
     "one block": ({"num_hidden_layers": 1}, "sop"),
 }
-# What is shared makes no difference to what is computed.
+# Sharing parameters does not change what is computed.
 ARCHITECTURES = {
     **COMPUTATIONS,
     "two groups": ({"num_hidden_groups": 2, "inner_group_num": 2}, "sop"),
@@ -67,8 +67,8 @@ def make_model(changes, objective):
 def flops_of_products(graph):
     """Operations of all matrix products that a graph computes.
 
-    Sums of rows, by a product with a single row of ones, are none: they are
-    gradients of biases, which the rule leaves out.
+    Products with a single row of ones do not count: they are gradients of
+    biases, which the rule leaves out.
     """
     total = 0
     for operation in graph.get_operations():
@@ -94,7 +94,7 @@ def flops_of_products(graph):
 @pytest.mark.parametrize(
     ("changes", "objective"), COMPUTATIONS.values(), ids=COMPUTATIONS
 )
-def test_flops_are_those_of_the_products_in_the_graph(changes, objective):
+def test_flops_match_the_products_in_the_graph(changes, objective):
     """Forward pass and gradients, as TensorFlow derives and prunes them."""
     config, model = make_model(changes, objective)
     shape = [BATCH.global_batch_size, BATCH.max_seq_length]
@@ -125,14 +125,14 @@ def test_flops_are_those_of_the_products_in_the_graph(changes, objective):
 @pytest.mark.parametrize(
     ("changes", "objective"), ARCHITECTURES.values(), ids=ARCHITECTURES
 )
-def test_parameters_are_those_of_a_real_model(changes, objective):
+def test_parameter_counts_match_a_real_model(changes, objective):
     config, model = make_model(changes, objective)
     weights = model.trainable_variables
     numbers = sum(math.prod(variable.shape) for variable in weights)
     assert step_cost.num_parameters(config, objective) == numbers
 
 
-def test_the_peak_is_that_of_all_replicas(mirrored_two):
+def test_the_peak_covers_all_replicas(mirrored_two):
     given = DistributionConfig(peak_tflops=3)
     assert step_cost.peak_flops(mirrored_two, given) == 6e12
     assert step_cost.peak_flops(mirrored_two, DistributionConfig()) is None
@@ -168,7 +168,7 @@ def settings(precision="mixed_bfloat16", remat=False, parts=1):
     )
 
 
-def test_memory_is_that_of_the_paper():
+def test_activation_memory_matches_the_paper():
     """Korthikanti et al.: s b h (34 + 5 a s / h) bytes a layer, in 16 bits.
 
     s b h = 512 * 4 * 768 = 1,572,864, and 5 a s / h = 5 * 12 * 512 / 768 = 40.
@@ -186,7 +186,7 @@ def test_memory_is_that_of_the_paper():
     assert recomputed["activations"] == 12 * 2 * 1_572_864 + layer
 
 
-def test_what_saves_memory_is_estimated_to_need_less():
+def test_memory_saving_settings_lower_the_estimate():
     def needed(**changes):
         return sum(step_cost.estimate_memory(settings(**changes), 2).values())
 
@@ -204,7 +204,7 @@ on_the_host = pytest.mark.skipif(
 @pytest.mark.skipif(
     not step_cost.PROCESS_STATUS.exists(), reason="needs Linux's /proc"
 )
-def test_peak_memory_rises_and_is_measured_anew():
+def test_peak_memory_rises_and_can_be_reset():
     step_cost.reset_peak_memory()
     before = step_cost.peak_memory_bytes()
     block = np.ones(2**25)  # 256 MiB, written to

@@ -1,4 +1,4 @@
-"""Runs that begin with the weights of another model."""
+"""Runs that start from the weights of another model."""
 
 import collections
 import dataclasses
@@ -48,7 +48,7 @@ WITHOUT_EFFECT = {
 
 
 def values_of(run_dir, step):
-    """All that a checkpoint holds, by path."""
+    """All values of a checkpoint, by path."""
     (checkpoint,) = (
         c for c in list_checkpoints(f"{run_dir}/checkpoints") if c.step == step
     )
@@ -87,15 +87,17 @@ def source(tiny_records, tmp_path_factory):
 
 
 def evaluation_of(run_dir):
-    """What the run's last evaluation found, without the step."""
+    """Metrics of the run's last evaluation, without the step."""
     *_, last = read_metrics(str(run_dir))
     assert last.pop("split") == "eval"
     del last["step"]
     return last
 
 
-def test_a_run_begins_where_the_model_was(source, tiny_records, tmp_path):
-    """Its evaluation is that of the model, and its moments are zero."""
+def test_a_run_starts_with_the_losses_of_the_model(
+    source, tiny_records, tmp_path
+):
+    """Its evaluation equals that of the model, and its moments are zero."""
     for name, more in (
         ("anew", {}),
         ("continued", {"init_checkpoint": str(source)}),
@@ -128,10 +130,10 @@ def test_a_run_begins_where_the_model_was(source, tiny_records, tmp_path):
     assert not (tmp_path / "anew/warm_start.json").exists()
 
 
-def test_a_run_with_a_checkpoint_goes_on_from_that(
+def test_a_run_with_a_checkpoint_resumes_from_it(
     source, tiny_records, tmp_path
 ):
-    """Though the model is not there any more."""
+    """Even if the model no longer exists."""
     model, run_dir = tmp_path / "model", tmp_path / "run"
     shutil.copytree(source, model)
     config = tiny_run.make_config(
@@ -158,10 +160,10 @@ def test_a_run_with_a_checkpoint_goes_on_from_that(
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_its_first_checkpoint_begins_again(
+def test_a_run_killed_before_its_first_checkpoint_starts_over(
     source, other_records, tmp_path, monkeypatch
 ):
-    """From another vocabulary, so that some is initialised anew."""
+    """From another vocabulary, so that some values are newly initialised."""
 
     def config(name):
         return tiny_run.make_config(
@@ -196,7 +198,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(
     )
 
 
-def test_the_report_of_an_attempt_is_no_report_of_the_next(plan_for, tmp_path):
+def test_a_new_attempt_removes_the_report_of_the_last(plan_for, tmp_path):
     planned = plan_for(tiny_run.MODEL, weights_of(tiny_run.MODEL))
     warm_start.write_report(str(tmp_path), planned)
     assert report_of(tmp_path) == planned.report
@@ -205,8 +207,8 @@ def test_the_report_of_an_attempt_is_no_report_of_the_next(plan_for, tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_begin_with_the_same(source, tiny_records, tmp_path):
-    """Replicas and processes: the first update is that of one device."""
+def test_all_workers_start_with_equal_weights(source, tiny_records, tmp_path):
+    """On replicas and in processes, the first step equals one device's."""
 
     def config(name, strategy):
         return tiny_run.make_config(
@@ -258,10 +260,10 @@ def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("write", [hugging_face.write, google_albert.write])
-def test_models_of_other_projects_are_begun_with(
+def test_a_run_starts_from_models_of_other_projects(
     source, tiny_records, tmp_path, write
 ):
-    """Here one that this project has written as theirs."""
+    """The models were written by this project in their formats."""
     there = tmp_path / "theirs"
     write(formats.read_weights(str(source)), str(there))
     train(
@@ -308,7 +310,7 @@ def test_another_width_is_refused_with_both_values(
 @pytest.mark.parametrize(
     "name", ["init_vocabulary", "init_from_group0", "init_optimizer_state"]
 )
-def test_what_is_of_a_checkpoint_needs_one(name):
+def test_settings_of_a_warm_start_need_a_checkpoint(name):
     value = "spiece.model" if name == "init_vocabulary" else True
     with pytest.raises(UserError, match=f"{name} needs --init_checkpoint"):
         InitializationConfig(**{name: value})
@@ -320,7 +322,7 @@ def test_what_is_of_a_checkpoint_needs_one(name):
 
 @pytest.fixture(scope="module")
 def other_records(tmp_path_factory):
-    """Records of other text, with 300 pieces of its own."""
+    """Records of another text, with a vocabulary of 300 pieces."""
     directory = tmp_path_factory.mktemp("other")
     text = directory / "text.txt"
     with gzip.open(tiny_run.CORPUS, "rt", encoding="utf-8") as lines:
@@ -363,7 +365,7 @@ def other_config(other_records, run_dir, **changes):
 
 @pytest.fixture(scope="module")
 def continued(source, other_records, tmp_path_factory):
-    """A run that goes on from `source` with `other_records`."""
+    """A run that starts from `source` and trains on `other_records`."""
     run_dir = tmp_path_factory.mktemp("continued")
     train(
         other_config(
@@ -379,7 +381,7 @@ def continued(source, other_records, tmp_path_factory):
 def test_rows_of_pieces_in_both_vocabularies_are_kept(
     source, continued, other_records, tmp_path
 ):
-    """Others begin at the mean of these, with a new run's own noise."""
+    """New pieces start at the mean of these, plus the noise of a new run."""
     train(other_config(other_records, tmp_path))
     old, initial = values_of(source, 12), values_of(tmp_path, 0)
     now = values_of(continued, 0)
@@ -428,10 +430,10 @@ def moments_and(path):
     return [path, *(f"{path}/{moment}" for moment in MOMENTS)]
 
 
-def test_what_is_new_is_a_function_of_the_seed(
+def test_new_values_are_a_function_of_the_seed(
     source, continued, other_records, tmp_path
 ):
-    """And nothing else is."""
+    """And of nothing else."""
     train(
         other_config(
             other_records,
@@ -478,7 +480,7 @@ def weights_of(config, vocabulary="", objective="sop", slots=False):
 
 
 def test_the_same_pieces_in_another_file_are_the_same(tiny_records, tmp_path):
-    """Here one with a field that SentencePiece does not know."""
+    """The file has a field that SentencePiece does not know."""
     content = (tiny_records / "train/spiece.model").read_bytes()
     # Field 1000, a number.
     (tmp_path / "spiece.model").write_bytes(content + b"\xc0\x3e\x01")
@@ -496,7 +498,7 @@ def test_the_same_pieces_in_another_file_are_the_same(tiny_records, tmp_path):
 
 @pytest.fixture
 def records_without_metadata(tiny_records, tmp_path):
-    """As google-research/albert makes them, with nothing beside them."""
+    """Records without metadata, as google-research/albert writes them."""
     shutil.copytree(tiny_records / "train", tmp_path / "copy/train")
     (tmp_path / "copy/train/metadata.json").unlink()
     (tmp_path / "copy/train/spiece.model").unlink()
@@ -504,7 +506,7 @@ def records_without_metadata(tiny_records, tmp_path):
 
 
 @pytest.mark.parametrize("unknown", ["model", "records"])
-def test_an_unknown_vocabulary_of_the_same_size_is_warned_of(
+def test_an_unknown_vocabulary_of_the_same_size_gives_a_warning(
     tiny_records, records_without_metadata, tmp_path, caplog, unknown
 ):
     records, vocabulary, whose = tiny_records, "", "VOCABULARY OF a IS NOT"
@@ -527,7 +529,7 @@ def test_an_unknown_vocabulary_of_the_same_size_is_warned_of(
 def test_an_unknown_vocabulary_of_another_size_is_refused(
     tiny_records, other_records, records_without_metadata, tmp_path
 ):
-    """Unless it is told."""
+    """Unless --init_vocabulary names it."""
     config = other_config(other_records, tmp_path, init_checkpoint="a")
     found = find_train_records(other_records, config)
     weights = weights_of(tiny_run.MODEL)
@@ -560,7 +562,7 @@ def test_an_unknown_vocabulary_of_another_size_is_refused(
     assert "data_prep" in error.value.remedy
 
 
-def test_a_vocabulary_that_is_not_the_models_is_refused(
+def test_a_vocabulary_of_another_size_than_the_model_is_refused(
     tiny_records, other_records, tmp_path
 ):
     config = tiny_run.make_config(
@@ -574,10 +576,10 @@ def test_a_vocabulary_that_is_not_the_models_is_refused(
         warm_start.plan(config, found, weights_of(config.model))
 
 
-def test_a_vocabulary_against_that_beside_the_model_is_refused(
+def test_a_vocabulary_that_contradicts_the_models_own_is_refused(
     tiny_records, tmp_path
 ):
-    """Of as many pieces, such as that of the records, given by mistake."""
+    """Even with as many pieces: the records' vocabulary, given by mistake."""
     ours = tiny_records / "train/spiece.model"
     model = sentencepiece_model_pb2.ModelProto.FromString(ours.read_bytes())
     model.pieces[100].piece, model.pieces[101].piece = (
@@ -602,7 +604,7 @@ def test_a_vocabulary_against_that_beside_the_model_is_refused(
     assert planned.kept_pieces is None
 
 
-def test_records_beside_another_vocabulary_are_refused(
+def test_records_next_to_another_vocabulary_are_refused(
     tiny_records, other_records, tmp_path
 ):
     copy = tmp_path / "copy"
@@ -619,7 +621,7 @@ def test_records_beside_another_vocabulary_are_refused(
 
 @pytest.fixture
 def plan_for(tiny_records, tmp_path):
-    """Plans a run of a model, of which all but that matters little."""
+    """Plans a run of a model; the other settings do not matter."""
 
     def plan_for(here, weights, objective="sop", **initialization):
         config = tiny_run.make_config(tiny_records, tmp_path)
@@ -651,7 +653,7 @@ def model_of(layers, groups=1, sharing="all", **changes):
 
 
 def applied(planned, here, objective="sop"):
-    """The values that the plan gives to variables of that model, all 9."""
+    """The values that the plan assigns to variables that were all 9."""
     variables = {}
     for weight in list_weights(here, objective):
         for path in moments_and(weight.path):
@@ -660,7 +662,7 @@ def applied(planned, here, objective="sop"):
     return {path: v.numpy() for path, v in variables.items()}
 
 
-# By kind of sublayer: whose weights each owner begins with, by hand.
+# By kind of sublayer: the owner whose weights each owner takes, by hand.
 DEPTHS = {
     "a group that all layers share": (
         model_of(6),
@@ -709,7 +711,7 @@ DEPTHS = {
 
 @pytest.mark.parametrize("from_group0", [False, True])
 @pytest.mark.parametrize("case", DEPTHS)
-def test_layers_begin_as_those_at_the_same_relative_depth(
+def test_layers_start_from_layers_of_the_same_relative_depth(
     plan_for, case, from_group0
 ):
     there, here, *expected = DEPTHS[case]
@@ -737,8 +739,8 @@ def test_layers_begin_as_those_at_the_same_relative_depth(
     assert seen == set(range(len(taken)))
 
 
-def test_layers_of_their_own_begin_as_the_group_that_they_were_in(plan_for):
-    """Twelve layers of three groups computes as before, as twelve of none."""
+def test_unshared_layers_start_from_their_former_group(plan_for):
+    """Twelve layers in three groups compute the same as twelve unshared."""
     there, here = model_of(12, 3), model_of(12, sharing="attention")
     weights = weights_of(there)
     planned = plan_for(here, weights)
@@ -767,10 +769,8 @@ def test_layers_of_their_own_begin_as_the_group_that_they_were_in(plan_for):
         (model_of(4, 4, inner_group_num=2), model_of(4, 4)),
     ],
 )
-def test_group_0_goes_where_google_researchs_flag_takes_it(
-    plan_for, there, here
-):
-    """Its rule, on its names: the same name, or else that of group 0."""
+def test_init_from_group0_matches_google_research(plan_for, there, here):
+    """Its rule, on its names: the same name, or else group 0."""
     weights = weights_of(there)
     planned = plan_for(here, weights, init_from_group0=True)
     values = applied(planned, here)
@@ -799,7 +799,7 @@ def test_group_0_goes_where_google_researchs_flag_takes_it(
 
 @pytest.mark.parametrize("number", [24, 32, 40, 80])
 def test_new_positions_repeat_the_old_ones(plan_for, number):
-    """Their moments are zero; those too many are cut off."""
+    """Their moments are zero; surplus positions are dropped."""
     here = model_of(2, max_position_embeddings=number)
     weights = weights_of(tiny_run.MODEL, slots=True)
     planned = plan_for(here, weights, init_optimizer_state=True)
@@ -826,7 +826,7 @@ def test_new_positions_repeat_the_old_ones(plan_for, number):
         ("none", "none", set(), set()),
     ],
 )
-def test_a_head_for_another_task_begins_anew(
+def test_a_head_for_another_task_is_newly_initialised(
     plan_for, here, there, anew, unused
 ):
     weights = weights_of(tiny_run.MODEL, objective=there, slots=True)
@@ -843,7 +843,7 @@ def test_a_head_for_another_task_begins_anew(
             assert untouched == (weight.path.split("/")[1] in anew), path
 
 
-def test_moments_that_are_wanted_must_be_there(plan_for):
+def test_requested_moments_must_exist(plan_for):
     weights = weights_of(tiny_run.MODEL)
     with pytest.raises(UserError, match="init_optimizer_state needs"):
         plan_for(tiny_run.MODEL, weights, init_optimizer_state=True)
