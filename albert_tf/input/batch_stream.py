@@ -19,7 +19,7 @@ from albert_tf.input import corrupt_records
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
 from albert_tf.input.pipeline import training_dataset
 from albert_tf.input.record_format import RecordFormat, pretraining_format
-from albert_tf.input.record_sets import Phase, Records, TrainingData
+from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 
 # Batches that the pipeline may have read ahead of the step that failed.
 READ_AHEAD_BATCHES = 64
@@ -73,7 +73,7 @@ class BatchStream:
         seed: int,
         skipped: SkippedBatches | None = None,
         damaged: CorruptRecords | None = None,
-        format_of: Callable[[Records], RecordFormat] | None = None,
+        format_of: Callable[[RecordSet], RecordFormat] | None = None,
     ) -> None:
         self._data = data
         self._config = config

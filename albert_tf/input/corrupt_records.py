@@ -19,7 +19,7 @@ from albert_tf.config import DataConfig
 from albert_tf.errors import UserError
 from albert_tf.input.pipeline import shuffled_files
 from albert_tf.input.record_format import RecordFormat
-from albert_tf.input.record_sets import Records
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.json_list import JsonList
 from albert_tf.io.tfrecord import read_records
 
@@ -113,7 +113,7 @@ class CorruptRecords(JsonList[CorruptRecord]):
 
 def find_in(
     files: Iterable[str],
-    records: Records,
+    records: RecordSet,
     config: DataConfig,
     record_format: RecordFormat,
 ) -> list[CorruptRecord]:
@@ -133,7 +133,7 @@ def find_in(
 
 
 def files_between(
-    records: Records, block_size: int, seed: int, first: int, last: int
+    records: RecordSet, block_size: int, seed: int, first: int, last: int
 ) -> list[str]:
     """Shards that hold the stream's records from `first` to `last`.
 
@@ -169,7 +169,10 @@ def files_between(
 
 
 def _damaged_in(
-    records: Records, file: str, config: DataConfig, record_format: RecordFormat
+    records: RecordSet,
+    file: str,
+    config: DataConfig,
+    record_format: RecordFormat,
 ) -> Iterator[CorruptRecord]:
     count = records.count_of(file)
     number, fault = -1, ""

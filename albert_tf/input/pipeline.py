@@ -29,7 +29,7 @@ from albert_tf.input.record_format import (
     padding_example,
     parse_records,
 )
-from albert_tf.input.record_sets import Records
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.tfrecord import read_records
 
 # 8 MiB reads keep a gs:// stream busy.
@@ -42,7 +42,7 @@ CHOICES_AT_A_TIME = 1024
 
 
 def training_dataset(
-    records: Records,
+    records: RecordSet,
     config: DataConfig,
     seed: int,
     first_batch: int,
@@ -97,7 +97,7 @@ def training_dataset(
 
 
 def evaluation_dataset(
-    records: Records, config: DataConfig, record_format: RecordFormat
+    records: RecordSet, config: DataConfig, record_format: RecordFormat
 ) -> tuple[
     Callable[[tf.distribute.InputContext], tf.data.Dataset],
     int,
@@ -156,7 +156,7 @@ def _epoch_key(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
 
 
 def _shuffled_stream(
-    records: Records,
+    records: RecordSet,
     config: DataConfig,
     seed: int,
     position: int,
@@ -222,7 +222,7 @@ def _shuffled_stream(
 
 
 def _alternating(
-    sets: Sequence[tf.data.Dataset], records: Records, position: int
+    sets: Sequence[tf.data.Dataset], records: RecordSet, position: int
 ) -> tf.data.Dataset:
     """Records of all sets, from a position of an epoch on.
 
@@ -251,7 +251,7 @@ def _alternating(
 @tf.autograph.experimental.do_not_convert
 def _read_files(
     files: tf.Tensor,
-    records: Records,
+    records: RecordSet,
     damaged: Mapping[str, frozenset[int]],
     padding: bytes,
 ) -> tf.data.Dataset:
@@ -286,7 +286,7 @@ def _read_files(
 
 
 def _read_damaged(
-    records: Records,
+    records: RecordSet,
     damaged: Mapping[str, frozenset[int]],
     padding: bytes,
     files: Sequence[bytes],

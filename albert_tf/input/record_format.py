@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from albert_tf.config import DataConfig, SequenceConfig
 from albert_tf.input import tensor_ops
-from albert_tf.input.record_sets import Records, features_to_read
+from albert_tf.input.record_files import features_to_read
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
 
@@ -60,7 +61,7 @@ class RecordFormat:
 
 
 def pretraining_format(
-    records: Records, config: DataConfig, vocab_size: int | None = None
+    records: RecordSet, config: DataConfig, vocab_size: int | None = None
 ) -> RecordFormat:
     """The format of pretraining records.
 

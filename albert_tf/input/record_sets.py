@@ -137,34 +137,6 @@ class TrainingData:
         return min(later, default=None)
 
 
-@dataclasses.dataclass(frozen=True)
-class RunInputs:
-    """All records of a run, checked against its settings and each other.
-
-    Attributes:
-        training: The records to train on.
-        held_out: The held-out set, or None without `eval_input_file`.
-    """
-
-    training: TrainingData
-    held_out: RecordSet | None
-
-
-def find_inputs(config: PretrainingConfig) -> RunInputs:
-    """Finds and checks all records of a run; touches no device.
-
-    Raises:
-        UserError: See `find_training_data`, `find_held_out` and
-            `check_held_out`.
-    """
-    training, held_out = find_training_data(config), None
-    if config.data.eval_input_file:
-        held_out = find_held_out(config)
-        for phase in training.phases:
-            check_held_out(phase.records, held_out)
-    return RunInputs(training, held_out)
-
-
 def find_training_data(config: PretrainingConfig) -> TrainingData:
     """Finds the records of `input_file`, or of `data_schedule`.
 

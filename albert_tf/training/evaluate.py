@@ -16,10 +16,10 @@ from albert_tf.cluster.strategy import (
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input import corrupt_records
+from albert_tf.input import corrupt_records, device_iterators
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.record_format import Batch
-from albert_tf.input.record_sets import Records
+from albert_tf.input.record_sets import RecordSet
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.fusion import fusing
 from albert_tf.runs import checkpoints
@@ -48,7 +48,7 @@ class Evaluator:
         strategy: tf.distribute.Strategy,
         model: keras.layers.Layer,
         objective: Objective,
-        held_out: Records,
+        held_out: RecordSet,
         config: PretrainingConfig,
         stop_flag: tf.Variable | None = None,
     ) -> None:
@@ -136,7 +136,8 @@ class Evaluator:
             mininterval=5,
             leave=False,
         )
-        for _, batch in zip(batches, self._batches, strict=True):
+        iterator = device_iterators.iterate(self._batches)
+        for _, batch in zip(batches, iterator, strict=True):
             sums, predictions = self._evaluate_batch(batch)
             for name, value in sums.items():
                 # Python floats: float32 would lose tokens in long sums.

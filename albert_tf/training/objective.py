@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.input.record_format import Batch, RecordFormat
-from albert_tf.input.record_sets import Records, TrainingData
+from albert_tf.input.record_sets import RecordSet, TrainingData
 
 Scalars = dict[str, tf.Tensor]
 
@@ -62,7 +62,9 @@ class Objective(abc.ABC):
         """
 
     @abc.abstractmethod
-    def find_held_out(self, data: TrainingData | None = None) -> Records | None:
+    def find_held_out(
+        self, data: TrainingData | None = None
+    ) -> RecordSet | None:
         """Finds the records for evaluation; None if there are none.
 
         Args:
@@ -73,11 +75,11 @@ class Objective(abc.ABC):
         """
 
     @abc.abstractmethod
-    def record_format(self, records: Records) -> RecordFormat:
+    def record_format(self, records: RecordSet) -> RecordFormat:
         """Describes how records become batches."""
 
     @abc.abstractmethod
-    def describe_records(self, records: Records) -> Sequence[str]:
+    def describe_records(self, records: RecordSet) -> Sequence[str]:
         """Describes training records, a line of the log each."""
 
     # Model.
@@ -164,7 +166,7 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def describe_evaluation(
-        self, metrics: Mapping[str, float], records: Records
+        self, metrics: Mapping[str, float], records: RecordSet
     ) -> Sequence[str]:
         """Formats the metrics of an evaluation, a line of the log each."""
 

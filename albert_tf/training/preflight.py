@@ -18,8 +18,11 @@ from albert_tf.cluster.workers import is_one_process, name_lost_workers
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
+from albert_tf.runs.checkpoint_files import (
+    CHECKPOINTS_DIR,
+    list_checkpoints,
+)
 from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import schedules, step_cost, storage_checks
 from albert_tf.training.checklist import (
@@ -182,8 +185,8 @@ class Preflight:
         """Checks the run in the directory, if there is one."""
         training = self.config.training
         run_directory.check(self.config, self.data)
-        found = checkpoints.list_checkpoints(
-            posixpath.join(training.output_dir, run_directory.CHECKPOINTS_DIR)
+        found = list_checkpoints(
+            posixpath.join(training.output_dir, CHECKPOINTS_DIR)
         )
         self.step = found[-1].step if found else 0
         text = "a new run"

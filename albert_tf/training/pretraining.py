@@ -17,7 +17,7 @@ from albert_tf.input.record_format import (
     RecordFormat,
     pretraining_format,
 )
-from albert_tf.input.record_sets import Records, TrainingData
+from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.training import losses, metrics, step_cost, warm_start
 from albert_tf.training.objective import InitialWeights, Objective, Scalars
@@ -43,7 +43,9 @@ class Pretraining(Objective):
     def find_training_data(self) -> TrainingData:
         return record_sets.find_training_data(self._config)
 
-    def find_held_out(self, data: TrainingData | None = None) -> Records | None:
+    def find_held_out(
+        self, data: TrainingData | None = None
+    ) -> RecordSet | None:
         if not self._config.data.eval_input_file:
             return None
         held_out = record_sets.find_held_out(self._config)
@@ -51,12 +53,12 @@ class Pretraining(Objective):
             record_sets.check_held_out(phase.records, held_out)
         return held_out
 
-    def record_format(self, records: Records) -> RecordFormat:
+    def record_format(self, records: RecordSet) -> RecordFormat:
         return pretraining_format(
             records, self._config.data, self._config.model.vocab_size
         )
 
-    def describe_records(self, records: Records) -> list[str]:
+    def describe_records(self, records: RecordSet) -> list[str]:
         lines = [f"{records.masking} masking"]
         if records.metadata is not None:
             lines.append(
@@ -112,7 +114,7 @@ class Pretraining(Objective):
         return metrics.describe(values, self._sentence_objective)
 
     def describe_evaluation(
-        self, values: Mapping[str, float], records: Records
+        self, values: Mapping[str, float], records: RecordSet
     ) -> list[str]:
         reference = metrics.describe_reference(self._sentence_objective)
         lines = [f"{self.describe(values)}; {reference}"]

@@ -12,8 +12,11 @@ import tensorflow as tf
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import files
-from albert_tf.runs import checkpoints
-from albert_tf.runs import directory as run_directory
+from albert_tf.runs.checkpoint_files import (
+    BEST_DIR,
+    CHECKPOINTS_DIR,
+    list_checkpoints,
+)
 from albert_tf.training.checklist import FAIL, OK, Checklist, format_bytes
 from albert_tf.training.objective import Objective
 
@@ -118,8 +121,8 @@ class StorageChecks:
         number += 1  # the one being written
         number += bool(self._config.data.eval_input_file)  # the best
         present = sum(
-            len(checkpoints.list_checkpoints(posixpath.join(run_dir, name)))
-            for name in (run_directory.CHECKPOINTS_DIR, checkpoints.BEST_DIR)
+            len(list_checkpoints(posixpath.join(run_dir, name)))
+            for name in (CHECKPOINTS_DIR, BEST_DIR)
         )
         needed = max(number - present, 1) * size
         free = shutil.disk_usage(run_dir).free

@@ -24,7 +24,7 @@ from albert_tf.cluster.workers import (
     name_lost_workers,
 )
 from albert_tf.config import PretrainingConfig
-from albert_tf.input.record_sets import Records, TrainingData
+from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.log import RunLog
 from albert_tf.training import schedules, step_cost
@@ -77,7 +77,7 @@ def open_run(
     config: PretrainingConfig,
     objective: Objective,
     data: TrainingData,
-    held_out: Records | None,
+    held_out: RecordSet | None,
     strategy: tf.distribute.Strategy,
     stop: StopRequest,
     initial: InitialWeights | None = None,

@@ -10,6 +10,7 @@ from absl import logging
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.corrupt_records import CorruptRecords
 from albert_tf.input.record_sets import TrainingData
@@ -188,7 +189,7 @@ class Trainer:
         if self._batches is not None and self._opened_at == origin:
             return
         self._opened_at = origin
-        self._batches = iter(
+        self._batches = device_iterators.iterate(
             self._strategy.distribute_datasets_from_function(
                 self.stream.open(step)
             )

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import parse_records, pretraining_format
 from albert_tf.input.record_sets import (
     Phase,
     TrainingData,
-    features_to_read,
     find_records,
     find_training_data,
 )

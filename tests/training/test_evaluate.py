@@ -11,8 +11,8 @@ from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input import (
     record_sets as training_records,
 )
+from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import parse_records
-from albert_tf.input.record_sets import features_to_read
 from albert_tf.training import evaluate, losses
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.input.record_format import RecordFormat
-from albert_tf.input.record_sets import Phase, Records, TrainingData
+from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
@@ -87,7 +87,7 @@ class Classification(Objective):
     def _records(self, split):
         count = {"train": NUM_TRAIN, "eval": NUM_HELD_OUT}[split]
         file = str(self.directory / f"{split}.tfrecord")
-        return Records(
+        return RecordSet(
             (file,), (count,), ("",), None, str(self.directory), ((file,),)
         )
 

@@ -270,7 +270,7 @@ def test_a_torn_checkpoint_is_reported(tiny_records, tmp_path, capsys):
     )
     checks, status = check_all(longer, capsys)
     assert status == 0
-    assert "step-00000008 is not whole" in checks["steps"]
+    assert "step-00000008 is not intact" in checks["steps"]
     assert "at step 4" in checks["loss"]
 
 
