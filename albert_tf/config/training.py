@@ -15,7 +15,7 @@ class OptimizerConfig(Config):
 
     optimizer: str = setting(
         "lamb",
-        "Optimizer.",
+        "LAMB, as in google-research/albert, or AdamW.",
         choices=("lamb", "adamw"),
         affects="result",
         in_program=True,
@@ -109,8 +109,8 @@ class InitializationConfig(Config):
     init_vocabulary: str = setting(
         "",
         "SentencePiece model of init_checkpoint, if it is not stored with it, "
-        "e.g. albert_base/30k-clean.model. The weights of pieces that the "
-        "vocabulary of the records has, too, are kept.",
+        "e.g. albert_base/30k-clean.model. The embeddings of pieces that are "
+        "in the vocabulary of the records, too, are kept.",
         affects="result",
     )
     init_from_group0: bool = setting(
@@ -141,7 +141,7 @@ class TrainingConfig(Config):
 
     mode: str = setting(
         "train",
-        "train, or eval: evaluate the newest checkpoint once and exit.",
+        "train, or eval, which evaluates the newest checkpoint once and exits.",
         choices=("train", "eval"),
         affects="nothing",
     )
