@@ -8,13 +8,15 @@ A recipe of the paper, on the TPU of this machine:
       --eval_input_file='gs://bucket/records/eval/*.tfrecord' \
       --output_dir=gs://bucket/runs/base_v2
 
-configs/pretrain/tiny_cpu.flags is a first run for a laptop. The same command
-resumes an interrupted run. `--dry_run` checks everything that the run needs and
-times a few steps, before it costs anything; `--mode=eval` evaluates the newest
-checkpoint:
+The same command resumes an interrupted run. configs/pretrain/tiny_cpu.flags is
+a recipe for a laptop. With the other flags as above, `--dry_run` checks
+everything that the run needs and times a few steps; `--mode=eval` evaluates the
+newest checkpoint; and `--model` changes the architecture without a new file:
 
-    python -m albert_tf.run_pretraining --dry_run --flagfile=... (as above)
-    python -m albert_tf.run_pretraining --mode=eval --flagfile=... (as above)
+    python -m albert_tf.run_pretraining --dry_run ...
+    python -m albert_tf.run_pretraining --mode=eval ...
+    python -m albert_tf.run_pretraining \
+      --model=embedding_size=64,parameter_sharing=attention ...
 
 Exit status: 0 when all steps are done; 1 for an error that the user can fix;
 130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption or maintenance from
@@ -31,7 +33,7 @@ def main(config: PretrainingConfig) -> int:
     """Trains or evaluates, as `--mode` says; returns the exit status."""
     config.require("output_dir")
     versions.check_import()
-    tpu_chips.spare_import_the_search()
+    tpu_chips.skip_metadata_query_without_chips()
     if not config.training.dry_run:  # a dry run reports it in its table
         tpu_chips.check(config.distribution)
     # Imported here so that --help and invalid settings answer at once.

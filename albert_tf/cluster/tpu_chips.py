@@ -38,7 +38,7 @@ def find_chips() -> list[str]:
     return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
 
 
-def spare_import_the_search() -> None:
+def skip_metadata_query_without_chips() -> None:
     """Keeps libtpu from querying the metadata server if there is no chip.
 
     JAX does the same. Call it before TensorFlow is imported.

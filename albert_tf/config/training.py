@@ -228,8 +228,8 @@ class TrainingConfig(Config):
     )
     dry_run: bool = setting(
         False,
-        "Check everything that a run needs, time a step, print the findings, "
-        "and train nothing.",
+        "Check everything that a run needs, time a few steps, print the "
+        "findings, and train nothing.",
         affects="nothing",
     )
     eval_every_n_steps: int = setting(

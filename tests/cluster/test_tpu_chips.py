@@ -56,11 +56,11 @@ def test_without_a_pci_bus_device_files_count(machine):
 
 
 def test_libtpu_queries_the_slice_only_with_a_chip(machine):
-    tpu_chips.spare_import_the_search()
+    tpu_chips.skip_metadata_query_without_chips()
     assert os.environ["TPU_SKIP_MDS_QUERY"] == "1"
     del os.environ["TPU_SKIP_MDS_QUERY"]
     machine([("0x1ae0", "0x005e")])
-    tpu_chips.spare_import_the_search()
+    tpu_chips.skip_metadata_query_without_chips()
     assert "TPU_SKIP_MDS_QUERY" not in os.environ
 
 
