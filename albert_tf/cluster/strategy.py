@@ -62,12 +62,6 @@ def device_type(strategy: tf.distribute.Strategy) -> str:
     return device.device_type
 
 
-def fuses(config: DistributionConfig, device_type: str) -> bool:
-    """Whether a program for such devices is one of fused operations."""
-    fuses_at_all = config.fuse_on_cpu and not config.jit_compile
-    return fuses_at_all and device_type == "CPU"
-
-
 def per_replica_batch_size(
     name: str, batch_size: int, num_replicas: int, num_micro_batches: int = 1
 ) -> int:

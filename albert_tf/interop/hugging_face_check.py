@@ -120,7 +120,7 @@ def _run_ours(
     for start in range(0, len(all_positions), _BATCH_SIZE):
         rows = slice(start, start + _BATCH_SIZE)
         inputs = {name: tf.constant(v[rows]) for name, v in batch.items()}
-        hidden = model(inputs)
+        hidden = model.encode(inputs)
         inputs["masked_lm_positions"] = tf.constant(all_positions[rows])
         batches.append(hidden | model(inputs))
     names = {

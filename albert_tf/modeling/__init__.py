@@ -1,1 +1,5 @@
-"""The model as Keras 3 layers."""
+"""ALBERT as Keras 3 layers.
+
+The modules state the model by plain formulas. `kernels` holds faster forms of
+some of them, which `ProgramTarget` selects.
+"""

@@ -1,21 +1,22 @@
-"""Dropout whose masks are a function of a seed and a place."""
+"""Dropout whose masks are a function of a seed and a site."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
-from albert_tf.modeling.fusion import is_fusing
+if TYPE_CHECKING:
+    from albert_tf.modeling.target import ProgramTarget
 
 
 class Masks(NamedTuple):
-    """Masks of one place.
+    """Dropout masks of one site.
 
     Attributes:
-        rate: Share dropped.
-        seed: int32, `(2,)`, of this place; None where the rate is 0.
-        computed: Whether masks are computed from the entries' numbers; else
-            the bits are TensorFlow's. Other masks of the same kind.
+        rate: Probability of dropping an entry.
+        seed: int32, `(2,)`, of this site; None if the rate is 0.
+        computed: Whether the random bits are computed from the index of each
+            entry. Otherwise TensorFlow generates them. The masks differ.
     """
 
     rate: float = 0.0
@@ -23,92 +24,93 @@ class Masks(NamedTuple):
     computed: bool = False
 
     def keep(self, shape: tf.Tensor) -> tf.Tensor:
-        """Which entries are kept.
+        """Draws a mask: bool, true with probability `keep_prob(rate)`.
 
         Args:
-            shape: int32, theirs.
-
-        Returns:
-            bool, of that shape; `kept_share(rate)` of it is true.
+            shape: int32, the shape of the mask.
         """
         bits = _computed_bits if self.computed else _generated_bits
         least = round(self.rate * 2**16) << 16
         return bits(shape, self.seed) >= tf.constant(least, tf.uint32)
 
-    def applied(self, x: tf.Tensor) -> tf.Tensor:
-        """Drops entries; a rate of 0 puts no operation into the program.
+    def apply(self, x: tf.Tensor) -> tf.Tensor:
+        """Drops entries and scales the others; rate 0 adds no operation.
 
         Args:
-            x: float32, any shape. In bfloat16 the factor would be rounded.
+            x: float32, any shape. bfloat16 would round the scale.
 
         Returns:
-            float32, of its shape, its expected value the same.
+            float32, with the shape and the expected value of `x`.
         """
         if not self.rate:
             return x
-        kept = x / kept_share(self.rate)
+        kept = x / keep_prob(self.rate)
         return tf.where(self.keep(tf.shape(x)), kept, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """The masks of one forward pass, and of its gradient.
+    """The dropout masks of one forward pass and its gradient.
 
-    Nothing is stateful, so that a block that is computed a second time in
-    the backward pass sees the same masks, and each replica can be given
-    its own.
+    Nothing is stateful: a block that the backward pass computes a second time
+    gets the same masks, and each replica gets its own seed.
 
     Attributes:
-        hidden_rate: Share of embeddings and of sublayer outputs dropped.
-        attention_rate: Share of attention probabilities dropped.
-        seed: int32, `(2,)`; differs by step and replica. Unused, and may be
-            None, where both rates are 0.
-        on_tpu: Whether the program is one for a TPU, whose compiler computes
-            masks as it goes along, wants tables laid out otherwise, and must
-            be told what to keep: see `mix_positions`.
+        hidden_rate: Dropout rate of embeddings and sublayer outputs.
+        attention_rate: Dropout rate of attention probabilities.
+        seed: int32, `(2,)`; differs by step and replica. May be None if both
+            rates are 0.
+
+    Example:
+        >>> from albert_tf.modeling.target import ProgramTarget
+        >>> dropout = Dropout(hidden_rate=0.5, seed=tf.constant([3, 4]))
+        >>> masks = dropout.hidden_masks(site=0, target=ProgramTarget("TPU"))
+        >>> masks.apply(tf.ones([8])).numpy().tolist()
+        [0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 0.0]
     """
 
     hidden_rate: float = 0.0
     attention_rate: float = 0.0
     seed: tf.Tensor | None = None
-    on_tpu: bool = False
 
-    def of_hidden(self, place: int) -> Masks:
-        """Masks of an embedding or of a sublayer's output.
+    def hidden_masks(self, site: int, target: "ProgramTarget") -> Masks:
+        """Masks of embeddings or of the output of a sublayer.
 
         Args:
-            place: Differs between all places of one forward pass.
+            site: Number of the place in the model where dropout is applied;
+                each has its own within a forward pass.
+            target: Decides on how random bits are made.
         """
-        return self._masks(self.hidden_rate, place)
+        return self._masks(self.hidden_rate, site, target)
 
-    def of_attention(self, place: int) -> Masks:
-        """Masks of attention probabilities; `place` as for `of_hidden`."""
-        return self._masks(self.attention_rate, place)
+    def attention_masks(self, site: int, target: "ProgramTarget") -> Masks:
+        """Masks of attention probabilities; `site` as in `hidden_masks`."""
+        return self._masks(self.attention_rate, site, target)
 
-    def _masks(self, rate: float, place: int) -> Masks:
+    def _masks(self, rate: float, site: int, target: "ProgramTarget") -> Masks:
         if not rate:
             return Masks()
-        if self.on_tpu or is_fusing():
-            return Masks(rate, _keys(self.seed, place), computed=True)
-        # The generator is left to TensorFlow: on TPUs, Philox by name takes
-        # eight times the step's time.
+        if target.computes_masks:
+            return Masks(rate, _site_seed(self.seed, site), computed=True)
+        # The algorithm is left to TensorFlow: on TPUs, asking for Philox
+        # multiplies the time of a step by eight.
         return Masks(
-            rate, tf.random.experimental.stateless_fold_in(self.seed, place)
+            rate, tf.random.experimental.stateless_fold_in(self.seed, site)
         )
 
 
 NO_DROPOUT = Dropout()
 
 
-def kept_share(rate: float) -> float:
-    """What is left at a rate of dropout: 16 bits an entry decide."""
+def keep_prob(rate: float) -> float:
+    """The probability of keeping an entry, quantised to 16 bits."""
     return 1.0 - round(rate * 2**16) / 2**16
 
 
 def _generated_bits(shape: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
     """uint32 of a shape, of which the upper 16 bits are random."""
-    # Random numbers are dear. Each serves one half of the batch with its
-    # upper bits, the other with its lower ones.
+    # Random bits are expensive. Each number serves one half of the batch with
+    # its upper bits and the other half with its lower bits.
     batch, *rest = tf.unstack(shape)
     bits = tf.random.stateless_uniform(
         tf.stack([(batch + 1) // 2, *rest]),
@@ -122,32 +124,31 @@ def _generated_bits(shape: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
     return both[:batch]
 
 
-def _keys(seed: tf.Tensor | None, place: int) -> tf.Tensor:
-    """int32, `(2,)`: of different places, they have nothing in common."""
+def _site_seed(seed: tf.Tensor | None, site: int) -> tf.Tensor:
+    """int32, `(2,)`; the seeds of different sites are independent."""
     first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
-    key = _hashed(
-        first + tf.constant(place * 0x9E3779B9 & 0xFFFFFFFF, tf.uint32)
-    )
-    other_key = _hashed(tf.bitwise.bitwise_xor(key, _hashed(second)))
+    key = _hash(first + tf.constant(site * 0x9E3779B9 & 0xFFFFFFFF, tf.uint32))
+    other_key = _hash(tf.bitwise.bitwise_xor(key, _hash(second)))
     return tf.bitcast(tf.stack([key, other_key]), tf.int32)
 
 
-def _computed_bits(shape: tf.Tensor, keys: tf.Tensor | None) -> tf.Tensor:
-    """As `_generated_bits`, by arithmetic on the number of each entry.
+def _computed_bits(shape: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+    """Like `_generated_bits`, by arithmetic on the index of each entry.
 
-    For a compiler that joins operations: no bits are ever in memory. Entries
-    are numbered from a key on. XLA makes a constant of what depends on no key,
-    which is well for a table, the last two axes, but not for all of them. The
-    number, with another key, goes through a hash function that changes half
-    of the bits for each that differs; its last step, which changes lower bits
-    alone, is left out. (Without its first, masks of examples that are some
-    apart agree too often, or too seldom.) Numbers begin anew after 2^32
-    entries.
+    A compiler that merges operations never stores these bits. The index of an
+    entry counts from the first half of the seed. XLA makes a constant of
+    whatever does not depend on the seed: that is fine for one table, the last
+    two axes, but not for all of them. The index, plus the second half of the
+    seed, goes through a hash function in which each differing bit flips half
+    of the bits of the result. The last step of that function is left out,
+    since it changes lower bits only. The first step is needed: without it,
+    masks of examples at some distances agree too often or too rarely. Indices
+    repeat after 2^32 entries.
 
     Reference:
         [Wellons, 2018](https://nullprogram.com/blog/2018/07/31/), lowbias32.
     """
-    key, other_key = tf.unstack(tf.bitcast(keys, tf.uint32))
+    key, other_key = tf.unstack(tf.bitcast(seed, tf.uint32))
     sizes = tf.unstack(shape)
     table = tf.zeros([1] * len(sizes), tf.uint32)
     tables = tf.reshape(key, [1] * len(sizes))
@@ -160,20 +161,20 @@ def _computed_bits(shape: tf.Tensor, keys: tf.Tensor | None) -> tf.Tensor:
         else:
             table += steps * stride
         stride *= tf.cast(size, tf.uint32)
-    bits = _times(_folded(tables + table, 16), 0x7FEB352D) + other_key
-    return _times(_folded(bits, 15), 0x846CA68B)
+    bits = _multiply(_xor_shift(tables + table, 16), 0x7FEB352D) + other_key
+    return _multiply(_xor_shift(bits, 15), 0x846CA68B)
 
 
-def _hashed(x: tf.Tensor) -> tf.Tensor:
-    """uint32 of uint32: lowbias32 in full."""
-    x = _times(_folded(x, 16), 0x7FEB352D)
-    return _folded(_times(_folded(x, 15), 0x846CA68B), 16)
+def _hash(x: tf.Tensor) -> tf.Tensor:
+    """The complete lowbias32: uint32 to uint32."""
+    x = _multiply(_xor_shift(x, 16), 0x7FEB352D)
+    return _xor_shift(_multiply(_xor_shift(x, 15), 0x846CA68B), 16)
 
 
-def _folded(x: tf.Tensor, bits: int) -> tf.Tensor:
+def _xor_shift(x: tf.Tensor, bits: int) -> tf.Tensor:
     shifted = tf.bitwise.right_shift(x, tf.constant(bits, tf.uint32))
     return tf.bitwise.bitwise_xor(x, shifted)
 
 
-def _times(x: tf.Tensor, factor: int) -> tf.Tensor:
+def _multiply(x: tf.Tensor, factor: int) -> tf.Tensor:
     return x * tf.constant(factor, tf.uint32)

@@ -1,4 +1,4 @@
-"""The encoder: layers that share their parameters, wholly or in part.
+"""The encoder: layers that share all, some or none of their parameters.
 
 Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1 and
@@ -17,15 +17,15 @@ from albert_tf.modeling.attention import SelfAttention
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.layers import (
     FeedForward,
+    Projection,
     add_bias,
-    bias,
     initializer,
-    product,
 )
-from albert_tf.modeling.remat import recomputed
+from albert_tf.modeling.remat import remat
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 # Attention probabilities, attention output, feed-forward output.
-PLACES_PER_BLOCK = 3
+SITES_PER_BLOCK = 3
 
 LayerT = TypeVar("LayerT", bound=keras.layers.Layer)
 
@@ -33,15 +33,27 @@ LayerT = TypeVar("LayerT", bound=keras.layers.Layer)
 class Encoder(keras.layers.Layer):
     """`num_hidden_layers` layers of `inner_group_num` blocks.
 
-    A block is self-attention followed by a feed-forward layer. The layers
-    of a group use the same sublayers, but for those that
-    `parameter_sharing` leaves unshared, which each layer has of its own.
-    Variables are named after what they belong to, the group or the layer:
+    A block is self-attention followed by a feed-forward sublayer. The layers
+    of a group share their sublayers, except for the kind that
+    `parameter_sharing` leaves unshared: of that kind, each layer has its own.
+    Variables are named after the group or the layer that owns them:
     `group_0_inner_group_0_attention`, `layer_3_inner_group_0_ffn`.
 
+    Args:
+        config: The architecture.
+        dtype: Precision policy, "float32" or "mixed_bfloat16".
+        remat: Whether the backward pass computes each block a second time.
+        name: Part of the variables' paths.
+
     Attributes:
-        blocks: The (attention, feed-forward) pairs in the order applied. A
-            shared sublayer stands there once for each application.
+        blocks: The (attention, feed-forward) pairs in the order of their
+            application. A shared sublayer occurs once per application.
+
+    Example:
+        >>> encoder = Encoder(ModelConfig(num_hidden_layers=3))
+        >>> (first, _), (second, _), (third, _) = encoder.blocks
+        >>> first is second is third
+        True
     """
 
     def __init__(
@@ -56,10 +68,11 @@ class Encoder(keras.layers.Layer):
         self.remat = remat
         self.projection = None
         if config.embedding_size != config.hidden_size:
-            self.projection = keras.layers.Dense(
+            self.projection = Projection(
+                config.embedding_size,
                 config.hidden_size,
-                kernel_initializer=initializer(config),
-                dtype=self.dtype_policy,
+                initializer(config),
+                self.dtype_policy,
                 name="embedding_hidden_mapping_in",
             )
 
@@ -71,7 +84,7 @@ class Encoder(keras.layers.Layer):
             layer: int,
             inner: int,
         ) -> LayerT:
-            """Makes a sublayer, or finds the one that is shared."""
+            """Makes a sublayer, or returns the shared one."""
             shared = config.parameter_sharing in ("all", kind)
             owner = (
                 f"group_{config.group_of_layer(layer)}"
@@ -94,7 +107,7 @@ class Encoder(keras.layers.Layer):
 
     def build(self) -> None:
         if self.projection is not None:
-            self.projection.build((None, None, self.config.embedding_size))
+            self.projection.build()
         for block in self.blocks:
             for sublayer in block:
                 if not sublayer.built:
@@ -103,47 +116,49 @@ class Encoder(keras.layers.Layer):
     def call(
         self,
         embedded: tf.Tensor,
-        score_bias: tf.Tensor,
+        attention_bias: tf.Tensor,
         dropout: Dropout = NO_DROPOUT,
-        first_place: int = 0,
-        read_positions: tf.Tensor | None = None,
+        first_site: int = 0,
+        target: ProgramTarget = DEFAULT_TARGET,
+        output_positions: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Applies all layers.
 
-        Of the last block, all but keys and values is computed only where the
-        result is read; below it, attention reads every position.
+        The last block computes only keys and values at all positions, and
+        everything else at `output_positions`; the blocks below it compute
+        everything at all positions, since attention reads them.
 
         Args:
             embedded: Float, `(batch, length, E)`.
-            score_bias: float32, `(batch, 1, 1, length)`; from
-                `visible_keys_bias`.
-            dropout: Of all sublayers.
-            first_place: First of the places used,
-                `PLACES_PER_BLOCK * len(blocks)` in all.
-            read_positions: int32, `(batch, reads)`: where the result is read,
-                the same position any number of times. None is everywhere.
+            attention_bias: float32, `(batch, 1, 1, length)`; from
+                `attention.attention_bias`.
+            dropout: Dropout of the forward pass.
+            first_site: The first of `SITES_PER_BLOCK * len(blocks)` dropout
+                sites.
+            target: What the program is compiled for.
+            output_positions: int32, `(batch, outputs)`: the positions to
+                return, in any order, also repeatedly. None returns all.
 
         Returns:
-            Compute dtype, `(batch, length, H)`, or `(batch, reads, H)`.
+            Compute dtype, `(batch, length, H)`, or `(batch, outputs, H)`.
         """
         hidden = tf.cast(embedded, self.compute_dtype)
         if self.projection is not None:
-            hidden = add_bias(
-                product(self.projection, hidden), bias(self.projection)
-            )
+            hidden = target.fastest(add_bias)(*self.projection(hidden))
         last = len(self.blocks) - 1
         for index, (attention, feed_forward) in enumerate(self.blocks):
             block: Callable[[tf.Tensor], tf.Tensor] = functools.partial(
                 _apply_block,
                 attention,
                 feed_forward,
-                score_bias,
+                attention_bias,
                 dropout,
-                first_place + index * PLACES_PER_BLOCK,
-                read_positions if index == last else None,
+                first_site + index * SITES_PER_BLOCK,
+                target,
+                output_positions if index == last else None,
             )
             if self.remat:
-                block = recomputed(block, dropout.on_tpu)
+                block = target.fastest(remat)(block)
             hidden = block(hidden)
         return hidden
 
@@ -151,17 +166,19 @@ class Encoder(keras.layers.Layer):
 def _apply_block(
     attention: SelfAttention,
     feed_forward: FeedForward,
-    score_bias: tf.Tensor,
+    attention_bias: tf.Tensor,
     dropout: Dropout,
-    place: int,
-    read_positions: tf.Tensor | None,
+    site: int,
+    target: ProgramTarget,
+    output_positions: tf.Tensor | None,
     hidden: tf.Tensor,
 ) -> tf.Tensor:
     hidden = attention(
         hidden,
-        score_bias,
+        attention_bias,
         dropout=dropout,
-        place=place,
-        read_positions=read_positions,
+        site=site,
+        target=target,
+        output_positions=output_positions,
     )
-    return feed_forward(hidden, dropout=dropout, place=place + 2)
+    return feed_forward(hidden, dropout=dropout, site=site + 2, target=target)

@@ -1,53 +1,39 @@
-"""What stands between matrix products, compiled as one.
+"""Compiling elementwise functions with XLA inside a TensorFlow program.
 
-TensorFlow computes one operation at a time, each a pass over memory. On a CPU
-these passes take as long as the products. XLA makes one of many, but its own
-products are slow there: so it compiles what is marked here, and nothing else.
-TPUs, and GPUs with `--jit_compile`, compile the whole program, in which all of
-this has no effect.
+TensorFlow runs one operation at a time, each a pass over memory. On a CPU
+these passes take as long as the matrix products. XLA merges them, but its own
+CPU products are slow, so only functions marked with `fused` are compiled.
+TPUs, and GPUs with `--jit_compile`, compile the complete program, where
+marking a function has no effect.
 """
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-_active = contextvars.ContextVar("_active", default=False)
-
-
-@contextlib.contextmanager
-def fusing(active: bool) -> Iterator[None]:
-    """While a program is traced: whether what is marked is compiled."""
-    token = _active.set(active)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-
-
-def is_fusing() -> bool:
-    """Whether what is marked is compiled at this point of a program."""
-    return _active.get()
-
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a function of tensors, without variables or products.
+    """Marks a function that XLA may compile as one operation.
 
-    It is compiled once for all calls with tensors of the same shapes and other
-    arguments that are equal, so what differs between the layers of a model
-    must be a tensor. No gradient goes through it: who calls it writes one, by
+    XLA compiles it once for all calls with tensors of the same shapes and
+    equal other arguments, so whatever differs between layers must be a
+    tensor. No gradient is defined for it: its caller provides one through
     `tf.custom_gradient`.
 
     Args:
-        function: Of tensors, hashable Python values and named tuples of both.
+        function: Takes tensors, hashable Python values and named tuples of
+            both; reads no variables and contains no matrix product.
+
+    Returns:
+        The function with a further keyword argument, `fuse`: whether XLA
+        compiles this call.
     """
     compiled = tf.function(function, jit_compile=True, autograph=False)
 
     @functools.wraps(function)
-    def call(*args: Any) -> Any:
-        return (compiled if is_fusing() else function)(*args)
+    def call(*args: Any, fuse: bool) -> Any:
+        return (compiled if fuse else function)(*args)
 
     return call

@@ -1,8 +1,8 @@
-"""The two pretraining heads: masked pieces, and the order of segments.
+"""The pooler and the two pretraining heads: masked LM, sentence order.
 
-Both are float32 under every precision policy, since logits decide the loss.
+All are float32 under every precision policy, since logits decide the loss.
 On a TPU that costs nothing: a float32 product is one bfloat16 pass there,
-and its sum stays float32.
+accumulated in float32.
 """
 
 import keras
@@ -11,15 +11,42 @@ import tensorflow as tf
 from albert_tf.config import ModelConfig
 from albert_tf.modeling.layers import (
     LayerNorm,
-    activation,
-    bias,
+    Projection,
+    activate,
     initializer,
-    product,
 )
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
+
+
+class Pooler(Projection):
+    """`tanh(x W + b)` of the `[CLS]` token, for heads that read a sequence.
+
+    Its initializer is set by the model before `build()`.
+
+    Reference:
+        [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.
+    """
+
+    def __init__(self, config: ModelConfig, name: str = "pooler") -> None:
+        size = config.hidden_size
+        super().__init__(size, size, None, dtype="float32", name=name)
+
+    def call(self, first_token: tf.Tensor) -> tf.Tensor:
+        """Pools a sequence.
+
+        Args:
+            first_token: Float, `(batch, H)`; the encoder's output at `[CLS]`.
+
+        Returns:
+            float32, `(batch, H)`.
+        """
+        # TensorFlow merges a product, `bias_add` and tanh into one operation.
+        product = tf.matmul(first_token, self.kernel)
+        return tf.tanh(tf.nn.bias_add(product, self.bias))
 
 
 class MaskedLanguageModelHead(keras.layers.Layer):
-    """Predicts the pieces at masked positions with the word embeddings.
+    """Predicts the tokens at masked positions with the word embeddings.
 
     Reference:
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.1;
@@ -29,49 +56,52 @@ class MaskedLanguageModelHead(keras.layers.Layer):
     def __init__(self, config: ModelConfig, name: str = "masked_lm") -> None:
         super().__init__(name=name, dtype="float32")
         self.config = config
-        self.transform = keras.layers.Dense(
+        self.transform = Projection(
+            config.hidden_size,
             config.embedding_size,
-            kernel_initializer=initializer(config),
-            dtype="float32",
+            initializer(config),
             name="transform",
         )
-        self.activation = activation(config)
         self.layer_norm = LayerNorm(config.embedding_size)
 
     def build(self) -> None:
         config = self.config
-        self.transform.build((None, None, config.hidden_size))
+        self.transform.build()
         self.layer_norm.build()
         self.output_bias = self.add_weight(
             name="output_bias", shape=(config.vocab_size,), initializer="zeros"
         )
 
     def call(
-        self, masked: tf.Tensor, word_embeddings: keras.Variable
+        self,
+        masked: tf.Tensor,
+        word_embeddings: keras.Variable,
+        target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
-        """Scores every piece at every masked position.
+        """Scores every piece of the vocabulary at every masked position.
 
         Args:
             masked: Float, `(batch, predictions, H)`; the encoder's output at
                 the masked positions.
-            word_embeddings: float32, `(vocab_size, E)`, those of the input.
+            word_embeddings: float32, `(vocab_size, E)`; those of the input.
+            target: What the program is compiled for.
 
         Returns:
             float32 logits, `(batch, predictions, vocab_size)`.
         """
-        transformed = self.activation(
-            product(self.transform, masked), bias(self.transform)
+        transformed = activate(
+            self.config.hidden_act, target, *self.transform(masked)
         )
-        embedded = self.layer_norm(transformed)
+        embedded = self.layer_norm(transformed, target=target)
         logits = tf.einsum("bpe,ve->bpv", embedded, word_embeddings)
         return logits + self.output_bias
 
 
 class SentenceHead(keras.layers.Layer):
-    """Tells which of two ways a pair of segments was made.
+    """Classifies a pair of segments into one of two classes.
 
-    Sentence order (0 in order, 1 swapped), or next sentence (0 next, 1 from
-    another document).
+    Sentence order: 0 in order, 1 swapped. Next sentence: 0 next, 1 from
+    another document.
 
     Reference:
         [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1,

@@ -1,4 +1,7 @@
-"""What ALBERT is made of, but for attention: embeddings, feed-forward, ends.
+"""The layers of ALBERT: projections, LayerNorm, embeddings, feed-forward.
+
+Each formula is a function, as plain as the paper writes it. A layer holds the
+variables and calls the formula, or its kernel, through `target.fastest`.
 
 Every layer knows its widths from the `ModelConfig`, so `build()` takes no
 shapes and creates all variables at once, e.g. in `strategy.scope()`.
@@ -12,138 +15,177 @@ Reference:
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
-from albert_tf.modeling.fusion import fused
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 LAYER_NORM_EPSILON = 1e-12  # as published; Keras' own default is 1e-3
 
 
-def initializer(config: ModelConfig) -> keras.initializers.Initializer:
-    """Truncated normal, cut at two deviations, as published.
-
-    A Keras initializer draws the same numbers each time it is called, so
-    each variable needs one of its own.
-    """
-    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+# --- Formulas -----------------------------------------------------------------
 
 
-def activation(
-    config: ModelConfig,
-) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """The activation that `hidden_act` names, of a product and its bias."""
-    if config.hidden_act == "gelu":
-        return gelu
-    named = keras.activations.get(config.hidden_act)
-    return lambda product, bias: named(add_bias(product, bias))
-
-
-@tf.custom_gradient
-def gelu(product: tf.Tensor, bias: tf.Tensor) -> Any:
-    """GELU of a sum by its tanh formula, in float32.
+def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """`x W + b`, added in float32.
 
     Args:
-        product: Float, `(..., width)`.
-        bias: Of that dtype, `(width,)`.
+        product: Float, `(..., width)`; `x W`.
+        bias: The dtype of `product`, `(width,)`.
 
     Returns:
-        Of the shape and dtype of `product`.
+        The dtype and shape of `product`.
+    """
+    total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    return tf.cast(total, product.dtype)
+
+
+def gelu(x: tf.Tensor) -> tf.Tensor:
+    """GELU by its tanh formula.
 
     Reference:
         [Hendrycks and Gimpel, 2016](https://arxiv.org/abs/1606.08415).
     """
-
-    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        of_sum = _gelu_gradient(product, bias, upstream)
-        return of_sum, sum_of_rows(of_sum)
-
-    return _gelu(product, bias), gradient
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1.0 + tf.tanh(inner))
 
 
-# (1 + tanh(y)) / 2 is sigmoid(2 y), and 2 y is this polynomial of x.
-_LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
-_CUBIC = 0.044715 * _LINEAR
+def bias_gelu(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """`gelu(x W + b)` in float32; arguments and result as in `add_bias`."""
+    total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    return tf.cast(gelu(total), product.dtype)
 
 
-@fused
-def _gelu(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    x = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
-    gate = tf.sigmoid(x * (_LINEAR + _CUBIC * tf.square(x)))
-    return tf.cast(x * gate, product.dtype)
-
-
-@fused
-def _gelu_gradient(
-    product: tf.Tensor, bias: tf.Tensor, upstream: tf.Tensor
+def layer_norm(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    x = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
-    gate = tf.sigmoid(x * (_LINEAR + _CUBIC * tf.square(x)))
-    slope = x * (_LINEAR + 3.0 * _CUBIC * tf.square(x))
-    of_x = gate + gate * (1.0 - gate) * slope
-    return tf.cast(tf.cast(upstream, tf.float32) * of_x, product.dtype)
-
-
-def product(dense: keras.layers.Dense, x: tf.Tensor) -> tf.Tensor:
-    """The product in `dense`, whose bias is left to what follows.
+    """LayerNorm over the last axis.
 
     Args:
-        dense: Built.
-        x: Compute dtype of the layer that this is called in, `(batch, length,
-            width)`.
+        x: float32, `(..., width)`.
+        gamma: float32, `(width,)`; the scale.
+        beta: float32, `(width,)`; the shift.
+        epsilon: Added to the variance.
 
     Returns:
-        Compute dtype, `(batch, length, units)`.
+        float32, with the shape of `x`.
+
+    Reference:
+        [Ba et al., 2016](https://arxiv.org/abs/1607.06450).
     """
-    return tf.tensordot(x, dense.kernel, axes=1)
+    mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
+    return (x - mean) / tf.sqrt(variance + epsilon) * gamma + beta
 
 
-def bias(dense: keras.layers.Dense) -> tf.Tensor:
-    """The bias of `dense`: compute dtype, `(units,)`."""
-    return tf.convert_to_tensor(dense.bias)
+def bias_dropout_add_norm(
+    residual: tf.Tensor,
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    masks: Masks,
+) -> tf.Tensor:
+    """The end of a sublayer: `LayerNorm(residual + dropout(x W + b))`.
 
-
-@tf.custom_gradient
-def add_bias(x: tf.Tensor, bias: tf.Tensor) -> Any:
-    """Adds to each row.
+    All of it is float32.
 
     Args:
-        x: Float, `(..., width)`.
-        bias: Of that dtype, `(width,)`.
+        residual: Compute dtype, `(batch, length, width)`.
+        product: Like `residual`; `x W`.
+        bias: Compute dtype, `(width,)`.
+        gamma: float32, `(width,)`; the scale of LayerNorm.
+        beta: float32, `(width,)`; its shift.
+        epsilon: Added to the variance.
+        masks: Dropout of `x W + b`.
 
     Returns:
-        Of the shape and dtype of `x`.
+        The dtype and shape of `residual`.
     """
-    return x + bias, lambda upstream: (upstream, sum_of_rows(upstream))
+    output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    total = tf.cast(residual, tf.float32) + masks.apply(output)
+    return tf.cast(layer_norm(total, gamma, beta, epsilon), residual.dtype)
 
 
-def sum_of_rows(x: tf.Tensor) -> tf.Tensor:
-    """The gradient of a bias, as a product with ones.
+# --- Layers -------------------------------------------------------------------
 
-    Products add up bfloat16 in float32. TensorFlow's sums, and so its own
-    gradient of a bias, do not on a CPU: of 1,000 rows it is 3 % off, of 8,000
-    a quarter.
+
+def initializer(config: ModelConfig) -> keras.initializers.Initializer:
+    """Truncated normal, cut at two standard deviations, as published.
+
+    A Keras initializer draws the same numbers each time it is called, so
+    each variable needs its own. The seed is drawn here, from Python's random
+    numbers: the order of these calls decides the initial weights of a run.
+    """
+    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+
+
+class Projection(keras.layers.Layer):
+    """`x W` and `b`, returned separately.
+
+    The formula that follows adds the bias in float32, together with the
+    activation, dropout or residual.
 
     Args:
-        x: Float, `(..., width)`.
+        input_width: Width of `x`.
+        width: Width of the result.
+        kernel_initializer: Initializer of `W`; `b` starts at 0.
+        dtype: Precision policy.
+        name: Part of the variables' paths.
 
-    Returns:
-        Of its dtype, `(width,)`.
+    Example:
+        >>> projection = Projection(2, 3, "ones")
+        >>> projection.build()
+        >>> product, bias = projection(tf.constant([[[1.0, 2.0]]]))
+        >>> add_bias(product, bias).numpy().tolist()
+        [[[3.0, 3.0, 3.0]]]
     """
-    rows = tf.reshape(x, [-1, x.shape[-1]])
-    return tf.matmul(tf.ones([1, tf.shape(rows)[0]], rows.dtype), rows)[0]
+
+    def __init__(
+        self,
+        input_width: int,
+        width: int,
+        kernel_initializer: keras.initializers.Initializer | str | None,
+        dtype: keras.DTypePolicy | str = "float32",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.input_width = input_width
+        self.width = width
+        self.kernel_initializer = kernel_initializer
+
+    def build(self) -> None:
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(self.input_width, self.width),
+            initializer=self.kernel_initializer,
+        )
+        self.bias = self.add_weight(
+            name="bias", shape=(self.width,), initializer="zeros"
+        )
+
+    def call(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Multiplies by the kernel.
+
+        Args:
+            x: Float, `(..., input_width)`.
+
+        Returns:
+            Compute dtype: the product, `(..., width)`, and the bias,
+            `(width,)`.
+        """
+        product = tf.tensordot(x, self.kernel, axes=1)
+        return product, tf.convert_to_tensor(self.bias)
 
 
 class _Norm(keras.layers.Layer):
     """Scale and shift of LayerNorm over the last axis, always float32."""
 
     def __init__(self, width: int, name: str = "layer_norm") -> None:
-        # No autocast: what comes in may be of another dtype.
+        # No autocast: inputs may have another dtype.
         super().__init__(name=name, dtype="float32", autocast=False)
         self.width = width
 
@@ -157,157 +199,67 @@ class _Norm(keras.layers.Layer):
 
 
 class LayerNorm(_Norm):
-    """LayerNorm over the last axis, in float32 under every precision policy.
+    """LayerNorm over the last axis, float32 under every precision policy.
 
     Args:
         width: Size of that axis.
-
-    Reference:
-        [Ba et al., 2016](https://arxiv.org/abs/1607.06450).
     """
 
-    def call(self, x: tf.Tensor) -> tf.Tensor:
+    def call(
+        self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
+    ) -> tf.Tensor:
         """Gives each row mean 0 and deviation 1, then scales and shifts it.
 
         Args:
             x: float32, `(..., width)`.
+            target: What the program is compiled for.
 
         Returns:
-            float32, of its shape.
+            float32, with the shape of `x`.
         """
-        return _normalized(x, self.gamma.value, self.beta.value)
-
-
-@tf.custom_gradient
-def _normalized(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
-    normal, scale = _standardized(x)
-
-    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        rows = list(range(x.shape.rank - 1))
-        return (
-            _standardized_gradient(upstream * gamma, normal, scale),
-            tf.reduce_sum(upstream * normal, axis=rows),
-            tf.reduce_sum(upstream, axis=rows),
+        return target.fastest(layer_norm)(
+            x, self.gamma.value, self.beta.value, LAYER_NORM_EPSILON
         )
-
-    return normal * gamma + beta, gradient
-
-
-def _standardized(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rows of mean 0 and deviation 1, and what they were multiplied by.
-
-    Variance is the mean of squares less the square of the mean, so that both
-    means come of the pass that makes `x`; of that difference float32 keeps
-    enough as long as a row's mean is not hundreds of its deviations.
-    """
-    mean = tf.reduce_mean(x, axis=-1, keepdims=True)
-    square = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
-    # Rounding may leave a row of equal numbers a variance below 0.
-    variance = tf.maximum(square - tf.square(mean), 0.0)
-    scale = tf.math.rsqrt(variance + LAYER_NORM_EPSILON)
-    return (x - mean) * scale, scale
-
-
-def _standardized_gradient(
-    upstream: tf.Tensor, normal: tf.Tensor, scale: tf.Tensor
-) -> tf.Tensor:
-    """Written out, since by differentiation it reads `x` more often."""
-    along = tf.reduce_mean(upstream * normal, axis=-1, keepdims=True)
-    mean = tf.reduce_mean(upstream, axis=-1, keepdims=True)
-    return scale * (upstream - mean - normal * along)
 
 
 class AddAndNorm(_Norm):
     """The end of a sublayer: bias, dropout, residual and LayerNorm.
 
     Args:
-        width: Of the hidden states.
+        width: Width of the hidden states.
     """
 
     def call(
         self,
-        hidden: tf.Tensor,
+        residual: tf.Tensor,
         product: tf.Tensor,
         bias: tf.Tensor,
         dropout: Dropout = NO_DROPOUT,
-        place: int = 0,
+        site: int = 0,
+        target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
-        """Normalises `hidden` plus what is left of `product` and `bias`.
-
-        All of it is float32, as the sum of a sublayer's output is.
+        """Computes `LayerNorm(residual + dropout(x W + b))`.
 
         Args:
-            hidden: Compute dtype, `(batch, length, width)`; the residual.
-            product: Likewise, the last of the sublayer.
-            bias: Compute dtype, `(width,)`.
-            dropout: Of `product` and `bias`.
-            place: Its place.
+            residual: Compute dtype, `(batch, length, width)`.
+            product: Like `residual`; `x W` of the sublayer's last projection.
+            bias: Compute dtype, `(width,)`; `b` of that projection.
+            dropout: Dropout of the forward pass.
+            site: Dropout site of `x W + b`.
+            target: What the program is compiled for.
 
         Returns:
-            As `hidden`.
+            The dtype and shape of `residual`.
         """
-        masks = dropout.of_hidden(place)
-
-        @tf.custom_gradient
-        def end(
-            hidden: tf.Tensor,
-            product: tf.Tensor,
-            bias: tf.Tensor,
-            gamma: tf.Tensor,
-            beta: tf.Tensor,
-        ) -> Any:
-            result, normal, scale = _add_and_norm(
-                hidden, product, bias, gamma, beta, masks
-            )
-
-            def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
-                of_hidden, of_product, of_scaled = _add_and_norm_gradient(
-                    upstream, normal, scale, gamma, masks
-                )
-                return (
-                    of_hidden,
-                    of_product,
-                    sum_of_rows(of_product),
-                    tf.reduce_sum(of_scaled, axis=[0, 1]),
-                    tf.reduce_sum(tf.cast(upstream, tf.float32), axis=[0, 1]),
-                )
-
-            return result, gradient
-
-        return end(hidden, product, bias, self.gamma.value, self.beta.value)
-
-
-@fused
-def _add_and_norm(
-    hidden: tf.Tensor,
-    product: tf.Tensor,
-    bias: tf.Tensor,
-    gamma: tf.Tensor,
-    beta: tf.Tensor,
-    masks: Masks,
-) -> tuple[tf.Tensor, ...]:
-    output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
-    total = tf.cast(hidden, tf.float32) + masks.applied(output)
-    normal, scale = _standardized(total)
-    return tf.cast(normal * gamma + beta, hidden.dtype), normal, scale
-
-
-@fused
-def _add_and_norm_gradient(
-    upstream: tf.Tensor,
-    normal: tf.Tensor,
-    scale: tf.Tensor,
-    gamma: tf.Tensor,
-    masks: Masks,
-) -> tuple[tf.Tensor, ...]:
-    """Gradients of the residual and of the product; of gamma, by rows."""
-    dtype, upstream = upstream.dtype, tf.cast(upstream, tf.float32)
-    of_total = _standardized_gradient(upstream * gamma, normal, scale)
-    return (
-        tf.cast(of_total, dtype),
-        tf.cast(masks.applied(of_total), dtype),
-        upstream * normal,
-    )
+        return target.fastest(bias_dropout_add_norm)(
+            residual,
+            product,
+            bias,
+            self.gamma.value,
+            self.beta.value,
+            LAYER_NORM_EPSILON,
+            dropout.hidden_masks(site, target),
+        )
 
 
 class Embeddings(keras.layers.Layer):
@@ -345,79 +297,118 @@ class Embeddings(keras.layers.Layer):
         self,
         input_ids: tf.Tensor,
         segment_ids: tf.Tensor,
+        position_ids: tf.Tensor | None = None,
         dropout: Dropout = NO_DROPOUT,
-        place: int = 0,
+        site: int = 0,
+        target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
-        """Embeds pieces.
+        """Embeds tokens.
 
         Args:
             input_ids: int32, `(batch, length)`.
             segment_ids: int32, `(batch, length)`, below `type_vocab_size`.
-            dropout: Of the result.
-            place: Its place.
+            position_ids: int32, `(batch, length)`, below
+                `max_position_embeddings`. None counts from 0 in each row.
+            dropout: Dropout of the forward pass.
+            site: Dropout site of the result.
+            target: What the program is compiled for.
 
         Returns:
             float32, `(batch, length, E)`.
         """
-        length = keras.ops.shape(input_ids)[1]
         embedded = (
             tf.gather(self.word_embeddings, input_ids)
             + tf.gather(self.token_type_embeddings, segment_ids)
-            + self.position_embeddings[:length]
+            + self._positions(input_ids, position_ids)
         )
-        return dropout.of_hidden(place).applied(self.layer_norm(embedded))
+        normed = self.layer_norm(embedded, target=target)
+        return dropout.hidden_masks(site, target).apply(normed)
+
+    def _positions(
+        self, input_ids: tf.Tensor, position_ids: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Position embeddings, broadcast to `(batch, length, E)`."""
+        if position_ids is None:
+            # A slice: its gradient needs no scatter.
+            return self.position_embeddings[: keras.ops.shape(input_ids)[1]]
+        return tf.gather(self.position_embeddings, position_ids)
 
 
 class FeedForward(keras.layers.Layer):
-    """Two dense layers at each position, with residual and LayerNorm."""
+    """The feed-forward sublayer, with residual and LayerNorm.
+
+    `LayerNorm(x + dropout(gelu(x W_1 + b_1) W_2 + b_2))` at each position.
+    """
 
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
-        self.activation = activation(config)
-        self.intermediate = keras.layers.Dense(
+        self.intermediate = Projection(
+            config.hidden_size,
             config.intermediate_size,
-            kernel_initializer=initializer(config),
-            dtype=self.dtype_policy,
+            initializer(config),
+            self.dtype_policy,
             name="intermediate",
         )
-        self.output_dense = keras.layers.Dense(
+        self.output_projection = Projection(
+            config.intermediate_size,
             config.hidden_size,
-            kernel_initializer=initializer(config),
-            dtype=self.dtype_policy,
+            initializer(config),
+            self.dtype_policy,
             name="output",
         )
         self.layer_norm = AddAndNorm(config.hidden_size)
 
     def build(self) -> None:
-        hidden_shape = (None, None, self.config.hidden_size)
-        self.intermediate.build(hidden_shape)
-        self.output_dense.build((None, None, self.config.intermediate_size))
+        self.intermediate.build()
+        self.output_projection.build()
         self.layer_norm.build()
 
     def call(
         self,
         hidden: tf.Tensor,
         dropout: Dropout = NO_DROPOUT,
-        place: int = 0,
+        site: int = 0,
+        target: ProgramTarget = DEFAULT_TARGET,
     ) -> tf.Tensor:
         """Transforms each position.
 
         Args:
             hidden: Compute dtype, `(batch, length, H)`.
-            dropout: Of the output.
-            place: Its place.
+            dropout: Dropout of the forward pass.
+            site: Dropout site of the output.
+            target: What the program is compiled for.
 
         Returns:
             Compute dtype, `(batch, length, H)`.
         """
-        intermediate = self.activation(
-            product(self.intermediate, hidden), bias(self.intermediate)
+        intermediate = activate(
+            self.config.hidden_act, target, *self.intermediate(hidden)
         )
         return self.layer_norm(
             hidden,
-            product(self.output_dense, intermediate),
-            bias(self.output_dense),
+            *self.output_projection(intermediate),
             dropout=dropout,
-            place=place,
+            site=site,
+            target=target,
         )
+
+
+def activate(
+    hidden_act: str, target: ProgramTarget, product: tf.Tensor, bias: tf.Tensor
+) -> tf.Tensor:
+    """The activation that `ModelConfig.hidden_act` names, of `x W + b`.
+
+    Args:
+        hidden_act: "gelu", or the name of a Keras activation.
+        target: What the program is compiled for.
+        product: Float, `(..., width)`; `x W`.
+        bias: The dtype of `product`, `(width,)`.
+
+    Returns:
+        The dtype and shape of `product`.
+    """
+    if hidden_act == "gelu":
+        return target.fastest(bias_gelu)(product, bias)
+    named = keras.activations.get(hidden_act)
+    return named(target.fastest(add_bias)(product, bias))

@@ -6,26 +6,40 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.modeling.attention import visible_keys_bias
+from albert_tf.modeling.backbone import AlbertBackbone
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
-from albert_tf.modeling.encoder import Encoder
 from albert_tf.modeling.heads import MaskedLanguageModelHead, SentenceHead
-from albert_tf.modeling.layers import Embeddings, initializer
-
-_LANES, _SUBLANES = 128, 8  # of a TPU's registers
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 
 class AlbertPretrainer(keras.layers.Layer):
-    """Embeddings, encoder, pooler and the pretraining heads.
+    """The backbone and the pretraining heads.
 
     Args:
         config: The architecture.
         sentence_objective: "sop", "nsp", or "none", which leaves out the
             sentence head and the pooler.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
-        remat: Whether the encoder's blocks are computed a second time in
-            the backward pass, so that little is kept for it.
-        name: First part of every variable's path.
+        remat: Whether the backward pass computes the encoder's blocks a second
+            time instead of keeping their activations.
+        name: First part of the path of every variable.
+
+    Example:
+        >>> config = ModelConfig(
+        ...     vocab_size=11, embedding_size=4, hidden_size=6,
+        ...     num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+        ... )
+        >>> pretrainer = AlbertPretrainer(config)
+        >>> pretrainer.build()
+        >>> ids = tf.constant([[2, 5, 4, 3]])
+        >>> outputs = pretrainer({
+        ...     "input_ids": ids,
+        ...     "input_mask": tf.ones_like(ids),
+        ...     "segment_ids": tf.zeros_like(ids),
+        ...     "masked_lm_positions": tf.constant([[2]]),
+        ... })
+        >>> outputs["mlm_logits"].shape, outputs["sentence_logits"].shape
+        (TensorShape([1, 1, 11]), TensorShape([1, 2]))
 
     Reference:
         [Lan et al., 2020](https://arxiv.org/abs/1909.11942).
@@ -42,93 +56,115 @@ class AlbertPretrainer(keras.layers.Layer):
         super().__init__(name=name, dtype=dtype)
         self.config = config
         self.sentence_objective = sentence_objective
-        self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config, dtype, remat)
-        self.masked_lm = MaskedLanguageModelHead(config)
         self.has_sentence_head = sentence_objective != "none"
+        backbone = AlbertBackbone(
+            config,
+            dtype=dtype,
+            remat=remat,
+            has_pooler=self.has_sentence_head,
+            name=name,
+        )
+        # Keras lists variables in the order in which layers are assigned.
+        # Sums over all variables, and so the bits of a run, depend on it.
+        self.embeddings = backbone.embeddings
+        self.encoder = backbone.encoder
+        self.masked_lm = MaskedLanguageModelHead(config)
         if self.has_sentence_head:
-            self.pooler = keras.layers.Dense(
-                config.hidden_size,
-                activation="tanh",
-                kernel_initializer=initializer(config),
-                dtype="float32",
-                name="pooler",
-            )
+            self.pooler = backbone.pooler
             self.sentence = SentenceHead(config)
+        self.backbone = backbone
 
     def build(self) -> None:
         """Creates every variable; needs no shapes."""
-        self.embeddings.build()
-        self.encoder.build()
+        self.backbone.build()
         self.masked_lm.build()
         if self.has_sentence_head:
-            self.pooler.build((None, self.config.hidden_size))
             self.sentence.build()
 
     def call(
-        self, batch: Mapping[str, tf.Tensor], dropout: Dropout | None = None
+        self,
+        batch: Mapping[str, tf.Tensor],
+        dropout: Dropout = NO_DROPOUT,
+        target: ProgramTarget = DEFAULT_TARGET,
     ) -> dict[str, tf.Tensor]:
-        """The forward pass.
+        """Predicts the masked tokens and the class of each pair.
+
+        The encoder's last block is computed only where the heads read it.
 
         Args:
-            batch: int32 tensors; others are passed over.
+            batch: int32 tensors; further ones are ignored.
                 `input_ids`, `input_mask`, `segment_ids`: `(batch, length)`.
                 `masked_lm_positions`: `(batch, predictions)`; padding slots
-                hold any position. With it, the last block is computed where
-                the heads read it: there, and at position 0.
-            dropout: Rates and seed; None is no dropout.
+                hold any position.
+            dropout: Rates and seed.
+            target: What the program is compiled for.
 
         Returns:
-            `mlm_logits`: float32, `(batch, predictions, vocab_size)`; or,
-            without `masked_lm_positions`, `sequence_output`: compute dtype,
-            `(batch, length, H)`.
+            `mlm_logits`: float32, `(batch, predictions, vocab_size)`.
             `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
             float32, `(batch, 2)`, unless `sentence_objective` is "none".
         """
-        dropout = dropout or NO_DROPOUT
-        embedded = self.embeddings(
-            batch["input_ids"], batch["segment_ids"], dropout=dropout, place=0
-        )
-        hidden = self.encoder(
-            embedded,
-            visible_keys_bias(batch["input_mask"]),
+        sequence_output, pooled_output = self.backbone(
+            batch["input_ids"],
+            batch["input_mask"],
+            batch["segment_ids"],
+            output_positions=batch["masked_lm_positions"],
             dropout=dropout,
-            first_place=1,
-            read_positions=self._read_positions(batch, dropout.on_tpu),
+            target=target,
         )
-        if "masked_lm_positions" not in batch:
-            outputs = {"sequence_output": hidden}
-        else:
-            first = int(self.has_sentence_head)
-            num_masked = keras.ops.shape(batch["masked_lm_positions"])[1]
-            masked = hidden[:, first : first + num_masked]
-            logits = self.masked_lm(masked, self.embeddings.word_embeddings)
-            outputs = {"mlm_logits": logits}
-        if self.has_sentence_head:
-            outputs["pooled_output"] = self.pooler(hidden[:, 0])
-            outputs["sentence_logits"] = self.sentence(outputs["pooled_output"])
-        return outputs
+        logits = self.mlm_logits(sequence_output, target)
+        return {"mlm_logits": logits, **self._classify(pooled_output)}
 
-    def _read_positions(
-        self, batch: Mapping[str, tf.Tensor], on_tpu: bool
-    ) -> tf.Tensor | None:
-        """Where the heads read the encoder: position 0 first, for the pooler.
+    def encode(
+        self,
+        batch: Mapping[str, tf.Tensor],
+        dropout: Dropout = NO_DROPOUT,
+        target: ProgramTarget = DEFAULT_TARGET,
+    ) -> dict[str, tf.Tensor]:
+        """Encodes every position, and classifies each pair.
 
-        On TPUs any others follow until they fill its registers, which they do
-        anyway: told of it, the compiler makes a better plan.
+        Args:
+            batch: As in `call`, without `masked_lm_positions`.
+            dropout: Rates and seed.
+            target: What the program is compiled for.
+
+        Returns:
+            `sequence_output`: compute dtype, `(batch, length, H)`;
+            `pooled_output` and `sentence_logits` as in `call`.
         """
-        masked = batch.get("masked_lm_positions")
-        if masked is None:
-            return None
-        before, after = int(self.has_sentence_head), 0
-        if on_tpu:
-            reads = before + masked.shape[1]
-            filled = _rounded_up(reads, _LANES)
-            if filled >= batch["input_ids"].shape[1]:
-                filled = _rounded_up(reads, _SUBLANES)
-            after = filled - reads
-        return tf.pad(masked, [[0, 0], [before, after]])
+        sequence_output, pooled_output = self.backbone(
+            batch["input_ids"],
+            batch["input_mask"],
+            batch["segment_ids"],
+            dropout=dropout,
+            target=target,
+        )
+        classes = self._classify(pooled_output)
+        return {"sequence_output": sequence_output, **classes}
 
+    def mlm_logits(
+        self, hidden: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
+    ) -> tf.Tensor:
+        """Scores of the vocabulary, with the embeddings of the input.
 
-def _rounded_up(number: int, multiple: int) -> int:
-    return number + -number % multiple
+        Args:
+            hidden: Float, `(batch, predictions, H)`; the encoder's output at
+                the positions to predict.
+            target: What the program is compiled for.
+
+        Returns:
+            float32, `(batch, predictions, vocab_size)`.
+        """
+        return self.masked_lm(
+            hidden, self.backbone.embeddings.word_embeddings, target=target
+        )
+
+    def _classify(
+        self, pooled_output: tf.Tensor | None
+    ) -> dict[str, tf.Tensor]:
+        if pooled_output is None:
+            return {}
+        return {
+            "pooled_output": pooled_output,
+            "sentence_logits": self.sentence(pooled_output),
+        }

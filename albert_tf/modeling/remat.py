@@ -1,62 +1,28 @@
-"""Computing activations a second time instead of keeping them.
+"""Rematerialization: computing activations twice instead of keeping them.
 
 Reference:
     [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 
-def recomputed(
-    function: Callable[[tf.Tensor], tf.Tensor], on_tpu: bool = False
+def remat(
+    function: Callable[[tf.Tensor], tf.Tensor],
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """A function whose activations are not kept for the backward pass.
 
-    There it is computed once more from its argument. It must give the same
-    each time, as blocks do whose dropout is a function of seed and place.
+    The backward pass computes the function a second time from its argument.
+    The result must be the same each time, which holds for blocks whose
+    dropout is a function of seed and site.
 
     Args:
-        function: Of one tensor; may read variables. Other tensors that it
-            reads are constants to it: no gradient goes to them.
-        on_tpu: Whether the program is one for a TPU. Some releases of its
-            compiler find that `tf.recompute_grad` computes the same twice,
-            and keep the first (libtpu 0.0.51 does, 0.0.42 does not): there,
-            a barrier that they do not look behind stands before the second.
+        function: Takes one tensor; may read variables. Other tensors that it
+            reads are constants to it: they get no gradient.
 
     Returns:
-        A function of the same value and gradients.
+        A function with the same value and gradients.
     """
-    return (
-        _recomputed_on_tpu(function) if on_tpu else tf.recompute_grad(function)
-    )
-
-
-def _recomputed_on_tpu(
-    function: Callable[[tf.Tensor], tf.Tensor],
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    @tf.custom_gradient
-    def computed(x: tf.Tensor) -> Any:
-        result = function(x)
-
-        def gradient(
-            upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()
-        ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-            # Waits for the gradient, so that nothing is computed early.
-            again, upstream = gen_xla_ops.xla_optimization_barrier(
-                [x, upstream]
-            )
-            with tf.GradientTape() as tape:
-                tape.watch(again)
-                result = function(again)
-            of_x, *of_variables = tape.gradient(
-                result, [again, *variables], output_gradients=upstream
-            )
-            return of_x, of_variables
-
-        return result, gradient
-
-    return computed
+    return tf.recompute_grad(function)

@@ -76,7 +76,7 @@ class _ServedModel:
                 max_length,
                 f"input_ids must be at most {max_length} tokens long",
             )
-            outputs = pretrainer(
+            outputs = pretrainer.encode(
                 {
                     "input_ids": input_ids,
                     "input_mask": input_mask,
@@ -110,9 +110,8 @@ class _ServedModel:
             `(batch, predictions, top_k)`.
         """
         hidden = self._forward(*packed)["sequence_output"]
-        logits = self._pretrainer.masked_lm(
-            tf.gather(hidden, positions, batch_dims=1),
-            self._pretrainer.embeddings.word_embeddings,
+        logits = self._pretrainer.mlm_logits(
+            tf.gather(hidden, positions, batch_dims=1)
         )
         top = tf.math.top_k(tf.nn.log_softmax(logits), self._top_k)
         return top.indices, top.values

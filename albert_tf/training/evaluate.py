@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from albert_tf.cluster.strategy import (
     device_type,
-    fuses,
     make_strategy,
     per_replica_batch_size,
 )
@@ -20,8 +19,8 @@ from albert_tf.input import corrupt_records, device_iterators
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.record_format import Batch
 from albert_tf.input.record_sets import RecordSet
-from albert_tf.modeling.dropout import Dropout
-from albert_tf.modeling.fusion import fusing
+from albert_tf.modeling.dropout import NO_DROPOUT
+from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.log import RunLog
@@ -61,16 +60,16 @@ class Evaluator:
         )
         self._batches = strategy.distribute_datasets_from_function(make_dataset)
 
-        device = device_type(strategy)
-        no_dropout = Dropout(on_tpu=device == "TPU")
+        target = ProgramTarget.from_config(
+            config.distribution, device_type(strategy)
+        )
 
         @tf.autograph.experimental.do_not_convert
-        @fusing(fuses(config.distribution, device))
         def evaluate_on_replica(
             batch: Batch, stop: tf.Tensor
         ) -> tuple[Scalars, dict[str, tf.Tensor]]:
             replica = tf.distribute.get_replica_context()
-            outputs = model(batch, dropout=no_dropout)
+            outputs = model(batch, dropout=NO_DROPOUT, target=target)
             sums = replica.all_reduce(
                 tf.distribute.ReduceOp.SUM,
                 # An identity: only values made on the replica can be reduced.

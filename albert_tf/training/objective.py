@@ -88,7 +88,8 @@ class Objective(abc.ABC):
     def make_model(self) -> keras.layers.Layer:
         """Makes and builds the model, in the current strategy's scope.
 
-        Called as `model(batch, dropout=dropout)`, it returns the outputs that
+        Called as `model(batch, dropout=dropout, target=target)`, with a
+        `Dropout` and a `ProgramTarget`, it returns the outputs that
         `sums` takes. The paths of its variables are those of checkpoints.
         """
 

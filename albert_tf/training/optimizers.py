@@ -109,6 +109,7 @@ class AdamW:
         gradients: Sequence[tf.Tensor],
         learning_rate: tf.Tensor,
         gradient_scale: tf.Tensor | float = 1.0,
+        fuse: bool = False,
     ) -> dict[str, tf.Tensor]:
         """Updates the variables; call it on every replica.
 
@@ -121,6 +122,8 @@ class AdamW:
             learning_rate: float32 scalar, equal on all replicas.
             gradient_scale: float32 scalar, equal on all replicas, by which
                 all gradients are multiplied; this clips them.
+            fuse: Whether XLA compiles the arithmetic, as
+                `ProgramTarget.fuse` says.
 
         Returns:
             float32 scalars: `update_norm`, the norm of the change of all
@@ -130,7 +133,7 @@ class AdamW:
         norms, ratios = [], []
         for variable, gradient in zip(self._variables, gradients, strict=True):
             norm, ratio = self._apply_one(
-                variable, gradient, learning_rate, gradient_scale
+                variable, gradient, learning_rate, gradient_scale, fuse
             )
             norms.append(norm)
             if ratio is not None:
@@ -148,6 +151,7 @@ class AdamW:
         gradient: tf.Tensor,
         learning_rate: tf.Tensor,
         gradient_scale: tf.Tensor | float,
+        fuse: bool,
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Returns the norm of the change and the trust ratio, if any."""
         config, adapts = self._config, not EXCLUDED.search(variable.path)
@@ -163,6 +167,7 @@ class AdamW:
             (config.beta_1, config.beta_2),
             config.epsilon,
             config.weight_decay_rate if adapts else 0.0,
+            fuse=fuse,
         )
         update_norm, ratio = tf.linalg.global_norm([update]), None
         if adapts:
@@ -170,7 +175,7 @@ class AdamW:
         rate = learning_rate if ratio is None else learning_rate * ratio
         m_slot.assign(m)
         v_slot.assign(v)
-        variable.value.assign(_moved(weights, rate, update))
+        variable.value.assign(_moved(weights, rate, update, fuse=fuse))
         return rate * update_norm, ratio
 
     def _trust_ratio(

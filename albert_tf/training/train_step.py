@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from albert_tf.cluster.strategy import device_type, fuses
+from albert_tf.cluster.strategy import device_type
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
-from albert_tf.modeling.fusion import fusing
+from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs import checkpoints
 from albert_tf.training import schedules
 from albert_tf.training.micro_batches import add_micro_batches
@@ -232,11 +232,11 @@ def make_replica_step(
         global batch, with gradient_norm before global clipping; and `stops`,
         the sum of `stop`.
     """
+    target = ProgramTarget.from_config(config.distribution, device_type)
     clip_norm = config.optimizer.clip_norm
     clips_each_replica = config.optimizer.clip_scope == "per_replica"
 
     @tf.autograph.experimental.do_not_convert
-    @fusing(fuses(config.distribution, device_type))
     def replica_step(
         batch: Batch, stop: tf.Tensor, settings: StepSettings
     ) -> Scalars:
@@ -255,9 +255,8 @@ def make_replica_step(
                 settings.dropout.hidden,
                 settings.dropout.attention,
                 _fold_in(seed, index),
-                on_tpu=device_type == "TPU",
             )
-            return _loss_gradients(state, micro_batch, weights, dropout)
+            return _loss_gradients(state, micro_batch, weights, dropout, target)
 
         gradients, sums = add_micro_batches(
             micro_batch_gradients, batch, config
@@ -270,7 +269,10 @@ def make_replica_step(
         if clip_norm and not clips_each_replica:
             scale = _clip_factor(gradient_norm, clip_norm)
         update_metrics = state.optimizer.apply(
-            gradients, _learning_rate(state.step, config, settings), scale
+            gradients,
+            _learning_rate(state.step, config, settings),
+            scale,
+            fuse=target.fuse,
         )
         state.step.assign_add(1)
         return {
@@ -302,11 +304,15 @@ def _global_weights(objective: Objective, batch: Batch) -> Scalars:
 
 
 def _loss_gradients(
-    state: TrainState, micro_batch: Batch, weights: Scalars, dropout: Dropout
+    state: TrainState,
+    micro_batch: Batch,
+    weights: Scalars,
+    dropout: Dropout,
+    target: ProgramTarget,
 ) -> tuple[list[tf.Tensor], Scalars]:
     """The gradients of a micro-batch's part of the loss, and its sums."""
     with tf.GradientTape() as tape:
-        outputs = state.model(micro_batch, dropout=dropout)
+        outputs = state.model(micro_batch, dropout=dropout, target=target)
         sums = state.objective.sums(outputs, micro_batch)
         loss = state.objective.loss(sums, weights)
     variables = [v.value for v in state.model.trainable_variables]

@@ -6,7 +6,11 @@ import sys
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
+from albert_tf.cluster.strategy import (
+    device_type,
+    make_strategy,
+    per_replica_batch_size,
+)
 from albert_tf.cluster.workers import is_chief, name_lost_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
@@ -118,3 +122,9 @@ def test_a_batch_is_divided_evenly_or_refused():
         share("global_batch_size", 6, 2, 2)
     with pytest.raises(UserError, match=r"3 and 8\. Nearest: 8\."):
         share("global_batch_size", 3, 8)
+
+
+def test_the_device_type_of_a_strategy_is_that_of_its_replicas(mirrored_two):
+    one = tf.distribute.OneDeviceStrategy("CPU:0")
+    for strategy in one, mirrored_two:
+        assert device_type(strategy) == "CPU"

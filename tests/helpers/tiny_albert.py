@@ -43,15 +43,10 @@ def random_weights(
 def outputs_of(
     weights: ModelWeights, batch: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Outputs of `AlbertPretrainer`, with and without masked positions."""
+    """Outputs of `AlbertPretrainer`, at all and at masked positions."""
     pretrainer = AlbertPretrainer(weights.config, weights.sentence_objective)
     pretrainer.build()
     for variable in pretrainer.variables:
         variable.assign(weights.values[variable.path])
-    without_positions = {
-        name: value
-        for name, value in batch.items()
-        if name != "masked_lm_positions"
-    }
-    outputs = pretrainer(without_positions) | pretrainer(batch)
+    outputs = pretrainer.encode(batch) | pretrainer(batch)
     return {name: output.numpy() for name, output in outputs.items()}

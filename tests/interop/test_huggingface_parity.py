@@ -33,8 +33,7 @@ def run_ours(config, weights, batch):
         for name, values in batch.items()
     }
     outputs = model(batch)
-    del batch["masked_lm_positions"]
-    everywhere = model(batch)
+    everywhere = model.encode(batch)
     sums = pretraining_sums(outputs, batch)
     sentence_loss = sums["sentence_loss_sum"] / sums["sentence_weight_sum"]
     mlm_loss = sums["mlm_loss_sum"] / sums["mlm_weight_sum"]

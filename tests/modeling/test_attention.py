@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,36 +5,29 @@ import tensorflow as tf
 from albert_tf.config import ModelConfig
 from albert_tf.modeling.attention import (
     SelfAttention,
-    mix_positions,
-    visible_keys_bias,
+    attention,
+    attention_bias,
 )
-from albert_tf.modeling.dropout import Dropout, kept_share
+from albert_tf.modeling.dropout import Dropout, Masks, keep_prob
+from albert_tf.modeling.target import DEFAULT_TARGET
+from tests.helpers import tiny_model
 
-CONFIG = ModelConfig(
-    vocab_size=61,
-    embedding_size=16,
-    hidden_size=24,
-    num_attention_heads=3,
-    intermediate_size=40,
-    max_position_embeddings=19,
-)
+CONFIG = tiny_model.CONFIG
 SEED = tf.constant([3, 4])
-
-on_both = pytest.mark.parametrize("on_tpu", [False, True])
 
 
 def test_a_rate_of_zero_leaves_no_random_operation():
-    attention = SelfAttention(CONFIG, "attention", "float32")
-    attention.build()
+    layer = SelfAttention(CONFIG, "attention", "float32")
+    layer.build()
 
     def random_operations(rate):
         @tf.function
-        def mix(hidden, seed):
+        def attend(hidden, seed):
             dropout = Dropout(rate, rate, seed)
-            return attention(hidden, tf.zeros([1]), dropout=dropout)
+            return layer(hidden, tf.zeros([1]), dropout=dropout)
 
         hidden = tf.ones((2, 5, CONFIG.hidden_size))
-        graph = mix.get_concrete_function(hidden, SEED).graph
+        graph = attend.get_concrete_function(hidden, SEED).graph
         names = [op.type for op in graph.get_operations()]
         for function in graph.as_graph_def().library.function:
             names += [node.op for node in function.node_def]
@@ -46,131 +37,95 @@ def test_a_rate_of_zero_leaves_no_random_operation():
     assert random_operations(0.1)
 
 
-def attention_by_the_book(query, key, value, bias, keep, rate):
-    """Softmax first, then dropout, then the sum; differentiated by TF."""
-    scores = tf.einsum("bnqd,bnkd->bnqk", query, key) + bias
-    probabilities = tf.nn.softmax(scores)
-    if rate:
-        kept = kept_share(rate)
-        probabilities = tf.where(keep, probabilities / kept, 0.0)
-    return tf.einsum("bnqk,bnkd->bnqd", probabilities, value)
-
-
-@on_both
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_attention_and_its_gradients_are_those_of_the_book(rate, on_tpu):
-    """With a bias that hides a key, and another length of queries."""
+def test_attention_is_that_of_the_paper(rate):
+    """In NumPy, query by query: softmax, then dropout, then the sum.
+
+    The kernel is compared with this formula in test_kernels.
+    """
     random = np.random.default_rng(0)
+    batch, queries, keys, heads, size = 2, 5, 7, 3, 4
+    lengths = {"query": queries, "key": keys, "value": keys}
+    projected = {
+        name: (random.normal(size=(batch, n, 12)), random.normal(size=12))
+        for name, n in lengths.items()
+    }
+    bias = np.where(np.arange(keys) == 6, -10_000.0, 0.0)
+    masks = Masks()
+    keep = np.ones((batch, heads, queries, keys))
+    if rate:
+        masks = Dropout(0.1, rate, SEED).attention_masks(2, DEFAULT_TARGET)
+        keep = masks.keep(tf.constant(keep.shape)).numpy() / keep_prob(rate)
 
-    def normal(*shape):
-        return tf.constant(random.normal(size=shape), tf.float32)
+    arguments = [
+        tuple(tf.constant(x, tf.float32) for x in projected[name])
+        for name in lengths
+    ]
+    found = attention(*arguments, tf.constant(bias, tf.float32), masks, heads)
 
-    arguments = normal(2, 3, 5, 4), normal(2, 3, 7, 4), normal(2, 3, 7, 4)
-    bias = tf.constant(np.where(np.arange(7) == 6, -10_000.0, 0.0), tf.float32)
-    upstream = normal(2, 3, 5, 4)
-    masks = Dropout(0.1, rate, SEED, on_tpu).of_attention(2)
-    keep = masks.keep(tf.constant([2, 3, 5, 7])) if rate else None
-
-    def run(function):
-        with tf.GradientTape() as tape:
-            tape.watch(arguments)
-            result = function(*arguments)
-        return [result, *tape.gradient(result, arguments, upstream)]
-
-    def mix(*qkv):
-        if not on_tpu:
-            return mix_positions(*qkv, bias, masks)
-        query, key, value = (tf.linalg.matrix_transpose(x) for x in qkv)
-        return tf.linalg.matrix_transpose(
-            mix_positions(query, key, value, bias, masks, on_tpu)
+    q, k, v = (product + bias for product, bias in projected.values())
+    for example, head, query in np.ndindex(batch, heads, queries):
+        own = slice(head * size, (head + 1) * size)
+        scores = k[example, :, own] @ q[example, query, own] / 2 + bias
+        odds = np.exp(scores - scores.max())
+        weights = odds / odds.sum() * keep[example, head, query]
+        np.testing.assert_allclose(
+            found[example, query, own], weights @ v[example, :, own], atol=1e-5
         )
 
-    # What is for a TPU is for XLA.
-    found = tf.function(lambda: run(mix), jit_compile=on_tpu)()
-    expected = run(lambda *qkv: attention_by_the_book(*qkv, bias, keep, rate))
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-6)
-    assert np.abs(found[2][..., 6, :]).max() == 0  # of the hidden key
 
-
-@on_both
-def test_self_attention_has_the_gradients_of_the_book(on_tpu):
-    """Of hidden states, kernels and biases, through the split into heads."""
+def test_a_sublayer_adds_the_projected_context_and_normalises():
     random = np.random.default_rng(0)
-    attention = SelfAttention(CONFIG, "attention", "float32")
-    attention.build()
-    for weight in attention.trainable_variables:
+    layer = SelfAttention(CONFIG, "attention", "float32")
+    layer.build()
+    for weight in layer.trainable_variables:
         weight.assign(weight + random.normal(size=weight.shape, scale=0.3))
     hidden = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
-    upstream = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
     bias = tf.zeros([2, 1, 1, 7])
 
-    def by_the_book(hidden):
-        def heads(dense):
-            projected = hidden @ dense.kernel.value + dense.bias.value
-            return tf.reshape(projected, [2, 7, 3, 8])
+    projections = layer.query(hidden), layer.key(hidden), layer.value(hidden)
+    context = attention(*projections, bias, Masks(), 3).numpy()
+    output = layer.output_projection
+    total = context @ output.kernel.numpy() + output.bias.numpy()
+    total += hidden.numpy()
+    centred = total - total.mean(-1, keepdims=True)
+    expected = centred / total.std(-1, keepdims=True)
+    expected *= layer.layer_norm.gamma.numpy()
+    expected += layer.layer_norm.beta.numpy()
+    np.testing.assert_allclose(layer(hidden, bias), expected, atol=2e-5)
 
-        scores = tf.einsum(
-            "bqnd,bknd->bnqk", heads(attention.query), heads(attention.key)
-        )
-        shares = tf.nn.softmax(scores / math.sqrt(8))
-        context = tf.einsum("bnqk,bknd->bqnd", shares, heads(attention.value))
-        output = attention.output_dense
-        output = tf.reshape(context, [2, 7, 24]) @ output.kernel + output.bias
-        mean, variance = tf.nn.moments(hidden + output, [-1], keepdims=True)
-        norm = attention.layer_norm
-        normed = (hidden + output - mean) / tf.sqrt(variance)
-        return normed * norm.gamma.value + norm.beta.value
-
-    def run(function):
-        with tf.GradientTape() as tape:
-            tape.watch(hidden)
-            result = function(hidden)
-        weights = [v.value for v in attention.trainable_variables]
-        return [result, *tape.gradient(result, [hidden, *weights], upstream)]
-
-    found = tf.function(
-        lambda: run(
-            lambda hidden: attention(
-                hidden, bias, dropout=Dropout(on_tpu=on_tpu)
-            )
-        ),
-        jit_compile=on_tpu,
-    )()
-    for one, other in zip(found, run(by_the_book), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
+    chosen = layer(hidden, bias, output_positions=tf.constant([[6, 2]] * 2))
+    np.testing.assert_allclose(chosen, expected[:, [6, 2]], atol=2e-5)
 
 
-def test_kernels_start_truncated_at_two_deviations_each_its_own():
+def test_each_kernel_starts_truncated_at_two_deviations():
     """Standard deviation of a normal cut at 2: 0.87963 of the uncut one."""
-    attention = SelfAttention(
-        ModelConfig(hidden_size=240), "attention", "float32"
-    )
-    attention.build()
-    query, key = attention.query.kernel.numpy(), attention.key.kernel.numpy()
+    layer = SelfAttention(ModelConfig(hidden_size=240), "attention", "float32")
+    layer.build()
+    query, key = layer.query.kernel.numpy(), layer.key.kernel.numpy()
 
     assert 0.0395 < np.abs(query).max() <= 0.04
     # n = 57,600: the deviation of the estimate is below 0.3 %.
     assert query.std() == pytest.approx(0.02 * 0.87963, rel=0.012)
     assert np.abs(np.corrcoef(query.ravel(), key.ravel())[0, 1]) < 0.02
-    assert not attention.query.bias.numpy().any()
+    assert not layer.query.bias.numpy().any()
 
 
-def test_padding_is_hidden_from_attention():
-    """A real key changes the real positions' outputs, a padded one none."""
+def test_no_position_attends_to_padding():
+    """A change of a token changes the other tokens' outputs, of padding not."""
     rng = np.random.default_rng(0)
-    attention = SelfAttention(CONFIG, "attention", "float32")
-    attention.build()
+    layer = SelfAttention(CONFIG, "attention", "float32")
+    layer.build()
     mask = np.array([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0]])
-    bias = visible_keys_bias(tf.constant(mask))
+    bias = attention_bias(tf.constant(mask))
     hidden = rng.normal(size=(2, 7, 24)).astype(np.float32)
 
     def attend(position):
         changed = hidden.copy()
         changed[0, position] += 3.0
-        return attention(tf.constant(changed), bias).numpy()
+        return layer(tf.constant(changed), bias).numpy()
 
-    plain = attention(tf.constant(hidden), bias).numpy()
+    plain = layer(tf.constant(hidden), bias).numpy()
     np.testing.assert_array_equal(bias[:, 0, 0], -10_000.0 * (1 - mask))
     np.testing.assert_allclose(attend(5)[0, :4], plain[0, :4], atol=1e-6)
     assert np.abs(attend(3)[0, :3] - plain[0, :3]).max() > 1e-4

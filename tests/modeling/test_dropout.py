@@ -6,24 +6,27 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.target import ProgramTarget
 
 SEED = tf.constant([3, 4])
 
-# Masks by TensorFlow's generator, and those that a TPU computes.
-on_both = pytest.mark.parametrize("on_tpu", [False, True])
+# Masks from TensorFlow's generator, and masks that a TPU computes.
+on_both = pytest.mark.parametrize(
+    "target", [ProgramTarget("CPU"), ProgramTarget("TPU")], ids=["CPU", "TPU"]
+)
 
 
-def attention_masks(rate, on_tpu):
-    return Dropout(0.15, rate, SEED, on_tpu).of_attention(0)
+def attention_masks(rate, target):
+    return Dropout(0.15, rate, SEED).attention_masks(0, target)
 
 
 @on_both
-def test_dropout_drops_its_rate_and_keeps_the_expected_value(on_tpu):
-    """Within 4 deviations; a bfloat16 uniform would drop 13/128."""
+def test_dropout_drops_its_rate_and_keeps_the_expected_value(target):
+    """Within 4 deviations; bfloat16 uniforms would drop 13/128."""
     shape, rate = (1001, 10, 100), 0.1
     n = math.prod(shape)
-    masks = Dropout(rate, 0.4, SEED, on_tpu).of_hidden(2)
-    dropped = masks.applied(tf.ones(shape)).numpy()
+    masks = Dropout(rate, 0.4, SEED).hidden_masks(2, target)
+    dropped = masks.apply(tf.ones(shape)).numpy()
 
     zeros = np.mean(dropped == 0)
     deviation = math.sqrt(rate * (1 - rate) / n)
@@ -33,9 +36,9 @@ def test_dropout_drops_its_rate_and_keeps_the_expected_value(on_tpu):
 
 
 @on_both
-def test_all_entries_are_dropped_independently(on_tpu):
-    """Halves of a batch share random numbers, but no bit of them."""
-    masks = Dropout(0.3, 0.3, SEED, on_tpu).of_hidden(0)
+def test_all_entries_are_dropped_independently(target):
+    """Halves of a batch share random numbers, but no bits."""
+    masks = Dropout(0.3, 0.3, SEED).hidden_masks(0, target)
     kept = masks.keep(tf.constant([4, 50, 200])).numpy()
     for one in range(4):
         for other in range(one):
@@ -44,10 +47,10 @@ def test_all_entries_are_dropped_independently(on_tpu):
 
 
 @on_both
-def test_neighbours_are_dropped_independently(on_tpu):
-    """At any distance: a table of 512 by 512 against itself, moved."""
+def test_neighbours_are_dropped_independently(target):
+    """At any distance: a table of 512 by 512 against itself, shifted."""
     shape = tf.constant([2, 3, 512, 512])
-    keep = attention_masks(0.3, on_tpu).keep(shape).numpy()
+    keep = attention_masks(0.3, target).keep(shape).numpy()
     for by in (1, 2, 64, 256):
         for axis in (2, 3):
             agreement = np.mean(keep == np.roll(keep, by, axis))
@@ -56,31 +59,32 @@ def test_neighbours_are_dropped_independently(on_tpu):
 
 
 @on_both
-def test_examples_drop_their_attention_independently(on_tpu):
-    """At the size of base, where numbers of entries differ in upper bits."""
+def test_examples_drop_their_attention_independently(target):
+    """At the size of base, where indices of entries differ in upper bits."""
     shape, rate = tf.constant([2, 12, 512, 512]), 6554 / 2**16
-    keep = attention_masks(0.1, on_tpu).keep(shape).numpy()
+    keep = attention_masks(0.1, target).keep(shape).numpy()
     both = np.mean(~keep[0] & ~keep[1])
     deviation = math.sqrt(rate**2 * (1 - rate**2) / keep[0].size)
     assert abs(both - rate**2) < 4 * deviation
 
 
 @on_both
-def test_dropout_has_a_rate_for_attention(on_tpu):
+def test_attention_has_its_own_dropout_rate(target):
     n, rate = 100_000, 0.4
-    keep = attention_masks(rate, on_tpu).keep(tf.constant([n]))
+    keep = attention_masks(rate, target).keep(tf.constant([n]))
 
     deviation = math.sqrt(rate * (1 - rate) / n)
     assert abs(np.mean(~keep.numpy()) - rate) < 4 * deviation
 
 
 @on_both
-def test_a_dropout_mask_is_a_function_of_seed_and_place(on_tpu):
-    """Drawn again it is the same; elsewhere it is independent."""
+def test_a_dropout_mask_is_a_function_of_seed_and_site(target):
+    """A second draw gives the same mask; other sites are independent."""
 
-    def kept(seed, place):
-        dropout = Dropout(0.3, 0.3, tf.constant(seed), on_tpu)
-        return dropout.of_hidden(place).keep(tf.constant([20_000])).numpy()
+    def kept(seed, site):
+        dropout = Dropout(0.3, 0.3, tf.constant(seed))
+        masks = dropout.hidden_masks(site, target)
+        return masks.keep(tf.constant([20_000])).numpy()
 
     first = kept([3, 4], 0)
     np.testing.assert_array_equal(kept([3, 4], 0), first)
@@ -89,16 +93,17 @@ def test_a_dropout_mask_is_a_function_of_seed_and_place(on_tpu):
         assert abs(np.mean(other == first) - 0.58) < 0.015
 
 
-def test_the_numbers_of_all_entries_are_no_constant():
-    """XLA makes one of all that depends on no argument."""
+def test_the_indices_of_all_entries_are_not_a_constant():
+    """XLA makes a constant of whatever depends on no argument."""
 
     @tf.function(jit_compile=True)
     def keep(seed):
-        masks = Dropout(0.1, 0.1, seed, on_tpu=True).of_attention(0)
+        dropout = Dropout(0.1, 0.1, seed)
+        masks = dropout.attention_masks(0, ProgramTarget("TPU"))
         return masks.keep(tf.constant([2, 3, 64, 64]))
 
     program = keep.experimental_get_compiler_ir(SEED)("optimized_hlo")
     constants = re.findall(r"\w+\[([\d,]*)\]\S* constant\(", program)
-    assert "" in constants  # numbers of the hash function
+    assert "" in constants  # factors of the hash function
     sizes = [math.prod(map(int, c.split(",") if c else [])) for c in constants]
     assert max(sizes) <= 64 * 64  # of one table in six

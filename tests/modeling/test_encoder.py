@@ -1,33 +1,27 @@
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import ModelConfig
 from albert_tf.modeling import encoder as encoder_lib
-from albert_tf.modeling.attention import visible_keys_bias
+from albert_tf.modeling.attention import attention_bias
 from albert_tf.modeling.dropout import Dropout, Masks
+from tests.helpers import tiny_model
 
-SIZES = {
-    "vocab_size": 61,
-    "embedding_size": 16,
-    "hidden_size": 24,
-    "num_attention_heads": 3,
-    "intermediate_size": 40,
-    "max_position_embeddings": 19,
-    "num_hidden_layers": 3,
-}
+CONFIG = dataclasses.replace(tiny_model.CONFIG, num_hidden_layers=3)
 
 
 def build(remat=False, **settings):
-    encoder = encoder_lib.Encoder(ModelConfig(**SIZES | settings), remat=remat)
+    config = dataclasses.replace(CONFIG, **settings)
+    encoder = encoder_lib.Encoder(config, remat=remat)
     encoder.build()
     return encoder
 
 
-def layer_parts(encoder):
-    """Second part of the variables' paths, in order, once each."""
+def layer_names(encoder):
+    """The second part of each variable's path, without repetition."""
     return list(dict.fromkeys(v.path.split("/")[1] for v in encoder.variables))
 
 
@@ -44,8 +38,8 @@ def layer_parts(encoder):
 def test_a_layer_uses_group_floor_of_layer_groups_over_layers(
     layers, groups, expected
 ):
-    config = ModelConfig(
-        **SIZES | {"num_hidden_layers": layers, "num_hidden_groups": groups}
+    config = dataclasses.replace(
+        CONFIG, num_hidden_layers=layers, num_hidden_groups=groups
     )
     assert expected == [config.group_of_layer(layer) for layer in range(layers)]
 
@@ -54,7 +48,7 @@ def test_a_layer_uses_group_floor_of_layer_groups_over_layers(
     ("sharing", "attentions", "feed_forwards"),
     [("all", 1, 1), ("attention", 1, 3), ("ffn", 3, 1), ("none", 3, 3)],
 )
-def test_sharing_makes_one_sublayer_or_one_a_layer(
+def test_sharing_makes_one_sublayer_or_one_per_layer(
     sharing, attentions, feed_forwards
 ):
     blocks = build(parameter_sharing=sharing).blocks
@@ -82,7 +76,7 @@ def test_groups_and_inner_groups_repeat_in_the_order_of_layers():
 
 def test_a_variable_is_named_after_the_group_or_the_layer_that_owns_it():
     encoder = build(parameter_sharing="attention", num_hidden_layers=2)
-    assert layer_parts(encoder) == [
+    assert layer_names(encoder) == [
         "embedding_hidden_mapping_in",
         "group_0_inner_group_0_attention",
         "layer_0_inner_group_0_ffn",
@@ -90,47 +84,43 @@ def test_a_variable_is_named_after_the_group_or_the_layer_that_owns_it():
     ]
 
 
-def test_there_is_no_projection_where_embeddings_have_the_encoders_width():
-    """As published, and as BERT."""
+def test_embeddings_as_wide_as_the_encoder_are_not_projected():
+    """As published, and as in BERT."""
     assert build(embedding_size=24).projection is None
-    assert "embedding_hidden_mapping_in" not in layer_parts(
+    assert "embedding_hidden_mapping_in" not in layer_names(
         build(embedding_size=24)
     )
 
 
-def test_every_application_of_dropout_has_a_place_of_its_own():
+def test_every_application_of_dropout_has_its_own_site():
     """Also where one shared block is applied several times."""
-    places = []
+    sites = []
 
     class Recorder(Dropout):
-        def of_hidden(self, place):
-            places.append(place)
+        def hidden_masks(self, site, target):
+            sites.append(site)
             return Masks()
 
-        of_attention = of_hidden
+        attention_masks = hidden_masks
 
     encoder = build(num_hidden_layers=3, inner_group_num=2)
-    bias = visible_keys_bias(tf.ones((2, 5), tf.int32))
-    encoder(
-        tf.ones((2, 5, 16)), bias, dropout=Recorder(0.1, 0.1), first_place=1
-    )
+    bias = attention_bias(tf.ones((2, 5), tf.int32))
+    encoder(tf.ones((2, 5, 16)), bias, dropout=Recorder(0.1, 0.1), first_site=1)
 
-    assert sorted(places) == list(range(1, 1 + 3 * 3 * 2))
+    assert sorted(sites) == list(range(1, 1 + 3 * 3 * 2))
 
 
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_of_the_last_block_only_keys_and_values_are_of_all_positions(
-    layers, remat
-):
-    """By the rows of all products: 2 examples of 7 positions, 3 read."""
+def test_the_last_block_computes_only_keys_and_values_everywhere(layers, remat):
+    """By the shapes of all products: 2 examples, 7 positions, 3 outputs."""
     encoder = build(num_hidden_layers=layers, embedding_size=24, remat=remat)
-    bias = visible_keys_bias(tf.ones((2, 7), tf.int32))
+    bias = attention_bias(tf.ones((2, 7), tf.int32))
     positions = tf.constant([[0, 6, 2], [0, 5, 0]])
 
     @tf.function
     def encode(embedded):
-        return encoder(embedded, bias, read_positions=positions)
+        return encoder(embedded, bias, output_positions=positions)
 
     concrete = encode.get_concrete_function(tf.TensorSpec((2, 7, 24)))
     products = collections.Counter(
@@ -141,12 +131,12 @@ def test_of_the_last_block_only_keys_and_values_are_of_all_positions(
 
     below = layers - 1
     expected = {
-        # Query, key, value, attention's output and that of feed-forward.
+        # Query, key, value, and the outputs of attention and feed-forward.
         (14, 24): 5 * below + 2,
         (6, 24): 3,
         (14, 40): below,
         (6, 40): 1,
-        # Scores, and the sums that they weigh, of three heads.
+        # Scores and contexts of three heads.
         (2, 3, 7, 7): below,
         (2, 3, 7, 8): below,
         (2, 3, 3, 7): 1,
@@ -156,11 +146,10 @@ def test_of_the_last_block_only_keys_and_values_are_of_all_positions(
     assert concrete.structured_outputs.shape == (2, 3, 24)
 
 
-def test_a_layer_more_changes_the_output_but_no_parameter():
-    """Sharing: depth costs nothing."""
+def test_a_further_shared_layer_changes_the_output_but_adds_no_parameter():
     rng = np.random.default_rng(0)
     embedded = tf.constant(rng.normal(size=(2, 5, 16)), tf.float32)
-    bias = visible_keys_bias(tf.ones((2, 5), tf.int32))
+    bias = attention_bias(tf.ones((2, 5), tf.int32))
     two, three = build(num_hidden_layers=2), build(num_hidden_layers=3)
     for ours, theirs in zip(three.variables, two.variables, strict=True):
         ours.assign(theirs)

@@ -7,72 +7,73 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.modeling import layers
-from albert_tf.modeling.dropout import Dropout, kept_share
+from albert_tf.modeling.dropout import Dropout, Masks, keep_prob
+from albert_tf.modeling.target import DEFAULT_TARGET
+from tests.helpers import tiny_model
 
-CONFIG = ModelConfig(
-    vocab_size=61,
-    embedding_size=16,
-    hidden_size=24,
-    num_attention_heads=3,
-    intermediate_size=40,
-    max_position_embeddings=19,
-)
+CONFIG = tiny_model.CONFIG
 SEED = tf.constant([3, 4])
+
+both = pytest.mark.parametrize(
+    "target",
+    [tiny_model.plain(DEFAULT_TARGET), DEFAULT_TARGET],
+    ids=["plain", "kernels"],
+)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_the_end_of_a_sublayer_and_its_gradients_are_those_of_the_book(rate):
+def test_a_sublayer_ends_in_bias_dropout_residual_and_layer_norm(rate):
+    """In NumPy; the kernel is compared with the formula in test_kernels."""
     random = np.random.default_rng(0)
+    residual, product = random.normal(size=(2, 2, 7, 24))
+    bias, gamma, beta = random.normal(size=(3, 24))
+    masks, output = Masks(), product + bias
+    if rate:
+        masks = Dropout(rate, 0.1, SEED).hidden_masks(3, DEFAULT_TARGET)
+        keep = masks.keep(tf.constant(output.shape)).numpy()
+        output = output * keep / keep_prob(rate)
 
-    def normal(*shape):
-        return tf.constant(random.normal(size=shape), tf.float32)
+    arguments = [
+        tf.constant(x, tf.float32)
+        for x in (residual, product, bias, gamma, beta)
+    ]
+    found = layers.bias_dropout_add_norm(*arguments, 1e-12, masks)
 
-    arguments = normal(2, 7, 24), normal(2, 7, 24), normal(24)
-    upstream = normal(2, 7, 24)
-    norm = layers.AddAndNorm(24)
-    norm.build()
-    norm.gamma.assign(1.0 + normal(24))
-    norm.beta.assign(normal(24))
-    dropout = Dropout(rate, 0.1, SEED)
-
-    def by_the_book(hidden, product, bias):
-        output = product + bias
-        if rate:
-            keep = dropout.of_hidden(3).keep(tf.shape(output))
-            output = tf.where(keep, output / kept_share(rate), 0.0)
-        mean, variance = tf.nn.moments(hidden + output, [-1], keepdims=True)
-        normed = (hidden + output - mean) / tf.sqrt(variance)
-        return normed * norm.gamma.value + norm.beta.value
-
-    def run(function):
-        with tf.GradientTape() as tape:
-            tape.watch(arguments)
-            result = function(*arguments)
-        variables = [*arguments, norm.gamma.value, norm.beta.value]
-        return [result, *tape.gradient(result, variables, upstream)]
-
-    found = run(lambda *xs: norm(*xs, dropout=dropout, place=3))
-    for one, other in zip(found, run(by_the_book), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    total = residual + output
+    mean, deviation = (
+        total.mean(-1, keepdims=True),
+        total.std(-1, keepdims=True),
+    )
+    expected = (total - mean) / deviation * gamma + beta
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_gelu_is_the_tanh_approximation():
+@both
+def test_gelu_is_the_tanh_approximation(target):
     """0.5 (1 + tanh(sqrt(2 / pi) 1.044715)) at 1; by erf it is 0.841345."""
     by_tanh = 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * 1.044715))
     by_erf = 0.5 * (1 + math.erf(math.sqrt(0.5)))
-    answer = float(layers.activation(CONFIG)(tf.constant([0.75]), [0.25])[0])
+    arguments = tf.constant([0.75]), tf.constant([0.25])
+    answer = float(layers.activate("gelu", target, *arguments)[0])
     assert answer == pytest.approx(by_tanh, abs=1e-6)
     assert abs(answer - by_erf) > 1e-4
 
 
 @pytest.mark.parametrize(
-    ("dtype", "atol", "rtol"),
-    [("float32", 2e-6, 3e-6), ("bfloat16", 1e-9, 2**-8)],
+    ("dtype", "target", "atol", "rtol"),
+    [
+        ("float32", DEFAULT_TARGET, 2e-6, 3e-6),
+        ("bfloat16", DEFAULT_TARGET, 1e-9, 2**-8),
+        # Below -4, 1 + tanh cancels, and TensorFlow's tanh is -1.
+        ("float32", tiny_model.plain(DEFAULT_TARGET), 1e-5, 3e-6),
+        ("bfloat16", tiny_model.plain(DEFAULT_TARGET), 1e-5, 2**-8),
+    ],
+    ids=["kernel", "kernel-bfloat16", "plain", "plain-bfloat16"],
 )
-def test_gelu_of_a_sum_and_its_gradients_are_those_of_its_formula(
-    dtype, atol, rtol
+def test_gelu_of_a_sum_has_the_values_and_gradients_of_tensorflows(
+    dtype, target, atol, rtol
 ):
-    """In bfloat16 nothing but the result is rounded.
+    """In bfloat16, only the result is rounded.
 
     At -3, 1 + tanh in bfloat16 would be 0 or 0.0039, not 0.00243.
     """
@@ -92,7 +93,7 @@ def test_gelu_of_a_sum_and_its_gradients_are_those_of_its_formula(
         gradients = tape.gradient(result, arguments, tf.cast(upstream, dtype))
         return [tf.cast(x, tf.float64) for x in (result, *gradients)]
 
-    *found, of_bias = run(layers.gelu, dtype)
+    *found, of_bias = run(target.fastest(layers.bias_gelu), dtype)
     *expected, of_bias_expected = run(by_formula, tf.float64)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=atol, rtol=rtol)
@@ -100,8 +101,9 @@ def test_gelu_of_a_sum_and_its_gradients_are_those_of_its_formula(
     np.testing.assert_allclose(of_bias, of_bias_expected, atol=20 * rtol + 2e-5)
 
 
-def test_gradients_of_biases_are_summed_in_float32():
-    """A bfloat16 sum of 4,096 rows stands still long before its end."""
+@both
+def test_gradients_of_biases_are_summed_in_float32(target):
+    """A bfloat16 sum of 4,096 rows stops growing long before its end."""
     rng = np.random.default_rng(0)
     hidden = tf.constant(rng.normal(size=(8, 512, 24)), tf.float32)
     weights = tf.constant(rng.normal(1.0, 1.0, (8, 512, 24)), tf.float32)
@@ -111,9 +113,9 @@ def test_gradients_of_biases_are_summed_in_float32():
         block = layers.FeedForward(CONFIG, "ffn", dtype)
         block.build()
         with tf.GradientTape() as tape:
-            answer = block(tf.cast(hidden, block.compute_dtype))
+            answer = block(tf.cast(hidden, block.compute_dtype), target=target)
             total = tf.reduce_sum(tf.cast(answer, tf.float32) * weights)
-        biases = [block.intermediate.bias, block.output_dense.bias]
+        biases = [block.intermediate.bias, block.output_projection.bias]
         return tape.gradient(total, [bias.value for bias in biases])
 
     exact, rounded = gradients("float32"), gradients("mixed_bfloat16")
@@ -126,7 +128,8 @@ def test_gradients_of_biases_are_summed_in_float32():
     ("dtype", "level", "atol"),
     [("float32", 30.0, 1e-3), ("mixed_bfloat16", 300.0, 0.03)],
 )
-def test_layer_norm_statistics_are_float32(dtype, level, atol):
+@both
+def test_layer_norm_statistics_are_float32(target, dtype, level, atol):
     """bfloat16 has steps of 2 at 300, so a spread of 1 would be lost."""
     rng = np.random.default_rng(0)
     hidden = np.full((2, 5, 24), level)
@@ -134,12 +137,13 @@ def test_layer_norm_statistics_are_float32(dtype, level, atol):
     norm = layers.AddAndNorm(24)
     norm.build()
 
-    # The end of a sublayer, where both policies meet LayerNorm.
+    # The end of a sublayer, where LayerNorm gets either dtype.
     compute = tf.bfloat16 if dtype == "mixed_bfloat16" else tf.float32
     answer = norm(
         tf.constant(hidden, compute),
         tf.constant(output, compute),
         tf.zeros([24], compute),
+        target=target,
     )
 
     expected = (output - output.mean(-1, keepdims=True)) / output.std(
@@ -153,7 +157,8 @@ def test_layer_norm_statistics_are_float32(dtype, level, atol):
     )
 
 
-def test_layer_norm_and_its_gradients_are_those_of_keras():
+@both
+def test_layer_norm_has_the_values_and_gradients_of_keras(target):
     rng = np.random.default_rng(1)
     x = tf.constant(rng.normal(1.0, 3.0, size=(3, 5, 24)), tf.float32)
     weights = tf.constant(rng.normal(size=(3, 5, 24)), tf.float32)
@@ -164,33 +169,36 @@ def test_layer_norm_and_its_gradients_are_those_of_keras():
     theirs.build((None, None, 24))
 
     answers = []
-    for norm in (ours, theirs):
+    calls = lambda x: ours(x, target=target), theirs
+    for norm, call in zip((ours, theirs), calls, strict=True):
         norm.gamma.assign(gamma)
         norm.beta.assign(beta)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            answer = norm(x)
+            answer = call(x)
         variables = [x, norm.gamma.value, norm.beta.value]
         answers.append([answer, *tape.gradient(answer, variables, weights)])
     for mine, expected in zip(*answers, strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_layer_norm_of_equal_numbers_is_its_shift():
-    """Rounding makes the variance of 0.1, 7 times, less than 0."""
+@both
+def test_layer_norm_of_a_constant_row_is_its_shift(target):
+    """Rounding makes the variance of seven times 0.1 negative."""
     norm = layers.LayerNorm(7)
     norm.build()
     norm.beta.assign(np.arange(7.0))
-    answer = norm(tf.fill([1, 7], 0.1))
-    # 0.1 less its mean is not 0 either: 7e-9, by a deviation of 1e-6.
+    answer = norm(tf.fill([1, 7], 0.1), target=target)
+    # 0.1 minus its mean is not 0 either: 7e-9, over a deviation of 1e-6.
     np.testing.assert_allclose(answer, [np.arange(7.0)], atol=0.01)
 
 
-def test_layer_norm_keeps_small_signals():
+@both
+def test_layer_norm_keeps_small_signals(target):
     """With the published epsilon, 1e-12, a spread of 1e-4 is normalised."""
     norm = layers.LayerNorm(4)
     norm.build()
-    answer = norm(tf.constant([[1e-4, -1e-4, 1e-4, -1e-4]]))
+    answer = norm(tf.constant([[1e-4, -1e-4, 1e-4, -1e-4]]), target=target)
     np.testing.assert_allclose(answer, [[1, -1, 1, -1]], rtol=1e-3)
 
 
@@ -209,3 +217,22 @@ def test_embeddings_are_float32_in_a_bfloat16_model():
     assert embeddings(ids, ids).dtype == tf.float32
     assert {v.dtype for v in embeddings.variables} == {"float32"}
     assert tf.convert_to_tensor(gradient)[0, 0] == 4000
+
+
+def test_positions_are_counted_unless_given():
+    embeddings = layers.Embeddings(CONFIG)
+    embeddings.build()
+    ids = tf.constant([[7, 8, 7, 9], [8, 8, 7, 7]])
+    counted = embeddings(ids, tf.zeros_like(ids))
+    given = tf.constant([[0, 1, 2, 3], [0, 1, 0, 1]])
+
+    found = embeddings(ids, tf.zeros_like(ids), given)
+
+    np.testing.assert_allclose(found[0], counted[0], atol=1e-6)
+    # The second row holds two examples, each at positions 0 and 1.
+    pairs = tf.constant([[8, 8], [7, 7]])
+    expected = embeddings(pairs, tf.zeros_like(pairs))
+    np.testing.assert_allclose(
+        found[1], tf.reshape(expected, [4, -1]), atol=1e-6
+    )
+    assert np.abs(found[1] - counted[1]).max() > 1e-3

@@ -16,18 +16,12 @@ from albert_tf.config import (
 )
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.target import ProgramTarget
 from albert_tf.training import losses
 from albert_tf.training.optimizers import make_optimizer
+from tests.helpers import tiny_model
 
-TINY = ModelConfig(
-    vocab_size=61,
-    embedding_size=16,
-    hidden_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=3,
-    intermediate_size=40,
-    max_position_embeddings=19,
-)
+TINY = dataclasses.replace(tiny_model.CONFIG, num_hidden_layers=3)
 
 
 def make_batch(length=11):
@@ -39,10 +33,6 @@ def make_batch(length=11):
         "masked_lm_positions": [[1, 2, 3, 4], [2, 8, 0, 0], [7, 9, 10, 0]],
     }
     return {k: tf.constant(v, tf.int32) for k, v in arrays.items()}
-
-
-def without_positions(batch):
-    return {k: v for k, v in batch.items() if k != "masked_lm_positions"}
 
 
 def build(config=TINY, **arguments):
@@ -110,7 +100,7 @@ def test_sharing_has_the_parameters_of_table_4(embedding, sharing, millions):
     assert abs(parameters / 1e6 - millions) < 1.1
 
 
-def test_every_variable_has_a_path_of_its_own():
+def test_every_variable_has_its_own_path():
     """Checkpoints are flat dictionaries by path."""
     model = build(
         ModelConfig.from_dict(
@@ -122,33 +112,31 @@ def test_every_variable_has_a_path_of_its_own():
     assert all(path.startswith("albert/") for path in paths)
 
 
-def test_a_path_tells_what_the_optimizer_leaves_out():
+def test_the_path_decides_what_the_optimizer_excludes():
     """LayerNorm and biases are vectors; all else are matrices."""
     for variable in build().variables:
         left_out = "layer_norm" in variable.path or "bias" in variable.path
         assert left_out == (variable.shape.rank == 1), variable.path
 
 
-def test_without_a_sentence_objective_there_is_no_pooler_either():
+def test_without_a_sentence_objective_there_is_no_pooler():
     model = build(sentence_objective="none")
     paths = " ".join(v.path for v in model.variables)
     assert "pooler" not in paths and "sentence" not in paths
     batch = make_batch()
-    everywhere = without_positions(batch)
     sentence = {"pooled_output", "sentence_logits"}
     assert set(model(batch)) == {"mlm_logits"}
-    assert set(model(everywhere)) == {"sequence_output"}
+    assert set(model.encode(batch)) == {"sequence_output"}
     assert set(build()(batch)) == {"mlm_logits"} | sentence
-    assert set(build()(everywhere)) == {"sequence_output"} | sentence
+    assert set(build().encode(batch)) == {"sequence_output"} | sentence
 
 
-def read_afterwards(model, batch):
-    """What the model answers, by the whole of its last block."""
-    outputs = model(without_positions(batch))
+def gather_afterwards(model, batch):
+    """The model's outputs, from a last block computed at all positions."""
+    outputs = model.encode(batch)
     hidden = outputs.pop("sequence_output")
     masked = tf.gather(hidden, batch["masked_lm_positions"], batch_dims=1)
-    logits = model.masked_lm(masked, model.embeddings.word_embeddings)
-    return outputs | {"mlm_logits": logits}
+    return outputs | {"mlm_logits": model.mlm_logits(masked)}
 
 
 @pytest.mark.parametrize(
@@ -164,13 +152,12 @@ def read_afterwards(model, batch):
     ],
     ids=str,
 )
-def test_the_last_block_where_it_is_read_is_that_of_all_positions(
+def test_the_last_block_at_some_positions_is_that_of_all_positions(
     settings, arguments
 ):
-    """Answers, and gradients of all variables; rows end in padding.
+    """Outputs, and gradients of all variables; rows end in padding.
 
-    Positions repeat, as those of padding slots do, and all have a gradient
-    here: it is a sum.
+    Positions repeat, as those of padding slots do; their gradients add up.
     """
     config = dataclasses.replace(TINY, initializer_range=0.3, **settings)
     model = build(config, **arguments)
@@ -187,7 +174,7 @@ def test_the_last_block_where_it_is_read_is_that_of_all_positions(
     }
     variables = [v.value for v in model.trainable_variables]
     outputs, gradients = [], []
-    for run in model, functools.partial(read_afterwards, model):
+    for run in model, functools.partial(gather_afterwards, model):
         with tf.GradientTape() as tape:
             outputs.append(run(batch))
             loss = sum(
@@ -218,28 +205,29 @@ def test_the_last_block_where_it_is_read_is_that_of_all_positions(
 
 
 def test_unknown_shapes_give_what_static_ones_give():
-    model = build()
-    for batch in make_batch(), without_positions(make_batch()):
-        signature = {k: tf.TensorSpec([None, None], tf.int32) for k in batch}
-        unknown = tf.function(lambda b: model(b), input_signature=[signature])
+    model, batch = build(), make_batch()
+    signature = {k: tf.TensorSpec([None, None], tf.int32) for k in batch}
+    for run in model.__call__, model.encode:
+        unknown = tf.function(run, input_signature=[signature])
+        expected = run(batch)
         for name, value in unknown(batch).items():
-            np.testing.assert_allclose(value, model(batch)[name], atol=1e-6)
-        static = tf.function(lambda b: model(b)).get_concrete_function(batch)
+            np.testing.assert_allclose(value, expected[name], atol=1e-6)
+        static = tf.function(run).get_concrete_function(batch)
         for value in static.structured_outputs.values():
             assert value.shape.is_fully_defined()
 
 
 @pytest.mark.parametrize("sentence_objective", ["sop", "none"])
-@pytest.mark.parametrize(("length", "reads"), [(11, 8), (128, 8), (129, 128)])
-def test_a_tpu_fills_its_registers_and_answers_the_same(
-    length, reads, sentence_objective
+@pytest.mark.parametrize(("length", "encoded"), [(11, 8), (128, 8), (129, 128)])
+def test_a_tpu_fills_its_registers_and_computes_the_same(
+    length, encoded, sentence_objective
 ):
-    """At position 0, which is read for nothing; not where all are as few."""
+    """Positions are added, unless the row itself is as short."""
     config = dataclasses.replace(TINY, max_position_embeddings=129)
     model = build(config, sentence_objective=sentence_objective)
     batch = make_batch(length)
     on_tpu = tf.function(
-        lambda b: model(b, dropout=Dropout(on_tpu=True)), jit_compile=True
+        lambda b: model(b, target=ProgramTarget("TPU")), jit_compile=True
     )
     expected = model(batch)
     for name, value in on_tpu(batch).items():
@@ -250,11 +238,11 @@ def test_a_tpu_fills_its_registers_and_answers_the_same(
     examples, length = batch["input_ids"].shape
     shapes = set(re.findall(r"f32\[([\d,]+)\]", program))
     assert f"{examples},{length},{hidden}" in shapes
-    assert f"{examples},{reads},{hidden}" in shapes
+    assert f"{examples},{encoded},{hidden}" in shapes
 
 
-def test_padding_does_not_change_the_answers():
-    """Longer rows of the same pieces give the same; another piece does not."""
+def test_padding_does_not_change_the_outputs():
+    """Longer rows of the same tokens give the same; further tokens do not."""
     model, short, long = build(), make_batch(), make_batch()
     for name in "input_ids", "input_mask", "segment_ids":
         padding = 9 if name == "input_ids" else 0
@@ -280,22 +268,21 @@ def test_dropout_is_a_function_of_its_seed():
     assert np.abs(logits([1, 2]) - model(batch)["mlm_logits"]).max() > 1e-3
 
 
-def test_mixed_bfloat16_computes_in_bfloat16_and_answers_in_float32():
+def test_mixed_bfloat16_computes_in_bfloat16_and_returns_float32_logits():
     model, batch = build(dtype="mixed_bfloat16"), make_batch()
     outputs, exact = model(batch), build()(batch)
     assert {v.dtype for v in model.variables} == {"float32"}
-    everywhere = model(without_positions(batch))
-    assert everywhere["sequence_output"].dtype == tf.bfloat16
+    assert model.encode(batch)["sequence_output"].dtype == tf.bfloat16
     for name in "mlm_logits", "sentence_logits":
         assert outputs[name].dtype == tf.float32
     difference = np.abs(outputs["mlm_logits"] - exact["mlm_logits"])
     assert 0 < difference.max() < 0.05 * np.abs(exact["mlm_logits"]).max()
 
 
-def test_bfloat16_is_for_matrix_products_of_the_encoder_alone():
-    """By the operations of a whole update, with LAMB.
+def test_only_matrix_products_of_the_encoder_are_bfloat16():
+    """By the operations of a complete step, with LAMB.
 
-    What sums, divides or takes roots is float32, and so are the heads.
+    Sums, divisions and roots are float32, and so are the heads.
     """
     model, batch = build(dtype="mixed_bfloat16"), make_batch()
     batch["masked_lm_ids"] = batch["masked_lm_positions"]
@@ -328,7 +315,7 @@ def test_bfloat16_is_for_matrix_products_of_the_encoder_alone():
 
 
 def test_the_logits_tie_the_word_embeddings_of_input_and_output():
-    """A piece that is not in the input moves its own logit alone."""
+    """The row of a piece that is not in the input moves its logit only."""
     model, batch = build(), make_batch()
     absent = 60
     assert not np.any(batch["input_ids"] == absent)

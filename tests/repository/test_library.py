@@ -47,7 +47,6 @@ def read_example():
 @pytest.mark.slow
 def test_the_example_of_the_readme_runs(tiny_records, tmp_path, monkeypatch):
     """On a run that has trained two steps."""
-    pytest.importorskip("albert_tf.modeling.backbone")
     from tests.helpers import tiny_run
 
     config = tiny_run.make_config(

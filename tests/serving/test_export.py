@@ -75,9 +75,7 @@ def pack_by_hand(encode, text, text_pair=None, length=17):
 
 def all_outputs(pretrainer, batch):
     """Outputs at the masks, and at every position."""
-    outputs = pretrainer(batch)
-    batch = {k: v for k, v in batch.items() if k != "masked_lm_positions"}
-    return pretrainer(batch) | outputs
+    return pretrainer.encode(batch) | pretrainer(batch)
 
 
 def softmax(logits):

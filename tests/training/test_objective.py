@@ -57,7 +57,7 @@ class Classifier(keras.layers.Layer):
         self.albert.build()
         self.head.build((None, self.albert.config.hidden_size))
 
-    def call(self, batch, dropout):
+    def call(self, batch, dropout, target):
         tokens = batch["tokens"]
         outputs = self.albert(
             {
@@ -68,6 +68,7 @@ class Classifier(keras.layers.Layer):
                 "masked_lm_positions": tf.zeros_like(tokens[:, :1]),
             },
             dropout=dropout,
+            target=target,
         )
         return self.head(outputs["pooled_output"])
 

@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import re
 
 import keras
@@ -7,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import OptimizerConfig
-from albert_tf.modeling.fusion import fusing
 from albert_tf.training.optimizers import make_optimizer
 
 STEPS = 50
@@ -88,9 +88,12 @@ class Variables:
         self.optimizer = make_optimizer(config)
         self.optimizer.build(list(self.by_path.values()))
 
-    def update(self, gradients, rate, *scale):
+    def update(self, gradients, rate, *scale, fuse=False):
         return self.optimizer.apply(
-            [gradients[path] for path in self.by_path], rate, *scale
+            [gradients[path] for path in self.by_path],
+            rate,
+            *scale,
+            fuse=fuse,
         )
 
     def values(self):
@@ -108,9 +111,9 @@ def train(config, *, strategy=None, jit_compile=False, fuse=False):
         variables = Variables(config)
 
     @tf.function(jit_compile=jit_compile)
-    @fusing(fuse)
     def step(gradients, rate):
-        strategy.run(variables.update, args=(gradients, rate))
+        update = functools.partial(variables.update, fuse=fuse)
+        strategy.run(update, args=(gradients, rate))
 
     for gradients, rate in zip(gradients_of_each_step(), rates(), strict=True):
         step(as_float32(gradients), tf.constant(rate, tf.float32))

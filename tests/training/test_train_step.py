@@ -12,6 +12,7 @@ from albert_tf.input import (
 )
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.target import DEFAULT_TARGET
 from albert_tf.training import losses, train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
@@ -467,7 +468,7 @@ def test_dropout_differs_by_step_and_replica_and_not_by_run(tiny_records):
 
     def mask(seed, step, replica):
         keys = train_step._replica_seed(seed, tf.constant(step), replica)
-        masks = Dropout(0.5, 0.5, keys).of_hidden(0)
+        masks = Dropout(0.5, 0.5, keys).hidden_masks(0, DEFAULT_TARGET)
         return masks.keep(tf.constant([40])).numpy()
 
     original = mask(1, 2, 3)

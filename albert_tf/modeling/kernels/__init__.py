@@ -1,0 +1,31 @@
+"""Faster forms of some formulas, each with a gradient written out.
+
+A kernel has the name and the signature of the formula that it replaces, and a
+keyword argument `target`, the `ProgramTarget`. It gives the same values and
+gradients to rounding; `tests/modeling/test_kernels.py` compares them.
+`python -m benchmarks.train_step_kernels` measures what each one gains.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from albert_tf.modeling.kernels.activation import bias_gelu
+from albert_tf.modeling.kernels.attention import attention
+from albert_tf.modeling.kernels.bias import add_bias
+from albert_tf.modeling.kernels.layer_norm import (
+    bias_dropout_add_norm,
+    layer_norm,
+)
+from albert_tf.modeling.kernels.remat import remat
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    kernel.__name__: kernel
+    for kernel in (
+        add_bias,
+        attention,
+        bias_dropout_add_norm,
+        bias_gelu,
+        layer_norm,
+        remat,
+    )
+}

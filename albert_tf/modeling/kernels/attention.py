@@ -1,0 +1,296 @@
+"""Attention that keeps one number per score for the backward pass."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from albert_tf.modeling.dropout import Masks, keep_prob
+from albert_tf.modeling.fusion import fused
+from albert_tf.modeling.kernels import xla
+from albert_tf.modeling.kernels.bias import bias_gradient
+
+if TYPE_CHECKING:
+    from albert_tf.modeling.target import ProgramTarget
+
+Projected = tuple[tf.Tensor, tf.Tensor]
+
+
+def attention(
+    query: Projected,
+    key: Projected,
+    value: Projected,
+    attention_bias: tf.Tensor,
+    masks: Masks,
+    num_heads: int,
+    *,
+    target: "ProgramTarget",
+) -> tf.Tensor:
+    """`attention.attention`, with heads laid out as the device reads them."""
+    layout = _Layout(positions_last=target.is_tpu)
+    size = query[0].shape[-1] // num_heads
+
+    def heads(projected: Projected, scale: float = 1.0) -> tf.Tensor:
+        return _add_bias_and_split(
+            *projected, num_heads, layout, scale, target.fuse
+        )
+
+    # The queries are scaled here, since the scores are larger.
+    context = attend(
+        heads(query, size**-0.5),
+        heads(key),
+        heads(value),
+        attention_bias,
+        masks,
+        target,
+    )
+    return layout.join(context)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """How heads lie in memory, and the three products of that layout.
+
+    Attributes:
+        positions_last: `(batch, heads, size, length)`, for TPUs: positions
+            fill their 128 lanes, the size of a head does not. Otherwise
+            `(batch, heads, length, size)`.
+    """
+
+    positions_last: bool
+
+    def split(self, x: tf.Tensor, num_heads: int) -> tf.Tensor:
+        """`(batch, length, H)` -> heads in this layout."""
+        batch, length, width = tf.unstack(tf.shape(x))
+        size = width // num_heads
+        if self.positions_last:
+            by_width = tf.transpose(x, [0, 2, 1])
+            return tf.reshape(by_width, [batch, num_heads, size, length])
+        by_heads = tf.reshape(x, [batch, length, num_heads, size])
+        return tf.transpose(by_heads, [0, 2, 1, 3])
+
+    def join(self, by_heads: tf.Tensor) -> tf.Tensor:
+        """Heads in this layout -> `(batch, length, H)`."""
+        if self.positions_last:
+            batch, heads, size, length = tf.unstack(tf.shape(by_heads))
+            by_width = tf.reshape(by_heads, [batch, heads * size, length])
+            return tf.transpose(by_width, [0, 2, 1])
+        batch, heads, length, size = tf.unstack(tf.shape(by_heads))
+        by_length = tf.transpose(by_heads, [0, 2, 1, 3])
+        return tf.reshape(by_length, [batch, length, heads * size])
+
+    def scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """Q K^T: `(batch, heads, queries, keys)` in either layout."""
+        return tf.matmul(
+            query,
+            key,
+            transpose_a=self.positions_last,
+            transpose_b=not self.positions_last,
+        )
+
+    def sum_over_keys(self, weights: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        """W K, where W has the shape of the scores."""
+        if self.positions_last:
+            return tf.matmul(key, weights, transpose_b=True)
+        return tf.matmul(weights, key)
+
+    def sum_over_queries(
+        self, weights: tf.Tensor, query: tf.Tensor
+    ) -> tf.Tensor:
+        """W^T Q, where W has the shape of the scores."""
+        if self.positions_last:
+            return tf.matmul(query, weights)
+        return tf.matmul(weights, query, transpose_a=True)
+
+    def by_query(self, numbers: tf.Tensor) -> tf.Tensor:
+        """`(batch, heads, queries)`, to be multiplied with the context."""
+        if self.positions_last:
+            return numbers[:, :, tf.newaxis]
+        return numbers[..., tf.newaxis]
+
+    @property
+    def size_axis(self) -> int:
+        """The axis of a head's numbers."""
+        return 2 if self.positions_last else 3
+
+
+def _add_bias_and_split(
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    num_heads: int,
+    layout: _Layout,
+    scale: float,
+    fuse: bool,
+) -> tf.Tensor:
+    positions_last = layout.positions_last
+
+    @tf.custom_gradient
+    def split(product: tf.Tensor, bias: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            d_product = _scale_and_join(
+                upstream, positions_last, scale, fuse=fuse
+            )
+            return d_product, bias_gradient(d_product)
+
+        heads = _scale_and_split(
+            product, bias, num_heads, positions_last, scale, fuse=fuse
+        )
+        return heads, gradient
+
+    return split(product, bias)
+
+
+@fused
+def _scale_and_split(
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    num_heads: int,
+    positions_last: bool,
+    scale: float,
+) -> tf.Tensor:
+    total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    scaled = tf.cast(total * scale, product.dtype)
+    return _Layout(positions_last).split(scaled, num_heads)
+
+
+@fused
+def _scale_and_join(
+    upstream: tf.Tensor, positions_last: bool, scale: float
+) -> tf.Tensor:
+    scaled = tf.cast(tf.cast(upstream, tf.float32) * scale, upstream.dtype)
+    return _Layout(positions_last).join(scaled)
+
+
+def attend(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    attention_bias: tf.Tensor,
+    masks: Masks,
+    target: "ProgramTarget",
+) -> tf.Tensor:
+    """softmax(Q K^T + bias) V, with dropout of the probabilities.
+
+    For the backward pass it keeps its arguments, its result and one number
+    per score in the compute dtype: the exponential, negative where dropout
+    drops it. The softmax denominator divides the context, which is smaller
+    than the scores. Likewise the backward pass sums the products of
+    probabilities and their gradients from the context, and computes the
+    gradient of a score in one pass.
+
+    Args:
+        query: Compute dtype, `(batch, heads, queries, size)`, scaled; on a
+            TPU `(batch, heads, size, queries)`.
+        key: Compute dtype, `(batch, heads, keys, size)`; on a TPU `(batch,
+            heads, size, keys)`.
+        value: Like `key`.
+        attention_bias: Float, broadcast to `(batch, heads, queries, keys)`;
+            it gets no gradient.
+        masks: Dropout of the probabilities.
+        target: Decides on layout, fusing and barriers.
+
+    Returns:
+        The context, with the dtype and layout of `query`.
+
+    Reference:
+        [Rabe and Staats, 2021](https://arxiv.org/abs/2112.05682), for
+        dividing last; [Dao et al., 2022](https://arxiv.org/abs/2205.14135),
+        appendix B.2, for the sum.
+    """
+    layout = _Layout(positions_last=target.is_tpu)
+
+    @tf.custom_gradient
+    def attended(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
+        weights, kept, factor = _exponentials(
+            layout.scores(query, key), attention_bias, masks, fuse=target.fuse
+        )
+        factor = layout.by_query(factor)
+        if target.is_tpu:
+            # Otherwise the compiler computes both once for each reader.
+            weights, factor = xla.optimization_barrier([weights, factor])
+            kept = _kept(weights, masks.rate)
+        context = _multiply(
+            layout.sum_over_keys(kept, value), factor, fuse=target.fuse
+        )
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            if target.is_tpu:
+                # Otherwise it is kept, and copied, in float32.
+                (upstream,) = xla.optimization_barrier([upstream])
+            d_sum, mean = _context_gradient(
+                upstream,
+                factor,
+                context,
+                masks.rate,
+                layout.size_axis,
+                fuse=target.fuse,
+            )
+            d_scores, kept = _scores_gradient(
+                layout.scores(d_sum, value),
+                weights,
+                mean,
+                masks.rate,
+                fuse=target.fuse,
+            )
+            return (
+                layout.sum_over_keys(d_scores, key),
+                layout.sum_over_queries(d_scores, query),
+                layout.sum_over_queries(kept, d_sum),
+            )
+
+        return context, gradient
+
+    return attended(query, key, value)
+
+
+@fused
+def _exponentials(
+    scores: tf.Tensor, attention_bias: tf.Tensor, masks: Masks
+) -> tuple[tf.Tensor, ...]:
+    """Signed exponentials, those kept, and the factor of the context."""
+    dtype, scores = scores.dtype, tf.cast(scores, tf.float32)
+    scores += tf.cast(attention_bias, tf.float32)
+    largest = tf.reduce_max(scores, axis=-1, keepdims=True)
+    weights = tf.exp(scores - largest)
+    total = tf.reduce_sum(weights, axis=-1) * keep_prob(masks.rate)
+    if masks.rate:
+        keep = masks.keep(tf.shape(weights))
+        weights = tf.where(keep, weights, -weights)
+    weights = tf.cast(weights, dtype)
+    return weights, _kept(weights, masks.rate), 1.0 / total
+
+
+def _kept(weights: tf.Tensor, rate: float) -> tf.Tensor:
+    return tf.nn.relu(weights) if rate else weights
+
+
+@fused
+def _multiply(context: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.cast(context, tf.float32) * factor, context.dtype)
+
+
+@fused
+def _context_gradient(
+    upstream: tf.Tensor,
+    factor: tf.Tensor,
+    context: tf.Tensor,
+    rate: float,
+    size_axis: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The gradient before the division; the mean gradient of each softmax."""
+    d_sum = tf.cast(upstream, tf.float32) * factor
+    mean = tf.reduce_sum(d_sum * tf.cast(context, tf.float32), axis=size_axis)
+    mean = mean[..., tf.newaxis] * keep_prob(rate)
+    return tf.cast(d_sum, upstream.dtype), mean
+
+
+@fused
+def _scores_gradient(
+    d_kept: tf.Tensor, weights: tf.Tensor, mean: tf.Tensor, rate: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The gradient of the scores, and the exponentials that were kept."""
+    signed = tf.cast(weights, tf.float32)
+    d_scores = signed * (tf.cast(d_kept, tf.float32) - mean)
+    if rate:
+        d_scores = tf.where(signed < 0, signed * mean, d_scores)
+    return tf.cast(d_scores, weights.dtype), _kept(weights, rate)

@@ -1,0 +1,150 @@
+"""LayerNorm with its gradient written out, alone and at a sublayer's end."""
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from albert_tf.modeling.dropout import Masks
+from albert_tf.modeling.fusion import fused
+from albert_tf.modeling.kernels.bias import bias_gradient
+
+if TYPE_CHECKING:
+    from albert_tf.modeling.target import ProgramTarget
+
+
+def layer_norm(
+    x: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    *,
+    target: "ProgramTarget",
+) -> tf.Tensor:
+    """`layers.layer_norm`, whose gradient reads `x` less often."""
+    del target
+
+    @tf.custom_gradient
+    def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
+        normal, scale = _standardize(x, epsilon)
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            rows = list(range(x.shape.rank - 1))
+            return (
+                _standardize_gradient(upstream * gamma, normal, scale),
+                tf.reduce_sum(upstream * normal, axis=rows),
+                tf.reduce_sum(upstream, axis=rows),
+            )
+
+        return normal * gamma + beta, gradient
+
+    return norm(x, gamma, beta)
+
+
+def bias_dropout_add_norm(
+    residual: tf.Tensor,
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    masks: Masks,
+    *,
+    target: "ProgramTarget",
+) -> tf.Tensor:
+    """`layers.bias_dropout_add_norm` in one pass over memory each way.
+
+    It keeps the normalised rows for the gradient; the mask is drawn a second
+    time.
+    """
+
+    @tf.custom_gradient
+    def end(
+        residual: tf.Tensor,
+        product: tf.Tensor,
+        bias: tf.Tensor,
+        gamma: tf.Tensor,
+        beta: tf.Tensor,
+    ) -> Any:
+        result, normal, scale = _add_and_norm(
+            residual,
+            product,
+            bias,
+            gamma,
+            beta,
+            epsilon,
+            masks,
+            fuse=target.fuse,
+        )
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            d_residual, d_product, d_gamma_rows = _add_and_norm_gradient(
+                upstream, normal, scale, gamma, masks, fuse=target.fuse
+            )
+            return (
+                d_residual,
+                d_product,
+                bias_gradient(d_product),
+                tf.reduce_sum(d_gamma_rows, axis=[0, 1]),
+                tf.reduce_sum(tf.cast(upstream, tf.float32), axis=[0, 1]),
+            )
+
+        return result, gradient
+
+    return end(residual, product, bias, gamma, beta)
+
+
+@fused
+def _add_and_norm(
+    residual: tf.Tensor,
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    epsilon: float,
+    masks: Masks,
+) -> tuple[tf.Tensor, ...]:
+    output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
+    total = tf.cast(residual, tf.float32) + masks.apply(output)
+    normal, scale = _standardize(total, epsilon)
+    return tf.cast(normal * gamma + beta, residual.dtype), normal, scale
+
+
+@fused
+def _add_and_norm_gradient(
+    upstream: tf.Tensor,
+    normal: tf.Tensor,
+    scale: tf.Tensor,
+    gamma: tf.Tensor,
+    masks: Masks,
+) -> tuple[tf.Tensor, ...]:
+    """Gradients of the residual and of the product, and of gamma by row."""
+    dtype, upstream = upstream.dtype, tf.cast(upstream, tf.float32)
+    d_total = _standardize_gradient(upstream * gamma, normal, scale)
+    return (
+        tf.cast(d_total, dtype),
+        tf.cast(masks.apply(d_total), dtype),
+        upstream * normal,
+    )
+
+
+def _standardize(x: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows of mean 0 and deviation 1, and the factor that scaled each row.
+
+    The variance is the mean of squares minus the square of the mean, so that
+    both means come from the pass that makes `x`. The difference is precise
+    enough in float32 unless the mean of a row is hundreds of its deviations.
+    """
+    mean = tf.reduce_mean(x, axis=-1, keepdims=True)
+    square = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
+    # Rounding can make the variance of a constant row negative.
+    variance = tf.maximum(square - tf.square(mean), 0.0)
+    scale = tf.math.rsqrt(variance + epsilon)
+    return (x - mean) * scale, scale
+
+
+def _standardize_gradient(
+    upstream: tf.Tensor, normal: tf.Tensor, scale: tf.Tensor
+) -> tf.Tensor:
+    along = tf.reduce_mean(upstream * normal, axis=-1, keepdims=True)
+    mean = tf.reduce_mean(upstream, axis=-1, keepdims=True)
+    return scale * (upstream - mean - normal * along)

@@ -1,0 +1,23 @@
+"""Shapes that fill the registers of a TPU."""
+
+_LANES, _SUBLANES = 128, 8
+
+
+def num_unused_positions(num_positions: int, length: int) -> int:
+    """Positions to add to those that the heads read, on a TPU.
+
+    Its registers hold the added positions anyway. When they are in the
+    program, the compiler makes a better plan.
+
+    Args:
+        num_positions: Positions that the heads read of each row.
+        length: Positions of a row.
+    """
+    filled = _round_up(num_positions, _LANES)
+    if filled >= length:
+        filled = _round_up(num_positions, _SUBLANES)
+    return filled - num_positions
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return number + -number % multiple

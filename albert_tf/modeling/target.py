@@ -1,0 +1,78 @@
+"""What a program is compiled for, and by which functions it computes."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from albert_tf.config import DistributionConfig
+from albert_tf.modeling import kernels
+
+FormulaT = TypeVar("FormulaT", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramTarget:
+    """The device of a program, and the kernels that it uses.
+
+    Attributes:
+        device_type: "CPU", "GPU" or "TPU".
+        fuse: Whether XLA compiles the functions that are marked with
+            `fusion.fused`.
+        kernels: Names of the formulas that are replaced by their kernels.
+
+    Example:
+        >>> ProgramTarget("TPU").computes_masks
+        True
+        >>> ProgramTarget(kernels=frozenset()).fastest(sum) is sum
+        True
+    """
+
+    device_type: str = "CPU"
+    fuse: bool = False
+    kernels: frozenset[str] = frozenset(kernels.KERNELS)
+
+    @classmethod
+    def from_config(
+        cls, config: DistributionConfig, device_type: str
+    ) -> "ProgramTarget":
+        """The target of a run's programs on devices of a type.
+
+        Args:
+            config: Fusing is for CPUs, and not under `jit_compile`, which
+                compiles the complete program.
+            device_type: "CPU", "GPU" or "TPU".
+        """
+        fuses = config.fuse_on_cpu and not config.jit_compile
+        return cls(device_type, fuse=fuses and device_type == "CPU")
+
+    @property
+    def is_tpu(self) -> bool:
+        """Whether the program runs on TPUs."""
+        return self.device_type == "TPU"
+
+    @property
+    def computes_masks(self) -> bool:
+        """Whether dropout masks are computed by arithmetic.
+
+        A compiler merges that arithmetic into the operation that reads the
+        mask. Otherwise TensorFlow's random number generator is faster. The
+        kernels in use have no influence, so that a program without them
+        drops the same entries.
+        """
+        return self.is_tpu or self.fuse
+
+    def fastest(self, formula: FormulaT) -> FormulaT:
+        """The kernel of a formula if this target uses it, else the formula.
+
+        Args:
+            formula: A function of `layers`, `attention` or `remat`.
+        """
+        name = getattr(formula, "__name__", "")
+        if name not in self.kernels:
+            return formula
+        kernel = functools.partial(kernels.KERNELS[name], target=self)
+        return cast(FormulaT, kernel)
+
+
+DEFAULT_TARGET = ProgramTarget()

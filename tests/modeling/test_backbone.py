@@ -1,0 +1,99 @@
+import json
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from albert_tf.modeling.backbone import AlbertBackbone
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+from tests.helpers import tiny_model
+
+CONFIG = tiny_model.CONFIG
+
+
+def build():
+    backbone = AlbertBackbone(CONFIG)
+    backbone.build()
+    return backbone
+
+
+def inputs():
+    batch = tiny_model.make_batch()
+    return [batch[k] for k in ("input_ids", "input_mask", "segment_ids")]
+
+
+def test_a_backbone_has_the_paths_that_it_has_in_a_pretrainer():
+    alone = {v.path: v.shape for v in build().variables}
+    pretrainer = AlbertPretrainer(CONFIG)
+    pretrainer.build()
+    joined = {v.path: v.shape for v in pretrainer.variables}
+    heads = {path for path in joined if path not in alone}
+    assert alone.items() <= joined.items()
+    assert {path.split("/")[1] for path in heads} == {"masked_lm", "sentence"}
+
+
+def test_initial_weights_are_drawn_in_an_order_that_does_not_change():
+    """By hand: the seeds of all variables, in the order of earlier releases."""
+    keras.utils.set_random_seed(7)
+    pretrainer = AlbertPretrainer(CONFIG)
+    pretrainer.build()
+    found = {v.path: v.numpy() for v in pretrainer.variables}
+
+    keras.utils.set_random_seed(7)
+    block = "albert/encoder/group_0_inner_group_0"
+    for path in (
+        "albert/encoder/embedding_hidden_mapping_in/kernel",
+        f"{block}_attention/query/kernel",
+        f"{block}_attention/key/kernel",
+        f"{block}_attention/value/kernel",
+        f"{block}_attention/output/kernel",
+        f"{block}_ffn/intermediate/kernel",
+        f"{block}_ffn/output/kernel",
+        "albert/masked_lm/transform/kernel",
+        "albert/pooler/kernel",
+        "albert/embeddings/word_embeddings",
+        "albert/embeddings/token_type_embeddings",
+        "albert/embeddings/position_embeddings",
+        "albert/sentence/output_weights",
+    ):
+        draw = keras.initializers.TruncatedNormal(stddev=0.02)
+        value = found.pop(path)
+        np.testing.assert_array_equal(value, draw(value.shape), err_msg=path)
+    # All others are constants: biases, and the scales of LayerNorm.
+    assert {x for value in found.values() for x in value.flat} == {0.0, 1.0}
+
+
+def test_outputs_at_some_positions_are_those_of_the_complete_sequence():
+    backbone = build()
+    positions = tf.constant([[3, 0, 3]] * 5)
+    everywhere = backbone(*inputs())
+    some = backbone(*inputs(), output_positions=positions)
+    np.testing.assert_allclose(
+        some.sequence_output,
+        tf.gather(everywhere.sequence_output, positions, batch_dims=1),
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(
+        some.pooled_output, everywhere.pooled_output, atol=1e-5
+    )
+
+
+def test_the_pooled_output_is_an_activated_projection_of_the_first_token():
+    backbone = build()
+    sequence, pooled = backbone(*inputs())
+    kernel, bias = backbone.pooler.kernel.numpy(), backbone.pooler.bias.numpy()
+    expected = np.tanh(sequence.numpy()[:, 0] @ kernel + bias)
+    np.testing.assert_allclose(pooled, expected, atol=1e-6)
+
+
+def test_a_backbone_is_made_again_from_its_config():
+    backbone = AlbertBackbone(
+        CONFIG, "mixed_bfloat16", remat=True, has_pooler=False, name="other"
+    )
+    settings = json.loads(json.dumps(backbone.get_config()))
+    copy = AlbertBackbone.from_config(settings)
+    assert copy.get_config() == backbone.get_config()
+    copy.build()
+    assert {v.path.split("/")[0] for v in copy.variables} == {"other"}
+    assert copy(*inputs()).pooled_output is None
+    assert copy(*inputs()).sequence_output.dtype == tf.bfloat16

@@ -1,0 +1,149 @@
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.modeling import attention, layers, remat
+from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.kernels import KERNELS
+from tests.helpers import tiny_model
+
+SEED = tf.constant([3, 4])
+FORMULAS = {
+    formula.__name__: formula
+    for formula in (
+        attention.attention,
+        layers.add_bias,
+        layers.bias_dropout_add_norm,
+        layers.bias_gelu,
+        layers.layer_norm,
+        remat.remat,
+    )
+}
+TARGETS = {
+    "cpu": tiny_model.CPU,
+    "fused": tiny_model.FUSED,
+    "tpu": tiny_model.TPU,
+}
+
+
+def test_a_kernel_has_the_signature_of_its_formula():
+    assert KERNELS.keys() == FORMULAS.keys()
+    for name, kernel in KERNELS.items():
+        *parameters, last = inspect.signature(kernel).parameters
+        assert last == "target"
+        assert parameters == list(inspect.signature(FORMULAS[name]).parameters)
+
+
+def make_case(name, target, rate):
+    """The shapes of the arguments with gradients, and a call with them."""
+    dropout = Dropout(rate, rate, SEED)
+    if name == "attention":
+        # A bias that masks the last key, and fewer queries than keys.
+        bias = tf.constant(np.where(np.arange(7) == 6, -1e4, 0.0), tf.float32)
+        masks = dropout.attention_masks(2, target)
+        shapes = [(2, 5, 12), (12,), (2, 7, 12), (12,), (2, 7, 12), (12,)]
+
+        def call(function, q, q_bias, k, k_bias, v, v_bias):
+            projected = (q, q_bias), (k, k_bias), (v, v_bias)
+            return function(*projected, bias, masks, 3)
+
+        return shapes, call
+    if name == "bias_dropout_add_norm":
+        masks = dropout.hidden_masks(2, target)
+        shapes = [(2, 7, 24), (2, 7, 24), (24,), (24,), (24,)]
+        return shapes, lambda f, *arguments: f(*arguments, 1e-12, masks)
+    if name == "layer_norm":
+        shapes = [(2, 7, 24), (24,), (24,)]
+        return shapes, lambda f, *arguments: f(*arguments, 1e-12)
+    return [(2, 7, 24), (24,)], lambda f, *arguments: f(*arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("add_bias", 0.0),
+        ("attention", 0.0),
+        ("attention", 0.3),
+        ("bias_dropout_add_norm", 0.0),
+        ("bias_dropout_add_norm", 0.3),
+        ("bias_gelu", 0.0),
+        ("layer_norm", 0.0),
+    ],
+)
+def test_a_kernel_has_the_values_and_gradients_of_its_formula(
+    name, rate, target, dtype
+):
+    """In bfloat16: those of the formula in float32, but for rounding."""
+    if name == "layer_norm" and dtype == "bfloat16":
+        pytest.skip("LayerNorm is float32 under every policy")
+    shapes, call = make_case(name, target, rate)
+    random = np.random.default_rng(0)
+    # gamma and beta of LayerNorm are float32 in each case.
+    num_norm = 2 if "norm" in name else 0
+    dtypes = [dtype] * (len(shapes) - num_norm) + ["float32"] * num_norm
+    arguments = [
+        tf.cast(random.normal(size=shape), dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    upstream = tf.cast(random.normal(size=shapes[0]), dtypes[0])
+
+    def run(function, arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            result = call(function, *arguments)
+        d_result = tf.cast(upstream, result.dtype)
+        return [result, *tape.gradient(result, arguments, d_result)]
+
+    kernel = target.fastest(FORMULAS[name])
+    found = tiny_model.compiled_for(target, lambda: run(kernel, arguments))()
+    exact = run(FORMULAS[name], [tf.cast(x, tf.float32) for x in arguments])
+    plain = run(FORMULAS[name], arguments)
+    tolerance = 2e-6 if dtype == "float32" else 0.05
+    for ours, formula, expected in zip(found, plain, exact, strict=True):
+        assert ours.dtype == formula.dtype
+        size = max(1.0, np.abs(expected).max())
+        for values in ours, formula:
+            np.testing.assert_allclose(
+                tf.cast(values, tf.float32), expected, atol=tolerance * size
+            )
+    if name == "attention":
+        d_key = found[3].numpy()
+        assert np.abs(d_key[:, 6]).max() == 0  # the masked key
+        assert np.abs(d_key[:, 5]).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.05)]
+)
+@pytest.mark.parametrize(
+    "target",
+    [tiny_model.FUSED, pytest.param(tiny_model.TPU, marks=pytest.mark.slow)],
+    ids=["fused", "tpu"],
+)
+def test_a_model_has_the_gradients_of_the_plain_formulas(
+    target, dtype, tolerance
+):
+    """With dropout, whose masks are the same with and without kernels."""
+    expected = tiny_model.gradients(tiny_model.plain(tiny_model.FUSED))
+    found = tiny_model.gradients(target, dtype=dtype)
+    tiny_model.assert_same_gradients(found, expected, tolerance)
+
+
+def test_bfloat16_formulas_have_gradients_near_those_of_float32():
+    plain = tiny_model.plain(tiny_model.FUSED)
+    tiny_model.assert_same_gradients(
+        tiny_model.gradients(plain, dtype="mixed_bfloat16"),
+        tiny_model.gradients(plain),
+        0.05,
+    )
+
+
+def test_a_target_uses_the_kernels_that_it_names_only():
+    target = tiny_model.plain(tiny_model.CPU)
+    for formula in FORMULAS.values():
+        assert target.fastest(formula) is formula
+        assert tiny_model.CPU.fastest(formula) is not formula

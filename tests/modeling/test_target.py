@@ -1,0 +1,23 @@
+import pytest
+
+from albert_tf.config import DistributionConfig
+from albert_tf.modeling.target import ProgramTarget
+
+
+@pytest.mark.parametrize(
+    ("settings", "device_type", "fuses"),
+    [
+        ({}, "CPU", True),
+        ({}, "TPU", False),
+        ({}, "GPU", False),
+        ({"fuse_on_cpu": False}, "CPU", False),
+        ({"jit_compile": True}, "CPU", False),
+    ],
+)
+def test_programs_for_cpus_are_fused_unless_a_setting_forbids_it(
+    settings, device_type, fuses
+):
+    config = DistributionConfig(**settings)
+    target = ProgramTarget.from_config(config, device_type)
+    assert target.device_type == device_type
+    assert target.fuse == fuses
