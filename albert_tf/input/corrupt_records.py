@@ -157,13 +157,13 @@ def files_between(
             records.num_of_sets(of_epoch),
             strict=True,
         ):
-            place = 0
+            position = 0
             for name in shuffled_files(names, seed, epoch).numpy():
                 file = name.decode()
                 count = records.count_of(file)
-                if place < to and place + count > from_:
+                if position < to and position + count > from_:
                     files.append(file)
-                place += count
+                position += count
         epoch, begin, end = epoch + 1, 0, end - records.num_examples
     return list(dict.fromkeys(files))
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -317,13 +318,40 @@ class CheckpointStore:
                 checkpoint_files.remove_if_possible(path)
 
 
-def model_variables(pretrainer: AlbertPretrainer) -> dict[str, tf.Variable]:
+def model_variables(model: keras.layers.Layer) -> dict[str, tf.Variable]:
     """Maps the path of each variable of the model to the variable."""
-    by_path = {
-        variable.path: variable.value for variable in pretrainer.variables
-    }
-    assert len(by_path) == len(pretrainer.variables), "paths must be unique"
+    by_path = {variable.path: variable.value for variable in model.variables}
+    assert len(by_path) == len(model.variables), "paths must be unique"
     return by_path
+
+
+def restore_model(
+    run_dir: str, model: keras.layers.Layer, step: int = 0
+) -> int:
+    """Restores a built model from a checkpoint of a run.
+
+    Args:
+        run_dir: `--output_dir` of the run.
+        model: Its variables have the paths and shapes of the run.
+        step: Step of a checkpoint that was kept, or of the best one; 0 loads
+            the newest.
+
+    Returns:
+        The checkpoint's step.
+
+    Raises:
+        UserError: If the checkpoint does not exist or does not fit.
+    """
+    store = CheckpointStore(run_dir, model_variables(model), writes=False)
+    checkpoint = store.restore(step)
+    if checkpoint is None:
+        raise UserError(
+            f"{run_dir} must hold a checkpoint",
+            received="none",
+            remedy="Train with python -m albert_tf.run_pretraining first.",
+        )
+    logging.info("loaded %s", checkpoint.path)
+    return checkpoint.step
 
 
 def load_run(
@@ -351,13 +379,4 @@ def load_run(
         dtype=config.distribution.precision,
     )
     pretrainer.build()
-    store = CheckpointStore(run_dir, model_variables(pretrainer), writes=False)
-    checkpoint = store.restore(step)
-    if checkpoint is None:
-        raise UserError(
-            f"{run_dir} must hold a checkpoint",
-            received="none",
-            remedy="Train with python -m albert_tf.run_pretraining first.",
-        )
-    logging.info("loaded %s", checkpoint.path)
-    return config, pretrainer, checkpoint.step
+    return config, pretrainer, restore_model(run_dir, pretrainer, step)

@@ -62,7 +62,7 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
     run_dir = config.training.output_dir
     if not has_checkpoints(run_dir):
         return
-    _check_settings(run_dir, load_config(run_dir), config)
+    _check_settings(run_dir, load_config(run_dir, type(config)), config)
     for phase in data.phases:
         check_vocabulary(run_dir, phase.records)
     path = posixpath.join(run_dir, TRAINING_RECORDS_FILE)
@@ -79,7 +79,8 @@ def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:
     """
     run_dir = config.training.output_dir
     if has_checkpoints(run_dir):
-        _check_architecture(run_dir, load_config(run_dir), config)
+        stored = load_config(run_dir, type(config))
+        _check_architecture(run_dir, stored, config)
         check_vocabulary(run_dir, held_out)
 
 
@@ -198,14 +199,20 @@ def write_config(run_dir: str, config: PretrainingConfig) -> None:
     )
 
 
-def load_config(run_dir: str) -> PretrainingConfig:
+def load_config(
+    run_dir: str, config_type: type[PretrainingConfig] = PretrainingConfig
+) -> PretrainingConfig:
     """Loads the resolved settings of a run.
+
+    Args:
+        run_dir: `--output_dir` of the run.
+        config_type: Class of the settings.
 
     Raises:
         UserError: If the directory holds no run.
     """
     path = posixpath.join(run_dir, CONFIG_FILE)
-    return PretrainingConfig.from_dict(load_json(path), source=path)
+    return config_type.from_dict(load_json(path), source=path)
 
 
 def _check_settings(

@@ -1,6 +1,8 @@
 """Evaluation on held-out records, each counted once, over all replicas."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -177,14 +179,22 @@ class Evaluator:
         return metrics
 
 
-def evaluate_run(config: PretrainingConfig) -> None:
+def evaluate_run(
+    config: PretrainingConfig,
+    make_objective: Callable[[Any], Objective] = Pretraining,
+) -> None:
     """Evaluates the newest checkpoint of `--output_dir` and prints JSON.
+
+    Args:
+        config: Settings of the run.
+        make_objective: Makes what it trains, from its settings.
 
     Raises:
         UserError: If there is no checkpoint, or it does not fit the settings.
     """
     config.require("eval_input_file")
-    objective = Pretraining(config)
+    run_dir = config.training.output_dir
+    objective = make_objective(config)
     held_out = objective.find_held_out()
     assert held_out is not None
     run_directory.check_evaluation(config, held_out)
@@ -195,7 +205,10 @@ def evaluate_run(config: PretrainingConfig) -> None:
         strategy.num_replicas_in_sync,
     )
     with strategy.scope():
-        _, model, step = checkpoints.load_run(config.training.output_dir)
+        # The model as it was trained, whatever the settings are now.
+        trained = run_directory.load_config(run_dir, type(config))
+        model = make_objective(trained).make_model()
+        step = checkpoints.restore_model(run_dir, model)
     evaluator = Evaluator(strategy, model, objective, held_out, config)
     metrics = evaluator.run_and_log(step, None)
     assert metrics is not None, "no stop flag was given"

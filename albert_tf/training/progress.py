@@ -119,7 +119,7 @@ class Progress(Listener):
         if steady:
             self._seconds_per_step = smoothed
         flops = self._flops_per_step / mean
-        # Compiling, where it is part of a step's time, is not useful.
+        # Time spent compiling is not useful.
         useful = total if steady else float(np.median(seconds)) * len(seconds)
         self._useful_seconds += useful
         elapsed = max(time.time() - self._first_start, total)
@@ -143,10 +143,9 @@ class Progress(Listener):
         rate = self._seconds_per_step or 1 / metrics["steps_per_second"]
         extra = ""
         if "mfu" in metrics:
-            extra += f" | MFU {100 * metrics['mfu']:.1f}%"
+            extra += f" | MFU {metrics['mfu']:.1%}"
         if metrics["input_bound_share"] > SLOW_INPUT_FRACTION:
-            share = 100 * metrics["input_bound_share"]
-            extra += f" | waiting for input {share:.0f}%"
+            extra += f" | waiting for input {metrics['input_bound_share']:.0%}"
         logging.info(
             "step %d/%d (%.1f%%) | loss %.3f (%s) | lr %.2e | dropout %g | "
             "%.2f steps/s | %s tokens/s%s | ETA %s",

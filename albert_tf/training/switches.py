@@ -16,7 +16,7 @@ class DropoutSwitch(Listener):
 
     Args:
         config: Settings of the run.
-        progress: Tells whether compiling was part of a loop.
+        progress: Says whether compiling was part of a loop.
         log_event: Logs the switch.
     """
 

@@ -6,6 +6,7 @@ weight each, and a metric that is computed from collected predictions.
 """
 
 import dataclasses
+import json
 import types
 
 import keras
@@ -19,6 +20,7 @@ from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight
+from albert_tf.training.evaluate import evaluate_run
 from albert_tf.training.losses import weighted_sums
 from albert_tf.training.objective import Objective
 from albert_tf.training.progress import TIMING_METRICS
@@ -206,9 +208,10 @@ def lines_of(run_dir):
 
 
 @pytest.mark.slow
-def test_a_second_objective_learns_and_is_evaluated(records, tmp_path):
+def test_a_second_objective_learns_and_is_evaluated(records, tmp_path, capsys):
     """It learns which token means which class; padding is no example."""
-    assert train(*make_task(records, tmp_path)) == 0
+    config, objective = make_task(records, tmp_path)
+    assert train(config, objective) == 0
     trained, evaluated = (
         [line for line in lines_of(tmp_path) if line["split"] == split]
         for split in ("train", "eval")
@@ -220,6 +223,12 @@ def test_a_second_objective_learns_and_is_evaluated(records, tmp_path):
     assert newest["matches"] == pytest.approx(newest["accuracy"])
     assert newest["matches"] > 0.9
     assert "masked_lm_loss" not in trained[-1]
+
+    capsys.readouterr()
+    evaluate_run(config, lambda c: Classification(c, records))
+    printed = json.loads(capsys.readouterr().out)
+    del newest["split"]
+    assert printed == pytest.approx(newest)
 
 
 @pytest.mark.slow
