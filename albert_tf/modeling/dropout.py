@@ -1,12 +1,11 @@
 """Dropout whose masks are a function of a seed and a site."""
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from albert_tf.modeling.target import ProgramTarget
+from albert_tf.modeling.device import Device
 
 
 class Masks(NamedTuple):
@@ -73,7 +72,7 @@ class Dropout:
     attention_rate: float = 0.0
     seed: tf.Tensor | None = None
 
-    def hidden_masks(self, site: int, target: "ProgramTarget") -> Masks:
+    def hidden_masks(self, site: int, target: Device) -> Masks:
         """Masks of embeddings or of the output of a sublayer.
 
         Args:
@@ -83,11 +82,11 @@ class Dropout:
         """
         return self._masks(self.hidden_rate, site, target)
 
-    def attention_masks(self, site: int, target: "ProgramTarget") -> Masks:
+    def attention_masks(self, site: int, target: Device) -> Masks:
         """Masks of attention probabilities; `site` as in `hidden_masks`."""
         return self._masks(self.attention_rate, site, target)
 
-    def _masks(self, rate: float, site: int, target: "ProgramTarget") -> Masks:
+    def _masks(self, rate: float, site: int, target: Device) -> Masks:
         if not rate:
             return Masks()
         if target.computes_masks:

@@ -7,12 +7,13 @@ from typing import Any, TypeVar, cast
 
 from albert_tf.config import DistributionConfig
 from albert_tf.modeling import kernels
+from albert_tf.modeling.device import Device
 
 FormulaT = TypeVar("FormulaT", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
-class ProgramTarget:
+class ProgramTarget(Device):
     """The device of a program, and the kernels that it uses.
 
     Attributes:
@@ -28,8 +29,6 @@ class ProgramTarget:
         True
     """
 
-    device_type: str = "CPU"
-    fuse: bool = False
     kernels: frozenset[str] = frozenset(kernels.KERNELS)
 
     @classmethod
@@ -45,22 +44,6 @@ class ProgramTarget:
         """
         fuses = config.fuse_on_cpu and not config.jit_compile
         return cls(device_type, fuse=fuses and device_type == "CPU")
-
-    @property
-    def is_tpu(self) -> bool:
-        """Whether the program runs on TPUs."""
-        return self.device_type == "TPU"
-
-    @property
-    def computes_masks(self) -> bool:
-        """Whether dropout masks are computed by arithmetic.
-
-        A compiler merges that arithmetic into the operation that reads the
-        mask. Otherwise TensorFlow's random number generator is faster. The
-        kernels in use have no influence, so that a program without them
-        drops the same entries.
-        """
-        return self.is_tpu or self.fuse
 
     def fastest(self, formula: FormulaT) -> FormulaT:
         """The kernel of a formula if this target uses it, else the formula.

@@ -1,15 +1,13 @@
 """GELU of a projection in one pass, and its gradient in another."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from albert_tf.modeling.device import Device
 from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.kernels.bias import bias_gradient
-
-if TYPE_CHECKING:
-    from albert_tf.modeling.target import ProgramTarget
 
 # (1 + tanh(y)) / 2 is sigmoid(2 y), and 2 y is this polynomial of x.
 _LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
@@ -17,7 +15,7 @@ _CUBIC = 0.044715 * _LINEAR
 
 
 def bias_gelu(
-    product: tf.Tensor, bias: tf.Tensor, *, target: "ProgramTarget"
+    product: tf.Tensor, bias: tf.Tensor, *, target: Device
 ) -> tf.Tensor:
     """`layers.bias_gelu`, which keeps its arguments alone for the gradient."""
 

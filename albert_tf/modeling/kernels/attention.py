@@ -1,17 +1,15 @@
 """Attention that keeps one number per score for the backward pass."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks, keep_prob
 from albert_tf.modeling.fusion import fused
-from albert_tf.modeling.kernels import xla
 from albert_tf.modeling.kernels.bias import bias_gradient
-
-if TYPE_CHECKING:
-    from albert_tf.modeling.target import ProgramTarget
+from albert_tf.modeling.kernels.xla import optimization_barrier
 
 Projected = tuple[tf.Tensor, tf.Tensor]
 
@@ -24,7 +22,7 @@ def attention(
     masks: Masks,
     num_heads: int,
     *,
-    target: "ProgramTarget",
+    target: Device,
 ) -> tf.Tensor:
     """`attention.attention`, with heads laid out as the device reads them."""
     layout = _Layout(positions_last=target.is_tpu)
@@ -167,7 +165,7 @@ def attend(
     value: tf.Tensor,
     attention_bias: tf.Tensor,
     masks: Masks,
-    target: "ProgramTarget",
+    target: Device,
 ) -> tf.Tensor:
     """softmax(Q K^T + bias) V, with dropout of the probabilities.
 
@@ -207,7 +205,7 @@ def attend(
         factor = layout.by_query(factor)
         if target.is_tpu:
             # Otherwise the compiler computes both once for each reader.
-            weights, factor = xla.optimization_barrier([weights, factor])
+            weights, factor = optimization_barrier([weights, factor])
             kept = _kept(weights, masks.rate)
         context = _multiply(
             layout.sum_over_keys(kept, value), factor, fuse=target.fuse
@@ -216,7 +214,7 @@ def attend(
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
             if target.is_tpu:
                 # Otherwise it is kept, and copied, in float32.
-                (upstream,) = xla.optimization_barrier([upstream])
+                (upstream,) = optimization_barrier([upstream])
             d_sum, mean = _context_gradient(
                 upstream,
                 factor,

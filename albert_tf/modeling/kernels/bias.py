@@ -1,15 +1,14 @@
 """Adding a bias, with a gradient that is summed in float32."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from albert_tf.modeling.target import ProgramTarget
+from albert_tf.modeling.device import Device
 
 
 def add_bias(
-    product: tf.Tensor, bias: tf.Tensor, *, target: "ProgramTarget"
+    product: tf.Tensor, bias: tf.Tensor, *, target: Device
 ) -> tf.Tensor:
     """`layers.add_bias` without a float32 copy of the product."""
     del target

@@ -1,15 +1,13 @@
 """LayerNorm with its gradient written out, alone and at a sublayer's end."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks
 from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.kernels.bias import bias_gradient
-
-if TYPE_CHECKING:
-    from albert_tf.modeling.target import ProgramTarget
 
 
 def layer_norm(
@@ -18,7 +16,7 @@ def layer_norm(
     beta: tf.Tensor,
     epsilon: float,
     *,
-    target: "ProgramTarget",
+    target: Device,
 ) -> tf.Tensor:
     """`layers.layer_norm`, whose gradient reads `x` less often."""
     del target
@@ -49,7 +47,7 @@ def bias_dropout_add_norm(
     epsilon: float,
     masks: Masks,
     *,
-    target: "ProgramTarget",
+    target: Device,
 ) -> tf.Tensor:
     """`layers.bias_dropout_add_norm` in one pass over memory each way.
 

@@ -1,18 +1,16 @@
 """Rematerialization that the TPU compiler cannot undo."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.modeling.kernels import xla
-
-if TYPE_CHECKING:
-    from albert_tf.modeling.target import ProgramTarget
+from albert_tf.modeling.device import Device
+from albert_tf.modeling.kernels.xla import optimization_barrier
 
 
 def remat(
-    function: Callable[[tf.Tensor], tf.Tensor], *, target: "ProgramTarget"
+    function: Callable[[tf.Tensor], tf.Tensor], *, target: Device
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """`remat.remat`; on a TPU with a barrier before the second computation.
 
@@ -31,7 +29,7 @@ def remat(
             upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()
         ) -> tuple[tf.Tensor, list[tf.Tensor]]:
             # Waits for the gradient, so that nothing is computed early.
-            again, upstream = xla.optimization_barrier([x, upstream])
+            again, upstream = optimization_barrier([x, upstream])
             with tf.GradientTape() as tape:
                 tape.watch(again)
                 result = function(again)
