@@ -207,28 +207,28 @@ WEIGHTS = {
 }
 
 
-def figures_of_an_update(config):
+def metrics_of_a_step(config):
     """A step on WEIGHTS at a learning rate of 0.1; the norm of each change."""
     starts = {path: np.array(start) for path, start in WEIGHTS.items()}
     variables = [make_variable(path, w) for path, w in starts.items()]
     optimizer = make_optimizer(config)
     optimizer.build(variables)
     gradient = tf.constant([2.0, -1.0, 3.0, -4.0])
-    figures = optimizer.apply([gradient] * 4, tf.constant(0.1))
+    metrics = optimizer.apply([gradient] * 4, tf.constant(0.1))
     moved = [
         np.linalg.norm(variable.numpy() - start)
         for variable, start in zip(variables, starts.values(), strict=True)
     ]
-    return {name: float(value) for name, value in figures.items()}, moved
+    return {name: float(value) for name, value in metrics.items()}, moved
 
 
 def test_metrics_of_a_lamb_step_match_a_calculation_by_hand():
-    figures, moved = figures_of_an_update(OptimizerConfig(**SIGNS))
+    metrics, moved = metrics_of_a_step(OptimizerConfig(**SIGNS))
 
     # 0.1 |w|; 0.1 * 2 where w is zero, or is not adapted.
     assert moved == pytest.approx([0.5, 1, 0.2, 0.2], rel=1e-5)
     # |w| / 2 = 2.5 and 5; 1 where w is zero; none of the bias.
-    assert figures == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "update_norm": (0.25 + 1 + 0.04 + 0.04) ** 0.5,
             "trust_ratio_min": 1,
@@ -241,10 +241,8 @@ def test_metrics_of_a_lamb_step_match_a_calculation_by_hand():
 
 def test_adamw_has_no_trust_ratios():
     """Four updates of norm 0.2 have a joint norm of 0.4."""
-    figures, _ = figures_of_an_update(
-        OptimizerConfig(optimizer="adamw", **SIGNS)
-    )
-    assert figures == pytest.approx({"update_norm": 0.4}, rel=1e-5)
+    metrics, _ = metrics_of_a_step(OptimizerConfig(optimizer="adamw", **SIGNS))
+    assert metrics == pytest.approx({"update_norm": 0.4}, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIG)

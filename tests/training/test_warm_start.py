@@ -99,7 +99,7 @@ def test_a_run_starts_with_the_losses_of_the_model(
 ):
     """Its evaluation equals that of the model, and its moments are zero."""
     for name, more in (
-        ("anew", {}),
+        ("fresh", {}),
         ("continued", {"init_checkpoint": str(source)}),
     ):
         train(
@@ -109,7 +109,7 @@ def test_a_run_starts_with_the_losses_of_the_model(
         )
     expected = evaluation_of(source)
     assert evaluation_of(tmp_path / "continued") == expected
-    assert evaluation_of(tmp_path / "anew")["loss"] > expected["loss"] + 0.1
+    assert evaluation_of(tmp_path / "fresh")["loss"] > expected["loss"] + 0.1
 
     before = values_of(source, 12)
     now = values_of(tmp_path / "continued", 0)
@@ -126,8 +126,8 @@ def test_a_run_starts_with_the_losses_of_the_model(
     assert report["pieces"]["kept"] == tiny_run.MODEL.vocab_size
     assert not report["initialized"]
     assert not report["unused"]
-    assert "warm_start" not in read_events(str(tmp_path / "anew"))[0]
-    assert not (tmp_path / "anew/warm_start.json").exists()
+    assert "warm_start" not in read_events(str(tmp_path / "fresh"))[0]
+    assert not (tmp_path / "fresh/warm_start.json").exists()
 
 
 def test_a_run_with_a_checkpoint_resumes_from_it(
@@ -538,13 +538,13 @@ def test_an_unknown_vocabulary_of_another_size_is_refused(
     ) as error:
         warm_start.plan(config, found, weights)
     assert "--init_vocabulary" in error.value.remedy
-    told = other_config(
+    named = other_config(
         other_records,
         tmp_path,
         init_checkpoint="a",
         init_vocabulary=str(tiny_records / "train/spiece.model"),
     )
-    planned = warm_start.plan(told, found, weights)
+    planned = warm_start.plan(named, found, weights)
     assert 20 < len(planned.kept_pieces.run_ids) < 280
 
     config = tiny_run.make_config(
@@ -777,7 +777,7 @@ def test_init_from_group0_matches_google_research(plan_for, there, here):
     published = {
         w.google_albert: weights.values[w.path] for w in list_weights(there)
     }
-    anew = set()
+    fresh = set()
     for weight in list_weights(here):
         name = weight.google_albert
         if name not in published:
@@ -787,10 +787,10 @@ def test_init_from_group0_matches_google_research(plan_for, there, here):
                 values[weight.path], published[name], weight.path
             )
         else:
-            anew.add(weight.path)
+            fresh.add(weight.path)
             assert (values[weight.path] == 9).all()
-    assert set(planned.report["initialized"]) == anew
-    assert bool(anew) == (here.inner_group_num > there.inner_group_num)
+    assert set(planned.report["initialized"]) == fresh
+    assert bool(fresh) == (here.inner_group_num > there.inner_group_num)
     assert all("inner_group_1" in path for path in planned.report["unused"])
     assert bool(planned.report["unused"]) == (
         here.inner_group_num < there.inner_group_num
@@ -816,7 +816,7 @@ def test_new_positions_repeat_the_old_ones(plan_for, number):
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "anew", "unused"),
+    ("here", "there", "fresh", "unused"),
     [
         ("sop", "sop", set(), set()),
         ("sop", "nsp", {"sentence"}, {"sentence"}),
@@ -827,7 +827,7 @@ def test_new_positions_repeat_the_old_ones(plan_for, number):
     ],
 )
 def test_a_head_for_another_task_is_newly_initialised(
-    plan_for, here, there, anew, unused
+    plan_for, here, there, fresh, unused
 ):
     weights = weights_of(tiny_run.MODEL, objective=there, slots=True)
     planned = plan_for(
@@ -835,12 +835,12 @@ def test_a_head_for_another_task_is_newly_initialised(
     )
     values = applied(planned, tiny_run.MODEL, here)
     initialized = {path.split("/")[1] for path in planned.report["initialized"]}
-    assert initialized == anew
+    assert initialized == fresh
     assert {path.split("/")[1] for path in planned.report["unused"]} == unused
     for weight in list_weights(tiny_run.MODEL, here):
         for path in moments_and(weight.path):
             untouched = (values[path] == 9).all()
-            assert untouched == (weight.path.split("/")[1] in anew), path
+            assert untouched == (weight.path.split("/")[1] in fresh), path
 
 
 def test_requested_moments_must_exist(plan_for):
