@@ -242,7 +242,7 @@ def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
     assert preflight.run(config) == 0
     table = capsys.readouterr().out
     assert re.search(
-        rf"ok +initial weights +beginning .*{source}, step 12", table
+        rf"ok +initial weights +starting .*{source}, step 12", table
     )
     (loss,) = re.findall(r"ok +loss +(\S+) at step 0\n", table)
     # Neither the guess of new weights nor far from it after 12 updates.
