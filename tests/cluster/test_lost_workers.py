@@ -49,7 +49,7 @@ def test_a_lost_worker_ends_the_others_with_one_line(
     assert "all workers of TF_CONFIG must answer" in line
     if number == signal.SIGKILL:
         assert f"no answer from worker {lost} at localhost" in line
-    assert "start all of them again" in line
+    assert "start all workers again" in line
     assert "Traceback" not in run.log()
 
 
