@@ -14,7 +14,7 @@ import pytest
 
 GIB = 2**30
 # The memory that `-n auto` reserves for a worker of pytest-xdist.
-WORKER_MEMORY = 4 * GIB
+WORKER_MEMORY = 3 * GIB
 
 
 class SplitCpu(importlib.machinery.PathFinder):
@@ -58,7 +58,10 @@ sys.meta_path.insert(0, SplitCpu)
 def pytest_xdist_auto_num_workers():
     """One worker for each processor that has enough memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    processors = len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):
+        processors = len(os.sched_getaffinity(0))
+    else:  # macOS
+        processors = os.cpu_count()
     return max(1, min(processors, memory // WORKER_MEMORY))
 
 
