@@ -29,6 +29,7 @@ _MODULES = {
     ),
     "albert_tf.errors": ("UserError",),
     "albert_tf.interop.loading": ("LoadedModel", "load"),
+    "albert_tf.modeling.backbone": ("AlbertBackbone",),
     "albert_tf.modeling.pretrainer": ("AlbertPretrainer",),
     "albert_tf.records.encoding": ("ModelInputs", "encode"),
     "albert_tf.records.tokenization": ("Tokenizer",),
