@@ -47,6 +47,7 @@ def read_example():
 @pytest.mark.slow
 def test_the_example_of_the_readme_runs(tiny_records, tmp_path, monkeypatch):
     """On a run that has trained two steps."""
+    from albert_tf.runs.checkpoints import load_run
     from tests.helpers import tiny_run
 
     config = tiny_run.make_config(
@@ -66,7 +67,11 @@ def test_the_example_of_the_readme_runs(tiny_records, tmp_path, monkeypatch):
     assert names["sequence_output"].shape == (1, length, 16)
     embedding = names["pooled_output"].numpy()
     assert embedding.shape == (1, 16)
+    _, trained, step = load_run(config.training.output_dir)
+    assert step == 2
+    _, pooled = trained.backbone(*names["inputs"])
+    np.testing.assert_allclose(embedding, pooled, atol=1e-6)
     # Another sentence has another embedding.
     other = albert_tf.encode(names["tokenizer"], ["Rome burns."])
-    _, pooled = names["model"].backbone(*other)
-    assert np.abs(embedding - pooled.numpy()).max() > 1e-3
+    _, pooled = trained.backbone(*other)
+    assert np.abs(embedding - pooled.numpy()).max() > 1e-5
