@@ -9,6 +9,11 @@ contender runs in its own process, see `train_step_contenders`. They take
 turns, one step per round, so that other load affects all of them equally.
 Contenders with missing packages are left out with a message. Prints a Markdown
 table.
+
+    python -m benchmarks.train_step --kernels
+
+compares this project's step with the same step without one of its kernels, and
+without any.
 """
 
 import dataclasses
@@ -22,7 +27,11 @@ import tempfile
 from typing import Any, NamedTuple
 
 from albert_tf.config import Config, flags, setting
-from benchmarks.train_step_contenders import CONTENDERS, Work
+from benchmarks.train_step_contenders import (
+    CONTENDERS,
+    WITHOUT_KERNELS,
+    Work,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +71,11 @@ class BenchmarkConfig(Config):
     contenders: tuple[str, ...] = setting(
         tuple(CONTENDERS), "Contenders to measure, comma-separated."
     )
+    kernels: bool = setting(
+        False,
+        "Compare albert_tf with itself without each of its kernels and without "
+        "any, instead of with the contenders.",
+    )
 
 
 class Measured(NamedTuple):
@@ -81,6 +95,9 @@ class Measured(NamedTuple):
 
 def main(config: BenchmarkConfig) -> None:
     """Measures and prints."""
+    if config.kernels:
+        names = ("albert_tf", *WITHOUT_KERNELS)
+        config = dataclasses.replace(config, contenders=names)
     print(
         "| L x B | precision | dropout | contender | tokens/s, best "
         "| tokens/s, median | of the best other | CPU s a step | peak MB |"
@@ -104,8 +121,10 @@ def main(config: BenchmarkConfig) -> None:
                 others = [
                     statistics.median(m.seconds)
                     for name, m in measured.items()
-                    if not name.startswith("albert_tf")
+                    if config.kernels or not name.startswith("albert_tf")
                 ]
+                if config.kernels:
+                    others = others[:1]  # all kernels
                 for name, made in measured.items():
                     median = statistics.median(made.seconds)
                     ratio = f"{min(others) / median:.2f}" if others else ""

@@ -9,6 +9,7 @@ file runs where the others' are not installed.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -63,10 +64,21 @@ class Work:
 Step = Callable[[], float]
 
 
-def albert_tf(work: Work, remat: bool = False) -> Step:
-    """The step that `albert_tf.training.train` runs."""
+def albert_tf(work: Work, remat: bool = False, without: str = "") -> Step:
+    """The step that `albert_tf.training.train` runs.
+
+    Args:
+        work: The step to measure.
+        remat: As the setting of that name.
+        without: A kernel to leave out, or "all".
+    """
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
+    from albert_tf.modeling import kernels
+
+    # Before `ProgramTarget`, whose default is all kernels, is imported.
+    for name in list(kernels.KERNELS) if without == "all" else [without]:
+        kernels.KERNELS.pop(name, None)
     from albert_tf import config
     from albert_tf.training import schedules, train_step
     from albert_tf.training.pretraining import Pretraining
@@ -349,7 +361,7 @@ def _tensorflow_step(
     return lambda: float(step(batch))
 
 
-CONTENDERS = {
+CONTENDERS: dict[str, Callable[[Work], Step]] = {
     contender.__name__: contender
     for contender in (
         albert_tf,
@@ -358,6 +370,18 @@ CONTENDERS = {
         model_garden,
         hugging_face,
         hugging_face_masked,
+    )
+}
+# Against `albert_tf`: each kernel left out, and all of them. The kernel of
+# remat is for TPUs.
+WITHOUT_KERNELS: dict[str, Callable[[Work], Step]] = {
+    f"albert_tf_without_{name}": functools.partial(albert_tf, without=name)
+    for name in (
+        "attention",
+        "bias_dropout_add_norm",
+        "bias_gelu",
+        "layer_norm",
+        "all",
     )
 }
 
@@ -370,7 +394,7 @@ def _peak_bytes() -> int:
 def main() -> None:
     """Steps when told to."""
     name, work = sys.argv[1:]
-    step = CONTENDERS[name](Work(**json.loads(work)))
+    step = {**CONTENDERS, **WITHOUT_KERNELS}[name](Work(**json.loads(work)))
     losses = [step(), step()]
     print(json.dumps({"losses": losses}), flush=True)
     for _ in sys.stdin:

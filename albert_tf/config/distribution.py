@@ -67,6 +67,14 @@ class DistributionConfig(Config):
         "--nofuse_on_cpu runs them one by one, which is slower.",
         affects="nothing",
     )
+    plain_formulas: bool = setting(
+        False,
+        "Compute the model by its plain formulas, without the kernels of "
+        "albert_tf/modeling/kernels: slower, more memory, and the same results "
+        "except for rounding. Helps to find out whether a kernel is at fault.",
+        affects="nothing",
+        in_program=True,
+    )
     worker_timeout_s: int = setting(
         600,
         "Time in seconds after which a worker that does not answer counts as "

@@ -38,12 +38,17 @@ class ProgramTarget(Device):
         """The target of a run's programs on devices of a type.
 
         Args:
-            config: Fusing is for CPUs, and not under `jit_compile`, which
-                compiles the complete program.
+            config: `fuse_on_cpu` has an effect on CPUs, unless `jit_compile`
+                compiles the complete program. `plain_formulas` leaves out all
+                kernels.
             device_type: "CPU", "GPU" or "TPU".
         """
         fuses = config.fuse_on_cpu and not config.jit_compile
-        return cls(device_type, fuse=fuses and device_type == "CPU")
+        return cls(
+            device_type,
+            fuse=fuses and device_type == "CPU",
+            kernels=frozenset(() if config.plain_formulas else kernels.KERNELS),
+        )
 
     def fastest(self, formula: FormulaT) -> FormulaT:
         """The kernel of a formula if this target uses it, else the formula.

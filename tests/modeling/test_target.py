@@ -1,6 +1,7 @@
 import pytest
 
 from albert_tf.config import DistributionConfig
+from albert_tf.modeling.kernels import KERNELS
 from albert_tf.modeling.target import ProgramTarget
 
 
@@ -21,3 +22,11 @@ def test_programs_for_cpus_are_fused_unless_a_setting_forbids_it(
     target = ProgramTarget.from_config(config, device_type)
     assert target.device_type == device_type
     assert target.fuse == fuses
+    assert target.kernels == frozenset(KERNELS)
+
+
+def test_plain_formulas_use_no_kernel_and_keep_the_masks():
+    config = DistributionConfig(plain_formulas=True)
+    target = ProgramTarget.from_config(config, "CPU")
+    assert not target.kernels
+    assert target.computes_masks

@@ -68,6 +68,7 @@ FREE = {
     "distribution.remat": True,
     "distribution.jit_compile": True,
     "distribution.fuse_on_cpu": False,
+    "distribution.plain_formulas": True,
     "distribution.worker_timeout_s": 60,
     "distribution.peak_tflops": 197.0,
     "training.mode": "eval",
