@@ -33,6 +33,7 @@ BUILDS = {
 PROGRAM = """
     data.max_seq_length data.max_predictions_per_seq data.global_batch_size
     data.gradient_accumulation_steps distribution.precision distribution.remat
+    distribution.plain_formulas
     training.sentence_objective"""
 MODEL_NOT_IN_PROGRAM = """
     model.hidden_dropout_prob model.attention_probs_dropout_prob"""
