@@ -34,9 +34,7 @@ from albert_tf.records.features import read_metadata
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder import local_runner
 from data_prep.builder.examples import TRAIN, normalize_document
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 from data_prep.text import corpus
 
 # Functions, as module and name, that do not call each other.

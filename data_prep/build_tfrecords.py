@@ -31,9 +31,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from absl import logging
 
-from albert_tf.config import (
-    flags,
-)
+from albert_tf.config import flags
 from albert_tf.io import files
 from albert_tf.records.features import (
     SCHEMA_VERSION,
@@ -47,9 +45,7 @@ from data_prep.builder import directory as records_directory
 from data_prep.builder import local_runner
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.shards import BuiltRecords, choose_masking
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
 

@@ -1,4 +1,4 @@
-"""Work done by processes, a bounded part of it at a time."""
+"""Runs tasks in worker processes, with a bounded number of pending tasks."""
 
 # TensorFlow is not imported here: each worker process imports this module.
 
@@ -21,11 +21,12 @@ _worker: dict[str, Any] = {}
 
 
 class Done(NamedTuple):
-    """The result of a task.
+    """A completed task.
 
     Attributes:
-        result: What the function returned.
-        peak_memory: Largest resident memory of its process so far, bytes.
+        result: The return value of the function.
+        peak_memory: Largest resident memory, in bytes, that the process of
+            the task has used so far.
     """
 
     result: Any
@@ -33,13 +34,20 @@ class Done(NamedTuple):
 
 
 class Processes:
-    """Runs functions, in this process or in several, results in order.
+    """Runs functions in this process or in a pool of worker processes.
 
     Args:
-        num_workers: Processes; 0 is one a core, 1 is this one.
-        make_state: Called once in each process, with `arguments`; what it
-            returns is the first argument of every task.
-        arguments: Those of `make_state`.
+        num_workers: Number of processes. 0 is one per core; 1 runs all tasks
+            in this process.
+        make_state: Called with `arguments` once in each process. Every task
+            gets its return value as the first argument.
+        arguments: Arguments of `make_state`.
+
+    Example:
+        >>> with Processes(1, str.upper, "ab") as processes:
+        ...     tasks = processes.map(lambda state, n: state * n, [1, 2, 3])
+        ...     [done.result for done in tasks]
+        ['AB', 'ABAB', 'ABABAB']
     """
 
     def __init__(
@@ -54,7 +62,7 @@ class Processes:
             return
         self._pool = concurrent.futures.ProcessPoolExecutor(
             self.num_workers,
-            # A forked process would lack this one's threads.
+            # A forked process would lack the threads of this one.
             multiprocessing.get_context("spawn"),
             _start_process,
             (make_state, arguments),
@@ -70,39 +78,39 @@ class Processes:
     def map(
         self, function: Callable[[Any, Task], Any], tasks: Iterable[Task]
     ) -> Iterator[Done]:
-        """Results of `function(state, task)`, in the order of the tasks.
+        """Yields `function(state, task)` for each task, in order.
 
-        A few tasks more than processes are under way at a time, so that
-        memory is bounded however many there are.
+        At most `num_workers + 3` tasks are pending at a time, which bounds
+        memory.
 
         Raises:
-            UserError: If a process was killed.
+            UserError: If a worker process was killed.
         """
         if self.num_workers == 1:
             for task in tasks:
-                yield _work(function, task)
+                yield _run(function, task)
             return
-        waiting: collections.deque[concurrent.futures.Future[Done]] = (
+        pending: collections.deque[concurrent.futures.Future[Done]] = (
             collections.deque()
         )
-        with _without_broken_pools():
+        with _explain_broken_pool():
             for task in tasks:
-                waiting.append(self._pool.submit(_work, function, task))
-                if len(waiting) > self.num_workers + 2:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                pending.append(self._pool.submit(_run, function, task))
+                if len(pending) > self.num_workers + 2:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
 
 
 @contextlib.contextmanager
-def _without_broken_pools() -> Iterator[None]:
+def _explain_broken_pool() -> Iterator[None]:
     try:
         yield
     except concurrent.futures.process.BrokenProcessPool:
         raise UserError(
-            "all processes must live to the end",
-            received="one that was killed, most likely for want of memory",
-            remedy="Run again with fewer --num_workers; finished work is kept.",
+            "a worker process was killed, probably because memory ran out",
+            remedy="Run the command again with a smaller --num_workers; "
+            "finished work is kept.",
         ) from None
 
 
@@ -113,22 +121,22 @@ def _start(make_state: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
 def _start_process(
     make_state: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    # Ctrl-C reaches all processes; the parent alone answers it.
+    # Ctrl-C reaches all processes; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     _start(make_state, arguments)
 
 
-def _end_with_parent() -> None:
-    """Ends this process when the one that started it was killed."""
+def _exit_with_parent() -> None:
+    """Ends this process when its parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _work(function: Callable[[Any, Any], Any], task: Any) -> Done:
+def _run(function: Callable[[Any, Any], Any], task: Any) -> Done:
     result = function(_worker["state"], task)
-    # Linux counts in KiB.
+    # Linux reports KiB.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Done(result, peak)

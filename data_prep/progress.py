@@ -1,32 +1,36 @@
-"""The bars that the commands of data preparation show."""
+"""Progress bars of the data preparation commands."""
 
 from typing import Any
 
 from tqdm import tqdm
 
 
-def show_bytes(what: str, num_bytes: int) -> Any:
-    """A bar over input bytes, with rate and remaining time.
+def show_bytes(description: str, num_bytes: int) -> Any:
+    """Returns a bar over input bytes, with rate and remaining time.
 
     Args:
-        what: What is being done, e.g. "reading inputs".
-        num_bytes: All there is to do.
+        description: Text before the bar, e.g. "reading inputs".
+        num_bytes: Size of all inputs.
     """
     return tqdm(
-        desc=what, total=num_bytes, unit="B", unit_scale=True, mininterval=1
+        desc=description,
+        total=num_bytes,
+        unit="B",
+        unit_scale=True,
+        mininterval=1,
     )
 
 
-def show_count(what: str, total: int, unit: str) -> Any:
-    """A bar over things, with rate and remaining time.
+def show_count(description: str, total: int, unit: str) -> Any:
+    """Returns a bar over items, with rate and remaining time.
 
     Args:
-        what: What is being done, e.g. "writing shards".
-        total: All there is to do.
-        unit: What is counted, e.g. "example".
+        description: Text before the bar, e.g. "writing shards".
+        total: Number of all items.
+        unit: Name of an item, e.g. "example".
     """
     return tqdm(
-        desc=what,
+        desc=description,
         total=total,
         unit=unit,
         unit_scale=total >= 10_000,
@@ -35,7 +39,7 @@ def show_count(what: str, total: int, unit: str) -> Any:
 
 
 def annotate(bar: Any, *, peak_memory: int, **counts: int) -> None:
-    """Puts counts and a worker's peak memory, in bytes, behind a bar."""
+    """Shows counts and the peak memory of a worker, in bytes, after a bar."""
     bar.set_postfix(
         **counts, memory=f"{peak_memory / 1e6:.0f}MB/worker", refresh=False
     )

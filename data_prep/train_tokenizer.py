@@ -43,9 +43,7 @@ import sentencepiece
 from absl import logging
 from sentencepiece import sentencepiece_model_pb2
 
-from albert_tf.config import (
-    flags,
-)
+from albert_tf.config import flags
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
     exists,
@@ -69,9 +67,7 @@ from albert_tf.records.tokenization import (
     Tokenizer,
     normalize,
 )
-from data_prep.config import (
-    TokenizerConfig,
-)
+from data_prep.config import TokenizerConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import break_sentences

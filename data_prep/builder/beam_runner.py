@@ -42,9 +42,7 @@ from data_prep.builder.shards import (
     write_shard,
 )
 from data_prep.builder.shuffle import give_new_keys, read_shard, write_spill
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 from data_prep.text import corpus
 from data_prep.text.sources import Source
 

@@ -20,9 +20,7 @@ from albert_tf.records.features import (
 )
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.shards import NOTES_DIR
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 from data_prep.text.sources import Source
 
 

@@ -21,9 +21,7 @@ from data_prep.builder.segments import (
     cut_long_sentences,
     pair_segments,
 )
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 from data_prep.text.sentence_breaking import break_sentences
 
 SKIPPED_DOCUMENTS = "documents of less than two words"

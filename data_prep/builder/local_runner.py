@@ -39,9 +39,7 @@ from data_prep.builder.shuffle import (
     read_shard,
     write_spill,
 )
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 from data_prep.processes import Processes
 from data_prep.progress import annotate, show_bytes, show_count
 from data_prep.text import corpus

@@ -20,9 +20,7 @@ from albert_tf.records.masking import mask_batch
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.rows import Rows
 from data_prep.builder.serialization import serialize_examples
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 
 # Examples masked and serialized at a time; fits the processor's caches.
 _ROWS_AT_A_TIME = 256

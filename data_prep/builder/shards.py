@@ -15,9 +15,7 @@ from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.records import make_records
 from data_prep.builder.rows import Rows
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 
 # Where an unfinished build notes what finished shards hold.
 NOTES_DIR = "unfinished"

@@ -1,1 +1,1 @@
-"""Files of text to documents of sentences."""
+"""Reads text files and datasets as documents of sentences."""

@@ -1,8 +1,8 @@
-"""Inputs -> documents, each a list of lines.
+"""Reads all inputs of a command as documents, each a list of lines.
 
-Text files: a line is a sentence (or a paragraph, see `sentence_breaking`), a
-blank line ends a document, and so does the end of a file. JSON lines: each
-holds a document. TensorFlow Datasets: each element is a document.
+In text files, a line is a sentence (or a paragraph, see `sentence_breaking`),
+and a blank line or the end of the file ends a document. In JSON lines, each
+line is a document. In TensorFlow Datasets, each element is a document.
 """
 
 import collections
@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
-from data_prep.config import (
-    CorpusConfig,
-)
+from data_prep.config import CorpusConfig
 from data_prep.text.files import TextFile
 from data_prep.text.sources import LONGEST_DOCUMENT, OnBytes, Source
 
@@ -20,11 +18,13 @@ CUT_DOCUMENTS = "cuts of documents of more than 1M characters"
 
 
 def find_inputs(config: CorpusConfig) -> list[Source]:
-    """What `input_file` and `tfds` name, in order, each once.
+    """Returns the sources that `input_file` and `tfds` name.
+
+    Files come first, sorted by path, each once.
 
     Raises:
-        UserError: If neither is given, a pattern matches no file, a file is
-            empty, or a dataset cannot be had.
+        UserError: If neither setting is given, a pattern matches no file, a
+            file is empty, or a dataset is not available.
     """
     if not config.input_file and not config.tfds:
         raise UserError(
@@ -44,7 +44,7 @@ def find_inputs(config: CorpusConfig) -> list[Source]:
         size = files.count_bytes(path)
         if not size:
             raise UserError(
-                "input files must hold text", received=f"{path}, 0 bytes"
+                "input files must not be empty", received=f"{path}, 0 bytes"
             )
         sources.append(TextFile(path, size))
     if config.tfds:
@@ -57,19 +57,19 @@ def find_inputs(config: CorpusConfig) -> list[Source]:
 def check_and_digest(
     sources: Sequence[Source], config: CorpusConfig, on_bytes: OnBytes
 ) -> list[str]:
-    """Reads all inputs once, and refuses those that cannot be read later.
+    """Reads all inputs once, so that unreadable input is reported early.
 
     Args:
-        sources: Of `find_inputs`.
-        config: How to read them.
-        on_bytes: Called with the number of stored bytes read at every step.
+        sources: The return value of `find_inputs`.
+        config: Format of the text, and what to do with invalid bytes.
+        on_bytes: Called with the number of stored bytes of each read.
 
     Returns:
         A digest of the content of each source.
 
     Raises:
         UserError: For a damaged file, bytes that are not UTF-8, or a line
-            that is not JSON; naming file and line.
+            that is not JSON. The error names file and line.
     """
     return [source.check_and_digest(config, on_bytes) for source in sources]
 
@@ -80,20 +80,21 @@ def read_documents(
     on_bytes: OnBytes,
     skipped: collections.Counter[str],
 ) -> Iterator[list[str]]:
-    """Documents of all sources, in order; none is empty.
+    """Yields the documents of all sources, in order.
 
     Args:
-        sources: Of `find_inputs`.
-        config: How to read them.
-        on_bytes: Called with the number of stored bytes read at every step.
-        skipped: Where lines and documents left out, and cuts, are counted.
+        sources: The return value of `find_inputs`.
+        config: Format of the text, and what to do with invalid bytes.
+        on_bytes: Called with the number of stored bytes of each read.
+        skipped: Counter of skipped lines and documents, and of cuts, by
+            reason.
 
     Yields:
-        The stripped lines of a document, none of them empty, of about a
-        million characters at the most.
+        The lines of a document. Lines are stripped and not empty. A document
+        has at least one line and at most about a million characters.
 
     Raises:
-        UserError: As `check_and_digest`.
+        UserError: See `check_and_digest`.
     """
     for source in sources:
         document: list[str] = []

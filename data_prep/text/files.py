@@ -1,4 +1,4 @@
-"""Files of text, or of JSON lines -> documents."""
+"""Reads documents from text files and from files of JSON lines."""
 
 import codecs
 import collections
@@ -8,9 +8,7 @@ import json
 from collections.abc import Iterator
 
 from albert_tf.errors import UserError
-from data_prep.config import (
-    CorpusConfig,
-)
+from data_prep.config import CorpusConfig
 from data_prep.text.lines import (
     COMPRESSIONS,
     Line,
@@ -25,7 +23,7 @@ from data_prep.text.sources import (
     lines_of_text,
 )
 
-# A document of JSON lines must be whole to be parsed.
+# A line of JSON must be complete to be parsed, so it may be longer, in bytes.
 _LONGEST_JSON = 1 << 26
 
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
@@ -35,11 +33,11 @@ SKIPPED_LINES = "lines that are not UTF-8"
 
 @dataclasses.dataclass(frozen=True)
 class TextFile:
-    """A file of text or of JSON lines.
+    """A file of text or of JSON lines, as a `sources.Source`.
 
     Attributes:
-        name: Its path.
-        num_bytes: Its size.
+        name: Path.
+        num_bytes: Stored size.
     """
 
     name: str
@@ -76,7 +74,7 @@ class TextFile:
         return path.endswith(_JSON_SUFFIXES)
 
     def _check_text(self, config: CorpusConfig, on_stored: OnStored) -> None:
-        """Decodes whole blocks; lines are looked for only to name one."""
+        """Decodes block by block, and by line only to report a faulty line."""
         decode = codecs.getincrementaldecoder("utf-8")().decode
         try:
             for block in read_blocks(self.name, on_stored):
@@ -124,7 +122,7 @@ class TextFile:
     def _decode(
         self, line: Line, config: CorpusConfig, skipped: Skipped
     ) -> str | None:
-        """The text of a line; None for one to skip."""
+        """Returns the text of a line, or None if the line is skipped."""
         try:
             return line.content.decode()
         except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""Text files -> lines: local or gs://, plain or compressed, in bounded memory.
+"""Reads the lines of text files in bounded memory.
 
-The suffix tells how a file is compressed: .gz, .bz2, .zst. Lines end at LF,
-CR LF or CR.
+Files are local or gs://. The suffix names the compression: .gz, .bz2, .zst.
+Lines end at LF, CR LF or CR.
 """
 
 import bz2
@@ -27,12 +27,12 @@ _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Line(NamedTuple):
-    """A line, or a part of a very long one.
+    """A line, or a part of a very long line.
 
     Attributes:
-        number: Its number in the file, from 1.
-        offset: Bytes before it in the file, decompressed.
-        content: What it holds, without what ends it.
+        number: Line number in the file, from 1.
+        offset: Offset in the decompressed file, in bytes.
+        content: Bytes of the line, without its line ending.
     """
 
     number: int
@@ -41,11 +41,11 @@ class Line(NamedTuple):
 
 
 def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
-    """Content of a file, decompressed, block by block.
+    """Yields the decompressed content of a file, block by block.
 
     Args:
         path: The file.
-        on_stored: Called with each block as it is stored.
+        on_stored: Called with each block of stored (compressed) bytes.
 
     Raises:
         UserError: For a damaged or incomplete compressed file.
@@ -69,19 +69,19 @@ def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
             ):
                 raise
             raise UserError(
-                f"{path} must be a whole {path.rpartition('.')[2]} file",
+                f"{path} must be a complete {path.rpartition('.')[2]} file",
                 received=str(error),
             ) from None
 
 
 def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
-    """Lines of a file; a byte order mark of UTF-8 is left out.
+    """Yields the lines of a file, without a UTF-8 byte order mark.
 
     Args:
         path: The file.
-        on_stored: As for `read_blocks`.
-        longest: Bytes above which a line is cut into parts, at white space
-            where there is some, else between characters.
+        on_stored: See `read_blocks`.
+        longest: Longest line in bytes. Longer lines are cut into parts, after
+            a space if possible, else between characters.
 
     Raises:
         UserError: For a damaged file, and for UTF-16.
@@ -94,36 +94,36 @@ def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
             if block.startswith(_UTF16_BOMS):
                 raise UserError(
                     f"{path} must be UTF-8",
-                    received="a byte order mark of UTF-16 in line 1",
+                    received="a UTF-16 byte order mark in line 1",
                     remedy="Convert the file, e.g. with iconv -f UTF-16.",
                 )
             if block.startswith(_BOM):
                 block, offset = block[len(_BOM) :], len(_BOM)
         if after_cr and block.startswith(b"\n"):
-            # The CR before it, in the last block, has ended the line.
+            # The CR at the end of the last block has ended the line.
             block, offset = block[1:], offset + 1
         after_cr = block.endswith(b"\r")
-        parts = _split(rest + block if rest else block)
-        rest = parts.pop()[0]
-        for content, ending in parts:
-            for piece in _cut(content, longest):
-                yield Line(number, offset, piece)
-                offset += len(piece)
+        lines = _split(rest + block if rest else block)
+        rest = lines.pop()[0]
+        for content, ending in lines:
+            for part in _cut(content, longest):
+                yield Line(number, offset, part)
+                offset += len(part)
             offset += ending
             number += 1
         while len(rest) > 2 * longest:
-            piece = next(_cut(rest, longest))
-            yield Line(number, offset, piece)
-            offset += len(piece)
-            rest = rest[len(piece) :]
+            part = next(_cut(rest, longest))
+            yield Line(number, offset, part)
+            offset += len(part)
+            rest = rest[len(part) :]
     if rest:
-        for piece in _cut(rest, longest):
-            yield Line(number, offset, piece)
-            offset += len(piece)
+        for part in _cut(rest, longest):
+            yield Line(number, offset, part)
+            offset += len(part)
 
 
 def _split(block: bytes) -> list[tuple[bytes, int]]:
-    """Lines with the length of what ends them; the last has not ended."""
+    """Returns lines, each with the length of its ending; the last is open."""
     parts = block.split(b"\n")
     if b"\r" not in block:
         lines = [(part, 1) for part in parts]
@@ -141,13 +141,13 @@ def _split(block: bytes) -> list[tuple[bytes, int]]:
 
 
 def _cut(content: bytes, longest: int) -> Iterator[bytes]:
-    """Parts of at most `longest` bytes; together they are the content."""
+    """Yields the content in parts of at most `longest` bytes."""
     begin = 0
     while len(content) - begin > longest:
         end = content.rfind(b" ", begin, begin + longest) + 1
         if not end:
             end = begin + longest
-            # Bytes 10xxxxxx go on with a character; none has more than 3.
+            # Bytes 10xxxxxx continue a character; it has at most 3 of them.
             for _ in range(3):
                 if content[end] & 0xC0 == 0x80:
                     end -= 1
@@ -162,7 +162,9 @@ def _blocks_of(file: Any) -> Iterator[bytes]:
 
 
 def _decompress_zstd(file: Any) -> Iterator[bytes]:
-    """Content of all frames; zstandard's readers pass over a cut end.
+    """Yields the content of all frames.
+
+    The readers of zstandard ignore an incomplete last frame.
 
     Raises:
         EOFError: If the file ends within a frame.
@@ -183,7 +185,7 @@ def _decompress_zstd(file: Any) -> Iterator[bytes]:
 
 
 class _ObservedFile(io.RawIOBase):
-    """A file to read that shows what was read."""
+    """A file that passes all bytes read to a callback."""
 
     def __init__(self, file: Any, on_stored: OnStored) -> None:
         self._file = file

@@ -1,16 +1,14 @@
-"""What documents are read from, of whatever kind."""
+"""The interface of the sources of documents: text files and datasets."""
 
 import collections
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from albert_tf.errors import UserError
-from data_prep.config import (
-    CorpusConfig,
-)
+from data_prep.config import CorpusConfig
 
-# A document or a line with more characters or bytes is cut, so that memory is
-# bounded for a book in a line, or a corpus without a blank one.
+# Longer documents (characters) and lines (bytes) are cut. This bounds memory
+# for a book on one line and for a corpus without blank lines.
 LONGEST_DOCUMENT = 1 << 20
 
 EMPTY_TEXTS = "documents without text"
@@ -21,11 +19,11 @@ Skipped = collections.Counter[str]
 
 
 class Source(Protocol):
-    """Something to read documents of; small, and picklable.
+    """A source of documents. Small and picklable.
 
     Attributes:
-        name: What a person knows it by.
-        num_bytes: Its size, as stored.
+        name: Name for messages, e.g. the path of a file.
+        num_bytes: Stored size.
     """
 
     @property
@@ -35,27 +33,27 @@ class Source(Protocol):
     def num_bytes(self) -> int: ...
 
     def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
-        """Digest of the content; refuses what cannot be read."""
+        """Returns a digest of the content; see `corpus.check_and_digest`."""
 
     def read_texts(
         self, config: CorpusConfig, on_bytes: OnBytes, skipped: Skipped
     ) -> Iterator[str]:
-        """Lines; an empty one where a document ends."""
+        """Yields stripped lines, and an empty line at the end of a document."""
 
 
 def lines_of_text(
     text: str, where: str, config: CorpusConfig, skipped: Skipped
 ) -> Iterator[str]:
-    """Lines of a whole document, and the empty one that ends it.
+    """Yields the lines of one document, and the empty line that ends it.
 
     Args:
-        text: The document; its blank lines mean nothing.
-        where: Where it stands, for the message of an error.
-        config: What to do with halves of surrogate pairs.
-        skipped: Where a document without text, or left out, is counted.
+        text: The document. Its blank lines are ignored.
+        where: Location of the document, for error messages.
+        config: What to do with unpaired surrogates.
+        skipped: Counter of skipped documents, by reason.
 
     Raises:
-        UserError: For half a surrogate pair, which JSON can hold.
+        UserError: For an unpaired surrogate, which JSON can encode.
     """
     try:
         text.encode()
@@ -63,8 +61,8 @@ def lines_of_text(
         if config.on_bad_utf8 == "error":
             raise UserError(
                 f"{where} must hold Unicode text",
-                received=f"U+{ord(text[error.start]):04X}, half a surrogate "
-                f"pair, at character {error.start}",
+                received=f"the unpaired surrogate "
+                f"U+{ord(text[error.start]):04X} at character {error.start}",
                 remedy="Set --on_bad_utf8=replace or --on_bad_utf8=skip.",
             ) from None
         if config.on_bad_utf8 == "skip":

@@ -1,4 +1,4 @@
-"""TensorFlow Datasets -> documents, one an element."""
+"""Reads documents from TensorFlow Datasets; each element is a document."""
 
 import dataclasses
 import hashlib
@@ -9,21 +9,19 @@ import numpy as np
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
-from data_prep.config import (
-    CorpusConfig,
-)
+from data_prep.config import CorpusConfig
 from data_prep.text.sources import OnBytes, Skipped, lines_of_text
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPart:
-    """A split of a dataset, or what one file holds of it.
+    """A split of a dataset or one shard of a split, as a `sources.Source`.
 
     Attributes:
         dataset: Full name, e.g. "wikipedia/20230601.en/1.0.0".
-        instruction: What of it is read, e.g. "train[2shard:3shard]".
-        paths: The files in which it stands.
-        num_bytes: Their size.
+        instruction: Read instruction, e.g. "train[2shard:3shard]".
+        paths: Files of the split or shard.
+        num_bytes: Size of the files.
     """
 
     dataset: str
@@ -33,11 +31,11 @@ class DatasetPart:
 
     @property
     def name(self) -> str:
-        """As a person would name it."""
+        """Name for messages, e.g. "wikipedia/20230601.en/1.0.0:train"."""
         return f"{self.dataset}:{self.instruction}"
 
     def check_and_digest(self, config: CorpusConfig, on_bytes: OnBytes) -> str:
-        """See `corpus.check_and_digest`; the content is taken as sound."""
+        """Returns a digest of the files, whose content is not checked."""
         del config
         digest = hashlib.sha256(self.instruction.encode())
         for path in self.paths:
@@ -59,7 +57,7 @@ class DatasetPart:
         builder = _find_builder(config)
         elements = builder.as_dataset(
             split=self.instruction,
-            # One file after another: the order must always be the same.
+            # One file after another, so that the order is always the same.
             read_config=tfds.ReadConfig(interleave_cycle_length=1),
         )
         total = max(1, builder.info.splits[self.instruction].num_examples)
@@ -74,23 +72,23 @@ class DatasetPart:
 
 
 def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
-    """What `tfds_split` of `tfds` holds, prepared first if need be.
+    """Finds `tfds_split` of `tfds`, and prepares the dataset if necessary.
 
-    A whole split is a part for each of its files, so that Beam may read them
-    side by side.
+    A complete split gives one part per file, so that Beam can read the files
+    in parallel.
 
     Raises:
-        UserError: If there is no such dataset, split or text feature.
+        UserError: If the dataset, split or text feature does not exist.
     """
     builder = _find_builder(config)
     try:
         builder.download_and_prepare()
-    except Exception as error:  # of many kinds: network, disk, the dataset's
+    except Exception as error:  # e.g. of the network, disk or dataset
         raise UserError(
-            f"the dataset {config.tfds} must be there or be had",
+            f"the dataset {config.tfds} is neither prepared nor downloadable",
             received=f"{type(error).__name__}: {error}",
-            remedy="Prepare it where there is a network, and name its place "
-            "by --tfds_data_dir.",
+            remedy="Prepare it on a machine with network access, and pass its "
+            "directory as --tfds_data_dir.",
         ) from error
     info = builder.info
     split = config.tfds_split
@@ -100,17 +98,17 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
         raise UserError(
             "tfds_split must be a split of the dataset",
             received=split,
-            remedy=f"It has {', '.join(info.splits)}. {error}",
+            remedy=f"Its splits are {', '.join(info.splits)}. {error}",
         ) from None
     if (
         config.text_field not in info.features
-        # What a string is to NumPy.
+        # NumPy's kind of strings.
         or np.dtype(info.features[config.text_field].np_dtype).kind != "O"
     ):
         raise UserError(
-            f"text_field must be a feature of {info.full_name} that holds text",
+            f"text_field must be a text feature of {info.full_name}",
             received=config.text_field,
-            remedy=f"It has {', '.join(info.features)}.",
+            remedy=f"Its features are {', '.join(info.features)}.",
         )
     if split in info.splits:
         parts = [
@@ -123,10 +121,10 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
         DatasetPart(
             info.full_name,
             instruction,
-            tuple(own),
-            sum(files.count_bytes(path) for path in own),
+            tuple(part_paths),
+            sum(files.count_bytes(path) for path in part_paths),
         )
-        for instruction, own in parts
+        for instruction, part_paths in parts
     ]
 
 
@@ -143,7 +141,7 @@ def _find_builder(config: CorpusConfig) -> Any:
         return tfds.builder(config.tfds, data_dir=config.tfds_data_dir or None)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise UserError(
-            "tfds must be the name of a dataset of TensorFlow Datasets",
+            "tfds must name a dataset of TensorFlow Datasets",
             received=config.tfds,
             remedy=str(error).strip().splitlines()[0],
         ) from None

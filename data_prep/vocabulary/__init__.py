@@ -1,1 +1,1 @@
-"""Parts of training a SentencePiece vocabulary."""
+"""Trains SentencePiece vocabularies and reports on them."""

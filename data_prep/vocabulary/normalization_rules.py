@@ -1,10 +1,10 @@
 """The normalisation of text as rules that a SentencePiece model can hold.
 
-A rule replaces one character. Together they do to text what
-`tokenization.normalize` and the published model's own rules do one after the
-other, but for what depends on neighbours: letters of Hangul typed one by one
-are not joined, and a capital sigma at the end of a word becomes an ordinary
-small one.
+Each rule replaces one character. The rules together equal
+`tokenization.normalize` followed by the rules of google-research/albert's
+model, except where the result depends on neighbouring characters: Hangul
+letters typed one by one are not composed, and a capital sigma at the end of a
+word becomes an ordinary small sigma.
 """
 
 import sys
@@ -12,26 +12,31 @@ import unicodedata
 
 from albert_tf.records.tokenization import normalize
 
-# What the published model takes for spaces, besides those of Unicode.
+# Characters that google-research/albert's model treats as spaces, in addition
+# to Unicode's.
 _SPACES = frozenset(
     "\N{ZERO WIDTH SPACE}\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
     "\N{LEFT-TO-RIGHT MARK}\N{RIGHT-TO-LEFT MARK}\N{LOWER ONE EIGHTH BLOCK}"
     "\N{ZERO WIDTH NO-BREAK SPACE}\N{REPLACEMENT CHARACTER}"
 )
 
-# NUL ends a string in SentencePiece, so no rule can hold it.
-_FIRST = 1
+# NUL ends a string in SentencePiece, so no rule can contain it.
+_FIRST_CODE_POINT = 1
 _SURROGATES = range(0xD800, 0xE000)
 
 
 def make_rules(do_lower_case: bool) -> dict[str, str]:
-    """Characters that normalisation changes, and what they become.
+    """Returns the characters that normalisation changes, with replacements.
 
-    To apply the rules twice changes no more than to apply them once. They
-    are those of the Unicode version of this Python.
+    The rules are idempotent. They follow the Unicode version of this Python.
+
+    Example:
+        >>> rules = make_rules(do_lower_case=True)
+        >>> rules["É"], rules["Ⅳ"]
+        ('e', 'iv')
     """
     rules = {}
-    for code_point in range(_FIRST, sys.maxunicode + 1):
+    for code_point in range(_FIRST_CODE_POINT, sys.maxunicode + 1):
         if code_point in _SURROGATES:
             continue
         character = chr(code_point)
@@ -42,7 +47,7 @@ def make_rules(do_lower_case: bool) -> dict[str, str]:
 
 
 def format_rules(rules: dict[str, str]) -> str:
-    """Rules as SentencePiece's `normalization_rule_tsv` wants them."""
+    """Returns the content of a `normalization_rule_tsv` of SentencePiece."""
     return "".join(
         f"{_spell(character)}\t{_spell(replacement)}\n"
         for character, replacement in rules.items()
@@ -54,8 +59,8 @@ def _normalize_character(character: str, do_lower_case: bool) -> str:
         return " "
     if unicodedata.category(character) == "Cc":
         return ""
-    # Between letters, since spaces at the ends are stripped; composed again,
-    # since syllables of Hangul would fall into letters.
+    # Between letters, because spaces at the ends are stripped. Then composed,
+    # because stripping accents decomposes Hangul syllables.
     text = normalize(f"x{character}x", do_lower_case)[1:-1]
     return unicodedata.normalize("NFKC", text)
 

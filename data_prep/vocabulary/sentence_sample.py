@@ -1,8 +1,8 @@
-"""A random sample of sentences of bounded size, drawn while they stream by.
+"""A random sample of bounded size from a stream of sentences.
 
-Each sentence has random bits of its own, and the sample is those with the
-smallest ones, as many as there is room for. So it depends neither on the
-order of documents nor on their number in a file.
+Each sentence has a random priority, keyed by the text of its document. The
+sample keeps the sentences of smallest priority. So it depends neither on the
+order of documents nor on their distribution over files.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from albert_tf.records.keyed_random import random_bits
 
 
 def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:
-    """Random bits for each sentence of a document, those of its text.
+    """Returns 64 random bits per sentence, keyed by the text of a document.
 
     Args:
-        lines: The document's.
-        num_sentences: How many to draw.
+        lines: Lines of the document.
+        num_sentences: Number of its sentences.
     """
     content = "\n".join(lines).encode()
     digest = hashlib.blake2b(content, digest_size=8).digest()
@@ -29,21 +29,28 @@ def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:
 
 
 class SentenceSample:
-    """The sentences of smallest priority, as many as there is room for.
+    """The sentences of smallest priority, up to a size.
 
     Args:
-        max_sentences: Room for sentences.
-        max_characters: Room for characters of these sentences.
+        max_sentences: Largest number of sentences.
+        max_characters: Largest number of characters of all sentences.
 
     Attributes:
-        threshold: Priorities from here on are not wanted any more.
-        num_characters: Of the sentences kept.
+        threshold: Sentences of this priority or a larger one are dropped.
+        num_characters: Number of characters of the kept sentences.
+
+    Example:
+        >>> sample = SentenceSample(max_sentences=2, max_characters=99)
+        >>> for priority, sentence in [(5, "One."), (9, "Two."), (1, "Three.")]:
+        ...     sample.add(priority, sentence)
+        >>> list(sample.take()), sample.threshold
+        (['Three.', 'One.'], 9)
     """
 
     def __init__(self, max_sentences: int, max_characters: int) -> None:
         self._max_sentences = max_sentences
         self._max_characters = max_characters
-        # The largest priority comes first.
+        # Negated priorities, so that the largest priority comes first.
         self._heap: list[tuple[int, str]] = []
         self.threshold = 1 << 64
         self.num_characters = 0
@@ -52,7 +59,7 @@ class SentenceSample:
         return len(self._heap)
 
     def add(self, priority: int, sentence: str) -> None:
-        """Keeps a sentence, for now, if its priority is below the threshold."""
+        """Adds a sentence if its priority is below the threshold."""
         if priority >= self.threshold:
             return
         heapq.heappush(self._heap, (-priority, sentence))
@@ -70,7 +77,7 @@ class SentenceSample:
             self._drop_one()
 
     def take(self) -> Iterator[str]:
-        """Yields the sentences by rising priority, and forgets them."""
+        """Yields the sentences by increasing priority, and removes them."""
         self._heap.sort()
         while self._heap:
             yield self._heap.pop()[1]

@@ -7,9 +7,7 @@ from albert_tf.errors import UserError
 from albert_tf.records.features import read_metadata
 from data_prep import build_tfrecords
 from data_prep.builder import shards
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 
 pytestmark = pytest.mark.beam
 

@@ -31,9 +31,7 @@ from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import build_tfrecords
 from data_prep.builder import local_runner
 from data_prep.builder.examples import EVAL, TRAIN, choose_split
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 from tests.data_prep.test_processes import is_running
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"

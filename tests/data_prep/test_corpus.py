@@ -7,11 +7,8 @@ import pytest
 import zstandard
 
 from albert_tf.errors import UserError
-from data_prep.config import (
-    CorpusConfig,
-)
-from data_prep.text import corpus, sources
-from data_prep.text import files as text_inputs
+from data_prep.config import CorpusConfig
+from data_prep.text import corpus, files, sources
 
 SENTENCES = [["One a.", "Two b."], ["Three ç."], ["Four d."]]
 
@@ -25,7 +22,7 @@ COMPRESS = {
 def read(paths, on_bad_utf8="error", **settings):
     """Documents, counts of what was skipped, and bytes reported.
 
-    What cannot be read must be refused by the first pass already.
+    The first pass must refuse unreadable input.
     """
     config = CorpusConfig(
         input_file=tuple(str(p) for p in paths),
@@ -47,14 +44,14 @@ def read(paths, on_bad_utf8="error", **settings):
     "content",
     [
         b"One a.\nTwo b.\n\nThree \xc3\xa7.\n\nFour d.\n",
-        # Empty documents vanish, also first and last.
+        # Empty documents are dropped, also at the beginning and the end.
         b"\n\n \nOne a.\n  Two b.\t\n\n \n\nThree \xc3\xa7.\n\nFour d.",
-        # A byte-order mark, and lines as Windows ends them.
+        # A byte order mark, and line endings of Windows.
         b"\xef\xbb\xbfOne a.\r\nTwo b.\r\n\r\nThree \xc3\xa7.\r\n\r\n"
         b"Four d.\r\n",
     ],
 )
-def test_blank_lines_part_documents(tmp_path, content):
+def test_blank_lines_separate_documents(tmp_path, content):
     plain = tmp_path / "a.txt"
     plain.write_bytes(content)
     documents, skipped, num_bytes = read([plain])
@@ -65,7 +62,7 @@ def test_blank_lines_part_documents(tmp_path, content):
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
-    """Several parts in a file, as parallel compressors and `cat` make them."""
+    """A file of several archives, as parallel compressors write it."""
     path = tmp_path / f"a.txt{suffix}"
     parts = (b"One a.\nTw", b"o b.\n\nThr", b"ee c.")
     path.write_bytes(b"".join(COMPRESS[suffix](part) for part in parts))
@@ -76,11 +73,11 @@ def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("on_bad_utf8", ["error", "skip"])
-def test_damaged_compressed_files_are_named(tmp_path, suffix, on_bad_utf8):
-    """Cut short, also between two blocks; another thing altogether."""
+def test_damaged_compressed_files_are_refused(tmp_path, suffix, on_bad_utf8):
+    """Truncated, truncated in the second archive, and not an archive."""
     path = tmp_path / f"cut.txt{suffix}"
     whole = COMPRESS[suffix](b"One.\nTwo.\n" * 99)
-    expected = rf"cut.txt{suffix} must be a whole {suffix[1:]} file"
+    expected = rf"cut.txt{suffix} must be a complete {suffix[1:]} file"
     for content in (whole[:-9], whole + whole[:20], b"something else" * 9):
         path.write_bytes(content)
         with pytest.raises(UserError, match=expected):
@@ -94,9 +91,9 @@ def test_the_end_of_a_file_ends_its_document(tmp_path):
     assert documents == [["Sentence of a.txt."], ["Sentence of b.txt."]]
 
 
-def test_lines_longer_than_a_block_stay_whole(tmp_path, monkeypatch):
-    """A block is 1 MiB; these characters of 2 bytes are cut by its end."""
-    monkeypatch.setattr(text_inputs, "LONGEST_DOCUMENT", 1 << 23)
+def test_lines_longer_than_a_block_are_not_split(tmp_path, monkeypatch):
+    """A block of 1 MiB ends within one of these characters of 2 bytes."""
+    monkeypatch.setattr(files, "LONGEST_DOCUMENT", 1 << 23)
     monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 1 << 23)
     lines = ["x" + "é" * 1_200_000, "y" * 7, "ü" * 600_000]
     path = tmp_path / "a.txt"
@@ -106,8 +103,8 @@ def test_lines_longer_than_a_block_stay_whole(tmp_path, monkeypatch):
 
 
 def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
-    """At 10 bytes a line, 10 characters a document."""
-    for module in (corpus, sources, text_inputs):
+    """With limits of 10 bytes per line and 10 characters per document."""
+    for module in (corpus, sources, files):
         monkeypatch.setattr(module, "LONGEST_DOCUMENT", 10)
     path = tmp_path / "a.txt"
     path.write_text("abc def ghi jkl\nmn\n\nop", encoding="utf-8")
@@ -121,8 +118,9 @@ def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
     assert skipped == {corpus.CUT_DOCUMENTS: 1}
 
 
-def test_bad_utf8_is_named_with_line_and_offset(tmp_path):
-    """Bytes before the bad one: 3 of the mark, 6 and 2 of lines, 2."""
+def test_error_for_bad_utf8_has_line_and_offset(tmp_path):
+    """Before the bad byte are 3 bytes of the byte order mark, 6 and 2 bytes of
+    lines, and 2 bytes."""
     path = tmp_path / "latin1.txt"
     path.write_bytes(b"\xef\xbb\xbfGood.\nA\nIl\xe9gal\nC\n")
     with pytest.raises(
@@ -139,7 +137,7 @@ def test_bad_utf8_is_named_with_line_and_offset(tmp_path):
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
 @pytest.mark.parametrize("end", [b"\xe9gal\n", b"\xc3"])
 def test_the_first_pass_finds_bad_utf8(tmp_path, name, end):
-    """Also a character that the end of the file cuts."""
+    """Also an incomplete character at the end of the file."""
     path = tmp_path / name
     content = b'{"text": "Il"}\n' * 3 + end
     path.write_bytes(gzip.compress(content) if ".gz" in name else content)
@@ -165,7 +163,7 @@ def test_bad_utf8_is_replaced_or_its_line_skipped(tmp_path):
     assert not skipped
     documents, skipped, _ = read([path], "skip")
     assert documents == [["A", "C"]]
-    assert skipped == {text_inputs.SKIPPED_LINES: 2}
+    assert skipped == {files.SKIPPED_LINES: 2}
 
 
 def test_json_lines_are_documents(tmp_path):
@@ -179,7 +177,7 @@ def test_json_lines_are_documents(tmp_path):
     assert skipped == {sources.EMPTY_TEXTS: 1}
     with pytest.raises(UserError, match=r'line 1 of .*"text".*--text_field'):
         read([path])
-    # The suffix decides, also below that of a compression.
+    # The suffix decides, also before the suffix of a compression.
     other = tmp_path / "b.txt"
     other.write_bytes(path.read_bytes())
     settings = {"text_field": "body", "input_format": "jsonl"}
@@ -200,15 +198,15 @@ def test_json_lines_are_documents(tmp_path):
     ],
 )
 @pytest.mark.parametrize("on_bad_utf8", ["error", "replace", "skip"])
-def test_bad_json_is_named(tmp_path, line, expected, on_bad_utf8):
+def test_bad_json_is_refused(tmp_path, line, expected, on_bad_utf8):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "Good."}\n' + line)
     with pytest.raises(UserError, match=expected):
         read([path], on_bad_utf8)
 
 
-def test_half_a_surrogate_pair_is_no_text(tmp_path):
-    """JSON spells U+1F600 as a pair, and can spell half of one."""
+def test_unpaired_surrogates_follow_on_bad_utf8(tmp_path):
+    """JSON encodes U+1F600 as a pair, and can encode half of a pair."""
     path = tmp_path / "a.jsonl"
     lines = [r'{"text": "a \ud83d\ude00"}', r'{"text": "b \ud83d c"}']
     path.write_text("\n".join(lines))
@@ -220,7 +218,7 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path):
     assert skipped == {sources.SKIPPED_TEXTS: 1}
 
 
-def test_bytes_of_json_lines_follow_the_policy(tmp_path):
+def test_bad_bytes_in_json_lines_follow_on_bad_utf8(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "Il\xe9gal"}\n{"text": "b"}')
     with pytest.raises(UserError, match=r"0xe9 in line 1, at byte offset 12"):
@@ -228,10 +226,10 @@ def test_bytes_of_json_lines_follow_the_policy(tmp_path):
     assert read([path], "replace")[0] == [["Il\ufffdgal"], ["b"]]
     documents, skipped, _ = read([path], "skip")
     assert documents == [["b"]]
-    assert skipped == {text_inputs.SKIPPED_LINES: 1}
+    assert skipped == {files.SKIPPED_LINES: 1}
 
 
-def test_inputs_are_found_in_order_and_once(tmp_path):
+def test_inputs_are_sorted_and_unique(tmp_path):
     for name in ("d.txt", "b.txt", "a.txt", "c.md", "e[1].txt"):
         (tmp_path / name).write_text("text")
     (tmp_path / "directory.txt").mkdir()
@@ -245,7 +243,7 @@ def test_inputs_are_found_in_order_and_once(tmp_path):
     assert sum(source.num_bytes for source in found) == 16
 
 
-def test_inputs_that_are_not_there_are_named(tmp_path):
+def test_missing_or_empty_inputs_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match=r"b\*.txt"):
         read([tmp_path / "*.txt", tmp_path / "b*.txt"])
@@ -256,7 +254,7 @@ def test_inputs_that_are_not_there_are_named(tmp_path):
         read([])
 
 
-def test_the_digest_is_of_content_not_of_names(tmp_path):
+def test_digest_depends_on_content_and_not_on_names(tmp_path):
     for name, text in (("a", "one"), ("b", "two"), ("c", "one")):
         (tmp_path / name).write_text(text)
 

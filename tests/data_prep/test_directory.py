@@ -4,9 +4,7 @@ import pytest
 
 from albert_tf.errors import UserError
 from data_prep.builder import directory as records_directory
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 from data_prep.text.files import TextFile
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
-from data_prep.text import lines as text_lines
 from data_prep.text.lines import read_lines
+
+BLOCK_BYTES = "data_prep.text.lines.BLOCK_BYTES"
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def path(tmp_path_factory):
 
 def read(path, content, block_bytes=1 << 20, longest=1 << 20):
     path.write_bytes(content)
-    with unittest.mock.patch.object(text_lines, "BLOCK_BYTES", block_bytes):
+    with unittest.mock.patch(BLOCK_BYTES, block_bytes):
         return list(read_lines(str(path), lambda block: None, longest))
 
 
@@ -29,7 +30,7 @@ def read(path, content, block_bytes=1 << 20, longest=1 << 20):
     block_bytes=st.integers(1, 9),
 )
 def test_lines_are_those_of_a_regular_expression(path, content, block_bytes):
-    """Whatever ends them, wherever a block of the file ends."""
+    """For every line ending, and any end of a block."""
     expected = re.split(rb"\r\n|\r|\n", content)
     if not expected[-1]:
         expected.pop()
@@ -64,29 +65,29 @@ def test_long_lines_are_cut_between_characters(
         assert b"".join(parts.get(number, [b""])) == line
 
 
-def test_an_endless_line_is_not_kept_whole(path):
-    """Its first part is there when a few of 500 blocks are read."""
+def test_long_line_is_yielded_before_it_is_read_completely(path):
+    """Its first part is yielded after a few of 500 blocks."""
     path.write_bytes(b"word " * 1000)
     blocks = []
-    with unittest.mock.patch.object(text_lines, "BLOCK_BYTES", 10):
+    with unittest.mock.patch(BLOCK_BYTES, 10):
         lines = read_lines(str(path), blocks.append, longest=20)
         for number in range(1, 200):
             next(lines)
             assert len(blocks) <= 2 * number + 5
 
 
-def test_long_lines_are_cut_behind_white_space(path):
+def test_long_lines_are_cut_after_spaces(path):
     lines = read(path, b"one two three four", longest=9)
     assert [line.content for line in lines] == [b"one two ", b"three ", b"four"]
 
 
-def test_a_mark_at_the_beginning_is_left_out(path):
+def test_byte_order_mark_is_removed(path):
     (line,) = read(path, b"\xef\xbb\xbfa \xef\xbb\xbf")
     assert line == (1, 3, b"a \xef\xbb\xbf")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_utf16_is_named(path, encoding):
+def test_utf16_is_refused(path, encoding):
     content = "\ufeffabc" if encoding == "utf-16-be" else "abc"
     with pytest.raises(UserError, match=r"a.txt must be UTF-8.*UTF-16.*iconv"):
         read(path, content.encode(encoding))

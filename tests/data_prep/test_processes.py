@@ -28,17 +28,17 @@ def fail(state, task):
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_results_come_in_the_order_of_the_tasks(num_workers):
+def test_results_have_the_order_of_the_tasks(num_workers):
     with Processes(num_workers, make_state, "ab") as processes:
         found = list(processes.map(repeat, range(20)))
     assert [done.result for done in found] == ["ab" * i for i in range(20)]
-    # Bytes, of which this process, with other tests behind it, has had most.
-    most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # In bytes. This process has run other tests, so its peak is the largest.
+    largest = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for done in found:
-        assert 5e6 < done.peak_memory <= most
+        assert 5e6 < done.peak_memory <= largest
 
 
-def test_few_tasks_are_under_way_at_a_time():
+def test_number_of_pending_tasks_is_bounded():
     taken = []
 
     def tasks():
@@ -61,15 +61,15 @@ def test_errors_reach_the_caller(num_workers):
         list(processes.map(fail, [7]))
 
 
-def test_a_killed_process_is_explained():
+def test_killed_worker_process_is_reported():
     with (
         Processes(2, make_state, "a") as processes,
-        pytest.raises(UserError, match=r"memory.*fewer --num_workers"),
+        pytest.raises(UserError, match=r"memory.*smaller --num_workers"),
     ):
         list(processes.map(repeat, [1, 99, 2]))
 
 
-def test_processes_end_with_the_one_that_started_them(tmp_path):
+def test_worker_processes_end_with_their_parent(tmp_path):
     script = (
         "import multiprocessing, os, signal\n"
         "from data_prep.processes import Processes\n"
@@ -83,7 +83,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     )
     path = tmp_path / "script.py"
     path.write_text(script)
-    # Not a pipe: workers that live on would keep it open.
+    # Not a pipe, which surviving workers would keep open.
     with open(tmp_path / "pids", "w") as pids:
         subprocess.run(
             [sys.executable, str(path)],
@@ -97,7 +97,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
         if time.monotonic() > deadline:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
-            pytest.fail("workers live on")
+            pytest.fail("worker processes survived their parent")
         time.sleep(0.05)
 
 

@@ -7,9 +7,7 @@ from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.records import make_records
 from data_prep.builder.rows import HEADER, Rows, piece_dtype
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 
 VOCABULARY = "tests/testdata/30k-clean.model"
 LENGTH = 12

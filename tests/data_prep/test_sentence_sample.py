@@ -20,10 +20,10 @@ SENTENCES = st.lists(
     st.integers(min_value=1, max_value=60),
 )
 @settings(max_examples=200, deadline=None)
-def test_the_sample_is_as_many_of_the_smallest_as_there_is_room_for(
+def test_sample_keeps_the_sentences_of_smallest_priority(
     sentences, max_sentences, max_characters
 ):
-    """By priority, up to the first that has none: so no order matters."""
+    """Up to the first that does not fit, so the order has no influence."""
     expected = []
     for _, text in sorted(sentences)[:max_sentences]:
         if sum(map(len, expected)) + len(text) > max_characters:
@@ -39,7 +39,7 @@ def test_the_sample_is_as_many_of_the_smallest_as_there_is_room_for(
 
 @given(SENTENCES, st.integers(min_value=0, max_value=2**64 - 1))
 @settings(max_examples=100, deadline=None)
-def test_a_limit_keeps_the_sentences_below_it(sentences, threshold):
+def test_limit_keeps_the_sentences_below_it(sentences, threshold):
     sample = SentenceSample(99, 999)
     for priority, text in sentences:
         sample.add(priority, text)
@@ -50,8 +50,8 @@ def test_a_limit_keeps_the_sentences_below_it(sentences, threshold):
     assert list(sample.take()) == expected
 
 
-def test_each_sentence_is_as_likely():
-    """Wherever it stands in its document, and of whatever length that is."""
+def test_each_sentence_is_equally_likely():
+    """At any position, in documents of any length."""
     threshold = 2**62  # a quarter
     rng = np.random.default_rng(3)
     by_place = np.zeros(8)

@@ -31,7 +31,7 @@ def articles():
 
 @pytest.fixture(scope="module")
 def data_dir(articles, tmp_path_factory):
-    """A dataset of them on disk, in three files."""
+    """A prepared dataset of the articles, in three files."""
     import tensorflow_datasets as tfds
 
     directory = tmp_path_factory.mktemp("tfds")
@@ -93,7 +93,7 @@ def test_each_element_is_a_document(articles, data_dir):
     assert again == documents
 
 
-def test_a_part_of_a_split_is_read(articles, data_dir):
+def test_part_of_a_split_is_read(articles, data_dir):
     whole, _ = read(make_config(data_dir))
     half, digests = read(make_config(data_dir, tfds_split="train[:50%]"))
     assert half == whole[: len(half)]
@@ -118,13 +118,13 @@ def test_another_field_may_hold_the_text(data_dir, articles):
         ({"text_field": "year"}, "text_field must be.*year.*title"),
     ],
 )
-def test_what_is_not_there_is_named(data_dir, settings, expected):
+def test_unknown_names_are_refused(data_dir, settings, expected):
     with pytest.raises(UserError, match=f"(?s){expected}"):
         read(make_config(data_dir, **settings))
 
 
 @pytest.mark.parametrize("runner", ["local", "DirectRunner"])
-def test_records_are_those_of_the_same_text_in_files(
+def test_dataset_and_text_files_give_the_same_records(
     articles, data_dir, tmp_path, runner
 ):
     if runner != "local":

@@ -15,9 +15,7 @@ from albert_tf.errors import UserError
 from albert_tf.records.features import SPECIAL_PIECES, UNK_ID
 from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import train_tokenizer
-from data_prep.config import (
-    TokenizerConfig,
-)
+from data_prep.config import TokenizerConfig
 from data_prep.vocabulary.normalization_rules import make_rules
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"

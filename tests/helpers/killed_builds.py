@@ -21,9 +21,7 @@ import sys
 from collections.abc import Callable
 
 from data_prep import build_tfrecords
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir"}
 KILLED = 9
