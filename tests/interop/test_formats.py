@@ -144,4 +144,6 @@ def test_torn_checkpoints_of_a_run_are_skipped(tmp_path, run_dir):
     assert formats.read_weights(str(tmp_path / "run")).step == 2
     for directory in parent.iterdir():
         os.truncate(directory / data, 1000)
-    refused(tmp_path / "run" / "checkpoints", tmp_path, "must be (whole|anoth)")
+    refused(
+        tmp_path / "run" / "checkpoints", tmp_path, "must be (intact|anoth)"
+    )

@@ -136,6 +136,7 @@ def test_two_replicas_equal_one_on_the_global_batch(
     assert_close(weights, weights_of_two, 2e-5)
 
 
+@pytest.mark.slow
 def test_two_replicas_equal_one_with_dynamic_masking(
     tiny_dynamic_records, tmp_path
 ):
@@ -158,6 +159,7 @@ def test_two_replicas_equal_one_with_dynamic_masking(
     assert largest_difference(one[1], other[1]) > 1e-3
 
 
+@pytest.mark.slow
 def test_each_masked_token_counts_the_same_on_unequal_replicas(
     tiny_records, tmp_path
 ):
@@ -235,6 +237,7 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
         seen.clear()
 
 
+@pytest.mark.slow
 def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records, tmp_path):
     """Where memory is short, TensorFlow rewrites how gradients are summed."""
     config = tiny_run.make_config(
@@ -261,6 +264,7 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records, tmp_path):
     assert int(state.step) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -313,6 +317,7 @@ def test_how_the_step_is_computed_does_not_change_it(
         assert products[1] > products[0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
 def test_bfloat16_trains_close_to_float32(tiny_records, tmp_path, strategy):
     devices = {
@@ -334,6 +339,7 @@ def test_bfloat16_trains_close_to_float32(tiny_records, tmp_path, strategy):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
 def test_gradient_accumulation_does_not_change_the_update(
     tiny_records, tmp_path, strategy
