@@ -11,7 +11,7 @@ import json
 import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 from absl import logging
@@ -31,15 +31,10 @@ class RunLog:
     logged and training continues. Opening and rewinding the log, however, must
     succeed.
 
-    Args:
-        run_dir: `--output_dir` of the run.
-        step: The step that the run starts from.
-        evaluates_again: Whether the evaluation at that step is repeated.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as run_dir:
-        ...     log = RunLog(run_dir, step=0)
+        ...     log = RunLog.open(run_dir, step=0)
         ...     log.write("train", 100, {"loss": 6.5})
         ...     log.write("train", 200, {"loss": 6.25})
         ...     log.rewind(100)  # the run returns to step 100
@@ -47,16 +42,29 @@ class RunLog:
         [{'split': 'train', 'step': 100, 'loss': 6.5}]
     """
 
-    def __init__(
-        self, run_dir: str, step: int, evaluates_again: bool = False
-    ) -> None:
+    def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
         self._path = posixpath.join(run_dir, METRICS_FILE)
         self._events_path = posixpath.join(run_dir, EVENTS_FILE)
         # Files whose last line may be incomplete.
         self._cut_short = {self._events_path}
-        self.rewind(step, evaluates_again)
-        self._writer: tf.summary.SummaryWriter | None = self._make_writer()
+        self._writer: tf.summary.SummaryWriter | None = None
+
+    @classmethod
+    def open(
+        cls, run_dir: str, step: int, evaluates_again: bool = False
+    ) -> Self:
+        """Opens the log of a new or resumed run, and rewinds it.
+
+        Args:
+            run_dir: `--output_dir` of the run.
+            step: The step that the run starts from.
+            evaluates_again: Whether the evaluation at that step is repeated.
+        """
+        log = cls(run_dir)
+        log.rewind(step, evaluates_again)
+        log._writer = log._make_writer()
+        return log
 
     def _make_writer(self) -> tf.summary.SummaryWriter:
         return tf.summary.create_file_writer(

@@ -132,7 +132,7 @@ def open_run(
     # 5. The log, without the lines of later steps.
     run_log = None
     if chief:
-        run_log = RunLog(run_dir, position.step, position.to_evaluate)
+        run_log = RunLog.open(run_dir, position.step, position.to_evaluate)
     progress = Progress(
         config.training.num_train_steps,
         config.data.global_batch_size * config.data.max_seq_length,

@@ -10,16 +10,16 @@ FIGURES = {"masked_lm_loss": 2.5}
 
 
 def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path):
-    log = RunLog(str(tmp_path), 0)
+    log = RunLog.open(str(tmp_path), 0)
     for step in (2, 4, 6):
         log.write("train", step, FIGURES)
-    RunLog(str(tmp_path), 4).write("train", 5, FIGURES)
+    RunLog.open(str(tmp_path), 4).write("train", 5, FIGURES)
 
     assert [line["step"] for line in read_metrics(str(tmp_path))] == [2, 4, 5]
 
 
 def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
-    log = RunLog(str(tmp_path), 0)
+    log = RunLog.open(str(tmp_path), 0)
     log.write("train", 2, FIGURES)
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"split": "train", "st')
@@ -33,14 +33,14 @@ def steps_of(lines):
 
 def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
     run_dir = str(tmp_path)
-    log = RunLog(run_dir, 0)
+    log = RunLog.open(run_dir, 0)
     log.write("train", 2, FIGURES)
     log.write_event("start", 0)
     for name in ("metrics.jsonl", "events.jsonl"):
         with open(tmp_path / name, "a") as file:
             file.write('{"step": 4, "spl')
 
-    log = RunLog(run_dir, 2)
+    log = RunLog.open(run_dir, 2)
     log.write_event("resume", 2)
     log.write("train", 4, FIGURES)
 
@@ -51,7 +51,7 @@ def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
 def test_events_are_noted_with_their_time(monkeypatch, tmp_path):
     clock = types.SimpleNamespace(time=lambda: 1700000000.5)
     monkeypatch.setattr(run_log, "time", clock)
-    log = RunLog(str(tmp_path), 0)
+    log = RunLog.open(str(tmp_path), 0)
     log.write_event("start", 0)
     log.write_event("rollback", 7, to_step=4, reason="loss")
     log.rewind(0)
@@ -70,7 +70,7 @@ def test_events_are_noted_with_their_time(monkeypatch, tmp_path):
 
 def test_going_back_replaces_the_lines_of_later_steps(tmp_path):
     run_dir = str(tmp_path)
-    log = RunLog(run_dir, 0)
+    log = RunLog.open(run_dir, 0)
     for step in (2, 4, 6):
         log.write("train", step, {"masked_lm_loss": float(step)})
     log.rewind(4)
@@ -87,11 +87,11 @@ def test_going_back_replaces_the_lines_of_later_steps(tmp_path):
 @pytest.mark.parametrize("again", [False, True])
 def test_an_evaluation_made_again_is_in_the_log_once(tmp_path, again):
     run_dir = str(tmp_path)
-    log = RunLog(run_dir, 0)
+    log = RunLog.open(run_dir, 0)
     for step in (2, 4):
         log.write("train", step, FIGURES)
         log.write("eval", step, FIGURES)
-    RunLog(run_dir, 4, evaluates_again=again)
+    RunLog.open(run_dir, 4, evaluates_again=again)
 
     lines = [(line["split"], line["step"]) for line in read_metrics(run_dir)]
     kept = [] if again else [("eval", 4)]
@@ -113,7 +113,7 @@ def scalars_in(run_dir):
 
 
 def test_scalars_are_in_the_tensorboard_files(tmp_path):
-    RunLog(str(tmp_path), 0).write("eval", 3, FIGURES)
+    RunLog.open(str(tmp_path), 0).write("eval", 3, FIGURES)
     assert scalars_in(tmp_path) == [(3, "eval/masked_lm_loss", 2.5)]
 
 
@@ -125,7 +125,7 @@ def test_a_full_disk_stops_the_log_but_not_the_training(
         "absl.logging.error", lambda form, *values: errors.append(form % values)
     )
     run_dir = str(small_disk)
-    log = RunLog(run_dir, 0)
+    log = RunLog.open(run_dir, 0)
     log.write("train", 2, FIGURES)
     log.write_event("start", 0)
     filler = small_disk / "other"

@@ -137,7 +137,7 @@ def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
     """From the first start on, across downtime, with a rollback and without."""
     run_dir = str(tmp_path)
     set_clock(monkeypatch, 1000.0)
-    log = RunLog(run_dir, 0)
+    log = RunLog.open(run_dir, 0)
     progress = progress_of(run_dir)
     log.write_event("start", 0)
     # 10 s of start-up, then 10 s of steps.
@@ -149,7 +149,7 @@ def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
 
     # Down until second 55; up at 60, and 10 steps more.
     set_clock(monkeypatch, 1055.0)
-    log = RunLog(run_dir, 10)
+    log = RunLog.open(run_dir, 10)
     progress = progress_of(run_dir)
     log.write_event("resume", 10)
     goodput = train(progress, log, 20, 1070.0, monkeypatch)
