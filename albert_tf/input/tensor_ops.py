@@ -1,4 +1,4 @@
-"""The operations of `array_ops` in TensorFlow, with equal results."""
+"""The operations of `records.array_ops` in TensorFlow, with equal results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +33,8 @@ def reshape(values: Array, shape: tuple[int, ...]) -> Array:
     return tf.reshape(values, shape)
 
 
-def moved_right(values: Array, first: bool) -> Array:
-    """See `array_ops.moved_right`."""
+def shift_columns(values: Array, first: bool) -> Array:
+    """See `array_ops.shift_columns`."""
     return tf.concat(
         [tf.fill([values.shape[0], 1], first), values[:, :-1]], axis=1
     )
@@ -51,7 +51,7 @@ def repeat(values: Array, counts: Array) -> Array:
 
 
 def copy(values: Array) -> Array:
-    """See `array_ops.copy`; tensors never change."""
+    """See `array_ops.copy`. A tensor is immutable and needs no copy."""
     return values
 
 
@@ -121,15 +121,15 @@ def rint(values: Array) -> Array:
     return tf.math.rint(values)
 
 
-def shift_right(values: Array, num_bits: int) -> Array:
-    """See `array_ops.shift_right`."""
+def right_shift(values: Array, num_bits: int) -> Array:
+    """See `array_ops.right_shift`."""
     return tf.bitwise.right_shift(values, tf.constant(num_bits, tf.uint64))
 
 
-def loop_while_any(
+def loop_until_empty(
     body: Callable[..., tuple[Array, ...]], *state: Array
 ) -> tuple[Array, ...]:
-    """See `array_ops.loop_while_any`."""
+    """See `array_ops.loop_until_empty`."""
     return tf.while_loop(
         lambda first, *_: tf.size(first) > 0,
         body,

@@ -1,11 +1,12 @@
-"""The few array operations that masking is written over, in NumPy.
+"""Array operations in NumPy for code that also runs in TensorFlow.
 
-`tensor_ops` has the same functions for TensorFlow: a rule that is given one
-module or the other is written once, and runs in the processes that build
-records, which load no TensorFlow, and in the graph of `tf.data`. What both
-kinds of arrays share is written as operators: `+ - * // < >= == & | ~ ^`.
+`input.tensor_ops` has the same functions for tensors. A function that takes
+either module as its argument `ops` is written once. It runs with NumPy in the
+processes that build records, which do not import TensorFlow, and with
+TensorFlow in a `tf.data` graph. Operators that arrays and tensors share are
+used directly: `+ - * // < >= == & | ~ ^`.
 
-Arrays are flat unless a function says otherwise; indices and counts are
+Arrays have one axis unless a function says otherwise. Indices and counts are
 int64.
 """
 
@@ -18,17 +19,17 @@ Array = Any
 
 
 def cast(values: Array, dtype: str) -> Array:
-    """The values in another dtype; floats lose their fraction."""
+    """Converts the dtype; the fraction of a float is dropped."""
     return np.asarray(values).astype(dtype, copy=False)
 
 
 def arange(length: Array) -> Array:
-    """int64, 0 to `length` - 1."""
+    """0, ..., `length` - 1; int64."""
     return np.arange(length)
 
 
 def zeros(length: Array, dtype: str) -> Array:
-    """Zeros, or False for "bool"."""
+    """`length` zeros; False for the dtype "bool"."""
     return np.zeros(length, dtype)
 
 
@@ -38,109 +39,109 @@ def size(values: Array) -> Array:
 
 
 def reshape(values: Array, shape: tuple[int, ...]) -> Array:
-    """Another shape, of as many values, from and to any number of axes."""
+    """Changes the shape, from and to any number of axes."""
     return values.reshape(shape)
 
 
-def moved_right(values: Array, first: bool) -> Array:
-    """bool, `(rows, columns)`, a column to the right; `first` fills it."""
-    moved = np.full_like(values, first)
-    moved[:, 1:] = values[:, :-1]
-    return moved
+def shift_columns(values: Array, first: bool) -> Array:
+    """Shifts bool, `(rows, columns)`, right by one; `first` fills column 0."""
+    shifted = np.full_like(values, first)
+    shifted[:, 1:] = values[:, :-1]
+    return shifted
 
 
 def append(values: Array, last: Array) -> Array:
-    """int64, with one value more."""
+    """Appends a value; int64."""
     return np.append(values, last)
 
 
 def repeat(values: Array, counts: Array) -> Array:
-    """Each value as often as its count says."""
+    """Repeats each value as often as its count."""
     return np.repeat(values, counts)
 
 
 def copy(values: Array) -> Array:
-    """Values that `put` may change."""
+    """Copies the values, so that `put` may overwrite them."""
     return values.copy()
 
 
 def sum(values: Array) -> Array:  # noqa: A001
-    """Of all values, int64."""
+    """Sum of all values, int64."""
     return values.sum()
 
 
 def max(values: Array) -> Array:  # noqa: A001
-    """Largest of all values, none of them negative; 0 of none."""
+    """Maximum of nonnegative values; 0 for an empty array."""
     return values.max(initial=0)
 
 
 def cumsum(values: Array, axis: int = 0) -> Array:
-    """int64, running sums of integers or bools along an axis."""
-    # Cast first: np.cumsum takes twice as long where it casts itself.
+    """Cumulative sums of integers or bools along an axis; int64."""
+    # Cast first: np.cumsum takes twice as long if it casts.
     return values.astype(np.int64, copy=False).cumsum(axis)
 
 
 def count_true(flags: Array) -> Array:
-    """int64, `(rows,)`; how many are True, `(rows, columns)`."""
+    """Number of True values in each row of an array of two axes; int64."""
     return np.count_nonzero(flags, axis=1)
 
 
 def flatnonzero(flags: Array) -> Array:
-    """int64, rising; the indices of what is True."""
+    """Indices of the True values of the flattened array, increasing; int64."""
     return np.flatnonzero(flags)
 
 
 def take(values: Array, indices: Array) -> Array:
-    """The values at the indices, of the indices' shape."""
+    """Values at the indices of the flattened array; the shape of `indices`."""
     return values.take(indices)
 
 
 def put(values: Array, indices: Array, new: Array) -> Array:
-    """The values with others at unique indices; `values` may be reused."""
+    """Replaces the values at unique indices. NumPy overwrites `values`."""
     values[indices] = new
     return values
 
 
 def sum_by(groups: Array, values: Array, num_groups: Array) -> Array:
-    """int64, `(num_groups,)`; sums of the integers of each group."""
+    """Sum of the integers of each group; int64, `(num_groups,)`."""
     sums = np.bincount(groups, weights=values, minlength=num_groups)
     return sums.astype(np.int64)
 
 
 def count_by(groups: Array, num_groups: Array) -> Array:
-    """int64, `(num_groups,)`; how often each group occurs."""
+    """Number of elements of each group; int64, `(num_groups,)`."""
     return np.bincount(groups, minlength=num_groups)
 
 
 def sort(values: Array) -> Array:
-    """uint64, rising."""
+    """Sorts in increasing order; uint64."""
     return np.sort(values)
 
 
 def where(flags: Array, values: Array, others: Array) -> Array:
-    """The values where True, the others elsewhere."""
+    """`values` where a flag is True, `others` elsewhere."""
     return np.where(flags, values, others)
 
 
 def clip(values: Array, low: int, high: int) -> Array:
-    """int64, neither below `low` nor above `high`."""
+    """Limits integers to the range from `low` to `high`; int64."""
     return np.clip(values, low, high)
 
 
 def rint(values: Array) -> Array:
-    """float64, nearest whole numbers; halves go to the even one."""
+    """Rounds to the nearest integer, halves to the even one; float64."""
     return np.rint(values)
 
 
-def shift_right(values: Array, num_bits: int) -> Array:
-    """uint64, without the lowest bits."""
+def right_shift(values: Array, num_bits: int) -> Array:
+    """Shifts uint64 right by `num_bits` bits."""
     return values >> np.uint64(num_bits)
 
 
-def loop_while_any(
+def loop_until_empty(
     body: Callable[..., tuple[Array, ...]], *state: Array
 ) -> tuple[Array, ...]:
-    """Repeats `state = body(*state)` while `state[0]` is not empty."""
+    """Repeats `state = body(*state)` until `state[0]` is empty."""
     while len(state[0]):
         state = body(*state)
     return state

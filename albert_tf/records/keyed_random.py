@@ -1,9 +1,9 @@
-"""Random numbers as a function of keys instead of a stream.
+"""Random numbers as a function of a key and a counter.
 
-What is drawn for an example depends on its key alone: not on the other
-examples of a batch, on the number of processes, or on what was drawn
-before. The function is the output step of SplitMix64, which passes the usual
-batteries of tests and is a few integer operations in NumPy.
+The random numbers of an example depend only on its key. They do not depend on
+the other examples of a batch, on the number of processes, or on numbers drawn
+before. The function is the output function of SplitMix64, which passes the
+common statistical tests and takes a few integer operations in NumPy.
 
 Reference:
     [Steele et al., 2014](https://doi.org/10.1145/2714064.2660195).
@@ -21,26 +21,31 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def random_bits(keys: Array, counters: Any, ops: Any = array_ops) -> Array:
-    """64 random bits for each pair of a key and a counter.
+    """Returns 64 random bits for each pair of a key and a counter.
 
     Args:
         keys: uint64, of any shape.
-        counters: Integers, one or many, broadcast against the keys.
+        counters: An integer, or integers that broadcast against the keys.
         ops: `array_ops`, or `tensor_ops` for tensors.
 
     Returns:
-        uint64. Fit to be keys themselves.
+        uint64. The values may serve as keys.
+
+    Example:
+        >>> keys = np.array([1234567, 7], np.uint64)
+        >>> random_bits(keys, 0).tolist()
+        [6457827717110365317, 7191089600892374487]
     """
     if isinstance(counters, int):
-        # An array, since NumPy warns where a scalar overflows.
+        # NumPy warns if a scalar overflows, but not if an array does.
         counters = np.array([counters])
     bits = keys + (ops.cast(counters, "uint64") + np.uint64(1)) * _GOLDEN
-    bits = (bits ^ ops.shift_right(bits, 30)) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ ops.shift_right(bits, 27)) * np.uint64(0x94D049BB133111EB)
-    return bits ^ ops.shift_right(bits, 31)
+    bits = (bits ^ ops.right_shift(bits, 30)) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ ops.right_shift(bits, 27)) * np.uint64(0x94D049BB133111EB)
+    return bits ^ ops.right_shift(bits, 31)
 
 
 def random_uniform(keys: Array, counters: Any, ops: Any = array_ops) -> Array:
-    """float64 in [0, 1) for each pair of a key and a counter."""
-    bits = ops.shift_right(random_bits(keys, counters, ops), 11)
+    """Returns float64 in [0, 1) for each pair of a key and a counter."""
+    bits = ops.right_shift(random_bits(keys, counters, ops), 11)
     return ops.cast(bits, "float64") * 2.0**-53

@@ -1,21 +1,25 @@
-"""Which pieces a masked language model must restore: spans of whole words.
+"""Whole-word span masking: the tokens that the masked language model predicts.
 
-The rule of the paper (spans of n words, p(n) ~ 1/n, 15 % of the pieces),
-drawn for a whole batch at once: no loop over rows, words or pieces, and the
-lengths of the spans follow p(n) exactly. It serves records that are being
-built, with NumPy, and masking anew while training, with TensorFlow: the same
-masks of the same keys.
+The rule is that of the paper: 15 % of the tokens, in spans of n words with
+p(n) proportional to 1/n. All rows of a batch are masked at once, without a
+Python loop over rows, words or tokens. The same code runs in NumPy, where
+records are built, and in TensorFlow, where a run masks dynamically; equal keys
+give equal masks.
 
-1. Words: a piece marked as a boundary begins one. Special pieces end a
-   segment; what follows them begins a word whatever its mark.
-2. The words of a row are tiled with spans of lengths drawn from p(n). The
-   first length is drawn from what is left of a span that a random word falls
-   into, so that the tiling has no preferred position: every word is equally
-   likely to stand anywhere in a span. A span is cut where a segment begins.
-3. Spans are put in random order and taken while they fit the budget; one that
-   does not fit is passed over, smaller ones behind it may still fit.
-4. Each piece taken becomes `[MASK]` (80 %), stays (10 %), or becomes a random
-   ordinary piece (10 %).
+`mask_batch` has four stages:
+
+1. `_find_words`: a token whose boundary mark is set begins a word. A special
+   token ends a segment; the token after it begins a word, marked or not.
+2. `spans.tile_with_spans`: consecutive spans cover the words of each row. Their
+   lengths are drawn from p(n). The first length of a row is drawn from the
+   distribution of the words that remain in the span around a random word, so
+   that each word is equally likely to begin a span. A span ends where a
+   segment ends.
+3. `spans.take_spans`: the spans of a row are shuffled and taken while they
+   fit the budget. A span that does not fit is skipped; a smaller span after
+   it may still fit.
+4. `_draw_replacements`: a taken token becomes `[MASK]` (80 %), stays as it is
+   (10 %), or becomes a random ordinary piece of the vocabulary (10 %).
 
 Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 4.1;
@@ -29,14 +33,21 @@ import numpy as np
 from albert_tf.records import array_ops
 from albert_tf.records.features import MASK_ID, PAD_ID, SPECIAL_PIECES, UNK_ID
 from albert_tf.records.keyed_random import random_bits, random_uniform
+from albert_tf.records.spans import (
+    Spans,
+    measure_spans,
+    number_within_rows,
+    take_spans,
+    tile_with_spans,
+)
 
 # A NumPy array or a tensor.
 Array = Any
 
-# Ordinary pieces have the ids from here on.
+# The ids from here on are ordinary pieces.
 FIRST_ORDINARY_ID = len(SPECIAL_PIECES)
 
-# What a row's key is used for, each with random numbers of its own.
+# The uses of a row's key. Each has independent random numbers.
 _SPAN_LENGTH, _SPAN_ORDER, _REPLACEMENT_KIND, _RANDOM_PIECE = range(4)
 
 
@@ -45,18 +56,34 @@ class MaskedBatch(NamedTuple):
 
     Attributes:
         input_ids: int32, `(batch, length)`, with the replacements.
-        positions: int32, `(batch, max_predictions)`, of the pieces to
-            restore, rising; padded with 0.
-        ids: int32, `(batch, max_predictions)`, the original pieces there;
-            padded with 0.
-        weights: float32, `(batch, max_predictions)`; 1 for a piece to
-            restore, 0 for padding.
+        positions: int32, `(batch, max_predictions)`, positions of the masked
+            tokens in increasing order; padded with 0.
+        ids: int32, `(batch, max_predictions)`, the original tokens at these
+            positions; padded with 0.
+        weights: float32, `(batch, max_predictions)`; 1 for a masked token, 0
+            for padding.
     """
 
     input_ids: Array
     positions: Array
     ids: Array
     weights: Array
+
+
+class _Tokens(NamedTuple):
+    """The masked tokens of all rows, row by row.
+
+    Attributes:
+        rows: int64, `(tokens,)`, nondecreasing.
+        columns: int64, `(tokens,)`.
+        indices: int64, `(tokens,)`, indices in the flattened batch.
+        ids: int32, `(tokens,)`, as they were before masking.
+    """
+
+    rows: Array
+    columns: Array
+    indices: Array
+    ids: Array
 
 
 def mask_batch(
@@ -70,258 +97,165 @@ def mask_batch(
     ngram: int,
     ops: Any = array_ops,
 ) -> MaskedBatch:
-    """Chooses the pieces to restore and hides them.
+    """Selects tokens to predict and replaces them.
 
-    Never restored: special pieces and `<unk>`. An `<unk>` within a word
-    stays visible while the rest of the word is hidden.
+    Special tokens and `<unk>` are never selected. An `<unk>` within a word
+    stays visible while the other tokens of the word are masked.
 
     Args:
         input_ids: int32, `(batch, length)`, padded with `<pad>`; batch and
-            length at most 65536.
+            length are at most 65536.
         token_boundary: `(batch, length)`, 1 where a word begins.
-        keys: uint64, `(batch,)`; a row's masks depend on its key and its
-            pieces, on nothing else.
-        vocab_size: Pieces of the vocabulary.
-        max_predictions_per_seq: Pieces to restore in a row at the most.
-        masked_lm_prob: Share of a row's pieces to restore, special pieces
-            counted in, padding not.
-        ngram: Words in a span at the most.
+        keys: uint64, `(batch,)`. The masks of a row depend only on its key
+            and its tokens.
+        vocab_size: Number of pieces in the vocabulary.
+        max_predictions_per_seq: Maximum number of masked tokens in a row.
+        masked_lm_prob: Fraction of a row's tokens to mask. Special tokens
+            count as tokens here, padding does not.
+        ngram: Maximum number of words in a span.
         ops: `array_ops`, or `tensor_ops` for tensors of static shape.
 
     Returns:
-        The masked rows. A row has a piece to restore wherever one of its
-        spans is small enough: if all exceed the budget, the first in the
-        random order that has at most `max_predictions_per_seq` is taken.
+        The masked batch. If all spans of a row exceed its budget, the first
+        span in random order with at most `max_predictions_per_seq` tokens is
+        masked. A row without such a span has no masked tokens.
+
+    Example:
+        >>> masked = mask_batch(
+        ...     np.array([[2, 20, 21, 22, 23, 3, 0]], np.int32),
+        ...     np.array([[1, 1, 0, 1, 1, 1, 0]]),
+        ...     np.array([7], np.uint64),
+        ...     vocab_size=30,
+        ...     max_predictions_per_seq=3,
+        ...     masked_lm_prob=0.3,
+        ...     ngram=1,
+        ... )
+        >>> masked.input_ids.tolist()
+        [[2, 20, 21, 4, 4, 3, 0]]
+        >>> masked.positions.tolist()
+        [[3, 4, 0]]
+        >>> masked.ids.tolist()
+        [[22, 23, 0]]
+        >>> masked.weights.tolist()
+        [[1.0, 1.0, 0.0]]
     """
-    num_rows, length = input_ids.shape
-    special = (input_ids < FIRST_ORDINARY_ID) & (input_ids != UNK_ID)
-    opens_segment = ops.moved_right(special, True) & ~special
-    opens_word = opens_segment | (ops.cast(token_boundary, "bool") & ~special)
-    opens_span = ops.put(
-        ops.reshape(opens_segment, (-1,)),
-        ops.take(
-            ops.flatnonzero(opens_word),
-            _tile_with_spans(
-                random_bits(keys, _SPAN_LENGTH, ops),
-                ops.count_true(opens_word),
-                ngram,
-                ops,
-            ),
-        ),
-        True,
+    opens_segment, opens_word = _find_words(input_ids, token_boundary, ops)
+    opens_span = tile_with_spans(
+        opens_segment,
+        opens_word,
+        random_bits(keys, _SPAN_LENGTH, ops),
+        ngram,
+        ops,
     )
-    spans = ops.flatnonzero(opens_span)
-    span_rows = spans // length
-
-    # A span holds the pieces to the next one; some may not be restored.
-    may_restore = ops.reshape(input_ids >= FIRST_ORDINARY_ID, (-1,))
-    pieces = ops.flatnonzero(may_restore)
-    pieces_before = ops.take(
-        ops.cumsum(may_restore) - ops.cast(may_restore, "int64"), spans
-    )
-    sizes = ops.append(pieces_before[1:], ops.size(pieces)) - pieces_before
-
-    num_pieces = ops.cast(ops.count_true(input_ids != PAD_ID), "float64")
-    budgets = ops.cast(ops.rint(num_pieces * masked_lm_prob), "int64")
-    taken = _take_spans(
-        span_rows,
-        sizes,
-        random_bits(
-            ops.take(random_bits(keys, _SPAN_ORDER, ops), span_rows),
-            spans - span_rows * length,
-            ops,
-        ),
-        ops.clip(budgets, 1, max_predictions_per_seq),
+    is_maskable = input_ids >= FIRST_ORDINARY_ID
+    spans = measure_spans(opens_span, is_maskable, ops)
+    span_keys = _keys_at(spans.rows, keys, _SPAN_ORDER, ops)
+    taken = take_spans(
+        spans.rows,
+        spans.sizes,
+        random_bits(span_keys, spans.columns, ops),
+        _find_budgets(input_ids, masked_lm_prob, max_predictions_per_seq, ops),
         max_predictions_per_seq,
         ops,
     )
-    sizes = ops.take(sizes, taken)
-    first_pieces = ops.take(pieces_before, taken)
-    chosen = ops.take(
-        pieces,
-        ops.repeat(first_pieces - ops.cumsum(sizes) + sizes, sizes)
-        + ops.arange(ops.sum(sizes)),
-    )
-    rows = chosen // length
-    columns = chosen - rows * length
-
-    originals = ops.take(input_ids, chosen)
-    masked_ids = ops.put(
-        ops.reshape(ops.copy(input_ids), (-1,)),
-        chosen,
-        _replace(originals, keys, rows, columns, vocab_size, ops),
-    )
-    slots = rows * max_predictions_per_seq + _number_in_row(rows, num_rows, ops)
-
-    def in_slots(values: Array, dtype: str) -> Array:
-        empty = ops.zeros(num_rows * max_predictions_per_seq, dtype)
-        return ops.reshape(
-            ops.put(empty, slots, ops.cast(values, dtype)),
-            (num_rows, max_predictions_per_seq),
-        )
-
-    return MaskedBatch(
-        ops.reshape(masked_ids, (num_rows, length)),
-        in_slots(columns, "int32"),
-        in_slots(originals, "int32"),
-        in_slots(ops.cast(columns >= 0, "float32"), "float32"),
+    tokens = _list_tokens(spans, taken, input_ids, is_maskable, ops)
+    replacements = _draw_replacements(tokens, keys, vocab_size, ops)
+    return _make_batch(
+        input_ids, tokens, replacements, max_predictions_per_seq, ops
     )
 
 
-def span_length_probabilities(ngram: int) -> np.ndarray:
-    """p(n) ~ 1/n for n = 1, ..., `ngram`; float64, `(ngram,)`."""
-    weights = 1 / np.arange(1, ngram + 1)
-    return weights / weights.sum()
+def _keys_at(rows: Array, keys: Array, purpose: int, ops: Any) -> Array:
+    """Key of each row for one purpose, at each element of `rows`; uint64."""
+    return ops.take(random_bits(keys, purpose, ops), rows)
 
 
-def _tile_with_spans(
-    keys: Array, num_words: Array, ngram: int, ops: Any = array_ops
-) -> Array:
-    """Chooses the words that begin a span.
-
-    Args:
-        keys: uint64, `(batch,)`.
-        num_words: int64, `(batch,)`, of each row.
-        ngram: Words in a span at the most.
-        ops: `array_ops`, or `tensor_ops` for tensors.
+def _find_words(
+    input_ids: Array, token_boundary: Array, ops: Any
+) -> tuple[Array, Array]:
+    """Finds the tokens that open a segment, and those that open a word.
 
     Returns:
-        int64, rising; indices among the words of all rows. The first word
-        of a row counts as the end of the span before it: it is left out.
+        Two arrays, bool, `(batch, length)`.
     """
-    probabilities = span_length_probabilities(ngram)
-    # P(a span that a random word falls into goes on for r words from it).
-    residual = np.cumsum(probabilities[::-1])[::-1]
-    residual = residual / residual.sum()
-    # As many draws as a row has words, more than it can need: those that
-    # lead beyond its end are dropped. Bits are compared as they are, which
-    # spares making floats of them.
-    draws = ops.arange(ops.max(num_words))
-    bits = random_bits(
-        ops.reshape(keys, (-1, 1)), ops.reshape(draws, (1, -1)), ops
-    )
-    lengths = ops.cast(bits >= np.uint64(0), "int32")
-    for first, later in zip(
-        np.cumsum(residual)[:-1], np.cumsum(probabilities)[:-1], strict=True
-    ):
-        threshold = ops.where(
-            draws == 0, np.uint64(first * 2.0**64), np.uint64(later * 2.0**64)
-        )
-        lengths = lengths + ops.cast(bits >= threshold, "int32")
-    begins = ops.cumsum(lengths, 1)
-    inside = begins < ops.reshape(num_words, (-1, 1))
-    first_words = ops.reshape(ops.cumsum(num_words) - num_words, (-1, 1))
-    return ops.take(begins + first_words, ops.flatnonzero(inside))
+    special = (input_ids < FIRST_ORDINARY_ID) & (input_ids != UNK_ID)
+    opens_segment = ops.shift_columns(special, True) & ~special
+    opens_word = opens_segment | (ops.cast(token_boundary, "bool") & ~special)
+    return opens_segment, opens_word
 
 
-def _take_spans(
-    rows: Array,
-    sizes: Array,
-    order_bits: Array,
-    budgets: Array,
-    max_predictions: int,
-    ops: Any = array_ops,
+def _find_budgets(
+    input_ids: Array, masked_lm_prob: float, max_predictions: int, ops: Any
 ) -> Array:
-    """Takes spans in random order while they fit their row's budget.
+    """Number of tokens to mask in each row, at least 1; int64, `(batch,)`."""
+    num_tokens = ops.cast(ops.count_true(input_ids != PAD_ID), "float64")
+    budgets = ops.cast(ops.rint(num_tokens * masked_lm_prob), "int64")
+    return ops.clip(budgets, 1, max_predictions)
 
-    Each turn of the loop takes, in every row, all spans up to the first that
-    does not fit what is left. What is left only shrinks, so a span passed
-    over never fits later, and the result is that of going through the spans
-    one by one. Few turns are needed, since spans have few sizes.
 
-    Args:
-        rows: int64, `(spans,)`, rising.
-        sizes: int64, `(spans,)`, pieces that may be restored.
-        order_bits: uint64, `(spans,)`, random.
-        budgets: int64, `(batch,)`, pieces to restore.
-        max_predictions: Size of a span that may exceed the budget if nothing
-            else fits.
-        ops: `array_ops`, or `tensor_ops` for tensors.
-
-    Returns:
-        int64, rising; the indices of the spans taken.
-    """
-    num_rows = budgets.shape[0]
-    # 16 bits of the row, 32 random ones, 16 of the span's number in its row:
-    # sorting such values is several times faster than an argsort. Their rows
-    # are `rows` before and after.
-    first = ops.take(_first_in_row(rows, num_rows, ops), rows)
-    sort_keys = ops.sort(
-        ops.cast(rows, "uint64") * np.uint64(2**48)
-        + ops.shift_right(order_bits, 32) * np.uint64(2**16)
-        + ops.cast(ops.arange(ops.size(rows)) - first, "uint64")
+def _list_tokens(
+    spans: Spans, taken: Array, input_ids: Array, is_maskable: Array, ops: Any
+) -> _Tokens:
+    """Lists the maskable tokens of the spans taken."""
+    length = input_ids.shape[1]
+    sizes = ops.take(spans.sizes, taken)
+    first_tokens = ops.take(spans.first_tokens, taken)
+    # The n-th token of a span is number first_token + n among the maskable
+    # tokens, and comes after the tokens of the spans before.
+    tokens_before = ops.cumsum(sizes) - sizes
+    numbers = ops.repeat(first_tokens - tokens_before, sizes) + ops.arange(
+        ops.sum(sizes)
     )
-    ordered = first + ops.cast(sort_keys & np.uint64(2**16 - 1), "int64")
-    ordered_sizes = ops.take(sizes, ordered)
-
-    def take_what_fits(
-        spans: Array, rows: Array, sizes: Array, left: Array, taken: Array
-    ) -> tuple[Array, ...]:
-        in_row = ops.sum_by(rows, sizes, num_rows)
-        limits = ops.cumsum(in_row) - in_row + left
-        fits = ops.cumsum(sizes) <= ops.take(limits, rows)
-        now = ops.flatnonzero(fits)
-        left = left - ops.sum_by(
-            ops.take(rows, now), ops.take(sizes, now), num_rows
-        )
-        taken = ops.put(taken, ops.take(spans, now), True)
-        later = ops.flatnonzero(~fits & (sizes <= ops.take(left, rows)))
-        return (
-            ops.take(spans, later),
-            ops.take(rows, later),
-            ops.take(sizes, later),
-            left,
-            taken,
-        )
-
-    *_, left, taken = ops.loop_while_any(
-        take_what_fits,
-        ordered,
-        rows,
-        ordered_sizes,
-        budgets,
-        ops.zeros(ops.size(rows), "bool"),
+    indices = ops.take(ops.flatnonzero(is_maskable), numbers)
+    rows = indices // length
+    return _Tokens(
+        rows, indices - rows * length, indices, ops.take(input_ids, indices)
     )
-    last_resort = ops.flatnonzero(
-        ops.take(left == budgets, rows)
-        & (ordered_sizes > 0)
-        & (ordered_sizes <= max_predictions)
-    )
-    is_first = _number_in_row(ops.take(rows, last_resort), num_rows, ops) == 0
-    last_resort = ops.take(last_resort, ops.flatnonzero(is_first))
-    taken = ops.put(taken, ops.take(ordered, last_resort), True)
-    return ops.flatnonzero(taken)
 
 
-def _first_in_row(rows: Array, num_rows: int, ops: Any) -> Array:
-    """int64, `(num_rows,)`; where a row begins in `rows`, which rise."""
-    counts = ops.count_by(rows, num_rows)
-    return ops.cumsum(counts) - counts
-
-
-def _number_in_row(rows: Array, num_rows: int, ops: Any) -> Array:
-    """int64; 0, 1, ... within each row of `rows`, which rise."""
-    first = ops.take(_first_in_row(rows, num_rows, ops), rows)
-    return ops.arange(ops.size(rows)) - first
-
-
-def _replace(
-    originals: Array,
-    keys: Array,
-    rows: Array,
-    columns: Array,
-    vocab_size: int,
-    ops: Any,
+def _draw_replacements(
+    tokens: _Tokens, keys: Array, vocab_size: int, ops: Any
 ) -> Array:
-    """What stands in place of each piece to restore; int32."""
+    """Draws what each masked token becomes; int32, `(tokens,)`."""
 
     def uniform(purpose: int) -> Array:
-        row_keys = ops.take(random_bits(keys, purpose, ops), rows)
-        return random_uniform(row_keys, columns, ops)
+        token_keys = _keys_at(tokens.rows, keys, purpose, ops)
+        return random_uniform(token_keys, tokens.columns, ops)
 
     kind = uniform(_REPLACEMENT_KIND)
     random_piece = FIRST_ORDINARY_ID + ops.cast(
         uniform(_RANDOM_PIECE) * (vocab_size - FIRST_ORDINARY_ID), "int32"
     )
-    kept_or_random = ops.where(kind < 0.9, originals, random_piece)
-    return ops.where(kind < 0.8, np.int32(MASK_ID), kept_or_random)
+    original_or_random = ops.where(kind < 0.9, tokens.ids, random_piece)
+    return ops.where(kind < 0.8, np.int32(MASK_ID), original_or_random)
+
+
+def _make_batch(
+    input_ids: Array,
+    tokens: _Tokens,
+    replacements: Array,
+    max_predictions: int,
+    ops: Any,
+) -> MaskedBatch:
+    """Puts the replacements, and the predictions of each row, in place."""
+    num_rows, length = input_ids.shape
+    masked_ids = ops.put(
+        ops.reshape(ops.copy(input_ids), (-1,)), tokens.indices, replacements
+    )
+    slots = tokens.rows * max_predictions + number_within_rows(
+        tokens.rows, num_rows, ops
+    )
+
+    def in_slots(values: Array, dtype: str) -> Array:
+        empty = ops.zeros(num_rows * max_predictions, dtype)
+        return ops.reshape(
+            ops.put(empty, slots, ops.cast(values, dtype)),
+            (num_rows, max_predictions),
+        )
+
+    return MaskedBatch(
+        ops.reshape(masked_ids, (num_rows, length)),
+        in_slots(tokens.columns, "int32"),
+        in_slots(tokens.ids, "int32"),
+        in_slots(ops.cast(tokens.columns >= 0, "float32"), "float32"),
+    )

@@ -7,20 +7,13 @@ from hypothesis import strategies as st
 from albert_tf.input import tensor_ops
 from albert_tf.records import array_ops
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
-from albert_tf.records.keyed_random import random_bits, random_uniform
-from albert_tf.records.masking import (
-    MaskedBatch,
-    _take_spans,
-    _tile_with_spans,
-    mask_batch,
-    span_length_probabilities,
-)
+from albert_tf.records.masking import MaskedBatch, mask_batch
 
 VOCAB_SIZE = 997
 
 
 def make_rows(rng, num_rows, length, continuation=0.4, unknown=0.0):
-    """Rows `[CLS] A [SEP] B [SEP] <pad>...` of random pieces and words."""
+    """Rows `[CLS] A [SEP] B [SEP] <pad>...` of random tokens and words."""
     ids = rng.integers(5, VOCAB_SIZE, (num_rows, length)).astype(np.int32)
     ids[rng.random(ids.shape) < unknown] = UNK_ID
     boundary = (rng.random(ids.shape) >= continuation).astype(np.int32)
@@ -36,7 +29,7 @@ def make_rows(rng, num_rows, length, continuation=0.4, unknown=0.0):
 
 
 def mask_with(ops, ids, boundary, keys=None, **settings):
-    """Masks with `array_ops`, or `tensor_ops`; arrays in both cases."""
+    """Masks with `array_ops` or `tensor_ops`; returns arrays."""
     settings = {
         "vocab_size": VOCAB_SIZE,
         "max_predictions_per_seq": 20,
@@ -56,7 +49,7 @@ def mask_with(ops, ids, boundary, keys=None, **settings):
 
 @pytest.fixture(params=[array_ops, tensor_ops], ids=["numpy", "tensorflow"])
 def mask(request):
-    """`mask_batch` with the settings above, of each implementation."""
+    """`mask_batch` in NumPy and in TensorFlow, with the settings above."""
 
     def mask(*rows, **settings):
         return mask_with(request.param, *rows, **settings)
@@ -64,20 +57,20 @@ def mask(request):
     return mask
 
 
-def assert_equal(ones, others):
-    for one, other in zip(ones, others, strict=True):
+def assert_equal(batch, other_batch):
+    for one, other in zip(batch, other_batch, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
 
 def number_words(ids, boundary):
-    """Word of each piece, by a plain loop; -1 for a special piece."""
+    """Number of the word of each token, by a loop; -1 for special tokens."""
     words = np.full(ids.shape, -1)
     for row in range(len(ids)):
         word = -1
         after_special = True
-        for column, piece in enumerate(ids[row]):
-            special = piece in (0, CLS_ID, SEP_ID, MASK_ID)
+        for column, token in enumerate(ids[row]):
+            special = token in (0, CLS_ID, SEP_ID, MASK_ID)
             if not special:
                 word += bool(boundary[row, column]) or after_special
                 words[row, column] = word
@@ -85,55 +78,9 @@ def number_words(ids, boundary):
     return words
 
 
-def test_span_lengths_are_those_of_the_paper():
-    """Section 4.1 with N = 3: 6/11, 3/11, 2/11."""
-    np.testing.assert_allclose(
-        span_length_probabilities(3), [6 / 11, 3 / 11, 2 / 11]
-    )
-
-
-def span_begins(num_rows, num_words, ops):
-    """bool, `(num_rows, num_words)`; the words that begin a span."""
-    keys = np.random.default_rng(1).integers(
-        0, 2**64, num_rows, dtype=np.uint64
-    )
-    counts = np.full(num_rows, num_words)
-    begins = _tile_with_spans(keys, counts, 3, ops)
-    opens = np.zeros(num_rows * num_words, bool)
-    opens[np.asarray(begins)] = True
-    assert opens.sum() == len(begins)
-    return opens.reshape(num_rows, num_words)
-
-
-@pytest.mark.parametrize("ops", [array_ops, tensor_ops])
-def test_spans_have_the_lengths_of_the_paper(ops):
-    """Spans that do not reach a row's end; 4 sigma of a count."""
-    opens = span_begins(5000, 40, ops)
-    rows, columns = np.nonzero(opens)
-    same_row = rows[:-1] == rows[1:]
-    # A span that begins less than 3 words before the end may be cut by it,
-    # so only those that begin earlier are counted.
-    whole = same_row & (columns[:-1] <= 36)
-    lengths = np.diff(columns)[whole]
-    assert len(lengths) > 50_000
-    for n, share in ((1, 6 / 11), (2, 3 / 11), (3, 2 / 11)):
-        sigma = np.sqrt(share * (1 - share) / len(lengths))
-        assert abs((lengths == n).mean() - share) < 4 * sigma
-
-
-@pytest.mark.parametrize("ops", [array_ops, tensor_ops])
-def test_every_word_begins_a_span_equally_often(ops):
-    """The mean length is 18/11 words, so 11/18 of the words begin a span,
-    the second of a row as often as the tenth."""
-    num_rows = 20_000
-    shares = span_begins(num_rows, 12, ops).mean(axis=0)[1:]
-    sigma = np.sqrt(11 / 18 * 7 / 18 / num_rows)
-    np.testing.assert_allclose(shares, 11 / 18, atol=4 * sigma)
-
-
 def test_every_word_is_masked_equally_often(mask):
-    """But for the words at the ends of a segment, whose spans are cut short
-    and fit what is left of a budget a little more often."""
+    """Except for words at the ends of a segment: their spans are shorter and
+    fit the rest of a budget a little more often."""
     num_rows, length = 20_000, 48
     ids = np.full((num_rows, length), 7, np.int32)
     ids[:, 0] = CLS_ID
@@ -141,16 +88,16 @@ def test_every_word_is_masked_equally_often(mask):
     masked = mask(ids, np.ones_like(ids), masked_lm_prob=0.25)
     counts = np.bincount(masked.positions[masked.weights > 0], minlength=length)
     assert counts.sum() == num_rows * 12
-    shares = counts / num_rows
+    rates = counts / num_rows
     interior = np.r_[3:28, 33:45]
-    mean = shares[interior].mean()
+    mean = rates[interior].mean()
     sigma = np.sqrt(mean * (1 - mean) / num_rows)
-    np.testing.assert_allclose(shares[interior], mean, atol=4 * sigma)
+    np.testing.assert_allclose(rates[interior], mean, atol=4 * sigma)
     ends = np.r_[1:3, 28:30, 31:33, 45:47]
-    np.testing.assert_allclose(shares[ends], mean, rtol=0.15)
+    np.testing.assert_allclose(rates[ends], mean, rtol=0.15)
 
 
-def test_pieces_are_replaced_80_10_10(mask):
+def test_masked_tokens_are_replaced_80_10_10(mask):
     rng = np.random.default_rng(3)
     ids, boundary = make_rows(rng, 4000, 64)
     masked = mask(ids, boundary)
@@ -163,22 +110,22 @@ def test_pieces_are_replaced_80_10_10(mask):
     as_before = replaced == originals
     num = len(rows)
     assert num > 20_000
-    for share, expected in (
+    for rate, expected in (
         (as_mask.mean(), 0.8),
         (as_before.mean(), 0.1 + 0.1 / (VOCAB_SIZE - 5)),
         ((~as_mask & ~as_before).mean(), 0.1),
     ):
         sigma = np.sqrt(expected * (1 - expected) / num)
-        assert abs(share - expected) < 4.5 * sigma
+        assert abs(rate - expected) < 4.5 * sigma
     others = masked.input_ids.copy()
     others[rows, positions] = ids[rows, positions]
     np.testing.assert_array_equal(others, ids)
 
 
-def test_random_pieces_are_all_ordinary_pieces_alike(mask):
-    """Ids 5 to 16 of a vocabulary of 17, each a twelfth."""
+def test_random_replacements_are_uniform_over_ordinary_pieces(mask):
+    """Ids 5 to 16 of a vocabulary of 17 pieces, each with probability 1/12."""
     rng = np.random.default_rng(4)
-    ids = np.full((8000, 40), 99, np.int32)  # no id of the vocabulary
+    ids = np.full((8000, 40), 99, np.int32)  # not in the vocabulary
     ids[:, 0] = CLS_ID
     masked = mask(ids, rng.random(ids.shape) < 0.5, vocab_size=17)
     drawn = masked.input_ids[(masked.input_ids != 99) & (ids == 99)]
@@ -189,7 +136,7 @@ def test_random_pieces_are_all_ordinary_pieces_alike(mask):
     np.testing.assert_allclose(counts[5:], len(drawn) / 12, atol=4 * sigma)
 
 
-def test_nothing_special_is_ever_masked(mask):
+def test_special_tokens_are_never_masked(mask):
     rng = np.random.default_rng(5)
     ids, boundary = make_rows(rng, 500, 40, unknown=0.2)
     masked = mask(ids, boundary, masked_lm_prob=0.9)
@@ -199,7 +146,7 @@ def test_nothing_special_is_ever_masked(mask):
     np.testing.assert_array_equal(masked.input_ids[unchanged], ids[unchanged])
 
 
-def test_an_unknown_piece_stays_while_its_word_is_masked(mask):
+def test_an_unknown_token_stays_while_the_rest_of_its_word_is_masked(mask):
     ids = np.array([[CLS_ID, 8, UNK_ID, 9, SEP_ID]], np.int32)
     boundary = np.array([[1, 1, 0, 0, 1]])
     masked = mask(ids, boundary, masked_lm_prob=0.4)
@@ -208,9 +155,9 @@ def test_an_unknown_piece_stays_while_its_word_is_masked(mask):
     assert masked.weights[0, :3].tolist() == [1, 1, 0]
 
 
-def test_no_word_crosses_a_separator(mask):
-    """The piece behind [SEP] continues no word, whatever its mark: in a
-    published record it is masked with the last word of the first segment."""
+def test_words_end_at_a_separator(mask):
+    """The token after [SEP] begins a word, even without a boundary mark. In
+    google-research/albert it is masked with the word before [SEP]."""
     ids = np.array([[CLS_ID, 8, 9, SEP_ID, 10, 11, SEP_ID]] * 200, np.int32)
     boundary = np.array([[1, 1, 0, 1, 0, 0, 1]] * 200)
     masked = mask(ids, boundary, masked_lm_prob=2 / 7)
@@ -219,17 +166,18 @@ def test_no_word_crosses_a_separator(mask):
     assert (masked.weights.sum(axis=1) == 2).all()
 
 
-def test_a_word_beyond_the_budget_is_masked_if_nothing_else_fits(mask):
-    """One word of 6 pieces and a budget of 1: masked, if P allows it."""
+def test_a_word_that_exceeds_the_budget_is_masked_if_nothing_fits(mask):
+    """A word of 6 tokens and a budget of 1: it is masked if
+    `max_predictions_per_seq` is at least 6."""
     ids = np.array([[CLS_ID, 8, 9, 10, 11, 12, 13, SEP_ID]], np.int32)
     boundary = np.array([[1, 1, 0, 0, 0, 0, 0, 1]])
     assert mask(ids, boundary).weights.sum() == 6
     assert mask(ids, boundary, max_predictions_per_seq=5).weights.sum() == 0
 
 
-def test_the_budget_is_a_piece_at_least(mask):
-    """1 % of 9 pieces is none; the only word of one piece fits a budget of 1,
-    and no other word is taken in its place."""
+def test_the_budget_is_at_least_one_token(mask):
+    """1 % of 9 tokens rounds to 0, so the budget is 1. The only word of one
+    token fits it, and no other word is masked."""
     ids = np.array([[CLS_ID, 8, 9, 10, 11, 12, 13, 14, SEP_ID]] * 50, np.int32)
     boundary = np.array([[1, 1, 0, 0, 1, 1, 0, 0, 1]] * 50)
     masked = mask(ids, boundary, masked_lm_prob=0.01, ngram=1)
@@ -237,7 +185,7 @@ def test_the_budget_is_a_piece_at_least(mask):
     assert (masked.weights.sum(axis=1) == 1).all()
 
 
-def test_rows_do_not_depend_on_their_batch(mask):
+def test_masks_do_not_depend_on_the_other_rows_of_a_batch(mask):
     rng = np.random.default_rng(6)
     ids, boundary = make_rows(rng, 11, 50)
     keys = rng.integers(0, 2**64, 11, dtype=np.uint64)
@@ -252,26 +200,6 @@ def test_rows_do_not_depend_on_their_batch(mask):
     assert (other_keys.positions != together.positions).any(axis=1).all()
 
 
-def test_spans_are_taken_as_one_by_one():
-    """Against the plain loop: in order of the key, what fits is taken."""
-    rng = np.random.default_rng(7)
-    for _ in range(50):
-        rows = np.sort(rng.integers(0, 4, 40))
-        sizes = rng.integers(0, 9, 40)
-        bits = rng.integers(0, 2**64, 40, dtype=np.uint64)
-        budgets = rng.integers(9, 25, 4)
-        expected = np.zeros(40, bool)
-        left = budgets.copy()
-        for span in np.argsort(bits):
-            if 0 < sizes[span] <= left[rows[span]]:
-                expected[span] = True
-                left[rows[span]] -= sizes[span]
-        taken = _take_spans(rows, sizes, bits, budgets, 30)
-        # Whether spans of nothing are taken, too, makes no difference.
-        taken = taken[sizes[taken] > 0]
-        np.testing.assert_array_equal(taken, np.flatnonzero(expected))
-
-
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
@@ -282,7 +210,7 @@ def test_spans_are_taken_as_one_by_one():
     prob=st.floats(0.01, 0.9),
     ngram=st.integers(1, 5),
 )
-def test_masks_are_whole_words_within_the_budget(
+def test_masks_cover_complete_words_within_the_budget(
     seed, length, continuation, unknown, max_predictions, prob, ngram
 ):
     rng = np.random.default_rng(seed)
@@ -304,12 +232,14 @@ def test_masks_are_whole_words_within_the_budget(
         for padding in (masked.positions, masked.ids, masked.weights):
             assert not padding[row, count:].any()
         ordinary = np.flatnonzero(ids[row] >= 5)
-        whole = ordinary[np.isin(words[row, ordinary], words[row, positions])]
-        np.testing.assert_array_equal(positions, whole)
-        num_pieces = np.count_nonzero(ids[row])
-        budget = max(1, round(prob * num_pieces))
+        complete = ordinary[
+            np.isin(words[row, ordinary], words[row, positions])
+        ]
+        np.testing.assert_array_equal(positions, complete)
+        num_tokens = np.count_nonzero(ids[row])
+        budget = max(1, round(prob * num_tokens))
         if count > budget:
-            # Nothing fitted: the pieces are one span, of neighbours.
+            # No span fitted, so the masked words are one span.
             spanned = np.unique(words[row, positions])
             assert spanned[-1] - spanned[0] < ngram
         assert count <= max_predictions
@@ -318,53 +248,35 @@ def test_masks_are_whole_words_within_the_budget(
         np.testing.assert_array_equal(restored, ids[row])
 
 
-ROWS_AT_THE_EDGE = {
+EDGE_CASES = {
     "padding": ([0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]),
     "unknown": ([2, 1, 1, 3, 1, 1, 3], [1, 1, 0, 1, 1, 1, 1]),
     "one word": ([2, 9, 9, 9, 9, 9, 3], [1, 1, 0, 0, 0, 0, 1]),
-    "one piece": ([2, 9, 3, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0]),
+    "one token": ([2, 9, 3, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0]),
     "no special": ([9, 9, 9, 9, 9, 9, 9], [0, 0, 1, 0, 0, 1, 0]),
     "text": ([2, 9, 8, 3, 7, 6, 3], [1, 1, 1, 1, 1, 0, 1]),
 }
 
 
 @pytest.mark.parametrize("max_predictions", [1, 4, 6])
-def test_rows_at_the_edge_are_masked_alike_in_numpy_and_tensorflow(
+def test_edge_cases_are_masked_equally_in_numpy_and_tensorflow(
     max_predictions,
 ):
-    """Each alone, all together, and none at all."""
+    """Each row alone, all rows together, and an empty batch."""
     ids, boundary = (
         np.array(part, np.int32)
-        for part in zip(*ROWS_AT_THE_EDGE.values(), strict=True)
+        for part in zip(*EDGE_CASES.values(), strict=True)
     )
     num = len(ids)
     settings = {"max_predictions_per_seq": max_predictions}
     masked = mask_with(array_ops, ids, boundary, **settings)
-    counts = dict(
-        zip(ROWS_AT_THE_EDGE, masked.weights.sum(axis=1), strict=True)
-    )
+    counts = dict(zip(EDGE_CASES, masked.weights.sum(axis=1), strict=True))
     assert counts["padding"] == counts["unknown"] == 0
     assert counts["one word"] == (5 if max_predictions > 4 else 0)
-    assert counts["one piece"] == 1
+    assert counts["one token"] == 1
     for some in (slice(num), slice(0), *(slice(n, n + 1) for n in range(num))):
         for ops in (array_ops, tensor_ops):
             alone = mask_with(
                 ops, ids[some], boundary[some], range(num)[some], **settings
             )
             assert_equal(alone, [part[some] for part in masked])
-
-
-def test_random_numbers_are_those_of_splitmix64():
-    """The first outputs of the published generator for the seed 1234567,
-    whose k-th output is this function of the seed and k."""
-    key = np.full(3, 1234567, np.uint64)
-    assert random_bits(key, np.arange(3)).tolist() == [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-    ]
-    for number in range(3):
-        bits = random_bits(tf.constant(key), number, tensor_ops)
-        assert (bits.numpy() == random_bits(key, np.arange(3))[number]).all()
-    uniform = random_uniform(key, np.arange(3))
-    np.testing.assert_allclose(uniform[0], 6457827717110365317 / 2**64)
