@@ -1,7 +1,7 @@
-"""Texts -> the inputs of a model, for use from Python.
+"""Converts texts to the inputs of a model, in Python.
 
-The training records come from `data_prep`, and a served model tokenizes in its
-graph (`serving.text_tokenizer`); both agree with this module.
+Training records (`data_prep`) and exported models, which tokenize in their
+graph (`serving.text_tokenizer`), have the same inputs for the same texts.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ class ModelInputs(NamedTuple):
     """A batch of texts, int32, `(batch, length)`.
 
     Attributes:
-        input_ids: `[CLS]`, tokens, `[SEP]`, and for a pair the second text and
-            another `[SEP]`; `<pad>` behind them.
+        input_ids: `[CLS] A [SEP]` for a text, `[CLS] A [SEP] B [SEP]` for a
+            pair; padded with `<pad>`.
         input_mask: 1 for a token, 0 for padding.
         segment_ids: 1 for the second text and its `[SEP]`, 0 elsewhere.
     """
@@ -36,15 +36,18 @@ def encode(
 ) -> ModelInputs:
     """Tokenizes texts, or pairs of texts, for a model.
 
-    A batch is as long as its longest text. A text that is too long loses its
-    end; of a pair, the longer text is cut first.
+    The rows are as long as the longest one needs. A text that is too long is
+    truncated at its end. The longer text of a pair is truncated first.
 
     Args:
-        tokenizer: The vocabulary of the model.
+        tokenizer: The tokenizer of the model.
         texts: Texts, in which "[MASK]" is the mask token.
         text_pairs: The second text of each pair; None for single texts.
-        max_seq_length: Most tokens in a row, `[CLS]` and `[SEP]` included; at
-            most the model's `max_position_embeddings`.
+        max_seq_length: Maximum number of tokens in a row, `[CLS]` and `[SEP]`
+            included; at most `max_position_embeddings` of the model.
+
+    Raises:
+        ValueError: If `texts` and `text_pairs` differ in length.
 
     Example:
         >>> class WordLengths:  # in place of a Tokenizer

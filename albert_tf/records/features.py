@@ -1,9 +1,8 @@
-"""The pretraining record: its features, and the metadata beside the shards.
+"""The features of a pretraining record, and the metadata of its shards.
 
-One definition for who writes records (`data_prep`) and who reads them
-(`albert_tf/input/pipeline.py`). On disk a record is the `tf.train.Example`
-of google-research/albert's `create_pretraining_data.py`, so that records
-made by either load in either. No TensorFlow is imported here.
+`data_prep` writes records by this definition, and `albert_tf/input` reads them.
+A record is a `tf.train.Example` as `create_pretraining_data.py` of
+google-research/albert writes it, so either project reads records of the other.
 """
 
 import dataclasses
@@ -17,13 +16,13 @@ from albert_tf.config import SequenceConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
 
-# Special pieces have the ids of the published vocabulary.
+# The ids of special pieces are those of google-research/albert.
 SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 PAD_ID, UNK_ID, CLS_ID, SEP_ID, MASK_ID = range(len(SPECIAL_PIECES))
 
 METADATA_FILE = "metadata.json"
 TOKENIZER_FILE = "spiece.model"
-# Stands in the directory above from the first to the last write of a build.
+# A build keeps this file in the parent directory until it is complete.
 UNFINISHED_FILE = "unfinished.json"
 SCHEMA_VERSION = 2
 
@@ -34,11 +33,11 @@ class Feature:
 
     Attributes:
         name: Key in the record and in a batch.
-        dtype: "int64" or "float32", as stored. Batches hold int64 features
+        dtype: "int64" or "float32", as stored. A batch holds int64 features
             as int32, since TPUs have no int64.
-        per_token: Its length is `max_seq_length`.
-        per_prediction: Its length is `max_predictions_per_seq`. A feature
-            that is neither has length 1.
+        per_token: Whether the length is `max_seq_length`.
+        per_prediction: Whether the length is `max_predictions_per_seq`. If
+            neither is set, the length is 1.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Feature:
     per_prediction: bool = False
 
     def length(self, shape: SequenceConfig) -> int:
-        """Values that a record holds under this name."""
+        """Returns the number of values in a record."""
         if self.per_token:
             return shape.max_seq_length
         if self.per_prediction:
@@ -55,29 +54,32 @@ class Feature:
         return 1
 
 
-# 0 in order, 1 swapped; the stored name is from BERT's next-sentence task.
+# 0: segments in order, 1: swapped. google-research/albert keeps the name of
+# the next-sentence task of BERT.
 SENTENCE_LABEL = "next_sentence_labels"
 
+# The format of google-research/albert, with one example per record. A second
+# format, such as several packed examples per record, belongs here as another
+# tuple of features, and `stored_features` is the place to choose between them.
 FEATURES = (
-    # Pieces, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
+    # Tokens, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
     Feature("input_ids", "int64", per_token=True),
-    # 1 for a piece, 0 for padding.
+    # 1 for a token, 0 for padding.
     Feature("input_mask", "int64", per_token=True),
     # 0 up to the first [SEP], 1 up to the second; padded with 0.
     Feature("segment_ids", "int64", per_token=True),
-    # 1 where a word, [CLS] or [SEP] begins; for masking while training.
+    # 1 at [CLS], at [SEP] and where a word begins; dynamic masking reads it.
     Feature("token_boundary", "int64", per_token=True),
-    # Rising positions of the masked pieces; padded with 0.
+    # Positions of the masked tokens, increasing; padded with 0.
     Feature("masked_lm_positions", "int64", per_prediction=True),
-    # The original pieces there; padded with 0.
+    # The original tokens at these positions; padded with 0.
     Feature("masked_lm_ids", "int64", per_prediction=True),
-    # 1.0 for a masked piece, 0.0 for padding.
+    # 1.0 for a masked token, 0.0 for padding.
     Feature("masked_lm_weights", "float32", per_prediction=True),
     Feature(SENTENCE_LABEL, "int64"),
 )
 
-
-# What training makes itself where masking is dynamic.
+# The features that a run computes itself under dynamic masking.
 MASK_FEATURES = (
     "masked_lm_positions",
     "masked_lm_ids",
@@ -86,10 +88,20 @@ MASK_FEATURES = (
 
 
 def stored_features(masking: str) -> tuple[Feature, ...]:
-    """The features of a record.
+    """Returns the features of a record.
 
     Args:
         masking: "static", or "dynamic" for records without masks.
+
+    Example:
+        >>> shape = SequenceConfig(
+        ...     max_seq_length=128, max_predictions_per_seq=20
+        ... )
+        >>> for feature in stored_features("static")[3:6]:
+        ...     print(feature.name, feature.dtype, feature.length(shape))
+        token_boundary int64 128
+        masked_lm_positions int64 20
+        masked_lm_ids int64 20
     """
     if masking == "static":
         return FEATURES
@@ -98,32 +110,35 @@ def stored_features(masking: str) -> tuple[Feature, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class RecordsMetadata:
-    """What `metadata.json` says of the shards beside it.
+    """The contents of `metadata.json`, which describes the shards next to it.
 
     Attributes:
-        schema_version: Of this file.
+        schema_version: Version of these keys.
         max_seq_length, max_predictions_per_seq: Lengths of the features.
-        vocab_size: Pieces of the vocabulary.
-        vocabulary_sha256: Of the SentencePiece model file.
+        vocab_size: Number of pieces in the vocabulary.
+        vocabulary_sha256: SHA-256 of the SentencePiece model file.
         vocabulary_kind: "published" or "self_contained", see
             `tokenization.Tokenizer`.
-        do_lower_case: Whether text was lower-cased before it.
+        do_lower_case: Whether text was converted to lower case.
         sentence_objective: "sop", "nsp" or "none".
         masking: "static", or "dynamic" for records without masks.
-        masked_lm_prob, ngram, short_seq_prob, dupe_factor, seed: As built.
-        num_documents: Documents that gave examples.
-        num_duplicate_documents: Those of them equal to another after
-            normalisation, beyond the first; left out where deduplicated.
-        num_examples: Records in all shards.
-        num_pieces: Real pieces in all records, special ones included.
-        num_masked: Masked pieces in all records; 0 where masking is dynamic.
-        unigram_entropy_nats: Entropy of the corpus' piece distribution: the
-            masked-LM loss of a model that knows nothing but frequencies.
-        shards: Records in each shard, by file name, in order.
+        masked_lm_prob, ngram, short_seq_prob, dupe_factor, seed: Settings of
+            the build.
+        num_documents: Number of documents with examples.
+        num_duplicate_documents: Number of documents that repeat another one
+            after normalisation. Deduplication removes them.
+        num_examples: Number of records in all shards.
+        num_pieces: Number of tokens in all records, with special tokens and
+            without padding.
+        num_masked: Number of masked tokens in all records; 0 if masking is
+            dynamic.
+        unigram_entropy_nats: Entropy of the distribution of pieces in the
+            corpus: the masked-LM loss of a model that knows only frequencies.
+        shards: Number of records in each shard, by file name, in order.
         checksums: SHA-256 of each shard file, by file name.
-        skipped: Counts of what was left out, by reason.
-        inputs_sha256: Of the settings and input text; equal for equal
-            records.
+        skipped: Numbers of skipped lines or documents, by reason.
+        inputs_sha256: SHA-256 of the settings and the input text. Builds with
+            equal values have equal records.
     """
 
     max_seq_length: int
@@ -152,18 +167,25 @@ class RecordsMetadata:
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
-        """JSON text, keys in the order above."""
+        """Returns the text of `metadata.json`."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
 def read_metadata(records_dir: str) -> RecordsMetadata:
-    """Reads `metadata.json` of a directory of records.
+    """Reads `metadata.json` from a directory of records.
 
     Args:
         records_dir: The directory of the shards, local or gs://.
 
     Raises:
-        UserError: If it is missing, of another schema, or incomplete.
+        UserError: If the file is missing, has another schema, or lacks keys.
+
+    Example:
+        >>> metadata = read_metadata("records/train")  # doctest: +SKIP
+        >>> metadata.masking, metadata.max_seq_length  # doctest: +SKIP
+        ('static', 64)
+        >>> sum(metadata.shards.values())  # doctest: +SKIP
+        11
     """
     path = posixpath.join(records_dir, METADATA_FILE)
     values = load_json(path)
@@ -190,16 +212,16 @@ def check_agreement(
     remedy: str = "Set the flags to the stored values or build the records "
     "again.",
 ) -> None:
-    """Refuses records that differ from what the trainer is set to.
+    """Checks that stored values equal the settings of a run.
 
     Args:
-        where: What was stored, e.g. the path of the metadata.
-        stored: Values by setting.
-        wanted: Values that must be equal, by setting.
-        remedy: What to do about a difference.
+        where: Where the values are stored, e.g. the path of the metadata.
+        stored: Stored values, by name.
+        wanted: Required values, by name. Other stored values are ignored.
+        remedy: What the user can do about a difference.
 
     Raises:
-        UserError: Naming each setting that differs, with both values.
+        UserError: If values differ; it names each of them, with both values.
     """
     differences = [
         f"{name} is {stored[name]!r} there and {value!r} here"
@@ -215,5 +237,5 @@ def check_agreement(
 
 
 def sha256_of(content: bytes) -> str:
-    """Hexadecimal SHA-256 digest."""
+    """Returns the hexadecimal SHA-256 digest."""
     return hashlib.sha256(content).hexdigest()

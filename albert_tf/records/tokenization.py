@@ -1,10 +1,10 @@
-"""Text -> ids of SentencePiece pieces.
+"""Converts text to token ids with a SentencePiece vocabulary.
 
-There are two kinds of vocabulary. A published one, as google-research/albert
-has them, needs code around it: text is normalised before the model sees it,
-and pieces such as "2011," are split once more; both decide which ids a
-published checkpoint knows. A self-contained one normalises text itself, so
-that every SentencePiece runtime gives the same ids of raw text.
+There are two kinds of vocabulary. With one of google-research/albert, code
+around the SentencePiece model normalises text first, and splits pieces such as
+"2011," afterwards. The checkpoints of google-research/albert were trained on
+the ids that result. A self-contained vocabulary normalises text in the model,
+so every SentencePiece runtime returns the same ids for raw text.
 """
 
 import itertools
@@ -26,8 +26,8 @@ MASK_PIECE = SPECIAL_PIECES[MASK_ID]
 GOOGLE_ALBERT = "published"
 SELF_CONTAINED = "self_contained"
 
-# What a self-contained model calls its normaliser, by `do_lower_case`. The
-# name is in the model file, so that its kind needs no other file.
+# Names of the normaliser in a self-contained model, by `do_lower_case`. The
+# name is stored in the model file, so the file alone determines its kind.
 NORMALIZER_NAMES = {
     True: "albert_tf_self_contained_uncased",
     False: "albert_tf_self_contained_cased",
@@ -51,18 +51,18 @@ _UNSPACED_SCRIPTS = (
     ("\U00020000", "\U000323af"),  # Han, extensions B to H
 )
 
-# Pieces of a single byte, "<0xE3>" and so on, that begin the UTF-8 of U+3000
-# to U+9FFF: nothing there but such scripts.
+# The byte pieces "<0xE3>" to "<0xE9>" begin the UTF-8 of U+3000 to U+9FFF,
+# which holds only scripts without spaces.
 _UNSPACED_LEAD_BYTES = frozenset(f"<0x{byte:X}>" for byte in range(0xE3, 0xEA))
 
 
 class EncodedTexts(NamedTuple):
-    """Several texts as pieces, one after another.
+    """The tokens of several texts, concatenated.
 
     Attributes:
-        ids: int32, `(pieces,)`, of all texts.
-        word_starts: bool, `(pieces,)`; True where a word begins.
-        ends: int64, `(texts,)`, index behind the last piece of each text.
+        ids: int32, `(tokens,)`.
+        word_starts: bool, `(tokens,)`; True where a word begins.
+        ends: int64, `(texts,)`, index after the last token of each text.
     """
 
     ids: np.ndarray
@@ -71,10 +71,14 @@ class EncodedTexts(NamedTuple):
 
 
 def normalize(text: str, do_lower_case: bool = True) -> str:
-    """Text as the SentencePiece model is to see it.
+    """Normalises text as google-research/albert does before SentencePiece.
 
-    White space is collapsed and stripped, characters are decomposed (NFKD),
-    combining marks dropped, letters made lower-case.
+    Collapses and strips white space, decomposes characters (NFKD), drops
+    combining marks, and converts letters to lower case.
+
+    Example:
+        >>> normalize("  Crème   BRÛLÉE ")
+        'creme brulee'
     """
     text = " ".join(text.split())
     if not text.isascii():
@@ -84,25 +88,37 @@ def normalize(text: str, do_lower_case: bool = True) -> str:
 
 
 class Tokenizer:
-    """A SentencePiece vocabulary with the special ids of the published one.
+    """A SentencePiece vocabulary with the special ids of ALBERT.
 
     Args:
         model_file: The SentencePiece model, local or gs://.
-        do_lower_case: Whether text is lower-cased; as the model was trained.
-            A self-contained model knows: None takes its word for it. Of a
-            published one, None is true.
+        do_lower_case: Whether to convert text to lower case. It must be the
+            value with which the model was trained. None stands for the value
+            stored in a self-contained model, and for True otherwise.
 
     Attributes:
         vocab_size: Number of pieces.
-        kind: GOOGLE_ALBERT: text is normalised before the model sees it; or
-            SELF_CONTAINED: by the model.
-        do_lower_case: Whether text is lower-cased.
+        kind: GOOGLE_ALBERT, text is normalised before the model; or
+            SELF_CONTAINED, the model normalises text.
+        do_lower_case: Whether text is converted to lower case.
         sha256: Hexadecimal digest of the model file.
         starts_word: bool, `(vocab_size,)`; the pieces that begin a word.
 
     Raises:
-        UserError: If the file is missing, is no SentencePiece model, has
-            other special ids, or contradicts `do_lower_case`.
+        UserError: If the file is missing, is not a SentencePiece model, has
+            different special ids, or contradicts `do_lower_case`.
+
+    Example:
+        >>> tokenizer = Tokenizer("30k-clean.model")  # doctest: +SKIP
+        >>> encoded = tokenizer.encode_batch(  # doctest: +SKIP
+        ...     ["In 2011, we", "the"]
+        ... )
+        >>> encoded.ids.tolist()  # doctest: +SKIP
+        [19, 542, 15, 95, 14]
+        >>> encoded.ends.tolist()  # doctest: +SKIP
+        [4, 5]
+        >>> tokenizer.id_to_piece(542)  # doctest: +SKIP
+        '▁2011'
     """
 
     def __init__(
@@ -116,7 +132,7 @@ class Tokenizer:
         except RuntimeError:
             raise UserError(
                 f"{model_file} must be a SentencePiece model",
-                received=f"{len(content)} bytes of something else",
+                received=f"{len(content)} bytes in another format",
             ) from None
         self.vocab_size: int = self._model.vocab_size()
         self._pieces: list[str] = self._model.id_to_piece(
@@ -138,24 +154,24 @@ class Tokenizer:
             self._build_comma_table()
 
     def id_to_piece(self, piece_id: int) -> str:
-        """The spelling of a piece."""
+        """Returns the spelling of a piece."""
         return self._pieces[piece_id]
 
     def normalize(self, text: str) -> str:
-        """Text as `encode_normalized` wants it, and documents are compared."""
+        """Normalises text for `encode_normalized` and for deduplication."""
         if self.kind == GOOGLE_ALBERT:
             return normalize(text, self.do_lower_case)
-        # To normalise it twice changes nothing, and `encode` does.
-        spelled = self._model.normalize(text)
-        return spelled[len(WORD_MARK) :].replace(WORD_MARK, " ")
+        # `encode` normalises the text again, which does not change it.
+        normalized = self._model.normalize(text)
+        return normalized[len(WORD_MARK) :].replace(WORD_MARK, " ")
 
     def encode_batch(self, texts: Sequence[str]) -> EncodedTexts:
-        """Pieces of raw texts; spellings like "[CLS]" are mere text."""
+        """Tokenizes raw texts, in which "[CLS]" and the like are plain text."""
         return self.encode_normalized([self.normalize(text) for text in texts])
 
     def encode_normalized(self, texts: Sequence[str]) -> EncodedTexts:
-        """Pieces of texts that `self.normalize` has seen."""
-        # One thread: whoever wants more starts processes.
+        """Tokenizes texts that `self.normalize` returned."""
+        # One thread: callers run several processes instead.
         encoded = self._model.encode(list(texts), num_threads=1)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         ids = np.fromiter(
@@ -167,7 +183,7 @@ class Tokenizer:
         return EncodedTexts(ids, self.starts_word[ids], ends)
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """Ids of a text in which "[MASK]" stands for the piece `[MASK]`."""
+        """Tokenizes a raw text in which "[MASK]" is the mask token."""
         parts = text.split(MASK_PIECE)
         encoded = self.encode_batch(parts)
         ids: list[int] = []
@@ -179,21 +195,21 @@ class Tokenizer:
             if parts[i][:1].isspace():
                 ids.extend(part_ids.tolist())
             else:
-                # The model marks the beginning of any text as a word's.
+                # The model takes the start of every text for a word start.
                 ids.extend(self._without_word_mark(part_ids.tolist()))
         return ids
 
     def split_commas(
         self, ids: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Splits commas off numbers, as a published vocabulary has it.
+        """Splits commas off numbers, as google-research/albert does.
 
         Args:
-            ids: Integers, `(pieces,)`, as the model gives them.
-            ends: Integers, `(texts,)`, index behind the last piece of each.
+            ids: Integers, `(tokens,)`, from the SentencePiece model.
+            ends: Integers, `(texts,)`, index after the last token of each text.
 
         Returns:
-            Both anew; the ids as int32.
+            `ids`, int32, and `ends` after the split.
         """
         lengths = self._comma_lengths[ids]
         new_ends = np.cumsum(lengths)
@@ -214,26 +230,26 @@ class Tokenizer:
                 received=" ".join(found),
                 remedy="Train one with `python -m data_prep.train_tokenizer`.",
             )
-        # Random replacements are drawn from all other pieces; pieces of a
-        # byte may be among them, as they may be in the input.
+        # Masking draws random replacements from all other pieces. These
+        # include byte pieces, which also occur in the input.
         ids = list(range(len(SPECIAL_PIECES), self.vocab_size))
         are_control = self._model.is_control(ids)
         others = [self._pieces[i] for i in itertools.compress(ids, are_control)]
         if others:
             raise UserError(
-                f"{model_file} must have no control symbols besides "
+                f"{model_file} must have no control symbols except "
                 f"{' '.join(SPECIAL_PIECES)}",
                 received=" ".join(others[:5]),
             )
 
     def _build_comma_table(self) -> None:
-        """What each piece becomes when commas are split off numbers.
+        """Tabulates the pieces that replace each piece in `split_commas`.
 
-        The published tokenizer looks at each piece after the model: one that
-        ends in a digit and a comma is encoded again without its comma and
-        its word mark, and the comma follows as a piece of its own. This
-        depends on the piece alone, so it is a table: the new ids of piece i
-        are `_comma_ids[_comma_begins[i]:][:_comma_lengths[i]]`.
+        The tokenizer of google-research/albert checks each piece that the
+        model returns. A piece that ends in a digit and a comma is encoded
+        again without its comma and its word mark, and the piece "," follows.
+        The result depends only on the piece: the ids that replace piece i are
+        `_comma_ids[_comma_begins[i]:][:_comma_lengths[i]]`.
         """
         replaced: list[Sequence[int]] = [(i,) for i in range(self.vocab_size)]
         for i, piece in enumerate(self._pieces):
@@ -251,10 +267,10 @@ class Tokenizer:
         )
 
     def _without_word_mark(self, ids: list[int]) -> list[int]:
-        """`ids` with the word mark taken off the first piece.
+        """Removes the word mark from the first piece.
 
-        As published, even where the vocabulary lacks what remains, which
-        then is `<unk>`.
+        As in google-research/albert, the rest of the piece becomes `<unk>` if
+        it is not in the vocabulary.
         """
         first = self.id_to_piece(ids[0]) if ids else ""
         if not first.startswith(WORD_MARK):
@@ -278,16 +294,16 @@ def _read_model(model_file: str) -> bytes:
 def _find_kind(
     model_file: str, content: bytes, do_lower_case: bool | None
 ) -> tuple[str, bool]:
-    """The kind of a model, and whether it wants text in lower case.
+    """Returns the kind of a vocabulary and its `do_lower_case`.
 
-    SentencePiece does not tell the name of a normaliser, and to import
-    protobuf takes as long as all else that a `Tokenizer` does. So the bytes
-    are looked for: field 1, its length, the name, and the tag of field 2, the
-    rules. No piece looks so: after a piece comes its score, a float, whose tag
-    is 0x15.
+    SentencePiece does not report the name of its normaliser, and importing
+    protobuf takes as long as the rest of `Tokenizer`. So this function searches
+    the serialized model for the bytes of the name: the tag of field 1, the
+    length, the name, and the tag of field 2, the rules. A piece of the same
+    spelling does not match: its score follows, a float with the tag 0x15.
 
     Raises:
-        UserError: If the model's own answer contradicts `do_lower_case`.
+        UserError: If a self-contained model contradicts `do_lower_case`.
     """
     for lower_case, name in NORMALIZER_NAMES.items():
         if b"\n%c%b\x12" % (len(name), name.encode()) in content:
@@ -303,10 +319,10 @@ def _find_kind(
 
 
 def _begins_word(piece: str) -> bool:
-    """Whether a piece begins a word, in any script.
+    """Whether a piece begins a word.
 
-    A word begins at a word mark, and, where a script has no spaces, at every
-    piece.
+    A piece with a word mark does, and so does every piece of a script without
+    spaces.
     """
     first = piece[:1]
     return first == WORD_MARK or (
