@@ -12,8 +12,8 @@ exclude each other. Therefore each is an extra, not a dependency:
 
 from setuptools import find_packages, setup
 
-# Tokenizes inside served models; there are no wheels for Windows. Nor is it
-# for TPU VMs, where it would bring another TensorFlow.
+# tensorflow-text tokenizes in served models. It has no wheels for Windows. The
+# extra `tpu` leaves it out, because it would install a second TensorFlow.
 TEXT = ['tensorflow-text>=2.20,<2.22; sys_platform != "win32"']
 SERVING = ["tensorflow-serving-api>=2.20,<2.22"]
 

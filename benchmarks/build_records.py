@@ -1,15 +1,15 @@
-r"""Speed and memory of `data_prep.build_tfrecords`, in one run.
+r"""Measure speed and memory of `data_prep.build_tfrecords`.
 
     python -m benchmarks.build_records \
         --input_file=corpus/*.txt --spm_model_file=build/spm.model \
         --work_dir=build/benchmark
 
-Prints Markdown tables: examples a second and core, for several
-`--dupe_factor`s and numbers of processes; the peak memory of a process for
-growing corpora; and the floor, what encoding the text and writing the bytes
-take alone; and where the time goes. CPU time is that of all processes
-together, from text to finished shards, start-up included, so it holds on a
-busy machine, too.
+Prints Markdown tables: the speed for several values of `--dupe_factor` and
+`--num_workers`; the time of encoding the text and writing the bytes alone,
+which no build can undercut; the peak memory for several corpora; and the
+fraction of the time of each stage. CPU time is the sum over all processes, from
+text to finished shards, including start-up. It is meaningful on a busy machine,
+too.
 """
 
 import collections
@@ -44,7 +44,10 @@ _PARTS = {
     "normalising text": ("examples.normalize_document",),
     "encoding by SentencePiece": ("tokenization.encode_normalized",),
     "pairing segments": ("examples._make_rows_of_one",),
-    "spilling and sorting rows": ("shuffle.write_spill", "shuffle.read_shard"),
+    "spilling and sorting examples": (
+        "shuffle.write_spill",
+        "shuffle.read_shard",
+    ),
     "laying out examples": ("records._lay_out",),
     "masking": ("masking.mask_batch",),
     "serialising": ("serialization.serialize_examples",),
@@ -54,7 +57,7 @@ _PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig(RecordsConfig):
-    """Which text and where to work; records as `build_tfrecords` has them."""
+    """Settings of the records, and a working directory."""
 
     work_dir: str = setting(
         "",
@@ -72,10 +75,12 @@ class Measured(NamedTuple):
     """A build.
 
     Attributes:
-        examples: Records made.
-        wall_s, cpu_s: Seconds; of all processes together.
+        examples: Number of records written.
+        wall_s: Wall time.
+        cpu_s: CPU time, summed over all processes.
         peak_bytes: Largest resident memory of a worker process.
-        main_peak_bytes: That of the process that reads.
+        main_peak_bytes: Largest resident memory of the main process, which
+            reads the text.
     """
 
     examples: int
@@ -86,7 +91,7 @@ class Measured(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """What cannot be spared.
+    """The work that every build must do.
 
     Attributes:
         encoding_s: CPU seconds of normalising and encoding the text.
@@ -114,7 +119,7 @@ def main(config: BenchmarkConfig) -> None:
     )
     print(
         "| dupe_factor | processes | examples | wall s | CPU s "
-        "| examples/s a core | speed-up | MB a worker |"
+        "| examples/s per core | speed-up | MB per worker |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for dupe_factor in (1, 10):
@@ -133,13 +138,16 @@ def main(config: BenchmarkConfig) -> None:
             if (dupe_factor, num_workers) == (1, 1):
                 floor = _measure_floor(config, work)
     print(
-        f"\nFloor at dupe_factor 1: encoding {floor.encoding_s:.1f} s and "
-        f"writing {floor.writing_s:.1f} s, which would be "
+        f"\nNo build at dupe_factor 1 can exceed "
         f"{floor.examples / (floor.encoding_s + floor.writing_s):,.0f} "
-        "examples/s a core\n"
+        f"examples/s per core: encoding takes {floor.encoding_s:.1f} s and "
+        f"writing {floor.writing_s:.1f} s\n"
     )
 
-    print("| text | MB | dupe_factor | examples | MB a worker | MB reading |")
+    print(
+        "| text | MB | dupe_factor | examples | MB per worker "
+        "| MB of the reader |"
+    )
     print("|---|---|---|---|---|---|")
     for name, paths, dupe_factor in (
         ("once", texts, 1),
@@ -159,7 +167,7 @@ def main(config: BenchmarkConfig) -> None:
             f"| {made.main_peak_bytes / 1e6:.0f} |",
             flush=True,
         )
-    print("\n| part of the work | dupe_factor 1 | dupe_factor 10 |")
+    print("\n| stage | dupe_factor 1 | dupe_factor 10 |")
     print("|---|---|---|")
     profiles = [_profile(config, work, dupe) for dupe in (1, 10)]
     for what in profiles[0]:
@@ -175,7 +183,7 @@ def _build(
     dupe_factor: int,
     num_workers: int,
 ) -> Measured:
-    """Runs the command in processes of its own."""
+    """Runs `build_tfrecords` and measures its processes."""
     output_dir = work / "records"
     shutil.rmtree(output_dir, ignore_errors=True)
     command = [
@@ -250,9 +258,10 @@ def _measure_floor(config: BenchmarkConfig, work: pathlib.Path) -> Floor:
 def _profile(
     config: BenchmarkConfig, work: pathlib.Path, dupe_factor: int
 ) -> dict[str, float]:
-    """Shares of the time of one process, by part of the work.
+    """Fractions of the time of one process, by stage.
 
-    The profiler slows Python's own steps, so theirs are a little too large.
+    The profiler slows Python code, so stages with much Python code appear
+    slightly larger than they are.
     """
     for name in ("profiled", "profile_scratch"):
         shutil.rmtree(work / name, ignore_errors=True)
@@ -287,7 +296,7 @@ def _profile(
         what: sum(cumulative[function] for function in functions) / total
         for what, functions in _PARTS.items()
     }
-    return shares | {"all else": 1 - sum(shares.values())}
+    return shares | {"other": 1 - sum(shares.values())}
 
 
 def _repeat(texts: list[str], work: pathlib.Path, copies: int) -> list[str]:

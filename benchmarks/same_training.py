@@ -63,13 +63,19 @@ class BenchmarkConfig(settings.Config):
         "Training records, comma-separated files or globs.",
     )
     max_seq_length: int = setting(
-        128, "Tokens of an example, as in the records.", at_least=1
+        128, "Number of tokens in an example, as in the records.", at_least=1
     )
     max_predictions_per_seq: int = setting(
-        20, "Masked tokens of an example, as in the records.", at_least=1
+        20,
+        "Largest number of masked tokens in an example, as in the records.",
+        at_least=1,
     )
-    global_batch_size: int = setting(8, "Examples per step.", at_least=1)
-    num_train_steps: int = setting(200, "Training steps.", at_least=20)
+    global_batch_size: int = setting(
+        8, "Number of examples in a step.", at_least=1
+    )
+    num_train_steps: int = setting(
+        200, "Number of training steps.", at_least=20
+    )
     output_file: str = setting(
         "albert_tf/same_training.svg", "SVG file to write."
     )

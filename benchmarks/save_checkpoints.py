@@ -1,12 +1,12 @@
-"""How long training waits for a checkpoint, in one run.
+"""Measure how long training waits for a checkpoint.
 
     python -m benchmarks.save_checkpoints --work_dir=build/benchmark
 
-The variables of a training run of each architecture, moments included, are
-saved several times, each time to the end before the next. Prints a Markdown
-table: the bytes, how long training waits (until the variables are copied to
-the host's memory), and how long writing takes, for which training would wait
-if it were not done in the background. The directory is removed at the end.
+Saves the variables of a training run of each architecture, including moments,
+several times, one save after the other. Prints a Markdown table: the size; the
+time that training waits, until the variables are copied to the host's memory;
+and the time of writing the files, which a run does in the background. Removes
+the directory at the end.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ MODELS = pathlib.Path(__file__).parent.parent / "configs" / "models"
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig(Config):
-    """What is saved, how often and where."""
+    """Models, number of checkpoints and directory."""
 
     work_dir: str = setting(
         "",
@@ -49,7 +49,7 @@ class BenchmarkConfig(Config):
 def main(config: BenchmarkConfig) -> None:
     """Measures and prints."""
     config.require("work_dir")
-    print("| model | MB | training waits, s | written in, s | waits / all |")
+    print("| model | MB | training waits, s | writing, s | wait / total |")
     print("|---|---|---|---|---|")
     for name in config.models:
         model = ModelConfig.from_json_file(str(MODELS / f"{name}.json"))

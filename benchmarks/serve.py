@@ -50,7 +50,7 @@ class BenchmarkConfig(Config):
         ("1", "8", "32"), "Batch sizes of the requests, comma-separated."
     )
     requests: int = setting(
-        10, "Timed requests per signature and batch size.", at_least=1
+        10, "Number of timed requests per signature and batch size.", at_least=1
     )
 
 
@@ -110,8 +110,8 @@ def measure() -> None:
     signatures["fill_mask_text"](**requests["fill_mask_text"])
     moments.append(_now())
     print(
-        f"| seconds | start of Python, imports | loading | first answer, "
-        f"L={LENGTH} | all |\n|---|---|---|---|---|"
+        f"| seconds | start of Python, imports | loading | first response, "
+        f"L={LENGTH} | total |\n|---|---|---|---|---|"
     )
     for name, which in [("wall", 0), ("CPU", 1)]:
         clock = [moment[which] for moment in moments]
@@ -119,8 +119,8 @@ def measure() -> None:
         columns = [f"{seconds:.1f}" for seconds in (*parts, sum(parts))]
         print(f"| {name} | {' | '.join(columns)} |")
     print(
-        f"\n| signature, L={LENGTH} | batch | ms, best | ms, median "
-        "| examples/s, best | CPU ms an example |\n|---|---|---|---|---|---|"
+        f"\n| signature, L={LENGTH} | batch size | ms, best | ms, median "
+        "| examples/s, best | CPU ms per example |\n|---|---|---|---|---|---|"
     )
     for batch_size in task["batch_sizes"]:
         for name, inputs in _make_requests(tf, batch_size).items():

@@ -1,14 +1,14 @@
-"""Speed and memory of a training step, against other implementations.
+"""Measure speed and memory of a training step, and of other implementations.
 
     python -m benchmarks.train_step \
         --python_keras_hub=venv-keras-hub/bin/python \
         --python_model_garden=venv-model-garden/bin/python
 
-ALBERT-base, both losses, LAMB, the same batch for all, on this CPU. Each
-contender runs in its own process, see `train_step_contenders`. They take
-turns, one step per round, so that other load affects all of them equally.
-Contenders with missing packages are left out with a message. Prints a Markdown
-table.
+All contenders train ALBERT-base with both losses and LAMB on the same batch, on
+this CPU. Each contender runs in its own process, see `train_step_contenders`.
+They take turns, one step per round, so that other load affects all of them
+equally. Contenders with missing packages are left out with a message. Prints a
+Markdown table.
 
     python -m benchmarks.train_step --kernels
 
@@ -36,7 +36,7 @@ from benchmarks.train_step_contenders import (
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig(Config):
-    """What is compared, and with which interpreters."""
+    """Contenders, their Python interpreters, and the batches."""
 
     python_hugging_face: str = setting(
         sys.executable,
@@ -73,8 +73,8 @@ class BenchmarkConfig(Config):
     )
     kernels: bool = setting(
         False,
-        "Compare albert_tf with itself without each of its kernels and without "
-        "any, instead of with the contenders.",
+        "Compare the step of albert_tf with the same step without each of its "
+        "kernels and without any, instead of with the contenders.",
     )
 
 
@@ -82,9 +82,9 @@ class Measured(NamedTuple):
     """Steps of one contender.
 
     Attributes:
-        seconds: Of each step.
-        cpu_seconds: Of each step, all cores together: holds on a machine that
-            is busy with other things, too.
+        seconds: Wall time of each step.
+        cpu_seconds: CPU time of each step, summed over cores. It is
+            meaningful on a busy machine, too.
         peak_bytes: Largest resident memory of its process.
     """
 
@@ -100,7 +100,7 @@ def main(config: BenchmarkConfig) -> None:
         config = dataclasses.replace(config, contenders=names)
     print(
         "| L x B | precision | dropout | contender | tokens/s, best "
-        "| tokens/s, median | of the best other | CPU s a step | peak MB |"
+        "| tokens/s, median | relative speed | CPU s per step | peak MB |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for size in config.lengths:

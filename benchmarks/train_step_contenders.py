@@ -1,11 +1,11 @@
-"""One contender of `benchmarks.train_step`, in a process of its own.
+"""Run one contender of `benchmarks.train_step`.
 
     python benchmarks/train_step_contenders.py albert_tf '{"batch": 8, ...}'
 
-Makes the model and takes two training steps that are not counted; then, for
-each line read, takes one and writes its seconds and the largest resident
-memory so far. Only the named contender's packages are imported, so that this
-file runs where the others' are not installed.
+Makes the model and takes two steps that are not measured. Then, for each line
+on standard input, it takes one step and prints its time and the largest
+resident memory so far. It imports only the packages of the named contender, so
+that it runs in an environment without the packages of the others.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class Work:
     Attributes:
         batch, length, predictions: Sizes of the batch.
         bfloat16: Whether matrix products are bfloat16.
-        dropout: Rate, of hidden states and attention probabilities.
-        threads: Of one operation.
+        dropout: Dropout rate of hidden states and attention probabilities.
+        threads: Number of threads for one operation.
     """
 
     batch: int
@@ -372,8 +372,8 @@ CONTENDERS: dict[str, Callable[[Work], Step]] = {
         hugging_face_masked,
     )
 }
-# Against `albert_tf`: each kernel left out, and all of them. The kernel of
-# remat is for TPUs.
+# Compared with `albert_tf`: the step without one kernel, and without any. The
+# kernel `remat` is for TPUs.
 WITHOUT_KERNELS: dict[str, Callable[[Work], Step]] = {
     f"albert_tf_without_{name}": functools.partial(albert_tf, without=name)
     for name in (
@@ -392,7 +392,7 @@ def _peak_bytes() -> int:
 
 
 def main() -> None:
-    """Steps when told to."""
+    """Takes one step for each line on standard input."""
     name, work = sys.argv[1:]
     step = {**CONTENDERS, **WITHOUT_KERNELS}[name](Work(**json.loads(work)))
     losses = [step(), step()]
