@@ -6,23 +6,18 @@ import tensorflow as tf
 
 from albert_tf.records.encoding import encode
 from albert_tf.records.features import CLS_ID, MASK_ID, PAD_ID, SEP_ID
-from albert_tf.records.tokenization import Tokenizer
 from albert_tf.serving.text_tokenizer import TextTokenizer, pack
 
-VOCABULARY = "tests/testdata/30k-clean.model"
 TEXTS = ["The cat sat on the mat.", "It [MASK] [MASK].", "", "Rome"]
 PAIRS = ["", "In Paris, 1,000 people wait for the boat.", "a", "is a city"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer(VOCABULARY)
-
-
 @pytest.mark.parametrize("max_seq_length", [4, 7, 8, 11, 90])
 @pytest.mark.parametrize("pairs", [None, PAIRS])
-def test_inputs_equal_those_of_a_served_model(tokenizer, pairs, max_seq_length):
-    in_graph = TextTokenizer(VOCABULARY)
+def test_inputs_equal_those_of_a_served_model(
+    vocabulary_file, tokenizer, pairs, max_seq_length
+):
+    in_graph = TextTokenizer(vocabulary_file)
     columns = [TEXTS] if pairs is None else [TEXTS, pairs]
     ids = [in_graph.encode_with_masks(tf.constant(c)) for c in columns]
     inputs = encode(tokenizer, TEXTS, pairs, max_seq_length)
@@ -34,7 +29,7 @@ def test_inputs_equal_those_of_a_served_model(tokenizer, pairs, max_seq_length):
 
 
 def test_special_tokens_surround_the_texts(tokenizer):
-    """By hand: ids of the published vocabulary."""
+    """Ids of the vocabulary of google-research/albert, by hand."""
     inputs = encode(tokenizer, ["[MASK]", "[MASK][MASK]"], ["", "[MASK]"])
     assert inputs.input_ids.tolist() == [
         [CLS_ID, MASK_ID, SEP_ID, SEP_ID, PAD_ID, PAD_ID],
@@ -47,11 +42,11 @@ def test_special_tokens_surround_the_texts(tokenizer):
     ]
 
 
-def test_no_texts_give_an_empty_batch(tokenizer):
+def test_an_empty_list_of_texts_gives_an_empty_batch(tokenizer):
     assert [array.shape for array in encode(tokenizer, [])] == [(0, 0)] * 3
 
 
-def test_a_text_without_its_pair_is_an_error(tokenizer):
+def test_texts_and_pairs_of_different_length_are_refused(tokenizer):
     for texts, pairs in itertools.permutations([["a"], ["a", "b"]]):
         with pytest.raises(ValueError):
             encode(tokenizer, texts, pairs)

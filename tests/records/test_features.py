@@ -15,6 +15,7 @@ from albert_tf.records.features import (
     read_metadata,
     sha256_of,
 )
+from tests.helpers.docstring_example import run_example
 
 METADATA = RecordsMetadata(
     max_seq_length=64,
@@ -36,23 +37,26 @@ METADATA = RecordsMetadata(
     num_pieces=600,
     num_masked=90,
     unigram_entropy_nats=6.25,
-    shards={"train-00000-of-00002.tfrecord": 6, "train-00001-of-00002": 5},
+    shards={
+        "train-00000-of-00002.tfrecord": 6,
+        "train-00001-of-00002.tfrecord": 5,
+    },
     checksums={
         "train-00000-of-00002.tfrecord": "0a",
-        "train-00001-of-00002": "0b",
+        "train-00001-of-00002.tfrecord": "0b",
     },
     skipped={"one word": 1},
     inputs_sha256="cd34",
 )
 
 
-def write(directory, text):
+def write_metadata(directory, text):
     (directory / METADATA_FILE).write_text(text)
     return str(directory)
 
 
-def test_features_are_those_of_google_research():
-    """create_pretraining_data.py: names, dtypes, which length each has."""
+def test_features_equal_those_of_google_research_albert():
+    """Names, dtypes and lengths in its create_pretraining_data.py."""
     shape = SequenceConfig(max_seq_length=12, max_predictions_per_seq=4)
     assert {f.name: (f.dtype, f.length(shape)) for f in FEATURES} == {
         "input_ids": ("int64", 12),
@@ -66,51 +70,61 @@ def test_features_are_those_of_google_research():
     }
 
 
-def test_special_pieces_have_the_published_ids():
+def test_special_pieces_have_the_ids_of_google_research_albert():
     ids = {piece: number for number, piece in enumerate(SPECIAL_PIECES)}
-    published = {"<pad>": 0, "<unk>": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
-    assert ids == published
+    assert ids == {"<pad>": 0, "<unk>": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 
 
-def test_metadata_survives_its_file(tmp_path):
-    assert read_metadata(write(tmp_path, METADATA.to_json())) == METADATA
+def test_metadata_equals_what_was_written(tmp_path):
+    assert (
+        read_metadata(write_metadata(tmp_path, METADATA.to_json())) == METADATA
+    )
 
 
 def test_metadata_of_another_schema_is_refused(tmp_path):
     other = dataclasses.replace(METADATA, schema_version=99)
     with pytest.raises(UserError, match=r"schema_version .* must be 2\. .*99"):
-        read_metadata(write(tmp_path, other.to_json()))
+        read_metadata(write_metadata(tmp_path, other.to_json()))
 
 
-def test_incomplete_metadata_names_what_is_missing(tmp_path):
+def test_an_error_names_a_missing_key_of_metadata(tmp_path):
     values = json.loads(METADATA.to_json())
     del values["ngram"]
     with pytest.raises(UserError, match="ngram"):
-        read_metadata(write(tmp_path, json.dumps(values)))
+        read_metadata(write_metadata(tmp_path, json.dumps(values)))
 
 
-def test_missing_or_broken_metadata_is_named(tmp_path):
+def test_missing_or_invalid_metadata_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"metadata\.json must exist"):
         read_metadata(str(tmp_path))
     with pytest.raises(UserError, match=r"metadata\.json must be JSON"):
-        read_metadata(write(tmp_path, "{"))
+        read_metadata(write_metadata(tmp_path, "{"))
 
 
-def test_differences_are_reported_by_name_with_both_values():
+def test_an_error_names_each_difference_with_both_values():
     stored = {"max_seq_length": 64, "vocabulary_sha256": "ab", "seed": 1}
     wanted = {"max_seq_length": 512, "vocabulary_sha256": "cd", "seed": 1}
     with pytest.raises(UserError) as refused:
         check_agreement("records/metadata.json", stored, wanted)
-    said = str(refused.value)
-    assert said.startswith("records/metadata.json must agree")
-    assert "max_seq_length is 64 there and 512 here" in said
-    assert "vocabulary_sha256 is 'ab' there and 'cd' here" in said
-    assert "seed" not in said
+    message = str(refused.value)
+    assert message.startswith("records/metadata.json must agree")
+    assert "max_seq_length is 64 there and 512 here" in message
+    assert "vocabulary_sha256 is 'ab' there and 'cd' here" in message
+    assert "seed" not in message
 
 
-def test_agreement_needs_only_what_is_wanted():
+def test_stored_values_that_are_not_wanted_are_ignored():
     check_agreement("x", {"max_seq_length": 64, "ngram": 3}, {"ngram": 3})
 
 
-def test_digest_is_that_of_sha256():
+def test_sha256_of_is_the_hexadecimal_digest():
     assert sha256_of(b"albert") == hashlib.sha256(b"albert").hexdigest()
+
+
+def test_the_example_of_read_metadata_gives_what_it_shows(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "records" / "train").mkdir(parents=True)
+    write_metadata(tmp_path / "records" / "train", METADATA.to_json())
+    monkeypatch.chdir(tmp_path)
+    run_example(read_metadata)

@@ -1,5 +1,6 @@
 import gzip
 import io
+import os
 import pathlib
 
 import numpy as np
@@ -10,18 +11,13 @@ import tensorflow_text
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
 from albert_tf.records.tokenization import Tokenizer, normalize
+from tests.helpers.docstring_example import run_example
 
-PUBLISHED = "tests/testdata/30k-clean.model"
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer(PUBLISHED)
-
-
 def train(path, sentences, **options):
-    """A small SentencePiece model, by SentencePiece itself."""
+    """Trains a small SentencePiece model and returns its path."""
     model = io.BytesIO()
     settings = {
         "pad_id": 0,
@@ -46,9 +42,8 @@ def pieces_of(tokenizer, text):
     return [tokenizer.id_to_piece(i) for i in ids]
 
 
-def test_text_is_normalised_as_published():
-    """White space, full-width letters, accents, case; the order of
-    google-research/albert."""
+def test_text_is_normalised_as_in_google_research_albert():
+    """White space, full-width letters, accents and case."""
     assert normalize(" \tÉCOLE \n\u3000 \uff21\uff22 ﬁn ") == "ecole ab fin"
     assert normalize("École", do_lower_case=False) == "Ecole"
 
@@ -56,10 +51,10 @@ def test_text_is_normalised_as_published():
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        # The model alone has one piece "▁2011,".
+        # The model alone returns the piece "▁2011,".
         ("in 2011, we", ["▁in", "▁2011", ",", "▁we"]),
         ("1, 5,", ["▁1", ",", "▁5", ","]),
-        # No piece of the vocabulary ends in these commas.
+        # The vocabulary has no piece that ends in one of these commas.
         ("5,000, we", ["▁5,000", ",", "▁we"]),
         ("a, b", ["▁a", ",", "▁b"]),
     ],
@@ -68,8 +63,8 @@ def test_commas_are_split_off_numbers(tokenizer, text, pieces):
     assert pieces_of(tokenizer, text) == pieces
 
 
-def test_ids_are_line_numbers_of_the_published_vocabulary(tokenizer):
-    """The lines of 30k-clean.vocab, counted from 0, by grep."""
+def test_ids_are_line_numbers_of_the_vocabulary_file(tokenizer):
+    """Lines of 30k-clean.vocab of google-research/albert, counted from 0."""
     encoded = tokenizer.encode_batch(["in 2011, we", "", "the"])
     assert encoded.ids.tolist() == [19, 542, 15, 95, 14]
     assert encoded.ends.tolist() == [4, 4, 5]
@@ -77,8 +72,8 @@ def test_ids_are_line_numbers_of_the_published_vocabulary(tokenizer):
 
 
 def test_a_number_within_a_word_gets_no_word_mark(tmp_path):
-    """Pieces "9," and "▁ab7," on purpose: the first begins no word, so "9"
-    encoded anew, "▁" and "9", must lose its mark; the second keeps it."""
+    """The piece "9," begins no word. The model encodes "9" as "▁" and "9", so
+    the mark must be removed. The piece "▁ab7," keeps its mark."""
     model = train(
         tmp_path / "commas.model",
         ["ab7, ab 9, a b ,"] * 9,
@@ -95,7 +90,7 @@ def test_a_number_within_a_word_gets_no_word_mark(tmp_path):
 
 
 def test_a_number_joined_to_its_word_mark_loses_the_mark(tmp_path):
-    """The other case of the rule: "9" encoded anew is one piece, "▁9"."""
+    """Here the model encodes "9" as one piece, "▁9"."""
     model = train(
         tmp_path / "joined.model",
         ["b9,a 9 a b ,"] * 9,
@@ -107,15 +102,16 @@ def test_a_number_joined_to_its_word_mark_loses_the_mark(tmp_path):
     assert pieces_of(Tokenizer(model), "b9,")[1:] == ["9", ","]
 
 
-def test_ids_agree_with_tensorflow_text(tokenizer):
-    """On real text; the comma rule is ours alone, so such lines are out."""
+def test_ids_agree_with_tensorflow_text(vocabulary_file, tokenizer):
+    """On real text. tensorflow-text does not split commas off numbers, so lines
+    with such pieces are left out."""
     with gzip.open(DEMO, "rt", encoding="utf-8") as file:
         lines = [
             normalize(line) for line, _ in zip(file, range(3000), strict=False)
         ]
     lines = [line for line in lines if line]
     other = tensorflow_text.SentencepieceTokenizer(
-        pathlib.Path(PUBLISHED).read_bytes()
+        pathlib.Path(vocabulary_file).read_bytes()
     )
     expected = other.tokenize(lines).to_list()
     encoded = tokenizer.encode_normalized(lines)
@@ -129,13 +125,13 @@ def test_ids_agree_with_tensorflow_text(tokenizer):
     assert num_compared > 2000
 
 
-def test_control_symbols_in_text_are_mere_text(tokenizer):
+def test_control_symbols_in_text_are_plain_text(tokenizer):
     ids = tokenizer.encode_batch(["[CLS] a [SEP] [MASK] <pad> <unk>"]).ids
     assert not set(ids.tolist()) & {0, CLS_ID, SEP_ID, MASK_ID}
 
 
-def test_masks_written_on_purpose_are_masks(tokenizer):
-    """Only what follows a space begins a word."""
+def test_encode_with_masks_converts_mask_spellings_to_mask_tokens(tokenizer):
+    """After [MASK], a word begins only after white space."""
     ids = tokenizer.encode_with_masks("The [MASK]s [MASK]. [MASK] café[MASK]")
     assert [tokenizer.id_to_piece(i) for i in ids] == [
         "▁the",
@@ -153,8 +149,8 @@ def test_masks_written_on_purpose_are_masks(tokenizer):
     "text",
     ["我爱北京天安门", "ひらカタカナ", "ภาษาไทย", "ພາສາລາວ", "ភាសា", "မြန်မာ"],
 )
-def test_words_begin_at_every_piece_without_spaces(tmp_path, text):
-    """Each character is a piece here, and each begins a word."""
+def test_every_piece_begins_a_word_in_scripts_without_spaces(tmp_path, text):
+    """Each character is a piece here, so each begins a word."""
     model = train(
         tmp_path / "chars.model",
         [text, "abc abc"] * 5,
@@ -170,7 +166,7 @@ def test_words_begin_at_every_piece_without_spaces(tmp_path, text):
     assert starts[1].tolist() == [True, False, False, False]
 
 
-def test_other_special_ids_are_refused(tmp_path):
+def test_a_vocabulary_with_other_special_ids_is_refused(tmp_path):
     model = train(
         tmp_path / "other.model",
         ["a b c"] * 9,
@@ -182,8 +178,8 @@ def test_other_special_ids_are_refused(tmp_path):
         Tokenizer(model)
 
 
-def test_further_control_symbols_are_refused(tmp_path):
-    """They must not come up as random replacements."""
+def test_a_vocabulary_with_other_control_symbols_is_refused(tmp_path):
+    """Masking could draw them as random replacements."""
     model = train(
         tmp_path / "more.model",
         ["a b c"] * 9,
@@ -194,12 +190,19 @@ def test_further_control_symbols_are_refused(tmp_path):
         Tokenizer(model)
 
 
-def test_a_missing_vocabulary_is_named(tmp_path):
+def test_an_error_names_a_missing_vocabulary(tmp_path):
     with pytest.raises(UserError, match=r"nowhere.model.*train_tokenizer"):
         Tokenizer(str(tmp_path / "nowhere.model"))
 
 
-def test_a_file_that_is_no_model_is_named(tmp_path):
+def test_an_error_names_a_file_that_is_not_a_model(tmp_path):
     (tmp_path / "text.model").write_text("no model")
     with pytest.raises(UserError, match=r"text.model must be a SentencePiece"):
         Tokenizer(str(tmp_path / "text.model"))
+
+
+def test_the_example_of_the_tokenizer_gives_what_it_shows(
+    vocabulary_file, monkeypatch
+):
+    monkeypatch.chdir(os.path.dirname(vocabulary_file))
+    run_example(Tokenizer)

@@ -1,4 +1,4 @@
-"""Real text that breaks tools: it builds, or one error names file and line."""
+"""Builds from unusual text: they succeed, or an error names file and line."""
 
 import glob
 import pathlib
@@ -11,27 +11,25 @@ from albert_tf.errors import UserError
 from albert_tf.records.features import FEATURES, SPECIAL_PIECES, read_metadata
 from albert_tf.records.tokenization import Tokenizer
 from data_prep import build_tfrecords
-from data_prep.config import (
-    RecordsConfig,
-)
+from data_prep.config import RecordsConfig
 
 TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
 VOCABULARY = str(TESTDATA / "30k-clean.model")
 LENGTH, PREDICTIONS = 48, 8
 CLS, SEP, MASK = 2, 3, 4
 
-SOUND = ["awkward-blns", "awkward-empty-documents"] + [
+VALID_UTF8 = ["awkward-blns", "awkward-empty-documents"] + [
     f"multilingual-{language}"
     for language in ("ar", "de", "hi", "ko", "ru", "th", "vi", "zh")
 ]
-BROKEN = {
+INVALID_UTF8 = {
     "awkward-latin1-crlf": r"0xe0 in line 9, at byte offset 598",
     "awkward-big5-bytes": r"0xbd in line 4, at byte offset 747",
 }
 
 
 def build(tmp_path, name, content, on_bad_utf8="error"):
-    """Input ids before masking, `(examples, LENGTH)`, and the metadata."""
+    """Returns unmasked ids, `(examples, LENGTH)`, and the metadata."""
     path = tmp_path / name
     path.write_bytes(content)
     output_dir = tmp_path / "out"
@@ -57,33 +55,37 @@ def build(tmp_path, name, content, on_bad_utf8="error"):
 
 
 def check_examples(ids):
-    """Special pieces stand where they must, and nowhere else."""
+    """Checks the number of special tokens and the padding."""
     assert len(ids)
     assert ((ids == CLS).sum(axis=1) == 1).all()
     assert ((ids == SEP).sum(axis=1) == 2).all()
     assert not (ids == MASK).any()
-    # Padding begins once.
+    # All padding is at the end.
     assert (np.diff((ids == 0).astype(int), axis=1) >= 0).all()
 
 
 @pytest.mark.parametrize("on_bad_utf8", ["error", "replace", "skip"])
-@pytest.mark.parametrize("name", SOUND)
-def test_sound_text_builds(tmp_path, name, on_bad_utf8):
+@pytest.mark.parametrize("name", VALID_UTF8)
+def test_valid_text_builds_under_each_policy_for_bad_utf8(
+    tmp_path, name, on_bad_utf8
+):
     content = (TESTDATA / f"{name}.txt").read_bytes()
     ids, _ = build(tmp_path, "a.txt", content, on_bad_utf8)
     check_examples(ids)
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_bytes_that_are_no_utf8_are_named(tmp_path, name):
+@pytest.mark.parametrize("name", INVALID_UTF8)
+def test_an_error_names_file_and_line_of_invalid_utf8(tmp_path, name):
     content = (TESTDATA / f"{name}.txt").read_bytes()
-    with pytest.raises(UserError, match=rf"{name}.txt must be.*{BROKEN[name]}"):
+    with pytest.raises(
+        UserError, match=rf"{name}.txt must be.*{INVALID_UTF8[name]}"
+    ):
         build(tmp_path, f"{name}.txt", content)
     assert not list(tmp_path.rglob("*.tfrecord"))
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_bytes_that_are_no_utf8_are_replaced_or_skipped(tmp_path, name):
+@pytest.mark.parametrize("name", INVALID_UTF8)
+def test_invalid_utf8_is_replaced_or_skipped(tmp_path, name):
     content = (TESTDATA / f"{name}.txt").read_bytes()
     (tmp_path / "replace").mkdir()
     replaced, metadata = build(tmp_path / "replace", "a", content, "replace")
@@ -105,7 +107,7 @@ TEXT = "The first line.\nThe second one.\n\nAnother document.\nAnd its end.\n"
         b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode(),
         TEXT.replace("\n", "\r").encode(),
         TEXT.replace("\n\n", "\n \t\n\x0c\n\n").encode(),
-        # Characters that separate lines for Python, and words for us.
+        # These separate lines for `str.splitlines`, but words here.
         TEXT.replace(" ", "\x85").encode(),
         TEXT.replace(" ", "\u2028").encode(),
         TEXT.replace(" ", "\x1c").encode(),
@@ -113,7 +115,9 @@ TEXT = "The first line.\nThe second one.\n\nAnother document.\nAnd its end.\n"
     ],
     ids=["bom-crlf", "cr", "form-feed", "nel", "u2028", "fs", "wide"],
 )
-def test_what_separates_lines_and_words_has_no_influence(tmp_path, content):
+def test_all_separators_of_lines_and_words_give_the_same_records(
+    tmp_path, content
+):
     for name, text in (("plain", TEXT.encode()), ("other", content)):
         (tmp_path / name).mkdir()
         build(tmp_path / name, "a.txt", text)
@@ -136,13 +140,13 @@ def test_what_separates_lines_and_words_has_no_influence(tmp_path, content):
         "“Quotes” — ‘and’ dashes…\nTwo lines.",  # noqa: RUF001
     ],
 )
-def test_awkward_characters_build(tmp_path, text):
+def test_unusual_characters_build(tmp_path, text):
     ids, _ = build(tmp_path, "a.txt", text.encode())
     check_examples(ids)
 
 
-def test_surrogates_in_bytes_are_no_utf8(tmp_path):
-    """CESU-8 writes U+1F600 as six bytes, two surrogates."""
+def test_encoded_surrogates_are_invalid_utf8(tmp_path):
+    """CESU-8 encodes U+1F600 as two surrogates of three bytes."""
     content = b"One line.\nA smile \xed\xa0\xbd\xed\xb8\x80 here.\n"
     with pytest.raises(UserError, match=r"0xed in line 2, at byte offset 18"):
         build(tmp_path, "a.txt", content)
@@ -156,11 +160,11 @@ def test_a_line_of_142_kb_fills_its_examples(tmp_path):
     check_examples(ids)
     assert metadata.num_documents == 1
     assert (ids > 0).mean() > 0.9
-    pieces = len(Tokenizer(VOCABULARY).encode_batch([line]).ids)
-    assert metadata.num_pieces - 3 * len(ids) > 0.9 * pieces
+    num_tokens = len(Tokenizer(VOCABULARY).encode_batch([line]).ids)
+    assert metadata.num_pieces - 3 * len(ids) > 0.9 * num_tokens
 
 
-def test_documents_of_one_sentence_are_split(tmp_path):
+def test_documents_of_one_sentence_give_pairs_of_segments(tmp_path):
     lines = (TESTDATA / "multilingual-vi.txt").read_text(encoding="utf-8")
     sentences = [line for line in lines.split("\n") if len(line.split()) > 9]
     content = "\n\n".join(sentences).encode()
@@ -169,7 +173,7 @@ def test_documents_of_one_sentence_are_split(tmp_path):
     assert metadata.num_documents == len(sentences) > 10
 
 
-def test_empty_documents_vanish(tmp_path):
+def test_empty_documents_are_ignored(tmp_path):
     content = b"\n\n\n   \n\n\t\nA document of one line.\n\n\n\n \n"
     _, metadata = build(tmp_path, "a.txt", content)
     assert metadata.num_documents == 1
@@ -177,19 +181,19 @@ def test_empty_documents_vanish(tmp_path):
 
 
 @pytest.mark.parametrize("piece", [*SPECIAL_PIECES, "<s>", "</s>", "<mask>"])
-def test_spellings_of_special_pieces_are_mere_text(tmp_path, piece):
+def test_spellings_of_special_pieces_are_plain_text(tmp_path, piece):
     text = f"A {piece} b{piece}c {piece}{piece}.\n{piece} Two ▁{piece}▁ lines."
     ids, _ = build(tmp_path, "a.txt", text.encode())
     check_examples(ids)
-    # Nor is a piece lost: its letters are there.
+    # The text contains the letters of the spelling.
     tokenizer = Tokenizer(VOCABULARY)
     spelled = "".join(tokenizer.id_to_piece(i) for i in ids.ravel())
     letters = "".join(c for c in piece.lower() if c.isalpha())
     assert letters in spelled.replace("▁", "")
 
 
-def test_each_feature_of_awkward_records_is_declared(tmp_path):
-    """Or the examples above could pass without being read by a trainer."""
+def test_records_of_unusual_text_hold_only_declared_features(tmp_path):
+    """Without this, a trainer might not read the examples above."""
     content = (TESTDATA / "awkward-blns.txt").read_bytes()
     build(tmp_path, "a.txt", content)
     (shard,) = glob.glob(str(tmp_path / "out/train/*.tfrecord"))
