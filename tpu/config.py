@@ -8,7 +8,19 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class CompileCheckConfig(Config):
-    """Settings of `python -m tpu.compile_check`."""
+    """Settings of `python -m tpu.compile_check`.
+
+    Example:
+        >>> config = CompileCheckConfig(
+        ...     topology="v5e:4x4", sweep=True, sweep_batch_sizes=("8", "64")
+        ... )
+        >>> config.batch_sizes()
+        (8, 64)
+        >>> CompileCheckConfig(output_file="sweep.png")
+        Traceback (most recent call last):
+        albert_tf.errors.UserError: output_file needs --sweep.
+        Received: sweep.png.
+    """
 
     run: PretrainingConfig = dataclasses.field(
         default_factory=PretrainingConfig

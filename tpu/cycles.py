@@ -38,6 +38,12 @@ class Cost:
             not estimated.
         uncounted_loops: Loops whose number of iterations is unknown; their
             bodies count once.
+
+    Example:
+        >>> body = Cost(cycles=1000, collective_bytes=64, num_collectives=1)
+        >>> Cost(cycles=50).plus(body, times=3)
+        Cost(cycles=3050, collective_bytes=192, num_collectives=3,
+             random_bytes=0, uncounted_loops=0)
     """
 
     cycles: int = 0

@@ -35,6 +35,13 @@ class Slice:
     Attributes:
         version: E.g. "v5e".
         shape: Chips in each dimension of the network.
+
+    Example:
+        >>> pod_part = Slice("v5e", (4, 4))
+        >>> str(pod_part), pod_part.num_cores
+        ('v5e:4x4', 16)
+        >>> round(pod_part.all_reduce_seconds(47_000_000) * 1e6)  # microseconds
+        441
     """
 
     version: str

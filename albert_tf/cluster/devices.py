@@ -26,6 +26,11 @@ class TPUChip:
         largest: Chips of the largest slice: a pod, or the largest tested.
         dimensions: Of the network between chips.
         options: Arguments for libtpu that join the cores.
+
+    Example:
+        >>> chip = TPU_CHIPS["v5e"]
+        >>> chip.cores, chip.peak_flops / 1e12, chip.memory_bytes / 2**30
+        (1, 197.0, 15.75)
     """
 
     pci_id: str

@@ -42,6 +42,13 @@ class Installed:
         name: Name of the distribution.
         version: The installed version, or "none".
         remedy: What to do; "" if the version is supported.
+
+    Example:
+        >>> python, *packages = check_installed()
+        >>> python
+        Installed(name='Python', version='3...', remedy='')
+        >>> packages[0].name.startswith("tensorflow")
+        True
     """
 
     name: str

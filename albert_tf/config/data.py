@@ -64,7 +64,16 @@ class MaskingConfig(SequenceConfig):
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(MaskingConfig):
-    """Training and evaluation records, and how they are read."""
+    """Training and evaluation records, and how they are read.
+
+    Example:
+        >>> config = DataConfig(
+        ...     dataset=("wiki=wiki/*.tfrecord", "books=books/*.tfrecord"),
+        ...     data_schedule="0:wiki,125000:wiki+books",
+        ... )
+        >>> config.data_phases()
+        ((0, ('wiki',)), (125000, ('wiki', 'books')))
+    """
 
     # Paths are free; `runs/directory.py` compares the shards themselves.
     input_file: tuple[str, ...] = setting(

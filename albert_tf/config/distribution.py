@@ -7,7 +7,13 @@ from albert_tf.config.settings import Config, setting
 
 @dataclasses.dataclass(frozen=True)
 class DistributionConfig(Config):
-    """Devices, number formats and compilation."""
+    """Devices, number formats and compilation.
+
+    Example:
+        >>> config = DistributionConfig(precision="mixed_bfloat16", remat=True)
+        >>> config.result_settings()  # remat does not change the result
+        {'precision': 'mixed_bfloat16'}
+    """
 
     strategy: str = setting(
         "auto",

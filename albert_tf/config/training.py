@@ -11,7 +11,17 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Config):
-    """The optimizer; defaults are those of google-research/albert."""
+    """The optimizer; defaults are those of google-research/albert.
+
+    Example:
+        >>> config = OptimizerConfig(optimizer="adamw", learning_rate=0.0001)
+        >>> config.optimizer, config.weight_decay_rate
+        ('adamw', 0.01)
+        >>> OptimizerConfig(optimizer="sgd")
+        Traceback (most recent call last):
+        albert_tf.errors.UserError: optimizer must be one of lamb, adamw.
+        Received: 'sgd'.
+    """
 
     optimizer: str = setting(
         "lamb",
@@ -137,7 +147,17 @@ class InitializationConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig(Config):
-    """Length, checkpoints, recovery and logging of a run."""
+    """Length, checkpoints, recovery and logging of a run.
+
+    Example:
+        >>> config = TrainingConfig(
+        ...     dropout_schedule="0:0.1,1000000:0.0", profile_steps="1000:1020"
+        ... )
+        >>> config.dropout_phases()
+        ((0, 0.1), (1000000, 0.0))
+        >>> config.profiled_steps()
+        (1000, 1020)
+    """
 
     mode: str = setting(
         "train",
@@ -319,7 +339,17 @@ def _parse_dropout_rate(text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig(Config):
-    """Settings of `python -m albert_tf.run_pretraining`."""
+    """Settings of `python -m albert_tf.run_pretraining`.
+
+    Example:
+        >>> config = PretrainingConfig(data=DataConfig(global_batch_size=512))
+        >>> config.to_dict()["data"]["global_batch_size"]
+        512
+        >>> PretrainingConfig(data=DataConfig(max_seq_length=1024))
+        Traceback (most recent call last):
+        albert_tf.errors.UserError: max_seq_length must be at most
+        max_position_embeddings. Received: 1024 and 512.
+    """
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)

@@ -28,6 +28,14 @@ class Weight(NamedTuple):
             where it has the same shape.
         hugging_face: Its name in `AlbertForPreTraining`.
         transposed: Whether Hugging Face holds it as `(outputs, inputs)`.
+
+    Example:
+        >>> weights = list_weights(ModelConfig())
+        >>> kernel = next(weight for weight in weights if weight.transposed)
+        >>> kernel.path, kernel.shape
+        ('albert/encoder/embedding_hidden_mapping_in/kernel', (128, 768))
+        >>> kernel.hugging_face
+        'albert.encoder.embedding_hidden_mapping_in.weight'
     """
 
     path: str

@@ -29,6 +29,11 @@ class SentenceSignature(NamedTuple):
         name: Of the signature that takes ids.
         outputs: Names of the two probabilities, in the order of the labels.
         statement: What the first probability is the probability of.
+
+    Example:
+        >>> signature = SENTENCE_SIGNATURES["sop"]
+        >>> signature.name + PAIR_SUFFIX, signature.outputs
+        ('sentence_order_text_pair', ('in_order', 'swapped'))
     """
 
     name: str
