@@ -97,6 +97,17 @@ class SelfAttention(keras.layers.Layer):
 
     Query, key and value are three kernels of `(H, H)`, as published: LAMB
     scales the update of each matrix by its own norm.
+
+    Example:
+        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
+        >>> layer = SelfAttention(config, name="attention", dtype="float32")
+        >>> layer.build()
+        >>> hidden = tf.ones([1, 4, 6])
+        >>> bias = attention_bias(tf.constant([[1, 1, 1, 0]]))
+        >>> layer(hidden, bias).shape
+        TensorShape([1, 4, 6])
+        >>> layer(hidden, bias, output_positions=tf.constant([[0]])).shape
+        TensorShape([1, 1, 6])
     """
 
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:

@@ -16,6 +16,14 @@ class Masks(NamedTuple):
         seed: int32, `(2,)`, of this site; None if the rate is 0.
         computed: Whether the random bits are computed from the index of each
             entry. Otherwise TensorFlow generates them. The masks differ.
+
+    Example:
+        >>> masks = Masks(rate=0.5, seed=tf.constant([3, 4]), computed=True)
+        >>> masks.keep(tf.constant([2, 3])).numpy().tolist()
+        [[False, True, False], [True, True, True]]
+        >>> x = tf.ones([2, 3])
+        >>> Masks(rate=0.0).apply(x) is x  # no operation
+        True
     """
 
     rate: float = 0.0

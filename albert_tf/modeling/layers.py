@@ -203,6 +203,13 @@ class LayerNorm(_Norm):
 
     Args:
         width: Size of that axis.
+
+    Example:
+        >>> norm = LayerNorm(2)
+        >>> norm.build()
+        >>> x = tf.constant([[1.0, 3.0], [20.0, 10.0]])
+        >>> norm(x).numpy().round(3).tolist()
+        [[-1.0, 1.0], [1.0, -1.0]]
     """
 
     def call(
@@ -227,6 +234,14 @@ class AddAndNorm(_Norm):
 
     Args:
         width: Width of the hidden states.
+
+    Example:
+        >>> norm = AddAndNorm(2)
+        >>> norm.build()
+        >>> residual = tf.constant([[[1.0, 2.0]]])
+        >>> product, bias = tf.constant([[[6.0, 1.0]]]), tf.constant([0.0, 1.0])
+        >>> norm(residual, product, bias).numpy().round(3).tolist()
+        [[[1.0, -1.0]]]
     """
 
     def call(
@@ -267,6 +282,14 @@ class Embeddings(keras.layers.Layer):
 
     Always float32: the gradient of a segment's embedding is a sum over half
     of all positions, which bfloat16 cannot hold.
+
+    Example:
+        >>> config = ModelConfig(vocab_size=11, embedding_size=4)
+        >>> embeddings = Embeddings(config)
+        >>> embeddings.build()
+        >>> ids = tf.constant([[2, 5, 3]])
+        >>> embeddings(ids, segment_ids=tf.zeros_like(ids)).shape
+        TensorShape([1, 3, 4])
     """
 
     def __init__(self, config: ModelConfig, name: str = "embeddings") -> None:
@@ -338,6 +361,15 @@ class FeedForward(keras.layers.Layer):
     """The feed-forward sublayer, with residual and LayerNorm.
 
     `LayerNorm(x + dropout(gelu(x W_1 + b_1) W_2 + b_2))` at each position.
+
+    Example:
+        >>> config = ModelConfig(
+        ...     hidden_size=6, num_attention_heads=2, intermediate_size=8
+        ... )
+        >>> feed_forward = FeedForward(config, name="ffn", dtype="float32")
+        >>> feed_forward.build()
+        >>> feed_forward(tf.ones([1, 3, 6])).shape
+        TensorShape([1, 3, 6])
     """
 
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
