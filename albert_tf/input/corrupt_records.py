@@ -51,7 +51,16 @@ class CorruptRecord:
 
 
 class CorruptRecords(JsonList[CorruptRecord]):
-    """The damaged records that a run has met, in that order."""
+    """The damaged records that a run has met, in that order.
+
+    Example:
+        >>> record = CorruptRecord("train-00.tfrecord", 17, "wrong checksum")
+        >>> records = CorruptRecords("corrupt_records.json", [record])
+        >>> records.by_file
+        {'train-00.tfrecord': frozenset({17})}
+        >>> [str(record) for record in records]
+        ['record 17 of train-00.tfrecord: wrong checksum']
+    """
 
     FILE_NAME = "corrupt_records.json"
     ITEM_TYPE = CorruptRecord

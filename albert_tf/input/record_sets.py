@@ -123,7 +123,19 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingData:
-    """All phases of a run, in order; the first one begins at step 0."""
+    """All phases of a run, in order; the first one begins at step 0.
+
+    Example:
+        >>> wiki = RecordSet(("wiki",), (4,), ("",), None, "", (("wiki",),))
+        >>> books = RecordSet(("books",), (2,), ("",), None, "", (("books",),))
+        >>> data = TrainingData(
+        ...     (Phase(0, "wiki", wiki), Phase(100, "books", books))
+        ... )
+        >>> data.at(99).name, data.at(100).name
+        ('wiki', 'books')
+        >>> data.next_change(0)
+        100
+    """
 
     phases: tuple[Phase, ...]
 

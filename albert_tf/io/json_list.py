@@ -18,6 +18,19 @@ class JsonList(Generic[Item]):
     Args:
         path: The file.
         items: In the order in which they were added.
+
+    Example:
+        >>> import tempfile
+        >>> @dataclasses.dataclass
+        ... class Note:
+        ...     step: int
+        >>> class Notes(JsonList[Note]):
+        ...     FILE_NAME, ITEM_TYPE = "notes.json", Note
+        ...     CONTENT, REMEDY = "the notes of the run", "Remove it."
+        >>> with tempfile.TemporaryDirectory() as run_dir:
+        ...     Notes.read(run_dir).extend([Note(step=7)])
+        ...     list(Notes.read(run_dir))
+        [Note(step=7)]
     """
 
     FILE_NAME: ClassVar[str]

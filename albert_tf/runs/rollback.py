@@ -38,7 +38,19 @@ class Rollback:
 
 
 class Rollbacks(JsonList[Rollback]):
-    """The rollbacks of a run so far, in the order in which they happened."""
+    """The rollbacks of a run so far, in the order in which they happened.
+
+    Example:
+        >>> rollback = Rollback(
+        ...     diverged_at=1200, resumed_from=1000, skipped_steps=200,
+        ...     learning_rate_scale=0.5, reason="loss nan",
+        ... )
+        >>> rollbacks = Rollbacks("rollbacks.json", [rollback])
+        >>> [rollbacks.learning_rate_scale(step) for step in (999, 1000)]
+        [1, 0.5]
+        >>> rollbacks.skipped_steps(1000)
+        200
+    """
 
     FILE_NAME = "rollbacks.json"
     ITEM_TYPE = Rollback
