@@ -47,6 +47,16 @@ class Objective(abc.ABC):
 
     Attributes:
         metric_names: The keys of `metrics`, `loss` among them.
+
+    Example:
+        >>> from albert_tf.config import PretrainingConfig
+        >>> from albert_tf.training.pretraining import Pretraining
+        >>> class MaskedTokensOnly(Pretraining):
+        ...     def loss(self, sums, weights):
+        ...         return sums["mlm_loss_sum"] / weights["mlm"]
+        >>> objective = MaskedTokensOnly(PretrainingConfig())
+        >>> objective.loss({"mlm_loss_sum": 6.0}, {"mlm": 4.0})
+        1.5
     """
 
     metric_names: tuple[str, ...]

@@ -18,6 +18,16 @@ class Position:
         num_steps: Number of those steps.
         lowest_loss: The lowest mean loss of a line of the log; None at first.
         to_evaluate: Whether an evaluation at this step was cut short.
+
+    Example:
+        >>> position = Position.at_start(["loss"])
+        >>> position.step, position.num_steps = 2, 2
+        >>> position.totals["loss"] = 17.0
+        >>> position.means()
+        {'loss': 8.5}
+        >>> position.to_notes()
+        {'totals': {'loss': 17.0}, 'num_steps': 2, 'lowest_loss': None,
+         'to_evaluate': False}
     """
 
     step: int

@@ -18,6 +18,17 @@ class DropoutSwitch(Listener):
         config: Settings of the run.
         progress: Says whether compiling was part of a loop.
         log_event: Logs the switch.
+
+    Example:
+        >>> config = PretrainingConfig.from_dict(
+        ...     {"training": {"dropout_schedule": "0:0.1,1000:0.0"}}
+        ... )
+        >>> progress = Progress(125_000, 512, 10**9, None, "build/run", str)
+        >>> switch = DropoutSwitch(
+        ...     config, progress, lambda kind, **facts: print(kind, facts)
+        ... )
+        >>> switch.on_loop_end(1000, {"step_seconds_median": 0.5})
+        dropout {'before': 0.1, 'after': 0.0}
     """
 
     def __init__(

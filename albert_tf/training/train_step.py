@@ -59,6 +59,12 @@ class StepSettings(NamedTuple):
         dropout: Rates.
         learning_rate_scale: Factor of the scheduled learning rate; rollbacks
             may lower it.
+
+    Example:
+        >>> rates = schedules.dropout_rates(0, PretrainingConfig())
+        >>> StepSettings(rates, learning_rate_scale=0.5)
+        StepSettings(dropout=DropoutRates(hidden=0.1, attention=0.1),
+                     learning_rate_scale=0.5)
     """
 
     dropout: DropoutRates

@@ -31,6 +31,14 @@ class SegmentPair(NamedTuple):
         label: 1 where the second segment stands before the first in the
             document (sop), or must be replaced by that of another document
             (nsp); else 0.
+
+    Example:
+        >>> document = ["it", "rains", "we", "stay", "in"]
+        >>> pair = SegmentPair(2, 5, 0, 2, label=1)  # swapped
+        >>> document[pair.first_begin : pair.first_end]
+        ['we', 'stay', 'in']
+        >>> document[pair.second_begin : pair.second_end]
+        ['it', 'rains']
     """
 
     first_begin: int
