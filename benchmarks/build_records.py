@@ -37,13 +37,13 @@ from data_prep.builder.examples import TRAIN, normalize_document
 from data_prep.config import RecordsConfig
 from data_prep.text import corpus
 
-# Functions, as module and name, that do not call each other.
+# Functions of each stage, as MODULE.NAME. They do not call each other.
 _PARTS = {
     "loading the vocabulary": ("tokenization.__init__",),
-    "reading text": ("text_lines.read_lines",),
+    "reading text": ("lines.read_lines",),
     "normalising text": ("examples.normalize_document",),
     "encoding by SentencePiece": ("tokenization.encode_normalized",),
-    "pairing segments": ("examples._make_rows_of_one",),
+    "pairing segments": ("examples._make_examples_of_document",),
     "spilling and sorting examples": (
         "shuffle.write_spill",
         "shuffle.read_shard",
@@ -51,7 +51,7 @@ _PARTS = {
     "laying out examples": ("records._lay_out",),
     "masking": ("masking.mask_batch",),
     "serialising": ("serialization.serialize_examples",),
-    "checksums and writing": ("tfrecord_files.write", "tfrecord_files.flush"),
+    "checksums and writing": ("tfrecord.write", "tfrecord.flush"),
 }
 
 
@@ -94,9 +94,9 @@ class Floor(NamedTuple):
     """The work that every build must do.
 
     Attributes:
-        encoding_s: CPU seconds of normalising and encoding the text.
-        writing_s: CPU seconds of writing the shards' bytes.
-        examples: Records written.
+        encoding_s: CPU time of normalising and encoding the text, in seconds.
+        writing_s: CPU time of writing the bytes of the shards, in seconds.
+        examples: Number of records.
     """
 
     encoding_s: float
@@ -105,7 +105,7 @@ class Floor(NamedTuple):
 
 
 def main(config: BenchmarkConfig) -> None:
-    """Measures and prints."""
+    """Measures, and prints the tables."""
     config.require("input_file", "spm_model_file", "work_dir")
     work = pathlib.Path(config.work_dir)
     work.mkdir(parents=True)
@@ -171,8 +171,8 @@ def main(config: BenchmarkConfig) -> None:
     print("|---|---|---|")
     profiles = [_profile(config, work, dupe) for dupe in (1, 10)]
     for what in profiles[0]:
-        shares = " | ".join(f"{100 * p[what]:.0f} %" for p in profiles)
-        print(f"| {what} | {shares} |")
+        fractions = " | ".join(f"{100 * p[what]:.0f} %" for p in profiles)
+        print(f"| {what} | {fractions} |")
     shutil.rmtree(work)
 
 
@@ -226,7 +226,7 @@ def _build(
 
 
 def _measure_floor(config: BenchmarkConfig, work: pathlib.Path) -> Floor:
-    """Encodes the text and copies the records of the last build."""
+    """Encodes the text, and copies the records of the last build."""
     tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
     begin = time.process_time()
     for document in corpus.read_documents(
@@ -292,15 +292,15 @@ def _profile(
     for (path, _line, name), entry in stats.stats.items():  # type: ignore[attr-defined]
         cumulative[f"{pathlib.Path(path).stem}.{name}"] += entry[3]
     total = stats.total_tt  # type: ignore[attr-defined]
-    shares = {
+    fractions = {
         what: sum(cumulative[function] for function in functions) / total
         for what, functions in _PARTS.items()
     }
-    return shares | {"other": 1 - sum(shares.values())}
+    return fractions | {"other": 1 - sum(fractions.values())}
 
 
 def _repeat(texts: list[str], work: pathlib.Path, copies: int) -> list[str]:
-    """The corpus several times, each time in another order of documents."""
+    """Writes copies of the corpus, each with another order of documents."""
     paths = []
     for copy in range(copies):
         paths.append(str(work / f"copy-{copy:02d}.txt"))
@@ -315,7 +315,7 @@ def _repeat(texts: list[str], work: pathlib.Path, copies: int) -> list[str]:
 
 
 def _join_to_a_line(texts: list[str], work: pathlib.Path) -> list[str]:
-    """The first text without a line break."""
+    """Writes the first text on one line."""
     path = work / "line.txt"
     content = pathlib.Path(texts[0]).read_text(encoding="utf-8")
     path.write_text(" ".join(content.split()), encoding="utf-8")
@@ -325,7 +325,7 @@ def _join_to_a_line(texts: list[str], work: pathlib.Path) -> list[str]:
 def _children(pid: int) -> list[int]:
     try:
         text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except FileNotFoundError:  # it has just ended
+    except FileNotFoundError:  # the process has just ended
         return []
     return [int(child) for child in text.split()]
 

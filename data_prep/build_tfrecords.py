@@ -41,8 +41,7 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID
 from albert_tf.records.tokenization import Tokenizer
-from data_prep.builder import directory as records_directory
-from data_prep.builder import local_runner
+from data_prep.builder import directory, local_runner
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.shards import BuiltRecords, choose_masking
 from data_prep.config import RecordsConfig
@@ -68,11 +67,11 @@ def main(config: RecordsConfig) -> None:
         digests = corpus.check_and_digest(sources, config, bar.update)
     inputs_sha256 = _digest_settings(config, tokenizer, sorted(digests))
     scratch_key = sha256_of(json.dumps([inputs_sha256, digests]).encode())
-    if records_directory.is_up_to_date(
+    if directory.is_up_to_date(
         config.output_dir, inputs_sha256, overwrite=config.overwrite
     ):
         # The build may have been killed when all but this was done.
-        records_directory.remove_notes(config.output_dir)
+        directory.remove_notes(config.output_dir)
         _remove_scratch(config, scratch_key)
         logging.info("%s is up to date", config.output_dir)
         return
@@ -84,9 +83,9 @@ def main(config: RecordsConfig) -> None:
             files.write_bytes(vocabulary, file.read())
         build = local_runner.build
         if config.runner != "local":
-            from data_prep.builder import beam_runner as beam_pipeline
+            from data_prep.builder import beam_runner
 
-            build = beam_pipeline.build
+            build = beam_runner.build
         built = build(config, sources, vocabulary, scratch, inputs_sha256)
         metadata = {
             split: _describe(config, split, built, tokenizer, inputs_sha256)
@@ -94,7 +93,7 @@ def main(config: RecordsConfig) -> None:
             if split == TRAIN or config.holdout_fraction
         }
         with open(vocabulary, "rb") as file:
-            records_directory.finish(config.output_dir, metadata, file.read())
+            directory.finish_build(config.output_dir, metadata, file.read())
     for split, of_split in metadata.items():
         _log_summary(
             posixpath.join(config.output_dir, split),
@@ -212,14 +211,14 @@ def _unigram_entropy(piece_counts: np.ndarray) -> float:
 
 
 def _log_summary(
-    directory: str, metadata: RecordsMetadata, num_labelled: int
+    split_dir: str, metadata: RecordsMetadata, num_labelled: int
 ) -> None:
     places = metadata.num_examples * metadata.max_seq_length
     logging.info(
         "%s: %d documents, %d examples; %d documents equal to another; "
         "%.1f %% of the places filled, %.1f %% of the pieces masked, label 1 "
         "in %.1f %%, unigram entropy %.3f nats; skipped: %s",
-        directory,
+        split_dir,
         metadata.num_documents,
         metadata.num_examples,
         metadata.num_duplicate_documents,
@@ -227,7 +226,7 @@ def _log_summary(
         100 * metadata.num_masked / metadata.num_pieces,
         100 * num_labelled / metadata.num_examples,
         metadata.unigram_entropy_nats,
-        records_directory.join_counts(metadata.skipped) or "nothing",
+        directory.join_counts(metadata.skipped) or "nothing",
     )
 
 

@@ -1,1 +1,1 @@
-"""Documents to shards of masked, serialized records."""
+"""Builds shards of masked, serialized records from documents."""

@@ -1,4 +1,4 @@
-r"""Builds shards on Apache Beam, by the functions of the local runner.
+r"""Builds shards on Apache Beam, with the functions of the local runner.
 
     python -m data_prep.build_tfrecords --runner=DataflowRunner \\
         --input_file=gs://BUCKET/corpus/*.txt.gz \\
@@ -8,12 +8,12 @@ r"""Builds shards on Apache Beam, by the functions of the local runner.
         --beam_option=temp_location=gs://BUCKET/tmp \\
         --beam_option=setup_file=./setup.py
 
-1. Each source is read by one worker; its documents are normalised.
-2. Documents are grouped by their digest: equal ones meet, and are numbered.
-3. Documents become rows, grouped by shard.
-4. Each shard is sorted on a worker's local disk and written.
+1. One worker reads each source and normalises its documents.
+2. Documents are grouped by digest, and equal documents are numbered.
+3. Documents become unmasked examples, grouped by shard.
+4. Each shard is sorted on the local disk of a worker, and written.
 
-The same text and settings give the bytes of the local runner.
+The same text and settings give the same bytes as the local runner.
 """
 
 import json
@@ -30,9 +30,12 @@ from albert_tf.errors import UserError
 from albert_tf.io import files
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from data_prep.builder import directory as records_directory
-from data_prep.builder.examples import digest, make_rows, normalize_document
-from data_prep.builder.rows import HEADER, Rows, piece_dtype
+from data_prep.builder import directory
+from data_prep.builder.examples import (
+    digest,
+    make_examples,
+    normalize_document,
+)
 from data_prep.builder.shards import (
     BuiltRecords,
     ShardResult,
@@ -41,7 +44,12 @@ from data_prep.builder.shards import (
     list_shards,
     write_shard,
 )
-from data_prep.builder.shuffle import give_new_keys, read_shard, write_spill
+from data_prep.builder.shuffle import read_shard, rekey_duplicates, write_spill
+from data_prep.builder.unmasked_examples import (
+    HEADER,
+    UnmaskedExamples,
+    token_dtype,
+)
 from data_prep.config import RecordsConfig
 from data_prep.text import corpus
 from data_prep.text.sources import Source
@@ -51,18 +59,18 @@ try:
     from apache_beam.options.pipeline_options import PipelineOptions
 except ModuleNotFoundError:
     raise UserError(
-        "--runner needs Apache Beam, unless it is local",
+        "--runner requires Apache Beam, unless it is local",
         received="no module named apache_beam",
         remedy="pip install -e '.[beam]'.",
     ) from None
 
-# What the pipeline leaves for the process that started it.
+# Results of the pipeline for the process that started it.
 _RESULTS_FILE = "beam_results.json"
 
-# Bytes of rows in a spill file of step 4.
+# Bytes of examples in a spill file of step 4.
 _SPILL_BYTES = 64 << 20
 
-# Side outputs: a Counter by reason or split, an array of counts of pieces.
+# Side outputs: a Counter by reason, a Counter by split, an array of counts.
 _SKIPPED, _DUPLICATES, _PIECES = "skipped", "duplicates", "pieces"
 _MAIN = "main"
 
@@ -78,7 +86,7 @@ def build(
     with open(vocabulary, "rb") as file:
         model = file.read()
     results_path = posixpath.join(config.output_dir, _RESULTS_FILE)
-    records_directory.make_room(config.output_dir, inputs_sha256)
+    directory.begin_build(config.output_dir, inputs_sha256)
     options = PipelineOptions(
         [f"--runner={config.runner}"]
         + [f"--{option}" for option in config.beam_option]
@@ -104,7 +112,7 @@ def build(
         {shards[number]: finished[number] for number in sorted(finished)},
     )
     counts = {shard.split: built.count(shard.split) for shard in shards}
-    records_directory.check_not_empty(
+    directory.check_not_empty(
         config,
         {split: count["examples"] for split, count in counts.items()},
         built.skipped,
@@ -130,18 +138,18 @@ def _add_steps(
     )
     numbered = (
         read[_MAIN]
-        | "Meet equal documents" >> beam.GroupByKey()
+        | "Group equal documents" >> beam.GroupByKey()
         | "Number" >> beam.FlatMap(_number)
     )
     made = (
         numbered
         | "Batch" >> beam.BatchElements(min_batch_size=64, max_batch_size=512)
-        | "Make rows"
-        >> beam.ParDo(_MakeRows(config, model, finished)).with_outputs(
+        | "Make examples"
+        >> beam.ParDo(_MakeExamples(config, model, finished)).with_outputs(
             _SKIPPED, _PIECES, _DUPLICATES, main=_MAIN
         )
     )
-    # Shards without rows are written, too.
+    # Shards without examples are written, too.
     shards = pipeline | "Shards" >> beam.Create(
         [
             (number, (b"", b""))
@@ -152,7 +160,7 @@ def _add_steps(
     written = (
         (made[_MAIN], shards)
         | "All shards" >> beam.Flatten()
-        | "Meet in shards" >> beam.GroupByKey()
+        | "Group by shard" >> beam.GroupByKey()
         | "Write" >> beam.ParDo(_Write(config, model))
     )
     skipped = (
@@ -179,21 +187,21 @@ def _add_steps(
 
 
 class _WithTokenizer(beam.DoFn):
-    """A step that needs the vocabulary, which travels with it."""
+    """A step that needs the vocabulary, which is sent with it."""
 
     def __init__(self, config: RecordsConfig, model: bytes) -> None:
         self.config = config
         self.model = model
 
     def setup(self) -> None:
-        with tempfile.TemporaryDirectory() as directory:
-            path = os.path.join(directory, TOKENIZER_FILE)
+        with tempfile.TemporaryDirectory() as temporary:
+            path = os.path.join(temporary, TOKENIZER_FILE)
             files.write_bytes(path, self.model)
             self.tokenizer = Tokenizer(path, self.config.do_lower_case)
 
 
 class _Read(_WithTokenizer):
-    """A source -> its documents, by digest."""
+    """Turns a source into documents, keyed by digest."""
 
     def process(self, source: Any) -> Iterator[Any]:
         skipped: Counter[str] = Counter()
@@ -210,16 +218,16 @@ class _Read(_WithTokenizer):
 def _number(
     element: tuple[bytes, Iterable[list[str]]],
 ) -> Iterator[tuple[list[str], int]]:
-    """Equal documents -> each with how many came before."""
+    """Yields equal documents, each with the number of earlier ones."""
     _digest, documents = element
     for occurrence, sentences in enumerate(documents):
         yield sentences, occurrence
 
 
-class _MakeRows(_WithTokenizer):
-    """Numbered documents -> rows, by the number of their shard.
+class _MakeExamples(_WithTokenizer):
+    """Turns numbered documents into examples, keyed by shard number.
 
-    Those of finished shards are left out.
+    Examples of finished shards are dropped.
     """
 
     def __init__(
@@ -232,11 +240,11 @@ class _MakeRows(_WithTokenizer):
         groups = [([sentences for sentences, i in documents if i == 0], 0)]
         groups += [([sentences], i) for sentences, i in documents if i > 0]
         for sentences, occurrence in groups:
-            made = make_rows(sentences, self.tokenizer, self.config)
+            made = make_examples(sentences, self.tokenizer, self.config)
             yield beam.pvalue.TaggedOutput(_SKIPPED, made.skipped)
             yield beam.pvalue.TaggedOutput(_PIECES, made.piece_counts)
-            for split, rows in made.rows.items():
-                if not len(rows.headers):
+            for split, examples in made.examples.items():
+                if not len(examples.headers):
                     continue
                 if occurrence:
                     yield beam.pvalue.TaggedOutput(
@@ -244,36 +252,36 @@ class _MakeRows(_WithTokenizer):
                     )
                     if self.config.deduplicate:
                         continue
+                occurrences = np.full(len(examples.headers), occurrence)
                 yield from self._split_by_shard(
-                    split,
-                    give_new_keys(rows, np.full(len(rows.headers), occurrence)),
+                    split, rekey_duplicates(examples, occurrences)
                 )
 
     def _split_by_shard(
-        self, split: str, rows: Rows
+        self, split: str, examples: UnmaskedExamples
     ) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
         shards = choose_shards(
-            list_shards(self.config), split, rows.headers["key"]
+            list_shards(self.config), split, examples.headers["key"]
         )
         for shard in set(shards.tolist()) - self.finished:
-            some = rows.take(np.flatnonzero(shards == shard))
-            yield shard, (some.headers.tobytes(), some.pieces.tobytes())
+            part = examples.take(np.flatnonzero(shards == shard))
+            yield shard, (part.headers.tobytes(), part.tokens.tobytes())
 
 
 class _Write(_WithTokenizer):
-    """Rows of a shard -> its file; what it holds."""
+    """Writes the file of a shard, and returns its content."""
 
     def process(
         self, element: tuple[int, Iterable[tuple[bytes, bytes]]]
     ) -> Iterator[tuple[int, ShardResult]]:
         number, parts = element
-        dtype = piece_dtype(self.tokenizer.vocab_size)
-        with tempfile.TemporaryDirectory() as directory:
+        dtype = token_dtype(self.tokenizer.vocab_size)
+        with tempfile.TemporaryDirectory() as temporary:
             paths: list[str] = []
-            for some in _collect(parts, dtype):
-                paths.append(os.path.join(directory, f"{len(paths):06d}.rows"))
-                shards = np.zeros(len(some.headers), np.int64)
-                write_spill(paths[-1], some, shards, 1)
+            for examples in _collect(parts, dtype):
+                paths.append(os.path.join(temporary, f"{len(paths):06d}.rows"))
+                shards = np.zeros(len(examples.headers), np.int64)
+                write_spill(paths[-1], examples, shards, 1)
             result = write_shard(
                 list_shards(self.config)[number],
                 read_shard(paths, 0, 1, dtype),
@@ -285,20 +293,22 @@ class _Write(_WithTokenizer):
 
 def _collect(
     parts: Iterable[tuple[bytes, bytes]], dtype: np.dtype
-) -> Iterator[Rows]:
-    """Rows as they were sent, a spill file's worth at a time."""
-    collected: list[Rows] = []
+) -> Iterator[UnmaskedExamples]:
+    """Yields serialized examples in batches of `_SPILL_BYTES` or more."""
+    collected: list[UnmaskedExamples] = []
     size = 0
-    for headers, pieces in parts:
+    for headers, tokens in parts:
         collected.append(
-            Rows(np.frombuffer(headers, HEADER), np.frombuffer(pieces, dtype))
+            UnmaskedExamples(
+                np.frombuffer(headers, HEADER), np.frombuffer(tokens, dtype)
+            )
         )
-        size += len(headers) + len(pieces)
+        size += len(headers) + len(tokens)
         if size >= _SPILL_BYTES:
-            yield Rows.concatenate(collected, dtype)
+            yield UnmaskedExamples.concatenate(collected, dtype)
             collected, size = [], 0
     if size:
-        yield Rows.concatenate(collected, dtype)
+        yield UnmaskedExamples.concatenate(collected, dtype)
 
 
 def _sum_counters(counters: Iterable[Counter[str]]) -> Counter[str]:
@@ -322,7 +332,7 @@ def _report(
     pieces: np.ndarray,
     path: str,
 ) -> None:
-    """Writes what `build` needs for the metadata."""
+    """Writes the results that `build` reads."""
     results = {
         "shards": dict(shards),
         _SKIPPED: skipped,

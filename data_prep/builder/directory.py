@@ -1,9 +1,9 @@
-"""A directory of records: what is in it, and whether it is whole.
+"""The output directory of a build, and whether its records are complete.
 
-`unfinished.json` stands in it from before the first shard until all is there.
-It names the build, so that the next one knows whether shards are its own, or
-none while those of another are removed; notes in unfinished/ say what whole
-shards hold.
+`unfinished.json` exists from before the first shard is written until all files
+are. It identifies the build, so that a later build knows whether the shards are
+its own; while the shards of another build are removed, it identifies none.
+Notes in `unfinished/` describe the content of complete shards.
 """
 
 import json
@@ -27,10 +27,16 @@ from data_prep.text.sources import Source
 def is_up_to_date(
     output_dir: str, inputs_sha256: str, *, overwrite: bool
 ) -> bool:
-    """Whether the records wanted are there.
+    """Returns whether the directory has the complete records of this build.
+
+    Args:
+        output_dir: The directory.
+        inputs_sha256: Identifies the build: a digest of text and settings.
+        overwrite: Whether the records of another build may be replaced.
 
     Raises:
-        UserError: If others are there, and are not to be replaced.
+        UserError: If the directory has the records of another build, and
+            `overwrite` is false.
     """
     if files.exists(posixpath.join(output_dir, UNFINISHED_FILE)):
         return False
@@ -43,19 +49,19 @@ def is_up_to_date(
         raise UserError(
             "output_dir must not hold records of other settings or text",
             received=others[0],
-            remedy="Choose another --output_dir, or replace them by "
+            remedy="Choose another --output_dir, or replace the records with "
             "--overwrite.",
         )
     return False
 
 
-def make_room(output_dir: str, inputs_sha256: str) -> None:
-    """Removes the records of another build; from here on it is unfinished."""
+def begin_build(output_dir: str, inputs_sha256: str) -> None:
+    """Marks the directory as unfinished; removes records of other builds."""
     path = posixpath.join(output_dir, UNFINISHED_FILE)
     content = {"inputs_sha256": inputs_sha256}
     if files.load_json_if_any(path) != content:
-        # Nobody's, until all is gone: what is left of the others would be
-        # taken for shards of this build, were it killed on the way.
+        # No build is named until all other records are removed. Otherwise, if
+        # this process is killed, the next would take the rest for its own.
         files.write_text(path, json.dumps({"inputs_sha256": None}))
         for other in _find_records(output_dir):
             files.remove(other)
@@ -65,71 +71,77 @@ def make_room(output_dir: str, inputs_sha256: str) -> None:
 
 def check_not_empty(
     config: RecordsConfig,
-    found: Mapping[str, int],
+    num_examples: Mapping[str, int],
     skipped: Mapping[str, int],
     sources: Sequence[Source],
 ) -> None:
     """Refuses a corpus that gives no examples for a split.
 
     Args:
-        config: How records are to be.
-        found: Examples by split.
-        skipped: Counts of what was left out, by reason.
-        sources: What was read.
+        config: Settings of the build.
+        num_examples: Number of examples by split.
+        skipped: Number of skipped lines, chunks and documents, by reason.
+        sources: Sources of the text, for the error message.
 
     Raises:
-        UserError: If train/ or a wanted eval/ would be empty.
+        UserError: If train/ would be empty, or eval/ with holdout_fraction.
     """
-    if not sum(found.values()):
+    if not sum(num_examples.values()):
         raise UserError(
-            "the text must hold a document of at least two words",
-            received=f"{join_counts(skipped) or 'blank lines alone'}, in "
+            "the text must contain a document of at least two words",
+            received=f"{join_counts(skipped) or 'only blank lines'}, in "
             + ", ".join(source.name for source in sources[:3])
             + (f" and {len(sources) - 3} more" if len(sources) > 3 else ""),
         )
     wanted = (TRAIN, EVAL) if config.holdout_fraction else (TRAIN,)
-    if not all(found.get(split) for split in wanted):
+    if not all(num_examples.get(split) for split in wanted):
         raise UserError(
             "holdout_fraction must leave documents for train/ and for eval/",
             received=f"{config.holdout_fraction}, which leaves "
-            f"{found.get(TRAIN, 0)} and {found.get(EVAL, 0)} examples",
-            remedy="Documents are chosen by a hash of their text: choose a "
-            "share that is many documents, or 0.",
+            f"{num_examples.get(TRAIN, 0)} and {num_examples.get(EVAL, 0)} "
+            "examples",
+            remedy="A hash of the text chooses the documents: set a fraction "
+            "that corresponds to several documents, or 0.",
         )
 
 
-def finish(
+def finish_build(
     output_dir: str, metadata: Mapping[str, RecordsMetadata], vocabulary: bytes
 ) -> None:
-    """Completes a directory whose shards are all there.
+    """Completes a directory with all shards; it is no longer unfinished.
 
     Args:
         output_dir: The directory.
-        metadata: By split.
+        metadata: Metadata by split.
         vocabulary: Content of the SentencePiece model file.
     """
-    for split, of_split in metadata.items():
+    for split, split_metadata in metadata.items():
         directory = posixpath.join(output_dir, split)
         files.write_bytes(posixpath.join(directory, TOKENIZER_FILE), vocabulary)
         files.write_text(
-            posixpath.join(directory, METADATA_FILE), of_split.to_json()
+            posixpath.join(directory, METADATA_FILE), split_metadata.to_json()
         )
     files.remove(posixpath.join(output_dir, UNFINISHED_FILE))
     remove_notes(output_dir)
 
 
 def remove_notes(output_dir: str) -> None:
-    """Removes the notes of which shards are whole, if there are any."""
+    """Removes the notes on complete shards, if any."""
     files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
 
 
 def join_counts(counts: Mapping[str, int]) -> str:
-    """Counts as a person reads them; empty where there are none."""
+    """Formats counts for messages; an empty string if there are none.
+
+    Example:
+        >>> join_counts({"empty documents": 3, "lines": 1})
+        '3 empty documents, 1 lines'
+    """
     return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
 def _find_records(output_dir: str) -> list[str]:
-    """What a build, finished or not, left in a directory."""
+    """Returns the shards, metadata and vocabulary of any build."""
     patterns = (
         "*.tfrecord",
         "*" + files.PARTIAL_SUFFIX,

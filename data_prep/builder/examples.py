@@ -1,8 +1,8 @@
-"""Documents -> rows; the first half of a process's work.
+"""Makes unmasked examples from documents.
 
-Everything that a row depends on is the text of its document and a key made
-of (seed, document, copy), so that neither the order of documents nor the
-number of processes has an influence. No TensorFlow is imported here.
+An example depends only on the text of its document and on a key of (seed,
+document, copy). So neither the order of the documents nor the number of
+processes has an influence. TensorFlow is not imported here.
 """
 
 import hashlib
@@ -15,11 +15,15 @@ import numpy as np
 
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.tokenization import EncodedTexts, Tokenizer
-from data_prep.builder.rows import HEADER, Rows, piece_dtype
 from data_prep.builder.segments import (
     SegmentPair,
     cut_long_sentences,
     pair_segments,
+)
+from data_prep.builder.unmasked_examples import (
+    HEADER,
+    UnmaskedExamples,
+    token_dtype,
 )
 from data_prep.config import RecordsConfig
 from data_prep.text.sentence_breaking import break_sentences
@@ -28,20 +32,21 @@ SKIPPED_DOCUMENTS = "documents of less than two words"
 
 TRAIN, EVAL = "train", "eval"
 
-# Characters encoded at a time; their pieces are Python objects for a moment.
+# Characters encoded at a time. Their tokens are Python objects temporarily.
 _CHARACTERS_AT_A_TIME = 1 << 17
 
 
-class MadeRows(NamedTuple):
-    """What some documents gave.
+class MadeExamples(NamedTuple):
+    """The result of `make_examples`.
 
     Attributes:
-        rows: By split, TRAIN and EVAL.
-        piece_counts: int64, `(vocab_size,)`, occurrences in the text.
-        skipped: Counts of what was left out, by reason.
+        examples: Examples by split, TRAIN and EVAL.
+        piece_counts: int64, `(vocab_size,)`, occurrences of each piece in the
+            text.
+        skipped: Number of skipped chunks and documents, by reason.
     """
 
-    rows: dict[str, Rows]
+    examples: dict[str, UnmaskedExamples]
     piece_counts: np.ndarray
     skipped: Counter[str]
 
@@ -49,7 +54,7 @@ class MadeRows(NamedTuple):
 def normalize_document(
     lines: list[str], tokenizer: Tokenizer, config: RecordsConfig
 ) -> list[str]:
-    """Sentences of a document, as the vocabulary is to see them."""
+    """Returns the sentences of a document, normalised for the vocabulary."""
     return [
         tokenizer.normalize(sentence)
         for sentence in break_sentences(lines, config)
@@ -57,38 +62,39 @@ def normalize_document(
 
 
 def digest(sentences: Sequence[str]) -> bytes:
-    """16 bytes that are the same for equal documents.
+    """Returns 16 bytes that identify the text of a document.
 
     Args:
-        sentences: Of `normalize_document`.
+        sentences: The return value of `normalize_document`.
     """
     return _digest("\n".join(sentences))
 
 
-def make_rows(
+def make_examples(
     documents: Sequence[list[str]], tokenizer: Tokenizer, config: RecordsConfig
-) -> MadeRows:
-    """All copies of all rows of some documents.
+) -> MadeExamples:
+    """Makes the examples of all copies of some documents.
 
     Args:
-        documents: Of each document, what `normalize_document` gives.
+        documents: For each document, the return value of
+            `normalize_document`.
         tokenizer: The vocabulary.
-        config: How records are to be.
+        config: Format of the records.
     """
-    dtype = piece_dtype(tokenizer.vocab_size)
+    dtype = token_dtype(tokenizer.vocab_size)
     piece_counts = np.zeros(tokenizer.vocab_size, np.int64)
     skipped: Counter[str] = Counter()
-    parts: dict[str, list[Rows]] = {TRAIN: [], EVAL: []}
-    for some in _group_by_size(documents):
+    parts: dict[str, list[UnmaskedExamples]] = {TRAIN: [], EVAL: []}
+    for group in _group_by_size(documents):
         encoded = tokenizer.encode_normalized(
-            [sentence for document in some for sentence in document]
+            [sentence for document in group for sentence in document]
         )
         piece_counts += np.bincount(encoded.ids, minlength=len(piece_counts))
         first = 0
-        for document in some:
+        for document in group:
             end = first + len(document)
             split = choose_split(document, config.holdout_fraction)
-            rows = _make_rows_of_one(
+            examples = _make_examples_of_document(
                 _slice_texts(encoded, first, end),
                 digest(document),
                 config.dupe_factor if split == TRAIN else 1,
@@ -96,25 +102,30 @@ def make_rows(
                 dtype,
                 skipped,
             )
-            if rows is None:
+            if examples is None:
                 skipped[SKIPPED_DOCUMENTS] += 1
             else:
-                parts[split].append(rows)
+                parts[split].append(examples)
             first = end
-    rows_by_split = {
-        split: Rows.concatenate(rows, dtype) for split, rows in parts.items()
+    examples_by_split = {
+        split: UnmaskedExamples.concatenate(examples, dtype)
+        for split, examples in parts.items()
     }
-    return MadeRows(rows_by_split, piece_counts, skipped)
+    return MadeExamples(examples_by_split, piece_counts, skipped)
 
 
 def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
-    """TRAIN or EVAL, by the letters and words of a document.
+    """Returns TRAIN or EVAL, by a hash of the letters and words of a document.
 
-    A document in capitals or with other line breaks is not held out from
-    itself.
+    Documents that differ only in case or line breaks get the same split.
+
+    Example:
+        >>> choose_split(["One document."], holdout_fraction=0.01)
+        'train'
     """
-    share = int.from_bytes(_digest(" ".join(sentences).lower())[:8], "little")
-    return EVAL if share / 2**64 < holdout_fraction else TRAIN
+    words_digest = _digest(" ".join(sentences).lower())
+    fraction = int.from_bytes(words_digest[:8], "little") / 2**64
+    return EVAL if fraction < holdout_fraction else TRAIN
 
 
 def _group_by_size(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
@@ -136,33 +147,33 @@ def _digest(text: str) -> bytes:
 
 
 def _slice_texts(encoded: EncodedTexts, first: int, end: int) -> EncodedTexts:
-    """Some of the texts, as if they had been encoded alone."""
+    """Returns the texts from `first` to `end`, as if encoded alone."""
     begin = int(encoded.ends[first - 1]) if first else 0
     ends = encoded.ends[first:end] - begin
-    pieces = slice(begin, begin + int(ends[-1]))
-    return EncodedTexts(encoded.ids[pieces], encoded.word_starts[pieces], ends)
+    tokens = slice(begin, begin + int(ends[-1]))
+    return EncodedTexts(encoded.ids[tokens], encoded.word_starts[tokens], ends)
 
 
-def _make_rows_of_one(
+def _make_examples_of_document(
     encoded: EncodedTexts,
     document_digest: bytes,
     num_copies: int,
     config: RecordsConfig,
     dtype: np.dtype,
     skipped: Counter[str],
-) -> Rows | None:
-    """The rows of all copies of a document; None if it gives none."""
+) -> UnmaskedExamples | None:
+    """Returns the examples of all copies of a document; None if it has none."""
     word_starts = np.flatnonzero(encoded.word_starts)
     if len(word_starts) < 2:
         return None
-    # [CLS] and a [SEP] behind each segment make an example whole.
+    # [CLS], and a [SEP] after each segment.
     num_special = 2 if config.sentence_objective == "none" else 3
-    max_num_pieces = config.max_seq_length - num_special
+    max_num_tokens = config.max_seq_length - num_special
     sentence_ends = cut_long_sentences(
-        # A sentence can be empty here: of combining marks alone, say.
+        # A sentence may be empty, e.g. if it has only combining marks.
         np.unique(encoded.ends[encoded.ends > 0]),
         word_starts,
-        max_num_pieces,
+        max_num_tokens,
     )
     pairs: list[SegmentPair] = []
     copy_keys: list[int] = []
@@ -174,7 +185,7 @@ def _make_rows_of_one(
             sentence_ends,
             word_starts,
             objective=config.sentence_objective,
-            max_num_pieces=max_num_pieces,
+            max_num_tokens=max_num_tokens,
             short_seq_prob=config.short_seq_prob,
             rng=random.Random(key),
             skipped=skipped,
@@ -199,4 +210,4 @@ def _make_rows_of_one(
     slices = [
         part for a, b, c, d, _label in pairs for part in (ids[a:b], ids[c:d])
     ]
-    return Rows(headers, np.concatenate(slices))
+    return UnmaskedExamples(headers, np.concatenate(slices))

@@ -1,11 +1,13 @@
-"""Builds shards by the processes of one machine.
+"""Builds shards with the processes of one machine.
 
-1. Units of work, a few MB of text each, become spill files of rows.
-2. Rows of repeated documents are counted, and moved to shards of their own.
+1. Each unit of work, a few MB of text, becomes a spill file of unmasked
+   examples.
+2. The duplicate documents of each shard are counted, and their examples are
+   written to additional spill files with other keys.
 3. Each shard is read from all spill files and written.
 
-A unit, a shard's repetitions and a shard are written whole or not at all, and
-what is there is not done again: an interrupted build goes on where it was.
+Each file is written atomically, and finished work is not repeated, so that an
+interrupted build continues.
 """
 
 import glob
@@ -19,9 +21,8 @@ import numpy as np
 
 from albert_tf.io import files
 from albert_tf.records.tokenization import Tokenizer
-from data_prep.builder import directory as records_directory
-from data_prep.builder.examples import make_rows, normalize_document
-from data_prep.builder.rows import Rows, piece_dtype
+from data_prep.builder import directory
+from data_prep.builder.examples import make_examples, normalize_document
 from data_prep.builder.shards import (
     BuiltRecords,
     Shard,
@@ -33,37 +34,41 @@ from data_prep.builder.shards import (
 )
 from data_prep.builder.shuffle import (
     count_earlier_equals,
-    give_new_keys,
     read_counts,
     read_headers,
     read_shard,
+    rekey_duplicates,
     write_spill,
 )
+from data_prep.builder.unmasked_examples import UnmaskedExamples, token_dtype
 from data_prep.config import RecordsConfig
 from data_prep.processes import Processes
 from data_prep.progress import annotate, show_bytes, show_count
 from data_prep.text import corpus
 from data_prep.text.sources import Source
 
-# Characters of text in a unit, at the most and at the least, and how many
-# units there are to be between: enough to keep many processes busy.
+# Bounds of the size of a unit, in characters of text. Between them, the number
+# of units is enough to keep many processes busy.
 _LARGEST_UNIT = 8 << 20
 _SMALLEST_UNIT = 64 << 10
-_UNITS_WANTED = 256
+_TARGET_NUM_UNITS = 256
 
-# Characters of a unit with all its copies, at the most; their rows are in
-# memory, in up to three places, at two bytes a piece.
+# Largest number of characters of a unit with all its copies. Memory holds up to
+# three copies of their tokens, at two bytes per token.
 _LARGEST_COPIES = 64 << 20
+
+# Kinds of spill files, each in a directory of its name.
+_UNITS, _DUPLICATES = "units", "repetitions"
 
 
 class _State(NamedTuple):
-    """What every task of a process needs.
+    """The state that each process makes once for all tasks.
 
     Attributes:
-        config: How records are to be.
+        config: Settings of the build.
         tokenizer: The vocabulary.
-        shards: All of them.
-        scratch: The directory of spill files.
+        shards: All shards of the build.
+        scratch: Directory of the spill files.
     """
 
     config: RecordsConfig
@@ -73,14 +78,14 @@ class _State(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the pieces."""
-        return piece_dtype(self.tokenizer.vocab_size)
+        """Type of the tokens in spill files."""
+        return token_dtype(self.tokenizer.vocab_size)
 
     def unit_path(self, unit: int) -> str:
-        return os.path.join(self.scratch, "units", f"{unit:07d}.rows")
+        return os.path.join(self.scratch, _UNITS, f"{unit:07d}.rows")
 
     def spill_files(self, *kinds: str) -> list[str]:
-        """Those of some kinds: "units", "repetitions"."""
+        """Returns the spill files of some kinds, sorted within each."""
         return [
             path
             for kind in kinds
@@ -102,29 +107,27 @@ def build(
     """Builds all shards.
 
     Args:
-        config: How records are to be.
-        sources: The text.
-        vocabulary: A local copy of the SentencePiece model.
-        scratch: Local directory; what an earlier call with the same
-            arguments left there is used.
-        inputs_sha256: Names the build.
+        config: Settings of the build.
+        sources: Sources of the text.
+        vocabulary: Path of a local copy of the SentencePiece model.
+        scratch: Local directory. Finished work of an interrupted call with
+            the same arguments is reused.
+        inputs_sha256: Identifies the build.
 
     Raises:
-        UserError: If a split would be empty; no records are touched then.
+        UserError: If a split would be empty; existing records are kept then.
     """
-    for kind in ("units", "repetitions"):
+    for kind in (_UNITS, _DUPLICATES):
         os.makedirs(os.path.join(scratch, kind), exist_ok=True)
     arguments = (config, vocabulary, scratch)
     state = _make_state(*arguments)
     with Processes(config.num_workers, _make_state, *arguments) as processes:
         make_units(state, sources, processes)
-        num_rows, built = _sum_units(state)
-        records_directory.check_not_empty(
-            config, num_rows, built.skipped, sources
-        )
-        _find_repetitions(state, processes, built)
-        records_directory.make_room(config.output_dir, inputs_sha256)
-        _write_shards(state, processes, built, num_rows.total())
+        num_examples, built = _sum_units(state)
+        directory.check_not_empty(config, num_examples, built.skipped, sources)
+        _find_duplicates(state, processes, built)
+        directory.begin_build(config.output_dir, inputs_sha256)
+        _write_shards(state, processes, built, num_examples.total())
     return built
 
 
@@ -139,7 +142,7 @@ def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
 def make_units(
     state: _State, sources: Sequence[Source], processes: Processes
 ) -> None:
-    """Makes the spill file of every unit."""
+    """Writes the spill file of every unit."""
     finished_path = os.path.join(state.scratch, "units.json")
     if files.exists(finished_path):
         return
@@ -152,22 +155,26 @@ def make_units(
             sources, state.config, bar.update, skipped
         )
         units = enumerate(_cut_units(documents, unit_size))
-        to_do = (u for u in units if not files.exists(state.unit_path(u[0])))
-        for done in processes.map(make_unit, to_do):
+        tasks = (u for u in units if not files.exists(state.unit_path(u[0])))
+        for done in processes.map(make_unit, tasks):
             num_examples += done.result
             annotate(bar, examples=num_examples, peak_memory=done.peak_memory)
     files.write_text(finished_path, json.dumps({"skipped": skipped}))
 
 
 def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
-    """Characters of a unit.
+    """Returns the number of characters of a unit.
 
     Args:
-        num_bytes: Size of all sources, as stored.
-        dupe_factor: Copies of the text.
+        num_bytes: Stored size of all sources.
+        dupe_factor: Number of copies of the text.
+
+    Example:
+        >>> choose_unit_size(256_000_000, dupe_factor=1)
+        1000000
     """
-    wanted = max(num_bytes // _UNITS_WANTED, _SMALLEST_UNIT)
-    return min(wanted, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
+    target = max(num_bytes // _TARGET_NUM_UNITS, _SMALLEST_UNIT)
+    return min(target, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
 
 
 def _cut_units(
@@ -186,84 +193,86 @@ def _cut_units(
 
 
 def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
-    """Writes the rows of some documents; how many there are."""
+    """Writes the spill file of a unit, and returns its number of examples."""
     unit, documents = task
     normalized = [
         normalize_document(document, state.tokenizer, state.config)
         for document in documents
     ]
-    made = make_rows(normalized, state.tokenizer, state.config)
+    made = make_examples(normalized, state.tokenizer, state.config)
     path = state.unit_path(unit)
     np.save(path + ".pieces.npy", made.piece_counts.astype(np.uint32))
     with open(path + ".json", "w", encoding="utf-8") as file:
         json.dump({"skipped": made.skipped}, file)
-    rows = Rows.concatenate(made.rows.values(), state.dtype)
+    examples = UnmaskedExamples.concatenate(made.examples.values(), state.dtype)
     shards = np.concatenate(
         [
-            choose_shards(state.shards, split, rows.headers["key"])
-            for split, rows in made.rows.items()
-            if len(rows.headers)
+            choose_shards(state.shards, split, of_split.headers["key"])
+            for split, of_split in made.examples.items()
+            if len(of_split.headers)
         ]
         or [np.empty(0, np.int64)]
     )
-    # Last, since it tells that the unit is done.
-    write_spill(path, rows, shards, len(state.shards))
-    return len(rows.headers)
+    # Last, because an existing spill file marks the unit as finished.
+    write_spill(path, examples, shards, len(state.shards))
+    return len(examples.headers)
 
 
 def _sum_units(state: _State) -> tuple[Counter[str], BuiltRecords]:
-    """Rows by split, and what the units say of the text."""
+    """Returns the number of examples by split, and the sums over all units."""
     piece_counts = np.zeros(state.tokenizer.vocab_size, np.int64)
     finished = files.load_json(os.path.join(state.scratch, "units.json"))
     skipped = Counter(finished["skipped"])
-    rows_of_shards = np.zeros(len(state.shards), np.int64)
-    for path in state.spill_files("units"):
+    shard_sizes = np.zeros(len(state.shards), np.int64)
+    for path in state.spill_files(_UNITS):
         piece_counts += np.load(path + ".pieces.npy")
         skipped += Counter(files.load_json(path + ".json")["skipped"])
-        rows_of_shards += read_counts(path, len(state.shards))
-    num_rows: Counter[str] = Counter()
-    for shard, count in zip(state.shards, rows_of_shards, strict=True):
-        num_rows[shard.split] += int(count)
-    return num_rows, BuiltRecords(piece_counts, skipped)
+        shard_sizes += read_counts(path, len(state.shards))
+    num_examples: Counter[str] = Counter()
+    for shard, size in zip(state.shards, shard_sizes, strict=True):
+        num_examples[shard.split] += int(size)
+    return num_examples, BuiltRecords(piece_counts, skipped)
 
 
-# --- 2. repetitions ----------------------------------------------------------
+# --- 2. duplicates -----------------------------------------------------------
 
 
-def _find_repetitions(
+def _find_duplicates(
     state: _State, processes: Processes, built: BuiltRecords
 ) -> None:
     tasks = range(len(state.shards))
     with show_count("comparing documents", len(tasks), "shard") as bar:
-        for shard, done in enumerate(processes.map(_move_repetitions, tasks)):
+        for shard, done in enumerate(processes.map(_move_duplicates, tasks)):
             built.duplicates[state.shards[shard].split] += done.result
             bar.update(1)
 
 
-def _move_repetitions(state: _State, shard: int) -> int:
-    """Gives repeated rows of a shard new keys; how many documents repeat.
+def _move_duplicates(state: _State, shard: int) -> int:
+    """Returns the number of duplicate documents of a shard.
 
-    The rows are written to spill files of their own, unless repetitions are
-    left out.
+    Unless duplicates are dropped, their examples are written to additional
+    spill files with other keys, which may belong to other shards.
     """
-    directory = os.path.join(state.scratch, "repetitions")
-    finished_path = os.path.join(directory, f"{shard:05d}.json")
+    spill_dir = os.path.join(state.scratch, _DUPLICATES)
+    finished_path = os.path.join(spill_dir, f"{shard:05d}.json")
     if finished := files.load_json_if_any(finished_path):
         return finished["documents"]
     split = state.shards[shard].split
-    source = (state.spill_files("units"), shard, len(state.shards), state.dtype)
-    num_repeated = num_documents = 0
+    source = (state.spill_files(_UNITS), shard, len(state.shards), state.dtype)
+    num_examples = num_documents = 0
     for headers in read_headers(*source):
-        repeated = headers[count_earlier_equals(headers) > 0]
-        num_repeated += len(repeated)
-        num_documents += int(repeated["opens_document"].sum())
-    if num_repeated and not state.config.deduplicate:
-        for number, rows in enumerate(read_shard(*source)):
-            occurrences = count_earlier_equals(rows.headers)
-            repeated = np.flatnonzero(occurrences)
-            moved = give_new_keys(rows.take(repeated), occurrences[repeated])
+        duplicates = headers[count_earlier_equals(headers) > 0]
+        num_examples += len(duplicates)
+        num_documents += int(duplicates["opens_document"].sum())
+    if num_examples and not state.config.deduplicate:
+        for number, examples in enumerate(read_shard(*source)):
+            occurrences = count_earlier_equals(examples.headers)
+            indices = np.flatnonzero(occurrences)
+            moved = rekey_duplicates(
+                examples.take(indices), occurrences[indices]
+            )
             write_spill(
-                os.path.join(directory, f"{shard:05d}-{number:05d}.rows"),
+                os.path.join(spill_dir, f"{shard:05d}-{number:05d}.rows"),
                 moved,
                 choose_shards(state.shards, split, moved.headers["key"]),
                 len(state.shards),
@@ -276,10 +285,10 @@ def _move_repetitions(state: _State, shard: int) -> int:
 
 
 def _write_shards(
-    state: _State, processes: Processes, built: BuiltRecords, num_rows: int
+    state: _State, processes: Processes, built: BuiltRecords, num_examples: int
 ) -> None:
-    # Too many where repetitions are left out.
-    with show_count("writing shards", num_rows, "example") as bar:
+    # With --deduplicate, the total includes the dropped examples.
+    with show_count("writing shards", num_examples, "example") as bar:
         tasks = range(len(state.shards))
         for number, done in enumerate(processes.map(_write_shard, tasks)):
             built.shards[state.shards[number]] = done.result
@@ -288,20 +297,21 @@ def _write_shards(
 
 
 def _write_shard(state: _State, number: int) -> ShardResult:
-    """Writes a shard unless it is there."""
+    """Writes a shard unless an interrupted build has written it."""
     shard = state.shards[number]
     finished = find_finished(shard, state.config.output_dir)
     if finished is not None:
         return finished
     parts = read_shard(
-        state.spill_files("units", "repetitions"),
+        state.spill_files(_UNITS, _DUPLICATES),
         number,
         len(state.shards),
         state.dtype,
     )
-    # Repetitions are left out here; they came in anew under other keys.
-    once = (
-        rows.take(np.flatnonzero(count_earlier_equals(rows.headers) == 0))
-        for rows in parts
+    # Duplicates are dropped here: unless --deduplicate is set, other spill
+    # files have them with other keys.
+    unique = (
+        part.take(np.flatnonzero(count_earlier_equals(part.headers) == 0))
+        for part in parts
     )
-    return write_shard(shard, once, state.tokenizer, state.config)
+    return write_shard(shard, unique, state.tokenizer, state.config)

@@ -1,11 +1,11 @@
-"""A document -> pairs of adjacent segments, by the sentence objective.
+"""Pairs adjacent segments of a document, by the sentence objective.
 
-A document is a row of pieces in which sentences and words are marked, and a
-segment is a range of it. Consecutive sentences are collected into a chunk;
-the chunk is split in two; both parts together are cut to the length of an
-example. For sentence order, the label is 1 exactly where the parts were
-swapped: unlike in google-research/albert, no segment ever comes from another
-document.
+A document is a sequence of tokens with marked sentences and words, and a
+segment is a range of tokens. Consecutive sentences are collected into a chunk.
+The chunk is split into two segments, which are cut to the length of an example.
+For sentence-order prediction, the label is 1 exactly if the segments were
+swapped. Unlike in google-research/albert, both segments always come from the
+same document.
 
 Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
@@ -22,15 +22,15 @@ SKIPPED_CHUNKS = "chunks of less than two words"
 
 
 class SegmentPair(NamedTuple):
-    """The two segments of an example, as they stand in it.
+    """The two segments of an example, as ranges of tokens of a document.
 
     Attributes:
-        first_begin, first_end: Pieces between `[CLS]` and the first `[SEP]`.
-        second_begin, second_end: Pieces between the first and the second
-            `[SEP]`; none where there is no second segment.
-        label: 1 where the second segment stands before the first in the
-            document (sop), or must be replaced by that of another document
-            (nsp); else 0.
+        first_begin, first_end: Tokens between `[CLS]` and the first `[SEP]`.
+        second_begin, second_end: Tokens between the first and the second
+            `[SEP]`; an empty range if there is no second segment.
+        label: 1 if the second segment precedes the first in the document
+            (sop), or must be replaced by a segment of another document (nsp);
+            else 0.
 
     Example:
         >>> document = ["it", "rains", "we", "stay", "in"]
@@ -53,30 +53,48 @@ def pair_segments(
     word_starts: np.ndarray,
     *,
     objective: str,
-    max_num_pieces: int,
+    max_num_tokens: int,
     short_seq_prob: float,
     rng: random.Random,
     skipped: Counter[str],
 ) -> list[SegmentPair]:
-    """One pass over a document.
+    """Makes the segment pairs of one pass over a document.
 
     Args:
-        sentence_ends: Index behind the last piece of each sentence, rising;
-            no sentence is empty. See `cut_long_sentences`.
-        word_starts: int64, rising; the pieces that begin a word.
-        objective: "sop", "nsp" or "none", which gives a single segment.
-        max_num_pieces: Pieces that both segments may have together, >= 2.
+        sentence_ends: Index after the last token of each sentence, strictly
+            increasing; see `cut_long_sentences`.
+        word_starts: int64, increasing; indices of tokens that begin a word.
+        objective: "sop", "nsp", or "none" for a single segment.
+        max_num_tokens: Largest number of tokens of both segments, >= 2.
         short_seq_prob: Probability that this pass collects shorter chunks,
-            of a random length, so that short inputs are seen in training.
-        rng: Where all decisions of this pass come from.
-        skipped: Where chunks left out are counted.
+            of a random length, so that training sees short inputs.
+        rng: The source of all random decisions of this pass.
+        skipped: Counter of skipped chunks, by reason.
 
     Returns:
         Pairs in the order of the document.
+
+    Example:
+        A document of four sentences of 5 tokens, each token a word. Each pair
+        has two sentences, and both pairs are swapped.
+
+        >>> pairs = pair_segments(
+        ...     [5, 10, 15, 20],
+        ...     np.arange(20),
+        ...     objective="sop",
+        ...     max_num_tokens=10,
+        ...     short_seq_prob=0.0,
+        ...     rng=random.Random(7),
+        ...     skipped=Counter(),
+        ... )
+        >>> for pair in pairs:
+        ...     print(*pair)
+        5 10 0 5 1
+        15 20 10 15 1
     """
-    target = max_num_pieces
+    target = max_num_tokens
     if rng.random() < short_seq_prob:
-        target = rng.randint(2, max_num_pieces)
+        target = rng.randint(2, max_num_tokens)
     pairs = []
     chunk_ends: list[int] = []
     begin = 0
@@ -86,7 +104,7 @@ def pair_segments(
         if end - begin < target and end != last_end:
             continue
         if objective == "none":
-            kept = _truncate((begin, end, end, end), max_num_pieces, rng)
+            kept = _truncate((begin, end, end, end), max_num_tokens, rng)
             pairs.append(SegmentPair(*kept, 0))
         elif (middle := _split_chunk(begin, chunk_ends, word_starts, rng)) < 0:
             skipped[SKIPPED_CHUNKS] += 1
@@ -95,7 +113,7 @@ def pair_segments(
             bounds = (begin, middle, middle, end)
             if label and objective == "sop":
                 bounds = (middle, end, begin, middle)
-            kept = _truncate(bounds, max_num_pieces, rng)
+            kept = _truncate(bounds, max_num_tokens, rng)
             pairs.append(SegmentPair(*kept, label))
         begin, chunk_ends = end, []
     return pairs
@@ -104,16 +122,20 @@ def pair_segments(
 def cut_long_sentences(
     sentence_ends: np.ndarray, word_starts: np.ndarray, longest: int
 ) -> list[int]:
-    """Ends of sentences, where long ones are cut before a word.
+    """Cuts long sentences before words, and returns the ends of the parts.
 
-    Text with a paragraph or a book in a line would else lose all but one
-    example of it. A part has at least `longest` pieces, so that it is a
-    chunk of its own and loses less than a word.
+    Without cuts, a paragraph or a book on one line would give a single
+    example. A part has at least `longest` tokens, so that it forms a chunk
+    and loses less than a word.
 
     Args:
-        sentence_ends: int64, rising.
-        word_starts: int64, rising; the pieces that begin a word.
-        longest: Pieces of a sentence that is left alone, at the most.
+        sentence_ends: int64, strictly increasing.
+        word_starts: int64, increasing; indices of tokens that begin a word.
+        longest: Sentences of up to so many tokens are not cut.
+
+    Example:
+        >>> cut_long_sentences(np.array([7, 30]), np.arange(0, 30, 3), 10)
+        [7, 18, 30]
     """
     if np.diff(sentence_ends, prepend=0).max() <= longest:
         return sentence_ends.tolist()
@@ -137,9 +159,10 @@ def _split_chunk(
     word_starts: np.ndarray,
     rng: random.Random,
 ) -> int:
-    """Where the second segment begins; -1 for a chunk of one word.
+    """Returns the index of the split; -1 for a chunk of one word.
 
-    Between two sentences, or, in a chunk of one, between two words.
+    A chunk is split between two sentences; a chunk of one sentence is split
+    between two words.
     """
     if len(sentence_ends) > 1:
         return sentence_ends[rng.randrange(len(sentence_ends) - 1)]
@@ -150,25 +173,25 @@ def _split_chunk(
 
 
 def _truncate(
-    bounds: tuple[int, int, int, int], max_num_pieces: int, rng: random.Random
+    bounds: tuple[int, int, int, int], max_num_tokens: int, rng: random.Random
 ) -> tuple[int, int, int, int]:
-    """Cuts the longer segment, then both alike, to `max_num_pieces`.
+    """Cuts the longer segment, then both equally, to `max_num_tokens`.
 
-    Each piece cut is the foremost or the last one of its segment, by a toss
-    of a coin, so that no place in a segment is always kept.
+    Each cut token is the first or the last of its segment, with equal
+    probability, so that every position in a segment may be cut.
 
     Args:
         bounds: Begin and end of the first segment and of the second.
-        max_num_pieces: Pieces of both together.
-        rng: The coin.
+        max_num_tokens: Largest number of tokens of both segments.
+        rng: The source of random bits.
     """
     first_begin, first_end, second_begin, second_end = bounds
     first_length = first_end - first_begin
     second_length = second_end - second_begin
-    excess = first_length + second_length - max_num_pieces
+    excess = first_length + second_length - max_num_tokens
     if excess <= 0:
         return bounds
-    # Equal lengths are cut in turn, the second segment first.
+    # Segments of equal length are cut alternately, the second first.
     until_equal = min(excess, abs(first_length - second_length))
     second_cut = (excess - until_equal + 1) // 2
     first_cut = (excess - until_equal) // 2

@@ -1,4 +1,4 @@
-"""The shards of a build: their names, how each is written, what they hold."""
+"""The shards of a build: their names, their content, and writing them."""
 
 import dataclasses
 import json
@@ -14,10 +14,11 @@ from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.records import make_records
-from data_prep.builder.rows import Rows
+from data_prep.builder.unmasked_examples import UnmaskedExamples
 from data_prep.config import RecordsConfig
 
-# Where an unfinished build notes what finished shards hold.
+# Directory of notes on the content of the shards that an unfinished build has
+# written.
 NOTES_DIR = "unfinished"
 
 
@@ -26,7 +27,7 @@ class Shard(NamedTuple):
 
     Attributes:
         split: TRAIN or EVAL.
-        path: The file.
+        path: Path of the file.
     """
 
     split: str
@@ -39,11 +40,11 @@ class Shard(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """What a shard holds.
+    """The content of a shard.
 
     Attributes:
         sha256: Hexadecimal digest of the file.
-        counts: See `records.make_records`.
+        counts: Counts by name, see `records.make_records`.
     """
 
     sha256: str
@@ -52,13 +53,15 @@ class ShardResult(NamedTuple):
 
 @dataclasses.dataclass
 class BuiltRecords:
-    """What a build found and wrote.
+    """The result of a build.
 
     Attributes:
-        piece_counts: int64, `(vocab_size,)`, occurrences in the text.
-        skipped: Counts of what was left out, by reason.
-        duplicates: By split, documents equal to another, beyond the first.
-        shards: What each shard holds.
+        piece_counts: int64, `(vocab_size,)`, occurrences of each piece in the
+            text.
+        skipped: Number of skipped lines, chunks and documents, by reason.
+        duplicates: Number of duplicate documents by split; the first of
+            equal documents does not count.
+        shards: Content of each shard.
     """
 
     piece_counts: np.ndarray
@@ -67,7 +70,7 @@ class BuiltRecords:
     shards: dict[Shard, ShardResult] = dataclasses.field(default_factory=dict)
 
     def count(self, split: str) -> Counter[str]:
-        """What the shards of a split hold, see `records.make_records`."""
+        """Returns sums over the shards of a split; see `make_records`."""
         counts: Counter[str] = Counter()
         for shard, result in self.shards.items():
             if shard.split == split:
@@ -76,7 +79,7 @@ class BuiltRecords:
 
 
 def list_shards(config: RecordsConfig) -> list[Shard]:
-    """All shards of a build; a shard's number is its place here."""
+    """Returns all shards of a build; their order gives their numbers."""
     numbers = {TRAIN: config.num_shards}
     if config.holdout_fraction:
         numbers[EVAL] = config.num_eval_shards
@@ -97,18 +100,24 @@ def list_shards(config: RecordsConfig) -> list[Shard]:
 def choose_shards(
     shards: list[Shard], split: str, keys: np.ndarray
 ) -> np.ndarray:
-    """The number of the shard of each row of a split; int64, `(rows,)`."""
-    own = [i for i, shard in enumerate(shards) if shard.split == split]
-    return own[0] + (keys % np.uint64(len(own))).astype(np.int64)
+    """Returns the shard numbers of examples of a split; int64, `(examples,)`.
+
+    Args:
+        shards: All shards of the build.
+        split: TRAIN or EVAL.
+        keys: uint64, `(examples,)`.
+    """
+    numbers = [i for i, shard in enumerate(shards) if shard.split == split]
+    return numbers[0] + (keys % np.uint64(len(numbers))).astype(np.int64)
 
 
 def choose_masking(split: str, config: RecordsConfig) -> str:
-    """When a split is masked: what is evaluated must be masked once."""
+    """Returns the masking of a split: that of EVAL is always static."""
     return config.masking if split == TRAIN else "static"
 
 
 def find_finished(shard: Shard, output_dir: str) -> ShardResult | None:
-    """What a shard holds that an interrupted build has left; None if none."""
+    """Returns the content of a shard written before; None if there is none."""
     result = files.load_json_if_any(_note_path(shard, output_dir))
     if result is None or not files.exists(shard.path):
         return None
@@ -117,17 +126,17 @@ def find_finished(shard: Shard, output_dir: str) -> ShardResult | None:
 
 def write_shard(
     shard: Shard,
-    parts: Iterable[Rows],
+    parts: Iterable[UnmaskedExamples],
     tokenizer: Tokenizer,
     config: RecordsConfig,
 ) -> ShardResult:
-    """Writes a shard whole, and a note for `find_finished`.
+    """Writes a shard atomically, and a note for `find_finished`.
 
     Args:
-        shard: Which one.
-        parts: Its rows, in order.
+        shard: The shard.
+        parts: Its unmasked examples, in order.
         tokenizer: The vocabulary.
-        config: How records are to be.
+        config: Format of the records.
     """
     counts: Counter[str] = Counter()
     masking = choose_masking(shard.split, config)
@@ -137,7 +146,7 @@ def write_shard(
             for record in records:
                 writer.write(record)
         result = ShardResult(writer.sha256(), dict(counts))
-        # Before the shard has its name, so that none is without a note.
+        # Before the shard is renamed, so that every shard has a note.
         files.write_text(
             _note_path(shard, config.output_dir), json.dumps(result._asdict())
         )

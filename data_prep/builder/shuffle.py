@@ -1,15 +1,15 @@
-"""Shuffles more rows than memory holds, and finds equal ones.
+"""Shuffles more examples than fit in memory, and finds duplicates.
 
-A row's random 64-bit key decides its shard, and its place in it. While rows
-come, those of each unit of work are written to a spill file, sorted by shard
-and key. A shard is then a merge: for one range of keys after another, the
-rows of that range are read from all spill files and sorted in memory. So the
-shards depend on the rows and their keys alone, not on how they were divided
-into units, and memory is bounded whatever the size of a shard.
+The random 64-bit key of an example decides its shard and its position in the
+shard. Each unit of work writes its examples to a spill file, sorted by shard
+and key. A shard is a merge of all spill files: for one range of keys after
+another, the examples of the range are read from all files and sorted in memory.
+So a shard depends only on the examples and their keys, not on the units, and
+memory is bounded for shards of any size.
 
-Rows of equal documents have equal keys, which is how equal documents are
-found, however far apart. The first of them stays; the others are left out,
-or given keys of their own, so that they do not end up side by side.
+Examples of equal documents have equal keys, so the merge brings duplicates
+together. The first of equal documents keeps its keys. The others are dropped,
+or get different keys, so that they are not adjacent in the shards.
 """
 
 import os
@@ -20,71 +20,77 @@ import numpy as np
 
 from albert_tf.io.files import PARTIAL_SUFFIX
 from albert_tf.records.keyed_random import random_bits
-from data_prep.builder.rows import HEADER, Rows, count_pieces
+from data_prep.builder.unmasked_examples import (
+    HEADER,
+    UnmaskedExamples,
+    count_tokens,
+)
 
-# Bytes of rows sorted at a time; several times as much is in use meanwhile.
+# Bytes of examples sorted at a time. Sorting takes several times the memory.
 _RANGE_BYTES = 64 << 20
 
-# What stands at the beginning of a spill file, for each shard.
-_COUNTS = np.dtype([("rows", "<u8"), ("pieces", "<u8")])
+# A spill file begins with these counts for each shard.
+_COUNTS = np.dtype([("examples", "<u8"), ("tokens", "<u8")])
 
 
 class _Part(NamedTuple):
-    """Rows of a shard that stand together in a spill file.
+    """Consecutive examples of a shard in a spill file.
 
     Attributes:
         path: The file.
-        keys: uint64, `(rows,)`, rising.
-        piece_ends: int64, `(rows,)`, behind the last piece of each row.
-        headers_at, pieces_at: Offsets of the first row in bytes.
+        keys: uint64, `(examples,)`, increasing.
+        token_ends: int64, `(examples,)`, index after the last token of each
+            example.
+        headers_at: Offset of the first header, in bytes.
+        tokens_at: Offset of the first token, in bytes.
     """
 
     path: str
     keys: np.ndarray
-    piece_ends: np.ndarray
+    token_ends: np.ndarray
     headers_at: int
-    pieces_at: int
+    tokens_at: int
 
     def slice(self, begin: int, end: int, dtype: np.dtype) -> Self:
-        """Some rows."""
-        pieces_before = int(self.piece_ends[begin - 1]) if begin else 0
+        """Returns the examples from `begin` to `end`."""
+        tokens_before = int(self.token_ends[begin - 1]) if begin else 0
         return self._replace(
             keys=self.keys[begin:end],
-            piece_ends=self.piece_ends[begin:end] - pieces_before,
+            token_ends=self.token_ends[begin:end] - tokens_before,
             headers_at=self.headers_at + begin * HEADER.itemsize,
-            pieces_at=self.pieces_at + pieces_before * dtype.itemsize,
+            tokens_at=self.tokens_at + tokens_before * dtype.itemsize,
         )
 
 
 def write_spill(
-    path: str, rows: Rows, shards: np.ndarray, num_shards: int
+    path: str, examples: UnmaskedExamples, shards: np.ndarray, num_shards: int
 ) -> None:
-    """Writes rows, sorted by shard and key, whole or not at all.
+    """Writes examples, sorted by shard and key, to a file, atomically.
 
     Args:
         path: A local file.
-        rows: The rows.
-        shards: int64, `(rows,)`.
-        num_shards: Number of all shards.
+        examples: The examples.
+        shards: int64, `(examples,)`; the shard number of each example.
+        num_shards: Number of shards of the build.
     """
-    order = np.lexsort((rows.headers["key"], shards))
-    rows = rows.take(order)
-    lengths = rows.lengths
+    order = np.lexsort((examples.headers["key"], shards))
+    examples = examples.take(order)
+    lengths = examples.lengths
     counts = np.zeros(num_shards, _COUNTS)
-    counts["rows"] = np.bincount(shards, minlength=num_shards)
-    counts["pieces"] = np.bincount(
+    counts["examples"] = np.bincount(shards, minlength=num_shards)
+    counts["tokens"] = np.bincount(
         shards[order], weights=lengths, minlength=num_shards
     )
     with open(path + PARTIAL_SUFFIX, "wb") as file:
         file.write(counts.tobytes())
-        file.write(rows.headers.tobytes())
-        file.write(rows.pieces.tobytes())
+        file.write(examples.headers.tobytes())
+        file.write(examples.tokens.tobytes())
     os.replace(path + PARTIAL_SUFFIX, path)
 
 
 def read_counts(path: str, num_shards: int) -> np.ndarray:
-    """Rows of each shard in a spill file; int64, `(num_shards,)`."""
-    return np.fromfile(path, _COUNTS, num_shards)["rows"].astype(np.int64)
+    """Returns the number of examples per shard; int64, `(num_shards,)`."""
+    return np.fromfile(path, _COUNTS, num_shards)["examples"].astype(np.int64)
 
 
 def read_shard(
@@ -93,22 +99,25 @@ def read_shard(
     num_shards: int,
     dtype: np.dtype,
     range_bytes: int = _RANGE_BYTES,
-) -> Iterator[Rows]:
-    """The rows of a shard, sorted by key and document.
+) -> Iterator[UnmaskedExamples]:
+    """Yields the examples of a shard, sorted by key and document.
 
     Args:
         paths: Spill files.
-        shard: Which one.
-        num_shards: Number of all shards.
-        dtype: Of the pieces.
-        range_bytes: About how much is read at a time.
+        shard: Number of the shard.
+        num_shards: Number of shards of the build.
+        dtype: Type of the tokens.
+        range_bytes: Approximate number of bytes to read at a time.
 
     Yields:
-        Rows of rising ranges of keys; all rows of a key together.
+        The examples of increasing ranges of keys. Examples with equal keys are
+        in the same range.
     """
     for parts in _read_ranges(paths, shard, num_shards, dtype, range_bytes):
-        rows = Rows.concatenate((_read_rows(p, dtype) for p in parts), dtype)
-        yield rows.take(_sort(rows.headers))
+        examples = UnmaskedExamples.concatenate(
+            (_read_examples(part, dtype) for part in parts), dtype
+        )
+        yield examples.take(_sort(examples.headers))
 
 
 def read_headers(
@@ -118,39 +127,50 @@ def read_headers(
     dtype: np.dtype,
     range_bytes: int = _RANGE_BYTES,
 ) -> Iterator[np.ndarray]:
-    """As `read_shard`, the headers alone."""
+    """Yields the headers of the examples that `read_shard` yields."""
     for parts in _read_ranges(paths, shard, num_shards, dtype, range_bytes):
         headers = np.concatenate([_read_headers(part) for part in parts])
         yield headers[_sort(headers)]
 
 
 def count_earlier_equals(headers: np.ndarray) -> np.ndarray:
-    """How many rows before each have its key and document; int64, `(rows,)`.
+    """Counts, for each example, the earlier ones of equal key and document.
 
     Args:
         headers: `HEADER`, sorted by key and document.
+
+    Returns:
+        int64, `(examples,)`.
+
+    Example:
+        >>> headers = np.zeros(4, HEADER)
+        >>> headers["key"] = [3, 3, 3, 8]
+        >>> count_earlier_equals(headers)
+        array([0, 1, 2, 0])
     """
     differs = np.ones(len(headers), bool)
     keys, documents = headers["key"], headers["document"]
     differs[1:] = (keys[1:] != keys[:-1]) | (documents[1:] != documents[:-1])
-    places = np.arange(len(headers))
-    return places - np.maximum.accumulate(np.where(differs, places, 0))
+    positions = np.arange(len(headers))
+    return positions - np.maximum.accumulate(np.where(differs, positions, 0))
 
 
-def give_new_keys(rows: Rows, occurrences: np.ndarray) -> Rows:
-    """Rows of a document's repetitions, to be shuffled on their own.
+def rekey_duplicates(
+    examples: UnmaskedExamples, occurrences: np.ndarray
+) -> UnmaskedExamples:
+    """Gives the examples of duplicate documents keys that differ.
 
     Args:
-        rows: The rows, with the keys of the document's first occurrence.
-        occurrences: `(rows,)`, how many equal documents came before; rows
-            of occurrence 0 stay as they are.
+        examples: Examples with the keys of the first of equal documents.
+        occurrences: `(examples,)`, the number of earlier equal documents;
+            examples with 0 keep their keys.
     """
-    headers = rows.headers.copy()
+    headers = examples.headers.copy()
     keys = headers["key"]
     headers["key"] = np.where(
         occurrences > 0, random_bits(keys, occurrences), keys
     )
-    return Rows(headers, rows.pieces)
+    return UnmaskedExamples(headers, examples.tokens)
 
 
 def _read_ranges(
@@ -160,14 +180,14 @@ def _read_ranges(
     dtype: np.dtype,
     range_bytes: int,
 ) -> Iterator[list[_Part]]:
-    """Parts of a shard by rising ranges of keys; none is empty."""
+    """Yields the parts of a shard, by increasing ranges of keys."""
     parts = [
         part
         for path in paths
         if (part := _open_part(path, shard, num_shards, dtype)) is not None
     ]
     num_bytes = sum(
-        len(p.keys) * HEADER.itemsize + int(p.piece_ends[-1]) * dtype.itemsize
+        len(p.keys) * HEADER.itemsize + int(p.token_ends[-1]) * dtype.itemsize
         for p in parts
     )
     num_ranges = max(1, -(-num_bytes // range_bytes))
@@ -189,23 +209,23 @@ def _read_ranges(
 def _open_part(
     path: str, shard: int, num_shards: int, dtype: np.dtype
 ) -> _Part | None:
-    """None if the file has no row of the shard."""
+    """Returns the part of a shard; None if the file has no example of it."""
     counts = np.fromfile(path, _COUNTS, num_shards)
-    num_rows = int(counts["rows"][shard])
-    if not num_rows:
+    num_examples = int(counts["examples"][shard])
+    if not num_examples:
         return None
-    rows_before = int(counts["rows"][:shard].sum())
-    pieces_before = int(counts["pieces"][:shard].sum())
+    examples_before = int(counts["examples"][:shard].sum())
+    tokens_before = int(counts["tokens"][:shard].sum())
     first_header = num_shards * _COUNTS.itemsize
-    first_piece = first_header + int(counts["rows"].sum()) * HEADER.itemsize
-    headers_at = first_header + rows_before * HEADER.itemsize
-    headers = np.fromfile(path, HEADER, num_rows, offset=headers_at)
+    header_bytes = int(counts["examples"].sum()) * HEADER.itemsize
+    headers_at = first_header + examples_before * HEADER.itemsize
+    headers = np.fromfile(path, HEADER, num_examples, offset=headers_at)
     return _Part(
         path,
         headers["key"].copy(),
-        np.cumsum(count_pieces(headers)),
+        np.cumsum(count_tokens(headers)),
         headers_at,
-        first_piece + pieces_before * dtype.itemsize,
+        first_header + header_bytes + tokens_before * dtype.itemsize,
     )
 
 
@@ -215,11 +235,11 @@ def _read_headers(part: _Part) -> np.ndarray:
     )
 
 
-def _read_rows(part: _Part, dtype: np.dtype) -> Rows:
-    pieces = np.fromfile(
-        part.path, dtype, int(part.piece_ends[-1]), offset=part.pieces_at
+def _read_examples(part: _Part, dtype: np.dtype) -> UnmaskedExamples:
+    tokens = np.fromfile(
+        part.path, dtype, int(part.token_ends[-1]), offset=part.tokens_at
     )
-    return Rows(_read_headers(part), pieces)
+    return UnmaskedExamples(_read_headers(part), tokens)
 
 
 def _sort(headers: np.ndarray) -> np.ndarray:

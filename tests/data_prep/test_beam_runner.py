@@ -16,7 +16,7 @@ DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 
 @pytest.fixture(scope="module")
 def text_files(tmp_path_factory):
-    """Three files; some documents stand in two or three of them."""
+    """Three files; some documents are in two or three of them."""
     directory = tmp_path_factory.mktemp("text")
     with gzip.open(DEMO, "rt", encoding="utf-8") as file:
         lines = file.read(150_000).split("\n")
@@ -79,7 +79,7 @@ def test_beam_gives_the_bytes_of_the_local_runner(
     )
     assert beam == local
     metadata = read_metadata(str(tmp_path / "beam" / "train"))
-    # 9 + 5 documents were repeated; a fifth, or so, is held out.
+    # 9 + 5 documents are duplicates; about a fifth is held out.
     assert 5 < metadata.num_duplicate_documents <= 14
     assert metadata.skipped["documents of less than two words"] == 2
     assert metadata.skipped["lines that are not UTF-8"] == 3
@@ -100,17 +100,17 @@ def test_several_beam_processes_give_the_same_bytes(text_files, tmp_path):
 def test_finished_shards_are_not_written_again(
     text_files, tmp_path, monkeypatch
 ):
-    """The third shard fails once; those before it stay as they are."""
+    """The third shard fails once; the shards before it are not changed."""
     expected = build(tmp_path / "local", text_files)
     output_dir = tmp_path / "beam"
     original = shards.make_records
 
-    def fail_in_the_third(*arguments):
+    def fail_in_the_third_shard(*arguments):
         if len(list(output_dir.rglob("*.tfrecord"))) == 2:
             raise MemoryError
         return original(*arguments)
 
-    monkeypatch.setattr(shards, "make_records", fail_in_the_third)
+    monkeypatch.setattr(shards, "make_records", fail_in_the_third_shard)
     with pytest.raises(RuntimeError, match="MemoryError"):
         build(output_dir, text_files, runner="DirectRunner")
     monkeypatch.undo()
@@ -121,7 +121,7 @@ def test_finished_shards_are_not_written_again(
         assert path.stat().st_mtime_ns == when
 
 
-def test_text_that_gives_nothing_is_refused(tmp_path):
+def test_text_without_examples_is_refused(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("Word\n")
     with pytest.raises(UserError, match=r"two words.*1 documents"):

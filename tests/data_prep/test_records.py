@@ -6,15 +6,19 @@ import tensorflow as tf
 from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.records import make_records
-from data_prep.builder.rows import HEADER, Rows, piece_dtype
+from data_prep.builder.unmasked_examples import (
+    HEADER,
+    UnmaskedExamples,
+    token_dtype,
+)
 from data_prep.config import RecordsConfig
 
 VOCABULARY = "tests/testdata/30k-clean.model"
 LENGTH = 12
 
 
-def make_rows(*segments, labels=None, documents=None):
-    """Rows of pairs of segments, each of a document of its own."""
+def make_examples(*segments, labels=None, documents=None):
+    """Examples of pairs of segments, by default each of another document."""
     headers = np.zeros(len(segments), HEADER)
     headers["key"] = np.arange(len(segments)) * 2**40
     headers["document"] = documents or np.arange(len(segments))
@@ -22,12 +26,12 @@ def make_rows(*segments, labels=None, documents=None):
     headers["second_length"] = [len(second) for _, second in segments]
     headers["label"] = labels or 0
     headers["opens_document"] = np.arange(len(segments)) < 2
-    pieces = [piece for pair in segments for part in pair for piece in part]
-    return Rows(headers, np.array(pieces, piece_dtype(30000)))
+    tokens = [token for pair in segments for part in pair for token in part]
+    return UnmaskedExamples(headers, np.array(tokens, token_dtype(30000)))
 
 
 def make(parts, masking="static", **settings):
-    """Features by name of the records of some rows, and the counts."""
+    """Returns the features of the records by name, and the counts."""
     config = RecordsConfig(
         max_seq_length=LENGTH, max_predictions_per_seq=2, **settings
     )
@@ -47,16 +51,16 @@ def make(parts, masking="static", **settings):
     return found, counts
 
 
-def random_rows(count, **settings):
+def random_examples(count, **settings):
     rng = np.random.default_rng(0)
-    pieces = rng.integers(5, 30000, (count, 7))
-    return make_rows(*[(row[:4], row[4:]) for row in pieces], **settings)
+    tokens = rng.integers(5, 30000, (count, 7))
+    return make_examples(*[(row[:4], row[4:]) for row in tokens], **settings)
 
 
-def test_an_example_is_laid_out_by_hand():
+def test_record_equals_one_written_by_hand():
     """20 is "▁to" and begins a word, 18 is "s" and does not."""
     (example,), counts = make(
-        [make_rows(([20, 18, 21], [23, 18]), labels=[1])], masking="dynamic"
+        [make_examples(([20, 18, 21], [23, 18]), labels=[1])], masking="dynamic"
     )
     assert example == {
         "input_ids": [CLS_ID, 20, 18, 21, SEP_ID, 23, 18, SEP_ID, 0, 0, 0, 0],
@@ -68,9 +72,9 @@ def test_an_example_is_laid_out_by_hand():
     assert counts == {"documents": 1, "examples": 1, "pieces": 8, "label": 1}
 
 
-def test_without_an_objective_there_is_one_separator():
+def test_without_sentence_objective_there_is_one_separator():
     (example,), _ = make(
-        [make_rows(([20, 18, 21], []))],
+        [make_examples(([20, 18, 21], []))],
         masking="dynamic",
         sentence_objective="none",
     )
@@ -81,35 +85,36 @@ def test_without_an_objective_there_is_one_separator():
 
 
 def test_static_records_are_masked_and_counted():
-    """7 pieces and 3 special ones: 15 % is 1.5, so 2."""
-    examples, counts = make([random_rows(400)])
+    """15 % of 7 tokens and 3 special tokens is 1.5, rounded to 2."""
+    examples, counts = make([random_examples(400)])
     masks = {tuple(e["masked_lm_positions"]) for e in examples}
     assert len(masks) > 10
     assert counts["masked"] == sum(
         sum(e["masked_lm_weights"]) for e in examples
     )
-    # Some rows have no word as short as that.
+    # Some examples have no word of that length.
     assert 600 < counts["masked"] <= 800
     assert counts["pieces"] == 4000
     assert counts["documents"] == 2
 
 
-def test_how_rows_come_has_no_influence():
-    """600 rows at once, or in parts of any size."""
-    rows = random_rows(600, labels=[0, 1, 1] * 200)
+def test_sizes_of_the_parts_have_no_influence():
+    """600 examples at once, and in parts of several sizes."""
+    unmasked = random_examples(600, labels=[0, 1, 1] * 200)
     parts = np.split(np.arange(600), [0, 3, 400, 400, 599])
     for objective in ("sop", "nsp"):
         settings = {"sentence_objective": objective}
-        once, counts = make([rows], **settings)
-        again = make([rows.take(part) for part in parts], **settings)
+        once, counts = make([unmasked], **settings)
+        again = make([unmasked.take(part) for part in parts], **settings)
         assert again == (once, counts)
         assert len(once) == 600
 
 
-def test_the_next_sentence_is_that_of_the_next_other_document():
-    """Rows 1 and 3 are negative. Row 2 is of the document of row 1, so row 1
-    takes from row 3, and row 3, in the circle, from row 0."""
-    rows = make_rows(
+def test_random_next_sentence_is_that_of_the_next_other_document():
+    """Examples 1 and 3 have label 1. Examples 1 and 2 have the same document,
+    so example 1 takes the segment of example 3. Example 3 wraps around, and
+    takes that of example 0."""
+    unmasked = make_examples(
         ([21], [31]),
         ([22], [32]),
         ([23], [33]),
@@ -117,7 +122,9 @@ def test_the_next_sentence_is_that_of_the_next_other_document():
         labels=[0, 1, 0, 1],
         documents=[7, 8, 8, 9],
     )
-    examples, counts = make([rows], masking="dynamic", sentence_objective="nsp")
+    examples, counts = make(
+        [unmasked], masking="dynamic", sentence_objective="nsp"
+    )
     texts = [e["input_ids"][: e["input_mask"].count(1)] for e in examples]
     assert texts == [
         [CLS_ID, 21, SEP_ID, 31, SEP_ID],
@@ -129,20 +136,22 @@ def test_the_next_sentence_is_that_of_the_next_other_document():
     assert counts["label"] == 2
 
 
-def test_a_next_sentence_that_is_too_long_is_cut():
-    """12 places less 3 special and 7 of the first segment leave 2."""
-    rows = make_rows(
+def test_long_next_sentence_is_cut():
+    """12 tokens less 3 special ones and 7 of the first segment leave 2."""
+    unmasked = make_examples(
         (range(21, 28), [30]), ([40], [51, 52, 53, 54]), labels=[1, 0]
     )
-    examples, _ = make([rows], masking="dynamic", sentence_objective="nsp")
+    examples, _ = make([unmasked], masking="dynamic", sentence_objective="nsp")
     assert examples[0]["input_ids"][8:] == [SEP_ID, 51, 52, SEP_ID]
 
 
-def test_where_no_other_document_is_there_the_label_is_0():
-    rows = make_rows(
+def test_without_another_document_the_label_is_0():
+    unmasked = make_examples(
         ([21], [31]), ([22], [32]), labels=[1, 1], documents=[7, 7]
     )
-    examples, counts = make([rows], masking="dynamic", sentence_objective="nsp")
+    examples, counts = make(
+        [unmasked], masking="dynamic", sentence_objective="nsp"
+    )
     assert [e[SENTENCE_LABEL] for e in examples] == [[0], [0]]
     assert examples[0]["input_ids"][:5] == [CLS_ID, 21, SEP_ID, 31, SEP_ID]
     assert counts["label"] == 0

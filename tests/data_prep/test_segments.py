@@ -27,7 +27,8 @@ class Pair(NamedTuple):
 def pair(
     lengths, word_starts=None, seed=0, longest=30, short=0.0, objective="sop"
 ):
-    """Pairs of a document of sentences of these lengths, and the counts."""
+    """Returns the pairs of a document with sentences of these lengths, and the
+    counts of skipped chunks."""
     if word_starts is None:
         word_starts = np.ones(sum(lengths), bool)
     words = np.flatnonzero(word_starts)
@@ -36,7 +37,7 @@ def pair(
         cut_long_sentences(np.cumsum(lengths), words, longest),
         words,
         objective=objective,
-        max_num_pieces=longest,
+        max_num_tokens=longest,
         short_seq_prob=short,
         rng=random.Random(seed),
         skipped=skipped,
@@ -48,17 +49,18 @@ def pair(
 
 
 def test_sentences_are_collected_up_to_the_target():
-    """10 + 10 + 12 reach 30; 9 and 5 are left at the end."""
+    """10 + 10 + 12 reach 30; 9 and 5 remain at the end."""
     pairs, _ = pair([10, 10, 12, 9, 5])
     assert len(pairs) == 2
-    # 32 pieces, of which 30 may stay; 14, which all stay.
+    # 32 tokens are cut to 30; 14 are kept.
     sizes = [sum(r.end - r.begin for r in (p.first, p.second)) for p in pairs]
     assert sizes == [30, 14]
     assert min(pairs[1].first.begin, pairs[1].second.begin) == 32
 
 
-def test_the_split_falls_between_any_two_sentences():
-    """Three sentences of 4, 5, 6 pieces: after 4 or after 9, both often."""
+def test_chunk_is_split_between_any_two_sentences():
+    """Sentences of 4, 5 and 6 tokens are split after 4 or after 9 tokens, with
+    equal probability."""
     middles = collections.Counter()
     for seed in range(400):
         ((first, second, swapped),), _ = pair([4, 5, 6], seed=seed)
@@ -75,8 +77,8 @@ def test_half_of_the_pairs_are_swapped():
     assert abs(sum(labels) - 1000) < 4 * np.sqrt(2000 / 4)
 
 
-def test_a_single_sentence_is_split_before_a_word():
-    """Words begin at 0, 3 and 7 of 9 pieces."""
+def test_single_sentence_is_split_before_a_word():
+    """Words begin at tokens 0, 3 and 7 of 9."""
     starts = np.isin(np.arange(9), [0, 3, 7])
     middles = set()
     for seed in range(60):
@@ -86,9 +88,8 @@ def test_a_single_sentence_is_split_before_a_word():
     assert middles == {3, 7}
 
 
-def test_a_single_word_is_skipped_and_counted():
-    """The sentences of 30 pieces are chunks of their own; the second has
-    one word."""
+def test_chunk_of_one_word_is_skipped_and_counted():
+    """Each sentence of 30 tokens is a chunk; the second has one word."""
     starts = np.ones(60, bool)
     starts[31:] = False
     pairs, skipped = pair([30, 30], starts)
@@ -97,9 +98,9 @@ def test_a_single_word_is_skipped_and_counted():
     assert skipped == {SKIPPED_CHUNKS: 1}
 
 
-def test_a_sentence_longer_than_an_example_is_cut_before_words():
-    """100 pieces, words of 7: cut before the pieces 35 and 70, the first
-    words at least 30 pieces on, and each part gives an example of 30."""
+def test_sentence_longer_than_an_example_is_cut_before_words():
+    """100 tokens in words of 7 are cut before tokens 35 and 70, the first words
+    after at least 30 tokens. Each part gives an example of 30 tokens."""
     starts = np.arange(100) % 7 == 0
     for seed in range(20):
         pairs, skipped = pair([100], starts, seed)
@@ -112,11 +113,12 @@ def test_a_sentence_longer_than_an_example_is_cut_before_words():
             assert max(first.end, second.end) <= part[1]
 
 
-def test_the_longer_segment_is_cut_at_both_ends():
-    """Sentences of 3 and 39 pieces, 12 too many: all are cut from the
-    second, in front as many as 12 coins show heads: 6, deviation 1.73."""
+def test_longer_segment_is_cut_at_both_ends():
+    """Sentences of 3 and 39 tokens exceed 30 by 12 tokens, which are cut from
+    the second. A binomial number of them, 6 on average with a standard
+    deviation of 1.73, is cut at the beginning."""
     fronts = []
-    words = np.isin(np.arange(42), [0, 3])  # no place to cut the long one
+    words = np.isin(np.arange(42), [0, 3])  # no word to cut the long one at
     for seed in range(400):
         ((first, second, swapped),), _ = pair([3, 39], words, seed)
         short, long = (second, first) if swapped else (first, second)
@@ -127,14 +129,16 @@ def test_the_longer_segment_is_cut_at_both_ends():
     assert abs(np.var(fronts) - 3) < 1
 
 
-def test_equal_segments_are_cut_alike():
+def test_equal_segments_are_cut_equally():
     ((first, second, _),), _ = pair([29, 29], longest=30)
     assert first.end - first.begin == second.end - second.begin == 15
 
 
 def test_short_passes_collect_fewer_sentences():
-    """With target 2, ..., 30 instead of 30, chunks of sentences of 3 pieces
-    are shorter; always two pieces at least."""
+    """With a target of 2, ..., 30 instead of 30, chunks are shorter.
+
+    A chunk has at least two tokens.
+    """
     few, _ = pair([3] * 40, short=0.0)
     counts = [len(pair([3] * 40, seed=s, short=1.0)[0]) for s in range(50)]
     assert len(few) == 4
@@ -147,8 +151,8 @@ def test_equal_generators_give_equal_pairs():
     assert pair([5, 6, 7] * 9, seed=3) != pair([5, 6, 7] * 9, seed=4)
 
 
-def test_next_sentence_pairs_stand_as_in_the_document():
-    """Those with label 1 get another second segment later."""
+def test_next_sentence_pairs_are_in_document_order():
+    """Pairs with label 1 get another second segment later."""
     labels = []
     for seed in range(2000):
         ((first, second, label),), _ = pair(
@@ -160,9 +164,9 @@ def test_next_sentence_pairs_stand_as_in_the_document():
     assert abs(sum(labels) - 1000) < 4 * np.sqrt(2000 / 4)
 
 
-def test_without_an_objective_a_chunk_is_one_segment():
-    """10 + 10 + 12 pieces, cut to 30 at both ends; then 14. One word alone
-    is enough."""
+def test_without_sentence_objective_a_chunk_is_one_segment():
+    """10 + 10 + 12 tokens are cut to 30 at both ends; 14 follow. A chunk of one
+    word is enough."""
     begins = set()
     for seed in range(40):
         pairs, skipped = pair([10, 10, 12, 9, 5], seed=seed, objective="none")

@@ -5,8 +5,8 @@ import tensorflow as tf
 from data_prep.builder.serialization import serialize_examples
 
 
-def test_bytes_are_those_of_tensorflow():
-    """Numbers of one, two and three bytes, at the borders and at random."""
+def test_bytes_equal_those_of_tensorflow():
+    """For numbers of one, two and three bytes, extreme and random."""
     rng = np.random.default_rng(0)
     features = {
         "zeros": np.zeros((7, 5), np.int32),
@@ -26,6 +26,6 @@ def test_bytes_are_those_of_tensorflow():
         assert serialized == example.SerializeToString(deterministic=True)
 
 
-def test_numbers_beyond_a_vocabulary_are_refused():
+def test_numbers_of_more_than_21_bits_are_refused():
     with pytest.raises(ValueError, match=r"2\*\*21, got 2097152"):
         serialize_examples({"a": np.array([[1, 2**21]])})

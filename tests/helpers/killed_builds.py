@@ -1,15 +1,15 @@
-"""Builds of records that end, as by SIGKILL, before any one change of a file.
+"""Kills a build of records before each of its changes of a file.
 
     python tests/helpers/killed_builds.py DIRECTORY SETTINGS
 
-builds records by the settings, JSON of `RecordsConfig`, in DIRECTORY/N for
-N = 1, 2, ...: first in a process that ends before its N-th change of a file
-there, then in another, which goes on to the end. Each begins with a copy of
-DIRECTORY/before, if there is one. It is over with the first N that comes to
-its end by itself; what such a build leaves is in DIRECTORY/N, too.
+builds records in DIRECTORY/N for N = 1, 2, ... SETTINGS are settings of
+`RecordsConfig` as JSON. Each N runs two processes: the first ends, as by
+SIGKILL, before its N-th change of a file, and the second continues the build to
+the end. Each N begins with a copy of DIRECTORY/before, if that exists. The
+first N whose first process finishes the build is the last.
 
-Kills at random moments meet a window of microseconds once in a thousand
-times; this meets every one.
+Kills at random moments hit a window of microseconds once in a thousand times.
+This program hits every window.
 """
 
 import itertools
@@ -28,11 +28,11 @@ KILLED = 9
 
 
 def end_before(number: int, directory: pathlib.Path) -> None:
-    """Ends this process before its N-th change of a file in a directory."""
-    left = number
+    """Ends this process before its `number`-th change of a file."""
+    remaining = number
 
     def watch(event: str, arguments: tuple) -> None:
-        nonlocal left
+        nonlocal remaining
         if event == "open":
             path, _, flags = arguments
             if not flags & (os.O_WRONLY | os.O_RDWR):
@@ -42,24 +42,24 @@ def end_before(number: int, directory: pathlib.Path) -> None:
         else:
             return
         path = os.fsdecode(path)
-        # Where a tree is removed, names are relative to a descriptor.
+        # shutil.rmtree names files relative to a descriptor.
         if path.startswith(str(directory)) or not os.path.isabs(path):
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 os._exit(KILLED)
 
     sys.addaudithook(watch)
 
 
-def in_a_process(function: Callable, *arguments) -> int:
-    """Calls a function in a copy of this process; how that ended."""
+def call_in_fork(function: Callable, *arguments) -> int:
+    """Calls a function in a fork of this process; returns its exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     try:
         function(*arguments)
         os._exit(0)
-    finally:  # after an error, which is printed at last
+    finally:  # only after an error
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 
@@ -75,7 +75,7 @@ def build(
 
 
 def check_notes(output_dir: pathlib.Path) -> None:
-    """A whole shard without its note would be written once more."""
+    """Checks that every shard has a note; without it, it is written again."""
     if (output_dir / "unfinished.json").exists():
         for shard in output_dir.glob("*/*.tfrecord"):
             note = output_dir / "unfinished" / f"{shard.name}.json"
@@ -83,19 +83,19 @@ def check_notes(output_dir: pathlib.Path) -> None:
 
 
 def main(directory: pathlib.Path, settings: dict) -> None:
-    # Which outlives a power cut, not the end of a process, and takes longest.
+    # fsync protects from power cuts, which are not tested, and is slow.
     os.fsync = lambda _descriptor: None
     for number in itertools.count(1):
         output_dir = directory / str(number)
         if (directory / "before").exists():
             shutil.copytree(directory / "before", output_dir)
-        killed = in_a_process(build, output_dir, settings, number)
-        if killed == 0:
+        exit_code = call_in_fork(build, output_dir, settings, number)
+        if exit_code == 0:
             return
-        assert killed == KILLED, f"{number}: an error"
+        assert exit_code == KILLED, f"{number}: the first build failed"
         check_notes(output_dir)
-        again = in_a_process(build, output_dir, settings)
-        assert again == 0, f"{number}: an error of the second build"
+        exit_code = call_in_fork(build, output_dir, settings)
+        assert exit_code == 0, f"{number}: the second build failed"
 
 
 if __name__ == "__main__":
