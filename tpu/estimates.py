@@ -17,11 +17,12 @@ from tpu import cycles, replica_program, tpu_compiler
 from tpu.topologies import Slice
 
 CAVEATS = (
-    "Memory is the compiler's plan for one program. Time is its estimate of "
-    "cycles at the chip's clock, plus the all-reduce, as 2 (n-1)/n bytes over "
-    "the bandwidth of n chips. Input, host and the hardware's random generator "
-    "are not included. No estimate has been compared with a real chip: use "
-    "them to compare settings, not as predictions."
+    "Memory is the compiler's memory plan for the step. Time is the compiler's "
+    "estimate of cycles, divided by the clock rate of the chip, plus the time "
+    "of the all-reduce: 2 (n-1)/n times its bytes, divided by the bandwidth of "
+    "a chip, for n chips. The time of input, host and the hardware's random "
+    "generator is not included. No estimate has been compared with a real "
+    "chip: use them to compare settings, not as predictions."
 )
 
 
