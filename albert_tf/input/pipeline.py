@@ -1,17 +1,18 @@
-"""Records -> batches, as a function of (seed, step).
+"""Batches of records, as a function of (seed, step).
 
-The order of the records is a pure function of the seed: an epoch reads the
-shards in a shuffled order, cuts the stream into blocks and shuffles each
-block. A run that joins several sets of records reads each in its own shuffled
-order; their records alternate in proportion to their sizes before the stream
-is cut. Step s takes records
-[s * B, (s + 1) * B) of the endless stream, whatever the number of replicas,
-hosts or restarts, so that a position is the step alone and nothing of the
-pipeline is saved. (Saved iterators fail under strategies.)
-`batch_stream` adds the two things that a run notes in its directory: skipped
-batches and damaged records.
+The seed alone determines the order of the records. An epoch reads the shards
+in a shuffled order, divides the stream into blocks, and shuffles each block. A
+run on several sets of records shuffles the shards of each set; the records of
+the sets alternate, in proportion to the sizes of the sets, before the stream is
+divided into blocks.
 
-`record_format` says how a record becomes an example.
+With global batches of B records, batch s holds records [s * B, (s + 1) * B) of
+the endless stream. It does not depend on the number of replicas, hosts or
+restarts. So a checkpoint needs no state of the pipeline. (Iterators cannot be
+saved under strategies.) `batch_stream` adds what a run notes in its directory:
+skipped batches and damaged records.
+
+`record_format` defines how a record becomes an example.
 """
 
 import functools
@@ -49,16 +50,16 @@ def training_dataset(
     record_format: RecordFormat,
     damaged: Mapping[str, frozenset[int]],
 ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-    """Batches of one replica, without end, from a batch of the stream on.
+    """Returns the endless training batches of one replica.
 
     Args:
         records: The shards.
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
-        first_batch: Number of batches before the first one.
+        first_batch: Number of the batch with which the dataset begins.
         record_format: How records become a batch.
-        damaged: Numbers of damaged records by file. Each is read as a record
-            of zeros, so that no other record moves.
+        damaged: Numbers of damaged records, by file. A record of zeros replaces
+            each of them, so the other records keep their positions.
 
     Returns:
         The argument of `strategy.distribute_datasets_from_function`. Elements
@@ -102,12 +103,13 @@ def evaluation_dataset(
     Callable[[tf.distribute.InputContext], tf.data.Dataset],
     int,
 ]:
-    """Batches of one replica, each record once, in order.
+    """Returns the evaluation batches of one replica.
 
-    The last batch is filled up with records of zeros.
+    Each record occurs once, in the order of the files. Records of zeros fill
+    the last batch.
 
     Returns:
-        The same as `training_dataset`, and the number of batches.
+        As `training_dataset`, and the number of batches.
     """
     batch_size = config.eval_batch_size
     num_batches = -(-records.num_examples // batch_size)
@@ -145,7 +147,7 @@ def evaluation_dataset(
 def shuffled_files(
     files: Sequence[str], seed: int, epoch: tf.Tensor | int
 ) -> tf.Tensor:
-    """string, `(files,)`: a set's shards, in the order that an epoch reads."""
+    """Returns the shards of a set in the order of an epoch; string."""
     return tf.random.experimental.stateless_shuffle(
         tf.constant(files), seed=_epoch_key(seed, epoch)
     )
@@ -162,7 +164,7 @@ def _shuffled_stream(
     position: int,
     read_files: Callable[[tf.Tensor], tf.data.Dataset],
 ) -> tf.data.Dataset:
-    """The endless stream of serialized records from a position on."""
+    """Returns the endless stream of serialized records from `position` on."""
     block_size = config.shuffle_block_size
     first_epoch, offset = divmod(position, records.num_examples)
 
@@ -192,8 +194,8 @@ def _shuffled_stream(
             .unbatch()
         )
 
-    # The first epoch starts in the middle: complete shards before it are
-    # skipped by their counts, without being read.
+    # The first epoch begins at `offset`. Shards that end before it are skipped
+    # by their counts, without reading them.
     epoch = tf.constant(first_epoch, tf.int64)
     first_block = offset // block_size
     skips = records.num_of_sets(first_block * block_size)
@@ -201,7 +203,7 @@ def _shuffled_stream(
     ordered_files = []
     for index, files in enumerate(records.sets):
         remaining = shuffled_files(files, seed, epoch).numpy().tolist()
-        # The last block may hold no record of a small set.
+        # A small set may have no records left for the last block.
         while remaining and skips[index] >= count_of[remaining[0].decode()]:
             skips[index] -= count_of[remaining.pop(0).decode()]
         ordered_files.append(tf.constant(remaining, tf.string))
@@ -224,12 +226,12 @@ def _shuffled_stream(
 def _alternating(
     sets: Sequence[tf.data.Dataset], records: RecordSet, position: int
 ) -> tf.data.Dataset:
-    """Records of all sets, from a position of an epoch on.
+    """Alternates between the records of all sets, from a position on.
 
     Args:
-        sets: The records of each set from there on.
+        sets: The records of each set from this position on.
         records: All sets.
-        position: Records of the epoch before it.
+        position: Number of records of the epoch before this position.
     """
     if len(sets) == 1:
         return sets[0]
@@ -255,10 +257,10 @@ def _read_files(
     damaged: Mapping[str, frozenset[int]],
     padding: bytes,
 ) -> tf.data.Dataset:
-    """Serialized records of files, one after another.
+    """Reads the serialized records of files, one file after another.
 
-    A shard with another number of records than its metadata says is an error:
-    all later records of the stream would move.
+    It is an error if the number of records in a shard differs from its
+    metadata, since all later records of the stream would change positions.
     """
     names, counts = tf.constant(records.files), tf.constant(records.counts)
     damaged_names = tf.constant(sorted(damaged), tf.string)
@@ -319,13 +321,13 @@ def _parse_per_replica(
     parse: Callable[[tf.Tensor, tf.Tensor], Batch],
     context: tf.distribute.InputContext,
 ) -> tf.data.Dataset:
-    """Cuts global batches by replica and parses those of this host.
+    """Splits global batches among replicas and parses those of this host.
 
     Args:
-        batches: Pairs of a batch's number and its serialized records.
-        name: The setting that holds the batch size.
-        batch_size: Records in a batch.
-        parse: Parses a replica's batch: serialized records and their
+        batches: Pairs of the number of a batch and its serialized records.
+        name: The setting that holds the batch size, for errors.
+        batch_size: Number of records in a global batch.
+        parse: Parses a per-replica batch from its serialized records and their
             positions in the stream, both `(per_replica_batch_size,)`.
         context: Replicas and hosts.
     """
@@ -346,13 +348,14 @@ def _parse_per_replica(
 
     options = tf.data.Options()
     options.deterministic = True
-    # Every host reads all files and keeps its part: the order must not
-    # depend on their number, and reading is cheaper than parsing.
+    # Every host reads all files and keeps the batches of its replicas, so the
+    # order does not depend on the number of hosts. Reading is cheap compared
+    # with parsing.
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
-    # See `device_iterators`. Without it, the number of parallel calls is fixed;
-    # `prefetch` still enlarges its buffer whenever that runs empty.
+    # `device_iterators` says why. Without autotuning, the number of parallel
+    # calls is fixed; `prefetch` still enlarges its buffer when it is empty.
     options.autotune.enabled = False
     return (
         batches.map(replicas_of_this_host)

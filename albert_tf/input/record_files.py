@@ -1,7 +1,7 @@
-"""The shards of records on disk: found, described by metadata, or counted.
+"""Finds the shards of records, and reads their metadata and record counts.
 
-google-research/albert writes no metadata. Shards without metadata are counted
-by reading them, and the first record of each gives its lengths.
+google-research/albert writes no metadata. The records of such shards are
+counted by reading them; the first record of each shard shows its lengths.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def match_files(
     """Finds the files of each dataset, sorted.
 
     A file that several datasets match belongs to the first of them. A dataset
-    without files of its own is left out.
+    whose files all belong to others is left out.
     """
     found: set[str] = set()
     sets = []
@@ -68,7 +68,7 @@ def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
 
 
 def read_metadata(directory: str) -> features.RecordsMetadata | None:
-    """Returns None for records of google-research/albert.
+    """Reads the metadata of a directory; None for google-research/albert.
 
     Raises:
         UserError: If the directory belongs to an unfinished build.
@@ -122,7 +122,9 @@ def check_metadata(
 def count_files(
     files: Sequence[str], metadata_of: MetadataByDirectory, config: DataConfig
 ) -> tuple[int, ...]:
-    """Numbers of records: from the metadata, or counted without metadata.
+    """Returns the number of records in each file.
+
+    The numbers come from the metadata. Files without metadata are read.
 
     Raises:
         UserError: If a file is not listed in its metadata. Without metadata,
@@ -154,7 +156,7 @@ def _listed_count(file: str, metadata: features.RecordsMetadata) -> int:
 
 
 def checksum(file: str, metadata_of: MetadataByDirectory) -> str:
-    """SHA-256 of a file, or "" if its metadata has none."""
+    """Returns the SHA-256 of a file, or "" if its metadata has none."""
     metadata = metadata_of[posixpath.dirname(file)]
     if metadata is None:
         return ""
@@ -162,7 +164,7 @@ def checksum(file: str, metadata_of: MetadataByDirectory) -> str:
 
 
 def _count_records(file: str, config: DataConfig) -> int:
-    """Counts the records of a file without touching a device."""
+    """Counts the records of a file without initializing devices."""
     count = 0
     try:
         for serialized in tf.compat.v1.io.tf_record_iterator(file):

@@ -1,9 +1,10 @@
-"""From serialized records to a batch: which features, and what comes after.
+"""Formats of records: the features to read, and how they become a batch.
 
-Each objective reads records of its own format. `pretraining_format` is that of
-google-research/albert, with masks or without: records without masks are masked
-here, in the graph of the host, with a key of the seed and the position in the
-stream. So each epoch masks other tokens, and equally wherever a run starts.
+Each objective has a record format. `pretraining_format` is the format of
+google-research/albert, with or without masks. Records without masks are masked
+here, in the `tf.data` graph, with keys derived from the seed and the position
+in the stream. So each epoch masks different tokens, and a run that is resumed
+masks the same tokens.
 """
 
 import dataclasses
@@ -51,7 +52,7 @@ class RecordFormat:
         limits: Exclusive upper bounds of integer features. A record with a
             larger value is damaged.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
-            batch of training; `positions`, int64 `(batch,)`, are the places
+            batch of training. `positions`, int64 `(batch,)`, are the positions
             of its records in the stream. None leaves batches as they are.
     """
 
@@ -63,12 +64,13 @@ class RecordFormat:
 def pretraining_format(
     records: RecordSet, config: DataConfig, vocab_size: int | None = None
 ) -> RecordFormat:
-    """The format of pretraining records.
+    """Returns the format of pretraining records.
 
     Args:
-        records: With or without masks.
+        records: Records with or without masks.
         config: Lengths and masking.
-        vocab_size: Exclusive upper bound of token ids, where known.
+        vocab_size: Number of pieces in the vocabulary; None if it is unknown,
+            so token ids are not checked.
     """
 
     def mask(batch: Batch, positions: tf.Tensor, seed: int) -> Batch:
@@ -140,7 +142,7 @@ def parse_records(
 def padding_example(
     features: Sequence[StoredFeature], shape: SequenceConfig
 ) -> bytes:
-    """A serialized record of zeros, an example of weight 0."""
+    """Returns a serialized record of zeros, which is an example of weight 0."""
     example = tf.train.Example()
     for feature in features:
         values = [0] * feature.length(shape)

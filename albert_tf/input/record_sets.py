@@ -1,9 +1,8 @@
-"""The records of a run: which shards, when, and whether they fit the run.
+"""The record sets of a run, checked against its settings.
 
 Shards are found by file name and checked against the `metadata.json` in their
-directory, before any device is touched. A run trains on one set of records
-throughout (`--input_file`), or on other sets from given steps on
-(`--data_schedule`).
+directory before any device is initialized. A run trains on one set of records
+(`--input_file`), or changes sets at given steps (`--data_schedule`).
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ class RecordSet:
         files: Paths, sorted.
         counts: Number of records in each file.
         checksums: SHA-256 of each file, or "" where the metadata has none.
-        metadata: The metadata of the first directory that has any; None for
+        metadata: The metadata of the first directory with metadata; None for
             records of google-research/albert.
         directory: The directory of `metadata`.
         sets: `files` by dataset. Records of several datasets alternate; see
@@ -70,10 +69,10 @@ class RecordSet:
         return sum(self.counts)
 
     def num_of_sets(self, position: Any) -> list[Any]:
-        """How many of the first records of an epoch come from each dataset.
+        """Splits the first records of an epoch by dataset.
 
-        At any position, each dataset has given records in proportion to its
-        size, to within one record. An epoch reads every record once.
+        At any position, the number of each dataset is proportional to its
+        size, within one record. An epoch reads every record once.
 
         Args:
             position: Number of records read, an integer or int64 tensor.
@@ -86,17 +85,18 @@ class RecordSet:
         rest, counts = self.num_examples, []
         for files in self.sets:
             size = sum(count_of[file] for file in files)
-            # In proportion to what the datasets before it leave, which also
-            # grows by one record at a time.
+            # In proportion to the records that the datasets before leave,
+            # whose number also grows by one at a time.
             counts.append(position * size // max(rest, 1))
             position -= counts[-1]
             rest -= size
         return counts
 
     def text_settings(self) -> dict[str, object]:
-        """Settings that other records must share to have the same tokens.
+        """Returns the settings that other records must share.
 
-        Empty for records without metadata, of which nothing is known.
+        Records with equal settings have equal tokens for equal text. Empty for
+        records without metadata.
         """
         if self.metadata is None:
             return {}
@@ -108,7 +108,7 @@ class RecordSet:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A stretch of a run that trains on one set of records.
+    """A range of steps that train on one set of records.
 
     Attributes:
         first_step: The step at which the phase begins.
@@ -140,11 +140,11 @@ class TrainingData:
     phases: tuple[Phase, ...]
 
     def at(self, step: int) -> Phase:
-        """The phase of the batch of `step`."""
+        """Returns the phase of the batch of `step`."""
         return [p for p in self.phases if p.first_step <= step][-1]
 
     def next_change(self, step: int) -> int | None:
-        """The first step after `step` that begins a phase, or None."""
+        """Returns the first step after `step` that begins a phase, or None."""
         later = [p.first_step for p in self.phases if p.first_step > step]
         return min(later, default=None)
 
@@ -183,8 +183,8 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
     """Finds the records of `eval_input_file`.
 
     Raises:
-        UserError: See `find_records`; also if the records hold no masks, since
-            each evaluation must predict the same tokens.
+        UserError: See `find_records`; also if the records hold no masks: all
+            evaluations must predict the same tokens.
     """
     held_out = find_records(
         "eval_input_file", config.data.eval_input_file, config
@@ -200,7 +200,7 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
 
 
 def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
-    """Checks that the held-out set is not trained on and has the same tokens.
+    """Checks that the held-out set fits the training records.
 
     Raises:
         UserError: If a file is in both sets, or if their vocabularies or
@@ -233,7 +233,7 @@ def find_records(
 ) -> RecordSet:
     """Finds shards, reads their metadata and checks it against the run.
 
-    This touches no device, so it may be called before a strategy is made.
+    It initializes no device, so it may run before a strategy is created.
 
     Args:
         name: The setting that holds the patterns.
@@ -242,8 +242,8 @@ def find_records(
 
     Raises:
         UserError: If no file matches, a build is unfinished, a file is not
-            listed in its metadata, lengths, vocabulary, lower-casing or
-            sentence objective differ, or only some of the records hold masks.
+            listed in its metadata, only some of the records hold masks, or
+            lengths, vocabulary, lower-casing or sentence objective differ.
     """
     return _find_sets({name: patterns}, config)
 

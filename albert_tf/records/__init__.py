@@ -1,1 +1,1 @@
-"""What a record holds, and how text becomes one: tokenization and masking."""
+"""Pretraining records: their features, tokenization and masking."""

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.input import pipeline as input_pipeline
+from albert_tf.input import pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import parse_records, pretraining_format
@@ -54,7 +54,7 @@ def take(
 
 
 def rows(batches):
-    """One hashable value per example."""
+    """Returns one hashable value per example."""
     return [
         tuple(np.concatenate([b["input_ids"][i], b["masked_lm_ids"][i]]))
         for b in batches
@@ -67,7 +67,7 @@ def stored_rows(files, config):
     return rows([parse_static(next(iter(dataset)), config)])
 
 
-def test_an_epoch_holds_each_record_once(records, config):
+def test_each_record_occurs_once_in_an_epoch(records, config):
     batch_size = 8
     stream = rows(
         take(records, config, 0, records.num_examples // batch_size + 1)
@@ -89,16 +89,14 @@ def test_epochs_have_different_orders(records, config):
     assert first != second
 
 
-def test_records_are_shuffled_within_files_and_files_among_themselves(
-    records, config
-):
-    """A block of one record leaves the order within a file as stored."""
+def test_files_and_the_records_within_them_are_shuffled(records, config):
+    """With blocks of one record, each file is read in its stored order."""
     count = records.num_examples
     batches = -(-4 * count // 8)
     stored = [stored_rows([file], config.data) for file in records.files]
 
     def files_in_order(stream):
-        # A short example may be in two files, masked alike.
+        # Two files may hold the same short example.
         return [
             next(i for i, rows in enumerate(stored) if row in rows)
             for row in stream
@@ -120,7 +118,7 @@ def test_records_are_shuffled_within_files_and_files_among_themselves(
 
 
 @pytest.mark.parametrize("epochs", [0, 0.3, 1, 2.5])
-def test_a_step_has_the_same_batch_wherever_the_run_starts(
+def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(
     records, config, epochs
 ):
     step = int(epochs * records.num_examples / 8) + 1
@@ -130,7 +128,9 @@ def test_a_step_has_the_same_batch_wherever_the_run_starts(
     assert resumed == straight[step * 8 :]
 
 
-def test_hosts_and_replicas_divide_the_batch_of_one(records, config):
+def test_hosts_and_replicas_share_the_batch_of_a_single_replica(
+    records, config
+):
     alone = rows(take(records, config, 3, 4))
     shared = []
     for step in range(4):
@@ -140,7 +140,7 @@ def test_hosts_and_replicas_divide_the_batch_of_one(records, config):
                 input_pipeline_id=host,
                 num_replicas_in_sync=4,
             )
-            # Two replicas a host, so two elements a step.
+            # Two replicas per host, so two elements per step.
             batches = take(records, config, 3, 8, context)
             assert all(len(b["input_ids"]) == 2 for b in batches)
             shared += rows(batches[2 * step : 2 * step + 2])
@@ -160,7 +160,7 @@ def test_batches_hold_int32_and_float32_of_static_shapes(records, config):
 
 @pytest.fixture(scope="module")
 def joined(tiny_records, config):
-    """Three sets: of two shards, of one, and of the few held-out records."""
+    """Three sets: two shards, one shard, and the few held-out records."""
     one, two, three = sorted((tiny_records / "train").glob("*.tfrecord"))
     data = dataclasses.replace(
         config.data,
@@ -177,7 +177,7 @@ def joined(tiny_records, config):
 
 
 def sets_of(stream, records, config):
-    """The set that each row is of; None for a short one that two have."""
+    """Number of the set of each row; None for a row that two sets hold."""
     stored = [set(stored_rows(files, config.data)) for files in records.sets]
 
     def set_of(row):
@@ -191,7 +191,7 @@ def sets_of(stream, records, config):
 def test_joined_sets_alternate_in_proportion_to_their_sizes(
     joined, config, block_size
 ):
-    """In the stream itself, and where blocks of it are shuffled, in these."""
+    """In blocks of one record, and in shuffled blocks of 50."""
     total = joined.num_examples
     batches = take(
         joined, config, 0, -(-2 * total // 8), shuffle_block_size=block_size
@@ -211,16 +211,16 @@ def test_joined_sets_alternate_in_proportion_to_their_sizes(
     for number, size in enumerate(sizes):
         seen = np.cumsum(numbers == number)
         for end in range(block_size - 1, total, block_size):
-            share = (end + 1) * size / total
-            # One for each set that was divided off before.
-            assert share - 2 - unknown[end] <= seen[end] <= share + 2
+            expected = (end + 1) * size / total
+            # One record for each set that `num_of_sets` counts before.
+            assert expected - 2 - unknown[end] <= seen[end] <= expected + 2
 
 
 @pytest.mark.parametrize("block_size", [1, 50])
-def test_a_step_has_the_same_batch_wherever_a_mixture_starts(
+def test_the_batch_of_a_step_of_a_mixture_does_not_depend_on_the_start(
     joined, config, block_size
 ):
-    """In the last blocks too, where a set may have no more."""
+    """Also in the last blocks, when a set may have no records left."""
     batches = functools.partial(
         take, joined, config, shuffle_block_size=block_size
     )
@@ -244,16 +244,16 @@ def test_a_file_of_two_sets_belongs_to_the_first(tiny_records, config):
 
 
 @pytest.mark.parametrize("sizes", [(7, 3), (3, 7, 5), (2, 0, 40, 1), (1, 0)])
-def test_sets_grow_by_one_record_at_a_time_and_end_together(records, sizes):
+def test_the_numbers_of_sets_grow_by_one_and_end_at_the_sizes(records, sizes):
     files = tuple("abcd"[: len(sizes)])
     mixture = dataclasses.replace(
         records, files=files, counts=sizes, sets=tuple((f,) for f in files)
     )
     total = sum(sizes)
-    places = np.array([mixture.num_of_sets(n) for n in range(total + 1)])
-    assert places[0].tolist() == [0] * len(sizes)
-    assert places[-1].tolist() == list(sizes)
-    steps = np.diff(places, axis=0)
+    numbers = np.array([mixture.num_of_sets(n) for n in range(total + 1)])
+    assert numbers[0].tolist() == [0] * len(sizes)
+    assert numbers[-1].tolist() == list(sizes)
+    steps = np.diff(numbers, axis=0)
     assert set(steps.ravel()) <= {0, 1}
     assert (steps.sum(axis=1) == 1).all()
 
@@ -263,7 +263,7 @@ def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
         "eval_input_file", config.data.eval_input_file, config
     )
     data = dataclasses.replace(config.data, eval_batch_size=7, max_eval_steps=0)
-    make, num_batches = input_pipeline.evaluation_dataset(
+    make, num_batches = pipeline.evaluation_dataset(
         held_out, data, pretraining_format(held_out, data)
     )
     batches = list(make(ONE).as_numpy_iterator())
@@ -281,14 +281,14 @@ def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
 
 @pytest.fixture(scope="module")
 def dynamic(tiny_dynamic_records, config):
-    """Records without masks, of the text of the others."""
+    """Records without masks, built from the same text as `records`."""
     return find_records(
         "input_file", [f"{tiny_dynamic_records}/train/*.tfrecord"], config
     )
 
 
 def restored_rows(batches):
-    """The tokens before masking, one hashable value per example."""
+    """Returns the tokens before masking, one hashable value per example."""
     restored = []
     for batch in batches:
         for ids, positions, originals, weights in zip(
@@ -298,15 +298,15 @@ def restored_rows(batches):
             batch["masked_lm_weights"],
             strict=True,
         ):
-            pieces = ids.copy()
-            some = weights > 0
-            pieces[positions[some]] = originals[some]
-            restored.append(tuple(pieces.tolist()))
+            tokens = ids.copy()
+            is_masked = weights > 0
+            tokens[positions[is_masked]] = originals[is_masked]
+            restored.append(tuple(tokens.tolist()))
     return restored
 
 
 def test_dynamic_masks_depend_on_seed_and_position(dynamic, config):
-    """Of NumPy's implementation, on the stream in the order of the files."""
+    """They equal masks computed with NumPy, on records in stored order."""
     files = sorted(dynamic.files)
     one = dataclasses.replace(
         dynamic,
@@ -320,11 +320,11 @@ def test_dynamic_masks_depend_on_seed_and_position(dynamic, config):
         stored[name].numpy() for name in ("input_ids", "token_boundary")
     )
     step = len(ids) // 8 + 2  # in the second epoch
-    places = np.arange(step * 8, step * 8 + 24)
-    keys = random_bits(np.full(24, 7, np.uint64), places)
+    positions = np.arange(step * 8, step * 8 + 24)
+    keys = random_bits(np.full(24, 7, np.uint64), positions)
     expected = mask_batch(
-        ids[places % len(ids)],
-        boundary[places % len(ids)],
+        ids[positions % len(ids)],
+        boundary[positions % len(ids)],
         keys,
         vocab_size=400,
         max_predictions_per_seq=5,
@@ -356,7 +356,7 @@ def test_dynamic_masks_depend_on_seed_and_position(dynamic, config):
         )
 
 
-def test_each_epoch_has_other_masks(dynamic, config):
+def test_epochs_have_different_masks(dynamic, config):
     count = dynamic.num_examples
     batches = take(dynamic, config, 0, -(-2 * count // 8))
     masked, restored = rows(batches), restored_rows(batches)
@@ -370,7 +370,7 @@ def test_each_epoch_has_other_masks(dynamic, config):
 def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
     dynamic, config
 ):
-    step = dynamic.num_examples // 8 - 1  # the next ones cross an epoch
+    step = dynamic.num_examples // 8 - 1  # an epoch ends in its batches
     straight = rows(take(dynamic, config, 0, step + 3))[step * 8 :]
     assert rows(take(dynamic, config, step, 3)) == straight
     shared = []
@@ -397,12 +397,12 @@ def test_dynamic_and_static_batches_have_the_same_shapes(
 
 
 def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
-    """On a TPU pod the hosts' pipelines run in processes without it."""
+    """On a TPU pod, the pipelines of hosts run in processes without Python."""
     dataset = BatchStream(one_phase(dynamic), config.data, 7).open(0)(ONE)
     graph = tf.compat.v1.GraphDef.FromString(
         dataset._as_serialized_graph().numpy()
     )
     nodes = [n for f in graph.library.function for n in f.node_def]
     operations = {node.op for node in nodes}
-    assert "TensorScatterUpdate" in operations, "the graph must be seen"
+    assert "TensorScatterUpdate" in operations, "masking must be in the graph"
     assert not {op for op in operations if "PyFunc" in op}

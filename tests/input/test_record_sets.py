@@ -6,9 +6,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.input import (
-    record_sets as training_records,
-)
+from albert_tf.input import record_sets
 from albert_tf.input.batch_stream import BatchStream
 from tests.helpers import tiny_run
 
@@ -20,7 +18,7 @@ def config(tiny_records, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(config):
-    return training_records.find_records(
+    return record_sets.find_records(
         "input_file", config.data.input_file, config
     )
 
@@ -33,28 +31,28 @@ def test_dynamic_records_are_refused_as_held_out_set(
         eval_input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
     )
     with pytest.raises(UserError, match=r"eval_input_file must .* static"):
-        training_records.find_held_out(dataclasses.replace(config, data=data))
+        record_sets.find_held_out(dataclasses.replace(config, data=data))
     data = dataclasses.replace(
         config.data,
         eval_input_file=(f"{tiny_dynamic_records}/eval/*.tfrecord",),
     )
-    held_out = training_records.find_held_out(
-        dataclasses.replace(config, data=data)
-    )
+    held_out = record_sets.find_held_out(dataclasses.replace(config, data=data))
     assert held_out.masking == "static"
 
 
-def test_static_and_dynamic_records_are_not_mixed(tiny_dynamic_records, config):
+def test_a_mixture_of_static_and_dynamic_records_is_refused(
+    tiny_dynamic_records, config
+):
     both = (
         *config.data.input_file,
         f"{tiny_dynamic_records}/train/*.tfrecord",
     )
     with pytest.raises(UserError, match="one masking") as error:
-        training_records.find_records("input_file", both, config)
+        record_sets.find_records("input_file", both, config)
     assert f"dynamic only in {tiny_dynamic_records}/train" in str(error.value)
 
 
-def test_dynamic_records_accept_any_number_of_predictions(
+def test_dynamic_records_allow_any_number_of_predictions(
     tiny_dynamic_records, config
 ):
     data = dataclasses.replace(
@@ -62,7 +60,7 @@ def test_dynamic_records_accept_any_number_of_predictions(
         input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
         max_predictions_per_seq=4,
     )
-    found = training_records.find_training_data(
+    found = record_sets.find_training_data(
         dataclasses.replace(config, data=data)
     )
     make = BatchStream(found, data, 7).open(0)
@@ -77,9 +75,7 @@ def test_records_of_another_length_are_refused_with_both_values(
         tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
     )
     with pytest.raises(UserError) as error:
-        training_records.find_records(
-            "input_file", config.data.input_file, config
-        )
+        record_sets.find_records("input_file", config.data.input_file, config)
     assert "max_seq_length is 32 there and 24 here" in str(error.value)
     assert "max_predictions_per_seq is 6 there and 5 here" in str(error.value)
 
@@ -96,19 +92,19 @@ def test_a_held_out_set_with_another_vocabulary_is_refused(
     metadata = json.loads((other / "metadata.json").read_text())
     metadata[name] = value
     (other / "metadata.json").write_text(json.dumps(metadata))
-    held_out = training_records.find_records(
+    held_out = record_sets.find_records(
         "eval_input_file", [f"{other}/*.tfrecord"], config
     )
     with pytest.raises(UserError, match=f"{name} is {value!r} there and"):
-        training_records.check_held_out(records, held_out)
+        record_sets.check_held_out(records, held_out)
     both = [*config.data.input_file, f"{other}/*.tfrecord"]
     with pytest.raises(UserError, match=f"{name} is "):
-        training_records.find_records("input_file", both, config)
+        record_sets.find_records("input_file", both, config)
 
 
 def test_training_records_are_refused_as_held_out_set(records):
     with pytest.raises(UserError, match="eval_input_file must hold no file"):
-        training_records.check_held_out(records, records)
+        record_sets.check_held_out(records, records)
 
 
 def test_the_shards_of_an_unfinished_build_are_refused(
@@ -118,16 +114,20 @@ def test_the_shards_of_an_unfinished_build_are_refused(
     (tmp_path / "train" / "metadata.json").unlink()
     (tmp_path / "unfinished.json").write_text("{}")
     with pytest.raises(UserError, match="a build that has not ended"):
-        training_records.find_records(
+        record_sets.find_records(
             "input_file", [f"{tmp_path}/train/*.tfrecord"], config
         )
 
 
-def test_a_torn_file_without_metadata_is_named(tiny_records, config, tmp_path):
+def test_a_truncated_file_without_metadata_is_refused(
+    tiny_records, config, tmp_path
+):
     file = next((tiny_records / "train").glob("*.tfrecord"))
-    (tmp_path / "torn.tfrecord").write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(UserError, match=r"torn\.tfrecord must be an intact"):
-        training_records.find_records(
+    (tmp_path / "truncated.tfrecord").write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(
+        UserError, match=r"truncated\.tfrecord must be an intact"
+    ):
+        record_sets.find_records(
             "input_file", [f"{tmp_path}/*.tfrecord"], config
         )
 
@@ -135,10 +135,10 @@ def test_a_torn_file_without_metadata_is_named(tiny_records, config, tmp_path):
 def test_records_without_metadata_are_counted_and_read(
     tiny_records, config, records, tmp_path
 ):
-    """As the script of google-research/albert writes them."""
+    """google-research/albert writes such records."""
     for file in (tiny_records / "train").glob("*.tfrecord"):
         shutil.copy(file, tmp_path)
-    found = training_records.find_records(
+    found = record_sets.find_records(
         "input_file", [f"{tmp_path}/*.tfrecord"], config
     )
 
@@ -155,13 +155,13 @@ def test_records_without_metadata_of_another_length_are_refused(
         tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
     )
     with pytest.raises(UserError, match="input_ids is 32 there and 24 here"):
-        training_records.find_records(
+        record_sets.find_records(
             "input_file", [f"{tmp_path}/*.tfrecord"], config
         )
 
 
 def test_a_glob_without_files_is_refused(config, tmp_path):
     with pytest.raises(UserError, match=r"input_file .*no file at"):
-        training_records.find_records(
+        record_sets.find_records(
             "input_file", [f"{tmp_path}/*.tfrecord"], config
         )
