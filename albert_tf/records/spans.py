@@ -150,20 +150,12 @@ def take_spans(
         int64, increasing; the indices of the spans taken.
     """
     shuffled = _shuffle_within_rows(rows, order_bits, budgets.shape[0], ops)
-    shuffled_sizes = ops.take(sizes, shuffled)
-    taken, left = _take_what_fits(shuffled, rows, shuffled_sizes, budgets, ops)
-    # What a row has left equals its budget where nothing fits.
-    candidates = ops.flatnonzero(
-        ops.take(left == budgets, rows)
-        & (shuffled_sizes > 0)
-        & (shuffled_sizes <= max_predictions)
+    sizes = ops.take(sizes, shuffled)
+    taken, left = _take_what_fits(shuffled, rows, sizes, budgets, ops)
+    exceptions = _find_exceptions(
+        rows, sizes, budgets, left, max_predictions, ops
     )
-    is_first = (
-        number_within_rows(ops.take(rows, candidates), budgets.shape[0], ops)
-        == 0
-    )
-    first = ops.take(candidates, ops.flatnonzero(is_first))
-    taken = ops.put(taken, ops.take(shuffled, first), True)
+    taken = ops.put(taken, ops.take(shuffled, exceptions), True)
     return ops.flatnonzero(taken)
 
 
@@ -214,6 +206,8 @@ def _take_what_fits(
     def take_more(
         spans: Array, rows: Array, sizes: Array, left: Array, taken: Array
     ) -> tuple[Array, ...]:
+        # Cumulative sizes run over all rows, so a limit includes the sizes of
+        # the rows before.
         size_of_row = ops.sum_by(rows, sizes, num_rows)
         limits = ops.cumsum(size_of_row) - size_of_row + left
         fits = ops.cumsum(sizes) <= ops.take(limits, rows)
@@ -236,6 +230,40 @@ def _take_what_fits(
         take_more, spans, rows, sizes, budgets, none_taken
     )
     return taken, left
+
+
+def _find_exceptions(
+    rows: Array,
+    sizes: Array,
+    budgets: Array,
+    left: Array,
+    max_predictions: int,
+    ops: Any,
+) -> Array:
+    """Finds a span that exceeds the budget, for each row in which none fits.
+
+    Args:
+        rows: int64, `(spans,)`, nondecreasing.
+        sizes: int64, `(spans,)`, in shuffled order.
+        budgets: int64, `(batch,)`.
+        left: int64, `(batch,)`, what the spans taken leave of the budgets: all
+            of it in a row in which none fits.
+        max_predictions: Maximum number of masked tokens in a row.
+        ops: `array_ops` or `tensor_ops`.
+
+    Returns:
+        int64; the index of the first span of such a row that has at most
+        `max_predictions` tokens.
+    """
+    candidates = ops.flatnonzero(
+        ops.take(left == budgets, rows)
+        & (sizes > 0)
+        & (sizes <= max_predictions)
+    )
+    numbers = number_within_rows(
+        ops.take(rows, candidates), budgets.shape[0], ops
+    )
+    return ops.take(candidates, ops.flatnonzero(numbers == 0))
 
 
 def number_within_rows(rows: Array, num_rows: int, ops: Any) -> Array:

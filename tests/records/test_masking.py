@@ -28,16 +28,17 @@ def make_rows(rng, num_rows, length, continuation=0.4, unknown=0.0):
     return ids, boundary
 
 
+SETTINGS = {
+    "vocab_size": VOCAB_SIZE,
+    "max_predictions_per_seq": 20,
+    "masked_lm_prob": 0.15,
+    "ngram": 3,
+}
+
+
 def mask_with(ops, ids, boundary, keys=None, **settings):
     """Masks with `array_ops` or `tensor_ops`; returns arrays."""
-    settings = {
-        "vocab_size": VOCAB_SIZE,
-        "max_predictions_per_seq": 20,
-        "masked_lm_prob": 0.15,
-        "ngram": 3,
-        "ops": ops,
-        **settings,
-    }
+    settings = {**SETTINGS, "ops": ops, **settings}
     if keys is None:
         keys = np.arange(len(ids))
     keys = np.asarray(keys, np.uint64)
@@ -280,3 +281,17 @@ def test_edge_cases_are_masked_equally_in_numpy_and_tensorflow(
                 ops, ids[some], boundary[some], range(num)[some], **settings
             )
             assert_equal(alone, [part[some] for part in masked])
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_masks_in_a_graph_equal_those_of_numpy(num_rows):
+    """A loop in a graph returns tensors without the number of rows."""
+    ids, boundary = make_rows(np.random.default_rng(8), num_rows, 30)
+    keys = np.arange(num_rows, dtype=np.uint64)
+
+    @tf.function
+    def mask_in_graph(*rows):
+        return mask_batch(*rows, **SETTINGS, ops=tensor_ops)
+
+    masked = mask_in_graph(*map(tf.constant, (ids, boundary, keys)))
+    assert_equal(map(np.asarray, masked), mask_with(array_ops, ids, boundary))
