@@ -2,6 +2,7 @@
 
 Each formula is a function, as plain as the paper writes it. A layer holds the
 variables and calls the formula, or its kernel, through `target.fastest`.
+The module is longer than 400 lines, since each formula stays next to its layer.
 
 Every layer knows its widths from the `ModelConfig`, so `build()` takes no
 shapes and creates all variables at once, e.g. in `strategy.scope()`.
