@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 _MAX_NAMED_FAULTS = 5
 
-# Beginnings of the lines in which TensorFlow says where a failed program was
-# made; its message follows them.
+# Prefixes of the lines in which TensorFlow says where the failed operation was
+# created. The message follows these lines.
 _LOCATION_LINES = (
     "Graph execution error:",
     "Detected at node",

@@ -1,1 +1,1 @@
-"""Devices and workers: strategies, lost workers, preemption."""
+"""Devices and workers: strategies, lost workers, requests to stop."""

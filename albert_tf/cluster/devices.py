@@ -1,7 +1,7 @@
 """The table of known accelerators: TPU chips and NVIDIA GPUs.
 
-tf.distribute takes a core of a TPU chip for a device. This module imports no
-TensorFlow, since the PCI bus is searched before TensorFlow is imported.
+A device of tf.distribute is one core of a TPU chip. This module does not import
+TensorFlow, since `tpu_chips` searches the PCI bus before that import.
 """
 
 import dataclasses
@@ -12,20 +12,22 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class TPUChip:
-    """A version of the TPU. tf.distribute sees each core as a device.
+    """A version of the TPU.
 
     Attributes:
-        pci_id: Device id on the PCI bus, by jax/_src/hardware_utils.py.
-        cores: Cores of a chip. The two cores of v4 and v5p act as one
-            (megacore); whether TensorFlow uses v4 so is not confirmed.
-        memory_bytes: HBM of a core that the compiler lets programs use.
+        pci_id: Device id on the PCI bus, from jax/_src/hardware_utils.py.
+        cores: Number of cores of a chip. The two cores of v4 and v5p count
+            as one (megacore); it is not confirmed that TensorFlow does so on
+            v4.
+        memory_bytes: HBM of a core, less what the compiler reserves.
         peak_flops: Dense peak of a core in bfloat16, in FLOP/s.
-        clock_hz: Of a core.
+        clock_hz: Clock rate of a core.
         all_reduce_bytes_s: Bytes per second that a chip sends in an
             all-reduce over a complete pod.
-        largest: Chips of the largest slice: a pod, or the largest tested.
-        dimensions: Of the network between chips.
-        options: Arguments for libtpu that join the cores.
+        largest: Number of chips of the largest slice: a pod, or the largest
+            slice tested.
+        dimensions: Number of dimensions of the network between chips.
+        options: Arguments that make libtpu use the two cores as one.
 
     Example:
         >>> chip = TPU_CHIPS["v5e"]
@@ -44,14 +46,17 @@ class TPUChip:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# Peaks are from https://cloud.google.com/tpu/docs; memory of v4 is what the
-# compiler's errors name. Clocks: peak over what the matrix units of a core do
-# in a cycle, 2 * 128 * 128 a unit, of 1, 2, 8 (two cores), 4 and 8 (two cores)
-# units, and of v6e 4 units of 256 * 256, as the compiler counts cycles;
-# Google's page says 2, at twice this clock. All-reduce: the bandwidth of a pod
-# over its chips on the same pages, for v4, v5e and v6e; half the bandwidth in
-# both directions for v5p; the sum of the four links in Jouppi et al., 2020
-# (https://doi.org/10.1145/3360307), for v2 and v3.
+# Sources:
+# - Peaks: https://cloud.google.com/tpu/docs.
+# - Memory of v4: the limit that errors of the compiler report.
+# - Clocks: the peak divided by the operations that the matrix units of a core
+#   do in a cycle. A unit does 2 * 128 * 128; a core has 1 (v2), 2 (v3), 8 (v4,
+#   two cores), 4 (v5e) and 8 (v5p, two cores). For v6e the compiler counts 4
+#   units of 256 * 256; Google's page says 2 units, at twice this clock.
+# - All-reduce: for v4, v5e and v6e, the bandwidth of a pod divided by its
+#   number of chips, from the same pages; for v5p, half the bandwidth of both
+#   directions; for v2 and v3, the sum of the four links in Jouppi et al., 2020
+#   (https://doi.org/10.1145/3360307).
 TPU_CHIPS = {
     "v2": TPUChip("0x0027", 2, int(7.48 * 2**30), 22.5e12, 0.7e9, 248e9, 256),
     "v3": TPUChip(
@@ -77,15 +82,15 @@ TPU_CHIPS = {
     ),
     "v6e": TPUChip("0x006f", 1, int(31.25 * 2**30), 918e12, 1.75e9, 400e9, 256),
 }
-# Chips that are recognised on the PCI bus, and of which no more is known here.
-_OTHER_PCI_IDS = {"0x0056": "of no public name", "0x0076": "TPU7x"}
+# Chips that are recognised on the PCI bus but not described in the table.
+_OTHER_PCI_IDS = {"0x0056": "unnamed", "0x0076": "TPU7x"}
 
-# Other names of versions, in accelerator types.
+# Names of versions in accelerator types, where they differ from the table.
 TPU_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
 
-# Dense bfloat16 peak of NVIDIA's GPUs in FLOP/s, by a word of their names, from
-# the data sheets of the fastest GPU of that name; V100 and T4 have tensor cores
-# for float16 alone.
+# Dense bfloat16 peak of NVIDIA's GPUs in FLOP/s, by a word of the device name,
+# from the data sheet of the fastest GPU with that name. V100 and T4 have no
+# bfloat16: their peaks are for float16.
 GPU_PEAK_FLOPS = {
     "V100": 125e12,
     "T4": 65e12,
@@ -97,7 +102,7 @@ GPU_PEAK_FLOPS = {
 
 
 def tpu_by_pci_id(pci_id: str) -> str | None:
-    """The versions of TPU with this device id; None if there are none.
+    """The TPU versions with this device id; None for an unknown id.
 
     Example:
         >>> tpu_by_pci_id("0x0063"), tpu_by_pci_id("0x0027")
@@ -108,10 +113,10 @@ def tpu_by_pci_id(pci_id: str) -> str | None:
 
 
 def tpu_by_accelerator_type(accelerator_type: str) -> TPUChip | None:
-    """The chip of a type such as `v5litepod-16`; None if it is not known.
+    """The chip of a type such as `v5litepod-16`; None for an unknown type.
 
-    None for v4, too, since it is not confirmed whether TensorFlow takes its
-    chip or its core for a device.
+    Returns None for v4, too, since it is not confirmed whether a device of
+    TensorFlow is a chip or a core there.
     """
     version = accelerator_type.split("-")[0]
     version = TPU_ALIASES.get(version, version)

@@ -41,11 +41,11 @@ NOTICES = {
 }
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
 METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
-WAIT_S = 60  # for which the server waits for a change before it answers
+WAIT_S = 60  # longest time that the server waits for a change
 PAUSE_S = 2  # between requests; a notice may come only 30 s before the end
 
-# Seconds within which a second signal counts as the first one: `timeout` and
-# `srun` send two.
+# A second signal within this many seconds is ignored: `timeout` and `srun`
+# send every signal twice.
 SAME_SIGNAL_S = 2
 
 
@@ -57,7 +57,7 @@ class StopRequest:
         flag: float32 scalar on the host: 1 if the run should stop. The program
             on the devices reads it.
         reason: Why the run should stop; "" if it should not.
-        exit_status: Exit status of the process if it should.
+        exit_status: Exit status of the process after the stop.
     """
 
     flag: tf.Variable
@@ -65,7 +65,7 @@ class StopRequest:
     exit_status: int = PREEMPTED_STATUS
 
     def set(self, reason: str, exit_status: int) -> None:
-        """Requests a stop; the first request counts."""
+        """Requests a stop; later requests are ignored."""
         if self.reason:
             return
         self.reason, self.exit_status = reason, exit_status
@@ -98,10 +98,10 @@ def watch_for_stop() -> Iterator[StopRequest]:
     ended = threading.Event()
     host = metadata_host()
     if host:
-        for path, news in NOTICES.items():
+        for path, stop_value in NOTICES.items():
             threading.Thread(
                 target=_watch_metadata,
-                args=(host, path, news, request, ended),
+                args=(host, path, stop_value, request, ended),
                 daemon=True,  # it may be waiting for a response
             ).start()
     try:
@@ -115,8 +115,8 @@ def watch_for_stop() -> Iterator[StopRequest]:
 def _watch_signals(request: StopRequest) -> Iterator[None]:
     """Turns SIGINT and SIGTERM into a stop request while the block runs.
 
-    Python's own handlers wait until the loop on the device has ended. A thread
-    that listens reacts at once.
+    Python calls its signal handlers only after the device loop has returned. A
+    thread that listens for signals reacts at once.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     receiver, sender = socket.socketpair()
@@ -155,8 +155,8 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
 def metadata_host() -> str:
     """Host name of the metadata server; "" on machines without one.
 
-    GCE_METADATA_HOST, which Google's own libraries read, or the usual name on a
-    machine of Google Cloud.
+    Returns GCE_METADATA_HOST if it is set, as Google's libraries do, or the
+    default host name on a machine of Google Cloud.
     """
     if METADATA_HOST_VARIABLE in os.environ:
         return os.environ[METADATA_HOST_VARIABLE]
@@ -171,11 +171,11 @@ def metadata_host() -> str:
 def _watch_metadata(
     host: str,
     path: str,
-    news: str,
+    stop_value: str,
     request: StopRequest,
     ended: threading.Event,
 ) -> None:
-    etag = "0"  # matches no response, so that the first one comes at once
+    etag = "0"  # matches no state, so that the server responds at once
     failed = False
     # A proxy would not reach the server of this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -184,20 +184,20 @@ def _watch_metadata(
             f"http://{host}/computeMetadata/v1/{path}?wait_for_change=true"
             f"&timeout_sec={WAIT_S}&last_etag={etag}"
         )
-        asked = urllib.request.Request(url, headers=METADATA_FLAVOR)
+        query = urllib.request.Request(url, headers=METADATA_FLAVOR)
         try:
-            with opener.open(asked, timeout=2 * WAIT_S) as answer:
-                if answer.headers.get("Metadata-Flavor") != "Google":
+            with opener.open(query, timeout=2 * WAIT_S) as response:
+                if response.headers.get("Metadata-Flavor") != "Google":
                     raise OSError(f"{host} is not a Google metadata server")
-                etag = answer.headers.get("ETag", "none")
-                value = answer.read().decode().strip()
+                etag = response.headers.get("ETag", "none")
+                value = response.read().decode().strip()
         except (OSError, ValueError, http.client.HTTPException) as error:
             if not failed and not ended.is_set():
                 logging.warning("%s does not answer: %s", url, error)
             failed = True
             continue
         failed = False
-        if value == news and not ended.is_set():
+        if value == stop_value and not ended.is_set():
             request.set(
                 f"Google Cloud announces {path.removeprefix('instance/')} "
                 f"{value}",

@@ -1,9 +1,9 @@
 """Waits until all workers of a run have started, and names missing workers.
 
-TensorFlow's first worker waits for the others with Python's lock held, so
-that the process cannot log meanwhile. This module waits before TensorFlow
-starts, at the same addresses: each process listens at its own address until
-it has reached all others.
+TensorFlow's first worker waits for the others while it holds Python's global
+interpreter lock, so the process cannot log. This module waits before TensorFlow
+starts, at the same addresses: each process listens at its own address until it
+has connected to all others.
 """
 
 import json
@@ -26,7 +26,7 @@ def wait_for_workers(
     index: int,
     timeout_s: float,
 ) -> None:
-    """Returns when every other process of the cluster was reached once.
+    """Waits until this process has connected once to each other process.
 
     Args:
         cluster: Addresses, `host:port`, by job, as in `TF_CONFIG`.
@@ -35,8 +35,8 @@ def wait_for_workers(
         timeout_s: Longest time to wait, in seconds.
 
     Raises:
-        UserError: If the port of this process is in use, or naming the
-            workers that did not start in time.
+        UserError: If the port of this process is in use, or if workers do not
+            start in time; the error names them.
     """
     missing = {
         f"{name} {number} at {address}": address
@@ -52,13 +52,13 @@ def wait_for_workers(
         futures.ThreadPoolExecutor(max(1, len(missing))) as pool,
     ):
         while True:
-            answers = list(pool.map(_answers, missing.values()))
+            reached = list(pool.map(_is_reachable, missing.values()))
             missing = {
                 name: address
-                for (name, address), answered in zip(
-                    missing.items(), answers, strict=True
+                for (name, address), is_reached in zip(
+                    missing.items(), reached, strict=True
                 )
-                if not answered
+                if not is_reached
             }
             if not missing:
                 return
@@ -85,8 +85,8 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server(
             ("", port),
             family=family,
-            # Connections stay open until all workers have started: Python's
-            # default of 128 is too small.
+            # The queue holds a connection from every worker, and Python's
+            # default length, 128, is too small for large clusters.
             backlog=socket.SOMAXCONN,
             dualstack_ipv6=family == socket.AF_INET6,
         )
@@ -100,10 +100,10 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def _answers(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        # gRPC writes addresses of IPv6 with brackets, sockets without.
+        # gRPC writes IPv6 addresses with brackets, sockets without.
         socket.create_connection((host.strip("[]"), int(port)), 5).close()
     except (OSError, UnicodeError):  # UnicodeError: an invalid host name
         return False

@@ -27,7 +27,7 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     that exists: a TPU, the workers of TF_CONFIG, several GPUs, one device.
 
     Raises:
-        UserError: If its devices do not exist.
+        UserError: If the devices of the strategy do not exist.
     """
     kind = config.strategy
     if config.num_logical_cpus > 1:
@@ -36,8 +36,8 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         kind = _best_kind(config)
     if config.jit_compile and kind == "tpu":
         raise UserError(
-            "jit_compile must be off on TPUs: they always compile, and fail "
-            "with it"
+            "jit_compile must be off on TPUs: TensorFlow always compiles for "
+            "TPUs, and raises an error with this flag"
         )
     if config.jit_compile and not tf.config.list_physical_devices("GPU"):
         logging.warning("--jit_compile makes training slower on CPUs")
@@ -213,13 +213,13 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
 def _check_servers(addresses: list[str]) -> None:
     """Checks that all hosts of a slice accept connections.
 
-    TensorFlow would wait for a host that does not.
+    TensorFlow would wait for an unreachable host without a message.
 
     Args:
         addresses: HOST:PORT of each host.
 
     Raises:
-        UserError: Naming all hosts that do not.
+        UserError: If hosts are unreachable; the error names them.
     """
 
     def reason(address: str) -> str:

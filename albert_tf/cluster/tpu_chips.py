@@ -1,7 +1,7 @@
 """Finds the TPU chips of this machine without TensorFlow.
 
-`tensorflow-tpu` loads libtpu when it is imported, and libtpu asks the metadata
-server of the machine for the slice, eight times, with 30 tries each. Outside
+The import of `tensorflow-tpu` loads libtpu, which sends eight queries about the
+slice to the metadata server of the machine, with 30 attempts each. Outside
 Google Cloud the import takes minutes and finds no TPU. The PCI bus shows at
 once whether there is a chip.
 """
@@ -51,7 +51,7 @@ def check(config: DistributionConfig) -> None:
     """Refuses `--strategy=tpu` on a machine without a TPU.
 
     Raises:
-        UserError: If there is no chip; it names the places searched.
+        UserError: If there is no chip; the error names the paths searched.
     """
     local = config.strategy == "tpu" and config.tpu_name == "local"
     if not local or find_chips():

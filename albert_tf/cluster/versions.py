@@ -1,6 +1,6 @@
 """Versions of the packages that a run needs, checked without TensorFlow.
 
-The import of a TensorFlow with an incompatible companion may end the process
+The import of TensorFlow next to an incompatible package may end the process
 without a message. So versions are read from the installed distributions.
 """
 

@@ -1,11 +1,11 @@
-"""Processes of a multi-worker run: their addresses, lost ones, agreement.
+"""Workers of a multi-worker run: addresses, lost workers, equal steps.
 
-A worker that is killed or unreachable would leave the others waiting for ever.
+If a worker is killed or unreachable, TensorFlow lets the others wait for ever.
 Four guards end the run instead, within `--worker_timeout_s`:
 
 1. `rendezvous.wait_for_workers` names the workers that never start;
-2. `exit_if_stuck` ends a process that loses another one while TensorFlow
-   connects them;
+2. `exit_if_stuck` ends this process if another one is lost while TensorFlow
+   connects the workers;
 3. `detect_unresponsive_workers` makes TensorFlow's coordination service watch
    the heartbeats of all workers; it has no public settings, so private names
    of TensorFlow are used here and only here;
@@ -27,8 +27,8 @@ from tensorflow.python.eager.context import coordination_config_pb2
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError, first_line
 
-# Jobs of TF_CONFIG that train. The first worker of the first job runs the
-# coordination service.
+# Jobs of TF_CONFIG whose processes train. The first process of the first job
+# runs the coordination service.
 WORKER_JOBS = ("chief", "worker")
 
 
@@ -37,7 +37,7 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
     resolver = strategy.cluster_resolver
     if resolver is None or resolver.task_type is None:
         return True
-    # Where no task is named chief, worker 0 is.
+    # In a cluster without the job "chief", worker 0 is the chief.
     jobs = resolver.cluster_spec().jobs
     chief = "chief" if "chief" in jobs else "worker"
     return resolver.task_type == chief and resolver.task_id == 0
@@ -58,7 +58,7 @@ def read_cluster() -> tuple[dict[str, list[str]], str, int]:
         service; the job of this process; its index in that job.
 
     Raises:
-        UserError: If TF_CONFIG is missing or not of its form.
+        UserError: If TF_CONFIG is missing or malformed.
     """
     form = (
         "TF_CONFIG must be a JSON object with cluster and task, each address "
@@ -119,11 +119,11 @@ def exit_if_stuck(timeout_s: int) -> Iterator[None]:
     """Ends the process, with status 1, if the block takes too long.
 
     While TensorFlow connects the workers, the first one waits for ever for a
-    worker that is lost at that moment, and holds Python's lock. Hence a
-    watchdog that is not a Python thread.
+    worker that is lost at that moment. It holds Python's global interpreter
+    lock, so a Python thread could not end it; faulthandler's watchdog can.
     """
-    # TensorFlow's own timeout, where it works, gives a clearer error: so wait
-    # a little longer.
+    # TensorFlow's own timeout gives a clearer error where it works, so it gets
+    # ten seconds more.
     faulthandler.dump_traceback_later(timeout_s + 10, exit=True)
     try:
         yield
@@ -138,7 +138,7 @@ def name_lost_workers(
     """Turns TensorFlow's errors for a lost worker into a `UserError`.
 
     Args:
-        config: Gives the timeout that the error names.
+        config: Holds the timeout, for the error.
         strategy: None while the strategy is being made. With a strategy of one
             process no worker can be lost, and errors pass unchanged.
 
@@ -182,10 +182,10 @@ def _describe_loss(message: str) -> str:
 
 
 def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
-    """Waits for all processes and compares their steps.
+    """Waits for all processes and checks that they are at the same step.
 
     Raises:
-        UserError: If they differ.
+        UserError: If their steps differ.
     """
     if is_one_process(strategy):
         return

@@ -132,7 +132,7 @@ class ReportConfig(Config):
         "step",
         "Horizontal axis: step; tokens, the positions trained on, padding "
         "included; or hours of training, without the time between processes "
-        "and the time of steps that were lost.",
+        "and the time of steps that were trained again.",
         choices=("step", "tokens", "hours"),
     )
 

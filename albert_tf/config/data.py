@@ -22,7 +22,7 @@ class SequenceConfig(Config):
     max_predictions_per_seq: int = setting(
         77,
         "P, largest number of masked tokens in an example. 15 % of "
-        "max_seq_length, rounded up, loses no masked token, e.g. 77 for 512.",
+        "max_seq_length, rounded up, is enough, e.g. 77 for 512.",
         at_least=1,
         affects="result",
         in_program=True,
@@ -75,7 +75,8 @@ class DataConfig(MaskingConfig):
         ((0, ('wiki',)), (125000, ('wiki', 'books')))
     """
 
-    # Paths are free; `runs/directory.py` compares the shards themselves.
+    # Paths may change: `runs/directory.py` compares names and checksums of
+    # the shards.
     input_file: tuple[str, ...] = setting(
         (),
         "Training records: comma-separated files or globs, local or gs://, "
@@ -135,8 +136,9 @@ class DataConfig(MaskingConfig):
         "",
         "Training records by step, as STEP:NAME[+NAME...],..., instead of "
         "input_file, e.g. 0:wiki,125000:wiki+books. Names are those given "
-        "with dataset. Records of joined sets alternate in proportion to the "
-        "sizes of the sets, so that an epoch reads each record once.",
+        "with dataset. + joins sets: their records are interleaved in "
+        "proportion to the sizes of the sets, so that an epoch reads each "
+        "record once.",
         affects="result",
     )
     on_corrupt_record: str = setting(

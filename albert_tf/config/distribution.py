@@ -77,7 +77,7 @@ class DistributionConfig(Config):
         False,
         "Compute the model by its plain formulas, without the kernels of "
         "albert_tf/modeling/kernels: slower, more memory, and the same results "
-        "except for rounding. Helps to find out whether a kernel is at fault.",
+        "except for rounding. Use it to find out whether a kernel is wrong.",
         affects="nothing",
         in_program=True,
     )
@@ -91,9 +91,9 @@ class DistributionConfig(Config):
     peak_tflops: float = setting(
         0.0,
         "Peak of one device, in 10^12 floating-point operations per second, "
-        "e.g. 197 for TPU v5e in bfloat16. The log compares the speed of "
-        "training with it (MFU). 0 uses the known peak of a TPU or GPU, and "
-        "logs no MFU for other devices.",
+        "e.g. 197 for TPU v5e in bfloat16. The log reports the fraction of "
+        "the peak that training reaches (MFU). 0 uses the known peak of a TPU "
+        "or GPU, and logs no MFU for other devices.",
         at_least=0,
         affects="nothing",
     )

@@ -33,9 +33,9 @@ absl_flags.disclaim_key_flags()
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
-# Directories of packages whose informative lines are not logged. Beam's local
-# runner repeats every line of its workers.
-_CHATTERERS = tuple(
+# Directories of packages whose INFO lines are not logged. Beam's local runner
+# repeats every line of its workers.
+_VERBOSE_PACKAGES = tuple(
     f"{os.sep}{os.path.join(*parts)}{os.sep}"
     for parts in (
         ("tensorflow",),
@@ -117,7 +117,7 @@ def parse(
     """Makes a config from parsed flags.
 
     Raises:
-        UserError: For a refused value, combination or architecture file.
+        UserError: For an invalid value, combination or architecture file.
     """
     made: dict[str, Any] = {}
     for field, field_type in fields_with_types(config_class):
@@ -153,11 +153,11 @@ def run(
 
     def call_main(arguments: Sequence[str]) -> int:
         logging.use_absl_handler()
-        logging.get_absl_handler().addFilter(_is_not_chatter)
+        logging.get_absl_handler().addFilter(_should_log)
         try:
             if len(arguments) > 1:
                 raise UserError(
-                    "settings are given as --name=value",
+                    "settings must be given as --name=value",
                     received=" ".join(arguments[1:]),
                 )
             return main(parse(config_class)) or 0
@@ -186,8 +186,8 @@ def run(
     app.run(call_main)
 
 
-def _is_not_chatter(record: python_logging.LogRecord) -> bool:
-    """Whether to log a record; other packages log warnings and errors only."""
+def _should_log(record: python_logging.LogRecord) -> bool:
+    """Whether to log a record; drops the INFO lines of verbose packages."""
     return record.levelno > python_logging.INFO or not any(
-        directory in record.pathname for directory in _CHATTERERS
+        directory in record.pathname for directory in _VERBOSE_PACKAGES
     )

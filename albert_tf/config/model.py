@@ -10,7 +10,8 @@ from albert_tf.io.files import load_json
 
 PARAMETER_SHARING = ("all", "attention", "ffn", "none")
 
-# Keys of published files without effect, in the released code and here.
+# Keys of google-research/albert that its released code does not use, nor does
+# this one.
 _WITHOUT_EFFECT = (
     "net_structure_type",
     "gap_size",
@@ -234,8 +235,8 @@ class ModelConfig(Config):
                 name is given more than once, its last value counts.
 
         Raises:
-            UserError: For an unknown name, a value of the wrong type, or an
-                architecture that cannot work.
+            UserError: For an unknown name, a value of the wrong type, or
+                values that contradict each other.
 
         Example:
             >>> model = ModelConfig().with_overrides(
@@ -246,7 +247,8 @@ class ModelConfig(Config):
         """
         types = override_types()
         values: dict[str, Any] = {}
-        for text in ",".join(overrides).split(",") if overrides else ():
+        assignments = ",".join(overrides).split(",") if overrides else ()
+        for text in assignments:
             name, separator, value = text.partition("=")
             if not separator or not value:
                 raise UserError(

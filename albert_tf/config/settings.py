@@ -5,15 +5,16 @@ makes command-line flags of them, so that a default is written once. A dataclass
 checks its values when it is made and raises a `UserError`. This package does
 not import TensorFlow, so that help and errors appear at once.
 
-Each setting of a command whose work can be continued also declares what a
-changed value does to that work: `affects` is
+Training and the builds of data_prep can be interrupted and resumed. Their
+settings declare what a changed value affects, which decides whether the work
+may resume with it. `affects` is
 
-    "model"     the model or its task; a run never continues with another one
-    "result"    what is computed; a run continues only with
-                --allow_config_change, and a build is another build
-    "nothing"   where, how fast or how safely the work is done
+    "model"     the model or its task: a run never resumes
+    "result"    the computed values: a run resumes only with
+                --allow_config_change, and a build starts from the beginning
+    "nothing"   only where, how fast or how safely the work is done
 
-and `in_program` says that the compiled training step depends on the setting.
+`in_program` declares that the compiled training step depends on the setting.
 """
 
 import dataclasses
@@ -44,14 +45,14 @@ def setting(
     """Declares a dataclass field that is also a command-line flag.
 
     Args:
-        default: The value if the flag is not given.
+        default: The value without the flag.
         help: What the value is, its form and unit, and an example.
         choices: The allowed values of an enumeration.
         at_least: The smallest allowed number.
-        below: The smallest number that is too large.
+        below: Exclusive upper bound.
         repeated: The flag is given once per item, instead of once with
             commas, because items may contain commas.
-        affects: One of `AFFECTS`; None for commands that continue nothing.
+        affects: One of `AFFECTS`; None for commands that cannot resume.
         in_program: Whether the compiled training step depends on the value.
             The step also depends on the dropout rates, which change with the
             step number: see `schedules.dropout_rates`.
@@ -94,7 +95,7 @@ def inherited(config_class: type, name: str, *, affects: str) -> Any:
 
 
 def flag_name(name: str) -> str:
-    """The flag of a setting: --from for `from_`, a keyword of Python."""
+    """The flag of a setting; drops the underscore of `from_`."""
     return name.removesuffix("_")
 
 
@@ -182,7 +183,7 @@ class Config:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def result_settings(self) -> dict[str, Any]:
-        """`to_dict` without the settings that affect nothing."""
+        """`to_dict` without the settings whose `affects` is "nothing"."""
         values = self.to_dict()
         for field in dataclasses.fields(self):
             if field.metadata.get("affects") == "nothing":
@@ -236,7 +237,7 @@ def parse_phases(
         Pairs of first step and value.
 
     Raises:
-        ValueError: If the schedule is not of its form.
+        ValueError: If the schedule is malformed.
 
     Example:
         >>> parse_phases("0:0.1,1000:0.0", float)

@@ -106,7 +106,8 @@ class OptimizerConfig(Config):
 class InitializationConfig(Config):
     """Initial weights of a new run; a continued run loads its checkpoint."""
 
-    # They acted at step 0, but whoever changes one expects another result.
+    # They act at step 0 only. They still affect the "result": a user who
+    # changes one later expects a change, and gets an error instead.
     init_checkpoint: str = setting(
         "",
         "Model whose weights a new run starts from: a run directory or one of "
@@ -119,8 +120,8 @@ class InitializationConfig(Config):
     init_vocabulary: str = setting(
         "",
         "SentencePiece model of init_checkpoint, if it is not stored with it, "
-        "e.g. albert_base/30k-clean.model. The embeddings of pieces that are "
-        "in the vocabulary of the records, too, are kept.",
+        "e.g. albert_base/30k-clean.model. The run keeps the embeddings of "
+        "pieces that the vocabulary of the records also contains.",
         affects="result",
     )
     init_from_group0: bool = setting(
@@ -202,12 +203,13 @@ class TrainingConfig(Config):
         at_least=0,
         affects="nothing",
     )
-    # Affects nothing: rollbacks that have happened are noted with their values.
+    # Affects nothing: rollbacks.json stores the values that past rollbacks
+    # used.
     on_divergence: str = setting(
         "stop",
         "What to do when the loss is NaN, or far above its lowest value (see "
         "divergence_loss_increase): stop; or rollback, which returns to the "
-        "last checkpoint and continues without the batches since.",
+        "last checkpoint and skips the batches read since then.",
         choices=("stop", "rollback"),
         affects="nothing",
     )
@@ -227,8 +229,8 @@ class TrainingConfig(Config):
     )
     rollback_learning_rate_scale: float = setting(
         1.0,
-        "Factor by which each rollback multiplies the learning rate from "
-        "there on, e.g. 0.8.",
+        "Factor by which each rollback multiplies the learning rate of all "
+        "later steps, e.g. 0.8.",
         at_least=0.01,
         below=1.0001,
         affects="nothing",
@@ -298,7 +300,7 @@ class TrainingConfig(Config):
         """`profile_steps` as (first, last), or None.
 
         Raises:
-            UserError: If it is not of its form.
+            UserError: If the setting is malformed.
         """
         if not self.profile_steps:
             return None
@@ -317,7 +319,7 @@ class TrainingConfig(Config):
         """`dropout_schedule` as (first step, rate) pairs, steps rising.
 
         Raises:
-            UserError: If the schedule is not of its form.
+            UserError: If the schedule is malformed.
         """
         try:
             return parse_phases(self.dropout_schedule, _parse_dropout_rate)

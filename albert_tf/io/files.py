@@ -24,13 +24,13 @@ def is_remote(path: str) -> bool:
 
 
 def find(pattern: str) -> list[str]:
-    """Returns the files that match a glob, or the file of that name, sorted."""
+    """Returns the files that match a glob, sorted, or the file of that name."""
     if is_remote(pattern):
         import tensorflow as tf
 
         matches = tf.io.gfile.glob(pattern)
         return sorted(p for p in matches if not tf.io.gfile.isdir(p))
-    if os.path.isfile(pattern):  # whatever brackets are in its name
+    if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
     return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
 
@@ -145,10 +145,10 @@ def is_full_disk(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def atomic_write(path: str) -> Iterator[Any]:
-    """Opens a file to write bytes to, and its directory if missing.
+    """Opens a file for writing bytes; makes its directory if it is missing.
 
     The file gets its name at the end of the block, and only if the block
-    raises nothing.
+    raises no error.
     """
     partial = path + PARTIAL_SUFFIX
     make_directories(os.path.dirname(path))

@@ -15,10 +15,6 @@ Item = TypeVar("Item")
 class JsonList(Generic[Item]):
     """A list that is written to its file at each change.
 
-    Args:
-        path: The file.
-        items: In the order in which they were added.
-
     Example:
         >>> import tempfile
         >>> @dataclasses.dataclass
@@ -70,12 +66,7 @@ class JsonList(Generic[Item]):
         return iter(self._items)
 
     def extend(self, items: Iterable[Item], writes: bool = True) -> None:
-        """Adds items.
-
-        Args:
-            items: Dataclasses.
-            writes: Whether to write the file.
-        """
+        """Adds items; `writes` says whether to write the file."""
         self._items += items
         if writes:
             values = [dataclasses.asdict(item) for item in self._items]  # type: ignore[call-overload]

@@ -115,8 +115,8 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
     """Reads the records of a file, and reports damaged ones.
 
     Reading continues after a record with damaged content. It ends after a
-    damaged length, or if the file ends within a record, since the start of the
-    next record is unknown.
+    damaged length, since the start of the next record is then unknown, and
+    where the file ends within a record.
 
     Args:
         file: Open for reading bytes.
@@ -153,8 +153,8 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
                 return
         wanted = _HEAD.size + length + _CHECKSUM.size
         if available < wanted:
-            # In steps, since a length may be wrong although its checksum
-            # matches.
+            # Block by block: a wrong length may have a matching checksum, and
+            # its bytes must not all be requested at once.
             blocks = [block[begin:]]
             while available < wanted and (more := file.read(_BUFFER_BYTES)):
                 blocks.append(more)

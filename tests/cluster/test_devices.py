@@ -30,7 +30,7 @@ def test_an_unknown_gpu_has_no_peak(name):
     ("pci_id", "versions"),
     [
         ("0x0027", "v2 or v3"),
-        ("0x0056", "of no public name"),
+        ("0x0056", "unnamed"),
         ("0x005e", "v4"),
         ("0x0062", "v5p"),
         ("0x0063", "v5e"),

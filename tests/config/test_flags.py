@@ -287,7 +287,7 @@ def test_an_unknown_flag_is_named_with_the_nearest():
 def test_arguments_that_are_not_flags_are_refused():
     done = run_command("print('started')", "export_dir=x")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "settings are given as --name=value" in done.stderr
+    assert "settings must be given as --name=value" in done.stderr
     assert "export_dir=x" in done.stderr
 
 
