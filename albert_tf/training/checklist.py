@@ -16,11 +16,11 @@ OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
 class Checklist:
     """Runs checks in order, and prints a row for each result.
 
-    A failed check does not stop the others, except those that need its result.
+    A failed check skips only the checks that need its result.
 
     Args:
-        remedies: What to do about an error that does not say so, by check.
-        memory_remedy: What to do when memory runs out.
+        remedies: Remedy by check, for errors that name none.
+        memory_remedy: Remedy for a check that runs out of memory.
 
     Attributes:
         num_failed: Number of failed checks.
@@ -47,7 +47,7 @@ class Checklist:
             verdict: OK, WARN, FAIL, or SKIP for a check that cannot run.
             name: The check.
             text: The result.
-            remedy: What to do; "" if there is nothing to do.
+            remedy: What to do; "" prints no remedy.
         """
         self.num_failed += verdict == FAIL
         width = self._name_width
@@ -62,10 +62,10 @@ class Checklist:
 
         Args:
             name: Name of the check.
-            check: Adds rows; to fail it raises, or adds a row.
-            *needed: Checks that must have passed before.
+            check: Adds rows. It fails by an error or a row with FAIL.
+            *needed: Names of the checks that must have passed before.
         """
-        missing = [other for other in needed if other not in self._passed]
+        missing = [name for name in needed if name not in self._passed]
         if missing:
             self.add(SKIP, name, f"not checked, needs: {', '.join(missing)}")
             return

@@ -16,7 +16,7 @@ from albert_tf.cluster.strategy import (
     per_replica_batch_size,
 )
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 from albert_tf.input import corrupt_records, device_iterators
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.record_format import Batch
@@ -40,8 +40,8 @@ class Evaluator:
         objective: Losses, metrics and format of the records.
         held_out: Records to evaluate on.
         config: Settings of the run.
-        stop_flag: float32 scalar on the host; not 0 once this process is to
-            stop, which ends an evaluation in all processes.
+        stop_flag: float32 scalar on the host. Once it is not 0 in one process,
+            the evaluation ends in all processes.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class Evaluator:
             outputs = model(batch, dropout=NO_DROPOUT, target=target)
             sums = replica.all_reduce(
                 tf.distribute.ReduceOp.SUM,
-                # An identity: only values made on the replica can be reduced.
+                # tf.identity, since only values made on the replica can be
+                # reduced.
                 {
                     **objective.sums(outputs, batch),
                     "stops": tf.identity(stop),
@@ -104,11 +105,10 @@ class Evaluator:
         """Evaluates the model as it is now.
 
         Returns:
-            The metrics; None if a process is to stop, which does not wait for
-            the last batch.
+            The metrics; None if a request to stop cut the evaluation short.
 
         Raises:
-            UserError: If a record is damaged, naming it.
+            UserError: If a record is damaged; the error names it.
         """
         try:
             return self._run()
@@ -123,7 +123,7 @@ class Evaluator:
                 raise
             raise UserError(
                 "held-out records must be intact",
-                received="; ".join(map(str, found[:3])),
+                received=name_faults([str(record) for record in found]),
                 remedy="Build or copy that shard again.",
             ) from error
 
@@ -147,7 +147,7 @@ class Evaluator:
                 collected.setdefault(name, []).append(value.numpy())
             if totals["stops"]:
                 return None
-        # The last batch is filled up with padding.
+        # The last batch may end in padding examples, which are dropped here.
         return self._objective.evaluate(
             totals,
             {
@@ -166,7 +166,7 @@ class Evaluator:
         """
         metrics = self.run()
         if metrics is None:
-            logging.warning("evaluation at step %d cut short", step)
+            logging.warning("evaluation at step %d was cut short", step)
             return None
         first, *others = self._objective.describe_evaluation(
             metrics, self._held_out
@@ -187,7 +187,7 @@ def evaluate_run(
 
     Args:
         config: Settings of the run.
-        make_objective: Makes what it trains, from its settings.
+        make_objective: Makes the objective of the run from its settings.
 
     Raises:
         UserError: If there is no checkpoint, or it does not fit the settings.
@@ -205,7 +205,7 @@ def evaluate_run(
         strategy.num_replicas_in_sync,
     )
     with strategy.scope():
-        # The model as it was trained, whatever the settings are now.
+        # The model comes from the settings of the run, not from the flags.
         trained = run_directory.load_config(run_dir, type(config))
         model = make_objective(trained).make_model()
         step = checkpoints.restore_model(run_dir, model)

@@ -1,4 +1,4 @@
-"""What the training loop calls around its device loops."""
+"""The interface of objects that the training loop notifies."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,13 +7,16 @@ LogEvent = Callable[..., None]
 
 
 class Listener:
-    """Called by the training loop; does nothing by default."""
+    """Methods that the training loop calls; by default they do nothing."""
 
     def on_loop_begin(self, step: int) -> None:
         """Called before the device loop that begins at `step`."""
 
     def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called after the device loop, once `step` is evaluated and saved."""
+        """Called after the device loop that ended at `step`.
+
+        An evaluation and a checkpoint that are due at `step` come before.
+        """
 
     def on_rollback(self, step: int) -> None:
         """Called when the run returns to the checkpoint of `step`."""

@@ -1,7 +1,8 @@
 """The pretraining losses and accuracies, as sums.
 
-Sums rather than means: the trainer divides by the weights of the global batch,
-so that each masked token counts the same, whichever replica it is on.
+The trainer divides these sums by the weights of the global batch, so each
+masked token counts the same on every replica. Means per replica would weigh
+the tokens of a replica with fewer masks more.
 """
 
 from collections.abc import Mapping
@@ -70,8 +71,8 @@ def weighted_sums(
         `NAME_weight_sum`.
     """
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    answers = tf.argmax(logits, axis=-1, output_type=labels.dtype)
-    correct = tf.cast(tf.equal(answers, labels), tf.float32)
+    predictions = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+    correct = tf.cast(tf.equal(predictions, labels), tf.float32)
     return {
         f"{name}_loss_sum": tf.reduce_sum(weights * losses),
         f"{name}_correct_sum": tf.reduce_sum(weights * correct),

@@ -1,7 +1,7 @@
 """The pretraining metrics, computed from sums over examples.
 
-The names are those of google-research/albert: `sentence_order_loss` and
-`sentence_order_accuracy` hold next-sentence prediction, too.
+The names are those of google-research/albert. `sentence_order_loss` and
+`sentence_order_accuracy` are also the names for next-sentence prediction.
 """
 
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ def describe(values: Mapping[str, float], sentence_objective: str) -> str:
 
 
 def describe_reference(sentence_objective: str) -> str:
-    """Formats the accuracies of the paper, which used its own data."""
+    """Formats the accuracies of the paper, whose data differ from ours."""
     accuracies = PAPER_REFERENCE[sentence_objective]
     parts = [f"mlm {accuracies['masked_lm_accuracy']:.1%}"]
     if "sentence_order_accuracy" in accuracies:

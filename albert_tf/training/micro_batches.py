@@ -19,12 +19,13 @@ def add_micro_batches(
     num_micro_batches = config.data.gradient_accumulation_steps
     compute: Any = micro_batch_gradients
     if config.distribution.jit_compile:
-        # The gradients alone: XLA has no all-reduce between GPUs here.
+        # Compiles only the gradients, not the complete step: XLA cannot
+        # compile TensorFlow's all-reduce between GPUs.
         compute = tf.function(micro_batch_gradients, jit_compile=True)
     elif num_micro_batches > 1:
-        # Inlined into the loop over micro-batches, sums of large gradients are
-        # kept by TensorFlow's memory optimizer under names that the next
-        # call finds taken: AlreadyExistsError.
+        # If this function is inlined into the loop over micro-batches,
+        # TensorFlow's memory optimizer stores the sums of large gradients
+        # under fixed names, and the next call fails: AlreadyExistsError.
         compute = tf.function(
             micro_batch_gradients, experimental_attributes={"_noinline": True}
         )
@@ -49,7 +50,8 @@ def add_micro_batches(
         more = compute(micro_batch(index), index)
         return index + 1, tf.nest.map_structure(tf.add, so_far, more)
 
-    # From zeros, so that the program holds the computation once.
+    # The sums start from zeros rather than from the first micro-batch, so that
+    # the program contains the computation only once.
     first = tf.constant(0)
     outputs = compute.get_concrete_function(micro_batch(first), first)
     zeros = tf.nest.map_structure(

@@ -1,12 +1,12 @@
-"""What a run trains: the seam between the trainer and a task.
+"""The interface between the trainer and a task.
 
-Trainer, evaluator, log and dry run know an `Objective` and nothing of the
-task. Pretraining is one (`pretraining.Pretraining`); a fine-tuning task is
-another, with its own records, heads, losses and metrics.
+Trainer, evaluator, log and dry run use only an `Objective`; they contain no
+code of the task. `pretraining.Pretraining` implements it. A fine-tuning task
+would be another class, with other records, heads, losses and metrics.
 
 All losses are sums with weights: the trainer divides them by the weights of
-the global batch, so that each label counts the same, whichever replica and
-micro-batch it is part of.
+the global batch, so each label counts the same in every replica and
+micro-batch.
 """
 
 import abc
@@ -27,7 +27,7 @@ class InitialWeights(Protocol):
     """Weights of another model, which a new run starts from.
 
     Attributes:
-        report: What is taken, as JSON, for the log.
+        report: The weights that the run takes over, as JSON, for the log.
     """
 
     @property
@@ -38,7 +38,7 @@ class InitialWeights(Protocol):
         ...
 
     def describe(self) -> list[str]:
-        """Describes what is taken, one fact a line."""
+        """Describes the report, one fact a line."""
         ...
 
 
@@ -90,7 +90,7 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def describe_records(self, records: RecordSet) -> Sequence[str]:
-        """Describes training records, a line of the log each."""
+        """Describes training records in lines for the log."""
 
     # Model.
 
@@ -115,7 +115,7 @@ class Objective(abc.ABC):
     def write_report(
         self, run_dir: str, initial: InitialWeights | None
     ) -> None:
-        """Writes into the directory of a new run what it starts from."""
+        """Writes a report on the initial weights into a new run's directory."""
 
     # Loss.
 
@@ -141,20 +141,21 @@ class Objective(abc.ABC):
             weights: Of the global batch.
 
         Returns:
-            float32 scalar: the micro-batch's part of the mean loss.
+            float32 scalar. These scalars of all micro-batches add up to the
+            mean loss of the global batch.
         """
 
     # Metrics.
 
     @abc.abstractmethod
     def metrics(self, sums: Mapping[str, Any]) -> Scalars:
-        """Computes means, by `metric_names`, from sums over any batches."""
+        """Computes the means named by `metric_names` from sums over batches."""
 
     def predictions(self, outputs: Any, batch: Batch) -> dict[str, tf.Tensor]:
-        """Selects what an evaluation collects of each example.
+        """Computes the predictions that an evaluation collects.
 
         Returns:
-            Tensors `(batch, ...)` for `evaluate`; by default none.
+            Tensors `(batch, ...)` for `evaluate`, by name; empty by default.
         """
         del outputs, batch
         return {}
@@ -165,8 +166,8 @@ class Objective(abc.ABC):
         """Computes the metrics of an evaluation, `loss` among them.
 
         Args:
-            sums: Over all held-out records.
-            predictions: Of all held-out records, in their order.
+            sums: The `sums` of all held-out records.
+            predictions: The `predictions` of all held-out records, in order.
         """
         del predictions
         return {n: float(value) for n, value in self.metrics(sums).items()}
@@ -179,7 +180,7 @@ class Objective(abc.ABC):
     def describe_evaluation(
         self, metrics: Mapping[str, float], records: RecordSet
     ) -> Sequence[str]:
-        """Formats the metrics of an evaluation, a line of the log each."""
+        """Formats the metrics of an evaluation in lines for the log."""
 
     # Cost.
 

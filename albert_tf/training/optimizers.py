@@ -1,10 +1,10 @@
-"""LAMB and AdamW as google-research/albert trains with them.
+"""LAMB and AdamW as google-research/albert implements them.
 
-The optimizers of those names in `keras.optimizers` correct the bias of the
-moments, decay weights outside LAMB's trust ratio, adapt LayerNorm and biases,
-and clip the gradients of each replica separately. The classes here are plain
-Python over `tf.Variable`s: the trainer reduces and clips the gradients, the
-optimizer applies them.
+The classes of the same names in `keras.optimizers` differ: they correct the
+bias of the moments, apply weight decay outside LAMB's trust ratio, adapt
+LayerNorm and biases, and clip the gradients of each replica separately. The
+classes here are plain Python over `tf.Variable`s: the trainer reduces and clips
+the gradients, the optimizer applies them.
 """
 
 import re
@@ -41,7 +41,9 @@ def _moments_and_update(
 
 
 @fused
-def _moved(weights: tf.Tensor, rate: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
+def _updated(
+    weights: tf.Tensor, rate: tf.Tensor, update: tf.Tensor
+) -> tf.Tensor:
     return weights - rate * update
 
 
@@ -175,13 +177,13 @@ class AdamW:
         rate = learning_rate if ratio is None else learning_rate * ratio
         m_slot.assign(m)
         v_slot.assign(v)
-        variable.value.assign(_moved(weights, rate, update, fuse=fuse))
+        variable.value.assign(_updated(weights, rate, update, fuse=fuse))
         return rate * update_norm, ratio
 
     def _trust_ratio(
         self, weights: tf.Tensor, update_norm: tf.Tensor
     ) -> tf.Tensor | None:
-        """A factor for the update besides the learning rate; None is 1."""
+        """Factor of the update in addition to the learning rate; None is 1."""
         del weights, update_norm
         return None
 

@@ -1,4 +1,4 @@
-"""Where a run stands: with the variables, all that a checkpoint holds."""
+"""The position of a run: what a checkpoint holds besides the variables."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,15 +9,17 @@ from albert_tf.runs.checkpoints import Checkpoint
 
 @dataclasses.dataclass
 class Position:
-    """Where a run stands.
+    """The position of a run.
 
     Attributes:
         step: Number of steps done.
-        totals: Sums of the metrics of the steps since the last line of the
+        totals: Sums of the metrics over the steps since the last line of the
             log, by name.
-        num_steps: Number of those steps.
-        lowest_loss: The lowest mean loss of a line of the log; None at first.
-        to_evaluate: Whether an evaluation at this step was cut short.
+        num_steps: Number of steps since the last line of the log.
+        lowest_loss: The lowest mean loss in a line of the log; None before the
+            first line.
+        to_evaluate: Whether the evaluation at this step was cut short and must
+            be repeated.
 
     Example:
         >>> position = Position.at_start(["loss"])
@@ -42,16 +44,20 @@ class Position:
         return cls(0, dict.fromkeys(metric_names, 0.0))
 
     def to_notes(self, **facts: Any) -> dict[str, Any]:
-        """Returns JSON for a checkpoint; floats come back bit for bit."""
+        """The notes of a checkpoint, as JSON; floats are restored bit for bit.
+
+        Args:
+            facts: Further notes, by key.
+        """
         notes = dataclasses.asdict(self)
-        del notes["step"]  # the checkpoint has it
+        del notes["step"]  # the checkpoint stores it itself
         return {**notes, **facts}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Moves to a checkpoint; other facts in its notes are ignored."""
         notes = checkpoint.notes
         self.step = checkpoint.step
-        # Another optimizer has other metrics.
+        # The checkpoint of another optimizer holds other metrics.
         stored = notes.get("totals", {})
         self.totals = {name: stored.get(name, 0.0) for name in self.totals}
         self.num_steps = notes.get("num_steps", 0)
@@ -64,5 +70,5 @@ class Position:
         return {name: total / steps for name, total in self.totals.items()}
 
     def clear_totals(self) -> None:
-        """Starts new sums."""
+        """Sets the sums to zero, after a line of the log."""
         self.totals, self.num_steps = dict.fromkeys(self.totals, 0.0), 0

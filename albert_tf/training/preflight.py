@@ -1,9 +1,9 @@
 """`--dry_run`: checks everything that a run needs before it costs anything.
 
-The checks run in the order of the printed table. A failed check does not stop
-the others, except those that need its result. The last one trains real steps
-with the real program on the real devices, from the weights that the run would
-start or resume from. What is written is removed again.
+The checks run in the order of the printed table. A failed check skips only the
+checks that need its result. The last check trains real steps with the real
+program on the real devices, from the weights that the run would start or resume
+from. All files that the checks write are removed.
 """
 
 import contextlib
@@ -38,26 +38,26 @@ from albert_tf.training.storage_checks import StorageChecks
 from albert_tf.training.trainer import Trainer
 from albert_tf.training.trial_steps import Timed, try_steps
 
-# Fraction of a step's time spent waiting for its batch that deserves a warning.
+# Fraction of a step's time from which waiting for its batch gets a warning.
 WAITING_FRACTION = 0.1
 # Relative difference allowed between the loss of random weights and that of
 # uniform predictions.
 CHANCE_TOLERANCE = 0.1
 
 TO_SAVE_MEMORY = (
-    "Raise --gradient_accumulation_steps, or give --remat or "
-    "--precision=mixed_bfloat16, or take a smaller batch."
+    "Raise --gradient_accumulation_steps, or pass --remat or "
+    "--precision=mixed_bfloat16, or use a smaller batch."
 )
 
 
-# What to do about errors that do not say so, by check.
+# Remedies by check, for errors that name none.
 REMEDIES = {
-    "versions": "Install what setup.py asks for.",
+    "versions": "Install the versions that setup.py requires.",
     "file systems": storage_checks.REMEDY,
     "output": "Choose another --output_dir, or fix its permissions.",
     "room": "Choose another --output_dir.",
     "records": "Build them again with python -m data_prep.build_tfrecords.",
-    "held-out records": "Take eval/ of a build with --holdout_fraction.",
+    "held-out records": "Use eval/ of records built with --holdout_fraction.",
     "run": "Choose another --output_dir.",
     "learning rate": "Set --learning_rate.",
     "devices": "Choose another --strategy.",
@@ -74,7 +74,7 @@ def run(config: PretrainingConfig, objective: Objective | None = None) -> int:
 
     Args:
         config: Settings of the run.
-        objective: What it trains; by default pretraining.
+        objective: The objective of the run; by default pretraining.
 
     Returns:
         The exit status: 1 if a check failed.
@@ -87,14 +87,10 @@ def run(config: PretrainingConfig, objective: Objective | None = None) -> int:
 
 
 class Preflight:
-    """The checks, in order, and their results.
+    """The checks, in order, and their results."""
 
-    Args:
-        config: Settings of the run.
-        objective: What it trains.
-    """
-
-    # Set by the check named on the right, which others need for it.
+    # Each is set by the check named on the right. Checks that read it need
+    # that check.
     data: TrainingData  # records
     step: int  # run
     initial: InitialWeights | None  # initial weights
@@ -107,7 +103,7 @@ class Preflight:
         self._storage = StorageChecks(config, objective, self._checks)
 
     def clean_up(self) -> None:
-        """Removes what the checks have made."""
+        """Removes the directories that the checks have made."""
         self._storage.remove_directories()
 
     def run(self) -> int:
@@ -165,7 +161,7 @@ class Preflight:
                 f"{len(records.files)} files, "
                 f"{self.objective.describe_records(records)[0]}; "
                 f"{epoch:,.1f} steps an epoch, {steps / epoch:,.1f} epochs",
-                "" if epoch >= 1 else "A batch repeats records.",
+                "" if epoch >= 1 else "One batch contains records repeatedly.",
             )
         self.data = data
 
@@ -182,7 +178,7 @@ class Preflight:
         self._checks.add(OK, "held-out records", f"{held_out.num_examples:,}")
 
     def _run(self) -> None:
-        """Checks the run in the directory, if there is one."""
+        """Checks that the run can resume, if its directory holds one."""
         training = self.config.training
         run_directory.check(self.config, self.data)
         found = list_checkpoints(
@@ -197,7 +193,7 @@ class Preflight:
         self._checks.add(OK, "run", text)
 
     def _initial_weights(self) -> None:
-        """Checks that the model that a new run starts from fits it."""
+        """Checks that the model of `--init_checkpoint` fits the run."""
         self.initial = self.objective.initial_weights(self.data)
         lines = ["the run's own"]
         if self.initial:
@@ -245,26 +241,30 @@ class Preflight:
         )
 
     def _memory(self) -> None:
-        parts = self.objective.memory_per_replica(
+        sizes = self.objective.memory_per_replica(
             self.strategy.num_replicas_in_sync
         )
-        total = sum(parts.values())
-        room = step_cost.device_memory_bytes(self.strategy)
+        total = sum(sizes.values())
+        available = step_cost.device_memory_bytes(self.strategy)
         named = ", ".join(
-            f"{n} {format_bytes(size)}" for n, size in parts.items()
+            f"{n} {format_bytes(size)}" for n, size in sizes.items()
         )
-        fits = room is None or total < room
+        fits = available is None or total < available
         self._checks.add(
             OK if fits else WARN,
             "memory",
             f"about {format_bytes(total)} of "
-            f"{format_bytes(room) if room else 'an unknown amount'} for a "
-            f"replica: {named}",
+            f"{format_bytes(available) if available else 'an unknown amount'} "
+            f"for a replica: {named}",
             "" if fits else f"If the steps run out of memory: {TO_SAVE_MEMORY}",
         )
 
     def _workers(self) -> None:
-        """Checks that no check failed on any worker: the others would wait."""
+        """Fails on all workers if a check failed on one of them.
+
+        Otherwise the workers without a failure would train steps, and wait for
+        the one that stopped.
+        """
         if is_one_process(self.strategy):
             return
 
@@ -278,9 +278,10 @@ class Preflight:
             failed = self.strategy.experimental_local_results(totals)[0]
         if failed > 0:
             raise UserError(
-                "no check must have failed on any worker before they train "
+                "all checks must pass on all workers before the workers train "
                 "steps together",
-                received=f"{self._checks.num_failed} failed on this one",
+                received=f"{self._checks.num_failed} failed checks on this "
+                "worker",
             )
         self._checks.add(OK, "workers", "no check failed on any worker")
 
@@ -290,7 +291,7 @@ class Preflight:
     def _steps(self) -> None:
         """Trains real steps, and times them."""
         if self.step >= self.config.training.num_train_steps:
-            self._checks.add(OK, "steps", "none is left")
+            self._checks.add(OK, "steps", "no step is left to train")
             return
         with self._lost_workers_named():
             trainer = Trainer(
@@ -298,7 +299,7 @@ class Preflight:
             )
             trainer.start(self.initial)
             step, lowest = trainer.position.step, trainer.position.lowest_loss
-            logging.info("compiling the step; then a few steps are timed")
+            logging.info("compiling the step, then timing a few steps")
             first, timed = try_steps(trainer, self.config)
         self._judge_loss(first, step, lowest)
         self._report_speed(first, timed, step)
@@ -330,8 +331,9 @@ class Preflight:
             f"{text}, of random weights; uniform predictions give {chance:.3f}",
             ""
             if near
-            else "Is initializer_range of --albert_config_file 0.02, as "
-            "published? Are the records intact (data_prep.inspect_records)?",
+            else "Check that initializer_range in --albert_config_file is "
+            "0.02, as in google-research/albert, and check the records with "
+            "python -m data_prep.inspect_records.",
         )
 
     def _report_speed(self, first: Timed, timed: Timed, step: int) -> None:
@@ -339,15 +341,15 @@ class Preflight:
         flops = self.objective.flops_per_step()
         tokens = config.data.global_batch_size * config.data.max_seq_length
         peak = step_cost.peak_flops(self.strategy, config.distribution)
-        used = "MFU unknown: set --peak_tflops"
+        mfu = "MFU unknown: set --peak_tflops"
         if peak:
-            used = f"MFU {flops / seconds / peak:.1%}"
+            mfu = f"MFU {flops / seconds / peak:.1%}"
         self._checks.add(
             OK,
             "steps",
             f"{seconds:.3g} s each, {tokens / seconds:,.0f} tokens/s; "
             f"{flops / 1e12:.3g} TFLOP each, {flops / seconds / 1e12:.3g} "
-            f"TFLOP/s, {used}; compiled in {first.seconds:.0f} s",
+            f"TFLOP/s, {mfu}; compiled in {first.seconds:.0f} s",
         )
         slow = timed.waiting_fraction > WAITING_FRACTION
         self._checks.add(

@@ -1,4 +1,4 @@
-"""The progress line of training, and what the time went into."""
+"""The progress line of training, and the metrics of its speed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,8 +9,8 @@ from absl import logging
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.listener import Listener
 
-# Metrics that depend on the clock. All others are equal in each run of the same
-# settings, however often it was interrupted.
+# Metrics that depend on the clock. All others are equal in all runs of the same
+# settings, interrupted or not.
 TIMING_METRICS = (
     "loop_seconds",
     "steps_per_second",
@@ -29,18 +29,20 @@ SLOW_INPUT_FRACTION = 0.05
 
 
 class Progress(Listener):
-    """Rate, time to go, and what the time was spent on.
+    """Measures speed, remaining time, and the fraction of useful time.
 
     Args:
         num_steps: Number of steps of the run.
         tokens_per_step: Positions of a global batch, padding included.
         flops_per_step: Floating-point operations of a step.
         peak_flops: Peak of all devices in FLOP/s; None if it is not known.
-        run_dir: `--output_dir` of the run, for the time it has taken so far.
+        run_dir: `--output_dir` of the run. Its logs hold the time that earlier
+            processes have spent.
         describe: Formats the metrics of the objective.
 
     Attributes:
-        was_steady: Whether no compiling was part of the last metrics.
+        was_steady: Whether the steps of the last metrics ran without
+            compiling.
     """
 
     was_steady = False
@@ -66,19 +68,19 @@ class Progress(Listener):
         self._count_kept()
 
     def on_rollback(self, step: int) -> None:
-        """Forgets the time of the steps that were rolled back."""
+        """Drops the time of the steps that were rolled back."""
         self._count_kept()
 
     def _count_kept(self) -> None:
-        """Counts the time of the lines that the log has kept."""
+        """Adds up the time of the steps in the log, which drops lost steps."""
         self._useful_seconds = sum(
             line.get("loop_seconds", 0.0)
             for line in read_metrics(self._run_dir)
             if line["split"] == "train"
         )
-        self._forget()
+        self._clear_steps()
 
-    def _forget(self) -> None:
+    def _clear_steps(self) -> None:
         self._step_seconds: list[np.ndarray] = []
         self._input_seconds = 0.0
         self._steady = True
@@ -89,11 +91,11 @@ class Progress(Listener):
         Args:
             times: `train_step.Steps.times`, float64, `(steps, 2)`.
             ended: When the last step ended, in seconds since the epoch.
-            steady: False if compiling was part of that time, which then
-                does not count for the time to go.
+            steady: False if the time includes compiling. The estimate of the
+                remaining time then leaves these steps out.
         """
-        asked = np.append(times[:, 0], ended)
-        self._step_seconds.append(np.diff(asked))
+        starts = np.append(times[:, 0], ended)
+        self._step_seconds.append(np.diff(starts))
         self._input_seconds += float((times[:, 1] - times[:, 0]).sum())
         self._steady &= steady
 
@@ -101,13 +103,13 @@ class Progress(Listener):
         """Computes the `TIMING_METRICS` of the steps since the last call.
 
         `input_bound_share` is the fraction of the time that steps waited for
-        their batch; `mfu` is included if the peak is known; `goodput` is the
-        fraction of the time since the run's first start, time between
-        processes included, that was spent on steps that were kept.
+        their batch. `mfu` is included if the peak is known. `goodput` is the
+        time of all steps that were not rolled back or lost, divided by the
+        time since the run's first start, time between processes included.
         """
         seconds = np.concatenate(self._step_seconds)
         input_seconds, steady = self._input_seconds, self._steady
-        self._forget()
+        self._clear_steps()
         self.was_steady = steady
         total = max(float(seconds.sum()), 1e-9)
         mean = total / len(seconds)

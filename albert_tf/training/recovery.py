@@ -1,8 +1,9 @@
 """Recovery of a run from divergence and from damaged records.
 
-Both return to the newest checkpoint. A rollback then skips the batches since;
-a damaged record is replaced by padding. Both are noted in the run directory,
-so that every later process reads the same batches.
+In both cases the run returns to the newest checkpoint. After divergence it
+skips the batches read since that checkpoint; a damaged record is replaced with
+padding. The run directory stores both, so that every later process reads the
+same batches.
 """
 
 import dataclasses
@@ -30,9 +31,10 @@ class Recovery:
         config: Settings of the run.
         trainer: State of the run.
         strategy: Devices.
-        run_log: Rewound to the checkpoint; None in processes without a log.
-        listeners: Called when the run is back.
-        log_event: Logs what happened.
+        run_log: The log, which is rewound to the checkpoint; None in processes
+            that do not write it.
+        listeners: Notified after the return to the checkpoint.
+        log_event: Logs divergence, rollbacks and damaged records.
     """
 
     def __init__(
@@ -54,15 +56,15 @@ class Recovery:
     def roll_back(self, reason: str, metrics: Mapping[str, float]) -> None:
         """Returns to the newest checkpoint, to continue with later data.
 
-        If the last rollback returned to that checkpoint, too, the one before
-        it is used.
+        If the previous rollback returned to the same checkpoint, this one
+        returns to the checkpoint before it.
 
         Args:
-            reason: The divergence.
-            metrics: The metrics that show it, for the log.
+            reason: How the run has diverged.
+            metrics: The metrics of the divergence, for the log.
 
         Raises:
-            UserError: If the run is to stop instead.
+            UserError: If the settings require the run to stop instead.
         """
         position, policy = self._trainer.position, self._config.training
         rollbacks = self._trainer.rollbacks
@@ -85,37 +87,45 @@ class Recovery:
         """Finds the damaged records behind an error, and goes back.
 
         Args:
-            error: Of reading.
-            boundary: The step up to which batches were asked for.
+            error: The error from reading.
+            boundary: The step up to which batches were requested.
 
         Raises:
-            UserError: If the run is to stop instead.
-            tf.errors.OpError: If no record is damaged: `error` itself.
+            UserError: If the settings require the run to stop instead, or if
+                other workers take part, which must be restarted.
+            tf.errors.OpError: `error` itself, if no record is damaged.
         """
         trainer = self._trainer
         found = trainer.stream.find_damage(trainer.position.step, boundary)
         if not found:
             raise error
-        # Every worker that meets them notes them: the others do not know.
+        # Every worker that reads a damaged record writes the file, since the
+        # others do not read that shard.
         trainer.corrupt_records.add(found, self._config.data)
         self._log_event("corrupt_records", records=[str(r) for r in found])
         if not is_one_process(self._strategy):
-            # The others wait in the step that failed here.
+            # The other workers wait for this one in the step that failed.
             raise UserError(
-                "the workers must be restarted after damaged records",
-                received=f"{len(found)}, now noted",
+                "all workers must be restarted after damaged records",
+                received=f"{len(found)} damaged records, now listed in "
+                f"{trainer.corrupt_records.FILE_NAME}",
                 remedy="Start the job again: it continues without them.",
             )
         self._go_back()
 
     def _go_back(self, avoided: int | None = None) -> None:
-        """Restores the newest checkpoint; `avoided` only without another."""
+        """Restores the newest checkpoint.
+
+        Args:
+            avoided: Step of a checkpoint to use only if there is no other.
+        """
         trainer, position = self._trainer, self._trainer.position
         trainer.store.wait()
         check_agreement(self._strategy, position.step)
         restored = trainer.restore(avoided)
-        assert restored, "a run begins with a checkpoint"
-        # The run has evaluated that step, or has been continued without.
+        assert restored, "a new run saves a checkpoint before its first step"
+        # The run has continued past this step before, so the evaluation that
+        # was cut short at this step is not due again.
         position.to_evaluate = False
         check_agreement(self._strategy, position.step)
         trainer.close_batches()

@@ -1,7 +1,7 @@
 """The training loop: an outer Python loop around the loop on the devices.
 
-Each turn trains up to a boundary, a step at which something is due; then it
-checks for divergence, logs, evaluates and saves.
+Each iteration trains up to a boundary: the next step at which the host must
+act. Then it checks for divergence, logs, evaluates and saves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from albert_tf.training.trainer import Trainer
 
 
 class Run:
-    """One process' part of a run; made by `train.open_run`.
+    """A run in one process; made by `train.open_run`.
 
     Args:
         config: Settings of the run.
@@ -38,9 +38,9 @@ class Run:
         strategy: Devices.
         trainer: State and program.
         evaluator: Evaluates the model; None without held-out records.
-        stop: Says when to stop.
+        stop: Request to stop, set by signals and notices.
         run_log: None in processes that do not write the log.
-        progress: Times of the steps.
+        progress: Measures the speed of training.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Run:
         )
 
     def train(self) -> int:
-        """Trains to the end, or until the run is to stop.
+        """Trains to the last step, or until a request to stop.
 
         Returns:
             The exit status.
@@ -103,8 +103,8 @@ class Run:
                 self.recovery.roll_back(divergence, metrics)
                 continue
             metrics = self._log_metrics(metrics)
-            # The evaluation comes first: a checkpoint implies that its line
-            # of the log exists.
+            # Evaluate before saving: a run that resumes from this checkpoint
+            # does not evaluate this step.
             if self._is_due(training.eval_every_n_steps):
                 evaluated = self._evaluate()
             if self._is_due(training.save_checkpoints_steps):
@@ -118,8 +118,8 @@ class Run:
     def _next_boundary(self) -> int:
         """The step at which the device loop returns to the host.
 
-        A function of settings and step alone, so that a resumed run has the
-        same loops, and so the same log, as one that was never stopped.
+        It depends only on settings and step. So a resumed run has the same
+        device loops and the same lines in its log as an uninterrupted run.
         """
         step, training = self.position.step, self.config.training
         every = (
@@ -145,7 +145,7 @@ class Run:
         return at_end or (every > 0 and step % every == 0)
 
     def _take_metrics(self) -> dict[str, float]:
-        """Means since the last line of the log; starts new sums."""
+        """Returns the means since the last line of the log; clears the sums."""
         position = self.position
         means = position.means()
         position.clear_totals()
@@ -165,7 +165,7 @@ class Run:
         )
 
     def _log_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Logs the metrics; returns them with those of time."""
+        """Logs the metrics; returns them with the timing metrics."""
         position = self.position
         if position.lowest_loss is None:
             position.lowest_loss = metrics["loss"]
@@ -214,7 +214,7 @@ class Run:
                 remedy="Make room and start again: the run continues from the "
                 "newest intact checkpoint.",
             )
-        # A worker that ended earlier would be reported as lost.
+        # If this worker ended before the others, they would report it as lost.
         check_agreement(self.strategy, self.position.step)
 
     def _notes(self) -> dict[str, Any]:
@@ -237,14 +237,15 @@ class Run:
         divergence = self._find_divergence(position.means())
         if divergence and position.num_steps:
             logging.error(
-                "NOT SAVED at step %d, where the run has diverged: %s",
+                "NO CHECKPOINT SAVED at step %d, since the run has diverged: "
+                "%s",
                 position.step,
                 divergence,
             )
         else:
             self.save()
         self.finish_saving()
-        reason = self.stop.reason or "another worker is to stop"
+        reason = self.stop.reason or "another worker was asked to stop"
         self.log_event("stop", reason=reason)
         logging.warning(
             "%s: stopped at step %d; the same command continues from the "
@@ -262,7 +263,7 @@ class Run:
         last_step = self.config.training.num_train_steps
         if (
             self.evaluator
-            and not evaluated  # a finished run, started again
+            and not evaluated  # the run was complete when it was started
             and self.evaluator.run_and_log(last_step, None) is None
         ):
             return self._stop_early()

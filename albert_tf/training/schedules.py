@@ -12,9 +12,10 @@ PAPER_BATCH_SIZE = 4096
 PAPER_LEARNING_RATE = 0.00176
 PAPER_WARMUP_STEPS = 3125
 
-# Factors between a setting and the paper's from which on a warning is logged.
-# Twice the learning rate belongs to a batch four times as large. Shorter runs
-# get no warning: the warm-up of the paper would fill a large part of them.
+# A warning is logged if a setting differs from the paper's by more than these
+# factors. A factor of 2 in the learning rate corresponds to a factor of 4 in
+# the batch size. Runs below LONG_RUN_STEPS get no warning, since the paper's
+# warm-up would take a large fraction of their steps.
 FAR_RATE, FAR_WARMUP, LONG_RUN_STEPS = 2.0, 4.0, 10_000
 
 
@@ -33,7 +34,7 @@ class DropoutRates(NamedTuple):
 def learning_rate(
     step: tf.Tensor, config: OptimizerConfig, num_train_steps: int
 ) -> tf.Tensor:
-    """Linear warm-up, then polynomial decay to 0, as google-research/albert.
+    """Linear warm-up and polynomial decay to 0, as google-research/albert.
 
     The decay counts from step 0, not from the end of the warm-up. So the first
     step has rate 0, and the rate drops where the warm-up ends: with the
@@ -42,7 +43,7 @@ def learning_rate(
     Args:
         step: int64 scalar, training steps done.
         config: Peak rate, warm-up and power.
-        num_train_steps: The step from which on the rate is 0.
+        num_train_steps: The step at which the rate reaches 0.
 
     Returns:
         float32 scalar.
@@ -155,8 +156,8 @@ def dropout_rates(step: int, config: PretrainingConfig) -> DropoutRates:
 def next_dropout_change(step: int, config: PretrainingConfig) -> int | None:
     """Returns the first step after `step` with other rates, or None.
 
-    The device loop ends there, because the rates are constants of the program
-    and another rate needs another trace.
+    The device loop ends there: the rates are constants of the program, so new
+    rates require a new trace.
     """
     now = dropout_rates(step, config)
     for first_step, rate in config.training.dropout_phases():

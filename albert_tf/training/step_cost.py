@@ -3,7 +3,8 @@
 Reference:
     [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), appendix B,
     defines model FLOPs utilisation (MFU). It counts the matrix products of the
-    model, attention included, but not what rematerialisation computes again.
+    model, attention included, but not the second computation of activations
+    by rematerialisation.
 """
 
 import contextlib
@@ -32,12 +33,13 @@ TPU_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"  # set on TPU VMs
 def flops_per_step(
     model: ModelConfig, data: DataConfig, sentence_objective: str
 ) -> int:
-    """Operations of one training step; the backward pass counts twice.
+    """Operations of one training step.
 
-    Only matrix products are counted: layer norms, softmax and the optimizer add
-    a few per cent. Padding is counted, since it is computed. In the last
-    block, everything but keys and values is counted only at the positions that
-    a head reads; TPUs compute a few more positions.
+    The backward pass counts as twice the forward pass. Only matrix products
+    are counted: layer norms, softmax and the optimizer add a few per cent.
+    Padding counts, since the devices compute it. The last block computes keys
+    and values at all positions, and everything else only at the positions that
+    a head reads; TPUs compute a few more positions, which do not count.
 
     Args:
         model: The architecture.
@@ -48,12 +50,11 @@ def flops_per_step(
     embedding, predictions = model.embedding_size, data.max_predictions_per_seq
     has_sentence_head = sentence_objective != "none"
     # A product of (a, b) and (b, c) takes 2 a b c operations. For each token:
-    # key and value; then query and output, scores and context, feed-forward.
     key_value = 4 * hidden**2
     others = (
-        4 * hidden**2
-        + 4 * length * hidden
-        + 4 * hidden * model.intermediate_size
+        4 * hidden**2  # query and output
+        + 4 * length * hidden  # scores and context
+        + 4 * hidden * model.intermediate_size  # feed-forward
     )
     blocks = model.num_hidden_layers * model.inner_group_num
     reads = predictions + has_sentence_head  # positions of the last block
@@ -105,12 +106,12 @@ def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
 def estimate_memory(
     config: PretrainingConfig, num_replicas: int
 ) -> dict[str, int]:
-    """Estimates the bytes that a training step needs on one device, by use.
+    """Estimates the bytes that a training step needs on one device, by purpose.
 
-    Activations follow the rule of Korthikanti et al., which counts what is
-    kept for the backward pass. It is right to a factor of about 1.5: compilers
-    fuse operations, and frameworks keep more. The last block is counted in
-    full.
+    The formula of Korthikanti et al. counts the activations that are kept for
+    the backward pass. It is accurate to a factor of about 1.5: compilers fuse
+    operations, and frameworks keep more tensors. The estimate counts the last
+    block at all positions.
 
     Reference:
         [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.
@@ -123,10 +124,10 @@ def estimate_memory(
         // data.gradient_accumulation_steps
     )
     length, hidden = data.max_seq_length, model.hidden_size
-    # In 2-byte numbers; attention takes 5 bytes for each score and head.
     width = 2 if config.distribution.precision == "mixed_bfloat16" else 4
-    token = 34 + 5 * model.num_attention_heads * length / hidden
-    block = int(examples * length * hidden * token * width / 2)
+    # Bytes per entry of the hidden states, if numbers have 2 bytes.
+    per_entry = 34 + 5 * model.num_attention_heads * length / hidden
+    block = int(examples * length * hidden * per_entry * width / 2)
     blocks = model.num_hidden_layers * model.inner_group_num
     if config.distribution.remat:
         kept = blocks * examples * length * hidden * width + block
@@ -157,7 +158,8 @@ def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
 def peak_memory_bytes() -> int:
     """Peak memory use since `reset_peak_memory`.
 
-    Of the first GPU, or without a GPU, of this process on the host.
+    The peak is that of the first GPU or, without a GPU, of this process on the
+    host.
     """
     if tf.config.list_physical_devices("GPU"):
         return tf.config.experimental.get_memory_info("GPU:0")["peak"]

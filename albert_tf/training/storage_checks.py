@@ -20,7 +20,7 @@ from albert_tf.runs.checkpoint_files import (
 from albert_tf.training.checklist import FAIL, OK, Checklist, format_bytes
 from albert_tf.training.objective import Objective
 
-# What to do if a remote file system does not answer.
+# Remedy for an unreachable remote file system.
 REMEDY = (
     "Check the bucket's name and its permissions, the network of this machine, "
     "and `gcloud auth application-default login`."
@@ -32,8 +32,8 @@ class StorageChecks:
 
     Args:
         config: Settings of the run.
-        objective: What it trains.
-        checks: The table.
+        objective: The objective, whose size decides the size of checkpoints.
+        checks: The table to which results are added.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class StorageChecks:
         return sorted(filter(files.is_remote, directories))
 
     def check_file_systems(self) -> None:
-        """Asks for each remote directory; a missing directory is fine."""
+        """Checks that the file systems of all remote directories respond.
+
+        The directories need not exist.
+        """
         name = "file systems"
         for path in self.remote_paths():
             try:
@@ -90,7 +93,7 @@ class StorageChecks:
         probe = posixpath.join(run_dir, name)
         content = os.urandom(1 << 16)
         try:
-            # Under another name first, which must then be renamed.
+            # This writes a partial file and renames it, as a run does.
             files.write_bytes(probe, content)
             with files.open_existing(probe, "rb") as file:
                 read = file.read()
@@ -106,7 +109,7 @@ class StorageChecks:
         self._checks.add(OK, "output", f"{run_dir} can be written to")
 
     def check_room(self) -> None:
-        """Checks for room for all checkpoints kept at the same time."""
+        """Checks that the disk has space for all checkpoints that are kept."""
         training = self._config.training
         run_dir = training.output_dir
         if files.is_remote(run_dir):

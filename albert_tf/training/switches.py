@@ -1,4 +1,4 @@
-"""Logs what changes within a run: dropout and training data."""
+"""Logs scheduled changes within a run: of dropout and of training data."""
 
 from collections.abc import Mapping
 
@@ -12,12 +12,12 @@ from albert_tf.training.progress import Progress
 
 
 class DropoutSwitch(Listener):
-    """Logs changes of dropout, and what they do to step time and memory.
+    """Logs changes of dropout, and their effect on step time and memory.
 
     Args:
         config: Settings of the run.
-        progress: Says whether compiling was part of a loop.
-        log_event: Logs the switch.
+        progress: Reports whether a device loop included compiling.
+        log_event: Logs the change.
 
     Example:
         >>> config = PretrainingConfig.from_dict(
@@ -40,12 +40,13 @@ class DropoutSwitch(Listener):
         self._config = config
         self._progress = progress
         self._log_event = log_event
-        # Rate, step time and memory before a switch to be compared with.
+        # Rate, step time in seconds and peak memory in bytes before a change,
+        # until they are compared with those after it.
         self._before: tuple[float, float, int] | None = None
 
     def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
         step_seconds = metrics["step_seconds_median"]
-        # Once the new rate has had a loop without compiling.
+        # Compare after the first loop at the new rate without compiling.
         if self._before and self._progress.was_steady:
             self._compare(metrics["dropout"], step_seconds)
         if step == self._config.training.num_train_steps:
@@ -82,8 +83,8 @@ class DataSwitch(Listener):
 
     Args:
         config: Settings of the run.
-        data: Its phases.
-        log_event: Logs the switch.
+        data: The phases of the training data.
+        log_event: Logs the change.
     """
 
     def __init__(

@@ -1,14 +1,18 @@
 """A run, from top to bottom.
 
-1. Records and run directory are checked; 2. devices; 3. the run is opened
-(`open_run`); 4. it trains (`run.Run.train`).
+`train` does four things:
 
-A run is a function of its settings, its seed, the step, and the notes in its
-directory (`runs.rollback`, `input.corrupt_records`). So it can be killed at
-any moment and resumed, with the same result.
+1. It checks records and run directory.
+2. It connects the devices.
+3. It opens the run (`open_run`).
+4. It trains (`run.Run.train`).
 
-Keras 3 supplies the layers, not the loop: its `fit`, its clipping and its
-gradient accumulation are wrong or crash under strategies.
+The weights at a step are a function of the settings, the seed and two files in
+the run directory (`runs.rollback`, `input.corrupt_records`). So a run can be
+killed at any moment and resumed, with the same result.
+
+Keras 3 supplies the layers, not the loop: under strategies, its `fit`, its
+clipping and its gradient accumulation give wrong results or crash.
 """
 
 import math
@@ -41,11 +45,11 @@ def train(config: PretrainingConfig, objective: Objective | None = None) -> int:
 
     Args:
         config: Settings of the run.
-        objective: What to train; by default pretraining.
+        objective: The objective of the run; by default pretraining.
 
     Returns:
-        0, or the exit status of a run that was asked to stop, after a
-        checkpoint; see `cluster.preemption`.
+        The exit status: 0 after the last step. A request to stop saves a
+        checkpoint and returns another status; see `cluster.preemption`.
 
     Raises:
         UserError: For settings, records or checkpoints that do not fit, for
@@ -63,8 +67,8 @@ def train(config: PretrainingConfig, objective: Objective | None = None) -> int:
         watch_for_stop() as stop,
         name_lost_workers(config.distribution, strategy),
     ):
-        # After make_strategy: reading touches TensorFlow, which must not start
-        # before the cluster and logical CPUs are configured.
+        # After make_strategy: reading weights starts TensorFlow, and the
+        # cluster and logical CPUs must be configured before.
         initial = objective.initial_weights(data)
         # 3. The run: resumed, warm-started or fresh. 4. The loop.
         run = open_run(
@@ -86,11 +90,11 @@ def open_run(
 
     Args:
         config: Settings of the run.
-        objective: What is trained.
+        objective: The objective of the run.
         data: Training records.
         held_out: Held-out records, or None.
         strategy: Devices.
-        stop: Says when to stop.
+        stop: Request to stop, set by signals and notices.
         initial: Weights that a new run starts from; None for random ones.
     """
     run_dir = config.training.output_dir
@@ -106,7 +110,7 @@ def open_run(
         per_replica_batch_size(
             "eval_batch_size", config.data.eval_batch_size, num_replicas
         )
-    # 2. The chief writes the settings, and is the only one to log.
+    # 2. Only the chief writes the settings, and only it logs progress.
     chief = is_chief(strategy)
     if chief:
         run_directory.write(config, data)
@@ -124,12 +128,12 @@ def open_run(
             config,
             stop.flag,
         )
-    # 4. Variables and position: of the newest checkpoint, or else of another
-    # model, or else random.
+    # 4. Variables and position: from the newest checkpoint; or else from
+    # another model, at step 0; or else random, at step 0.
     resumed = trainer.start(initial)
     position = trainer.position
     check_agreement(strategy, position.step)
-    # 5. The log, without the lines of later steps.
+    # 5. The log. Lines of steps after the checkpoint are dropped.
     run_log = None
     if chief:
         run_log = RunLog.open(run_dir, position.step, position.to_evaluate)
@@ -158,7 +162,8 @@ def open_run(
         run.log_event("start")
     _log_summary(config, objective, data, trainer, num_replicas, per_replica)
     # 6. A new run saves its first checkpoint, to which a rollback may return.
-    # If the directory cannot be written, it fails here rather than later.
+    # A directory without write permission causes an error here, before
+    # training.
     if resumed is None:
         if chief:
             objective.write_report(run_dir, initial)

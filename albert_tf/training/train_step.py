@@ -1,9 +1,9 @@
 """One training step on all replicas, and the loop of steps on the device.
 
-`make_replica_step` is one step, as every replica runs it at the same time.
+`make_replica_step` makes the step that all replicas run at the same time.
 `make_train_steps` wraps it in the loop that runs without returning to Python.
-`StepSettings` are Python numbers, constants of the program: other values trace
-another program, and dropout of rate 0 adds no operation at all.
+`StepSettings` are Python numbers and so constants of the program: new values
+trace a new program, and dropout of rate 0 adds no operation to it.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ from albert_tf.training.schedules import DropoutRates
 
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that training changes.
+    """The objective and the variables that training changes.
 
     Attributes:
-        objective: What the model is trained for.
+        objective: The objective of the run.
         model: Model and heads of the objective.
         optimizer: Built for the model's trainable variables.
         step: int64 scalar, number of steps done.
@@ -77,13 +77,13 @@ class Steps(NamedTuple):
     Attributes:
         totals: float32 scalars by name: the totals passed in, plus each
             step's metrics.
-        num_steps: int32 scalar, number of steps done; fewer than asked for if
-            the run is to stop.
-        stops: float32 scalar, the same in all processes; not 0 if one of them
-            is to stop.
+        num_steps: int32 scalar, number of steps done; fewer than requested
+            after a request to stop.
+        stops: float32 scalar, the same in all processes; not 0 after a request
+            to stop in any process.
         learning_rate: float32 scalar, of the last step.
-        times: float64, `(num_steps, 2)`: seconds since the epoch at which each
-            step asked for its batch, and at which it had it.
+        times: float64, `(num_steps, 2)`: the times, in seconds since the
+            epoch, at which each step requested and received its batch.
     """
 
     totals: Mapping[str, tf.Tensor]
@@ -136,9 +136,8 @@ def make_train_steps(
         strategy: Replicas.
         state: Updated in place.
         config: Settings of the run.
-        stop_flag: float32 scalar on the host; not 0 once this process is to
-            stop. All processes then stop at the same step, at most two
-            steps later.
+        stop_flag: float32 scalar on the host. Once it is not 0 in one process,
+            all processes stop at the same step, at most two steps later.
 
     Returns:
         `train_steps(batches, totals, num_steps, settings) -> Steps`, where
@@ -155,20 +154,21 @@ def make_train_steps(
         num_steps: tf.Tensor,
         settings: StepSettings,
     ) -> Steps:
-        # One vector: TensorFlow merges the sum of a scalar with a metric that
-        # is itself a sum, in an order that differs between processes.
+        # The sums are one vector. With one scalar per metric, TensorFlow
+        # would merge a metric's sum over steps with sums inside the metric, in
+        # an order that differs between processes.
         names = list(totals)
         sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
-        # The flag that ends the loop is a step old, so that the next step
-        # can be sent to the devices before the last one has ended.
+        # The flag of the step before the last one ends the loop, so the host
+        # sends the next step to the devices without waiting for the last one.
         stops, stops_before = tf.constant(0.0), tf.constant(0.0)
         times = tf.TensorArray(
             tf.float64, size=0, dynamic_size=True, element_shape=[2]
         )
         while done < num_steps and stops_before == 0.0:
-            batch, waited = _next_batch(strategy, batches, after=sums)
-            times = times.write(done, waited)
+            batch, batch_times = _next_batch(strategy, batches, after=sums)
+            times = times.write(done, batch_times)
             # TPUStrategy converts all arguments to tensors: bind the settings.
             per_replica = strategy.run(
                 functools.partial(replica_step, settings=settings),
@@ -195,15 +195,15 @@ def _next_batch(
     """Takes the next batch once `after` is known, and measures the wait.
 
     Returns:
-        The batch, and float64 `(2,)`: when it was asked for and when it came.
+        The batch, and float64 `(2,)`: the times of its request and arrival.
     """
     with tf.control_dependencies([after]):
-        asked = tf.timestamp()
-    with tf.control_dependencies([asked]):
+        requested = tf.timestamp()
+    with tf.control_dependencies([requested]):
         batch = next(batches)
     local = tf.nest.flatten(strategy.experimental_local_results(batch))
     with tf.control_dependencies(local):
-        return batch, tf.stack([asked, tf.timestamp()])
+        return batch, tf.stack([requested, tf.timestamp()])
 
 
 def read_flag(flag: tf.Variable | None) -> tf.Tensor:
@@ -224,7 +224,7 @@ def first_replica_values(
 def make_replica_step(
     state: TrainState, config: PretrainingConfig, device_type: str = "CPU"
 ) -> Callable[..., Scalars]:
-    """One step, as every replica runs it at the same time.
+    """Makes the step that all replicas run at the same time.
 
     Args:
         state: Updated in place.
@@ -232,11 +232,11 @@ def make_replica_step(
         device_type: The device to compile for, "TPU", "GPU" or "CPU".
 
     Returns:
-        `replica_step(batch, stop, settings)` for this replica's part of the
-        batch, and its process' float32 scalar `stop`. It returns float32
-        scalars equal on all replicas: the metrics of `metric_names`, of the
+        `replica_step(batch, stop, settings)` for the batch of this replica and
+        the stop flag of its process, a float32 scalar. It returns float32
+        scalars equal on all replicas: the metrics of `metric_names` over the
         global batch, with gradient_norm before global clipping; and `stops`,
-        the sum of `stop`.
+        the sum of `stop` over all replicas.
     """
     target = ProgramTarget.from_config(config.distribution, device_type)
     clip_norm = config.optimizer.clip_norm
@@ -292,7 +292,7 @@ def make_replica_step(
 
 
 def _with_static_shapes(batch: Batch, per_replica_batch_size: int) -> Batch:
-    """Sets the batch size, which workers' iterators do not know."""
+    """Sets the static batch size, which iterators of workers lack."""
     return {
         name: tf.ensure_shape(value, [per_replica_batch_size, *value.shape[1:]])
         for name, value in batch.items()
@@ -302,7 +302,7 @@ def _with_static_shapes(batch: Batch, per_replica_batch_size: int) -> Batch:
 def _global_weights(objective: Objective, batch: Batch) -> Scalars:
     """The weights of the global batch, by which all losses are divided.
 
-    So each label counts the same, whichever replica and micro-batch it is in.
+    So each label counts the same in every replica and micro-batch.
     """
     weights = objective.weights(batch)
     reduced = _all_reduce_sum(tf.stack(list(weights.values())))
@@ -316,31 +316,31 @@ def _loss_gradients(
     dropout: Dropout,
     target: ProgramTarget,
 ) -> tuple[list[tf.Tensor], Scalars]:
-    """The gradients of a micro-batch's part of the loss, and its sums."""
+    """The gradients of `Objective.loss` for a micro-batch, and its sums."""
     with tf.GradientTape() as tape:
         outputs = state.model(micro_batch, dropout=dropout, target=target)
         sums = state.objective.sums(outputs, micro_batch)
         loss = state.objective.loss(sums, weights)
     variables = [v.value for v in state.model.trainable_variables]
     gradients = tape.gradient(loss, variables)
-    # Sparse gradients of embeddings hold repeated rows, whose squares are not
-    # those of their sum: make them dense.
+    # Sparse gradients of embeddings may hold a row several times. The squares
+    # of these rows are not those of their sum, so make the gradients dense.
     return [tf.convert_to_tensor(g) for g in gradients], sums
 
 
 def _clip_per_replica(
     gradients: list[tf.Tensor], clip_norm: float, num_replicas: int
 ) -> list[tf.Tensor]:
-    """Clips the gradients of the replica's own mean loss."""
-    # The loss is divided by the global weights: times the replicas it is the
-    # replica's own mean.
+    """Clips the gradients of the mean loss of the replica's batch."""
+    # The loss is divided by the global weights. Times the number of replicas,
+    # it is the mean loss of the replica's batch.
     scaled = [g * num_replicas for g in gradients]
     clipped, _ = tf.clip_by_global_norm(scaled, clip_norm)
     return [g / num_replicas for g in clipped]
 
 
 def _clip_factor(gradient_norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
-    """The factor that clips gradients, applied in the pass that reads them."""
+    """The factor that clips gradients; the optimizer multiplies by it."""
     (factor,), _ = tf.clip_by_global_norm(
         [tf.constant(1.0)], clip_norm, use_norm=gradient_norm
     )
@@ -350,7 +350,7 @@ def _clip_factor(gradient_norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
 def _reduce(
     gradients: list[tf.Tensor], sums: Scalars, stop: tf.Tensor
 ) -> tuple[list[tf.Tensor], Scalars, tf.Tensor]:
-    """Adds up gradients, sums and stop flags over all replicas, at once."""
+    """Adds up gradients, sums and stop flags, in one all-reduce."""
     *gradients, reduced = _all_reduce_sum(
         [*gradients, tf.stack([*sums.values(), stop])]
     )

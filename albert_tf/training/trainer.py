@@ -1,4 +1,4 @@
-"""Model, program and batches on the devices: what runs and dry runs share."""
+"""The state of a run and the program that trains it; also for dry runs."""
 
 import time
 from collections.abc import Callable
@@ -34,17 +34,18 @@ class Trainer:
 
     Args:
         config: Settings of the run.
-        objective: What is trained.
+        objective: The objective of the run.
         data: Training records.
         strategy: Devices.
-        stop_flag: float32 scalar; not 0 once this process is to stop.
+        stop_flag: float32 scalar; not 0 after a request to stop this process.
         saves: Whether `store` writes checkpoints in this process.
 
     Attributes:
-        position: Where the run stands.
-        learning_rate: Of the last step.
-        rollbacks, corrupt_records: Notes of the run directory.
-        stream: The batches, as those notes say.
+        position: Step, and sums of the metrics.
+        learning_rate: The learning rate of the last step.
+        rollbacks, corrupt_records: Contents of their files in the run
+            directory.
+        stream: The batches, with the effect of these files.
         state: Variables.
         store: Checkpoints.
     """
@@ -90,12 +91,12 @@ class Trainer:
         self._traced: set[StepSettings] = set()
 
     def start(self, initial: InitialWeights | None) -> Checkpoint | None:
-        """Decides where the run starts. The order matters.
+        """Restores or initializes the variables. The order matters.
 
-        1. Resumes from the newest checkpoint, e.g. of a run that was
-           warm-started before.
-        2. Starts from the weights of another model.
-        3. Starts from random weights.
+        1. The run has a checkpoint: resumes from the newest one, even if
+           `initial` is given.
+        2. `initial` is given: starts from these weights of another model.
+        3. Otherwise: starts from random weights.
 
         Returns:
             The checkpoint that the run resumes from, if any.
@@ -131,7 +132,7 @@ class Trainer:
     def advance(
         self, until: int, on_steps: Callable[[np.ndarray, float, bool], None]
     ) -> bool:
-        """Trains up to a step, or to where all processes are to stop.
+        """Trains up to a step, or until all processes stop on request.
 
         Args:
             until: The step.
@@ -140,7 +141,7 @@ class Trainer:
                 before.
 
         Returns:
-            Whether the processes are to stop.
+            Whether there is a request to stop.
         """
         position = self.position
         while position.step < until:
@@ -181,10 +182,10 @@ class Trainer:
         return settings
 
     def _open_batches(self) -> None:
-        """Opens the stream at this step, unless reading continues there."""
+        """Opens the stream at this step, unless the open one continues here."""
         step = self.position.step
         phase, batch = self.stream.locate(step)
-        # Constant while one batch is read after the other.
+        # Stays the same as long as the open stream yields the right batches.
         origin = phase, batch - step
         if self._batches is not None and self._opened_at == origin:
             return

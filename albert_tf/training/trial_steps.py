@@ -1,4 +1,4 @@
-"""A few real steps of a run, which save nothing, and their time."""
+"""Trains and times a few real steps of a run, without saving anything."""
 
 import time
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.input.corrupt_records import READING_ERRORS
 from albert_tf.training.trainer import Trainer
 
-# Steps are timed for so long, but at most so many.
+# Steps are timed for about TIMED_SECONDS, but at most TIMED_STEPS steps.
 TIMED_SECONDS, TIMED_STEPS = 10.0, 20
 
 
@@ -18,7 +18,7 @@ class Timed(NamedTuple):
 
     Attributes:
         means: Mean metrics.
-        seconds: Time of a step, by the clock of the host.
+        seconds: Mean time of a step, by the clock of the host.
         waiting_fraction: Fraction of that time spent waiting for batches.
     """
 
@@ -30,7 +30,7 @@ class Timed(NamedTuple):
 def try_steps(
     trainer: Trainer, config: PretrainingConfig
 ) -> tuple[Timed, Timed]:
-    """Trains a few steps from where the run stands.
+    """Trains a few steps from the trainer's position.
 
     Returns:
         The first step, compiling included; and the steps timed after it.
@@ -62,8 +62,8 @@ def _train_once(trainer: Trainer, number: int) -> Timed:
     waited: list[float] = []
 
     def add_times(times: np.ndarray, ended: float, compiled: bool) -> None:
-        asked, received = times.T
-        waited.append(float((received - asked).sum()))
+        requested, received = times.T
+        waited.append(float((received - requested).sum()))
 
     position = trainer.position
     position.clear_totals()

@@ -1,10 +1,11 @@
 """Embeddings for the vocabulary of a run, from a model of another vocabulary.
 
-Pieces are matched by spelling. A piece that the model lacks starts at the mean
-of the matched pieces plus its own random initialisation, and its output bias
-at the mean of theirs. Zeros would not do: the scores of a trained model may
-all be far below zero, so that the new pieces would take all the probability.
-At the mean they take about their proportion of the vocabulary.
+Pieces are matched by spelling. The embedding of a piece that the model lacks
+starts at the mean of the matched embeddings plus random initial values, and its
+output bias at the mean of the matched biases. With zeros, new pieces would take
+all the probability, since the scores of a trained model may all be far below
+zero. With the mean, their probability is about their fraction of the
+vocabulary.
 
 Reference:
     J. Hewitt, "Initializing New Word Embeddings for Pretrained Language
@@ -28,7 +29,7 @@ from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 
-# Records in which tokens are counted, to report what a new vocabulary keeps.
+# Number of records in which tokens are counted, for the report.
 COUNTED_RECORDS = 1000
 
 
@@ -37,7 +38,7 @@ class KeptPieces(NamedTuple):
 
     Attributes:
         run_ids: int64, `(kept,)`, their ids in the vocabulary of the run.
-        model_ids: int64, `(kept,)`, their ids in that of the model.
+        model_ids: int64, `(kept,)`, their ids in the vocabulary of the model.
     """
 
     run_ids: np.ndarray
@@ -47,14 +48,14 @@ class KeptPieces(NamedTuple):
 def match_pieces(
     config: PretrainingConfig, weights: ModelWeights, records: RecordSet
 ) -> KeptPieces | None:
-    """Matches the pieces of two vocabularies, or returns None if they agree.
+    """Matches the pieces of run and model; returns None if they are equal.
 
-    A vocabulary that is not known is assumed to be the other one, with a
-    warning, if their sizes are equal.
+    If one vocabulary is unknown and the sizes are equal, the vocabularies are
+    assumed to be equal, and a warning is logged.
 
     Raises:
         UserError: If a vocabulary is unknown and the sizes differ, or if a
-            file is not the vocabulary it should be.
+            file holds another vocabulary than the model or the records.
     """
     model_file = vocabulary_of(config, weights)
     _check_given_vocabulary(weights, model_file)
@@ -91,10 +92,10 @@ def vocabulary_of(config: PretrainingConfig, weights: ModelWeights) -> str:
 
 
 def _check_given_vocabulary(weights: ModelWeights, model_file: str) -> None:
-    """Refuses an `init_vocabulary` that contradicts the checkpoint's own.
+    """Refuses an `init_vocabulary` that differs from the checkpoint's own.
 
-    With the vocabulary of the records in its place, rows would be assigned to
-    the wrong pieces.
+    A user may pass the vocabulary of the records by mistake. Embeddings would
+    then be assigned to the wrong pieces.
     """
     if not weights.vocabulary or model_file == weights.vocabulary:
         return
@@ -117,8 +118,8 @@ def _check_unknown_vocabulary(
     unknown = "the records" if model_file else source
     if run_size != model_size:
         raise UserError(
-            "the vocabularies of init_checkpoint and records must be known if "
-            "their sizes differ",
+            "the vocabularies of init_checkpoint and of the records must be "
+            "known if their sizes differ",
             received=f"{model_size} pieces in the model and {run_size} in the "
             f"run, and no vocabulary with {unknown}",
             remedy="Build the records with python -m data_prep.build_tfrecords."
@@ -127,7 +128,7 @@ def _check_unknown_vocabulary(
         )
     logging.warning(
         "THE VOCABULARY OF %s IS NOT KNOWN: its %d pieces are assumed to be "
-        "those of %s. If they differ, the weights mean nothing",
+        "those of %s. If they differ, the embeddings belong to wrong pieces",
         unknown,
         model_size,
         source if model_file else "the records",
@@ -156,7 +157,7 @@ def _pieces_of(vocabulary: Tokenizer) -> list[str]:
 def place_pieces(
     values: np.ndarray, initial: np.ndarray, kept: KeptPieces
 ) -> np.ndarray:
-    """Moves the rows of kept pieces, and initialises those of new pieces.
+    """Moves the rows of kept pieces, and initialises the rows of new pieces.
 
     Args:
         values: float32, `(vocab_size of the model, ...)`.

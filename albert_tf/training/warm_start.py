@@ -1,22 +1,23 @@
 """Starting a run from the weights of another model: `--init_checkpoint`.
 
-    RUN/warm_start.json     what was taken and what was newly initialised
+    RUN/warm_start.json     report: weights taken over and newly initialised
 
-The model must have the same widths. What else may differ:
+The widths of the model must equal those of the run. These may differ:
 
 - **Vocabulary.** See `vocabulary_transfer`.
 - **Positions.** New positions repeat the old ones from the first on; surplus
   positions are dropped.
-- **Depth.** An owner is a group, or a layer where layers are not shared. Owner
-  n of N takes the weights of owner `n * M // N` of M, which has the same
-  relative depth. So twelve layers take those of six, each twice, and a single
+- **Depth.** A sublayer belongs to a group if layers share it, and to a layer
+  otherwise; the group or layer is its owner. Owner n of the run's N owners
+  takes the weights of owner `n * M // N` of the model's M owners, which has the
+  same relative depth. So 12 layers use each of 6 layers twice, and a single
   group for all layers keeps its weights. With `--init_from_group0`, owner n
-  takes the weights of owner n, or of owner 0 where there is no owner n.
-- **Heads.** A sentence head that the model lacks, or has for another task, is
-  newly initialised.
+  takes the weights of owner n, or of owner 0 if the model has no owner n.
+- **Heads.** A sentence head is newly initialised if the model has none, or one
+  for another objective.
 
-New values are initialised by the seed of the run, so a warm start is a
-function of settings and model, and equal in every process.
+The seed of the run decides the new values. So a warm start is a function of
+settings and model, and is equal in every process.
 
 Reference:
     Positions: [Beltagy et al., 2020](https://arxiv.org/abs/2004.05150),
@@ -78,11 +79,12 @@ class WarmStart:
 
     Attributes:
         weights: The model.
-        sources: Maps the path of each variable of the run that takes values
-            from the model to the path of that variable in the model.
-        kept_pieces: The pieces in both vocabularies; None if these are equal.
-        takes_moments: Whether the moments of the optimizer are taken, too.
-        report: What is taken and what is not, as JSON.
+        sources: For each variable of the run that is not newly initialised,
+            its path in the model, by its path in the run.
+        kept_pieces: The pieces in both vocabularies; None if the vocabularies
+            are equal.
+        takes_moments: Whether the run also takes over the optimizer's moments.
+        report: The content of `warm_start.json`.
     """
 
     weights: ModelWeights
@@ -159,7 +161,7 @@ class WarmStart:
             )
         layers = report["layers"]
         if layers["here"] != layers["there"] or layers["taken_from"]:
-            # Once for all sublayers of a group.
+            # One entry per group or layer: its sublayers have equal sources.
             taken = ", ".join(
                 dict.fromkeys(
                     f"{here.partition('_inner')[0]} from "
@@ -179,7 +181,7 @@ class WarmStart:
                 owners = sorted({p.rpartition("/")[0] for p in report[name]})
                 lines.append(f"{what}: {', '.join(owners)}")
         if self.takes_moments:
-            lines.append("the moments of the optimizer are taken, too")
+            lines.append("the moments of the optimizer are taken over, too")
         return lines
 
 
@@ -194,8 +196,8 @@ def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
 
     Raises:
         UserError: If the model cannot be read or has other widths, if its
-            vocabulary is unknown and of another size, or if its moments are
-            requested and missing.
+            vocabulary is unknown and has another size, or if its moments are
+            requested but missing.
     """
     settings = config.initialization
     if not settings.init_checkpoint or run_directory.has_checkpoints(
@@ -209,15 +211,15 @@ def read(config: PretrainingConfig, data: TrainingData) -> WarmStart | None:
 def plan(
     config: PretrainingConfig, records: RecordSet, weights: ModelWeights
 ) -> WarmStart:
-    """Plans what a run takes from a model, and checks that the model fits.
+    """Plans which weights a run takes over; checks that the model fits.
 
     Args:
-        config: The run.
+        config: Settings of the run.
         records: Records with the vocabulary of the run.
         weights: The model.
 
     Raises:
-        UserError: See `read`.
+        UserError: If the model does not fit; see `read`.
     """
     settings = config.initialization
     here, there = config.model, weights.config
@@ -323,14 +325,17 @@ def _source_of(
 
 
 def _owners_of(config: ModelConfig, kind: str) -> tuple[str, int]:
-    """Returns what owns the sublayers of a kind, and how many owners exist."""
+    """Returns the kind of owner of a kind of sublayer, and the number of them.
+
+    The kind of owner is "group" or "layer".
+    """
     if config.parameter_sharing in ("all", kind):
         return "group", config.num_hidden_groups
     return "layer", config.num_hidden_layers
 
 
 def _other_owners(sources: Mapping[str, str]) -> dict[str, str]:
-    """Groups and layers that start from one of another number or kind."""
+    """Groups and layers that start from another group or layer, by name."""
     others = {}
     for path, source in sources.items():
         here, there = _OWNER.search(path), _OWNER.search(source)

@@ -232,7 +232,7 @@ def test_a_run_to_resume_is_not_changed(tiny_records, tmp_path, capsys):
     checks, status = check_all(config, capsys)
     assert status == 0
     assert "complete, at step 4" in checks["run"]
-    assert "none is left" in checks["steps"]
+    assert "no step is left" in checks["steps"]
     assert checks["held-out records"].startswith("warn: none")
 
     longer = tiny_run.make_config(
