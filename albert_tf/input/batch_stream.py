@@ -1,8 +1,9 @@
-"""Which batch is the batch of step s.
+"""The batches of a run by step.
 
-Data is a function of the seed, the step, and two things that a run notes in
-its directory: rollbacks skip batches, and damaged records are replaced. Each
-phase of a run reads a stream of its own, from its first step on:
+The batch of a step is a function of the seed, the step, and two files in the
+run directory: `rollbacks.json` lists the batches to skip, and
+`corrupt_records.json` the records to replace with padding. Each phase of a run
+reads a separate stream, from the beginning:
 
     number of the batch = step - first step of the phase + skipped batches
 """
@@ -24,7 +25,7 @@ from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 # Batches that the pipeline may have read ahead of the step that failed.
 READ_AHEAD_BATCHES = 64
 
-# Spreads the seeds of phases.
+# Difference between the seeds of consecutive phases: 2^64 / golden ratio.
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -41,7 +42,7 @@ class SkippedBatches(Protocol):
 
 
 class Location(NamedTuple):
-    """Where the batch of a step is found.
+    """The position of a batch in the streams.
 
     Attributes:
         phase: The records.
@@ -62,8 +63,8 @@ class BatchStream:
         skipped: Batches to skip; None skips none.
         damaged: Records to replace with padding; None replaces none. Records
             that are added to it take effect at the next `open`.
-        format_of: The format of a set of records; by default that of
-            pretraining.
+        format_of: Returns the format of a set of records; by default the
+            format of pretraining.
     """
 
     def __init__(
@@ -126,10 +127,10 @@ class BatchStream:
 
         Args:
             first: The step at which the stream was opened, or a later one.
-            last: The last step that was asked for.
+            last: The last step whose batch was requested.
 
         Returns:
-            Damaged records that are not among those already replaced.
+            The damaged records, without those that are already replaced.
         """
         phase, batch = self.locate(first)
         last_batch = batch + (last - first) + READ_AHEAD_BATCHES
@@ -141,7 +142,8 @@ class BatchStream:
             last_batch * self._config.global_batch_size,
         )
         logging.warning(
-            "reading failed: looking for the record in %d shards", len(files)
+            "reading failed: searching %d shards for damaged records",
+            len(files),
         )
         known = self._damaged.by_file
         return [
@@ -156,6 +158,6 @@ class BatchStream:
         ]
 
     def _phase_seed(self, phase: Phase) -> int:
-        """The seed of a phase's stream: the run's in the first phase."""
+        """The seed of a phase's stream; the first phase has the run's seed."""
         index = self._data.phases.index(phase)
         return (self._seed + index * _GOLDEN) % 2**63

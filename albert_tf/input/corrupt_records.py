@@ -1,10 +1,10 @@
-"""Damaged training records: found, logged, noted, and replaced.
+"""Finds damaged training records and stores their numbers.
 
-TensorFlow's reader says that a record is damaged, not which.
-`BatchStream.find_damage` therefore reads the shards again that a failed step
-may have been reading, record by record. What it finds is noted in
-RUN/corrupt_records.json, and from then on read as an example of weight 0: the
-batch of a step is a function of the seed, the step and these notes.
+TensorFlow's reader reports that a record is damaged, but not which one.
+`BatchStream.find_damage` therefore reads the shards that a failed step may have
+used a second time, record by record. RUN/corrupt_records.json lists the damaged
+records. From then on, each of them is replaced with an example of weight 0, so
+the batch of a step is a function of the seed, the step and this file.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from absl import logging
 from google.protobuf.message import DecodeError
 
 from albert_tf.config import DataConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 from albert_tf.input.pipeline import shuffled_files
 from albert_tf.input.record_format import RecordFormat
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.json_list import JsonList
 from albert_tf.io.tfrecord import read_records
 
-# Errors of reading: a wrong checksum, a record with other fields or with token
-# ids out of range, or a wrong number of records.
+# TensorFlow's errors for a wrong checksum, for a record with other fields or
+# with token ids out of range, and for a wrong number of records.
 READING_ERRORS = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
@@ -39,7 +39,7 @@ class CorruptRecord:
     Attributes:
         file: The shard.
         number: Number of records before it in the shard.
-        reason: The damage.
+        reason: Description of the damage.
     """
 
     file: str
@@ -51,7 +51,7 @@ class CorruptRecord:
 
 
 class CorruptRecords(JsonList[CorruptRecord]):
-    """The damaged records that a run has met, in that order.
+    """The damaged records of a run, in the order in which it found them.
 
     Example:
         >>> record = CorruptRecord("train-00.tfrecord", 17, "wrong checksum")
@@ -65,7 +65,7 @@ class CorruptRecords(JsonList[CorruptRecord]):
     FILE_NAME = "corrupt_records.json"
     ITEM_TYPE = CorruptRecord
     CONTENT = "the damaged records of the run"
-    REMEDY = "Remove it: they are found again."
+    REMEDY = "Remove the file: the run finds the records a second time."
 
     @property
     def by_file(self) -> dict[str, frozenset[int]]:
@@ -86,15 +86,13 @@ class CorruptRecords(JsonList[CorruptRecord]):
 
         Args:
             found: At least one.
-            config: The policy.
+            config: `on_corrupt_record` and `max_corrupt_records`.
             writes: Whether to write the file; a dry run does not.
 
         Raises:
-            UserError: If the run is to stop instead.
+            UserError: If the run must stop instead.
         """
-        named = "; ".join(map(str, found[:3]))
-        if len(found) > 3:
-            named += f"; and {len(found) - 3} more"
+        named = name_faults([str(record) for record in found])
         remedy = (
             "Build or copy that shard again; the run continues from its last "
             "checkpoint."
@@ -109,10 +107,11 @@ class CorruptRecords(JsonList[CorruptRecord]):
             raise UserError(
                 "damaged records must be at most max_corrupt_records="
                 f"{config.max_corrupt_records}",
-                received=f"{len(self) + len(found)}, the last of them {named}",
+                received=f"{len(self) + len(found)}, the newest: {named}",
                 remedy=remedy,
             )
-        # Another worker may be writing the same, and be the first.
+        # Two workers may write this file at the same time. After one of them
+        # has renamed the partial file, the other does not find it.
         with contextlib.suppress(FileNotFoundError):
             self.extend(found, writes)
         logging.error(
@@ -129,9 +128,9 @@ def find_in(
     """Finds the damaged records of some shards by reading each record.
 
     Args:
-        files: Shards, of those in `records`.
-        records: Number of records by shard.
-        config: Lengths.
+        files: Shards of `records`.
+        records: The set of records, with the number of records by shard.
+        config: Sequence lengths, which are the lengths of the features.
         record_format: The features that each record must hold.
     """
     return [
@@ -148,14 +147,14 @@ def files_between(
 
     Args:
         records: The shards.
-        block_size: Records in a block that is shuffled.
+        block_size: Number of consecutive records that are shuffled together.
         seed: Seed of the stream.
-        first: Number of the first record of the stream.
-        last: Number of the last one.
+        first: Number of the first record in the stream.
+        last: Number of the last record in the stream.
     """
     epoch, offset = divmod(first, records.num_examples)
     last -= epoch * records.num_examples
-    # Complete blocks are read.
+    # The stream reads complete blocks.
     begin, end = offset // block_size * block_size, last + block_size
     files = []
     while end > 0:

@@ -8,14 +8,14 @@ and the destructor, and with it all of Python, waits for the rest of the
 minute: at the end of a run, after an evaluation, after a rollback
 (`CancellationManager::StartCancel` and `Model::OptimizeLoop`).
 
-Two iterators are concerned. That of the host gets its options from the dataset
-(see `pipeline`). Those of the devices are made by tf.distribute without any
-options. They only copy batches from the host's iterator, one in advance, so
-there is nothing to tune.
+Two kinds of iterators have such a thread. The iterator of the host gets its
+options from the dataset (see `pipeline`). tf.distribute makes the iterators of
+the devices without options. These only copy batches from the host's iterator,
+one in advance, so there is nothing to tune.
 
-This module changes a private function of TensorFlow while an iterator is made.
-Where a release has no such function, the process may end late again;
-`tests/input/test_device_iterators.py` notices.
+This module replaces a private function of TensorFlow while an iterator is made.
+If a release of TensorFlow lacks that function, processes may end late, and
+`tests/input/test_device_iterators.py` fails.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ COMMIT_FILE = "checkpoint.json"
 VARIABLES = "variables"
 STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
 
-# Raised when damaged files are read, besides TensorFlow's own errors.
+# Errors that TensorFlow raises when it reads damaged files.
 READING_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 
@@ -48,10 +48,10 @@ class Checkpoint:
     Attributes:
         path: Its directory.
         step: Training steps done.
-        notes: JSON saved with the variables; floats keep their last bit.
+        notes: JSON saved with the variables; floats are restored bit for bit.
         sizes: Size in bytes of each file, by name.
-        fault: Why the checkpoint is torn, as far as `checkpoint.json` shows;
-            "" if it shows nothing.
+        fault: Damage of `checkpoint.json`; "" if that file is intact. Only
+            `read_values` checks the other files.
 
     Example:
         >>> import tempfile
@@ -163,7 +163,7 @@ def read_values(
         variables: The variables to read, by path; None reads all values.
 
     Raises:
-        TornCheckpointError: If the files are not as they were committed.
+        TornCheckpointError: If files are missing or damaged.
         UserError: If a variable is missing or has another shape.
     """
     _check_files(checkpoint)
@@ -234,7 +234,7 @@ def remove(directory: str) -> None:
 
 
 def remove_if_possible(directory: str) -> None:
-    """Removes a checkpoint, or logs an error where that fails."""
+    """Removes a checkpoint; if that fails, logs an error."""
     try:
         remove(directory)
     except (OSError, tf.errors.OpError) as error:

@@ -31,8 +31,8 @@ from albert_tf.runs.checkpoint_files import (
 )
 from albert_tf.runs.rollback import Rollbacks
 
-# The note that counts the rollbacks before this checkpoint. A later rollback
-# may have discarded it.
+# The note with the number of rollbacks before the checkpoint. With it, a reader
+# finds out whether a later rollback discarded the checkpoint.
 ROLLBACKS_NOTE = "rollbacks"
 
 
@@ -196,7 +196,13 @@ class CheckpointStore:
         avoided: int | None,
         variables: Mapping[str, tf.Variable] | None,
     ) -> tuple[Checkpoint, dict[str, tf.Tensor]] | None:
-        """Reads the best intact checkpoint; None reads all its values."""
+        """Reads the newest intact checkpoint that fits the arguments.
+
+        Args:
+            step: Step of the checkpoint; None allows all.
+            avoided: Step of a checkpoint to use only if there is no other.
+            variables: Variables to read, by path; None reads all values.
+        """
         found = self._list(self._directory)
         if step is not None:
             found = self._of_step(step, found)
@@ -228,7 +234,7 @@ class CheckpointStore:
         return [
             checkpoint
             for checkpoint in list_checkpoints(parent)
-            if not rollbacks.have_undone(
+            if not rollbacks.have_discarded(
                 checkpoint.step, checkpoint.notes.get(ROLLBACKS_NOTE, 0)
             )
         ]
@@ -242,7 +248,7 @@ class CheckpointStore:
                 "checkpoint_step must be the step of a checkpoint in "
                 f"{self._directory} or {self._best_directory}",
                 received=step,
-                remedy=f"There are: {steps or 'none'}.",
+                remedy=f"Available steps: {steps or 'none'}.",
             )
         return wanted
 
@@ -296,7 +302,7 @@ class CheckpointStore:
         )
 
     def _remove_old(self, parent: str, newest: str) -> None:
-        """Removes checkpoints that are not kept, and remains of crashes."""
+        """Removes surplus checkpoints, and those that a crash cut short."""
         names = checkpoint_files.list_step_directories(parent)
         intact = [
             checkpoint
@@ -332,7 +338,7 @@ def restore_model(
 
     Args:
         run_dir: `--output_dir` of the run.
-        model: Its variables have the paths and shapes of the run.
+        model: A model whose variables have the paths and shapes of the run.
         step: Step of a checkpoint that was kept, or of the best one; 0 loads
             the newest.
 

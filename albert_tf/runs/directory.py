@@ -1,4 +1,4 @@
-"""The directory of a run: what it records, and whether the run may resume.
+"""The directory of a run: its files, and whether the run may resume.
 
     RUN/config.json                the resolved settings
     RUN/training_records.json      the shards of each phase, with checksums
@@ -10,8 +10,8 @@
     RUN/corrupt_records.json       see input/corrupt_records.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
 
-Changed settings may change the result of a run that resumes. Each setting
-declares what a change of it affects: see `config/settings.py`.
+Each setting declares what a change of its value affects, which decides whether
+a run may resume with the new value: see `config/settings.py`.
 """
 
 import json
@@ -48,16 +48,16 @@ RECORDS_METADATA_FILE = "records_metadata.json"
 def check(config: PretrainingConfig, data: TrainingData) -> None:
     """Checks that a run may resume with these settings and records.
 
-    A directory without a checkpoint imposes nothing on a new run.
+    Without a checkpoint in the directory, the run is new and passes the check.
 
     Args:
         config: The present settings.
         data: The records to train on.
 
     Raises:
-        UserError: If the architecture or the vocabulary has changed, or,
-            without `allow_config_change`, other settings or the records. The
-            error names each difference.
+        UserError: If the architecture or the vocabulary has changed; without
+            `allow_config_change`, also if records or settings that affect the
+            result have changed. The error names each difference.
     """
     run_dir = config.training.output_dir
     if not has_checkpoints(run_dir):
@@ -138,13 +138,15 @@ def _differences(stored: list[Any], now: list[Any]) -> str:
     if len(stored) != len(now):
         return f"{len(stored)} phases of data before and {len(now)} now"
     for before, after in zip(stored, now, strict=True):
-        had, has = (Counter(map(tuple, p["shards"])) for p in (before, after))
-        gone = [name for name, *_ in (had - has).elements()]
-        new = [name for name, *_ in (has - had).elements()]
-        if gone or new:
+        old_shards, new_shards = (
+            Counter(map(tuple, phase["shards"])) for phase in (before, after)
+        )
+        missing = [name for name, *_ in (old_shards - new_shards).elements()]
+        added = [name for name, *_ in (new_shards - old_shards).elements()]
+        if missing or added:
             return (
                 f"from step {after['first_step']}: missing shards: "
-                f"{_name_first(gone)}; new shards: {_name_first(new)}"
+                f"{_name_first(missing)}; new shards: {_name_first(added)}"
             )
         if before["shards"] != after["shards"]:
             return (
@@ -222,9 +224,9 @@ def _check_settings(
     changed = _changed(stored, config, "result")
     if changed:
         _refuse_unless_allowed(run_dir, changed, config.training)
-    elsewhere = _changed(stored, config, "nothing")
-    if elsewhere:
-        logging.info("changed since this run began: %s", elsewhere)
+    harmless = _changed(stored, config, "nothing")
+    if harmless:
+        logging.info("changed since this run began: %s", harmless)
 
 
 def _check_architecture(
@@ -249,7 +251,7 @@ def _changed(
         f"{name} was {before[name]!r} and is {value!r}"
         for name, value in now.items()
         if value != before[name]
-        # An undeclared setting must not change a run silently.
+        # A setting that declares nothing counts as affecting the result.
         and (settings[name].metadata["affects"] or "result") == affects
     )
 

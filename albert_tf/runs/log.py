@@ -1,10 +1,11 @@
-"""The record of a run: metrics and events.
+"""The log of a run: metrics and events.
 
-RUN/metrics.jsonl   one line for each device loop and each evaluation;
-lines of steps that are trained again are replaced
-RUN/events.jsonl    starts, stops, rollbacks and changes, with their time;
-never replaced
-RUN/tensorboard/    the metrics, and profiles
+    RUN/metrics.jsonl   one line for each device loop and each evaluation
+    RUN/events.jsonl    starts, stops, rollbacks and changes, with their time
+    RUN/tensorboard/    the metrics, and profiles
+
+If a step is trained a second time, its lines in `metrics.jsonl` are replaced.
+Lines in `events.jsonl` are never removed.
 """
 
 import json
@@ -28,8 +29,8 @@ class RunLog:
     """Writes the metrics and events of a run.
 
     If a line cannot be written, e.g. because the disk is full, an error is
-    logged and training continues. Opening and rewinding the log, however, must
-    succeed.
+    logged and training continues. If the log cannot be opened or rewound,
+    the error is raised.
 
     Example:
         >>> import tempfile

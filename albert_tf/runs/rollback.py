@@ -1,9 +1,9 @@
-"""Divergence of a run: how it is detected, and the rollback.
+"""Detects the divergence of a run; plans and stores rollbacks.
 
 A rollback returns to the newest checkpoint and continues from there with the
 data that follows the point of divergence, as in the training of PaLM. It is
-noted in RUN/rollbacks.json, which each process reads at its start: the batch
-and the learning rate of a step are functions of the step and of these notes.
+stored in RUN/rollbacks.json, which each process reads at its start. The batch
+and the learning rate of a step are functions of the step and of this file.
 
 Reference:
     [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), section 5.1.
@@ -24,10 +24,11 @@ class Rollback:
     Attributes:
         diverged_at: Step at which divergence was detected.
         resumed_from: Step of the checkpoint that the run returned to.
-        skipped_steps: Number of batches skipped from there on: those read
-            since.
-        learning_rate_scale: Factor of the learning rate from there on.
-        reason: The divergence.
+        skipped_steps: Number of batches skipped: those that were read between
+            the checkpoint and the divergence.
+        learning_rate_scale: Factor of the learning rate of all steps after the
+            checkpoint.
+        reason: How the run diverged.
     """
 
     diverged_at: int
@@ -62,12 +63,12 @@ class Rollbacks(JsonList[Rollback]):
         """The last rollback; None if there is none."""
         return self._items[-1] if self._items else None
 
-    def have_undone(self, step: int, count: int) -> bool:
+    def have_discarded(self, step: int, count: int) -> bool:
         """Whether a later rollback discarded a step.
 
         Args:
             step: The step.
-            count: Number of rollbacks before it was trained.
+            count: Number of rollbacks before the step was trained.
         """
         later = self._items[count:]
         return any(rollback.resumed_from < step for rollback in later)
@@ -99,8 +100,8 @@ class Rollbacks(JsonList[Rollback]):
     def next_change(self, step: int) -> int | None:
         """First later step at which batches or learning rate change.
 
-        A run that resumes from a checkpoint before a rollback passes it
-        again.
+        A run that resumes from a checkpoint older than a rollback's passes the
+        step of that rollback a second time.
         """
         later = [r.resumed_from for r in self._items if r.resumed_from > step]
         return min(later, default=None)
@@ -112,21 +113,22 @@ class Rollbacks(JsonList[Rollback]):
 
         Args:
             diverged_at: Step at which divergence was detected.
-            reason: The divergence.
-            config: The policy.
+            reason: How the run diverged.
+            config: `on_divergence` and `max_rollbacks`.
 
         Raises:
-            UserError: If the run is to stop instead.
+            UserError: If the run must stop instead.
         """
         seen = f"{reason}, at step {diverged_at}"
         remedy = (
             "Lower --learning_rate (the paper's 0.00176 is for a batch of "
-            "4096; scale it by the root of the batch) and start a new run, or "
-            "continue from the last checkpoint with --on_divergence=rollback."
+            "4096; scale it by the square root of the batch size) and start a "
+            "new run, or continue from the last checkpoint with "
+            "--on_divergence=rollback."
         )
         if config.on_divergence == "stop":
             raise UserError(
-                "the loss must stay finite and near its lowest",
+                "the loss must stay finite and near its lowest value",
                 received=seen,
                 remedy=remedy,
             )
@@ -155,10 +157,10 @@ class Rollbacks(JsonList[Rollback]):
         Args:
             diverged_at: Step at which divergence was detected.
             resumed_from: Step of the checkpoint.
-            reason: The divergence.
-            config: The policy.
+            reason: How the run diverged.
+            config: `rollback_learning_rate_scale`.
         """
-        # An earlier rollback may lie between the two, with its own skip.
+        # An earlier rollback between the two steps may have skipped batches.
         last = diverged_at - 1
         batches_read = (last + self.skipped_steps(last) + 1) - (
             resumed_from + self.skipped_steps(resumed_from)
@@ -182,10 +184,10 @@ def find_divergence(
 
     Args:
         loss: Mean loss of the steps since the last check, in nats.
-        gradient_norm: Mean norm of the same steps. The loss comes before the
-            last update, so that this norm may be the first sign.
-        lowest_loss: The lowest mean loss so far; None at first.
-        config: The threshold of divergence.
+        gradient_norm: Mean gradient norm of the same steps. It may be NaN
+            while the loss, which is computed before it, is still finite.
+        lowest_loss: The lowest mean loss so far; None at the first check.
+        config: `divergence_loss_increase`.
     """
     if not math.isfinite(loss + gradient_norm):
         return f"loss {loss} and gradient norm {gradient_norm}"
@@ -193,6 +195,6 @@ def find_divergence(
     if lowest_loss is not None and allowed and loss > lowest_loss + allowed:
         return (
             f"loss {loss:.3f}, more than divergence_loss_increase="
-            f"{allowed:g} above the lowest, {lowest_loss:.3f}"
+            f"{allowed:g} above the lowest loss, {lowest_loss:.3f}"
         )
     return ""

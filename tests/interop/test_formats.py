@@ -44,7 +44,9 @@ def test_any_checkpoint_of_a_run_can_be_read(tmp_path, run_dir):
         np.testing.assert_array_equal(
             read(step=step).values[path], reader.get_tensor(path)
         )
-    with pytest.raises(UserError, match=r"Received: 3\..*There are: .*2, 4"):
+    with pytest.raises(
+        UserError, match=r"Received: 3\..*Available steps: .*2, 4"
+    ):
         read(step=3)
     shutil.rmtree(run_dir / "best")
     shutil.copytree(

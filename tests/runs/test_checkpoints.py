@@ -112,7 +112,7 @@ def test_the_newest_are_kept_and_any_kept_step_can_be_restored(tmp_path):
     assert store.restore().step == 30
     store.restore(20)
     np.testing.assert_array_equal(variables["kernel"], [20, 20])
-    with pytest.raises(UserError, match=r"Received: 10\. .*There are: 20, 30"):
+    with pytest.raises(UserError, match=r"Received: 10\. .*steps: 20, 30"):
         store.restore(10)
 
 

@@ -66,11 +66,13 @@ def test_discarded_steps_are_known(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
     roll_back(rollbacks, 110, 100)
     roll_back(rollbacks, 160, 150)
-    undone = [(step, rollbacks.have_undone(step, 0)) for step in (100, 101)]
-    assert undone == [(100, False), (101, True)]
-    assert not rollbacks.have_undone(140, 1)  # made between the two
-    assert rollbacks.have_undone(151, 1)
-    assert not rollbacks.have_undone(10**6, 2)
+    discarded = [
+        (step, rollbacks.have_discarded(step, 0)) for step in (100, 101)
+    ]
+    assert discarded == [(100, False), (101, True)]
+    assert not rollbacks.have_discarded(140, 1)  # made between the two
+    assert rollbacks.have_discarded(151, 1)
+    assert not rollbacks.have_discarded(10**6, 2)
 
 
 def test_another_process_reads_the_same(tmp_path):
