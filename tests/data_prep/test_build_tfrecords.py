@@ -30,7 +30,9 @@ from albert_tf.records.features import (
 from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import build_tfrecords
 from data_prep.builder import local_runner
+from data_prep.builder.build import SCRATCH_DIR
 from data_prep.builder.examples import EVAL, TRAIN, choose_split
+from data_prep.builder.metadata import unigram_entropy
 from data_prep.config import RecordsConfig
 from tests.data_prep.test_processes import is_running
 
@@ -284,7 +286,7 @@ def test_nearly_equal_documents_are_on_the_same_side():
 def test_unigram_entropy_is_of_ordinary_pieces():
     """Three pieces in shares 1/2, 1/4, 1/4: 1.5 bits; special ones aside."""
     counts = np.array([9, 9, 9, 9, 9, 4, 0, 2, 2])
-    entropy = build_tfrecords._unigram_entropy(counts)
+    entropy = unigram_entropy(counts)
     assert entropy == pytest.approx(1.5 * np.log(2))
 
 
@@ -506,7 +508,7 @@ def test_a_build_killed_at_random_moments_ends_alike(
     def whole_files():
         found = {}
         # Not pathlib, which fails where a directory is being removed.
-        for pattern in (f"{build_tfrecords.SCRATCH_DIR}/**/*.rows", "*/*.tfr*"):
+        for pattern in (f"{SCRATCH_DIR}/**/*.rows", "*/*.tfr*"):
             for path in glob.glob(f"{out}/{pattern}", recursive=True):
                 with contextlib.suppress(FileNotFoundError):  # just removed
                     if not path.endswith(PARTIAL_SUFFIX):
@@ -604,7 +606,7 @@ def interrupt(path):
 def test_what_other_builds_left_is_removed(documents, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(documents[0], encoding="utf-8")
-    left = tmp_path / "out" / build_tfrecords.SCRATCH_DIR / "other" / "units"
+    left = tmp_path / "out" / SCRATCH_DIR / "other" / "units"
     left.mkdir(parents=True)
     build(tmp_path / "out", path, holdout_fraction=0.0)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {TRAIN}

@@ -1,0 +1,144 @@
+"""Builds the records of `python -m data_prep.build_tfrecords`.
+
+A build keeps unshuffled examples in a scratch directory, whose name depends on
+the inputs and settings. The directory is removed when the build is finished,
+and an interrupted build leaves it for the next one.
+"""
+
+# TensorFlow is not imported here: each worker process imports this module.
+
+import contextlib
+import json
+import os
+import posixpath
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from absl import logging
+
+from albert_tf.io import files
+from albert_tf.records.features import (
+    SCHEMA_VERSION,
+    TOKENIZER_FILE,
+    sha256_of,
+)
+from albert_tf.records.tokenization import Tokenizer
+from data_prep.builder import directory, local_runner
+from data_prep.builder.examples import EVAL, TRAIN
+from data_prep.builder.metadata import describe_split, log_summary
+from data_prep.config import RecordsConfig
+from data_prep.progress import show_bytes
+from data_prep.text import corpus
+
+SCRATCH_DIR = ".build_tfrecords_scratch"
+
+
+def build_records(config: RecordsConfig) -> None:
+    """Builds records, unless the output directory has them already.
+
+    Raises:
+        UserError: For text, a vocabulary or an output directory that cannot
+            be used.
+    """
+    config.require("output_dir", "spm_model_file")
+    begin = time.monotonic()
+    tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
+    sources = corpus.find_inputs(config)
+    num_bytes = sum(source.num_bytes for source in sources)
+    with show_bytes("checking inputs", num_bytes) as bar:
+        digests = corpus.check_and_digest(sources, config, bar.update)
+    inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
+    scratch_key = sha256_of(json.dumps([inputs_sha256, digests]).encode())
+    if directory.is_up_to_date(
+        config.output_dir, inputs_sha256, overwrite=config.overwrite
+    ):
+        # An interrupted build may have finished all but this.
+        directory.remove_notes(config.output_dir)
+        _remove_scratch(config, scratch_key)
+        logging.info("%s is up to date", config.output_dir)
+        return
+
+    files.make_directories(config.output_dir)
+    with _scratch_directory(config, scratch_key) as scratch:
+        vocabulary = os.path.join(scratch, TOKENIZER_FILE)
+        with files.open_existing(config.spm_model_file, "rb") as file:
+            files.write_bytes(vocabulary, file.read())
+        build = local_runner.build
+        if config.runner != "local":
+            from data_prep.builder import beam_runner
+
+            build = beam_runner.build
+        built = build(config, sources, vocabulary, scratch, inputs_sha256)
+        metadata = {
+            split: describe_split(
+                config, split, built, tokenizer, inputs_sha256
+            )
+            for split in (TRAIN, EVAL)
+            if split == TRAIN or config.holdout_fraction
+        }
+        with open(vocabulary, "rb") as file:
+            directory.finish_build(config.output_dir, metadata, file.read())
+    for split, split_metadata in metadata.items():
+        log_summary(
+            posixpath.join(config.output_dir, split),
+            split_metadata,
+            built.count(split)["label"],
+        )
+    seconds = time.monotonic() - begin
+    num_examples = sum(m.num_examples for m in metadata.values())
+    logging.info(
+        "built %d examples in %.0f s (%.0f examples/s)",
+        num_examples,
+        seconds,
+        num_examples / seconds,
+    )
+
+
+def _digest_inputs(
+    config: RecordsConfig, tokenizer: Tokenizer, digests: Sequence[str]
+) -> str:
+    """Returns a digest of everything that decides the bytes of the records."""
+    described = {
+        "settings": config.result_settings(),
+        "schema_version": SCHEMA_VERSION,
+        "vocabulary_sha256": tokenizer.sha256,
+        "inputs": digests,
+    }
+    return sha256_of(json.dumps(described, sort_keys=True).encode())
+
+
+@contextlib.contextmanager
+def _scratch_directory(config: RecordsConfig, key: str) -> Iterator[str]:
+    """Makes the local scratch directory of a build; removes it at the end.
+
+    After an exception, the directory stays for the next build with this key.
+    """
+    parent = _scratch_parent(config)
+    if parent == os.path.join(config.output_dir, SCRATCH_DIR):
+        for other in os.listdir(parent) if os.path.exists(parent) else ():
+            if other != key:
+                shutil.rmtree(os.path.join(parent, other))
+    scratch = os.path.join(parent, key)
+    os.makedirs(scratch, exist_ok=True)
+    yield scratch
+    _remove_scratch(config, key)
+
+
+def _scratch_parent(config: RecordsConfig) -> str:
+    """By default in `output_dir` if it is local, which has enough space."""
+    if config.scratch_dir:
+        return config.scratch_dir
+    if files.is_remote(config.output_dir):
+        return os.path.join(tempfile.gettempdir(), SCRATCH_DIR)
+    return os.path.join(config.output_dir, SCRATCH_DIR)
+
+
+def _remove_scratch(config: RecordsConfig, key: str) -> None:
+    parent = _scratch_parent(config)
+    files.remove_directory(os.path.join(parent, key))
+    if not config.scratch_dir:
+        # Fails if other builds have scratch directories there.
+        with contextlib.suppress(OSError):
+            os.rmdir(parent)

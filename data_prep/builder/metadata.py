@@ -1,0 +1,96 @@
+"""The metadata and the summary of a split of a build."""
+
+import numpy as np
+from absl import logging
+
+from albert_tf.records.features import RecordsMetadata
+from albert_tf.records.masking import FIRST_ORDINARY_ID
+from albert_tf.records.tokenization import Tokenizer
+from data_prep.builder.directory import join_counts
+from data_prep.builder.examples import TRAIN
+from data_prep.builder.shards import BuiltRecords, choose_masking
+from data_prep.config import RecordsConfig
+
+
+def describe_split(
+    config: RecordsConfig,
+    split: str,
+    built: BuiltRecords,
+    tokenizer: Tokenizer,
+    inputs_sha256: str,
+) -> RecordsMetadata:
+    """Returns the metadata of one split."""
+    counts = built.count(split)
+    shards = {
+        shard.name: result
+        for shard, result in sorted(built.shards.items())
+        if shard.split == split
+    }
+    return RecordsMetadata(
+        max_seq_length=config.max_seq_length,
+        max_predictions_per_seq=config.max_predictions_per_seq,
+        vocab_size=tokenizer.vocab_size,
+        vocabulary_sha256=tokenizer.sha256,
+        vocabulary_kind=tokenizer.kind,
+        do_lower_case=config.do_lower_case,
+        sentence_objective=config.sentence_objective,
+        masking=choose_masking(split, config),
+        masked_lm_prob=config.masked_lm_prob,
+        ngram=config.ngram,
+        short_seq_prob=config.short_seq_prob,
+        dupe_factor=config.dupe_factor if split == TRAIN else 1,
+        seed=config.seed,
+        num_documents=counts["documents"],
+        num_duplicate_documents=built.duplicates[split],
+        num_examples=counts["examples"],
+        num_pieces=counts["pieces"],
+        num_masked=counts["masked"],
+        unigram_entropy_nats=unigram_entropy(built.piece_counts),
+        shards={n: r.counts.get("examples", 0) for n, r in shards.items()},
+        checksums={name: result.sha256 for name, result in shards.items()},
+        skipped=dict(sorted(built.skipped.items())),
+        inputs_sha256=inputs_sha256,
+    )
+
+
+def unigram_entropy(piece_counts: np.ndarray) -> float:
+    """Returns the entropy of the ordinary pieces, in nats.
+
+    Args:
+        piece_counts: int64, `(vocab_size,)`; those of special pieces are
+            ignored.
+
+    Example:
+        >>> round(unigram_entropy(np.array([9, 9, 9, 9, 9, 4, 4])), 3)
+        0.693
+    """
+    counts = piece_counts[FIRST_ORDINARY_ID:]
+    probabilities = counts[counts > 0] / max(1, counts.sum())
+    return float(-(probabilities * np.log(probabilities)).sum())
+
+
+def log_summary(
+    split_dir: str, metadata: RecordsMetadata, num_labelled: int
+) -> None:
+    """Logs counts and fractions of a split.
+
+    Args:
+        split_dir: Directory of the split.
+        metadata: Metadata of the split.
+        num_labelled: Number of examples with label 1.
+    """
+    num_positions = metadata.num_examples * metadata.max_seq_length
+    logging.info(
+        "%s: %d documents (%d of them duplicates), %d examples; %.1f %% of the "
+        "positions filled, %.1f %% of the tokens masked, %.1f %% of the "
+        "examples with label 1; unigram entropy %.3f nats; skipped: %s",
+        split_dir,
+        metadata.num_documents,
+        metadata.num_duplicate_documents,
+        metadata.num_examples,
+        100 * metadata.num_pieces / num_positions,
+        100 * metadata.num_masked / metadata.num_pieces,
+        100 * num_labelled / metadata.num_examples,
+        metadata.unigram_entropy_nats,
+        join_counts(metadata.skipped) or "nothing",
+    )
