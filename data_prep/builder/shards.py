@@ -117,7 +117,7 @@ def choose_masking(split: str, config: RecordsConfig) -> str:
 
 
 def find_finished(shard: Shard, output_dir: str) -> ShardResult | None:
-    """Returns the content of a shard written before; None if there is none."""
+    """Returns the content of a shard; None if it is not finished."""
     result = files.load_json_if_any(_note_path(shard, output_dir))
     if result is None or not files.exists(shard.path):
         return None

@@ -43,9 +43,20 @@ LENGTH, PREDICTIONS = 64, 11
 
 @pytest.fixture(scope="module")
 def documents():
-    """The first documents of the demo, 0.4 MB."""
+    """The first documents of the sample corpus, 0.4 MB."""
     with gzip.open(DEMO, "rt", encoding="utf-8") as file:
         return file.read(400_000).split("\n\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def encoded_documents(documents):
+    """The token ids of each document, as text: " 12 5 907 "."""
+    tokenizer = Tokenizer(VOCABULARY)
+    texts = []
+    for document in documents:
+        ids = tokenizer.encode_batch(document.split("\n")).ids
+        texts.append(f" {' '.join(map(str, ids))} ")
+    return texts
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +93,23 @@ def built(text_file, tmp_path_factory):
     return build(tmp_path_factory.mktemp("records") / "out", text_file)
 
 
+@pytest.fixture(scope="module")
+def repeated(documents, tmp_path_factory):
+    """Records of one document ten times, in a single shard."""
+    directory = tmp_path_factory.mktemp("repeated")
+    path = directory / "text.txt"
+    path.write_text("\n\n".join([documents[0]] * 10), encoding="utf-8")
+    return build(
+        directory / "out",
+        path,
+        num_shards=1,
+        holdout_fraction=0.0,
+        dupe_factor=1,
+    )
+
+
 def read_files(directory):
-    """Content by name of all files below, but for metadata's input digest."""
+    """Returns the content of all files in a directory, by path."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(pathlib.Path(directory).rglob("*"))
@@ -92,7 +118,7 @@ def read_files(directory):
 
 
 def read_examples(directory, split):
-    """Features by name, parsed as declared; all examples of a split."""
+    """Returns the features of all examples of a split, and the records."""
     paths = sorted(glob.glob(str(directory / split / "*.tfrecord")))
     records = [
         record
@@ -116,7 +142,7 @@ def parse(records, length, predictions):
 
 
 def restore(examples):
-    """`input_ids` before they were masked."""
+    """Returns `input_ids` before masking."""
     ids = examples["input_ids"].copy()
     rows, slots = np.nonzero(examples["masked_lm_weights"])
     ids[rows, examples["masked_lm_positions"][rows, slots]] = examples[
@@ -125,16 +151,16 @@ def restore(examples):
     return ids
 
 
-def test_records_hold_the_declared_features_and_no_others(built):
+def test_records_have_exactly_the_declared_features(built):
     examples, records = read_examples(built, TRAIN)
     names = tf.train.Example.FromString(records[0]).features.feature.keys()
     assert set(names) == {feature.name for feature in FEATURES}
     assert len(examples["input_ids"]) == len(records) > 500
 
 
-def test_records_of_google_research_parse_alike():
-    """Its writer, by hand: every feature a list of its length, the weights
-    floats, the label a list of one, in whatever order."""
+def test_records_of_google_research_have_the_same_format():
+    """The features that its writer writes: lists of integers, but for the
+    weights, which are floats. The order of the features has no influence."""
     example = tf.train.Example()
     rows = {
         "next_sentence_labels": [1],
@@ -155,8 +181,8 @@ def test_records_of_google_research_parse_alike():
     assert parsed["masked_lm_weights"].tolist() == [[1.0, 0.0]]
 
 
-def test_examples_are_laid_out_as_published(built):
-    """`[CLS] A [SEP] B [SEP]`, padding behind, all of one description."""
+def test_examples_have_the_layout_of_google_research(built):
+    """`[CLS] A [SEP] B [SEP]`, then padding, consistent in all features."""
     examples, _ = read_examples(built, TRAIN)
     ids = restore(examples)
     mask = examples["input_mask"]
@@ -168,21 +194,18 @@ def test_examples_are_laid_out_as_published(built):
     assert ((ids == SEP_ID).sum(axis=1) == 2).all()
     assert (ids[np.arange(len(ids)), lengths - 1] == SEP_ID).all()
     first_separator = (ids == SEP_ID).argmax(axis=1)[:, np.newaxis]
-    behind = np.arange(LENGTH) > first_separator
-    np.testing.assert_array_equal(examples["segment_ids"], behind & (mask > 0))
+    is_second = np.arange(LENGTH) > first_separator
+    np.testing.assert_array_equal(
+        examples["segment_ids"], is_second & (mask > 0)
+    )
     special = (ids == CLS_ID) | (ids == SEP_ID)
     assert (examples["token_boundary"][special] == 1).all()
     assert (examples["token_boundary"][mask == 0] == 0).all()
     assert not (ids == MASK_ID).any()
 
 
-def test_labels_tell_whether_segments_are_swapped(built, documents):
-    """Each segment is looked up in its document, where it stands once."""
-    tokenizer = Tokenizer(VOCABULARY)
-    texts = []
-    for document in documents:
-        ids = tokenizer.encode_batch(document.split("\n")).ids
-        texts.append(" " + " ".join(map(str, ids)) + " ")
+def test_label_says_whether_segments_are_swapped(built, encoded_documents):
+    """Searches the segments in the documents; ambiguous ones are ignored."""
     examples, _ = read_examples(built, EVAL)
     ids = restore(examples)
     seen = [0, 0]
@@ -190,17 +213,17 @@ def test_labels_tell_whether_segments_are_swapped(built, documents):
         middle, last = np.flatnonzero(row == SEP_ID)
         first = f" {' '.join(map(str, row[1:middle]))} "
         second = f" {' '.join(map(str, row[middle + 1 : last]))} "
-        where = [t for t in texts if first in t and second in t]
-        assert where, "both segments are of one document"
-        if any(t.count(first) > 1 or t.count(second) > 1 for t in where):
+        found = [t for t in encoded_documents if first in t and second in t]
+        assert found, "the segments are not from the same document"
+        if any(t.count(first) > 1 or t.count(second) > 1 for t in found):
             continue
-        swapped = where[0].index(first) > where[0].index(second)
+        swapped = found[0].index(first) > found[0].index(second)
         assert swapped == bool(label)
         seen[label] += 1
     assert min(seen) > 20
 
 
-def test_boundaries_are_where_words_begin(built):
+def test_token_boundaries_are_the_beginnings_of_words(built):
     tokenizer = Tokenizer(VOCABULARY)
     examples, _ = read_examples(built, TRAIN)
     ids = restore(examples)
@@ -235,19 +258,18 @@ def test_metadata_agrees_with_the_records(built):
     assert 0.14 < metadata.num_masked / metadata.num_pieces < 0.16
 
 
-def test_nothing_else_is_left_in_the_directory(built):
+def test_finished_build_leaves_no_other_files(built):
     assert {path.name for path in built.iterdir()} == {TRAIN, EVAL}
     assert not list(built.rglob("*.partial"))
 
 
-def test_copies_are_masked_and_paired_anew(built):
-    """Two copies of a document share no example."""
+def test_copies_of_a_document_have_no_example_in_common(built):
     _, records = read_examples(built, TRAIN)
     assert len(set(records)) == len(records)
 
 
-def test_documents_held_out_are_in_no_training_example(built, documents):
-    """By the rare pieces of each document: those of no other document."""
+def test_held_out_documents_are_in_no_training_example(built, documents):
+    """Documents are recognised by pieces that no other document has."""
     tokenizer = Tokenizer(VOCABULARY)
     sets = [
         set(tokenizer.encode_batch(d.split("\n")).ids.tolist())
@@ -268,32 +290,31 @@ def test_documents_held_out_are_in_no_training_example(built, documents):
     assert num_eval == read_metadata(str(built / EVAL)).num_documents > 0
 
 
-def test_the_share_held_out_is_that_asked_for():
-    """Of 4,000 documents a quarter, within four deviations."""
+def test_holdout_fraction_is_the_fraction_of_held_out_documents():
+    """A quarter of 4,000 documents, within four standard deviations."""
     documents = [[f"Document {i}."] for i in range(4000)]
     held_out = sum(choose_split(d, 0.25) == EVAL for d in documents)
     assert abs(held_out - 1000) < 4 * np.sqrt(4000 * 3 / 16)
     assert choose_split(documents[0], 0.0) == TRAIN
 
 
-def test_nearly_equal_documents_are_on_the_same_side():
-    """Other letter case, other line breaks."""
+def test_case_and_line_breaks_do_not_change_the_split():
     for i in range(50):
         expected = choose_split([f"One is {i}.", "Two."], 0.5)
         assert choose_split([f"ONE is {i}. TWO."], 0.5) == expected
 
 
-def test_unigram_entropy_is_of_ordinary_pieces():
-    """Three pieces in shares 1/2, 1/4, 1/4: 1.5 bits; special ones aside."""
+def test_unigram_entropy_ignores_special_pieces():
+    """Three ordinary pieces of probability 1/2, 1/4 and 1/4 have 1.5 bits."""
     counts = np.array([9, 9, 9, 9, 9, 4, 0, 2, 2])
     entropy = unigram_entropy(counts)
     assert entropy == pytest.approx(1.5 * np.log(2))
 
 
 def test_workers_and_file_order_have_no_influence(built, documents, tmp_path):
-    """The same documents in other files, in another order, one of them
-    twice, by three processes instead of one."""
-    again = [*documents[::-1]]
+    """The same documents in another order and in three files, built by three
+    processes instead of one."""
+    again = documents[::-1]
     for i in range(3):
         path = tmp_path / f"{i}.txt"
         path.write_text("\n\n".join(again[i::3]), encoding="utf-8")
@@ -312,21 +333,18 @@ def test_other_seeds_give_other_records(built, text_file, tmp_path):
     ).read_bytes()
 
 
-def test_a_repeated_document_is_masked_anew(documents, tmp_path):
-    path = tmp_path / "twice.txt"
-    path.write_text("\n\n".join([documents[0]] * 2), encoding="utf-8")
-    build(tmp_path / "out", path, holdout_fraction=0.0, dupe_factor=1)
-    _, records = read_examples(tmp_path / "out", TRAIN)
-    assert len(set(records)) == len(records) > 20
+def test_duplicate_documents_have_other_masks(repeated):
+    _, records = read_examples(repeated, TRAIN)
+    assert len(set(records)) == len(records) > 200
 
 
-def test_without_repetitions_records_are_those_of_the_text_alone(
+def test_deduplicate_gives_the_records_of_unique_documents(
     built, documents, tmp_path
 ):
-    """Every third document again, in capitals and with other white space."""
-    repeated = [d.upper().replace(" ", "  ") for d in documents[::3]]
+    """Every third document is repeated, in capitals and with other spaces."""
+    duplicated = [d.upper().replace(" ", "  ") for d in documents[::3]]
     path = tmp_path / "text.txt"
-    text = "\n\n".join([*repeated, *documents])
+    text = "\n\n".join([*duplicated, *documents])
     path.write_text(text, encoding="utf-8")
     out = build(tmp_path / "out", path, deduplicate=True)
     duplicates = 0
@@ -340,43 +358,26 @@ def test_without_repetitions_records_are_those_of_the_text_alone(
             metadata.num_documents
             == read_metadata(str(built / split)).num_documents
         )
-    assert duplicates == len(repeated)
+    assert duplicates == len(duplicated)
 
 
-def test_repetitions_do_not_stand_side_by_side(documents, tmp_path):
-    """One document ten times: its rows are spread over the shard."""
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join([documents[0]] * 10), encoding="utf-8")
-    build(
-        tmp_path / "out",
-        path,
-        num_shards=1,
-        holdout_fraction=0.0,
-        dupe_factor=1,
-    )
-    metadata = read_metadata(str(tmp_path / "out" / TRAIN))
+def test_examples_of_duplicate_documents_are_not_adjacent(repeated):
+    """The examples of ten equal documents are spread over the shard."""
+    metadata = read_metadata(str(repeated / TRAIN))
     assert metadata.num_documents == 10
     assert metadata.num_duplicate_documents == 9
-    examples, _ = read_examples(tmp_path / "out", TRAIN)
+    examples, _ = read_examples(repeated, TRAIN)
     ids = restore(examples)
-    rows = len(ids) // 10
-    assert rows > 20
+    assert len(ids) > 200
     equal_neighbours = (ids[1:] == ids[:-1]).all(axis=1).sum()
-    # By chance 9 of the other rows are equal to a row.
+    # 9 of the other examples equal an example.
     assert equal_neighbours < 4 * 9 * len(ids) / (len(ids) - 1)
 
 
-def test_next_sentences_are_of_another_document_half_of_the_time(
-    documents, tmp_path
+def test_half_of_the_next_sentences_are_from_another_document(
+    text_file, encoded_documents, tmp_path
 ):
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(documents), encoding="utf-8")
-    out = build(tmp_path / "out", path, sentence_objective="nsp")
-    tokenizer = Tokenizer(VOCABULARY)
-    texts = []
-    for document in documents:
-        ids = tokenizer.encode_batch(document.split("\n")).ids
-        texts.append(" " + " ".join(map(str, ids)) + " ")
+    out = build(tmp_path / "out", text_file, sentence_objective="nsp")
     examples, _ = read_examples(out, EVAL)
     labels = examples[SENTENCE_LABEL][:, 0]
     assert abs(labels.mean() - 0.5) < 4 * np.sqrt(0.25 / len(labels))
@@ -384,16 +385,18 @@ def test_next_sentences_are_of_another_document_half_of_the_time(
         middle, last = np.flatnonzero(row == SEP_ID)
         first = f" {' '.join(map(str, row[1:middle]))} "
         second = f" {' '.join(map(str, row[middle + 1 : last]))} "
-        together = [t for t in texts if first in t and second in t]
+        found = [t for t in encoded_documents if first in t and second in t]
         if label:
-            # A short segment may stand in many documents.
-            assert not together or last - middle < 6 or middle < 6
+            # A short segment may be in many documents.
+            assert not found or last - middle < 6 or middle < 6
         else:
-            assert any(t.index(first) < t.rindex(second) for t in together)
+            assert any(t.index(first) < t.rindex(second) for t in found)
     assert read_metadata(str(out / EVAL)).sentence_objective == "nsp"
 
 
-def test_without_an_objective_examples_have_one_segment(text_file, tmp_path):
+def test_without_sentence_objective_examples_have_one_segment(
+    text_file, tmp_path
+):
     out = build(tmp_path / "out", text_file, sentence_objective="none")
     examples, _ = read_examples(out, TRAIN)
     ids = restore(examples)
@@ -404,9 +407,8 @@ def test_without_an_objective_examples_have_one_segment(text_file, tmp_path):
     assert np.mean(lengths == LENGTH) > 0.5
 
 
-def test_dynamic_records_hold_no_masks(built, text_file, tmp_path):
-    """train/ holds the static records as they were before masking, eval/
-    the static records."""
+def test_dynamic_records_have_no_masks(built, text_file, tmp_path):
+    """train/ has the static records before masking; eval/ is static."""
     out = build(tmp_path / "out", text_file, masking="dynamic")
     assert read_files(out / EVAL).keys() == read_files(built / EVAL).keys()
     for name, content in read_files(built / EVAL).items():
@@ -429,7 +431,7 @@ def test_dynamic_records_hold_no_masks(built, text_file, tmp_path):
     assert read_metadata(str(out / EVAL)).masking == "static"
 
 
-def test_checksums_are_those_of_the_files(built):
+def test_checksums_equal_those_of_the_files(built):
     for split in (TRAIN, EVAL):
         metadata = read_metadata(str(built / split))
         assert metadata.checksums == {
@@ -438,13 +440,13 @@ def test_checksums_are_those_of_the_files(built):
         }
 
 
-def test_records_that_are_there_are_used_again(built, text_file):
+def test_existing_records_are_not_built_again(built, text_file):
     before = {p: p.stat().st_mtime_ns for p in built.rglob("*")}
     build(built, text_file, num_workers=2)
     assert {p: p.stat().st_mtime_ns for p in built.rglob("*")} == before
 
 
-def test_records_of_other_settings_are_not_replaced_unasked(
+def test_records_of_other_settings_are_replaced_only_with_overwrite(
     documents, tmp_path
 ):
     path = tmp_path / "text.txt"
@@ -464,7 +466,7 @@ def test_records_of_other_settings_are_not_replaced_unasked(
 
 
 def as_flags(config):
-    """The command line that gives this config."""
+    """Returns the flags of a configuration."""
     return [
         f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
         for name, value in dataclasses.asdict(config).items()
@@ -480,8 +482,8 @@ def start_build(config):
 
 
 def kill_with_workers(process):
-    """Kills a build, and waits until its processes have ended, too."""
-    process.send_signal(signal.SIGSTOP)  # so that it starts no more of them
+    """Kills a build, and waits for the end of its worker processes."""
+    process.send_signal(signal.SIGSTOP)  # so that it starts no more workers
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
     workers = [int(pid) for pid in children.read_text().split()]
@@ -492,25 +494,25 @@ def kill_with_workers(process):
 
 
 @pytest.mark.slow
-def test_a_build_killed_at_random_moments_ends_alike(
+def test_build_killed_at_random_moments_gives_the_same_records(
     built, text_file, tmp_path
 ):
-    """By SIGKILL, until it ends; each part of the work is done once.
+    """Kills the build until it finishes; finished work is not repeated.
 
-    The moments follow what has been written, at most two files more and a
-    little later, so that a fast machine does not end before it is killed. A
-    busy one may look too late, and then begins again.
+    A build is killed shortly after it has written up to two more files, so
+    that a fast machine does not finish first. On a busy machine the kill may
+    come too late, and then the test starts over.
     """
     out = tmp_path / "out"
     config = make_config(out, text_file, num_workers=2)
     rng = random.Random(0)
 
-    def whole_files():
+    def complete_files():
         found = {}
-        # Not pathlib, which fails where a directory is being removed.
+        # Not pathlib, which fails if a directory is removed meanwhile.
         for pattern in (f"{SCRATCH_DIR}/**/*.rows", "*/*.tfr*"):
             for path in glob.glob(f"{out}/{pattern}", recursive=True):
-                with contextlib.suppress(FileNotFoundError):  # just removed
+                with contextlib.suppress(FileNotFoundError):  # removed
                     if not path.endswith(PARTIAL_SUFFIX):
                         found[path] = os.stat(path).st_mtime_ns
         return found
@@ -519,8 +521,8 @@ def test_a_build_killed_at_random_moments_ends_alike(
     kills = 0
     while True:
         process = start_build(config)
-        wanted = len(written) + rng.randint(0, 2)
-        while process.poll() is None and len(whole_files()) < wanted:
+        target = len(written) + rng.randint(0, 2)
+        while process.poll() is None and len(complete_files()) < target:
             time.sleep(0.001)
         time.sleep(0.02 * kills * rng.random())
         if process.poll() is not None:
@@ -536,13 +538,13 @@ def test_a_build_killed_at_random_moments_ends_alike(
         if (out / TRAIN / "metadata.json").exists():
             continue  # killed while scratch was being removed
         for path, when in written.items():
-            # What was whole stays as it is.
+            # Complete files are not changed.
             assert os.stat(path).st_mtime_ns == when, path
-        written = whole_files()
+        written = complete_files()
 
 
 def tree_of(directory):
-    """All below: content of files by name, None of directories."""
+    """Returns the content of files by path, and None for directories."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         if path.is_file()
@@ -552,15 +554,15 @@ def tree_of(directory):
 
 
 @pytest.mark.slow
-def test_a_build_killed_at_any_change_of_a_file_ends_alike(
+def test_build_killed_before_any_change_of_a_file_gives_the_same_records(
     documents, tiny_records, tmp_path, monkeypatch
 ):
-    """Where it replaces another, which was killed when all was written."""
+    """The build replaces another, which was killed after its last shard."""
     path = tmp_path / "text.txt"
     lines = documents[3].split("\n")
     parts = ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
     path.write_text("\n\n".join([*parts, parts[0]]), encoding="utf-8")
-    # Of 400 pieces, which are read at once.
+    # A vocabulary of 400 pieces, which is loaded quickly.
     vocabulary = str(tiny_records / "train" / "spiece.model")
     config = make_config(
         tmp_path / "expected",
@@ -575,7 +577,7 @@ def test_a_build_killed_at_any_change_of_a_file_ends_alike(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(local_runner.files, "remove", interrupt)
         build(other, path, num_shards=2, seed=1, spm_model_file=vocabulary)
-    # The names of its shards are others in train/, the same in eval/.
+    # The names of its shards differ in train/, and are equal in eval/.
     assert (other / "train" / "train-00000-of-00002.tfrecord").exists()
     notes = {p.name for p in (other / "unfinished").iterdir()}
     assert "eval-00000-of-00001.tfrecord.json" in notes
@@ -603,17 +605,16 @@ def interrupt(path):
     raise KeyboardInterrupt(path)
 
 
-def test_what_other_builds_left_is_removed(documents, tmp_path):
+def test_scratch_files_of_other_builds_are_removed(documents, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(documents[0], encoding="utf-8")
-    left = tmp_path / "out" / SCRATCH_DIR / "other" / "units"
-    left.mkdir(parents=True)
+    scratch = tmp_path / "out" / SCRATCH_DIR / "other" / "units"
+    scratch.mkdir(parents=True)
     build(tmp_path / "out", path, holdout_fraction=0.0)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {TRAIN}
 
 
-def test_scratch_may_be_elsewhere(built, text_file, tmp_path):
-    """Others' files there are left alone."""
+def test_scratch_dir_keeps_files_of_others(built, text_file, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     (scratch / "mine").write_text("")
@@ -628,19 +629,19 @@ def test_scratch_may_be_elsewhere(built, text_file, tmp_path):
         (100_000, 1, 65_536),
         (256_000_000, 1, 1_000_000),
         (10**12, 1, 8_388_608),
-        # So that all copies together have no more than 64 Mi characters.
+        # All copies together have at most 64 Mi characters.
         (10**12, 40, 1_677_721),
         (100_000, 4000, 16_777),
         (100_000, 10**9, 1),
     ],
 )
-def test_units_are_many_and_bounded(num_bytes, dupe_factor, expected):
+def test_size_of_units_is_bounded(num_bytes, dupe_factor, expected):
     assert local_runner.choose_unit_size(num_bytes, dupe_factor) == expected
 
 
 def interrupted_at(call, function):
-    """The function, which is interrupted at a call; and the calls' last
-    arguments."""
+    """Returns a function that raises KeyboardInterrupt at a call, and a list
+    of the last arguments of the earlier calls."""
     calls = []
 
     def called(*arguments):
@@ -653,7 +654,7 @@ def interrupted_at(call, function):
 
 
 def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
-    """Two of five are there."""
+    """The first build is interrupted after two of five units."""
     config = make_config(tmp_path / "out", text_file)
     make_unit = local_runner.make_unit
     for call, units in ((2, [0, 1]), (None, [2, 3, 4])):
@@ -667,7 +668,7 @@ def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
 def test_finished_shards_are_not_written_again(
     text_file, tmp_path, monkeypatch
 ):
-    """Two of ten are there."""
+    """The first build is interrupted after two of ten shards."""
     config = make_config(tmp_path / "out", text_file, num_shards=9)
     write_shard = local_runner.write_shard
     shards = tmp_path / "out" / TRAIN
@@ -678,15 +679,15 @@ def test_finished_shards_are_not_written_again(
         with contextlib.suppress(KeyboardInterrupt):
             build_tfrecords.main(config)
         assert len(tasks) == number
-        whole = shards.glob("*.tfrecord")
-        found.append({path: path.stat().st_mtime_ns for path in whole})
+        complete = shards.glob("*.tfrecord")
+        found.append({path: path.stat().st_mtime_ns for path in complete})
     assert [len(written) for written in found] == [2, 9]
     assert found[0].items() <= found[1].items()
     other = build(tmp_path / "other", text_file, num_shards=9)
     assert read_files(tmp_path / "out") == read_files(other)
 
 
-def test_a_document_of_one_word_is_skipped_and_counted(documents, tmp_path):
+def test_documents_of_one_word_are_skipped_and_counted(documents, tmp_path):
     path = tmp_path / "text.txt"
     short = ["Word", "\u0301\n\u0301", "Another"]
     path.write_text("\n\n".join([*short, documents[0]]), encoding="utf-8")
@@ -696,7 +697,7 @@ def test_a_document_of_one_word_is_skipped_and_counted(documents, tmp_path):
     assert metadata.num_documents == 1
 
 
-def test_text_of_one_word_alone_is_refused(tmp_path):
+def test_text_of_a_single_word_is_refused(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("Word\n")
     with pytest.raises(UserError, match=r"at least two words.*1 documents"):
@@ -704,7 +705,9 @@ def test_text_of_one_word_alone_is_refused(tmp_path):
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
-def test_a_share_that_holds_out_nothing_is_refused(documents, tmp_path):
+def test_holdout_fraction_that_leaves_a_split_empty_is_refused(
+    documents, tmp_path
+):
     path = tmp_path / "text.txt"
     path.write_text(documents[0], encoding="utf-8")
     with pytest.raises(UserError, match="holdout_fraction"):
@@ -714,13 +717,12 @@ def test_a_share_that_holds_out_nothing_is_refused(documents, tmp_path):
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
-def test_a_missing_vocabulary_is_named(text_file, tmp_path):
+def test_missing_vocabulary_is_refused(text_file, tmp_path):
     with pytest.raises(UserError, match=r"nowhere.model.*train_tokenizer"):
         build(tmp_path, text_file, spm_model_file="nowhere.model")
 
 
-def test_a_lone_long_line_gives_many_examples(documents, tmp_path):
-    """A book in a line: its places are filled as those of other text."""
+def test_text_on_one_line_loses_few_tokens(documents, tmp_path):
     line = " ".join(normalize(d, False) for d in documents[:4])
     path = tmp_path / "line.txt"
     path.write_text(line, encoding="utf-8")
@@ -732,5 +734,5 @@ def test_a_lone_long_line_gives_many_examples(documents, tmp_path):
         short_seq_prob=0.0,
     )
     metadata = read_metadata(str(tmp_path / "out" / TRAIN))
-    pieces = len(Tokenizer(VOCABULARY).encode_batch([line]).ids)
-    assert metadata.num_pieces - 3 * metadata.num_examples > 0.95 * pieces
+    num_tokens = len(Tokenizer(VOCABULARY).encode_batch([line]).ids)
+    assert metadata.num_pieces - 3 * metadata.num_examples > 0.95 * num_tokens

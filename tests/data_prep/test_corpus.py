@@ -76,9 +76,13 @@ def test_compressed_text_reads_as_plain_text(tmp_path, suffix):
 def test_damaged_compressed_files_are_refused(tmp_path, suffix, on_bad_utf8):
     """Truncated, truncated in the second archive, and not an archive."""
     path = tmp_path / f"cut.txt{suffix}"
-    whole = COMPRESS[suffix](b"One.\nTwo.\n" * 99)
+    complete = COMPRESS[suffix](b"One.\nTwo.\n" * 99)
     expected = rf"cut.txt{suffix} must be a complete {suffix[1:]} file"
-    for content in (whole[:-9], whole + whole[:20], b"something else" * 9):
+    for content in (
+        complete[:-9],
+        complete + complete[:20],
+        b"something else" * 9,
+    ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=expected):
             read([path], on_bad_utf8)

@@ -94,9 +94,9 @@ def test_each_element_is_a_document(articles, data_dir):
 
 
 def test_part_of_a_split_is_read(articles, data_dir):
-    whole, _ = read(make_config(data_dir))
+    documents, _ = read(make_config(data_dir))
     half, digests = read(make_config(data_dir, tfds_split="train[:50%]"))
-    assert half == whole[: len(half)]
+    assert half == documents[: len(half)]
     assert abs(len(half) - len(articles) / 2) <= 1
     _, others = read(make_config(data_dir, tfds_split="train[:40%]"))
     assert set(digests).isdisjoint(others)

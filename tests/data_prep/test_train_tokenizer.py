@@ -4,7 +4,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import unicodedata
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from albert_tf.records.features import SPECIAL_PIECES, UNK_ID
 from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import train_tokenizer
 from data_prep.config import TokenizerConfig
-from data_prep.vocabulary.normalization_rules import make_rules
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
-PUBLISHED = "tests/testdata/30k-clean.model"
+GOOGLE_ALBERT = "tests/testdata/30k-clean.model"
 MULTILINGUAL = sorted(
     str(path) for path in pathlib.Path("tests/testdata").glob("multilingual-*")
 )
@@ -62,14 +60,14 @@ def train(text_files, prefix, **settings):
 
 @pytest.fixture(scope="module")
 def trained(text_file, tmp_path_factory):
-    """A prefix and the model there."""
+    """The prefix of a model, and the model."""
     prefix = tmp_path_factory.mktemp("spm") / "spm"
     return prefix, train(text_file, prefix)
 
 
 @pytest.fixture(scope="module")
 def lines():
-    """Real text in eight languages, and what is seldom in text."""
+    """Real text in eight languages, and rare characters."""
     text = [pathlib.Path(path).read_text("utf-8") for path in MULTILINGUAL]
     return [*"\n".join(text).splitlines(), *AWKWARD]
 
@@ -96,7 +94,7 @@ def self_contained(tmp_path_factory):
 CASES = [(True, True), (False, False)]
 
 
-def test_the_model_has_the_published_ids_and_symbols(trained):
+def test_model_has_the_ids_and_symbols_of_google_albert(trained):
     prefix, _ = trained
     tokenizer = Tokenizer(f"{prefix}.model")
     assert tokenizer.vocab_size == 700
@@ -126,7 +124,7 @@ def test_equal_text_and_settings_give_equal_models(
     assert train(text_file, tmp_path / "more", vocab_size=701) != model
 
 
-def test_a_model_that_is_there_is_used_again(text_file, trained):
+def test_existing_model_is_not_trained_again(text_file, trained):
     prefix, model = trained
     path = prefix.with_suffix(".model")
     before = path.stat().st_mtime_ns
@@ -134,7 +132,7 @@ def test_a_model_that_is_there_is_used_again(text_file, trained):
     assert path.stat().st_mtime_ns == before
 
 
-def test_a_model_of_other_settings_is_not_replaced_unasked(
+def test_model_of_other_settings_is_replaced_only_with_overwrite(
     text_file, trained, tmp_path
 ):
     prefix = tmp_path / "spm"
@@ -151,10 +149,8 @@ def test_a_model_of_other_settings_is_not_replaced_unasked(
     assert settings["vocab_size"] == 600
 
 
-def test_a_vocabulary_larger_than_the_text_gives_is_refused(
-    text_file, tmp_path
-):
-    """With the largest that is possible, which then works."""
+def test_vocabulary_too_large_for_the_text_is_refused(tmp_path):
+    """The error names the largest possible size, which then works."""
     path = tmp_path / "small.txt"
     path.write_text("A small text with few words. And few letters.\n" * 3)
     with pytest.raises(UserError, match="must not exceed the number") as raised:
@@ -164,13 +160,13 @@ def test_a_vocabulary_larger_than_the_text_gives_is_refused(
     assert Tokenizer(str(tmp_path / "spm.model")).vocab_size == largest
 
 
-def test_a_vocabulary_smaller_than_the_alphabet_is_refused(text_file, tmp_path):
+def test_vocabulary_smaller_than_the_alphabet_is_refused(text_file, tmp_path):
     with pytest.raises(UserError, match="number of characters to cover"):
         train(text_file, tmp_path / "spm", vocab_size=20)
 
 
 def test_bad_utf8_stops_the_training(text_file, tmp_path):
-    """Though the text before it would do for a vocabulary."""
+    """Although the text before it is sufficient for a vocabulary."""
     path = tmp_path / "latin1.txt"
     with open(text_file, "rb") as file:
         lines = file.read().splitlines()[:-1]
@@ -192,8 +188,8 @@ def test_text_of_blank_lines_is_refused(tmp_path):
         train(str(path), tmp_path / "spm")
 
 
-def test_a_line_of_a_whole_book_is_read(text_file, tmp_path):
-    """The trainer's default leaves out lines beyond 4,192 bytes."""
+def test_long_line_is_read(text_file, tmp_path):
+    """By default, the trainer drops lines of more than 4,192 bytes."""
     path = tmp_path / "line.txt"
     with open(text_file, errors="replace") as file:
         path.write_text(" ".join(file.read().split()))
@@ -205,44 +201,11 @@ def split_ids(encoded):
     return [part.tolist() for part in np.split(encoded.ids, encoded.ends[:-1])]
 
 
-@pytest.mark.parametrize("do_lower_case", [True, False])
-def test_rules_agree_with_the_published_normalisation(do_lower_case):
-    """Of each character; the published one is code, then the model's own.
-
-    Control characters are left out: it keeps some, such as U+0080.
-    """
-    published = sentencepiece.SentencePieceProcessor(model_file=PUBLISHED)
-    rules = make_rules(do_lower_case)
-    # Later ones may be unknown to the published model.
-    known = [
-        c
-        for c in map(chr, range(1, sys.maxunicode + 1))
-        if unicodedata.ucd_3_2_0.category(c) not in ("Cn", "Co", "Cs", "Cc")
-    ]
-    assert len(known) > 90_000
-    texts = [normalize(f"x{c}x", do_lower_case) for c in known]
-    for c, expected in zip(known, published.normalize(texts), strict=True):
-        found = f"x{rules.get(c, c)}x"
-        assert " ".join(found.split(" ")) == expected[1:].replace("▁", " "), (
-            f"U+{ord(c):04X}"
-        )
-
-
-@pytest.mark.parametrize("do_lower_case", [True, False])
-def test_rules_applied_twice_change_nothing_more(do_lower_case):
-    rules = make_rules(do_lower_case)
-    assert (
-        rules["\x01"] == "" and rules["\xc4"] == ("a", "A")[not do_lower_case]
-    )
-    for replacement in rules.values():
-        assert "".join(rules.get(c, c) for c in replacement) == replacement
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_a_self_contained_model_needs_no_code_around_it(
+def test_every_runtime_gives_the_ids_of_a_self_contained_model(
     self_contained, lines, case
 ):
-    """tensorflow-text and SentencePiece give our ids of raw text."""
+    """tensorflow-text and SentencePiece return our ids for raw text."""
     path = self_contained[case]
     tokenizer = Tokenizer(path)
     assert (tokenizer.kind, tokenizer.do_lower_case) == (
@@ -256,7 +219,7 @@ def test_a_self_contained_model_needs_no_code_around_it(
     assert ours == theirs.tokenize(lines).to_list()
     plain = sentencepiece.SentencePieceProcessor(model_file=path)
     assert ours == plain.encode(lines)
-    # Not trivially: the text is normalised, and has many pieces.
+    # The test is not trivial: normalisation changes the text.
     assert sum(map(len, ours)) > 20_000
     assert any(normalize(line, case[0]) != line for line in lines)
 
@@ -265,7 +228,7 @@ def test_a_self_contained_model_needs_no_code_around_it(
 def test_hugging_face_gives_the_ids_of_a_self_contained_model(
     self_contained, lines
 ):
-    """Built as its conversion of SentencePiece models does."""
+    """The tokenizer is built as Hugging Face converts SentencePiece models."""
     import tokenizers
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
@@ -292,8 +255,8 @@ def test_hugging_face_gives_the_ids_of_a_self_contained_model(
     )
     ours = split_ids(Tokenizer(path).encode_batch(lines))
     theirs = [encoding.ids for encoding in other.encode_batch(lines)]
-    # Where a number such as "000" can be cut in two ways that score the same,
-    # it takes the other.
+    # If a number such as "000" has two segmentations of equal score, it chooses
+    # the other one.
     differing = [
         line
         for line, a, b in zip(lines, ours, theirs, strict=True)
@@ -303,13 +266,11 @@ def test_hugging_face_gives_the_ids_of_a_self_contained_model(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_text_is_normalised_as_for_a_published_model(
-    self_contained, lines, case
-):
-    """Whole lines, but for letters of Hangul typed one by one, which are not
-    joined, and control characters."""
+def test_text_is_normalised_as_for_google_albert(self_contained, lines, case):
+    """Except Hangul letters typed one by one, which are not composed, and
+    control characters."""
     tokenizer = Tokenizer(self_contained[case])
-    published = sentencepiece.SentencePieceProcessor(model_file=PUBLISHED)
+    published = sentencepiece.SentencePieceProcessor(model_file=GOOGLE_ALBERT)
     num_compared = 0
     for line in lines:
         if not set(line) & set("\u3131\u1112\x80"):
@@ -323,9 +284,7 @@ def test_text_is_normalised_as_for_a_published_model(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_normalised_text_gives_the_ids_of_the_raw_one(
-    self_contained, lines, case
-):
+def test_normalised_text_has_the_ids_of_raw_text(self_contained, lines, case):
     tokenizer = Tokenizer(self_contained[case])
     normalized = [tokenizer.normalize(line) for line in lines]
     assert [tokenizer.normalize(line) for line in normalized] == normalized
@@ -338,7 +297,7 @@ def test_normalised_text_gives_the_ids_of_the_raw_one(
     assert not any(line != line.strip() for line in normalized)
 
 
-def test_case_is_the_model_s_own(self_contained):
+def test_model_decides_do_lower_case(self_contained):
     cased, uncased = self_contained[False, False], self_contained[True, True]
     assert Tokenizer(cased, False).normalize("Ä B") == "A B"
     assert Tokenizer(uncased, True).normalize("Ä B") == "a b"
@@ -348,8 +307,8 @@ def test_case_is_the_model_s_own(self_contained):
         Tokenizer(uncased, False)
 
 
-def test_masks_may_be_written_for_a_self_contained_model(self_contained):
-    """The text between them is normalised, and begins a word where it did."""
+def test_text_with_masks_is_encoded_by_a_self_contained_model(self_contained):
+    """The text between masks is normalised, and its words are kept."""
     tokenizer = Tokenizer(self_contained[True, True])
     ids = tokenizer.encode_with_masks("国[MASK]Ü [MASK], [MASK] \u9f98")
     assert [tokenizer.id_to_piece(i) for i in ids] == [
@@ -367,23 +326,47 @@ def test_masks_may_be_written_for_a_self_contained_model(self_contained):
     ]
 
 
-def test_a_published_model_is_told_apart(trained):
+def test_published_model_is_recognised(trained):
     tokenizer = Tokenizer(f"{trained[0]}.model")
     assert (tokenizer.kind, tokenizer.do_lower_case) == ("published", True)
     assert not Tokenizer(f"{trained[0]}.model", False).do_lower_case
 
 
-@pytest.mark.parametrize("vocabulary_kind", ["published", "self_contained"])
-def test_a_comma_is_a_piece_of_its_own(text_file, tmp_path, vocabulary_kind):
-    """In the ids of both kinds; the published model has pieces "2011,", which
-    the tokenizer splits, a self-contained one has none."""
-    path = tmp_path / "numbers.txt"
+@pytest.fixture(
+    scope="module",
+    params=[
+        (kind, byte_fallback)
+        for kind in ("published", "self_contained")
+        for byte_fallback in (False, True)
+    ],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
+def variant(request, text_file, tmp_path_factory):
+    """Kind, byte_fallback and tokenizer of a vocabulary, in four variants.
+
+    The training text has many numbers before commas, and spells special pieces.
+    """
+    kind, byte_fallback = request.param
+    directory = tmp_path_factory.mktemp("variant")
+    path = directory / "text.txt"
     path.write_bytes(
         pathlib.Path(text_file).read_bytes()
         + b"".join(b"\nIn 2011, there were %d," % i for i in range(400))
+        + b"".join(b"\n%d " % i + SPELLINGS.encode() for i in range(99))
     )
-    train(str(path), tmp_path / "spm", vocabulary_kind=vocabulary_kind)
-    tokenizer = Tokenizer(f"{tmp_path}/spm.model")
+    train(
+        str(path),
+        directory / "spm",
+        vocabulary_kind=kind,
+        byte_fallback=byte_fallback,
+    )
+    return kind, byte_fallback, Tokenizer(f"{directory}/spm.model")
+
+
+def test_comma_is_a_separate_token(variant):
+    """The published model has pieces such as "2011,", which the tokenizer
+    splits; a self-contained model has none."""
+    vocabulary_kind, _, tokenizer = variant
     ids = tokenizer.encode_batch(["in 2011, 7,"]).ids
     pieces = [tokenizer.id_to_piece(i) for i in ids]
     assert pieces[-1] == "," and pieces.count(",") == 2
@@ -392,8 +375,8 @@ def test_a_comma_is_a_piece_of_its_own(text_file, tmp_path, vocabulary_kind):
     assert joined == (vocabulary_kind == "published")
 
 
-def test_bytes_spell_what_is_not_covered(self_contained):
-    """A character of a script without spaces begins a word, others do not."""
+def test_uncovered_characters_are_spelled_as_bytes(self_contained):
+    """Characters of scripts without spaces begin words, others do not."""
     tokenizer = Tokenizer(self_contained[True, True])
     encoded = tokenizer.encode_batch(["国\u9f98", "a\u03e9", "a\U0001f680"])
     pieces = [tokenizer.id_to_piece(i) for i in encoded.ids]
@@ -411,7 +394,7 @@ def test_bytes_spell_what_is_not_covered(self_contained):
         for i in range(tokenizer.vocab_size)
         if tokenizer.starts_word[i] and "<0x" in tokenizer.id_to_piece(i)
     }
-    # Kana and Han are within these; Yi, at U+A000, has spaces.
+    # This range includes Kana and Han. Yi, at U+A000, has spaces.
     han = {chr(c).encode()[0] for c in range(0x3000, 0xA000)}
     assert begin == {f"<0x{byte:X}>" for byte in han}
     without = Tokenizer(self_contained[False, False])
@@ -419,24 +402,9 @@ def test_bytes_spell_what_is_not_covered(self_contained):
     assert not any("<0x" in without.id_to_piece(i) for i in range(2600))
 
 
-@pytest.mark.parametrize("vocabulary_kind", ["published", "self_contained"])
-@pytest.mark.parametrize("byte_fallback", [False, True])
-def test_spelled_special_pieces_are_mere_text(
-    text_file, tmp_path, vocabulary_kind, byte_fallback
-):
-    """In training text, too."""
-    path = tmp_path / "spelled.txt"
-    path.write_bytes(
-        pathlib.Path(text_file).read_bytes()
-        + b"".join(b"\n%d " % i + SPELLINGS.encode() for i in range(99))
-    )
-    train(
-        str(path),
-        tmp_path / "spm",
-        vocabulary_kind=vocabulary_kind,
-        byte_fallback=byte_fallback,
-    )
-    tokenizer = Tokenizer(f"{tmp_path}/spm.model")
+def test_spelled_special_pieces_are_ordinary_text(variant):
+    """Also in the training text."""
+    _, byte_fallback, tokenizer = variant
     ids = set(tokenizer.encode_batch([SPELLINGS]).ids.tolist())
     special = {i for i in range(5) if i != UNK_ID}
     if byte_fallback:
@@ -448,8 +416,8 @@ def test_spelled_special_pieces_are_mere_text(
     assert ids and not ids & special
 
 
-def test_the_order_of_documents_is_of_no_influence(text_file, tmp_path):
-    """Nor in which file they are, in a sample or in all."""
+def test_order_and_files_of_documents_have_no_influence(text_file, tmp_path):
+    """With all documents, and with a sample."""
     documents = (
         pathlib.Path(text_file).read_text(errors="replace").split("\n\n")
     )
@@ -478,16 +446,16 @@ def test_the_order_of_documents_is_of_no_influence(text_file, tmp_path):
     # A tenth of the sample, not of the corpus.
     assert described[0]["held_out"]["num_characters"] < 12_000
 
-    # Found to be the same by other names: another model would be refused.
+    # The model is up to date for other file names; otherwise it is refused.
     last = two.rename(tmp_path / "a.txt")
     train((str(last), str(one)), prefix, vocab_size=500, **settings)
 
 
 @pytest.mark.slow
-def test_a_self_contained_model_is_the_same_in_another_process(
+def test_self_contained_model_is_the_same_in_another_process(
     self_contained, tmp_path
 ):
-    """Whatever the directory for temporary files."""
+    """With another directory for temporary files."""
     subprocess.run(
         [
             sys.executable,
@@ -510,11 +478,11 @@ def test_a_self_contained_model_is_the_same_in_another_process(
 
 @pytest.mark.parametrize("vocabulary_kind", ["published", "self_contained"])
 @pytest.mark.parametrize("byte_fallback", [False, True])
-def test_the_report_is_of_sentences_not_trained_on(
+def test_report_is_about_held_out_sentences(
     text_file, tmp_path, vocabulary_kind, byte_fallback
 ):
-    """Each sentence has a character of its own: all of those trained on are
-    covered, so the others are the ones held out."""
+    """Each sentence has a unique character. Those of the training sentences are
+    covered, so the uncovered ones identify the held-out sentences."""
     with open(text_file, errors="replace") as file:
         words = [re.findall("[a-z]+", line.lower())[:12] for line in file]
     words = [line for line in words if len(line) > 5][:300]
@@ -569,7 +537,7 @@ def test_the_report_is_of_sentences_not_trained_on(
     assert report["unknown_pieces"] == pytest.approx(rare * (not byte_fallback))
 
 
-def test_nothing_is_held_out_where_no_report_is_wanted(text_file, tmp_path):
+def test_holdout_fraction_0_writes_no_report(text_file, tmp_path):
     train(text_file, tmp_path / "spm", holdout_fraction=0.0)
     described = json.loads((tmp_path / "spm.json").read_text())
     assert "held_out" not in described
