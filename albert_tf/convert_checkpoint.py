@@ -1,7 +1,8 @@
 r"""Convert models between runs, google-research/albert and Hugging Face.
 
-A published checkpoint to a run directory; a run to a published checkpoint; the
-best checkpoint of a run to a Hugging Face folder:
+These commands convert a published checkpoint to a run directory, a run to a
+checkpoint of google-research/albert, and the best checkpoint of a run to a
+Hugging Face folder:
 
     python -m albert_tf.convert_checkpoint \
       --from=albert_base_v2.tar.gz --to=build/albert_base_v2
@@ -12,9 +13,9 @@ best checkpoint of a run to a Hugging Face folder:
     python -m albert_tf.convert_checkpoint --from=build/demo/run/best \
       --to=build/demo/hugging_face --to_format=hugging_face --verify
 
-albert_tf/CONVERTING.md describes the formats and what each of them can hold.
-The model is read and checked before anything is written, and `--to` exists
-only once it is complete.
+albert_tf/CONVERTING.md describes the formats and what each of them can contain.
+The command reads and checks the model before it writes anything. The directory
+`--to` appears only when it is complete.
 """
 
 from albert_tf.config import ConvertConfig, flags

@@ -15,11 +15,11 @@ Signatures that take text. Inputs are UTF-8 strings `text` and, for a pair,
                         -> in_order, swapped: float32, (batch,), probabilities
 
 `length` is the number of tokens of the longest text of the batch, at most the
-`max_seq_length` of the run. A text that is too long loses its end; of a pair,
-the longer text is cut first. `masks` is the largest number of [MASK] in a text
-of the batch. Slots of a text with fewer masks, and of a mask that was cut off,
-hold "" and 0. "[MASK]" stands for the mask token in `fill_mask_text` alone; in
-other signatures it is ordinary text.
+`max_seq_length` of the run. Tokens beyond it are cut off; of a pair, the longer
+text is cut first. `masks` is the largest number of [MASK] in a text of the
+batch. Where a text has fewer masks, or a mask was cut off, the outputs are ""
+and 0. "[MASK]" is the mask token only in `fill_mask_text`; in other signatures
+it is ordinary text.
 
 Signatures for callers with a tokenizer. Inputs are ids, int32, of any batch
 size and any length up to `max_position_embeddings`. Outputs are float32,
@@ -34,18 +34,19 @@ except for ids.
     sentence_order  input_ids, input_mask, segment_ids: (batch, length)
                     -> in_order, swapped, as above
 
-A run of `--sentence_objective=nsp` has `next_sentence` (next, random) instead
-of `sentence_order`. A run of `none` has neither, and no pooled_output.
+The model of a run with `--sentence_objective=nsp` has the signature
+`next_sentence` (outputs: next, random) instead of `sentence_order`. With
+`--sentence_objective=none`, it has neither of them, and no pooled_output.
 
-Text signatures need tensorflow-text, for the export and wherever Python loads
-the model; TensorFlow Serving has it built in. On a TPU VM, install it by
-`pip install --no-deps tensorflow-text==2.20.*`: with its dependencies it would
-install another TensorFlow. `--notext_signatures` exports without it.
+Text signatures need tensorflow-text, for the export and in each Python program
+that loads the model; TensorFlow Serving has it built in. On a TPU VM, install
+it by `pip install --no-deps tensorflow-text==2.20.*`: with dependencies, pip
+would install a second TensorFlow. `--notext_signatures` exports without it.
 
-The directory `assets.extra/` of the SavedModel holds the vocabulary
-(`spiece.model`), the architecture (`albert_config.json`), what a caller needs
-to tokenize text (`serving.json`), and the requests by which TensorFlow Serving
-warms up. albert_tf/serving/README.md shows how to serve the model.
+The directory `assets.extra/` of the SavedModel contains the vocabulary
+(`spiece.model`), the architecture (`albert_config.json`), the tokenization
+settings that a caller needs (`serving.json`), and the warm-up requests of
+TensorFlow Serving. albert_tf/serving/README.md shows how to serve the model.
 """
 
 from albert_tf.config import ExportConfig, flags

@@ -1,6 +1,6 @@
 r"""Pretrain ALBERT on records made by `data_prep.build_tfrecords`.
 
-A recipe of the paper, on the TPU of this machine:
+This command trains ALBERT-base on the TPU of this machine:
 
     python -m albert_tf.run_pretraining \
       --flagfile=configs/pretrain/base_v2_125k.flags \
@@ -9,9 +9,9 @@ A recipe of the paper, on the TPU of this machine:
       --output_dir=gs://bucket/runs/base_v2
 
 The same command resumes an interrupted run. configs/pretrain/tiny_cpu.flags is
-a recipe for a laptop. With the other flags as above, `--dry_run` checks
-everything that the run needs and times a few steps; `--mode=eval` evaluates the
-newest checkpoint; and `--model` changes the architecture without a new file:
+a recipe for a laptop. You can add these flags: `--dry_run` checks everything
+that the run needs and times a few steps, `--mode=eval` evaluates the newest
+checkpoint, and `--model` changes the architecture without a new file:
 
     python -m albert_tf.run_pretraining --dry_run ...
     python -m albert_tf.run_pretraining --mode=eval ...
@@ -21,7 +21,8 @@ newest checkpoint; and `--model` changes the architecture without a new file:
 Exit status: 0 when all steps are done; 1 for an error that the user can fix;
 130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption or maintenance from
 Google Cloud) when interrupted: the run saves a checkpoint at the next step, and
-the same command resumes it. A second signal ends the process at once.
+the same command resumes it. A second signal ends the process at once, without a
+checkpoint.
 """
 
 from albert_tf.cluster import tpu_chips, versions
@@ -30,7 +31,7 @@ from albert_tf.errors import UserError
 
 
 def main(config: PretrainingConfig) -> int:
-    """Trains or evaluates, as `--mode` says; returns the exit status."""
+    """Trains or evaluates, depending on `--mode`; returns the exit status."""
     config.require("output_dir")
     versions.check_import()
     tpu_chips.skip_metadata_query_without_chips()

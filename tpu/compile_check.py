@@ -8,15 +8,15 @@ the slice, with Google's TPU compiler. Install it with
       --flagfile=configs/pretrain/base_v2_125k.flags \
       --precision=mixed_bfloat16 --topology=v5e:16x16
 
-Estimate memory only, in a quarter of the time; compare batch sizes, with and
-without recomputation (--remat) and dropout:
+The first of these commands estimates only the memory, in a quarter of the time.
+The second compares batch sizes, with and without --remat and dropout:
 
     python -m tpu.compile_check ... --quick
     python -m tpu.compile_check ... --sweep --sweep_batch_sizes=8,16,32 \
       --output_file=build/sweep.png
 
-Exits with status 2 if the program does not compile, e.g. because it exceeds the
-memory of a core; with --sweep, if no program compiles.
+The exit status is 2 if the program does not compile, e.g. because it needs more
+than the memory of a core. With --sweep, it is 2 if no program compiles.
 """
 
 import dataclasses

@@ -32,21 +32,21 @@ class CompileCheckConfig(Config):
     )
     quick: bool = setting(
         False,
-        "Optimize little: in a fourth of the time, an estimate of the memory "
-        "to some per cent, and no step time.",
+        "Compile with little optimization, in a quarter of the time. This "
+        "estimates the memory to within a few per cent, and no step time.",
     )
     json: bool = setting(
         False, "Print JSON instead of text: an object, or a list with --sweep."
     )
     sweep: bool = setting(
         False,
-        "Compare batch sizes, each with and without --remat and with and "
-        "without dropout: 4 compilations per batch size.",
+        "Compare the batch sizes of sweep_batch_sizes, with and without "
+        "--remat, and with and without dropout: 4 compilations per batch size.",
     )
     sweep_batch_sizes: tuple[str, ...] = setting(
         ("8", "16", "32"),
-        "Numbers of examples that a core processes at a time, "
-        "comma-separated, e.g. 8,16,32.",
+        "Micro-batch sizes to compare, in examples per core, comma-separated, "
+        "e.g. 8,16,32.",
     )
     output_file: str = setting(
         "",
@@ -92,5 +92,5 @@ class CompileRecipesConfig(Config):
         "name a slice.",
     )
     quick: bool = setting(
-        False, "Estimate the memory only, in a fourth of the time."
+        False, "Estimate only the memory, in a quarter of the time."
     )

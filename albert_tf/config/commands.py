@@ -19,15 +19,15 @@ class ConvertConfig(Config):
     to: str = setting("", "New directory to write, e.g. build/albert_base_v2.")
     to_format: str = setting(
         "auto",
-        "Format to write: run, a run directory that can be evaluated, "
-        "exported and given as --init_checkpoint; published, a checkpoint of "
-        "google-research/albert; or hugging_face, a Hugging Face folder. auto "
-        "writes published if --from is a run, and run otherwise.",
+        "Format to write. run: a run directory that can be evaluated, exported "
+        "and used as --init_checkpoint. published: a checkpoint of "
+        "google-research/albert. hugging_face: a Hugging Face folder. auto: "
+        "published if --from is a run, and run otherwise.",
         choices=("auto", "run", "published", "hugging_face"),
     )
     checkpoint_step: int = setting(
         0,
-        "Step of the checkpoint to read, if there are several; 0 is the "
+        "Step of the checkpoint to read, if there are several; 0 reads the "
         "newest.",
         at_least=0,
     )
@@ -62,7 +62,7 @@ class ExportConfig(Config):
         "", "Directory to write the SavedModel to, e.g. build/demo/saved_model."
     )
     checkpoint_step: int = setting(
-        0, "Step of the checkpoint to export; 0 is the newest.", at_least=0
+        0, "Step of the checkpoint to export; 0 exports the newest.", at_least=0
     )
     top_k: int = setting(
         5, "Number of predictions to return for each mask.", at_least=1
@@ -101,15 +101,15 @@ class ServingClientConfig(Config):
     model_name: str = setting("albert", "Name of the model on the server.")
     text: tuple[str, ...] = setting(
         (),
-        "Sentence with at least one [MASK], or, with text_pair, a first text. "
-        "Give the flag once per text, e.g. --text='Paris is the [MASK] of "
-        "France.'.",
+        "Sentence with at least one [MASK], or, if text_pair is given, the "
+        "first text of the pair. Give the flag once per text, e.g. "
+        "--text='Paris is the [MASK] of France.'.",
         repeated=True,
     )
     text_pair: str = setting(
         "",
-        "Second text: return the probability that it follows text, e.g. "
-        "--text_pair='It was dark inside.'.",
+        "Second text of a pair. The client then prints the probability that "
+        "it follows text, e.g. --text_pair='It was dark inside.'.",
     )
 
 
@@ -130,9 +130,9 @@ class ReportConfig(Config):
     )
     x_axis: str = setting(
         "step",
-        "Horizontal axis: step; tokens, the positions trained on, padding "
-        "included; or hours of training, without the time between processes "
-        "and the time of steps that were trained again.",
+        "Horizontal axis: step; tokens, the number of positions trained on, "
+        "including padding; or hours, the time of training without pauses "
+        "between processes and without steps that were trained again.",
         choices=("step", "tokens", "hours"),
     )
 

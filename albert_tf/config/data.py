@@ -135,10 +135,9 @@ class DataConfig(MaskingConfig):
     data_schedule: str = setting(
         "",
         "Training records by step, as STEP:NAME[+NAME...],..., instead of "
-        "input_file, e.g. 0:wiki,125000:wiki+books. Names are those given "
-        "with dataset. + joins sets: their records are interleaved in "
-        "proportion to the sizes of the sets, so that an epoch reads each "
-        "record once.",
+        "input_file, e.g. 0:wiki,125000:wiki+books. Define each name with "
+        "dataset. + joins sets: their records are interleaved in proportion "
+        "to the sizes of the sets, so that an epoch reads each record once.",
         affects="result",
     )
     on_corrupt_record: str = setting(

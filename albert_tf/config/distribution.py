@@ -24,8 +24,9 @@ class DistributionConfig(Config):
     )
     tpu_name: str = setting(
         "local",
-        "TPU to connect to: local, on a TPU VM of one host; the servers of "
-        "the hosts of a slice, as grpc://HOST:8470,...; or the name of a TPU.",
+        "TPU to connect to: local for the TPU of this machine, a TPU VM that "
+        "is not part of a larger slice; grpc://HOST:8470,... for the servers "
+        "of all hosts of a slice; or the name of a TPU.",
         affects="nothing",
     )
     tpu_zone: str = setting(
@@ -56,8 +57,8 @@ class DistributionConfig(Config):
     remat: bool = setting(
         False,
         "Compute each block a second time in the backward pass instead of "
-        "keeping its activations: less memory, about a third more time, the "
-        "same gradients.",
+        "keeping its activations. This needs less memory and about a third "
+        "more time; the gradients are the same.",
         affects="nothing",
         in_program=True,
     )
@@ -76,8 +77,9 @@ class DistributionConfig(Config):
     plain_formulas: bool = setting(
         False,
         "Compute the model by its plain formulas, without the kernels of "
-        "albert_tf/modeling/kernels: slower, more memory, and the same results "
-        "except for rounding. Use it to find out whether a kernel is wrong.",
+        "albert_tf/modeling/kernels. This is slower and needs more memory; the "
+        "results are the same except for rounding. Use it to find out whether "
+        "a kernel is wrong.",
         affects="nothing",
         in_program=True,
     )

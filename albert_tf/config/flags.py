@@ -61,7 +61,8 @@ def define(
             absl_flags.DEFINE_string(
                 "albert_config_file",
                 "",
-                "Architecture, a JSON file in the published schema, e.g. "
+                "JSON file with the architecture, in the schema of "
+                "google-research/albert, e.g. "
                 "configs/models/albert_base_v2.json.",
                 flag_values=flag_values,
             )

@@ -46,8 +46,8 @@ class OptimizerConfig(Config):
     )
     poly_power: float = setting(
         1.0,
-        "Power of the polynomial decay of the learning rate to 0 at "
-        "num_train_steps; 1 is linear.",
+        "Power of the polynomial decay of the learning rate, which reaches 0 "
+        "at num_train_steps; 1 is linear decay.",
         at_least=0,
         affects="result",
         in_program=True,
@@ -133,8 +133,8 @@ class InitializationConfig(Config):
     )
     init_optimizer_state: bool = setting(
         False,
-        "Also load the moments of the optimizer. By default they start at "
-        "zero.",
+        "Also load the moments of the optimizer from init_checkpoint. By "
+        "default they start at zero.",
         affects="result",
     )
 
@@ -169,8 +169,8 @@ class TrainingConfig(Config):
     output_dir: str = setting(
         "",
         "Run directory, local or gs://, for checkpoints, logs and the "
-        "resolved configuration, e.g. build/run. A run found there is "
-        "continued.",
+        "resolved configuration, e.g. build/run. If it contains a run, this "
+        "run is continued.",
         affects="nothing",
     )
     # The length of the learning-rate decay.
@@ -179,8 +179,8 @@ class TrainingConfig(Config):
     )
     steps_per_loop: int = setting(
         1000,
-        "Number of steps per device loop, between returns to the host, which "
-        "then logs and checks the loss.",
+        "Number of steps in a device loop. After each loop, the host logs the "
+        "metrics and checks the loss for divergence.",
         at_least=1,
         affects="nothing",
     )
@@ -209,15 +209,15 @@ class TrainingConfig(Config):
         "stop",
         "What to do when the loss is NaN, or far above its lowest value (see "
         "divergence_loss_increase): stop; or rollback, which returns to the "
-        "last checkpoint and skips the batches read since then.",
+        "newest checkpoint and skips the batches read since then.",
         choices=("stop", "rollback"),
         affects="nothing",
     )
     divergence_loss_increase: float = setting(
         2.0,
-        "How far the mean loss of a device loop may be above the lowest one "
-        "of the run, in nats, before it counts as divergence. 0: only NaN and "
-        "infinity count as divergence.",
+        "Largest difference, in nats, between the mean loss of a device loop "
+        "and the lowest one of the run so far; a larger difference counts as "
+        "divergence. 0: only NaN and infinity count as divergence.",
         at_least=0,
         affects="nothing",
     )
@@ -250,8 +250,8 @@ class TrainingConfig(Config):
     )
     dry_run: bool = setting(
         False,
-        "Check everything that a run needs, time a few steps, print the "
-        "findings, and train nothing.",
+        "Check everything that the run needs, time a few steps, print the "
+        "results, and exit without training.",
         affects="nothing",
     )
     eval_every_n_steps: int = setting(
@@ -274,7 +274,7 @@ class TrainingConfig(Config):
         "",
         "Dropout rate by step, as STEP:RATE,..., for hidden layers and "
         "attention alike, e.g. 0:0.1,1000000:0.0 removes dropout after a "
-        "million steps. Empty: the rates of the architecture, for all steps.",
+        "million steps. Empty: the rates of albert_config_file, for all steps.",
         affects="result",
     )
     seed: int = setting(

@@ -1,7 +1,7 @@
 r"""Ask a model on TensorFlow Serving, over gRPC or REST.
 
-Fills masks, or with --text_pair returns the probability that this text follows
-the other:
+The client fills masks. With --text_pair, it prints the probability that the
+second text follows the first:
 
     python -m albert_tf.serving.client --server=http://localhost:8501 \
       --text='Paris is the [MASK] of France.' --text='It is [MASK].'
@@ -9,8 +9,8 @@ the other:
     python -m albert_tf.serving.client --server=grpc://localhost:8500 \
       --text='She opened the door.' --text_pair='It was dark inside.'
 
-REST needs Python alone; gRPC needs `pip install -e '.[serving]'`. `RestClient`
-and `GrpcClient` hold the protocol and nothing else: copy them as needed.
+REST needs only Python; gRPC needs `pip install -e '.[serving]'`. `RestClient`
+and `GrpcClient` implement only the protocol: copy them into your own code.
 """
 
 import http.client
@@ -247,7 +247,7 @@ def print_order(client: Client, texts: Sequence[str], text_pair: str) -> None:
             break
     else:
         raise UserError(
-            "text_pair needs a model with a sentence head that takes text",
+            "text_pair needs a model with a sentence head and text signatures",
             received=f"the signatures {', '.join(found)}",
         )
     answer = client.predict(
