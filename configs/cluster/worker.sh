@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs one of several GPU workers, one process per machine. Slurm (slurm.sbatch)
-# or Kubernetes (kubernetes.yaml) starts it per machine. It sets TF_CONFIG to
-# the addresses of all workers and runs the training command.
+# Runs one of several GPU workers. Slurm (slurm.sbatch) or Kubernetes
+# (kubernetes.yaml) starts this script once on each machine. The script sets
+# TF_CONFIG to the addresses of all workers and runs the training command.
 #
 #     worker.sh FLAG_OF_RUN_PRETRAINING...
 #
-# Environment variables: WORKER_PORT, the port of every worker, default 12345;
-# PYTHON, default python.
+# Environment variables: WORKER_PORT, the port of every worker (default 12345);
+# PYTHON, the Python interpreter (default python).
 set -euo pipefail
 
 fail() {
@@ -19,7 +19,7 @@ if [[ ${SLURM_JOB_NODELIST-} ]]; then
   mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   index=${SLURM_PROCID?}
   [[ ${SLURM_NTASKS?} == "${#hosts[@]}" ]] ||
-    fail "there must be one task per node, which uses all its GPUs. \
+    fail "there must be one task per node; a task uses all GPUs of its node. \
 Received: $SLURM_NTASKS tasks on ${#hosts[@]} nodes"
 elif [[ ${JOB_COMPLETION_INDEX-} ]]; then
   hosts=()
