@@ -1,17 +1,20 @@
-# What one can make; each sets up what it needs in .venv-$(TF) first.
+# Targets that need Python packages first set them up in .venv-2.21.
 #
-# make demo          from text to an exported ALBERT, in build/demo
-# make test          the fast tests, some minutes
-# make slow-test     the tests that start processes, compile or soak
-# make extras-test   the tests that need PyTorch, Apache Beam, TensorFlow
+# make demo          trains and exports a small ALBERT from text, in build/demo
+# make test          runs the fast tests, in a few minutes
+# make slow-test     runs the tests that start processes, compile large programs
+#                    or take long
+# make extras-test   runs the tests that need PyTorch, Apache Beam, TensorFlow
 #                    Datasets or the TPU compiler
-# make test-all      all tests: the three above
-# make lint          style of the code
-# make typecheck     types of the code
-# make lock          constraints/*.txt anew; UPGRADE=1 takes newer versions
-# make clean         removes everything that make has made
+# make test-all      runs all tests: test, slow-test and extras-test
+# make lint          checks the style of the code
+# make typecheck     checks the types of the code
+# make lock          updates constraints/*.txt for changes of setup.py;
+#                    UPGRADE=1 also selects newer versions
+# make clean         removes all build results and environments
 #
-# TF=2.20 takes the older TensorFlow, PYTHON=python3.12 another Python.
+# TF=2.20 selects the older TensorFlow (in .venv-2.20), PYTHON=python3.12
+# another Python.
 
 TF ?= 2.21
 PYTHON ?= python3
@@ -23,17 +26,17 @@ endif
 VENV := .venv-$(TF)
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints/tensorflow-$(TF).txt
-# Nothing is built apart from the environment, so every version is locked.
+# Without build isolation, pip builds with the locked versions, too.
 INSTALL := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS)
 INSTALL_SELF := $(INSTALL) --no-build-isolation -e
 
-# Spares the demo TensorFlow's remarks on GPUs that are not there.
+# Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: help demo test slow-test extras-test test-all lint typecheck lock clean
 
 help:
-	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
 
 # --- set-up ------------------------------------------------------------------
 
@@ -47,7 +50,7 @@ export CHECK_PYTHON
 
 $(VENV)/installed: setup.py $(CONSTRAINTS)
 	@$(PYTHON) -c "$$CHECK_PYTHON"
-	@echo "Setting up $(VENV): TensorFlow is some 600 MB, once."
+	@echo "Setting up $(VENV), once: downloads about 600 MB."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) setuptools
 	$(INSTALL_SELF) '.[cpu,test]'
@@ -70,7 +73,7 @@ test: $(VENV)/installed
 slow-test: $(VENV)/installed
 	$(PYTEST) -m "slow and not ($(EXTRAS))" $(PYTEST_ARGS)
 
-# The import fails where an extra did not install, and the tests do not skip.
+# Tests of a missing extra are skipped, so these imports check for each extra.
 extras-test: $(VENV)/installed-extras
 	$(BIN)/python -c "import safetensors, torch, transformers"
 	$(BIN)/python -c "import apache_beam, tensorflow_datasets"
@@ -90,30 +93,30 @@ typecheck: $(VENV)/installed
 
 DEMO := build/demo
 
-# Each command reuses or continues what it finds of an earlier run.
+# Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
-	@echo "1/6 vocabulary"
+	@echo "1/6 trains the vocabulary"
 	$(BIN)/python -m data_prep.train_tokenizer \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --vocab_size=8000 --model_prefix=$(DEMO)/spm
-	@echo "2/6 records"
+	@echo "2/6 builds the records"
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --spm_model_file=$(DEMO)/spm.model --output_dir=$(DEMO)/records \
 	    --max_seq_length=128 --max_predictions_per_seq=20 \
 	    --num_shards=4 --holdout_fraction=0.09
-	@echo "3/6 pretraining, and evaluation on the held-out records"
+	@echo "3/6 trains the model, and evaluates it on the held-out records"
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo.flags
-	@echo "4/6 export, some 10 seconds"
+	@echo "4/6 exports a SavedModel, about 10 seconds"
 	$(BIN)/python -m albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
-	@echo "5/6 masks filled by the SavedModel, in a process of its own, some 10 seconds"
+	@echo "5/6 fills masks with the SavedModel, about 10 seconds"
 	$(BIN)/python -m albert_tf.fill_mask --saved_model_dir=$(DEMO)/saved_model \
 	    --text='The city is the [MASK] of the country.' \
 	    --text='He was one of the [MASK] important scientists of his time.' \
 	    --text='"I do not know," said [MASK].'
-	@echo "6/6 curves, some 10 seconds"
+	@echo "6/6 draws the curves, about 10 seconds"
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
 	@echo
