@@ -3,26 +3,27 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-Train on a Cloud TPU, a single host or a slice of several, that is requested as
-a queued resource. Runs on your machine or in Cloud Shell; see tpu/README.md.
+Train on a Cloud TPU slice of one or several hosts, which is requested as a
+queued resource. The script runs on your machine or in Cloud Shell; see
+tpu/README.md.
 
     tpu/launch.sh COMMAND [--SETTING=VALUE ...] [-- FLAGS OF run_pretraining]
 
 Commands:
-    run      do everything until training ends: create, setup, start, monitor;
-             request a preempted slice again, and continue training on it
+    run      create, setup and start, then monitor training until it ends; if
+             the slice is preempted, request it again and continue training
     create   request the slice
     wait     wait until the slice exists
     setup    copy this code to all hosts, install it, check that TPUs are found
-    check    run all checks of the run, and some real steps, on the TPU
-    start    train in the background; the log is on host 0 and in --log_dir
-    status   print the state of the request, of the slice and of training
+    check    run the trainer's --dry_run on the TPU, with some real steps
+    start    start training in the background; it logs to host 0 and --log_dir
+    status   print the states of the request, the slice and training
     logs     follow the log of training
-    stop     end training, with a checkpoint at its next step
+    stop     stop training; it saves a checkpoint at its next step
     delete   delete the slice and the request; the run and its logs remain
 
-Settings; each may be given in the environment instead, e.g. ALBERT_TPU_ZONE for
---zone:
+Settings. Each can be set by an environment variable instead, e.g. --zone by
+ALBERT_TPU_ZONE:
 HELP
   # shellcheck disable=SC2016  # sed must receive it unexpanded
   sed -n '/^  # /{s/^  # //; h; n
@@ -55,23 +56,23 @@ settings() {
   name=${ALBERT_TPU_NAME-albert}
   # version and size, e.g. v4-128 or v6e-8
   accelerator_type=${ALBERT_TPU_ACCELERATOR_TYPE-v5litepod-8}
-  # VM image; if empty, the image for the chip
+  # VM image; default: the base image for the chip
   runtime_version=${ALBERT_TPU_RUNTIME_VERSION-}
   # spot, on_demand or reserved
   tier=${ALBERT_TPU_TIER-spot}
-  # longest wait for capacity, e.g. 6h; if empty, no limit
+  # longest wait for capacity, e.g. 6h; default: no limit
   valid_until_duration=${ALBERT_TPU_VALID_UNTIL_DURATION-}
-  # of the hosts; if empty, Compute Engine's default
+  # service account of the hosts; default: Compute Engine's
   service_account=${ALBERT_TPU_SERVICE_ACCOUNT-}
-  # more flags of create, e.g. --network=n
+  # additional flags for create, e.g. --network=n
   create_flags=${ALBERT_TPU_CREATE_FLAGS-}
-  # more flags of ssh and scp, e.g. --internal-ip
+  # additional flags for ssh and scp, e.g. --internal-ip
   ssh_flags=${ALBERT_TPU_SSH_FLAGS-}
   # gs://... to which logs are copied each minute
   log_dir=${ALBERT_TPU_LOG_DIR-}
-  # seconds between two checks of the state
+  # seconds between checks of the state
   poll_s=${ALBERT_TPU_POLL_S-60}
-  # seconds to wait for news of a preemption
+  # seconds after training exits before run acts
   grace_s=${ALBERT_TPU_GRACE_S-180}
   # consecutive failures after which run gives up
   max_failures=${ALBERT_TPU_MAX_FAILURES-3}
@@ -234,7 +235,7 @@ delete() {
 delete_until_gone() {
   local request
   until delete || { request=$(request_state) && [[ ! $request ]]; }; do
-    say "$name could not be deleted, and COSTS money: trying again"
+    say "$name could not be deleted and is STILL CHARGED: trying again"
     sleep "$poll_s"
   done
 }
@@ -270,8 +271,8 @@ setup() {
  bash albert_tf/tpu/on_host.sh install"
 }
 
-# A new set-up would replace the modules and servers of a running program on
-# all hosts; only host 0 knows whether there is one.
+# A new set-up would replace the modules and servers of a running trainer on all
+# hosts. Only host 0 knows whether a trainer is running.
 refuse_if_running() {
   local script=albert_tf/tpu/on_host.sh
   remote 0 "if [ -f $script ] && [ \"\$(bash $script status)\" = running ]\
@@ -376,7 +377,7 @@ quota, zone, accelerator type or capacity."
   done
 }
 
-# Sets up and starts; a failure may be a preemption not yet reported.
+# Runs setup and start. A failure may be a preemption that is not reported yet.
 begin() {
   if setup && start; then setups_failed=0 && return; fi
   setups_failed=$((setups_failed + 1))

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # The commands that tpu/launch.sh runs on the hosts of a TPU. Host 0 trains.
 #
-#   install              installs the packages, and checks that TPUs are found
-#   serve                starts this host's server; a single host needs none
+#   install              installs the packages, and checks that TensorFlow finds
+#                        the TPUs
+#   serve                starts the server of this host; a single host needs no
+#                        server
 #   train LOG_DIR FLAG.. trains in the background, on host 0
-#   check FLAG...        runs the checks of a run
+#   check FLAG...        runs the trainer's --dry_run
 #   status               prints none, running, stopped, lost (the host was
 #                        rebooted), or "exit N"
 #   status_of FLAG...    the same, or "other" for training with other flags
-#   stop                 ends training, with a checkpoint
+#   stop                 stops training, which saves a checkpoint
 #   logs, tail N         prints the log of training
 #
 # A slice of several hosts runs one Python process, on host 0. TensorFlow

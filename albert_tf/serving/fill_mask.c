@@ -1,7 +1,7 @@
 /* Fills the masks of a text with an exported SavedModel, without Python.
 
-   The C headers and libraries are part of TensorFlow's pip package, and the
-   operations that tokenize are part of that of tensorflow-text:
+   The C headers and libraries are part of the pip package of TensorFlow. The
+   operations that tokenize are part of the pip package of tensorflow-text:
 
      SITE=$(python -c 'import site; print(site.getsitepackages()[0])')
      gcc -O2 -o fill_mask albert_tf/serving/fill_mask.c \

@@ -308,7 +308,7 @@ def test_a_failed_delete_is_retried(cloud, failures):
     done = cloud.run("--delete_when_done=true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "training is done" in done.stdout
-    assert done.stdout.count("COSTS") == failures.count("refused")
+    assert done.stdout.count("STILL CHARGED") == failures.count("refused")
     tries = len(failures) + failures.count("refused") // 4
     assert cloud.verbs() == ["create"] + ["delete"] * tries
     assert not (cloud.path / "requested").exists()
