@@ -28,7 +28,7 @@ from albert_tf.runs.directory import write_config
 
 
 def convert(config: ConvertConfig) -> None:
-    """Reads the model at `from_` and writes it to `to`, completely or not.
+    """Reads the model at `from_` and writes it to `to`, or writes nothing.
 
     1. Check the paths and choose the format to write.
     2. Read the model and check it; print a summary.
@@ -63,7 +63,7 @@ def convert(config: ConvertConfig) -> None:
         _write(weights, config, source_format, target_format, partial, target)
         if config.verify:
             print(verify(weights, partial, target_format))
-        # Again: another process may have written it during the conversion.
+        # A second check: another process may have written to the target since.
         _check_target_is_empty(target)
         remove_directory(target)
         tf.io.gfile.rename(partial, target)
@@ -78,7 +78,7 @@ def _choose_format(to_format: str, source_format: str) -> str:
         return GOOGLE_ALBERT if source_format == RUN else RUN
     if source_format == to_format == RUN:
         raise UserError(
-            "--to_format must be another format where --from is a run",
+            "--to_format must be another format if --from is a run",
             received=RUN,
             remedy="To copy a run, copy its directory.",
         )
@@ -143,7 +143,7 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
     Args:
         weights: The model.
         directory: A new directory.
-        run_dir: The path that the directory will have in the end.
+        run_dir: The final path of the directory, after the rename.
     """
     length = min(
         DataConfig.max_seq_length, weights.config.max_position_embeddings

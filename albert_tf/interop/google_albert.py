@@ -69,7 +69,8 @@ class _Contents(NamedTuple):
     Attributes:
         sentence_objective: "sop", or "none" without pooler and head.
         weights: The model's variables.
-        has_sentence_head: False if the sentence head must be made up.
+        has_sentence_head: Whether the sentence head was saved. A missing one
+            is filled with zeros.
         has_moments: Whether the optimizer's moments were saved.
     """
 
@@ -259,7 +260,7 @@ def check_groups(config: ModelConfig, source: str) -> None:
         source: The model, for the error message.
 
     Raises:
-        UserError: Naming the first such layer.
+        UserError: If there is such a layer; the error names the first.
     """
     check_layer_groups(
         config,
@@ -292,7 +293,7 @@ def _check_variables(
     shapes: Mapping[str, tuple[int, ...]],
     stored: Mapping[str, StoredVariable],
 ) -> None:
-    """Refuses variables that are not those of the architecture."""
+    """Refuses missing and unknown variables, and wrong shapes and dtypes."""
     faults = [f"{name} is missing" for name in shapes if name not in stored]
     faults += [f"{name} is unknown" for name in stored if name not in shapes]
     for name, shape in shapes.items():

@@ -119,7 +119,8 @@ def find_config(prefix: str) -> str:
     raise UserError(
         f"{CONFIG_FILE} must be in the directory of the checkpoint {prefix}",
         received=f"none in {', '.join(directories)}",
-        remedy="configs/models has those of the published models.",
+        remedy="Those of google-research/albert's models are in "
+        "configs/models.",
     )
 
 
@@ -127,7 +128,7 @@ def find_vocabulary(prefix: str) -> str:
     """Path of the SentencePiece model of a checkpoint; "" if there is none.
 
     Raises:
-        UserError: If there are several and none has the published name.
+        UserError: If there are several and none is named 30k-clean.model.
     """
     for directory in _directories_of(prefix):
         if not tf.io.gfile.exists(directory):
@@ -143,7 +144,8 @@ def find_vocabulary(prefix: str) -> str:
             raise UserError(
                 f"{directory} must hold one SentencePiece model",
                 received=", ".join(sorted(names)),
-                remedy=f"Rename the checkpoint's to {VOCABULARY_FILE}.",
+                remedy="Rename the vocabulary of the checkpoint to "
+                f"{VOCABULARY_FILE}.",
             )
         if names:
             return posixpath.join(directory, names[0])

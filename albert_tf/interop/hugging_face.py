@@ -188,7 +188,7 @@ def _check_tensors(
     tensors: Mapping[str, np.ndarray],
     directory: str,
 ) -> None:
-    """Refuses tensors that are not those of the architecture."""
+    """Refuses missing and unknown tensors, and wrong shapes."""
     shapes = {
         w.hugging_face: w.shape[::-1] if w.transposed else w.shape
         for w in list_weights(config, objective)
@@ -240,9 +240,10 @@ def write(
 ) -> None:
     """Writes a folder.
 
-    `AlbertForPreTraining` finds exactly its weights in the folder.
+    The folder holds exactly the weights of `AlbertForPreTraining`.
     `AlbertForMaskedLM` reports pooler and sentence head as unexpected and
-    ignores them; without them it, too, finds exactly its weights.
+    ignores them. Without the two, the folder holds exactly the weights of
+    `AlbertForMaskedLM`.
 
     The caller must ensure that no reader mistakes an incomplete folder for a
     complete one.

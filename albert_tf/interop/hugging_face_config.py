@@ -126,7 +126,7 @@ def check_groups(config: ModelConfig, source: str) -> None:
         source: The model, for the error message.
 
     Raises:
-        UserError: Naming the first such layer.
+        UserError: If there is such a layer; the error names the first.
     """
     layers_per_group = config.num_hidden_layers / config.num_hidden_groups
     check_layer_groups(

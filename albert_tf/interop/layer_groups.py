@@ -27,7 +27,7 @@ def check_layer_groups(
         remedy: What the user can do.
 
     Raises:
-        UserError: Naming the first layer whose group differs.
+        UserError: If a group differs; the error names the first such layer.
 
     Example:
         >>> from albert_tf.config import ModelConfig

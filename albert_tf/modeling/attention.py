@@ -18,13 +18,13 @@ from albert_tf.modeling.layers import (
 )
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
-# Added to the scores of keys that a query must not attend to, as published.
-# Finite, so that a row of nothing but padding gives no NaN.
+# Added to the scores of padding keys, as in google-research/albert. It is
+# finite, so that a row of padding only does not give NaN.
 MASKED_KEY_BIAS = -10_000.0
 
 
 def attention_bias(input_mask: tf.Tensor) -> tf.Tensor:
-    """The bias of attention scores, which keeps padding out.
+    """The bias of attention scores, which masks padding keys.
 
     The only function that decides which positions attend to which.
 
@@ -95,8 +95,9 @@ def join_heads(x: tf.Tensor) -> tf.Tensor:
 class SelfAttention(keras.layers.Layer):
     """The self-attention sublayer, with residual and LayerNorm.
 
-    Query, key and value are three kernels of `(H, H)`, as published: LAMB
-    scales the update of each matrix by its own norm.
+    Query, key and value are three kernels of `(H, H)`, as in
+    google-research/albert: LAMB scales the update of each kernel by its norm,
+    so a single kernel of `(H, 3 H)` would train differently.
 
     Example:
         >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)

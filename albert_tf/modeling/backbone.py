@@ -1,4 +1,4 @@
-"""ALBERT without heads: what pretraining, fine-tuning and serving share."""
+"""ALBERT without heads, for pretraining, fine-tuning and serving."""
 
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class BackboneOutputs(NamedTuple):
 class AlbertBackbone(keras.layers.Layer):
     """Embeddings, encoder and pooler.
 
-    Paths of variables begin with the backbone's name, also inside another
+    Paths of variables begin with the backbone's name even inside another
     layer, so that a checkpoint fits every model built on the backbone.
 
     Args:
@@ -39,7 +39,8 @@ class AlbertBackbone(keras.layers.Layer):
         dtype: Precision policy, "float32" or "mixed_bfloat16".
         remat: Whether the backward pass computes the encoder's blocks a second
             time instead of keeping their activations.
-        has_pooler: Whether there is a pooler.
+        has_pooler: Whether the backbone has a pooler, which sentence heads
+            read.
         name: First part of the path of every variable.
 
     Example:
@@ -76,8 +77,8 @@ class AlbertBackbone(keras.layers.Layer):
     def build(self) -> None:
         """Creates every variable; needs no shapes."""
         if self.pooler is not None:
-            # Drawn before the seeds of the embedding tables: see
-            # `initializer`.
+            # `initializer` draws a seed, here before those of the embedding
+            # tables. The order decides the initial weights.
             self.pooler.kernel_initializer = initializer(self.config)
         with keras.name_scope(self.name, override_parent=""):
             self.embeddings.build()
@@ -104,7 +105,7 @@ class AlbertBackbone(keras.layers.Layer):
             position_ids: int32, `(batch, length)`. None counts from 0 in each
                 row.
             output_positions: int32, `(batch, outputs)`: the positions of
-                `sequence_output`, in any order, also repeatedly. The last
+                `sequence_output`, in any order, with repetitions. The last
                 block is then computed at these positions, and at `[CLS]` for
                 the pooler, only. None is all positions.
             dropout: Dropout of the forward pass; sites count from 0.
@@ -149,7 +150,7 @@ class AlbertBackbone(keras.layers.Layer):
         input_ids: tf.Tensor,
         target: ProgramTarget,
     ) -> tf.Tensor | None:
-        """The positions for the pooler, then those requested, then unused."""
+        """The pooler's position, the requested ones, then unused positions."""
         if output_positions is None:
             return None
         before, after = self._num_pooled, 0

@@ -1,11 +1,11 @@
-"""The device that a program runs on, and what depends on it alone."""
+"""The device that a program runs on, and choices that depend only on it."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What kernels and dropout masks need to know of a program.
+    """The properties of a program that kernels and dropout masks depend on.
 
     Attributes:
         device_type: "CPU", "GPU" or "TPU".
@@ -26,8 +26,8 @@ class Device:
         """Whether dropout masks are computed by arithmetic.
 
         A compiler merges that arithmetic into the operation that reads the
-        mask. Otherwise TensorFlow's random number generator is faster. The
-        kernels in use have no influence, so that a program without them
-        drops the same entries.
+        mask. Without a compiler, TensorFlow's random number generator is
+        faster. The choice does not depend on the kernels in use, so a program
+        without kernels drops the same entries.
         """
         return self.is_tpu or self.fuse

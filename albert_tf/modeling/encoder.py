@@ -137,7 +137,7 @@ class Encoder(keras.layers.Layer):
                 sites.
             target: What the program is compiled for.
             output_positions: int32, `(batch, outputs)`: the positions to
-                return, in any order, also repeatedly. None returns all.
+                return, in any order, with repetitions. None returns all.
 
         Returns:
             Compute dtype, `(batch, length, H)`, or `(batch, outputs, H)`.

@@ -18,8 +18,8 @@ def fused(function: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a function that XLA may compile as one operation.
 
     XLA compiles it once for all calls with tensors of the same shapes and
-    equal other arguments, so whatever differs between layers must be a
-    tensor. No gradient is defined for it: its caller provides one through
+    equal other arguments, so arguments that differ between layers must be
+    tensors. The function has no gradient: its caller provides one through
     `tf.custom_gradient`.
 
     Args:

@@ -1,8 +1,8 @@
 """The pooler and the two pretraining heads: masked LM, sentence order.
 
-All are float32 under every precision policy, since logits decide the loss.
-On a TPU that costs nothing: a float32 product is one bfloat16 pass there,
-accumulated in float32.
+All are float32 under every precision policy, since the loss is sensitive to
+the precision of logits. On a TPU this costs nothing: there, a float32 product
+is one bfloat16 pass, accumulated in float32.
 """
 
 import keras
@@ -67,8 +67,8 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         TensorShape([1, 2, 11])
 
     Reference:
-        [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.1;
-        here the transform goes from H down to E.
+        [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.1.
+        Here the transform reduces the width from H to E.
     """
 
     def __init__(self, config: ModelConfig, name: str = "masked_lm") -> None:

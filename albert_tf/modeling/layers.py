@@ -1,14 +1,14 @@
 """The layers of ALBERT: projections, LayerNorm, embeddings, feed-forward.
 
-Each formula is a function, as plain as the paper writes it. A layer holds the
-variables and calls the formula, or its kernel, through `target.fastest`.
-The module is longer than 400 lines, since each formula stays next to its layer.
+Each formula is a function, written as in the paper. A layer holds the variables
+and calls the formula, or its kernel, through `target.fastest`. The module is
+longer than 400 lines, so that each formula stays next to its layer.
 
-Every layer knows its widths from the `ModelConfig`, so `build()` takes no
+Every layer takes its widths from the `ModelConfig`, so `build()` needs no
 shapes and creates all variables at once, e.g. in `strategy.scope()`.
 
 Precision: under `mixed_bfloat16` the matrix products of attention and
-feed-forward are bfloat16, attention scores among them. Variables, embeddings,
+feed-forward are bfloat16, including attention scores. Variables, embeddings,
 softmax and LayerNorm are float32 under either policy.
 
 Reference:
@@ -24,7 +24,7 @@ from albert_tf.config import ModelConfig
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
-LAYER_NORM_EPSILON = 1e-12  # as published; Keras' own default is 1e-3
+LAYER_NORM_EPSILON = 1e-12  # as in google-research/albert; Keras has 1e-3
 
 
 # --- Formulas -----------------------------------------------------------------
@@ -115,11 +115,12 @@ def bias_dropout_add_norm(
 
 
 def initializer(config: ModelConfig) -> keras.initializers.Initializer:
-    """Truncated normal, cut at two standard deviations, as published.
+    """Truncated normal, cut at two standard deviations.
 
-    A Keras initializer draws the same numbers each time it is called, so
-    each variable needs its own. The seed is drawn here, from Python's random
-    numbers: the order of these calls decides the initial weights of a run.
+    A Keras initializer draws the same numbers each time it is called, so each
+    variable needs a separate one. This call draws the seed from Python's
+    random number generator, so the order of the calls decides the initial
+    weights of a run.
     """
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
 
@@ -202,9 +203,6 @@ class _Norm(keras.layers.Layer):
 class LayerNorm(_Norm):
     """LayerNorm over the last axis, float32 under every precision policy.
 
-    Args:
-        width: Size of that axis.
-
     Example:
         >>> norm = LayerNorm(2)
         >>> norm.build()
@@ -220,7 +218,7 @@ class LayerNorm(_Norm):
 
         Args:
             x: float32, `(..., width)`.
-            target: What the program is compiled for.
+            target: Device and kernels of the program.
 
         Returns:
             float32, with the shape of `x`.
@@ -232,9 +230,6 @@ class LayerNorm(_Norm):
 
 class AddAndNorm(_Norm):
     """The end of a sublayer: bias, dropout, residual and LayerNorm.
-
-    Args:
-        width: Width of the hidden states.
 
     Example:
         >>> norm = AddAndNorm(2)
@@ -262,7 +257,7 @@ class AddAndNorm(_Norm):
             bias: Compute dtype, `(width,)`; `b` of that projection.
             dropout: Dropout of the forward pass.
             site: Dropout site of `x W + b`.
-            target: What the program is compiled for.
+            target: Device and kernels of the program.
 
         Returns:
             The dtype and shape of `residual`.
@@ -282,7 +277,7 @@ class Embeddings(keras.layers.Layer):
     """Word, segment and position embeddings of width E, normalised.
 
     Always float32: the gradient of a segment's embedding is a sum over half
-    of all positions, which bfloat16 cannot hold.
+    of all positions, for which bfloat16 is not precise enough.
 
     Example:
         >>> config = ModelConfig(vocab_size=11, embedding_size=4)
@@ -335,7 +330,7 @@ class Embeddings(keras.layers.Layer):
                 `max_position_embeddings`. None counts from 0 in each row.
             dropout: Dropout of the forward pass.
             site: Dropout site of the result.
-            target: What the program is compiled for.
+            target: Device and kernels of the program.
 
         Returns:
             float32, `(batch, length, E)`.
@@ -410,7 +405,7 @@ class FeedForward(keras.layers.Layer):
             hidden: Compute dtype, `(batch, length, H)`.
             dropout: Dropout of the forward pass.
             site: Dropout site of the output.
-            target: What the program is compiled for.
+            target: Device and kernels of the program.
 
         Returns:
             Compute dtype, `(batch, length, H)`.
@@ -434,7 +429,7 @@ def activate(
 
     Args:
         hidden_act: "gelu", or the name of a Keras activation.
-        target: What the program is compiled for.
+        target: Device and kernels of the program.
         product: Float, `(..., width)`; `x W`.
         bias: The dtype of `product`, `(width,)`.
 

@@ -95,7 +95,7 @@ class AlbertPretrainer(keras.layers.Layer):
             batch: int32 tensors; further ones are ignored.
                 `input_ids`, `input_mask`, `segment_ids`: `(batch, length)`.
                 `masked_lm_positions`: `(batch, predictions)`; padding slots
-                hold any position.
+                may hold any position.
             dropout: Rates and seed.
             target: What the program is compiled for.
 

@@ -1,4 +1,4 @@
-"""What a program is compiled for, and by which functions it computes."""
+"""The device that a program is compiled for, and its choice of kernels."""
 
 import dataclasses
 import functools

@@ -31,7 +31,7 @@ def draw(
         x_axis: "step", "tokens" or "hours".
 
     Raises:
-        UserError: If a run directory lacks what the axis needs.
+        UserError: If a run directory lacks the data of the axis.
     """
     if output_file.endswith(".html"):
         content = page(runs, x_axis).encode()
@@ -51,7 +51,7 @@ def summarize(run: RunHistory) -> str:
         return f"{run.run_dir}: not evaluated yet"
     step = int(run.curve("eval", "masked_lm_loss").last[0])
     objective = run.settings.get("training.sentence_objective", "sop")
-    text = f"{run.run_dir}, step {step}, held out: "
+    text = f"{run.run_dir}, step {step}, held-out set: "
     text += describe(newest, objective)
     if "unigram_entropy_nats" in run.records:
         entropy = run.records["unigram_entropy_nats"]

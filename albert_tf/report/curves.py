@@ -50,8 +50,8 @@ class Panel:
             begins at the metric.
         scale: "linear", "log" or "percent".
         smooth: Whether a smoothed line is drawn above the line of all points.
-        late: Whether only the second half of the run is shown, on a scale
-            that leaves outliers out.
+        late: Whether the panel shows only the second half of the run, with
+            limits that exclude outliers.
     """
 
     metric: str
@@ -119,9 +119,9 @@ MARKS = {
     "corrupt_records": ("damaged records left out", "P"),
 }
 
-# Fewest points for a panel of the second half.
+# Smallest number of points for a panel of the second half.
 _POINTS_FOR_LATE = 20
-# Most held-out points that are marked one by one.
+# Largest number of held-out points that are drawn with markers.
 _POINTS_FOR_MARKERS = 40
 # Marks closer than this fraction of the axis are drawn as one.
 _MARK_DISTANCE = 1 / 300
@@ -185,7 +185,7 @@ def picture(
         file_format: "png" or "svg".
 
     Raises:
-        UserError: If a run directory lacks what the axis needs.
+        UserError: If a run directory lacks the data of the axis.
     """
     panels = find_panels(runs)
     num_columns = 2 if len(panels) <= 4 else 3
@@ -222,7 +222,8 @@ def draw_panel(
         _draw_run(axes, panel, run, _color(number), x_axis, left)
     if panel.late:
         drawn = [np.asarray(line.get_ydata()) for line in axes.lines]
-        # Of normal noise, three standard deviations to each side.
+        # For normal noise, the limits are three standard deviations from the
+        # mean.
         low, high = np.quantile(np.concatenate(drawn), (0.05, 0.95))
         margin = 0.4 * (high - low) or 0.1
         axes.set_ylim(low - margin, high + margin)
@@ -311,7 +312,7 @@ def _draw_references(axes: Axes, named: Sequence[tuple[float, str]]) -> None:
             (0.99, value),
             xycoords=("axes fraction", "data"),
             ha="right",
-            # On the side with more room.
+            # The label goes to the side of the line with more space.
             va="top" if value > (bottom + top) / 2 else "bottom",
             fontsize=8,
             zorder=10,
@@ -360,7 +361,7 @@ def _legend(runs: Sequence[RunHistory]) -> list[Line2D]:
     handles += [
         Line2D([], [], color="gray", label="training, smoothed"),
         Line2D([], [], color="gray", alpha=0.4, label="training, each line"),
-        Line2D([], [], color="gray", ls="--", marker="o", label="held out"),
+        Line2D([], [], color="gray", ls="--", marker="o", label="held-out set"),
         Line2D([], [], color="gray", ls=":", label="for comparison"),
     ]
     return handles + [

@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 from albert_tf.report.curves import MARKS
 from albert_tf.report.runs import SECONDS_PER_HOUR, RunHistory
 
-# Listed events of a run: the first and the last MAX_EVENTS.
+# The table lists the first and the last MAX_EVENTS events of a run.
 MAX_EVENTS = 100
 
 UNKNOWN = "-"
@@ -19,7 +19,7 @@ Row = list[str]
 
 
 def fact_rows(runs: Sequence[RunHistory]) -> list[Row]:
-    """Returns a row per fact, a column per run; facts unknown to all go."""
+    """Returns a row per fact, a column per run; drops facts of no run."""
     rows = [
         [label, *(describe(run) or UNKNOWN for run in runs)]
         for label, describe in FACTS.items()
@@ -78,7 +78,7 @@ def _plain(value: Any) -> str:
     return UNKNOWN if value in ("", None) else str(value)
 
 
-# --- facts: each function returns "" where the run does not know --------------
+# --- facts: each function returns "" if the run directory lacks the fact ------
 
 
 def _state(run: RunHistory) -> str:
@@ -113,7 +113,7 @@ def _kept_time(run: RunHistory) -> str:
 
 
 def _tokens_per_second(run: RunHistory) -> str:
-    """Over all kept steps: a mean of rates would favor the fast ones."""
+    """Tokens divided by time, since a mean of rates would favor fast steps."""
     per_step, hours = run.tokens_per_step(), run.hours()
     if not (per_step and hours):
         return ""
@@ -203,9 +203,9 @@ FACTS: dict[str, Callable[[RunHistory], str]] = {
     "damaged records left out": _damaged_records,
     "metrics that are NaN or infinite": _not_finite,
     "masked LM, training, last": _last("train", "masked_lm"),
-    "masked LM, held out, last": _last("eval", "masked_lm"),
-    "sentence head, held out, last": _last("eval", "sentence_order"),
-    "sum of losses, held out, lowest": _lowest_held_out,
+    "masked LM, held-out set, last": _last("eval", "masked_lm"),
+    "sentence head, held-out set, last": _last("eval", "sentence_order"),
+    "sum of losses, held-out set, lowest": _lowest_held_out,
     "checkpoints kept": _checkpoints,
     "waiting for checkpoints": _stall,
 }

@@ -47,7 +47,7 @@ def page(runs: Sequence[RunHistory], x_axis: str) -> str:
         x_axis: "step", "tokens" or "hours".
 
     Raises:
-        UserError: If a run directory lacks what the axis needs.
+        UserError: If a run directory lacks the data of the axis.
     """
     names = [run.name for run in runs]
     settings = setting_rows(runs)

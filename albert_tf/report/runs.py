@@ -19,7 +19,8 @@ from albert_tf.runs.checkpoint_files import (
 from albert_tf.runs.directory import CONFIG_FILE, RECORDS_METADATA_FILE
 from albert_tf.runs.log import EVENTS_FILE, METRICS_FILE, read_lines
 
-# A panel is about as many pixels wide: more points cannot be told apart.
+# Number of groups of points in a panel, about its width in pixels: more points
+# would overlap.
 NUM_BUCKETS = 600
 
 SECONDS_PER_HOUR = 3600.0
@@ -29,8 +30,8 @@ class Curve:
     """The values of a metric by step.
 
     Attributes:
-        steps, values: Of the finite values, by rising step.
-        num_not_finite: Number of values left out: NaN and infinity.
+        steps, values: The points with finite values, by rising step.
+        num_not_finite: Number of omitted values: NaN and infinity.
 
     Example:
         >>> curve = Curve()
@@ -84,8 +85,8 @@ class Curve:
                 group, the lowest and the highest point are returned.
 
         Returns:
-            float64, `(points, 2)`: step and value. All points where there are
-            at most two in a bucket, and always the last one.
+            float64, `(points, 2)`: step and value. The last point is always
+            included; if there are at most two points per bucket, all are.
         """
         points = self.points()
         if len(points) <= 2 * num_buckets:
@@ -102,7 +103,7 @@ class Curve:
         """Returns moving averages.
 
         Near the first point the window shrinks on both sides, so that a steep
-        start stays steep; near the last point, on the far side alone.
+        start stays steep. Near the last point it shrinks only on the right.
 
         Args:
             window: Width of the window, as a fraction of all points.
@@ -174,7 +175,7 @@ class RunHistory:
         self.stalled_seconds = 0.0
         self.times: tuple[float, float] | None = None
         self._read_events()
-        # Plain JSON: other versions have other settings.
+        # Read as plain JSON, since other versions have other settings.
         self.settings = flatten(self._load(CONFIG_FILE))
         self.records = self._load(RECORDS_METADATA_FILE)
         self.checkpoints, self.best_checkpoints = (
@@ -208,7 +209,7 @@ class RunHistory:
                 self.events.append(event)
 
     def curve(self, split: str, metric: str) -> Curve:
-        """Returns the curve of a metric, without points if there is none."""
+        """Returns the curve of a metric; it is empty for an unknown metric."""
         return self.curves.get((split, metric)) or Curve()
 
     @property
@@ -238,7 +239,7 @@ class RunHistory:
             x_axis: "step", "tokens" or "hours".
 
         Raises:
-            UserError: If the run directory lacks what the axis needs.
+            UserError: If the run directory lacks the data of the axis.
         """
         steps = np.asarray(steps, float)
         if x_axis == "tokens":
@@ -279,7 +280,7 @@ def read_runs(run_dirs: Sequence[str]) -> list[RunHistory]:
 
 
 def short_names(run_dirs: Sequence[str]) -> list[str]:
-    """Returns the last parts of each path, as many as make them differ.
+    """Returns the shortest endings of the paths that are all different.
 
     Raises:
         UserError: If two paths are equal.

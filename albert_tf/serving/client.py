@@ -1,4 +1,4 @@
-r"""Ask a model on TensorFlow Serving, over gRPC or REST.
+r"""Query a model on TensorFlow Serving, over gRPC or REST.
 
 The client fills masks. With --text_pair, it prints the probability that the
 second text follows the first:
@@ -38,7 +38,7 @@ class Client(Protocol):
         """Returns the names of the model's signatures.
 
         Raises:
-            UserError: With the message of the server.
+            UserError: If the request fails; it quotes the server's message.
         """
 
     def predict(
@@ -54,7 +54,7 @@ class Client(Protocol):
             Nested lists of numbers and strings by the name of the output.
 
         Raises:
-            UserError: With the message of the server.
+            UserError: If the request fails; it quotes the server's message.
         """
 
 
@@ -95,7 +95,13 @@ class RestClient:
     def _request(
         self, method: str, body: Mapping[str, Any] | None, key: str
     ) -> dict[str, Any]:
-        """Posts a body, or gets without one; returns a value of the answer."""
+        """Sends a request: POST with a body, GET without one.
+
+        Args:
+            method: Appended to the URL.
+            body: JSON object, or None.
+            key: The key of the response whose value is returned.
+        """
         request = urllib.request.Request(
             self.url + method,
             None if body is None else json.dumps(body).encode(),
@@ -112,7 +118,8 @@ class RestClient:
         except (ValueError, TypeError, LookupError):
             raise _refused(
                 self.url,
-                "an answer that is not of TensorFlow Serving's REST interface",
+                "a response that does not follow TensorFlow Serving's REST "
+                "interface",
             ) from None
 
 
@@ -135,10 +142,10 @@ class GrpcClient:
             raise UserError(
                 "tensorflow-serving-api must be installed for gRPC",
                 received=first_line(error),
-                remedy="pip install -e '.[serving]', or ask over http://.",
+                remedy="pip install -e '.[serving]', or use http://.",
             ) from None
         self._address, self._model_name = address, model_name
-        # The answers of `encode_text` can exceed gRPC's limit of 4 MB.
+        # Responses of `encode_text` can exceed gRPC's limit of 4 MB.
         unlimited = [("grpc.max_receive_message_length", -1)]
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(
             grpc.insecure_channel(address, unlimited)
@@ -231,8 +238,8 @@ def print_filled(client: Client, texts: Sequence[str]) -> None:
         for row in found:
             pairs = zip(*row, strict=True)
             print("   ", "  ".join(f"{p} {q:.1%}" for p, q in pairs))
-        if lost := text.count("[MASK]") - len(found):
-            print(f"    {lost} [MASK] behind the model's max_seq_length")
+        if num_cut_off := text.count("[MASK]") - len(found):
+            print(f"    {num_cut_off} [MASK] beyond the model's max_seq_length")
 
 
 def print_order(client: Client, texts: Sequence[str], text_pair: str) -> None:
@@ -260,7 +267,7 @@ def print_order(client: Client, texts: Sequence[str], text_pair: str) -> None:
 
 
 def main(config: ServingClientConfig) -> None:
-    """Prints what the model answers to the texts of the flags."""
+    """Prints the model's predictions for the texts of the flags."""
     config.require("text")
     client = connect(config.server, config.model_name)
     if config.text_pair:

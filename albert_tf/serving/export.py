@@ -33,7 +33,7 @@ from albert_tf.serving.warmup_requests import write_warmup_requests
 
 
 class TrainedRun(NamedTuple):
-    """What an export needs of a run.
+    """The parts of a run that an export needs.
 
     Attributes:
         config: Settings of the run.
@@ -80,7 +80,7 @@ def check_replaceable(export_dir: str) -> None:
     """Refuses a directory that holds anything but an earlier export.
 
     Raises:
-        UserError: If it does.
+        UserError: If it holds anything else.
     """
     if not tf.io.gfile.exists(export_dir):
         return
@@ -185,7 +185,7 @@ def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
             run.vocabulary, run.tokenizer.do_lower_case
         )
     module = tf.Module()
-    # The variables alone: a Keras layer would be traced a second time.
+    # Only the variables: a Keras layer would be traced a second time.
     module.model_variables = model_variables(run.pretrainer)
     # Holds the SentencePiece model, a resource of the graph.
     module.text_tokenizer = text_tokenizer
@@ -204,11 +204,7 @@ def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
 def write_assets(
     directory: str, run: TrainedRun, signatures: Signatures
 ) -> None:
-    """Writes the files next to the graph.
-
-    They are the architecture, the description for callers, the vocabulary,
-    and the warm-up requests.
-    """
+    """Writes architecture, `serving.json`, vocabulary and warm-up requests."""
     tf.io.gfile.makedirs(directory)
     documents = {
         MODEL_CONFIG_FILE: run.config.model.to_dict(),
@@ -235,12 +231,12 @@ def describe_serving(run: TrainedRun) -> dict[str, Any]:
     """The content of `serving.json`.
 
     Returns:
-        `step` of the checkpoint; `max_seq_length` and `sentence_objective`
-        of the run; `vocabulary_kind`, `do_lower_case` and `vocabulary_sha256`
-        of its vocabulary, or else of the metadata of its records, None where
-        unknown. With a "self_contained" vocabulary, any SentencePiece runtime
-        makes the ids of raw text; a "published" one needs
-        `tokenization.Tokenizer` around it.
+        A dictionary with these keys: `step` of the checkpoint;
+        `max_seq_length` and `sentence_objective` of the run; and
+        `vocabulary_kind`, `do_lower_case` and `vocabulary_sha256`, from the
+        vocabulary, or without it from the metadata of the records, or None.
+        With a "self_contained" vocabulary, SentencePiece alone makes the ids
+        of raw text; a "published" one needs `tokenization.Tokenizer`.
     """
     records = run.records
     if run.tokenizer:

@@ -44,7 +44,7 @@ class MaskFiller:
         serving_path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
         if not tf.io.gfile.exists(serving_path):
             raise UserError(
-                "saved_model_dir must be an export of this project",
+                "saved_model_dir must be a SavedModel of albert_tf",
                 received=f"{saved_model_dir}, without {SERVING_FILE}",
                 remedy="Make one with python -m albert_tf.export_saved_model.",
             )
@@ -65,11 +65,11 @@ class MaskFiller:
             text: A sentence with at least one `[MASK]`.
 
         Returns:
-            For each mask in turn, the candidates by falling probability.
+            For each mask in order, the candidates by falling probability.
 
         Raises:
-            UserError: If the text has no mask, or if a mask lies behind
-                `max_seq_length`.
+            UserError: If the text has no mask, or if a mask is cut off, since
+                it is beyond `max_seq_length`.
         """
         if MASK_PIECE not in text:
             raise UserError(
@@ -86,7 +86,7 @@ class MaskFiller:
                 f"every {MASK_PIECE} of a text must be among its first "
                 f"{self.max_seq_length - 2} tokens, the max_seq_length of the "
                 "run without [CLS] and [SEP]",
-                received=f"{missing} behind them",
+                received=f"{missing} after these tokens",
             )
         return [
             [

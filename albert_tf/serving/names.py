@@ -1,6 +1,7 @@
 """Names of the files and of the signatures of an exported SavedModel.
 
-No TensorFlow here: a client of a server needs the names alone.
+This module does not import TensorFlow, since clients of a server need only the
+names.
 """
 
 from typing import NamedTuple
@@ -26,9 +27,9 @@ class SentenceSignature(NamedTuple):
     """The signature of a sentence head.
 
     Attributes:
-        name: Of the signature that takes ids.
+        name: Name of the signature that takes ids.
         outputs: Names of the two probabilities, in the order of the labels.
-        statement: What the first probability is the probability of.
+        statement: Text for the event that the first probability refers to.
 
     Example:
         >>> signature = SENTENCE_SIGNATURES["sop"]

@@ -50,7 +50,7 @@ def make_signatures(
 
 
 class _ServedModel:
-    """The model, and the answers computed from its outputs.
+    """The model, and the predictions computed from its outputs.
 
     Args:
         pretrainer: The model, built and restored.

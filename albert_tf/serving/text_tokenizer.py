@@ -3,11 +3,12 @@
 A SavedModel that holds a `TextTokenizer` takes strings wherever TensorFlow and
 the operations of tensorflow-text run.
 
-The ids equal those of `Tokenizer`, except for a few characters under a
-published vocabulary, because three versions of Unicode are involved.
+The ids equal those of `Tokenizer`, except for a few characters with a
+vocabulary of google-research/albert, since three versions of Unicode take part.
 `Tokenizer` decomposes and lower-cases characters by the Unicode of Python
 (14.0 in 3.11). The graph decomposes by that of tensorflow-text (16.0 in 2.21),
-so later additions become plain letters: U+1CCD6-U+1CCF9, outlined Latin;
+so characters that are newer than Python's become plain letters:
+U+1CCD6-U+1CCF9, outlined Latin;
 U+1E030-U+1E06D, raised Cyrillic; and three dozen letters of rare scripts. The
 graph lower-cases by the Unicode of TensorFlow (13.0 in 2.21), so the capitals
 U+2C2F, U+A7C0, U+A7D0, U+A7D6, U+A7D8 and U+10570-U+10595 do not change.
@@ -114,8 +115,8 @@ class TextTokenizer(tf.Module):
         parts = tf.strings.split(texts, sep=MASK_PIECE)
         part_ids = self.encode(parts.flat_values)
         is_behind_mask = tf.ragged.range(parts.row_lengths()).values > 0
-        # The model takes the start of every text for the start of a word.
-        # After a mask, a word starts only after white space.
+        # SentencePiece begins a word at the start of every text. After a mask,
+        # however, a word begins only after white space.
         continues = is_behind_mask & ~tf.strings.regex_full_match(
             parts.values, rf"(?s){self._white_space}.*"
         )
@@ -179,11 +180,13 @@ def pack(
     """Makes `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`.
 
     A text that is too long loses its end. Of a pair, the longer text is cut
-    until both are of one length, then both in turn, the second first. The
-    lengths are those of `data_prep`, which cuts at either end.
+    until both have the same length, then both are cut in turn, the second
+    first. The resulting lengths equal those of `data_prep`, which cuts at
+    either end.
 
     Args:
-        max_length: Most tokens in a row, `[CLS]` and `[SEP]` included.
+        max_length: Largest number of tokens in a row, `[CLS]` and `[SEP]`
+            included.
         first: int32, `(batch, tokens)`.
         second: int32, `(batch, tokens)`, or None.
     """
@@ -203,7 +206,7 @@ def pack(
     segments[0] = tf.concat([cls_ids, segments[0]], 1)
     input_ids = tf.concat(segments, 1)
     segment_ids = tf.concat(
-        [part * 0 + number for number, part in enumerate(segments)], 1
+        [ids * 0 + number for number, ids in enumerate(segments)], 1
     )
     return PackedTexts(
         input_ids=input_ids.to_tensor(PAD_ID),

@@ -1,9 +1,9 @@
-"""Requests by which TensorFlow Serving warms up a model before real ones.
+"""Requests with which TensorFlow Serving warms up a model.
 
 The server reads `assets.extra/tf_serving_warmup_requests`: TFRecords of the
-protocol buffer `PredictionLog`. The package tensorflow-serving-api defines that
-message, and an export should not need that package; so the few fields in use
-are declared here.
+protocol buffer `PredictionLog`. This module declares the few fields in use, so
+that an export does not need the package that defines the message,
+tensorflow-serving-api.
 
 Reference:
     [SavedModel

@@ -21,7 +21,7 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 def test_the_summary_has_the_newest_held_out_metrics(tmp_path):
     run = read_run(tmp_path / "run", [8.0, 7.0])
     assert summarize(run) == (
-        f"{run.run_dir}, step 1, held out: mlm 7.000 (25.0%), "
+        f"{run.run_dir}, step 1, held-out set: mlm 7.000 (25.0%), "
         "sop 0.700 (50.0%); unigram entropy of the corpus 6.500"
     )
 

@@ -107,8 +107,8 @@ def test_the_table_sums_up_a_run(tmp_path):
     assert facts["MFU, mean"] == "30.0%"
     assert facts["restarts"] == facts["rollbacks"] == "1"
     assert facts["damaged records left out"] == "2"
-    assert facts["masked LM, held out, last"] == "7.000 (25.0%) at step 2"
-    assert facts["sum of losses, held out, lowest"] == "6.700 at step 1"
+    assert facts["masked LM, held-out set, last"] == "7.000 (25.0%) at step 2"
+    assert facts["sum of losses, held-out set, lowest"] == "6.700 at step 1"
     assert facts["checkpoints kept"] == (
         "2, newest of step 2, best of step 1, 1 torn"
     )

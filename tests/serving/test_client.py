@@ -196,7 +196,7 @@ def test_a_mask_that_was_cut_off_is_reported(rest_server, capsys):
     main(ServingClientConfig(server=rest_server, text=("[MASK]" * 17,)))
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 15
-    assert last == "    2 [MASK] behind the model's max_seq_length"
+    assert last == "    2 [MASK] beyond the model's max_seq_length"
 
 
 def test_numbers_arrive_unchanged(grpc_server, rest_server, served):

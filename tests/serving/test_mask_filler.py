@@ -84,7 +84,7 @@ def test_the_command_needs_no_model_code(export_dir, filler):
     ("text", "message"),
     [
         ("Paris is the capital of France.", r"text must contain \[MASK\]"),
-        ("the cat " * 20 + "[MASK]", "first 15 tokens.*Received: 1 behind"),
+        ("the cat " * 20 + "[MASK]", "first 15 tokens.*Received: 1 after"),
     ],
 )
 def test_a_text_that_cannot_be_answered_is_refused(filler, text, message):
@@ -95,7 +95,7 @@ def test_a_text_that_cannot_be_answered_is_refused(filler, text, message):
 def test_a_text_that_just_fits_is_filled(filler):
     """17 positions, two of them [CLS] and [SEP]."""
     assert len(filler.fill("[MASK]" * 15)) == 15
-    with pytest.raises(UserError, match="1 behind"):
+    with pytest.raises(UserError, match="1 after"):
         filler.fill("[MASK]" * 16)
 
 

@@ -17,7 +17,7 @@ _CUBIC = 0.044715 * _LINEAR
 def bias_gelu(
     product: tf.Tensor, bias: tf.Tensor, *, target: Device
 ) -> tf.Tensor:
-    """`layers.bias_gelu`, which keeps its arguments alone for the gradient."""
+    """`layers.bias_gelu`, which keeps only its arguments for the gradient."""
 
     @tf.custom_gradient
     def gelu(product: tf.Tensor, bias: tf.Tensor) -> Any:

@@ -24,7 +24,7 @@ def attention(
     *,
     target: Device,
 ) -> tf.Tensor:
-    """`attention.attention`, with heads laid out as the device reads them."""
+    """`attention.attention`, with a memory layout that suits the device."""
     layout = _Layout(positions_last=target.is_tpu)
     size = query[0].shape[-1] // num_heads
 
@@ -33,7 +33,7 @@ def attention(
             *projected, num_heads, layout, scale, target.fuse
         )
 
-    # The queries are scaled here, since the scores are larger.
+    # Scales the queries rather than the scores, which have more entries.
     context = attend(
         heads(query, size**-0.5),
         heads(key),
@@ -47,12 +47,12 @@ def attention(
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """How heads lie in memory, and the three products of that layout.
+    """The memory layout of heads, and the three products in that layout.
 
     Attributes:
-        positions_last: `(batch, heads, size, length)`, for TPUs: positions
-            fill their 128 lanes, the size of a head does not. Otherwise
-            `(batch, heads, length, size)`.
+        positions_last: Whether the layout is `(batch, heads, size, length)`,
+            for TPUs, where positions fill the 128 lanes and the size of a head
+            does not. Otherwise it is `(batch, heads, length, size)`.
     """
 
     positions_last: bool
@@ -108,7 +108,7 @@ class _Layout:
 
     @property
     def size_axis(self) -> int:
-        """The axis of a head's numbers."""
+        """The axis over the entries of one head at one position."""
         return 2 if self.positions_last else 3
 
 
@@ -172,9 +172,9 @@ def attend(
     For the backward pass it keeps its arguments, its result and one number
     per score in the compute dtype: the exponential, negative where dropout
     drops it. The softmax denominator divides the context, which is smaller
-    than the scores. Likewise the backward pass sums the products of
-    probabilities and their gradients from the context, and computes the
-    gradient of a score in one pass.
+    than the scores. Likewise, the backward pass computes the sum over keys of
+    probabilities times their gradients from the context and its gradient. So
+    it computes the gradients of the scores in one pass.
 
     Args:
         query: Compute dtype, `(batch, heads, queries, size)`, scaled; on a
@@ -185,7 +185,7 @@ def attend(
         attention_bias: Float, broadcast to `(batch, heads, queries, keys)`;
             it gets no gradient.
         masks: Dropout of the probabilities.
-        target: Decides on layout, fusing and barriers.
+        target: Decides layout, fusing and barriers.
 
     Returns:
         The context, with the dtype and layout of `query`.
@@ -204,7 +204,8 @@ def attend(
         )
         factor = layout.by_query(factor)
         if target.is_tpu:
-            # Otherwise the compiler computes both once for each reader.
+            # Without the barrier, the compiler computes both values once for
+            # each operation that reads them.
             weights, factor = optimization_barrier([weights, factor])
             kept = _kept(weights, masks.rate)
         context = _multiply(
@@ -213,7 +214,8 @@ def attend(
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
             if target.is_tpu:
-                # Otherwise it is kept, and copied, in float32.
+                # Without the barrier, the compiler keeps and copies it in
+                # float32.
                 (upstream,) = optimization_barrier([upstream])
             d_sum, mean = _context_gradient(
                 upstream,
@@ -245,7 +247,11 @@ def attend(
 def _exponentials(
     scores: tf.Tensor, attention_bias: tf.Tensor, masks: Masks
 ) -> tuple[tf.Tensor, ...]:
-    """Signed exponentials, those kept, and the factor of the context."""
+    """The exponentials, negative where dropped; the same, 0 where dropped.
+
+    Also returns the factor of the context: 1 over the softmax denominator and
+    the keep probability.
+    """
     dtype, scores = scores.dtype, tf.cast(scores, tf.float32)
     scores += tf.cast(attention_bias, tf.float32)
     largest = tf.reduce_max(scores, axis=-1, keepdims=True)
@@ -275,7 +281,7 @@ def _context_gradient(
     rate: float,
     size_axis: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The gradient before the division; the mean gradient of each softmax."""
+    """The gradient of the undivided context; the mean gradient by softmax."""
     d_sum = tf.cast(upstream, tf.float32) * factor
     mean = tf.reduce_sum(d_sum * tf.cast(context, tf.float32), axis=size_axis)
     mean = mean[..., tf.newaxis] * keep_prob(rate)

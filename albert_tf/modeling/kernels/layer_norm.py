@@ -49,10 +49,10 @@ def bias_dropout_add_norm(
     *,
     target: Device,
 ) -> tf.Tensor:
-    """`layers.bias_dropout_add_norm` in one pass over memory each way.
+    """`layers.bias_dropout_add_norm`: one pass forward and one backward.
 
-    It keeps the normalised rows for the gradient; the mask is drawn a second
-    time.
+    It keeps the normalised rows for the gradient, and draws the dropout mask a
+    second time in the backward pass.
     """
 
     @tf.custom_gradient
@@ -128,9 +128,9 @@ def _add_and_norm_gradient(
 def _standardize(x: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows of mean 0 and deviation 1, and the factor that scaled each row.
 
-    The variance is the mean of squares minus the square of the mean, so that
-    both means come from the pass that makes `x`. The difference is precise
-    enough in float32 unless the mean of a row is hundreds of its deviations.
+    The variance is the mean of squares minus the square of the mean, so both
+    means can be computed while `x` is written. The difference is precise enough
+    in float32 unless the mean of a row is hundreds of times its deviation.
     """
     mean = tf.reduce_mean(x, axis=-1, keepdims=True)
     square = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)

@@ -4,10 +4,10 @@ _LANES, _SUBLANES = 128, 8
 
 
 def num_unused_positions(num_positions: int, length: int) -> int:
-    """Positions to add to those that the heads read, on a TPU.
+    """Number of positions to add to those that the heads read, on a TPU.
 
-    Its registers hold the added positions anyway. When they are in the
-    program, the compiler makes a better plan.
+    The TPU's registers are padded to this number in any case. If the program
+    has these positions, the compiler finds a better schedule.
 
     Args:
         num_positions: Positions that the heads read of each row.

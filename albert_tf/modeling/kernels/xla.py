@@ -6,13 +6,13 @@ import tensorflow as tf
 
 
 def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the tensors as XLA sees them without their origin.
+    """Returns the tensors behind a barrier for XLA's optimizations.
 
     XLA neither moves nor merges operations across the barrier, and computes
-    all of the tensors before any result is read. It lowers in programs
-    compiled by XLA only.
+    all of the tensors before any result is read. The operation works only in
+    programs that XLA compiles.
     """
-    # Imported here, since programs for other devices do without.
+    # Imported here, since programs for other devices do not need it.
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
     return gen_xla_ops.xla_optimization_barrier(list(tensors))
