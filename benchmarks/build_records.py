@@ -38,7 +38,7 @@ from data_prep.config import RecordsConfig
 from data_prep.text import corpus
 
 # Functions of each stage, as MODULE.NAME. They do not call each other.
-_PARTS = {
+_STAGES = {
     "loading the vocabulary": ("tokenization.__init__",),
     "reading text": ("lines.read_lines",),
     "normalising text": ("examples.normalize_document",),
@@ -294,7 +294,7 @@ def _profile(
     total = stats.total_tt  # type: ignore[attr-defined]
     fractions = {
         what: sum(cumulative[function] for function in functions) / total
-        for what, functions in _PARTS.items()
+        for what, functions in _STAGES.items()
     }
     return fractions | {"other": 1 - sum(fractions.values())}
 

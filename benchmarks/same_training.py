@@ -30,7 +30,7 @@ from albert_tf import config as settings
 from albert_tf.config import flags, setting
 from albert_tf.io import files
 
-# Tests share the other half of the comparison.
+# For tests/helpers, whose trainings the tests use, too.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 RATES = {"lamb": 0.01, "adamw": 0.001}
@@ -87,7 +87,8 @@ class Comparison(NamedTuple):
     Attributes:
         ours, theirs: `LOSSES` by step, `(steps, 2)`.
         same: Relative differences between trainer and PyTorch, `(steps, 2)`.
-        apart: Those between PyTorch with and without bias correction.
+        apart: Relative differences between PyTorch with and without bias
+            correction, `(steps, 2)`.
         same_weights, apart_weights: Differences of the final weights,
             relative to their change.
     """
@@ -207,7 +208,7 @@ def _draw(compared: Mapping[str, Comparison]) -> bytes:
         file = io.BytesIO()
         nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator"))
         figure.savefig(file, format="svg", metadata=nothing)
-    # A tenth of a point is finer than the eye sees in a curve.
+    # Rounds coordinates to a tenth of a point, which is not visible.
     return re.sub(
         rb' d="[^"]*"',
         lambda path: re.sub(

@@ -103,20 +103,20 @@ def measure() -> None:
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  registers its operations
 
-    moments = [(task["begin"], 0.0), _now()]
+    readings = [(task["begin"], 0.0), _now()]
     signatures = tf.saved_model.load(task["saved_model_dir"]).signatures
-    moments.append(_now())
+    readings.append(_now())
     requests = _make_requests(tf, 1)
     signatures["fill_mask_text"](**requests["fill_mask_text"])
-    moments.append(_now())
+    readings.append(_now())
     print(
         f"| seconds | start of Python, imports | loading | first response, "
         f"L={LENGTH} | total |\n|---|---|---|---|---|"
     )
     for name, which in [("wall", 0), ("CPU", 1)]:
-        clock = [moment[which] for moment in moments]
-        parts = [end - begin for begin, end in itertools.pairwise(clock)]
-        columns = [f"{seconds:.1f}" for seconds in (*parts, sum(parts))]
+        clock = [reading[which] for reading in readings]
+        durations = [end - begin for begin, end in itertools.pairwise(clock)]
+        columns = [f"{s:.1f}" for s in (*durations, sum(durations))]
         print(f"| {name} | {' | '.join(columns)} |")
     print(
         f"\n| signature, L={LENGTH} | batch size | ms, best | ms, median "

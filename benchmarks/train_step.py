@@ -174,7 +174,7 @@ def _start(python: str, name: str, work: Work) -> subprocess.Popen | None:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            # Threads that wait must not spin in the others' turn.
+            # Waiting threads must not spin while another contender runs.
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
         )
         assert process.stdout

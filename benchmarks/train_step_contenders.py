@@ -5,7 +5,8 @@
 Makes the model and takes two steps that are not measured. Then, for each line
 on standard input, it takes one step and prints its time and the largest
 resident memory so far. It imports only the packages of the named contender, so
-that it runs in an environment without the packages of the others.
+that it runs in an environment without the packages of the others. It has more
+than 400 lines, because those environments run it as one script.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ NOT_DECAYED = ["LayerNorm", "layer_norm", "bias", "norm"]
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A training step: ALBERT-base as published, both losses, LAMB.
+    """A training step of ALBERT-base: both losses, LAMB.
 
     Attributes:
         batch, length, predictions: Sizes of the batch.
@@ -47,9 +48,9 @@ class Work:
         """A batch without padding, as `albert_tf.input.pipeline` gives it."""
         rng = np.random.default_rng(0)
         shape = (self.batch, self.length)
-        places = np.tile(np.arange(self.length), (self.batch, 1))
-        places = rng.permuted(places, axis=1)[:, : self.predictions]
-        positions = np.sort(places)
+        all_positions = np.tile(np.arange(self.length), (self.batch, 1))
+        shuffled = rng.permuted(all_positions, axis=1)
+        positions = np.sort(shuffled[:, : self.predictions])
         arrays = {
             "input_ids": rng.integers(5, 30_000, shape),
             "input_mask": np.ones(shape),
@@ -212,7 +213,7 @@ def model_garden(work: Work) -> Step:
             [batch["input_ids"], batch["input_mask"], batch["segment_ids"]],
             training=True,
         )
-        # The layer does not cast to its own dtype what it is called with.
+        # The layer does not cast its input to its dtype.
         hidden = tf.cast(hidden, tf.float32)
         return head(hidden, batch["masked_lm_positions"]), sentence(pooled)
 
@@ -292,7 +293,7 @@ def hugging_face(work: Work, all_positions: bool = True) -> Step:
 
 
 def hugging_face_masked(work: Work) -> Step:
-    """The same with logits at the masked positions alone, as all others."""
+    """The same with logits only at masked positions, as all others."""
     return hugging_face(work, all_positions=False)
 
 

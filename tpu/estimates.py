@@ -35,7 +35,7 @@ class Estimate:
 
     Attributes:
         topology: The slice, e.g. "v5e:16x16".
-        num_chips, num_cores: Of the slice.
+        num_chips, num_cores: Numbers of chips and cores of the slice.
         chip_memory_bytes: HBM of a core.
         batch_size: Examples of a micro-batch.
         gradient_accumulation_steps: Micro-batches in a step.
@@ -56,16 +56,17 @@ class Estimate:
             bodies count once in `cycles`.
         random_bytes: Bytes from the hardware's random generator, whose time
             is not estimated.
-        all_reduce_bytes, num_all_reduces: Sums over the cores.
-        all_reduce_s: A lower bound of their time.
+        all_reduce_bytes, num_all_reduces: Bytes and number of the sums over
+            all cores.
+        all_reduce_s: A lower bound of the time of these sums.
         step_s: Cycles at the chip's clock, plus `all_reduce_s`.
         mfu: `model_flops` as a fraction of the chip's peak.
         tokens_per_s_chip, tokens_per_s: Positions, including padding, per
             chip and in total.
-        days, chip_hours: Of the complete run.
+        days, chip_hours: Duration and chip-hours of the complete run.
         compile_s, compile_cpu_s: Wall-clock and processor time of the
             compiler.
-        versions: Of the compiler and the packages that load it.
+        versions: Versions of the compiler and of the packages that load it.
     """
 
     topology: str
@@ -164,7 +165,8 @@ def estimate(
         argument_bytes=program.argument_bytes,
         temporary_bytes=program.temporary_bytes,
         code_bytes=program.code_bytes,
-        # The loop over micro-batches holds all but a thousandth of them.
+        # The loop over micro-batches holds all but a thousandth of the
+        # operations.
         flops=program.flops * micro_batches,
         accessed_bytes=program.accessed_bytes,
         random_bytes=cost.random_bytes,

@@ -30,7 +30,7 @@ _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A slice: chips that are connected by their own network.
+    """A slice: chips that are connected by a dedicated network.
 
     Attributes:
         version: E.g. "v5e".
@@ -64,7 +64,7 @@ class Slice:
         return f"{self.version}:{'x'.join(map(str, self.shape))}"
 
     def libtpu_name(self) -> str:
-        """The slice to request from libtpu; this slice is part of it.
+        """The slice to request from libtpu, which contains this slice.
 
         The smallest slice that libtpu knows has the four chips of a host.
         """

@@ -134,8 +134,8 @@ def compile_program(
             right within a few per cent, cycles are meaningless.
 
     Raises:
-        DoesNotCompileError: With the compiler's message, e.g. that the program
-            exceeds the memory of a core.
+        DoesNotCompileError: If the compiler rejects the program, e.g. because
+            it exceeds the memory of a core; with the compiler's message.
     """
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, first_line, name_faults
@@ -36,7 +35,10 @@ from albert_tf.interop.google_albert_files import (
     find_vocabulary,
 )
 from albert_tf.interop.layer_groups import check_layer_groups
-from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.model_weights import (
+    ModelWeights,
+    warn_of_zero_sentence_head,
+)
 from albert_tf.interop.weight_names import Weight, list_weights
 from albert_tf.io.files import flush_to_disk, write_text
 from albert_tf.runs.checkpoint_files import READING_ERRORS
@@ -135,11 +137,7 @@ def read(path: str, step: int = 0) -> ModelWeights:
             remedy="Copy it again from its source.",
         ) from None
     if not contents.has_sentence_head and contents.sentence_objective != "none":
-        logging.warning(
-            "%s has no sentence head: it is filled with zeros, which give "
-            "both classes the same probability",
-            prefix,
-        )
+        warn_of_zero_sentence_head(prefix)
     return ModelWeights(
         config,
         contents.sentence_objective,

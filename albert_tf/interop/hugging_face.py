@@ -26,7 +26,10 @@ from albert_tf.interop.hugging_face_config import (
 )
 from albert_tf.interop.hugging_face_tokenizer import is_cased, tokenizer_files
 from albert_tf.interop.model_card import make_model_card
-from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.model_weights import (
+    ModelWeights,
+    warn_of_zero_sentence_head,
+)
 from albert_tf.interop.safetensors_files import WEIGHTS_FILE, read_tensors
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.io.files import exists, load_json_if_any, write_bytes
@@ -75,11 +78,7 @@ def read(directory: str) -> ModelWeights:
     tensors = _with_plain_names(read_tensors(directory), directory)
     if not _has(tensors, _SENTENCE_HEAD):
         if _has(tensors, _POOLER):
-            logging.warning(
-                "%s has no sentence head: it is filled with zeros, which give "
-                "both classes the same probability",
-                directory,
-            )
+            warn_of_zero_sentence_head(directory)
             tensors |= _zero_sentence_head(config)
         else:
             objective = "none"

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.errors import UserError
+from albert_tf.interop.loading import make_model
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import is_remote
-from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.records.features import CLS_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 
@@ -110,10 +110,7 @@ def _make_batch(
 def _run_ours(
     weights: ModelWeights, batch: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    model = AlbertPretrainer(weights.config, weights.sentence_objective)
-    model.build()
-    for variable in model.variables:
-        variable.assign(weights.values[variable.path])
+    model = make_model(weights)
     positions = np.arange(batch["input_ids"].shape[1], dtype=np.int32)
     all_positions = np.broadcast_to(positions, batch["input_ids"].shape)
     batches = []

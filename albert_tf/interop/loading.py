@@ -12,6 +12,7 @@ from albert_tf.interop.formats import (
     split_run,
 )
 from albert_tf.interop.hugging_face_tokenizer import is_cased
+from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import load_json_if_any
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.records.features import TOKENIZER_FILE
@@ -61,13 +62,28 @@ def load(
             received="none",
             remedy="Copy the SentencePiece model of the training data there.",
         )
+    return LoadedModel(
+        make_model(weights, dtype),
+        Tokenizer(weights.vocabulary, _lower_cases(path)),
+    )
+
+
+def make_model(
+    weights: ModelWeights, dtype: str = "float32"
+) -> AlbertPretrainer:
+    """Builds a model and assigns its weights.
+
+    Args:
+        weights: Architecture and weights.
+        dtype: Precision policy, "float32" or "mixed_bfloat16".
+    """
     model = AlbertPretrainer(
         weights.config, weights.sentence_objective, dtype=dtype
     )
     model.build()
     for variable in model.variables:
         variable.assign(weights.values[variable.path])
-    return LoadedModel(model, Tokenizer(weights.vocabulary, _lower_cases(path)))
+    return model
 
 
 def _lower_cases(path: str) -> bool | None:

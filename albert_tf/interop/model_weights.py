@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Self
 
 import numpy as np
+from absl import logging
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, name_faults
@@ -123,6 +124,15 @@ class ModelWeights:
         else:
             parts[2] = f"layer_{layer}_{rest}"
         return "/".join(parts)
+
+
+def warn_of_zero_sentence_head(source: str) -> None:
+    """Logs that a model lacks the sentence head, which is filled with zeros."""
+    logging.warning(
+        "%s has no sentence head: it is filled with zeros, which give both "
+        "classes the same probability",
+        source,
+    )
 
 
 def _check_values(

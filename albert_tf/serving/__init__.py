@@ -1,1 +1,1 @@
-"""A served model: its warm-up, and clients of it in Python and in C."""
+"""SavedModels: export, signatures, warm-up, and clients in Python and C."""
