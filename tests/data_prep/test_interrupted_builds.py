@@ -1,0 +1,228 @@
+import contextlib
+import dataclasses
+import glob
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from albert_tf.io.files import PARTIAL_SUFFIX
+from data_prep import build_tfrecords
+from data_prep.builder import local_runner
+from data_prep.builder.build import SCRATCH_DIR
+from data_prep.builder.examples import TRAIN
+from tests.data_prep.test_processes import is_running
+from tests.helpers.small_builds import build, make_config, read_files
+
+
+def as_flags(config):
+    """Returns the flags of a configuration."""
+    return [
+        f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in dataclasses.asdict(config).items()
+        if value not in ((), "")
+    ]
+
+
+def start_build(config):
+    return subprocess.Popen(
+        [sys.executable, "-m", "data_prep.build_tfrecords", *as_flags(config)],
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def kill_with_workers(process):
+    """Kills a build, and waits for the end of its worker processes."""
+    process.send_signal(signal.SIGSTOP)  # so that it starts no more workers
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = [int(pid) for pid in children.read_text().split()]
+    process.kill()
+    process.wait()
+    while any(is_running(worker) for worker in workers):
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_build_killed_at_random_moments_gives_the_same_records(
+    built, text_file, tmp_path
+):
+    """Kills the build until it finishes; finished work is not repeated.
+
+    A build is killed shortly after it has written up to two more files, so
+    that a fast machine does not finish first. On a busy machine the kill may
+    come too late, and then the test starts over.
+    """
+    out = tmp_path / "out"
+    config = make_config(out, text_file, num_workers=2)
+    rng = random.Random(0)
+
+    def complete_files():
+        found = {}
+        # Not pathlib, which fails if a directory is removed meanwhile.
+        for pattern in (f"{SCRATCH_DIR}/**/*.rows", "*/*.tfr*"):
+            for path in glob.glob(f"{out}/{pattern}", recursive=True):
+                with contextlib.suppress(FileNotFoundError):  # removed
+                    if not path.endswith(PARTIAL_SUFFIX):
+                        found[path] = os.stat(path).st_mtime_ns
+        return found
+
+    written: dict[str, int] = {}
+    kills = 0
+    while True:
+        process = start_build(config)
+        target = len(written) + rng.randint(0, 2)
+        while process.poll() is None and len(complete_files()) < target:
+            time.sleep(0.001)
+        time.sleep(0.02 * kills * rng.random())
+        if process.poll() is not None:
+            assert process.returncode == 0
+            assert tree_of(out) == tree_of(built)
+            if kills > 2:
+                return
+            shutil.rmtree(out)
+            written = {}
+            continue
+        kill_with_workers(process)
+        kills += 1
+        if (out / TRAIN / "metadata.json").exists():
+            continue  # killed while scratch was being removed
+        for path, when in written.items():
+            # Complete files are not changed.
+            assert os.stat(path).st_mtime_ns == when, path
+        written = complete_files()
+
+
+def tree_of(directory):
+    """Returns the content of files by path, and None for directories."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        if path.is_file()
+        else None
+        for path in directory.rglob("*")
+    }
+
+
+@pytest.mark.slow
+def test_build_killed_before_any_change_of_a_file_gives_the_same_records(
+    documents, tiny_records, tmp_path, monkeypatch
+):
+    """The build replaces another, which was killed after its last shard."""
+    path = tmp_path / "text.txt"
+    lines = documents[3].split("\n")
+    parts = ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
+    path.write_text("\n\n".join([*parts, parts[0]]), encoding="utf-8")
+    # A vocabulary of 400 pieces, which is loaded quickly.
+    vocabulary = str(tiny_records / "train" / "spiece.model")
+    config = make_config(
+        tmp_path / "expected",
+        path,
+        num_shards=1,
+        spm_model_file=vocabulary,
+        overwrite=True,
+    )
+    build_tfrecords.main(config)
+    killed = tmp_path / "killed"
+    other = killed / "before"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(local_runner.files, "remove", interrupt)
+        build(other, path, num_shards=2, seed=1, spm_model_file=vocabulary)
+    # The names of its shards differ in train/, and are equal in eval/.
+    assert (other / "train" / "train-00000-of-00002.tfrecord").exists()
+    notes = {p.name for p in (other / "unfinished").iterdir()}
+    assert "eval-00000-of-00001.tfrecord.json" in notes
+
+    settings = dataclasses.asdict(config)
+    del settings["output_dir"], settings["num_workers"]
+    subprocess.run(
+        [
+            sys.executable,
+            "tests/helpers/killed_builds.py",
+            str(killed),
+            json.dumps(settings),
+        ],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        check=True,
+    )
+    expected = tree_of(tmp_path / "expected")
+    ended = {int(p.name): p for p in killed.iterdir() if p != other}
+    assert len(ended) > 60
+    for number in range(1, len(ended) + 1):
+        assert tree_of(ended[number]) == expected, number
+
+
+def interrupt(path):
+    raise KeyboardInterrupt(path)
+
+
+def test_scratch_files_of_other_builds_are_removed(documents, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(documents[0], encoding="utf-8")
+    scratch = tmp_path / "out" / SCRATCH_DIR / "other" / "units"
+    scratch.mkdir(parents=True)
+    build(tmp_path / "out", path, holdout_fraction=0.0)
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {TRAIN}
+
+
+def test_scratch_dir_keeps_files_of_others(built, text_file, tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "mine").write_text("")
+    out = build(tmp_path / "out", text_file, scratch_dir=str(scratch))
+    assert read_files(out) == read_files(built)
+    assert [p.name for p in scratch.iterdir()] == ["mine"]
+
+
+def interrupted_at(call, function):
+    """Returns a function that raises KeyboardInterrupt at a call, and a list
+    of the last arguments of the earlier calls."""
+    calls = []
+
+    def called(*arguments):
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        calls.append(arguments[-1])
+        return function(*arguments)
+
+    return called, calls
+
+
+def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
+    """The first build is interrupted after two of five units."""
+    config = make_config(tmp_path / "out", text_file)
+    make_unit = local_runner.make_unit
+    for call, units in ((2, [0, 1]), (None, [2, 3, 4])):
+        interrupted, tasks = interrupted_at(call, make_unit)
+        monkeypatch.setattr(local_runner, "make_unit", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            build_tfrecords.main(config)
+        assert [unit for unit, _ in tasks] == units
+
+
+def test_finished_shards_are_not_written_again(
+    text_file, tmp_path, monkeypatch
+):
+    """The first build is interrupted after two of ten shards."""
+    config = make_config(tmp_path / "out", text_file, num_shards=9)
+    write_shard = local_runner.write_shard
+    shards = tmp_path / "out" / TRAIN
+    found = []
+    for call, number in ((2, 2), (None, 8)):
+        interrupted, tasks = interrupted_at(call, write_shard)
+        monkeypatch.setattr(local_runner, "write_shard", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            build_tfrecords.main(config)
+        assert len(tasks) == number
+        complete = shards.glob("*.tfrecord")
+        found.append({path: path.stat().st_mtime_ns for path in complete})
+    assert [len(written) for written in found] == [2, 9]
+    assert found[0].items() <= found[1].items()
+    other = build(tmp_path / "other", text_file, num_shards=9)
+    assert read_files(tmp_path / "out") == read_files(other)
