@@ -16,133 +16,69 @@ are skipped.
 
 # TensorFlow is not imported here: each worker process imports this module.
 
-import dataclasses
-import multiprocessing
 import os
 import posixpath
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from albert_tf.config import (
-    flags,
-)
+from albert_tf.config import flags
 from albert_tf.errors import UserError
 from albert_tf.io import files
-from albert_tf.io.tfrecord import read_records
 from albert_tf.records.features import (
     METADATA_FILE,
     TOKENIZER_FILE,
-    UNFINISHED_FILE,
-    RecordsMetadata,
-    read_metadata,
 )
-from albert_tf.records.tokenization import Tokenizer
-from data_prep.config import (
-    InspectConfig,
+from data_prep.config import InspectConfig
+from data_prep.inspection.record_set import (
+    SHARDS,
+    RecordSet,
+    check_directory,
+    open_set,
 )
-from data_prep.inspection.checks import RecordRules
-from data_prep.inspection.example_parsing import count_values
 from data_prep.inspection.shards import (
-    Fault,
     ShardReport,
     ShardTask,
     inspect_shard,
 )
 from data_prep.inspection.statistics import (
-    FAIL,
-    NOTE,
-    PASS,
-    Statistics,
-    Verdict,
+    Finding,
     judge_statistics,
 )
 from data_prep.inspection.text import LEGEND, show_example
 from data_prep.processes import Processes
 from data_prep.progress import show_bytes
 
-_SHARDS = "*.tfrecord"
-
-# Records looked at to learn the lengths of a set without metadata.
-_RECORDS_TO_LEARN_FROM = 100
-
-
-@dataclasses.dataclass
-class RecordSet:
-    """The shards of a directory.
-
-    Attributes:
-        directory: Where they are.
-        shards: Those to inspect, sorted.
-        metadata: None for records that google-research/albert made.
-        tokenizer: The vocabulary, if there is one that can be trusted.
-        rules: What each record must be.
-        verdicts: What was found out about the directory.
-        faults: Those of the directory and of its shards.
-        num_faults: All of them.
-        reports: Of the shards.
-        statistics: Of all their records.
-    """
-
-    directory: str
-    shards: list[str]
-    metadata: RecordsMetadata | None
-    tokenizer: Tokenizer | None
-    rules: RecordRules
-    verdicts: list[Verdict] = dataclasses.field(default_factory=list)
-    faults: list[Fault] = dataclasses.field(default_factory=list)
-    num_faults: int = 0
-    reports: list[ShardReport] = dataclasses.field(default_factory=list)
-    statistics: Statistics = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        self.statistics = Statistics.of_none(self.rules)
-
-    def is_whole(self) -> bool:
-        """Whether all shards of the metadata are to be inspected."""
-        return self.metadata is None or self.metadata.shards.keys() <= {
-            posixpath.basename(path) for path in self.shards
-        }
-
-    def refuse(self, name: str, what: str) -> None:
-        """Adds a fault of a file of the directory."""
-        path = posixpath.join(self.directory, name)
-        self.faults.append(Fault(path, -1, 0, what))
-        self.num_faults += 1
-
 
 def main(config: InspectConfig) -> int:
-    """Inspects records and prints what was found.
+    """Inspects records and prints the results.
 
     Returns:
-        0 if the records are sound, else 1.
+        0 if no fault is found, else 1.
 
     Raises:
-        UserError: If there are no records, or their metadata, or a
-            vocabulary that was asked for, cannot be read.
+        UserError: If there are no records, or if the metadata or the
+            vocabulary of `--spm_model_file` is unreadable.
     """
     config.require("input_file")
-    # Text may hold what the terminal cannot show.
+    # Text can hold characters that the terminal cannot show.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     sets = [
-        _open_set(directory, shards, config.spm_model_file)
+        open_set(directory, shards, config.spm_model_file)
         for directory, shards in _find_shards(config.input_file).items()
     ]
     for records in sets:
-        _check_directory(records)
+        check_directory(records)
     _inspect_shards(sets, config)
     for records in sets:
-        _check_shards(records)
-        records.verdicts += judge_statistics(
+        records.findings += judge_statistics(
             records.statistics,
             records.rules,
             records.metadata,
-            is_whole=records.is_whole(),
+            is_complete=records.is_complete(),
         )
-        _print_set(records, config)
+        _print_set(records, config.max_faults)
     if config.output_file:
         from data_prep.inspection.plots import draw_histograms
 
@@ -156,14 +92,17 @@ def main(config: InspectConfig) -> int:
         print(f"histograms: {config.output_file}")
     num_faults = sum(records.num_faults for records in sets)
     num_failed = sum(
-        verdict.verdict == FAIL
+        finding.passed is False
         for records in sets
-        for verdict in records.verdicts
+        for finding in records.findings
     )
     if num_faults or num_failed:
-        print(f"NOT sound: {num_failed} figures fail, {num_faults} faults")
+        print(
+            f"NOT passed: {num_failed} lines of the table fail, "
+            f"{num_faults} faults"
+        )
         return 1
-    print("sound, as far as it was checked")
+    print("passed: no fault found")
     return 0
 
 
@@ -175,13 +114,13 @@ def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
     """
     found: dict[str, set[str]] = {}
     for pattern in patterns:
-        found_here = files.find(pattern) or [
-            *files.find(posixpath.join(pattern, _SHARDS)),
-            *files.find(posixpath.join(pattern, "*", _SHARDS)),
+        matches = files.find(pattern) or [
+            *files.find(posixpath.join(pattern, SHARDS)),
+            *files.find(posixpath.join(pattern, "*", SHARDS)),
         ]
         shards = [
             path
-            for path in found_here
+            for path in matches
             if posixpath.basename(path) not in (METADATA_FILE, TOKENIZER_FILE)
         ]
         if not shards:
@@ -193,286 +132,125 @@ def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
     return {directory: sorted(found[directory]) for directory in sorted(found)}
 
 
-def _open_set(
-    directory: str, shards: list[str], spm_model_file: str
-) -> RecordSet:
-    """Reads what is known of the shards of a directory.
-
-    Raises:
-        UserError: If metadata or a vocabulary that was asked for cannot be
-            read, or if no record tells the lengths.
-    """
-    metadata = None
-    if files.exists(posixpath.join(directory, METADATA_FILE)):
-        metadata = read_metadata(directory)
-    tokenizer, verdict = _open_vocabulary(directory, metadata, spm_model_file)
-    if metadata is None:
-        rules = _learn_rules(shards)
-    else:
-        rules = RecordRules(
-            max_seq_length=metadata.max_seq_length,
-            max_predictions_per_seq=metadata.max_predictions_per_seq,
-            masking=metadata.masking,
-            vocab_size=metadata.vocab_size,
-            sentence_objective=metadata.sentence_objective,
-            masked_lm_prob=metadata.masked_lm_prob,
-            ngram=metadata.ngram,
-        )
-    if tokenizer is not None:
-        rules = dataclasses.replace(
-            rules,
-            vocab_size=tokenizer.vocab_size,
-            starts_word=tokenizer.starts_word,
-        )
-    return RecordSet(directory, shards, metadata, tokenizer, rules, [verdict])
-
-
-def _open_vocabulary(
-    directory: str, metadata: RecordsMetadata | None, spm_model_file: str
-) -> tuple[Tokenizer | None, Verdict]:
-    """The vocabulary of a set, and whether it is the right one.
-
-    Raises:
-        UserError: If one was asked for that cannot be read.
-    """
-    path = spm_model_file or posixpath.join(directory, TOKENIZER_FILE)
-    try:
-        tokenizer = Tokenizer(path)
-    except UserError as error:
-        if spm_model_file:
-            raise
-        if metadata is None:
-            wanted = "none given: pieces and word starts are not checked"
-            return None, Verdict("vocabulary", "unknown", wanted, NOTE)
-        return None, Verdict("vocabulary", "unreadable", str(error), FAIL)
-    if metadata is None:
-        return tokenizer, Verdict("vocabulary", path, "", NOTE)
-    agrees = tokenizer.sha256 == metadata.vocabulary_sha256
-    verdict = Verdict(
-        "vocabulary",
-        f"sha256 {tokenizer.sha256[:12]}",
-        f"{metadata.vocabulary_sha256[:12]} in metadata",
-        PASS if agrees else FAIL,
-    )
-    return (tokenizer if agrees else None), verdict
-
-
-def _learn_rules(shards: Sequence[str]) -> RecordRules:
-    """Lengths of records without metadata: those of the first one.
-
-    Raises:
-        UserError: If none of the first records can be read.
-    """
-    num_seen = 0
-    for path in shards:
-        with files.open_existing(path, "rb") as file:
-            for record in read_records(file):
-                counts = count_values(record.content)
-                if counts.get("input_ids", 0) > 0:
-                    num_masked = counts.get("masked_lm_positions", 0)
-                    return RecordRules(
-                        max_seq_length=counts["input_ids"],
-                        max_predictions_per_seq=num_masked,
-                        masking="static" if num_masked else "dynamic",
-                    )
-                num_seen += 1
-                if num_seen == _RECORDS_TO_LEARN_FROM:
-                    break
-    raise UserError(
-        "input_file must hold TFRecords of tf.train.Example with input_ids",
-        received=f"{shards[0]}, whose first records have none",
-    )
-
-
-def _check_directory(records: RecordSet) -> None:
-    """Whether the directory is complete, and holds nothing else."""
-    directory = records.directory
-    for place in (directory, posixpath.dirname(directory.rstrip("/"))):
-        path = posixpath.join(place, UNFINISHED_FILE)
-        if files.exists(path):
-            records.refuse(
-                posixpath.relpath(path, directory),
-                "must not be there; the build has not ended",
-            )
-    for path in files.find(
-        posixpath.join(directory, "*" + files.PARTIAL_SUFFIX)
-    ):
-        records.refuse(
-            posixpath.basename(path), "must not be there; it is half written"
-        )
-    if records.metadata is None:
-        wanted = "no metadata: counts, checksums and figures are not judged"
-        found = f"{len(records.shards)}"
-        records.verdicts.append(Verdict("shards", found, wanted, NOTE))
-        return
-    listed = set(records.metadata.shards)
-    present = {
-        posixpath.basename(path)
-        for path in files.find(posixpath.join(directory, _SHARDS))
-    } | {posixpath.basename(path) for path in records.shards}
-    for name in sorted(listed - present):
-        records.refuse(name, "must be there; metadata lists it")
-    for name in sorted(present - listed):
-        records.refuse(name, "must not be there; metadata does not list it")
-    records.verdicts.append(
-        Verdict(
-            "shards",
-            f"{len(present)}, {len(records.shards)} of them inspected",
-            f"{len(listed)} in metadata",
-            PASS if listed == present else FAIL,
-        )
-    )
-
-
 def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
-    """Fills in the reports of all shards."""
+    """Inspects all shards in worker processes, and adds the results."""
     tasks = [
-        (
-            records,
-            ShardTask(
-                path,
-                records.rules,
-                config.max_faults,
-                config.num_examples if path == records.shards[0] else 0,
-            ),
+        ShardTask(
+            path,
+            records.rules,
+            config.max_faults,
+            config.num_examples if path == records.shards[0] else 0,
         )
         for records in sets
         for path in records.shards
     ]
-    num_bytes = sum(files.count_bytes(task.path) for _, task in tasks)
+    sizes = {task.path: files.count_bytes(task.path) for task in tasks}
     num_workers = min(config.num_workers or os.cpu_count() or 1, len(tasks))
-    # Of the processes' context, or it could not be handed to them.
-    bytes_read = multiprocessing.get_context("spawn").Value("Q", 0)
     with (
-        show_bytes("inspecting", num_bytes) as bar,
-        _following(bar, bytes_read),
-        Processes(num_workers, _same, bytes_read) as processes,
+        show_bytes("inspecting", sum(sizes.values())) as bar,
+        Processes(num_workers, dict) as processes,
     ):
-        done = processes.map(inspect_shard, (task for _, task in tasks))
-        for (records, _), (result, _) in zip(tasks, done, strict=True):
-            report, statistics = result
-            records.statistics.merge(statistics)
-            records.reports.append(report)
-            records.num_faults += report.num_faults
-            records.faults += report.faults
+        done = processes.map(inspect_shard, tasks)
+        for records in sets:
+            reports = []
+            for path in records.shards:
+                reports.append(next(done).result)
+                bar.update(sizes[path])
+            _add_reports(records, reports)
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-@contextmanager
-def _following(bar: Any, bytes_read: Any) -> Iterator[None]:
-    """Moves a bar while processes add to a counter."""
-    ended = threading.Event()
-
-    def follow() -> None:
-        is_last = False
-        while not is_last:
-            is_last = ended.wait(0.5)
-            bar.update(bytes_read.value - bar.n)
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _check_shards(records: RecordSet) -> None:
-    """Compares shards with the metadata, and sums up their faults."""
-    num_faulty = sum(report.num_faults for report in records.reports)
-    metadata = records.metadata
-    if metadata is not None:
-        _check_counts(records, metadata)
-        _check_checksums(records, metadata)
-    records.verdicts.append(
-        Verdict(
-            "damaged or faulty records",
-            f"{num_faulty:,}",
-            "0",
-            FAIL if num_faulty else PASS,
-        )
-    )
-
-
-def _check_counts(records: RecordSet, metadata: RecordsMetadata) -> None:
-    agree = True
-    for report in records.reports:
-        name = posixpath.basename(report.path)
-        wanted = metadata.shards.get(name)
-        if wanted is not None and wanted != report.num_records:
-            agree = False
-            records.refuse(
-                name,
-                f"must hold {wanted} records, as metadata says. "
-                f"Received: {report.num_records}",
-            )
-    records.verdicts.append(
-        Verdict(
+def _add_reports(records: RecordSet, reports: Sequence[ShardReport]) -> None:
+    """Adds the results of all shards, compared with the metadata."""
+    for report in reports:
+        records.statistics = records.statistics.plus(report.statistics)
+        records.examples += report.examples
+        records.faults += report.faults
+    num_faulty = sum(report.num_faults for report in reports)
+    records.num_faults += num_faulty
+    if records.metadata is not None:
+        _compare_shards(
+            records,
             "records of each shard",
-            "as in metadata" if agree else "others",
-            f"{sum(metadata.shards.values()):,} in all",
-            PASS if agree else FAIL,
+            records.metadata.shards,
+            {report.path: report.num_records for report in reports},
+            "must hold {} records, as in the metadata. Received: {}",
+        )
+        _compare_shards(
+            records,
+            "checksums",
+            records.metadata.checksums,
+            {report.path: report.sha256 for report in reports},
+            "must have the SHA-256 of the metadata, {:.12}... "
+            "Received: {:.12}...",
+        )
+    records.findings.append(
+        Finding(
+            "damaged or faulty records", f"{num_faulty:,}", "0", not num_faulty
         )
     )
 
 
-def _check_checksums(records: RecordSet, metadata: RecordsMetadata) -> None:
+def _compare_shards(
+    records: RecordSet,
+    name: str,
+    expected: Mapping[str, Any],
+    received: Mapping[str, Any],
+    fault: str,
+) -> None:
+    """Compares a property of all shards with the metadata.
+
+    Args:
+        records: Gets a finding, and a fault for each difference.
+        name: Name of the finding.
+        expected: Values in the metadata, by file name.
+        received: Values of the shards, by path.
+        fault: Format of a fault, from the expected and the received value.
+    """
     num_compared = num_equal = 0
-    for report in records.reports:
-        name = posixpath.basename(report.path)
-        wanted = metadata.checksums.get(name)
-        if wanted is None:
-            continue
-        num_compared += 1
-        num_equal += wanted == report.sha256
-        if wanted != report.sha256:
-            records.refuse(
-                name,
-                f"must have the SHA-256 of the metadata, {wanted[:12]}... "
-                f"Received: {report.sha256[:12]}...",
-            )
-    verdict = PASS if num_equal == num_compared else FAIL
-    wanted = f"of {len(records.reports)} shards"
-    if not num_compared:
-        verdict, wanted = NOTE, "metadata holds none"
-    found = f"{num_equal} right"
-    records.verdicts.append(Verdict("checksums", found, wanted, verdict))
+    for path, value in received.items():
+        file_name = posixpath.basename(path)
+        if file_name in expected:
+            num_compared += 1
+            num_equal += value == expected[file_name]
+            if value != expected[file_name]:
+                what = fault.format(expected[file_name], value)
+                records.refuse(file_name, what)
+    records.findings.append(
+        Finding(
+            name,
+            f"{num_equal} correct",
+            f"of {num_compared} in metadata",
+            num_equal == num_compared if num_compared else None,
+        )
+    )
 
 
-def _print_set(records: RecordSet, config: InspectConfig) -> None:
+def _print_set(records: RecordSet, max_faults: int) -> None:
     rules = records.rules
-    objective = rules.sentence_objective or "not known"
+    objective = rules.sentence_objective or "unknown"
     print(
-        f"\n{records.directory}: {rules.max_seq_length} pieces, sentence "
+        f"\n{records.directory}: {rules.max_seq_length} tokens, sentence "
         f"objective {objective}, {rules.masking} masking\n"
     )
-    examples = records.reports[0].examples if records.reports else []
-    if examples and rules.masking == "static":
+    if records.examples and rules.masking == "static":
         print(f"{LEGEND}\n")
-    for number, example in enumerate(examples):
+    for number, example in enumerate(records.examples):
         shown = show_example(example, records.tokenizer, objective)
         print(f"example {number}: {shown}\n")
-    rows = [
-        (v.verdict, v.name, v.found, v.wanted)
-        for v in (Verdict("", "found", "wanted", ""), *records.verdicts)
-    ]
+    marks = {True: "pass", False: "FAIL", None: "note"}
+    rows = [("", "", "found", "expected")]
+    rows += [(marks[f.passed], *f[:3]) for f in records.findings]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for row in rows:
-        cells = [
-            cell.ljust(width) for cell, width in zip(row, widths, strict=False)
-        ]
+        cells = map(str.ljust, row, widths)
         print("  ".join([*cells, row[3]]).rstrip())
-    # Those of whole shards first.
+    # Faults of files first; the others stay in order.
     records.faults.sort(key=lambda fault: fault.record >= 0)
-    for fault in records.faults[: config.max_faults]:
+    for fault in records.faults[:max_faults]:
         print(f"fault: {fault}")
-    num_more = records.num_faults - config.max_faults
+    num_more = records.num_faults - max_faults
     if num_more > 0:
-        print(f"... and {num_more:,} more faults, see --max_faults")
+        print(f"... and {num_more:,} more faults; --max_faults prints more")
     print()
 
 

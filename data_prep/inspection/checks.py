@@ -1,9 +1,9 @@
-"""What must hold of every single record; whole batches are checked at once.
+"""Checks of every record, a batch at a time.
 
-A record is refused for the first thing that is wrong with it, going from
-what other checks rely on to what relies on them: pieces, padding, masks,
-layout, word starts, label, the rule of masking. What google-research/albert
-does otherwise is checked only of records with metadata, which are ours.
+Each record is reported with its first fault only. The checks run in order of
+dependence: token ids, padding, masked positions, layout, word boundaries,
+label, masking rule. Records of google-research/albert, which have no metadata,
+skip the checks of rules that only `build_tfrecords` follows.
 """
 
 import dataclasses
@@ -18,29 +18,26 @@ from albert_tf.records.features import (
     PAD_ID,
     SENTENCE_LABEL,
     SEP_ID,
-    SPECIAL_PIECES,
-    UNK_ID,
     Feature,
     stored_features,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID
+from data_prep.inspection.words import find_words
 
-# Of an unknown vocabulary; a larger id is damage.
+# Limit of token ids if the vocabulary is unknown; a larger id is damage.
 LARGEST_VOCABULARY = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordRules:
-    """What every record of a set must be.
+    """Rules that every record of a set must follow.
 
     Attributes:
-        max_seq_length, max_predictions_per_seq: Lengths of the features.
         masking: "static", or "dynamic" for records without masks.
-        vocab_size: Pieces of the vocabulary.
-        sentence_objective: "sop", "nsp" or "none"; "" if not known.
-        masked_lm_prob, ngram: Of the masking rule; 0 if that of others was
-            followed, whose details are not checked.
-        starts_word: bool, `(vocab_size,)`; None if not known.
+        sentence_objective: "sop", "nsp" or "none"; "" if unknown.
+        masked_lm_prob, ngram: Parameters of the masking rule; 0 if unknown.
+            The masking rule is then not checked.
+        starts_word: bool, `(vocab_size,)`; None if unknown.
     """
 
     max_seq_length: int
@@ -53,11 +50,11 @@ class RecordRules:
     starts_word: np.ndarray | None = None
 
     def features(self) -> tuple[Feature, ...]:
-        """What a record holds."""
+        """The features of a record."""
         return stored_features(self.masking)
 
     def lengths(self) -> dict[str, int]:
-        """Values of each feature, by name."""
+        """Number of values of each feature, by name."""
         return {
             feature.name: self.max_seq_length
             if feature.per_token
@@ -69,13 +66,12 @@ class RecordRules:
 
 
 class CheckedExamples(NamedTuple):
-    """A batch and what is wrong with it.
+    """A batch and its faults.
 
     Attributes:
-        faults: What is wrong, by row; what follows means nothing there.
-        restored: int32, `(batch, length)`, pieces before they were masked.
+        faults: Descriptions by row. The other attributes are undefined there.
+        restored: int32, `(batch, length)`, token ids before masking.
         is_masked: bool, `(batch, length)`.
-        features: The batch.
     """
 
     faults: dict[int, str]
@@ -83,7 +79,7 @@ class CheckedExamples(NamedTuple):
     is_masked: np.ndarray
     features: Mapping[str, np.ndarray]
 
-    def sound(self) -> "CheckedExamples":
+    def intact(self) -> "CheckedExamples":
         """The rows without faults."""
         if not self.faults:
             return self
@@ -97,423 +93,307 @@ class CheckedExamples(NamedTuple):
         )
 
 
-class Words(NamedTuple):
-    """The words of a batch, in order.
-
-    Attributes:
-        starts: int64, `(words,)`; place of the first piece among all places
-            of the batch.
-        rows: int64, `(words,)`, rising.
-        opens_segment: bool, `(words,)`; the first word of a segment.
-        of_places: int32, `(places,)`; the last word that began.
-        sizes: int64, `(words,)`, pieces that may be masked; of `<unk>`s
-            alone, none.
-    """
-
-    starts: np.ndarray
-    rows: np.ndarray
-    opens_segment: np.ndarray
-    of_places: np.ndarray
-    sizes: np.ndarray
-
-    def count_pieces(self, is_piece: np.ndarray) -> np.ndarray:
-        """Pieces of a kind in each word; int64, `(words,)`.
-
-        Args:
-            is_piece: bool, `(batch, length)`; False for special pieces.
-        """
-        places = np.flatnonzero(is_piece)
-        return np.bincount(self.of_places[places], minlength=len(self.starts))
-
-
-def find_words(restored: np.ndarray, token_boundary: np.ndarray) -> Words:
-    """Words as masking sees them: none goes beyond a special piece.
-
-    Args:
-        restored: int32, `(batch, length)`, not masked.
-        token_boundary: `(batch, length)`, 1 where a word begins.
-    """
-    is_maskable = restored >= FIRST_ORDINARY_ID
-    is_piece = is_maskable | (restored == UNK_ID)
-    opens_segment = is_piece.copy()
-    opens_segment[:, 1:] &= ~is_piece[:, :-1]
-    opens_word = is_piece & (opens_segment | (token_boundary == 1))
-    starts = np.flatnonzero(opens_word)
-    words = Words(
-        starts,
-        starts // restored.shape[1],
-        opens_segment.ravel()[starts],
-        np.cumsum(opens_word, dtype=np.int32) - np.int32(1),
-        np.empty(0, np.int64),
-    )
-    return words._replace(sizes=words.count_pieces(is_maskable))
-
-
-def count_runs(
-    words: Words, is_masked: np.ndarray, num_rows: int, longest: int
-) -> np.ndarray:
-    """Runs of masked words in each row, by their length.
-
-    Args:
-        words: The words.
-        is_masked: bool, `(words,)`.
-        num_rows: Rows of the batch.
-        longest: Longer runs count as this long.
-
-    Returns:
-        int64, `(num_rows, longest)`; column i holds runs of i + 1 words.
-    """
-    goes_on = np.zeros(len(is_masked), bool)
-    goes_on[1:] = is_masked[:-1] & is_masked[1:] & ~words.opens_segment[1:]
-    begins = np.flatnonzero(is_masked & ~goes_on)
-    ends = np.flatnonzero(is_masked & ~np.append(goes_on[1:], False))
-    columns = np.minimum(ends - begins, longest - 1)
-    counts = np.bincount(
-        words.rows[begins] * longest + columns, minlength=num_rows * longest
-    )
-    return counts.reshape(-1, longest)
-
-
 def check_examples(
     features: Mapping[str, np.ndarray], rules: RecordRules
 ) -> CheckedExamples:
-    """Checks a batch.
-
-    Args:
-        features: Integers and float32, `(batch, length of the feature)`.
-        rules: What must hold.
-    """
-    found = _Findings(len(features["input_ids"]))
-    _check_pieces(found, features, rules)
-    # What is no id is refused by now, and must not be an index.
+    """Checks a batch of int64 and float32 features, `(batch, length)`."""
+    check = _BatchCheck(features, rules)
+    check.check_tokens()
+    # Faulty ids would be invalid indices.
     input_ids = np.clip(features["input_ids"], 0, rules.vocab_size - 1)
     input_ids = input_ids.astype(np.int32)
     restored = input_ids
     is_masked = np.zeros(input_ids.shape, bool)
     if rules.masking == "static":
-        slots = _check_slots(found, features, rules)
-        rows, columns = np.nonzero(slots & ~found.is_bad[:, np.newaxis])
-        places = rows, features["masked_lm_positions"][rows, columns]
-        is_masked[places] = True
+        in_use = check.check_predictions()
+        rows, slots = np.nonzero(in_use & ~check.is_faulty[:, np.newaxis])
+        masked = rows, features["masked_lm_positions"][rows, slots]
+        is_masked[masked] = True
         restored = input_ids.copy()
-        restored[places] = features["masked_lm_ids"][rows, columns]
-    _check_layout(found, features, restored, rules)
-    _check_boundaries(found, features, restored, rules)
-    _check_label(found, features, rules)
+        restored[masked] = features["masked_lm_ids"][rows, slots]
+    check.check_layout(restored)
+    check.check_boundaries(restored)
+    check.check_label()
     if rules.masking == "static" and rules.ngram:
-        _check_replacements(found, input_ids, is_masked)
-        _check_masking_rule(found, features, restored, is_masked, rules)
-    return CheckedExamples(found.faults, restored, is_masked, features)
+        check.check_replacements(input_ids, is_masked)
+        check.check_masking_rule(restored, is_masked)
+    return CheckedExamples(check.faults, restored, is_masked, features)
 
 
-class _Findings:
-    """What is wrong with a batch: the first thing of each row."""
+class _BatchCheck:
+    """A batch, its rules, and the first fault of each row."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.faults: dict[int, str] = {}
-        self.is_bad = np.zeros(num_rows, bool)
-
-    def refuse(
-        self, is_bad: np.ndarray, describe: Callable[[int], str]
+    def __init__(
+        self, features: Mapping[str, np.ndarray], rules: RecordRules
     ) -> None:
-        """Refuses rows; `is_bad` is bool, `(rows,)`."""
-        for row in np.flatnonzero(is_bad & ~self.is_bad):
-            self.faults[int(row)] = describe(int(row))
-        self.is_bad |= is_bad
+        self.features = features
+        self.rules = rules
+        self.num_tokens = np.count_nonzero(features["input_mask"], axis=1)
+        self.faults: dict[int, str] = {}
+        self.is_faulty = np.zeros(len(self.num_tokens), bool)
 
-    def refuse_values(
+    def _refuse(
+        self, is_faulty: np.ndarray, describe: Callable[[int], str]
+    ) -> None:
+        """Adds a fault to rows without one; `is_faulty` is bool, `(batch,)`."""
+        for row in np.flatnonzero(is_faulty & ~self.is_faulty).tolist():
+            self.faults[row] = describe(row)
+        self.is_faulty |= is_faulty
+
+    def _refuse_values(
         self,
         name: str,
-        values: np.ndarray,
-        is_bad: np.ndarray,
-        wanted: str | Callable[[int, int], object],
+        is_faulty: np.ndarray,
+        expected: str | Callable[[int, int], str],
+        values: np.ndarray | None = None,
     ) -> None:
-        """Refuses rows for values of a feature.
+        """Adds a fault to rows where `is_faulty`, `(batch, length)`, is True.
 
-        Args:
-            name: Of the feature.
-            values: `(rows, values)`, those of the feature.
-            is_bad: bool, `(rows, values)`.
-            wanted: What must be there, in words or as a value.
+        `expected` describes a correct value, at a row and column if needed.
+        The fault shows `values`, by default those of the feature.
         """
+        shown = self.features[name] if values is None else values
 
         def describe(row: int) -> str:
-            place = int(is_bad[row].argmax())
-            what = wanted if isinstance(wanted, str) else wanted(row, place)
-            received = values[row, place]
-            return f"{name}[{place}] must be {what}. Received: {received}"
+            column = int(is_faulty[row].argmax())
+            what = expected(row, column) if callable(expected) else expected
+            received = shown[row, column]
+            return f"{name}[{column}] must be {what}. Received: {received}"
 
-        rows = np.asarray(is_bad.any(axis=1))
-        if rows.any():
-            self.refuse(rows, describe)
+        self._refuse(is_faulty.any(axis=1), describe)
 
-
-def _check_pieces(
-    found: _Findings, features: Mapping[str, np.ndarray], rules: RecordRules
-) -> None:
-    """Ids, and what tells pieces from padding."""
-    ids, mask = features["input_ids"], features["input_mask"]
-    found.refuse_values(
-        "input_ids",
-        ids,
-        (ids < 0) | (ids >= rules.vocab_size),
-        f"a piece of the vocabulary, from 0 to {rules.vocab_size - 1}",
-    )
-    lengths = np.count_nonzero(mask, axis=1)
-    is_real = np.arange(mask.shape[1]) < lengths[:, np.newaxis]
-    found.refuse_values(
-        "input_mask",
-        mask,
-        mask != is_real,
-        lambda row, _: f"1 for each of {lengths[row]} pieces, then 0",
-    )
-    shortest = 3 if rules.sentence_objective in ("none", "") else 5
-    found.refuse(
-        lengths < shortest,
-        lambda row: (
-            f"input_mask must be 1 for at least {shortest} pieces. "
-            f"Received: {lengths[row]}"
-        ),
-    )
-    found.refuse_values(
-        "input_ids", ids, (ids != PAD_ID) & ~is_real, "0 behind the last piece"
-    )
-
-
-def _check_slots(
-    found: _Findings, features: Mapping[str, np.ndarray], rules: RecordRules
-) -> np.ndarray:
-    """Positions, original pieces and weights of the masked pieces.
-
-    Returns:
-        bool, `(batch, max_predictions)`; the slots in use.
-    """
-    weights = features["masked_lm_weights"]
-    positions = features["masked_lm_positions"]
-    ids = features["masked_lm_ids"]
-    counts = np.count_nonzero(weights, axis=1)[:, np.newaxis]
-    in_use = np.arange(weights.shape[1]) < counts
-    found.refuse_values(
-        "masked_lm_weights",
-        weights,
-        weights != in_use,
-        lambda row, _: f"1 for each of {counts[row, 0]} masked pieces, then 0",
-    )
-    lasts = (
-        features["input_mask"].sum(axis=1, dtype=np.int64, keepdims=True) - 1
-    )
-    found.refuse_values(
-        "masked_lm_positions",
-        positions,
-        in_use & ((positions < 1) | (positions >= lasts)),
-        lambda row, _: (
-            f"between [CLS] and the last [SEP], below {lasts[row, 0]}"
-        ),
-    )
-    falls = np.zeros(in_use.shape, bool)
-    falls[:, 1:] = in_use[:, 1:] & (positions[:, 1:] <= positions[:, :-1])
-    found.refuse_values(
-        "masked_lm_positions",
-        positions,
-        falls,
-        lambda row, slot: f"above the one before, {positions[row, slot - 1]}",
-    )
-    first = FIRST_ORDINARY_ID if rules.ngram else PAD_ID + 1
-    found.refuse_values(
-        "masked_lm_ids",
-        ids,
-        in_use & ((ids < first) | (ids >= rules.vocab_size)),
-        f"a piece that may be masked, from {first} to {rules.vocab_size - 1}",
-    )
-    for name in ("masked_lm_positions", "masked_lm_ids"):
-        values = features[name]
-        found.refuse_values(
-            name, values, ~in_use & (values != 0), "0 where the weight is 0"
+    def check_tokens(self) -> None:
+        """Token ids, number of tokens, padding."""
+        ids, mask = self.features["input_ids"], self.features["input_mask"]
+        self._refuse_values(
+            "input_ids",
+            (ids < 0) | (ids >= self.rules.vocab_size),
+            f"a token id from 0 to {self.rules.vocab_size - 1}",
         )
-    return in_use
-
-
-def _check_layout(
-    found: _Findings,
-    features: Mapping[str, np.ndarray],
-    restored: np.ndarray,
-    rules: RecordRules,
-) -> None:
-    """`[CLS] A [SEP] B [SEP]`, and which segment each piece is of."""
-    mask, segment_ids = features["input_mask"], features["segment_ids"]
-    lasts = np.count_nonzero(mask, axis=1) - 1
-    columns = np.arange(restored.shape[1])
-    is_cls, is_separator = restored == CLS_ID, restored == SEP_ID
-    found.refuse_values(
-        "input_ids", restored, ~is_cls & (columns == 0), "[CLS], 2"
-    )
-    found.refuse_values(
-        "input_ids",
-        restored,
-        is_cls & (columns > 0),
-        "no second [CLS], 2",
-    )
-    found.refuse_values(
-        "input_ids",
-        restored,
-        restored == MASK_ID,
-        "[MASK], 4, nowhere but at a masked position",
-    )
-    found.refuse_values(
-        "input_ids",
-        restored,
-        (restored == PAD_ID) & (mask == 1),
-        "no <pad> before the last piece",
-    )
-    counts = np.count_nonzero(is_separator, axis=1)
-    wanted = {"": (1, 2), "none": (1,)}.get(rules.sentence_objective, (2,))
-    found.refuse(
-        ~np.isin(counts, wanted),
-        lambda row: (
-            f"input_ids must hold {wanted[-1]} [SEP], 3. "
-            f"Received: {counts[row]}"
-        ),
-    )
-    found.refuse_values(
-        "input_ids",
-        restored,
-        ~is_separator & (columns == lasts[:, np.newaxis]),
-        "[SEP], 3, the last piece",
-    )
-    firsts = is_separator.argmax(axis=1)
-    found.refuse(
-        (firsts == 1) | (lasts == firsts + 1),
-        lambda _: "input_ids must hold no empty segment",
-    )
-    is_second = (columns > firsts[:, np.newaxis]) & (
-        columns <= lasts[:, np.newaxis]
-    )
-    found.refuse_values(
-        "segment_ids",
-        segment_ids,
-        segment_ids != is_second,
-        lambda row, place: (
-            f"{is_second[row, place]:d}, as the first [SEP] stands at "
-            f"{firsts[row]} and the last piece at {lasts[row]}"
-        ),
-    )
-
-
-def _check_boundaries(
-    found: _Findings,
-    features: Mapping[str, np.ndarray],
-    restored: np.ndarray,
-    rules: RecordRules,
-) -> None:
-    """Where words begin: by the pieces, if the vocabulary is known."""
-    boundary = features["token_boundary"]
-    found.refuse_values(
-        "token_boundary", boundary, (boundary < 0) | (boundary > 1), "0 or 1"
-    )
-    if rules.starts_word is None or not rules.ngram:
-        return
-    table = rules.starts_word.copy()
-    table[[CLS_ID, SEP_ID]] = True
-    table[[PAD_ID, MASK_ID]] = False
-    wanted = table[restored]
-    found.refuse_values(
-        "token_boundary",
-        boundary,
-        boundary != wanted,
-        lambda row, place: (
-            f"{wanted[row, place]:d} for piece {restored[row, place]}"
-        ),
-    )
-
-
-def _check_label(
-    found: _Findings, features: Mapping[str, np.ndarray], rules: RecordRules
-) -> None:
-    label = features[SENTENCE_LABEL]
-    highest = 0 if rules.sentence_objective == "none" else 1
-    found.refuse_values(
-        SENTENCE_LABEL,
-        label,
-        (label < 0) | (label > highest),
-        "0 or 1" if highest else "0, as there is no second segment",
-    )
-
-
-def _check_replacements(
-    found: _Findings, input_ids: np.ndarray, is_masked: np.ndarray
-) -> None:
-    """Masked positions show `[MASK]` or an ordinary piece."""
-    found.refuse_values(
-        "input_ids",
-        input_ids,
-        is_masked & (input_ids < FIRST_ORDINARY_ID) & (input_ids != MASK_ID),
-        f"[MASK], {MASK_ID}, or at least {len(SPECIAL_PIECES)} at a masked "
-        "position",
-    )
-
-
-def _check_masking_rule(
-    found: _Findings,
-    features: Mapping[str, np.ndarray],
-    restored: np.ndarray,
-    is_masked: np.ndarray,
-    rules: RecordRules,
-) -> None:
-    """Whole words, as many as fit the budget; see `records/masking.py`."""
-    words = find_words(restored, features["token_boundary"])
-    in_words = words.count_pieces(is_masked)
-    num_rows, length = restored.shape
-
-    is_torn = (in_words > 0) & (in_words < words.sizes)
-    torn = np.zeros(num_rows, bool)
-    torn[words.rows[is_torn]] = True
-
-    def describe_torn(row: int) -> str:
-        word = np.flatnonzero(is_torn & (words.rows == row))[0]
-        return (
-            "masked_lm_positions must take whole words. Received: "
-            f"{in_words[word]} of the {words.sizes[word]} pieces of the word "
-            f"at {words.starts[word] % length}"
+        is_token = np.arange(mask.shape[1]) < self.num_tokens[:, np.newaxis]
+        self._refuse_values(
+            "input_mask",
+            mask != is_token,
+            lambda row, _: (
+                f"1 for each of {self.num_tokens[row]} tokens, then 0"
+            ),
+        )
+        shortest = 3 if self.rules.sentence_objective in ("none", "") else 5
+        self._refuse(
+            self.num_tokens < shortest,
+            lambda row: (
+                f"input_mask must be 1 for at least {shortest} tokens. "
+                f"Received: {self.num_tokens[row]}"
+            ),
+        )
+        self._refuse_values(
+            "input_ids", (ids != PAD_ID) & ~is_token, "0 after the last token"
         )
 
-    found.refuse(torn, describe_torn)
+    def check_predictions(self) -> np.ndarray:
+        """Positions, original ids and weights of the masked tokens.
 
-    num_pieces = np.count_nonzero(features["input_mask"], axis=1)
-    num_masked = np.count_nonzero(is_masked, axis=1)
-    budgets = np.clip(
-        np.rint(rules.masked_lm_prob * num_pieces),
-        1,
-        rules.max_predictions_per_seq,
-    ).astype(np.int64)
-    # A single span may exceed the budget, where none fits it.
-    runs = count_runs(words, in_words > 0, num_rows, rules.ngram + 1)
-    is_one_span = (runs.sum(axis=1) == 1) & (runs[:, rules.ngram] == 0)
-    found.refuse(
-        (num_masked > budgets) & ~is_one_span,
-        lambda row: (
-            f"masked_lm_weights must be 1 for at most {budgets[row]} of "
-            f"{num_pieces[row]} pieces. Received: {num_masked[row]}"
-        ),
-    )
+        Returns:
+            bool, `(batch, max_predictions)`; the slots in use.
+        """
+        weights = self.features["masked_lm_weights"]
+        positions = self.features["masked_lm_positions"]
+        ids = self.features["masked_lm_ids"]
+        counts = np.count_nonzero(weights, axis=1)
+        in_use = np.arange(weights.shape[1]) < counts[:, np.newaxis]
+        self._refuse_values(
+            "masked_lm_weights",
+            weights != in_use,
+            lambda row, _: f"1 for each of {counts[row]} masked tokens, then 0",
+        )
+        last = self.num_tokens[:, np.newaxis] - 1
+        self._refuse_values(
+            "masked_lm_positions",
+            in_use & ((positions < 1) | (positions >= last)),
+            lambda row, _: (
+                "between [CLS] and the last [SEP], "
+                f"from 1 to {last[row, 0] - 1}"
+            ),
+        )
+        falls = np.zeros(in_use.shape, bool)
+        falls[:, 1:] = in_use[:, 1:] & (positions[:, 1:] <= positions[:, :-1])
+        self._refuse_values(
+            "masked_lm_positions",
+            falls,
+            lambda row, slot: (
+                "greater than the previous position, "
+                f"{positions[row, slot - 1]}"
+            ),
+        )
+        lowest = FIRST_ORDINARY_ID if self.rules.ngram else PAD_ID + 1
+        self._refuse_values(
+            "masked_lm_ids",
+            in_use & ((ids < lowest) | (ids >= self.rules.vocab_size)),
+            "the id of a maskable token, "
+            f"from {lowest} to {self.rules.vocab_size - 1}",
+        )
+        for name in ("masked_lm_positions", "masked_lm_ids"):
+            self._refuse_values(
+                name,
+                ~in_use & (self.features[name] != 0),
+                "0 where the weight is 0",
+            )
+        return in_use
 
-    # However the words are tiled with spans, each not taken is larger than
-    # what is left of the budget, and none is larger than the largest that
-    # as many words give.
-    sizes = words.sizes.copy()
-    segments = np.cumsum(words.opens_segment)
-    for i in range(1, min(rules.ngram, len(sizes))):
-        same = segments[i:] == segments[:-i]
-        sizes[:-i] += np.where(same, words.sizes[i:], 0)
-    largest = np.zeros(num_rows, np.int64)
-    np.maximum.at(largest, words.rows, sizes)
-    num_maskable = np.count_nonzero(restored >= FIRST_ORDINARY_ID, axis=1)
-    left = budgets - num_masked
-    found.refuse(
-        (left >= largest) & (num_masked < num_maskable),
-        lambda row: (
-            f"masked_lm_weights must be 1 for more of {num_pieces[row]} "
-            f"pieces: of a budget of {budgets[row]}, {left[row]} are left, "
-            f"and no {rules.ngram} words are longer than {largest[row]}. "
-            f"Received: {num_masked[row]}"
-        ),
-    )
+    def check_layout(self, restored: np.ndarray) -> None:
+        """Special tokens, `[CLS] A [SEP] B [SEP]`, and segment ids."""
+        columns = np.arange(restored.shape[1])
+        last = self.num_tokens - 1
+        is_token = columns <= last[:, np.newaxis]
+        is_cls, is_sep = restored == CLS_ID, restored == SEP_ID
+
+        def refuse(is_faulty: np.ndarray, expected: str) -> None:
+            self._refuse_values("input_ids", is_faulty, expected, restored)
+
+        refuse(~is_cls & (columns == 0), f"[CLS], {CLS_ID}")
+        refuse(is_cls & (columns > 0), "a token other than [CLS]")
+        refuse(
+            restored == MASK_ID,
+            "a token other than [MASK], since its position is not masked",
+        )
+        refuse(
+            (restored == PAD_ID) & is_token,
+            "a token other than <pad> up to the last token",
+        )
+        num_sep = np.count_nonzero(is_sep, axis=1)
+        allowed = {"": (1, 2), "none": (1,)}.get(
+            self.rules.sentence_objective, (2,)
+        )
+        self._refuse(
+            ~np.isin(num_sep, allowed),
+            lambda row: (
+                f"input_ids must hold {allowed[-1]} [SEP], {SEP_ID}. "
+                f"Received: {num_sep[row]}"
+            ),
+        )
+        refuse(
+            ~is_sep & (columns == last[:, np.newaxis]),
+            f"[SEP], {SEP_ID}, as the last token",
+        )
+        first_sep = is_sep.argmax(axis=1)
+        self._refuse(
+            (first_sep == 1) | (last == first_sep + 1),
+            lambda _: "input_ids must hold no empty segment",
+        )
+        is_second = is_token & (columns > first_sep[:, np.newaxis])
+        self._refuse_values(
+            "segment_ids",
+            self.features["segment_ids"] != is_second,
+            lambda row, column: (
+                f"{is_second[row, column]:d}, since the first [SEP] is at "
+                f"{first_sep[row]} and the last token at {last[row]}"
+            ),
+        )
+
+    def check_boundaries(self, restored: np.ndarray) -> None:
+        """Starts of words, which the vocabulary determines if it is known."""
+        boundary = self.features["token_boundary"]
+        self._refuse_values(
+            "token_boundary", (boundary < 0) | (boundary > 1), "0 or 1"
+        )
+        if self.rules.starts_word is None or not self.rules.ngram:
+            return
+        starts_word = self.rules.starts_word.copy()
+        starts_word[[CLS_ID, SEP_ID]] = True
+        starts_word[[PAD_ID, MASK_ID]] = False
+        expected = starts_word[restored]
+        self._refuse_values(
+            "token_boundary",
+            boundary != expected,
+            lambda row, column: (
+                f"{expected[row, column]:d} for token {restored[row, column]}"
+            ),
+        )
+
+    def check_label(self) -> None:
+        """Labels of the sentence objective."""
+        label = self.features[SENTENCE_LABEL]
+        has_pairs = self.rules.sentence_objective != "none"
+        self._refuse_values(
+            SENTENCE_LABEL,
+            (label < 0) | (label > has_pairs),
+            "0 or 1" if has_pairs else "0, since there is no second segment",
+        )
+
+    def check_replacements(
+        self, input_ids: np.ndarray, is_masked: np.ndarray
+    ) -> None:
+        """Masked positions hold `[MASK]` or an ordinary token."""
+        self._refuse_values(
+            "input_ids",
+            is_masked
+            & (input_ids < FIRST_ORDINARY_ID)
+            & (input_ids != MASK_ID),
+            f"[MASK], {MASK_ID}, or at least {FIRST_ORDINARY_ID} at a masked "
+            "position",
+        )
+
+    def check_masking_rule(
+        self, restored: np.ndarray, is_masked: np.ndarray
+    ) -> None:
+        """Complete words and the budget; see `albert_tf/records/masking.py`."""
+        num_rows, length = restored.shape
+        ngram = self.rules.ngram
+        words = find_words(restored, self.features["token_boundary"])
+        num_in_words = words.count_tokens(is_masked)
+
+        is_torn = (num_in_words > 0) & (num_in_words < words.sizes)
+
+        def describe_torn(row: int) -> str:
+            word = np.flatnonzero(is_torn & (words.rows == row))[0]
+            return (
+                "masked_lm_positions must mask complete words. Received: "
+                f"{num_in_words[word]} of the {words.sizes[word]} tokens of "
+                f"the word at {words.starts[word] % length}"
+            )
+
+        torn_rows = np.bincount(words.rows[is_torn], minlength=num_rows) > 0
+        self._refuse(torn_rows, describe_torn)
+
+        num_masked = np.count_nonzero(is_masked, axis=1)
+        budgets = np.rint(self.rules.masked_lm_prob * self.num_tokens)
+        budgets = budgets.clip(1, self.rules.max_predictions_per_seq)
+        budgets = budgets.astype(np.int64)
+        # If no span fits the budget, masking takes a single one that exceeds
+        # it.
+        is_word_masked = num_in_words > 0
+        num_words = np.bincount(words.rows[is_word_masked], minlength=num_rows)
+        is_one_span = (words.count_spans(is_word_masked, num_rows) == 1) & (
+            num_words <= ngram
+        )
+        self._refuse(
+            (num_masked > budgets) & ~is_one_span,
+            lambda row: (
+                f"masked_lm_weights must be 1 for at most "
+                f"{budgets[row]} of {self.num_tokens[row]} tokens. "
+                f"Received: {num_masked[row]}"
+            ),
+        )
+
+        # Masking skips a span only if it is larger than the rest of the
+        # budget. So the rest must be smaller than the largest possible span
+        # of the row, which has at most `ngram` words.
+        span_sizes = words.sizes.copy()
+        segments = np.cumsum(words.opens_segment)
+        for i in range(1, min(ngram, len(span_sizes))):
+            same_segment = segments[i:] == segments[:-i]
+            span_sizes[:-i] += np.where(same_segment, words.sizes[i:], 0)
+        largest = np.zeros(num_rows, np.int64)
+        np.maximum.at(largest, words.rows, span_sizes)
+        num_maskable = np.count_nonzero(restored >= FIRST_ORDINARY_ID, axis=1)
+        unused = budgets - num_masked
+        self._refuse(
+            (unused >= largest) & (num_masked < num_maskable),
+            lambda row: (
+                "masked_lm_weights must be 1 for more of "
+                f"{self.num_tokens[row]} tokens: {unused[row]} of the budget "
+                f"of {budgets[row]} are unused, and no span of {ngram} words "
+                f"has more than {largest[row]} tokens. "
+                f"Received: {num_masked[row]}"
+            ),
+        )

@@ -1,52 +1,77 @@
-"""Bytes of `tf.train.Example` messages -> batches of arrays.
+"""Serialized `tf.train.Example` messages -> batches of arrays.
 
-The reverse of `serialization.py`, for whoever has to look at every record of
-a large set: whole batches at once and without importing TensorFlow. Messages
-that are laid out as TensorFlow lays them out are read here, whatever the
-order and the names of their features; the few that are not are handed to
-TensorFlow's own parser, which knows all that is allowed.
+The protobuf runtime parses the messages, without TensorFlow, and NumPy decodes
+the values of a batch at once. The schema below has the encoding of
+`tf.train.Example`, with one difference: the value of a map entry is declared
+as bytes and parsed separately, so that a fault names the damaged feature.
 
 Reference:
-    https://protobuf.dev/programming-guides/encoding
+    https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/example.proto
 """
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from albert_tf.records.features import Feature
 
-_LONGEST_VARINT = 10  # bytes of a negative int64
+_PACKAGE = "data_prep.inspection"
 
-# An Example is a Features message, which is a row of map entries: name, then
-# a Feature of one list. The parts of an entry up to its packed values: its
-# length, length of the name, name, length of the Feature, tag and length of
-# the list, length of the values.
-_VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
-_EXAMPLE_HEAD = re.compile(rb"\x0a(" + _VARINT + rb")")
-_ENTRY_HEAD = re.compile(
-    rb"\x0a(V)\x0a([\x01-\x7f])(\w+)\x12(V)([\x12\x1a])(V)\x0a(V)".replace(
-        b"V", _VARINT
-    )
-)
-_DTYPES = {b"\x12": "float32", b"\x1a": "int64"}
+# Message -> its fields: name, number and type. A map has the encoding of a
+# repeated message with key and value. Concatenating the values of one entry
+# merges them, as protobuf does with a message that occurs repeatedly.
+_FIELDS: Mapping[str, tuple[tuple[str, int, str], ...]] = {
+    "Example": (("features", 1, "Features"),),
+    "Features": (("feature", 1, "repeated Entry"),),
+    "Entry": (("key", 1, "string"), ("value", 2, "repeated bytes")),
+    "Feature": (
+        ("bytes_list", 1, "BytesList"),
+        ("float_list", 2, "FloatList"),
+        ("int64_list", 3, "Int64List"),
+    ),
+    "BytesList": (("value", 1, "repeated bytes"),),
+    "FloatList": (("value", 1, "repeated float"),),
+    "Int64List": (("value", 1, "repeated int64"),),
+    # A list of numbers as encoded: little-endian floats, or varints.
+    "Packed": (("value", 1, "bytes"),),
+}
+
+_DTYPES = {
+    "bytes_list": "bytes",
+    "float_list": "float32",
+    "int64_list": "int64",
+}
 
 
-# The list of a feature as stored: dtype, and varints or little-endian floats.
-_Values = tuple[str, bytes]
+class _List(NamedTuple):
+    """The values of a feature.
+
+    Attributes:
+        length: Number of values.
+        packed: The values as little-endian floats, or as varints.
+    """
+
+    dtype: str = "no list"
+    length: int = 0
+    packed: bytes = b""
+
+
+class _ExampleError(Exception):
+    """The message is not an example as declared."""
 
 
 class ParsedExamples(NamedTuple):
     """Some messages.
 
     Attributes:
-        rows: int64, `(parsed,)`; the messages that are as declared.
-        features: Arrays `(parsed, length)` by name: float32, or integers
-            of a type wide enough for what they hold.
-        faults: What is wrong with the others, by row.
+        rows: int64, `(parsed,)`, indices of the messages that are as declared.
+        features: Arrays `(parsed, length)` by name: float32, int64, or uint8
+            if all values are below 128.
+        faults: Descriptions of the faults of the other messages, by index.
     """
 
     rows: np.ndarray
@@ -62,194 +87,161 @@ def parse_examples(
     """Parses messages that must hold certain features and no others.
 
     Args:
-        contents: Serialized `tf.train.Example`s.
-        features: What each must hold.
-        lengths: Values of each feature, by name.
+        contents: Serialized `tf.train.Example` messages.
+        features: The features of each message.
+        lengths: Number of values of each feature, by name.
     """
     faults: dict[int, str] = {}
-    dtypes = {feature.name: feature.dtype for feature in features}
     rows: list[int] = []
-    messages: list[dict[str, _Values]] = []
+    examples: list[dict[str, _List]] = []
     for row, content in enumerate(contents):
-        message = _split_message(content)
-        if message is None:
-            faults[row] = (
-                "must be a tf.train.Example of integers and floats. "
-                f"Received: {len(content)} bytes of something else"
-            )
-        elif fault := _compare_declared(message, dtypes):
-            faults[row] = fault
+        try:
+            example = _read_lists(content)
+            _check_declared(example, features, lengths)
+        except _ExampleError as error:
+            faults[row] = str(error)
         else:
             rows.append(row)
-            messages.append(message)
+            examples.append(example)
     columns = {}
-    are_right = np.ones(len(rows), bool)
-    for name, dtype in dtypes.items():
-        lists = [message[name][1] for message in messages]
-        decode = _decode_floats if dtype == "float32" else _decode_varints
-        columns[name], counts = decode(lists, lengths[name])
-        for i in np.flatnonzero(are_right & (counts != lengths[name])):
-            faults[rows[i]] = (
-                f"{name} must hold {lengths[name]} values. Received: "
-                + (str(counts[i]) if counts[i] >= 0 else "broken ones")
-            )
-        are_right &= counts == lengths[name]
-    if not are_right.all():
-        columns = {name: c[are_right] for name, c in columns.items()}
-    return ParsedExamples(np.array(rows, int)[are_right], columns, faults)
+    for name, dtype in ((f.name, f.dtype) for f in features):
+        packed = b"".join(example[name].packed for example in examples)
+        values = (
+            np.frombuffer(packed, "<f4")
+            if dtype == "float32"
+            else _decode_varints(packed)
+        )
+        columns[name] = values.reshape(len(examples), lengths[name])
+    return ParsedExamples(np.array(rows, np.int64), columns, faults)
 
 
 def count_values(content: bytes) -> dict[str, int]:
-    """Values of each feature of a message; empty if it is none."""
-    counts = {}
-    for name, (dtype, values) in (_split_message(content) or {}).items():
-        decode = _decode_floats if dtype == "float32" else _decode_varints
-        counts[name] = int(decode([values], 1)[1][0])
-    return counts
+    """Number of values of each feature; empty if `content` is no message."""
+    try:
+        example = _read_lists(content)
+    except _ExampleError:
+        return {}
+    return {name: values.length for name, values in example.items()}
 
 
-def _compare_declared(
-    message: Mapping[str, _Values], dtypes: Mapping[str, str]
-) -> str:
-    """What differs from the declaration; empty if nothing does."""
-    if message.keys() != dtypes.keys():
-        missing = sorted(dtypes.keys() - message.keys())
-        others = sorted(message.keys() - dtypes.keys())
-        return (
-            f"must hold the features {', '.join(dtypes)}. Received: "
-            + "; ".join(
-                f"{what} {', '.join(names)}"
-                for what, names in (("none of", missing), ("also", others))
-                if names
-            )
-        )
-    for name, (dtype, _) in message.items():
-        if dtype != dtypes[name]:
-            return f"{name} must be of type {dtypes[name]}. Received: {dtype}"
-    return ""
-
-
-def _split_message(content: bytes) -> dict[str, _Values] | None:
-    """The lists of a message by name; None if it is no message."""
-    found = _split_regular(content)
-    return found if found is not None else _split_any(content)
-
-
-def _split_regular(content: bytes) -> dict[str, _Values] | None:
-    """As `_split_message`; None, too, if it is laid out in another way."""
-    head = _EXAMPLE_HEAD.match(content)
-    if head is None or head.end() + _varint(head[1]) != len(content):
-        return None
+def _read_lists(content: bytes) -> dict[str, _List]:
+    """The features of a message, by name."""
+    classes = _message_classes()
+    try:
+        message = classes["Example"].FromString(content)
+    except DecodeError:
+        raise _ExampleError(
+            "must be a tf.train.Example. "
+            f"Received: {len(content)} bytes that cannot be decoded"
+        ) from None
     found = {}
-    position = head.end()
-    while position < len(content):
-        entry = _ENTRY_HEAD.match(content, position)
-        if entry is None or (parsed := _parse_entry_head(entry[0])) is None:
-            return None
-        name, dtype, size = parsed
-        begin = entry.end()
-        position = begin + size
-        if position > len(content) or name in found:
-            return None
-        found[name] = (dtype, content[begin:position])
+    for entry in message.features.feature:
+        encoded = b"".join(entry.value)
+        try:
+            feature = classes["Feature"].FromString(encoded)
+        except DecodeError:
+            raise _ExampleError(
+                f"{entry.key} must hold a list of values. "
+                f"Received: {len(encoded)} bytes that cannot be decoded"
+            ) from None
+        found[entry.key] = _List()
+        if kind := feature.WhichOneof("kind"):
+            values = getattr(feature, kind)
+            # Serialized again, unpacked values are packed.
+            packed = classes["Packed"].FromString(values.SerializeToString())
+            found[entry.key] = _List(
+                _DTYPES[kind], len(values.value), packed.value
+            )
     return found
 
 
-@functools.lru_cache(maxsize=65536)
-def _parse_entry_head(head: bytes) -> tuple[str, str, int] | None:
-    """Name, dtype and bytes of the values; None if lengths do not agree."""
-    match = _ENTRY_HEAD.fullmatch(head)
-    assert match is not None
-    size = _varint(match[7])
-    inner_lengths = ((1, _varint(match[1])), (4, _varint(match[4])))
-    agree = len(match[3]) == match[2][0] and all(
-        length == len(head) - match.end(group) + size
-        for group, length in (*inner_lengths, (6, _varint(match[6])))
-    )
-    return (match[3].decode(), _DTYPES[match[5]], size) if agree else None
+def _check_declared(
+    example: Mapping[str, _List],
+    features: Sequence[Feature],
+    lengths: Mapping[str, int],
+) -> None:
+    """Compares names, types and lengths with the declaration.
 
-
-@functools.lru_cache(maxsize=65536)
-def _varint(encoded: bytes) -> int:
-    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(encoded))
-
-
-def _split_any(content: bytes) -> dict[str, _Values] | None:
-    """As `_split_message`, by TensorFlow, which writes it regularly."""
-    from google.protobuf.message import DecodeError
-    from tensorflow.core.example import example_pb2
-
-    try:
-        example = example_pb2.Example.FromString(content)
-    except DecodeError:
-        return None
-    example.DiscardUnknownFields()
-    return _split_regular(example.SerializeToString(deterministic=True))
-
-
-def _decode_floats(
-    lists: Sequence[bytes], length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """As `_decode_varints`."""
-    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
-    counts = np.where(sizes % 4, -1, sizes // 4)
-    whole = [
-        content if count == length else bytes(4 * length)
-        for content, count in zip(lists, counts, strict=True)
-    ]
-    values = np.frombuffer(b"".join(whole), "<f4").reshape(-1, length)
-    return values, counts
-
-
-def _decode_varints(
-    lists: Sequence[bytes], length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes the packed integers of several messages.
-
-    Args:
-        lists: The varints of each message.
-        length: Values that each should hold.
-
-    Returns:
-        The values, `(messages, length)`, zeros where there are not `length`
-        values; and their numbers, int64, `(messages,)`, -1 for what does not
-        consist of varints.
+    Raises:
+        _ExampleError: For the first difference.
     """
-    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
-    encoded = np.frombuffer(b"".join(lists), np.uint8)
-    is_last = encoded < 0x80
-    if is_last.all() and (sizes == length).all():
-        return encoded.reshape(-1, length), sizes
-    ends = np.cumsum(sizes)
-    is_whole = sizes == 0
-    is_whole[~is_whole] = is_last[ends[~is_whole] - 1]
-    if not is_whole.all():
-        # A varint must not go on in the list of the next message.
-        return _decode_some(lists, is_whole, np.full(len(lists), -1), length)
-    lasts = np.flatnonzero(is_last)
-    counts = np.diff(np.searchsorted(lasts, ends), prepend=0)
-    widths = np.diff(lasts, prepend=-1)
-    too_long = lasts[widths > _LONGEST_VARINT]
-    counts[np.searchsorted(ends, too_long, "right")] = -1
-    if not (counts == length).all():
-        return _decode_some(lists, counts == length, counts, length)
-    num_bytes = int(widths.max(initial=1))
-    wide = np.dtype(np.uint32 if num_bytes <= 4 else np.uint64)
-    values = (encoded[lasts - widths + 1] & 0x7F).astype(wide)
-    for i in range(1, num_bytes):
-        longer = np.flatnonzero(widths > i)
-        digits = encoded[lasts[longer] - widths[longer] + 1 + i] & 0x7F
-        values[longer] |= digits.astype(wide) << wide.type(7 * i)
-    signed = values.view(f"i{wide.itemsize}")
-    return signed.reshape(-1, length), counts
+    names = [feature.name for feature in features]
+    if example.keys() != set(names):
+        missing = ", ".join(sorted(set(names) - example.keys()))
+        extra = ", ".join(sorted(example.keys() - set(names)))
+        received = [
+            *([f"{missing} missing"] if missing else []),
+            *([f"{extra} in addition"] if extra else []),
+        ]
+        raise _ExampleError(
+            f"must hold the features {', '.join(names)}. "
+            f"Received: {'; '.join(received)}"
+        )
+    for feature in features:
+        dtype, length, _ = example[feature.name]
+        if dtype != feature.dtype:
+            raise _ExampleError(
+                f"{feature.name} must be of type {feature.dtype}. "
+                f"Received: {dtype}"
+            )
+        if length != lengths[feature.name]:
+            raise _ExampleError(
+                f"{feature.name} must hold {lengths[feature.name]} values. "
+                f"Received: {length}"
+            )
 
 
-def _decode_some(
-    lists: Sequence[bytes], chosen: np.ndarray, counts: np.ndarray, length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """As `_decode_varints`, for lists of which some cannot be decoded."""
-    values = np.zeros((len(lists), length), np.int64)
-    kept = [lists[i] for i in np.flatnonzero(chosen).tolist()]
-    if kept:
-        values[chosen], counts[chosen] = _decode_varints(kept, length)
-    return values, counts
+def _decode_varints(encoded: bytes) -> np.ndarray:
+    """Decodes well-formed varints; uint8 or int64, `(values,)`.
+
+    A varint has 7 bits in each byte, low ones first. The high bit is set in
+    all bytes but the last one.
+    """
+    digits = np.frombuffer(encoded, np.uint8)
+    ends = np.flatnonzero(digits < 0x80)
+    if len(ends) == len(digits):
+        return digits
+    begins = np.append(0, ends[:-1] + 1)
+    num_digits = ends + 1 - begins
+    values = np.zeros(len(ends), np.uint64)
+    for i in range(num_digits.max()):
+        longer = np.flatnonzero(num_digits > i)
+        digit = digits[begins[longer] + i].astype(np.uint64) & np.uint64(0x7F)
+        values[longer] |= digit << np.uint64(7 * i)
+    return values.view(np.int64)
+
+
+@functools.cache
+def _message_classes() -> dict[str, Any]:
+    """The class of each message, by name."""
+    field_proto = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="example.proto", package=_PACKAGE, syntax="proto3"
+    )
+    for message_name, fields in _FIELDS.items():
+        message = file.message_type.add(name=message_name)
+        for name, number, declared in fields:
+            *repeated, type_name = declared.split()
+            field = message.field.add(name=name, number=number)
+            field.label = (
+                field_proto.LABEL_REPEATED
+                if repeated
+                else field_proto.LABEL_OPTIONAL
+            )
+            if type_name in _FIELDS:
+                field.type_name = f".{_PACKAGE}.{type_name}"
+                field.type = field_proto.TYPE_MESSAGE
+            else:
+                field.type = field_proto.Type.Value(f"TYPE_{type_name.upper()}")
+            if message_name == "Feature":
+                field.oneof_index = 0
+        if message_name == "Feature":
+            message.oneof_decl.add(name="kind")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")
+        )
+        for name in _FIELDS
+    }

@@ -1,4 +1,4 @@
-"""A shard of records, read and checked to its end; the work of a process."""
+"""Reading and checking one shard of records, in a worker process."""
 
 import dataclasses
 import hashlib
@@ -8,29 +8,32 @@ import numpy as np
 
 from albert_tf.io.files import open_existing
 from albert_tf.io.tfrecord import StoredRecord, read_records
-from albert_tf.records.features import sha256_of
 from data_prep.inspection.checks import RecordRules, check_examples
 from data_prep.inspection.example_parsing import parse_examples
-from data_prep.inspection.statistics import Statistics
+from data_prep.inspection.statistics import (
+    Statistics,
+    count_examples,
+    empty_statistics,
+)
 
-# Pieces checked at a time; an array of them fits the processor's caches.
-_PIECES_AT_A_TIME = 1 << 17
+# Tokens of a batch; an array of so many fits the caches of the processor.
+_TOKENS_PER_BATCH = 1 << 17
 
 
 class Fault(NamedTuple):
-    """Something wrong with a shard or with one of its records.
+    """A fault of a file or of one of its records.
 
     Attributes:
-        path: The shard.
-        record: Records before it in the file; -1 for the shard itself.
-        offset: Where it begins in the file, bytes.
-        what: What must hold and, where it can be told, what came instead.
+        path: The file.
+        what: What must hold and, if known, what was received.
+        record: Number of records before the record; -1 for the file itself.
+        offset: Number of bytes before the record.
     """
 
     path: str
-    record: int
-    offset: int
     what: str
+    record: int = -1
+    offset: int = 0
 
     def __str__(self) -> str:
         if self.record < 0:
@@ -40,13 +43,11 @@ class Fault(NamedTuple):
 
 
 class ShardTask(NamedTuple):
-    """What a process is to do.
+    """A shard to inspect.
 
     Attributes:
-        path: The shard.
-        rules: What its records must be.
-        max_faults: Faults to describe at the most.
-        num_examples: Examples to hand back, the first ones.
+        max_faults: Number of faults to describe; all are counted.
+        num_examples: Number of examples to return.
     """
 
     path: str
@@ -57,19 +58,20 @@ class ShardTask(NamedTuple):
 
 @dataclasses.dataclass
 class ShardReport:
-    """What was found.
+    """The result of the inspection of a shard.
 
     Attributes:
-        path: The shard.
-        faults: In their order, as many as were asked for.
-        num_faults: All of them.
-        num_records: Records in it, damaged ones included.
-        sha256: Of the file.
-        examples: Features by name of the first examples without faults, with
-            "restored", the pieces before masking.
+        statistics: Of the examples without faults.
+        faults: The first faults, sorted by record.
+        num_faults: Number of all faults.
+        num_records: Number of records, damaged ones included.
+        sha256: Digest of the file.
+        examples: The first examples without faults: features by name, and
+            "restored", the token ids before masking.
     """
 
     path: str
+    statistics: Statistics
     faults: list[Fault] = dataclasses.field(default_factory=list)
     num_faults: int = 0
     num_records: int = 0
@@ -79,24 +81,13 @@ class ShardReport:
     )
 
 
-def inspect_shard(
-    bytes_read: Any, task: ShardTask
-) -> tuple[ShardReport, Statistics]:
-    """Reads and checks a shard.
-
-    Args:
-        bytes_read: A `multiprocessing.Value` that bytes are added to.
-        task: What to do.
-
-    Returns:
-        What was found, and the figures of the examples without faults.
-    """
-    report = ShardReport(task.path)
-    statistics = Statistics.of_none(task.rules)
-    batch_size = max(16, _PIECES_AT_A_TIME // task.rules.max_seq_length)
+def inspect_shard(_state: Any, task: ShardTask) -> ShardReport:
+    """Reads and checks a shard; the tasks share no state."""
+    report = ShardReport(task.path, empty_statistics(task.rules))
+    batch_size = max(16, _TOKENS_PER_BATCH // task.rules.max_seq_length)
     batch: list[StoredRecord] = []
     with open_existing(task.path, "rb") as stored:
-        file = _DigestedFile(stored, bytes_read)
+        file = _DigestedFile(stored)
         for record in read_records(file):
             report.num_records += 1
             if record.fault:
@@ -104,19 +95,16 @@ def inspect_shard(
                 continue
             batch.append(record)
             if len(batch) == batch_size:
-                _inspect_batch(report, statistics, task, batch)
+                _inspect_batch(report, task, batch)
                 batch = []
         if batch:
-            _inspect_batch(report, statistics, task, batch)
+            _inspect_batch(report, task, batch)
         report.sha256 = file.sha256_to_end()
-    return report, statistics
+    return report
 
 
 def _inspect_batch(
-    report: ShardReport,
-    statistics: Statistics,
-    task: ShardTask,
-    batch: list[StoredRecord],
+    report: ShardReport, task: ShardTask, batch: list[StoredRecord]
 ) -> None:
     rules = task.rules
     contents = [record.content for record in batch]
@@ -128,16 +116,12 @@ def _inspect_batch(
     _add_faults(
         report, task, {batch[row]: what for row, what in faults.items()}
     )
-    sound = checked.sound()
-    if not len(sound.restored):
-        return
-    # Of the shard and the place in it, so that no two batches share it.
-    label = f"{task.path}:{batch[0].number}".encode()
-    statistics.add(sound, rules, int(sha256_of(label)[:16], 16))
+    intact = checked.intact()
+    report.statistics = report.statistics.plus(count_examples(intact, rules))
     num_wanted = task.num_examples - len(report.examples)
-    for row in range(min(num_wanted, len(sound.restored))):
-        example = {name: v[row].copy() for name, v in sound.features.items()}
-        example["restored"] = sound.restored[row].copy()
+    for row in range(min(num_wanted, len(intact.restored))):
+        example = {name: v[row].copy() for name, v in intact.features.items()}
+        example["restored"] = intact.restored[row].copy()
         report.examples.append(example)
 
 
@@ -146,31 +130,29 @@ def _add_faults(
 ) -> None:
     report.num_faults += len(faults)
     report.faults += [
-        Fault(task.path, record.number, record.offset, what)
+        Fault(task.path, what, record.number, record.offset)
         for record, what in faults.items()
     ]
-    # A batch's faults come later than those of framing within it.
+    # A damaged record is found before the faults of the batch that it
+    # interrupts.
     report.faults.sort(key=lambda fault: fault.record)
     del report.faults[task.max_faults :]
 
 
 class _DigestedFile:
-    """A file whose bytes are digested and counted while they are read."""
+    """A file whose bytes are digested while they are read."""
 
-    def __init__(self, file: Any, bytes_read: Any) -> None:
+    def __init__(self, file: Any) -> None:
         self._file = file
-        self._bytes_read = bytes_read
         self._digest = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
         block = self._file.read(size)
         self._digest.update(block)
-        with self._bytes_read.get_lock():
-            self._bytes_read.value += len(block)
         return block
 
     def sha256_to_end(self) -> str:
-        """Digest of the whole file, of what was not read, too."""
+        """Reads the rest of the file; returns the digest of the file."""
         while self.read(1 << 20):
             pass
         return self._digest.hexdigest()

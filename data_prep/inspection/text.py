@@ -1,4 +1,4 @@
-"""An example as text, its masks marked, for people to read."""
+"""An example as readable text with its masked tokens marked."""
 
 import textwrap
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from albert_tf.records.features import MASK_ID, SENTENCE_LABEL, SEP_ID
 from albert_tf.records.tokenization import WORD_MARK, Tokenizer
 
 LEGEND = (
-    "[MASK:piece] hidden, [kept:piece] left as it is, [piece->other] replaced; "
-    "all three are to be restored"
+    "[MASK:piece] is masked, [kept:piece] is unchanged, [piece->other] is "
+    "replaced;\nthe model predicts the original of all three"
 )
 
 _LABELS = {
     "sop": ("in order", "swapped"),
-    "nsp": ("the text that follows", "of another document"),
+    "nsp": ("adjacent text", "text of another document"),
 }
 
 
@@ -25,37 +25,38 @@ def show_example(
     sentence_objective: str,
     width: int = 79,
 ) -> str:
-    """The segments of an example and what it teaches.
+    """The segments and the label of an example.
 
     Args:
-        example: Features by name, with "restored", the pieces before
+        example: Features by name, and "restored", the token ids before
             masking.
-        tokenizer: The vocabulary; None shows ids.
-        sentence_objective: What the label means.
-        width: Of the lines, characters.
+        tokenizer: The vocabulary; if None, ids are shown.
+        sentence_objective: "sop", "nsp" or "none"; any other leaves the
+            label unexplained.
+        width: Characters per line.
     """
     restored, shown = example["restored"], example["input_ids"]
-    num_pieces = int(np.count_nonzero(example["input_mask"]))
+    num_tokens = int(np.count_nonzero(example["input_mask"]))
     weights = example.get("masked_lm_weights", np.zeros(0))
     positions = example.get("masked_lm_positions", np.zeros(0))
     masked = {int(p) for p in positions[weights > 0]}
     segments = [""]
-    for place in range(1, num_pieces - 1):
-        if restored[place] == SEP_ID:
+    for position in range(1, num_tokens - 1):
+        if restored[position] == SEP_ID:
             segments.append("")
             continue
-        space, original = _spell(restored[place], tokenizer)
-        if place in masked:
-            other = _spell(shown[place], tokenizer)[1]
-            if shown[place] == MASK_ID:
-                original = f"[MASK:{original}]"
-            elif shown[place] == restored[place]:
-                original = f"[kept:{original}]"
+        space, text = _spell(restored[position], tokenizer)
+        if position in masked:
+            other = _spell(shown[position], tokenizer)[1]
+            if shown[position] == MASK_ID:
+                text = f"[MASK:{text}]"
+            elif shown[position] == restored[position]:
+                text = f"[kept:{text}]"
             else:
-                original = f"[{original}->{other}]"
-        segments[-1] += space + original
+                text = f"[{text}->{other}]"
+        segments[-1] += space + text
     label = int(example[SENTENCE_LABEL][0])
-    head = f"{num_pieces} pieces, {len(masked)} masked"
+    head = f"{num_tokens} tokens, {len(masked)} masked"
     if len(segments) > 1:
         meaning = _LABELS.get(sentence_objective)
         head += f"; label {label}" + (f", {meaning[label]}" if meaning else "")
@@ -73,11 +74,11 @@ def show_example(
     return "\n".join(lines)
 
 
-def _spell(piece_id: int, tokenizer: Tokenizer | None) -> tuple[str, str]:
-    """What stands before a piece, and the piece."""
+def _spell(token_id: int, tokenizer: Tokenizer | None) -> tuple[str, str]:
+    """The space before a token, and its text."""
     if tokenizer is None:
-        return " ", str(piece_id)
-    piece = tokenizer.id_to_piece(int(piece_id))
-    rest = piece.removeprefix(WORD_MARK)
-    # The mark may be all there is to a piece.
-    return (" " if rest != piece else ""), rest or piece
+        return " ", str(token_id)
+    piece = tokenizer.id_to_piece(int(token_id))
+    text = piece.removeprefix(WORD_MARK)
+    # A piece can consist of the mark alone.
+    return (" " if text != piece else ""), text or piece

@@ -1,4 +1,4 @@
-"""Against TensorFlow's own messages."""
+"""Compared with the parser of TensorFlow."""
 
 import itertools
 
@@ -17,11 +17,15 @@ FEATURES = (
     Feature("label", "int64"),
 )
 LENGTHS = {"ids": 5, "weights": 3, "label": 1}
-SOUND = {"ids": [1, 2, 300, 0, 70000], "weights": [1.0, 0.5, 0.0], "label": [1]}
+INTACT = {
+    "ids": [1, 2, 300, 0, 70000],
+    "weights": [1.0, 0.5, 0.0],
+    "label": [1],
+}
 
 
 def make_example(**features):
-    """By TensorFlow; a list of bytes, integers or floats by name."""
+    """A message of lists of bytes, integers or floats, made by TensorFlow."""
     example = tf.train.Example()
     for name, values in features.items():
         feature = example.features.feature[name]
@@ -38,8 +42,8 @@ def parse(*contents):
     return parse_examples(contents, FEATURES, LENGTHS)
 
 
-def test_what_is_serialized_is_parsed():
-    """Numbers of one to three bytes, mixed; a feature of small ones alone."""
+def test_parsing_reverses_serializing():
+    """With integers of one to three bytes, mixed; and of one byte only."""
     rng = np.random.default_rng(0)
     features = {
         "ids": rng.integers(0, 2**21, (7, 5)) >> rng.integers(0, 21, (7, 5)),
@@ -62,9 +66,9 @@ def test_what_is_serialized_is_parsed():
     ],
 )
 def test_integers_of_any_size_are_parsed(ids):
-    features = SOUND | {"ids": ids}
-    parsed = parse(make_example(**SOUND), make_example(**features))
-    assert parsed.features["ids"].tolist() == [SOUND["ids"], ids]
+    features = INTACT | {"ids": ids}
+    parsed = parse(make_example(**INTACT), make_example(**features))
+    assert parsed.features["ids"].tolist() == [INTACT["ids"], ids]
 
 
 def join(entries):
@@ -73,23 +77,23 @@ def join(entries):
 
 
 def make_entry(name, values):
-    """A map entry: a message of it alone, without what stands before."""
+    """A map entry: a message with one feature, without its two-byte header."""
     return make_example(**{name: values})[2:]
 
 
 def test_features_may_come_in_any_order():
     contents = [
-        join(make_entry(name, SOUND[name]) for name in names)
-        for names in itertools.permutations(SOUND)
+        join(make_entry(name, INTACT[name]) for name in names)
+        for names in itertools.permutations(INTACT)
     ]
     assert len(set(contents)) == 6
     parsed = parse(*contents)
-    for name, values in SOUND.items():
+    for name, values in INTACT.items():
         assert parsed.features[name].tolist() == [values] * 6
 
 
 def make_packed(name, list_tag, values):
-    """A map entry of some bytes as the packed values of a list."""
+    """A map entry whose list has the bytes `values` as packed values."""
     content = b"\x0a" + bytes([len(values)]) + values
     for tag in (list_tag, b"\x12"):
         content = tag + bytes([len(content)]) + content
@@ -97,19 +101,30 @@ def make_packed(name, list_tag, values):
     return b"\x0a" + bytes([len(key + content)]) + key + content
 
 
-def test_what_tensorflow_would_not_write_is_parsed_as_it_parses_it():
-    """Integers that are not packed; a value before its key; a feature twice,
-    of which the last counts; unknown fields."""
-    entries = [make_entry(name, values) for name, values in SOUND.items()]
+def make_split_entry():
+    """A map entry for ids whose value is in two parts, to be merged."""
+    lists = [
+        make_packed(b"ids", b"\x1a", part)[7:]
+        for part in (b"\x01\x02", b"\x03\x04\x05")
+    ]
+    content = b"\x0a\x03ids" + b"".join(lists)
+    return b"\x0a" + bytes([len(content)]) + content
+
+
+def test_unusual_encodings_are_parsed_as_tensorflow_parses_them():
+    """Unpacked integers; a value before its key; a repeated feature, of which
+    the last one counts; a list in two parts; unknown fields."""
+    entries = [make_entry(name, values) for name, values in INTACT.items()]
     int64_list = b"".join(b"\x08" + bytes([i]) for i in (7, 8, 9, 1, 2))
     feature = b"\x1a" + bytes([len(int64_list)]) + int64_list
     entry = b"\x12" + bytes([len(feature)]) + feature + b"\x0a\x03ids"
     unusual = b"\x0a" + bytes([len(entry)]) + entry
     contents = {
         join([unusual, *entries[1:]]): [7, 8, 9, 1, 2],
-        join([make_entry("ids", [9] * 5), *entries]): SOUND["ids"],
+        join([make_entry("ids", [9] * 5), *entries]): INTACT["ids"],
         join([*entries, make_entry("ids", [9] * 5)]): [9] * 5,
-        join(entries) + b"\x78\x01": SOUND["ids"],
+        join(entries) + b"\x78\x01": INTACT["ids"],
+        join([make_split_entry(), *entries[1:]]): [1, 2, 3, 4, 5],
     }
     for content, ids in contents.items():
         example = tf.train.Example.FromString(content)
@@ -131,58 +146,59 @@ def test_what_tensorflow_would_not_write_is_parsed_as_it_parses_it():
     ],
 )
 def test_broken_values_are_refused(entry, name):
-    """Even if as many as declared are whole; and what follows is not lost."""
-    sound = [
-        make_entry(other, SOUND[other]) for other in SOUND if other != name
+    """Even after as many complete values as declared. The next message is
+    parsed."""
+    intact = [
+        make_entry(other, INTACT[other]) for other in INTACT if other != name
     ]
-    broken = join([entry, *sound])
+    broken = join([entry, *intact])
     with pytest.raises(DecodeError):
         tf.train.Example.FromString(broken)
-    parsed = parse(make_example(**SOUND), broken, make_example(**SOUND))
+    parsed = parse(make_example(**INTACT), broken, make_example(**INTACT))
     assert list(parsed.faults) == [1]
     assert parsed.faults[1].startswith(f"{name} must hold")
-    assert parsed.features["ids"].tolist() == [SOUND["ids"]] * 2
+    assert parsed.features["ids"].tolist() == [INTACT["ids"]] * 2
 
 
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"label": None}, "none of label"),
-        ({"more": [1]}, "also more"),
+        ({"label": None}, "label missing"),
+        ({"more": [1]}, "more in addition"),
         ({"ids": [1, 2]}, "ids must hold 5 values. Received: 2"),
         ({"weights": [1.0] * 4}, "weights must hold 3 values. Received: 4"),
         ({"weights": [1, 0, 0]}, "weights must be of type float32"),
         ({"label": [0.0]}, "label must be of type int64"),
-        ({"label": [b"0"]}, "must be a tf.train.Example of integers"),
+        ({"label": [b"0"]}, "label must be of type int64. Received: bytes"),
     ],
 )
-def test_what_is_not_as_declared_is_named(changes, fault):
-    """And the messages around it are parsed."""
+def test_difference_from_the_declaration_is_named(changes, fault):
+    """The messages around it are parsed."""
     features = {
         name: values
-        for name, values in (SOUND | changes).items()
+        for name, values in (INTACT | changes).items()
         if values is not None
     }
-    sound = make_example(**SOUND)
-    parsed = parse(sound, make_example(**features), sound)
+    intact = make_example(**INTACT)
+    parsed = parse(intact, make_example(**features), intact)
     assert list(parsed.faults) == [1]
     assert fault in parsed.faults[1]
     assert parsed.rows.tolist() == [0, 2]
-    assert parsed.features["ids"].tolist() == [SOUND["ids"]] * 2
+    assert parsed.features["ids"].tolist() == [INTACT["ids"]] * 2
 
 
-def test_what_tensorflow_cannot_parse_is_refused():
-    """A message cut anywhere, with any byte changed or put in: wherever
-    TensorFlow finds no message, or another, so does this."""
-    sound = make_example(**SOUND)
-    contents = [sound[:size] for size in range(len(sound))]
-    for place in range(len(sound)):
+def test_damaged_messages_are_parsed_as_tensorflow_parses_them():
+    """A message is cut at each byte, and each byte is changed or inserted.
+    The result is that of TensorFlow: a fault, or the same values."""
+    intact = make_example(**INTACT)
+    contents = [intact[:size] for size in range(len(intact))]
+    for place in range(len(intact)):
         for byte in range(0, 256, 3):
-            changed = sound[:place] + bytes([sound[place] ^ byte])
-            contents.append(changed + sound[place + 1 :])
-            contents.append(changed + sound[place:])
+            changed = intact[:place] + bytes([intact[place] ^ byte])
+            contents.append(changed + intact[place + 1 :])
+            contents.append(changed + intact[place:])
     parsed = parse(*contents)
-    num_right = 0
+    num_equal = 0
     for row, content in enumerate(contents):
         try:
             features = tf.train.Example.FromString(content).features.feature
@@ -201,16 +217,16 @@ def test_what_tensorflow_cannot_parse_is_refused():
         assert is_right == (row not in parsed.faults), content
         if is_right:
             place = np.searchsorted(parsed.rows, row)
-            num_right += 1
+            num_equal += 1
             for name, values in found.items():
                 np.testing.assert_array_equal(
                     parsed.features[name][place], np.array(values)
                 )
-    assert num_right > 500
+    assert num_equal > 500
 
 
 def test_values_are_counted():
-    sound = make_example(**SOUND)
-    assert count_values(sound) == LENGTHS
-    assert count_values(sound[:-1]) == {}
+    intact = make_example(**INTACT)
+    assert count_values(intact) == LENGTHS
+    assert count_values(intact[:-1]) == {}
     assert count_values(b"") == {}
