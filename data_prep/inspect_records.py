@@ -102,7 +102,7 @@ def main(config: InspectConfig) -> int:
             f"{num_faults} faults"
         )
         return 1
-    print("passed: no fault found")
+    print("all checks passed")
     return 0
 
 
