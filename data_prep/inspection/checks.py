@@ -160,7 +160,7 @@ class _BatchCheck:
             received = shown[row, column]
             return f"{name}[{column}] must be {what}. Received: {received}"
 
-        self._refuse(is_faulty.any(axis=1), describe)
+        self._refuse(np.asarray(is_faulty.any(axis=1)), describe)
 
     def check_tokens(self) -> None:
         """Token ids, number of tokens, padding."""
