@@ -111,8 +111,8 @@ def test_another_field_may_hold_the_text(data_dir, articles):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"tfds": "no_such_dataset"}, "tfds must be.*no_such_dataset"),
-        ({"tfds": f"{NAME}/fr"}, "tfds must be.*tiny_articles/fr"),
+        ({"tfds": "no_such_dataset"}, "tfds must name.*no_such_dataset"),
+        ({"tfds": f"{NAME}/fr"}, "tfds must name.*tiny_articles/fr"),
         ({"tfds_split": "test"}, "tfds_split must be.*test.*train"),
         ({"text_field": "body"}, "text_field must be.*body.*title"),
         ({"text_field": "year"}, "text_field must be.*year.*title"),
