@@ -193,7 +193,7 @@ def make_task(records, run_dir, **changes):
         "eval_every_n_steps": 12,
         "max_eval_steps": 0,
         "optimizer": "adamw",
-        "learning_rate": 0.01,
+        "learning_rate": 0.003,
         **changes,
     }
     config = tiny_run.make_config(records, run_dir, **changes)
