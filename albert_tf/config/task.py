@@ -1,0 +1,149 @@
+"""Settings of a fine-tuning task: its files, and how text becomes features."""
+
+import dataclasses
+
+from albert_tf.config.settings import Config, setting
+from albert_tf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig(Config):
+    """Files of a task, and how their text becomes features."""
+
+    task: str = setting(
+        "",
+        "Task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, ax, "
+        "squad_v1, squad_v2, race, race_middle or race_high; or, for files of "
+        "your own, classification, regression, multiple_choice or "
+        "question_answering.",
+        affects="model",
+    )
+    data_dir: str = setting(
+        "",
+        "Directory with the official files of the task under their official "
+        "names, local or gs://, e.g. glue_data/MRPC.",
+        affects="result",
+    )
+    train_file: str = setting(
+        "",
+        "Training file, instead of the official one in data_dir. Files of "
+        "your own are .tsv, .csv or .jsonl with named columns; those of "
+        "question_answering also .json in the format of SQuAD.",
+        affects="result",
+    )
+    dev_file: str = setting(
+        "", "File for evaluation, as train_file.", affects="result"
+    )
+    test_file: str = setting(
+        "", "File for predictions, as train_file.", affects="nothing"
+    )
+    tfds: str = setting(
+        "",
+        "Dataset of TensorFlow Datasets that replaces the files of data_dir, "
+        "e.g. glue/mrpc, squad/v2.0 or race/high.",
+        affects="result",
+    )
+    tfds_data_dir: str = setting(
+        "",
+        "Directory of prepared TensorFlow Datasets; empty for the default one.",
+        affects="nothing",
+    )
+    text_column: str = setting(
+        "text",
+        "Column of the text; of the passage or document, for multiple_choice "
+        "and question_answering.",
+        affects="result",
+    )
+    text_pair_column: str = setting(
+        "",
+        "Column of the second text of a pair, for classification and "
+        "regression. Empty: single texts.",
+        affects="result",
+    )
+    label_column: str = setting(
+        "label",
+        "Column of the label. It is a name of a class; a number, for "
+        "regression; the number of the right choice from 0 or its letter from "
+        "A, for multiple_choice.",
+        affects="result",
+    )
+    id_column: str = setting(
+        "",
+        "Column that identifies an example in predictions and messages. "
+        "Empty: examples are numbered from 0.",
+        affects="result",
+    )
+    question_column: str = setting(
+        "question",
+        "Column of the question, for multiple_choice and question_answering.",
+        affects="result",
+    )
+    choice_columns: tuple[str, ...] = setting(
+        (),
+        "Columns of the choices, comma-separated, for multiple_choice, e.g. "
+        "answer0,answer1,answer2,answer3. A single column of JSON lines may "
+        "contain the list of the choices.",
+        affects="result",
+    )
+    answer_column: str = setting(
+        "answer",
+        "Column of the answer's text, for question_answering. An empty "
+        "answer: the document does not answer the question.",
+        affects="result",
+    )
+    answer_start_column: str = setting(
+        "answer_start",
+        "Column of the answer's first character in the document, counted from "
+        "0, for question_answering.",
+        affects="result",
+    )
+    doc_stride: int = setting(
+        128,
+        "Number of tokens between the beginnings of two windows of a document "
+        "that is too long for one sequence.",
+        at_least=1,
+        affects="result",
+    )
+    max_query_length: int = setting(
+        64,
+        "Largest number of tokens of a question about a document; a longer "
+        "question loses its end.",
+        at_least=1,
+        affects="result",
+    )
+    max_qa_length: int = setting(
+        128,
+        "Largest number of tokens of question and choice together, for "
+        "multiple_choice; a longer text loses its beginning.",
+        at_least=1,
+        affects="result",
+    )
+    max_answer_length: int = setting(
+        30,
+        "Largest number of tokens of a predicted answer.",
+        at_least=1,
+        affects="nothing",
+    )
+    n_best_size: int = setting(
+        20,
+        "Number of predicted answers to keep for each question.",
+        at_least=1,
+        affects="nothing",
+    )
+    on_bad_example: str = setting(
+        "skip",
+        "What to do with an example that cannot be used, e.g. an answer that "
+        "is not in its document. skip: leaves it out, and lists it with the "
+        "reason. error: stops.",
+        choices=("skip", "error"),
+        affects="result",
+    )
+
+    def check(self) -> None:
+        if self.tfds and (self.data_dir or self.train_file or self.dev_file):
+            raise UserError(
+                "tfds must not be combined with data_dir, train_file or "
+                "dev_file",
+                received=f"{self.tfds} and "
+                f"{self.data_dir or self.train_file or self.dev_file}",
+            )

@@ -1,0 +1,1 @@
+"""Fine-tuning: tasks, their files, features, predictions and scores."""

@@ -1,0 +1,57 @@
+import subprocess
+import sys
+
+import pytest
+
+from albert_tf.config.task import TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.finetuning.tasks import TASKS, find_task
+
+
+def test_labels_have_the_order_of_google_research_albert():
+    """`get_labels` in its classifier_utils.py; the ids of fine-tuned
+    checkpoints depend on it."""
+    assert {
+        name: task.labels for name, task in TASKS.items() if task.labels
+    } == {
+        "cola": ("0", "1"),
+        "sst2": ("0", "1"),
+        "mrpc": ("0", "1"),
+        "qqp": ("0", "1"),
+        "mnli": ("contradiction", "entailment", "neutral"),
+        "qnli": ("entailment", "not_entailment"),
+        "rte": ("entailment", "not_entailment"),
+        "wnli": ("0", "1"),
+        "ax": ("contradiction", "entailment", "neutral"),
+    }
+
+
+def test_the_paper_starts_three_tasks_from_mnli():
+    """Section 4.2.2, as in the BERT and RoBERTa papers. AX has no training
+    set, so a model of MNLI predicts it."""
+    starts = {name for name, task in TASKS.items() if task.starts_from}
+    assert starts == {"rte", "stsb", "mrpc", "ax"}
+
+
+def test_an_unknown_task_is_refused_with_the_known_names():
+    with pytest.raises(UserError, match=r"squad_v2.*Received: 'squad'"):
+        find_task(TaskConfig(task="squad"))
+
+
+def test_a_task_of_ones_own_needs_files_instead_of_a_directory():
+    with pytest.raises(UserError, match=r"--train_file.*Received: glue_data"):
+        find_task(TaskConfig(task="classification", data_dir="glue_data"))
+
+
+def test_choices_need_columns():
+    with pytest.raises(UserError, match="--choice_columns is required"):
+        find_task(TaskConfig(task="multiple_choice"))
+
+
+def test_descriptions_and_scores_need_no_tensorflow():
+    """`python -m albert_tf.finetuning.score` answers at once."""
+    code = (
+        "import sys, albert_tf.finetuning.tasks, albert_tf.finetuning.features;"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
