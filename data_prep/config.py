@@ -1,6 +1,7 @@
 """Settings of the commands that prepare data."""
 
 import dataclasses
+from typing import Any
 
 from albert_tf.config import SENTENCE_OBJECTIVES, Config, setting
 from albert_tf.config.data import MaskingConfig
@@ -259,6 +260,13 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "Replace records that were built with other settings.",
         affects="nothing",
     )
+
+    def result_settings(self) -> dict[str, Any]:
+        """Without packing, the settings of versions that could not pack."""
+        values = super().result_settings()
+        if self.packing == "none":
+            del values["packing"], values["max_examples_per_row"]
+        return values
 
 
 @dataclasses.dataclass(frozen=True)

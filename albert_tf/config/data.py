@@ -10,7 +10,7 @@ SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
 
 @dataclasses.dataclass(frozen=True)
 class SequenceConfig(Config):
-    """Lengths of an example, for building records and for training."""
+    """Lengths of a record, for building records and for training."""
 
     max_seq_length: int = setting(
         512,
@@ -24,6 +24,25 @@ class SequenceConfig(Config):
         "P, largest number of masked tokens in an example. 15 % of "
         "max_seq_length, rounded up, is enough, e.g. 77 for 512.",
         at_least=1,
+        affects="result",
+        in_program=True,
+    )
+    packing: str = setting(
+        "none",
+        "Examples in a training record: none stores one, as google-research/"
+        "albert does; best_fit stores several in the max_seq_length tokens, "
+        "so that little padding is left. Examples of a record do not see each "
+        "other. Evaluation records are never packed.",
+        choices=("none", "best_fit"),
+        affects="result",
+        in_program=True,
+    )
+    max_examples_per_row: int = setting(
+        8,
+        "K, largest number of examples in a packed record. Has no effect with "
+        "--packing=none.",
+        at_least=2,
+        below=65,
         affects="result",
         in_program=True,
     )

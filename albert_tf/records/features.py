@@ -1,8 +1,16 @@
 """The features of a pretraining record, and the metadata of its shards.
 
 `data_prep` writes records by this definition, and `albert_tf/input` reads them.
-A record is a `tf.train.Example` as `create_pretraining_data.py` of
-google-research/albert writes it, so either project reads records of the other.
+A record is a `tf.train.Example`. There are two formats:
+
+- `FEATURES`: one example, as `create_pretraining_data.py` of google-research/
+  albert writes it, so either project reads records of the other.
+- `PACKED_FEATURES`: several examples, one after another, with the names of the
+  packed BERT records of Habana and Intel for MLPerf Training. The reader of
+  google-research/albert refuses them, because of the length of the labels.
+
+L is `max_seq_length`, P is `max_predictions_per_seq`, and K is
+`max_examples_per_row`.
 """
 
 import dataclasses
@@ -10,9 +18,8 @@ import hashlib
 import json
 import posixpath
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from albert_tf.config import SequenceConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
 
@@ -24,7 +31,27 @@ METADATA_FILE = "metadata.json"
 TOKENIZER_FILE = "spiece.model"
 # A build keeps this file in the parent directory until it is complete.
 UNFINISHED_FILE = "unfinished.json"
-SCHEMA_VERSION = 2
+# Versions of the keys of `metadata.json`: of unpacked and of packed records.
+SCHEMA_VERSION, PACKED_SCHEMA_VERSION = 2, 3
+
+
+class RecordShape(Protocol):
+    """The lengths of a record, e.g. `config.SequenceConfig`."""
+
+    @property
+    def max_seq_length(self) -> int:
+        """L, number of tokens, with padding."""
+        ...
+
+    @property
+    def max_predictions_per_seq(self) -> int:
+        """P, largest number of masked tokens in an example."""
+        ...
+
+    @property
+    def max_examples_per_row(self) -> int:
+        """K, largest number of examples in a packed record."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,32 +62,34 @@ class Feature:
         name: Key in the record and in a batch.
         dtype: "int64" or "float32", as stored. A batch holds int64 features
             as int32, since TPUs have no int64.
-        per_token: Whether the length is `max_seq_length`.
-        per_prediction: Whether the length is `max_predictions_per_seq`. If
-            neither is set, the length is 1.
+        per_token: Whether the length is L.
+        per_prediction: Whether the length is P, or P + K - 1 with
+            `per_example`.
+        per_example: Whether the length is K. If nothing is set, the length
+            is 1.
     """
 
     name: str
     dtype: str
     per_token: bool = False
     per_prediction: bool = False
+    per_example: bool = False
 
-    def length(self, shape: SequenceConfig) -> int:
+    def length(self, shape: RecordShape) -> int:
         """Returns the number of values in a record."""
         if self.per_token:
             return shape.max_seq_length
-        if self.per_prediction:
-            return shape.max_predictions_per_seq
-        return 1
+        length = shape.max_predictions_per_seq if self.per_prediction else 1
+        if self.per_example:
+            length += shape.max_examples_per_row - 1
+        return length
 
 
 # 0: segments in order, 1: swapped. google-research/albert keeps the name of
 # the next-sentence task of BERT.
 SENTENCE_LABEL = "next_sentence_labels"
 
-# The format of google-research/albert, with one example per record. A second
-# format, such as several packed examples per record, belongs here as another
-# tuple of features, and `stored_features` is the place to choose between them.
+# The format of google-research/albert, with one example per record.
 FEATURES = (
     # Tokens, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
     Feature("input_ids", "int64", per_token=True),
@@ -79,6 +108,39 @@ FEATURES = (
     Feature(SENTENCE_LABEL, "int64"),
 )
 
+# The number of an example among those of its shard, see `PACKED_FEATURES`.
+EXAMPLE_NUMBERS = "example_numbers"
+
+# Up to K examples per record, one after another without gaps; then padding.
+# Dead slots, those of examples that the record does not have, hold 0.
+PACKED_FEATURES = (
+    # Tokens, `[CLS] A [SEP] B [SEP]` of each example; padded with <pad>.
+    Feature("input_ids", "int64", per_token=True),
+    # The number of the token's example in the record, 1 to K; 0 for padding.
+    Feature("input_mask", "int64", per_token=True),
+    # 0 up to the first [SEP] of an example, 1 up to its second; padded with 0.
+    Feature("segment_ids", "int64", per_token=True),
+    # As in `FEATURES`.
+    Feature("token_boundary", "int64", per_token=True),
+    # Positions of the masked tokens in the record, increasing; padded with 0.
+    Feature(
+        "masked_lm_positions", "int64", per_prediction=True, per_example=True
+    ),
+    Feature("masked_lm_ids", "int64", per_prediction=True, per_example=True),
+    Feature(
+        "masked_lm_weights", "float32", per_prediction=True, per_example=True
+    ),
+    # The position of the [CLS] of each example. The position of a token in its
+    # own example is its distance from it.
+    Feature("next_sentence_positions", "int64", per_example=True),
+    Feature(SENTENCE_LABEL, "int64", per_example=True),
+    # 1.0 for an example, 0.0 for a dead slot.
+    Feature("next_sentence_weights", "float32", per_example=True),
+    # The number of each example in the shard, from 0, before packing. Restores
+    # the unpacked shard; the trainer does not read it.
+    Feature(EXAMPLE_NUMBERS, "int64", per_example=True),
+)
+
 # The features that a run computes itself under dynamic masking.
 MASK_FEATURES = (
     "masked_lm_positions",
@@ -87,13 +149,15 @@ MASK_FEATURES = (
 )
 
 
-def stored_features(masking: str) -> tuple[Feature, ...]:
+def stored_features(masking: str, packing: str = "none") -> tuple[Feature, ...]:
     """Returns the features of a record.
 
     Args:
         masking: "static", or "dynamic" for records without masks.
+        packing: "none", or "best_fit" for several examples per record.
 
     Example:
+        >>> from albert_tf.config import SequenceConfig
         >>> shape = SequenceConfig(
         ...     max_seq_length=128, max_predictions_per_seq=20
         ... )
@@ -102,10 +166,14 @@ def stored_features(masking: str) -> tuple[Feature, ...]:
         token_boundary int64 128
         masked_lm_positions int64 20
         masked_lm_ids int64 20
+        >>> packed = stored_features("static", "best_fit")
+        >>> print(packed[4].name, packed[4].length(shape))
+        masked_lm_positions 27
     """
+    features = FEATURES if packing == "none" else PACKED_FEATURES
     if masking == "static":
-        return FEATURES
-    return tuple(f for f in FEATURES if f.name not in MASK_FEATURES)
+        return features
+    return tuple(f for f in features if f.name not in MASK_FEATURES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +181,6 @@ class RecordsMetadata:
     """The contents of `metadata.json`, which describes the shards next to it.
 
     Attributes:
-        schema_version: Version of these keys.
         max_seq_length, max_predictions_per_seq: Lengths of the features.
         vocab_size: Number of pieces in the vocabulary.
         vocabulary_sha256: SHA-256 of the SentencePiece model file.
@@ -127,7 +194,7 @@ class RecordsMetadata:
         num_documents: Number of documents with examples.
         num_duplicate_documents: Number of documents that repeat another one
             after normalisation. Deduplication removes them.
-        num_examples: Number of records in all shards.
+        num_examples: Number of examples in all shards.
         num_pieces: Number of tokens in all records, with special tokens and
             without padding.
         num_masked: Number of masked tokens in all records; 0 if masking is
@@ -139,6 +206,10 @@ class RecordsMetadata:
         skipped: Numbers of skipped lines or documents, by reason.
         inputs_sha256: SHA-256 of the settings and the input text. Builds with
             equal values have equal records.
+        packing: "none", or "best_fit" for several examples per record.
+        max_examples_per_row: Largest number of examples in a record; 1 if
+            they are not packed.
+        num_rows: Number of records in all shards.
     """
 
     max_seq_length: int
@@ -164,11 +235,35 @@ class RecordsMetadata:
     checksums: dict[str, str]
     skipped: dict[str, int]
     inputs_sha256: str
-    schema_version: int = SCHEMA_VERSION
+    packing: str
+    max_examples_per_row: int
+    num_rows: int
+
+    @property
+    def fill(self) -> float:
+        """Fraction of the positions of all records that hold tokens."""
+        return self.num_pieces / (self.num_rows * self.max_seq_length)
 
     def to_json(self) -> str:
-        """Returns the text of `metadata.json`."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        """Returns the text of `metadata.json`.
+
+        For records that are not packed, the text is that of versions without
+        packing.
+        """
+        values = dataclasses.asdict(self)
+        if self.packing == "none":
+            for name in _PACKING_KEYS:
+                del values[name]
+            values["schema_version"] = SCHEMA_VERSION
+        else:
+            # For the reader of the file; `read_metadata` ignores it.
+            values["fill"] = round(self.fill, 6)
+            values["schema_version"] = PACKED_SCHEMA_VERSION
+        return json.dumps(values, indent=2) + "\n"
+
+
+# Keys that only the metadata of packed records has.
+_PACKING_KEYS = ("packing", "max_examples_per_row", "num_rows")
 
 
 def read_metadata(records_dir: str) -> RecordsMetadata:
@@ -189,10 +284,19 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
     """
     path = posixpath.join(records_dir, METADATA_FILE)
     values = load_json(path)
-    version = values.get("schema_version")
-    if version != SCHEMA_VERSION:
+    version = values.pop("schema_version", None)
+    if version == SCHEMA_VERSION:
+        values |= {
+            "packing": "none",
+            "max_examples_per_row": 1,
+            "num_rows": values.get("num_examples"),
+        }
+    elif version == PACKED_SCHEMA_VERSION:
+        values.pop("fill", None)
+    else:
         raise UserError(
-            f"schema_version of {path} must be {SCHEMA_VERSION}",
+            f"schema_version of {path} must be {SCHEMA_VERSION} or "
+            f"{PACKED_SCHEMA_VERSION}",
             received=version,
             remedy="Build the records again with this version.",
         )
@@ -200,7 +304,7 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
         return RecordsMetadata(**values)
     except TypeError as error:
         raise UserError(
-            f"{path} must have the keys of schema {SCHEMA_VERSION}",
+            f"{path} must have the keys of schema {version}",
             received=str(error),
         ) from None
 

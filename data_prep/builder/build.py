@@ -20,7 +20,6 @@ from absl import logging
 
 from albert_tf.io import files
 from albert_tf.records.features import (
-    SCHEMA_VERSION,
     TOKENIZER_FILE,
     sha256_of,
 )
@@ -31,6 +30,10 @@ from data_prep.builder.metadata import describe_split, log_summary
 from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
+
+# Version of the bytes of the records. The digest of a build names it
+# "schema_version".
+_RECORDS_VERSION = 2
 
 SCRATCH_DIR = ".build_tfrecords_scratch"
 
@@ -102,7 +105,7 @@ def _digest_inputs(
     """Returns a digest of everything that decides the bytes of the records."""
     described = {
         "settings": config.result_settings(),
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": _RECORDS_VERSION,
         "vocabulary_sha256": tokenizer.sha256,
         "inputs": digests,
     }

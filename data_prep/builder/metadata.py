@@ -50,6 +50,9 @@ def describe_split(
         checksums={name: result.sha256 for name, result in shards.items()},
         skipped=dict(sorted(built.skipped.items())),
         inputs_sha256=inputs_sha256,
+        packing="none",
+        max_examples_per_row=1,
+        num_rows=counts["examples"],
     )
 
 

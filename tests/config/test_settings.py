@@ -14,7 +14,8 @@ BUILDS = {
     RecordsConfig: {
         "result": """input_format text_field sentence_breaker language
             on_bad_utf8 do_lower_case max_seq_length max_predictions_per_seq
-            masked_lm_prob ngram sentence_objective masking deduplicate
+            packing max_examples_per_row masked_lm_prob ngram
+            sentence_objective masking deduplicate
             short_seq_prob dupe_factor holdout_fraction num_shards
             num_eval_shards seed""",
         "nothing": """input_file tfds tfds_split tfds_data_dir output_dir
@@ -31,7 +32,8 @@ BUILDS = {
 }
 # Settings in the step's program, besides those of `model` and `optimizer`.
 PROGRAM = """
-    data.max_seq_length data.max_predictions_per_seq data.global_batch_size
+    data.max_seq_length data.max_predictions_per_seq data.packing
+    data.max_examples_per_row data.global_batch_size
     data.gradient_accumulation_steps distribution.precision distribution.remat
     distribution.plain_formulas
     training.sentence_objective"""
@@ -62,15 +64,26 @@ def test_settings_of_builds_affect_the_result_or_nothing(config_class, affects):
     assert declared == set(BUILDS[config_class][affects].split())
 
 
-@pytest.mark.parametrize("config_class", BUILDS)
-def test_a_build_is_described_by_the_settings_of_its_result(config_class):
+@pytest.mark.parametrize(
+    "config", [RecordsConfig(packing="best_fit"), TokenizerConfig()]
+)
+def test_a_build_is_described_by_the_settings_of_its_result(config):
     """In the order of the fields, which PREFIX.json keeps."""
-    described = config_class().result_settings()
-    wanted = BUILDS[config_class]["result"].split()
-    names = [f.name for f in dataclasses.fields(config_class)]
+    described = config.result_settings()
+    wanted = BUILDS[type(config)]["result"].split()
+    names = [f.name for f in dataclasses.fields(config)]
     assert list(described) == [name for name in names if name in wanted]
-    every = config_class().to_dict()
-    assert described.items() <= every.items()
+    assert described.items() <= config.to_dict().items()
+
+
+def test_a_build_without_packing_is_described_without_settings_of_packing():
+    """So builds of versions that could not pack are up to date."""
+    packed = RecordsConfig(packing="best_fit").result_settings()
+    unpacked = RecordsConfig(max_examples_per_row=3).result_settings()
+    assert packed.keys() - unpacked.keys() == {
+        "packing",
+        "max_examples_per_row",
+    }
 
 
 def test_all_settings_of_the_architecture_affect_the_model():

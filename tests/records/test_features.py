@@ -9,11 +9,13 @@ from albert_tf.errors import UserError
 from albert_tf.records.features import (
     FEATURES,
     METADATA_FILE,
+    PACKED_FEATURES,
     SPECIAL_PIECES,
     RecordsMetadata,
     check_agreement,
     read_metadata,
     sha256_of,
+    stored_features,
 )
 from tests.helpers.docstring_example import run_example
 
@@ -47,6 +49,17 @@ METADATA = RecordsMetadata(
     },
     skipped={"one word": 1},
     inputs_sha256="cd34",
+    packing="none",
+    max_examples_per_row=1,
+    num_rows=11,
+)
+
+PACKED = dataclasses.replace(
+    METADATA,
+    packing="best_fit",
+    max_examples_per_row=4,
+    num_rows=10,
+    num_pieces=608,
 )
 
 
@@ -70,6 +83,35 @@ def test_features_equal_those_of_google_research_albert():
     }
 
 
+def test_a_packed_record_has_slots_for_its_largest_number_of_examples():
+    """K examples; a slot more than P for each example after the first."""
+    shape = SequenceConfig(
+        max_seq_length=12, max_predictions_per_seq=4, max_examples_per_row=3
+    )
+    assert {f.name: (f.dtype, f.length(shape)) for f in PACKED_FEATURES} == {
+        "input_ids": ("int64", 12),
+        "input_mask": ("int64", 12),
+        "segment_ids": ("int64", 12),
+        "token_boundary": ("int64", 12),
+        "masked_lm_positions": ("int64", 6),
+        "masked_lm_ids": ("int64", 6),
+        "masked_lm_weights": ("float32", 6),
+        "next_sentence_positions": ("int64", 3),
+        "next_sentence_labels": ("int64", 3),
+        "next_sentence_weights": ("float32", 3),
+        "example_numbers": ("int64", 3),
+    }
+
+
+def test_a_record_holds_masks_only_if_they_are_static():
+    for packing, features in ("none", FEATURES), ("best_fit", PACKED_FEATURES):
+        assert stored_features("static", packing) == features
+        dynamic = [f.name for f in stored_features("dynamic", packing)]
+        assert dynamic == [
+            f.name for f in features if not f.name.startswith("masked_lm")
+        ]
+
+
 def test_special_pieces_have_the_ids_of_google_research_albert():
     ids = {piece: number for number, piece in enumerate(SPECIAL_PIECES)}
     assert ids == {"<pad>": 0, "<unk>": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
@@ -81,10 +123,31 @@ def test_metadata_equals_what_was_written(tmp_path):
     )
 
 
+def test_metadata_of_packed_records_equals_what_was_written(tmp_path):
+    directory = write_metadata(tmp_path, PACKED.to_json())
+    assert read_metadata(directory) == PACKED
+    stored = json.loads(PACKED.to_json())
+    assert stored["schema_version"] == 3
+    assert stored["fill"] == PACKED.fill == 608 / 640
+
+
+def test_metadata_without_packing_has_no_keys_of_packing():
+    stored = json.loads(METADATA.to_json())
+    assert stored["schema_version"] == 2
+    assert json.loads(PACKED.to_json()).keys() - stored.keys() == {
+        "packing",
+        "max_examples_per_row",
+        "num_rows",
+        "fill",
+    }
+
+
 def test_metadata_of_another_schema_is_refused(tmp_path):
-    other = dataclasses.replace(METADATA, schema_version=99)
-    with pytest.raises(UserError, match=r"schema_version .* must be 2\. .*99"):
-        read_metadata(write_metadata(tmp_path, other.to_json()))
+    other = json.loads(METADATA.to_json()) | {"schema_version": 99}
+    with pytest.raises(
+        UserError, match=r"schema_version .* must be 2 or 3\. .*99"
+    ):
+        read_metadata(write_metadata(tmp_path, json.dumps(other)))
 
 
 def test_an_error_names_a_missing_key_of_metadata(tmp_path):
