@@ -1,23 +1,24 @@
 """Whole-word span masking: the tokens that the masked language model predicts.
 
 The rule is that of the paper: 15 % of the tokens, in spans of n words with
-p(n) proportional to 1/n. All rows of a batch are masked at once, without a
-Python loop over rows, words or tokens. The same code runs in NumPy, where
+p(n) proportional to 1/n. All examples of a batch are masked at once, without a
+Python loop over examples, words or tokens. The same code runs in NumPy, where
 records are built, and in TensorFlow, where a run masks dynamically; equal keys
-give equal masks.
+give equal masks. The rows of a batch hold one example each or, if packed,
+several; the masks of an example do not depend on the other examples of its row.
 
 `mask_batch` has four stages:
 
 1. `_find_words`: a token whose boundary mark is set begins a word. A special
    token ends a segment; the token after it begins a word, marked or not.
-2. `spans.tile_with_spans`: consecutive spans cover the words of each row. Their
-   lengths are drawn from p(n). The first length of a row is drawn from the
-   distribution of the words that remain in the span around a random word, so
-   that each word is equally likely to begin a span. A span ends where a
-   segment ends.
-3. `spans.take_spans`: the spans of a row are shuffled and taken while they
-   fit the budget. A span that does not fit is skipped; a smaller span after
-   it may still fit.
+2. `spans.tile_with_spans`: consecutive spans cover the words of each example.
+   Their lengths are drawn from p(n). The first length of an example is drawn
+   from the distribution of the words that remain in the span around a random
+   word, so that each word is equally likely to begin a span. A span ends where
+   a segment ends.
+3. `spans.take_spans`: the spans of an example are shuffled and taken while
+   they fit the budget. A span that does not fit is skipped; a smaller span
+   after it may still fit.
 4. `_draw_replacements`: a taken token becomes `[MASK]` (80 %), stays as it is
    (10 %), or becomes a random ordinary piece of the vocabulary (10 %).
 
@@ -34,9 +35,10 @@ from albert_tf.records import array_ops
 from albert_tf.records.features import MASK_ID, PAD_ID, SPECIAL_PIECES, UNK_ID
 from albert_tf.records.keyed_random import random_bits, random_uniform
 from albert_tf.records.spans import (
+    Examples,
     Spans,
     measure_spans,
-    number_within_rows,
+    number_within_groups,
     take_spans,
     tile_with_spans,
 )
@@ -47,21 +49,24 @@ Array = Any
 # The ids from here on are ordinary pieces.
 FIRST_ORDINARY_ID = len(SPECIAL_PIECES)
 
-# The uses of a row's key. Each has independent random numbers.
+# The uses of an example's key. Each has independent random numbers.
 _SPAN_LENGTH, _SPAN_ORDER, _REPLACEMENT_KIND, _RANDOM_PIECE = range(4)
 
 
 class MaskedBatch(NamedTuple):
     """Masked examples.
 
+    A row has P slots for predictions, where P is `max_predictions_per_seq`; a
+    packed row of at most K examples has P + K - 1.
+
     Attributes:
         input_ids: int32, `(batch, length)`, with the replacements.
-        positions: int32, `(batch, max_predictions)`, positions of the masked
-            tokens in increasing order; padded with 0.
-        ids: int32, `(batch, max_predictions)`, the original tokens at these
-            positions; padded with 0.
-        weights: float32, `(batch, max_predictions)`; 1 for a masked token, 0
-            for padding.
+        positions: int32, `(batch, slots)`, positions of the masked tokens in
+            their row, in increasing order; padded with 0.
+        ids: int32, `(batch, slots)`, the original tokens at these positions;
+            padded with 0.
+        weights: float32, `(batch, slots)`; 1 for a masked token, 0 for
+            padding.
     """
 
     input_ids: Array
@@ -74,14 +79,10 @@ class _Tokens(NamedTuple):
     """The masked tokens of all rows, row by row.
 
     Attributes:
-        rows: int64, `(tokens,)`, nondecreasing.
-        columns: int64, `(tokens,)`.
-        indices: int64, `(tokens,)`, indices in the flattened batch.
+        indices: int64, `(tokens,)`, indices in the flattened batch, increasing.
         ids: int32, `(tokens,)`, as they were before masking.
     """
 
-    rows: Array
-    columns: Array
     indices: Array
     ids: Array
 
@@ -95,6 +96,8 @@ def mask_batch(
     max_predictions_per_seq: int,
     masked_lm_prob: float,
     ngram: int,
+    example_numbers: Array | None = None,
+    max_examples_per_row: int = 1,
     ops: Any = array_ops,
 ) -> MaskedBatch:
     """Selects tokens to predict and replaces them.
@@ -103,22 +106,30 @@ def mask_batch(
     stays visible while the other tokens of the word are masked.
 
     Args:
-        input_ids: int32, `(batch, length)`, padded with `<pad>`; batch and
-            length are at most 65536.
+        input_ids: int32, `(batch, length)`, padded with `<pad>`; length and
+            `batch * max_examples_per_row` are at most 65536.
         token_boundary: `(batch, length)`, 1 where a word begins.
-        keys: uint64, `(batch,)`. The masks of a row depend only on its key
-            and its tokens.
+        keys: uint64, `(batch * max_examples_per_row,)`, by row, then by number
+            in the row. The masks of an example depend only on its key and its
+            tokens.
         vocab_size: Number of pieces in the vocabulary.
-        max_predictions_per_seq: Maximum number of masked tokens in a row.
-        masked_lm_prob: Fraction of a row's tokens to mask. Special tokens
-            count as tokens here, padding does not.
+        max_predictions_per_seq: P, maximum number of masked tokens in an
+            example.
+        masked_lm_prob: Fraction of an example's tokens to mask. Special tokens
+            count as tokens here, padding does not. For packed rows, P must be
+            above `masked_lm_prob * length`.
         ngram: Maximum number of words in a span.
+        example_numbers: int32, `(batch, length)`, `input_mask` of packed rows;
+            None for rows of one example.
+        max_examples_per_row: K, maximum number of examples in a packed row.
         ops: `array_ops`, or `tensor_ops` for tensors of static shape.
 
     Returns:
-        The masked batch. If all spans of a row exceed its budget, the first
-        span in random order with at most `max_predictions_per_seq` tokens is
-        masked. A row without such a span has no masked tokens.
+        The masked batch. If all spans of an example exceed its budget, the
+        first span in random order within its limit is masked; without such a
+        span, the example has no masked tokens. The limit is P. In a packed
+        row, it is `1 + floor(masked_lm_prob * tokens)`, so that the predictions
+        of any K examples fit into P + K - 1 slots.
 
     Example:
         >>> masked = mask_batch(
@@ -139,35 +150,46 @@ def mask_batch(
         >>> masked.weights.tolist()
         [[1.0, 1.0, 0.0]]
     """
+    is_packed = example_numbers is not None
+    if example_numbers is None:
+        example_numbers = ops.cast(input_ids != PAD_ID, "int32")
+    examples = Examples(example_numbers, max_examples_per_row, ops)
     opens_segment, opens_word = _find_words(input_ids, token_boundary, ops)
     opens_span = tile_with_spans(
         opens_segment,
         opens_word,
+        examples,
         random_bits(keys, _SPAN_LENGTH, ops),
         ngram,
         ops,
     )
     is_maskable = input_ids >= FIRST_ORDINARY_ID
-    spans = measure_spans(opens_span, is_maskable, ops)
-    span_keys = _keys_at(spans.rows, keys, _SPAN_ORDER, ops)
-    taken = take_spans(
-        spans.rows,
-        spans.sizes,
-        random_bits(span_keys, spans.columns, ops),
-        _find_budgets(input_ids, masked_lm_prob, max_predictions_per_seq, ops),
+    spans = measure_spans(opens_span, is_maskable, examples, ops)
+    span_keys = _keys_at(spans.examples, keys, _SPAN_ORDER, ops)
+    budgets, limits = _find_budgets(
+        examples.num_tokens,
+        masked_lm_prob,
         max_predictions_per_seq,
+        is_packed,
+        ops,
+    )
+    taken = take_spans(
+        spans.examples,
+        spans.sizes,
+        random_bits(span_keys, spans.positions, ops),
+        budgets,
+        limits,
         ops,
     )
     tokens = _list_tokens(spans, taken, input_ids, is_maskable, ops)
-    replacements = _draw_replacements(tokens, keys, vocab_size, ops)
-    return _make_batch(
-        input_ids, tokens, replacements, max_predictions_per_seq, ops
-    )
+    replacements = _draw_replacements(tokens, examples, keys, vocab_size, ops)
+    num_slots = max_predictions_per_seq + max_examples_per_row - 1
+    return _make_batch(input_ids, tokens, replacements, num_slots, ops)
 
 
-def _keys_at(rows: Array, keys: Array, purpose: int, ops: Any) -> Array:
-    """Key of each row for one purpose, at each element of `rows`; uint64."""
-    return ops.take(random_bits(keys, purpose, ops), rows)
+def _keys_at(examples: Array, keys: Array, purpose: int, ops: Any) -> Array:
+    """Keys for one purpose, at each element of `examples`; uint64."""
+    return ops.take(random_bits(keys, purpose, ops), examples)
 
 
 def _find_words(
@@ -185,19 +207,31 @@ def _find_words(
 
 
 def _find_budgets(
-    input_ids: Array, masked_lm_prob: float, max_predictions: int, ops: Any
-) -> Array:
-    """Number of tokens to mask in each row, at least 1; int64, `(batch,)`."""
-    num_tokens = ops.cast(ops.count_true(input_ids != PAD_ID), "float64")
-    budgets = ops.cast(ops.rint(num_tokens * masked_lm_prob), "int64")
-    return ops.clip(budgets, 1, max_predictions)
+    num_tokens: Array,
+    masked_lm_prob: float,
+    max_predictions: int,
+    is_packed: bool,
+    ops: Any,
+) -> tuple[Array, Array]:
+    """Number of tokens to mask in each example, at least 1, and its limit.
+
+    In packed rows, limits below `1 + masked_lm_prob * tokens` add up to at most
+    `K + floor(masked_lm_prob * length)` in a row.
+
+    Returns:
+        Two arrays, int64, `(examples,)`.
+    """
+    wanted = ops.cast(num_tokens, "float64") * masked_lm_prob
+    budgets = ops.clip(ops.cast(ops.rint(wanted), "int64"), 1, max_predictions)
+    least = 1 if is_packed else max_predictions
+    limits = ops.clip(ops.cast(wanted, "int64") + 1, least, max_predictions)
+    return budgets, limits
 
 
 def _list_tokens(
     spans: Spans, taken: Array, input_ids: Array, is_maskable: Array, ops: Any
 ) -> _Tokens:
     """Lists the maskable tokens of the spans taken."""
-    length = input_ids.shape[1]
     sizes = ops.take(spans.sizes, taken)
     first_tokens = ops.take(spans.first_tokens, taken)
     # The n-th token of a span is number first_token + n among the maskable
@@ -207,20 +241,22 @@ def _list_tokens(
         ops.sum(sizes)
     )
     indices = ops.take(ops.flatnonzero(is_maskable), numbers)
-    rows = indices // length
-    return _Tokens(
-        rows, indices - rows * length, indices, ops.take(input_ids, indices)
-    )
+    return _Tokens(indices, ops.take(input_ids, indices))
 
 
 def _draw_replacements(
-    tokens: _Tokens, keys: Array, vocab_size: int, ops: Any
+    tokens: _Tokens,
+    examples: Examples,
+    keys: Array,
+    vocab_size: int,
+    ops: Any,
 ) -> Array:
     """Draws what each masked token becomes; int32, `(tokens,)`."""
+    of_tokens, positions = examples.locate(tokens.indices)
 
     def uniform(purpose: int) -> Array:
-        token_keys = _keys_at(tokens.rows, keys, purpose, ops)
-        return random_uniform(token_keys, tokens.columns, ops)
+        token_keys = _keys_at(of_tokens, keys, purpose, ops)
+        return random_uniform(token_keys, positions, ops)
 
     kind = uniform(_REPLACEMENT_KIND)
     random_piece = FIRST_ORDINARY_ID + ops.cast(
@@ -234,7 +270,7 @@ def _make_batch(
     input_ids: Array,
     tokens: _Tokens,
     replacements: Array,
-    max_predictions: int,
+    num_slots: int,
     ops: Any,
 ) -> MaskedBatch:
     """Puts the replacements, and the predictions of each row, in place."""
@@ -242,20 +278,20 @@ def _make_batch(
     masked_ids = ops.put(
         ops.reshape(ops.copy(input_ids), (-1,)), tokens.indices, replacements
     )
-    slots = tokens.rows * max_predictions + number_within_rows(
-        tokens.rows, num_rows, ops
-    )
+    rows = tokens.indices // length
+    columns = tokens.indices - rows * length
+    slots = rows * num_slots + number_within_groups(rows, num_rows, ops)
 
     def in_slots(values: Array, dtype: str) -> Array:
-        empty = ops.zeros(num_rows * max_predictions, dtype)
+        empty = ops.zeros(num_rows * num_slots, dtype)
         return ops.reshape(
             ops.put(empty, slots, ops.cast(values, dtype)),
-            (num_rows, max_predictions),
+            (num_rows, num_slots),
         )
 
     return MaskedBatch(
         ops.reshape(masked_ids, (num_rows, length)),
-        in_slots(tokens.columns, "int32"),
+        in_slots(columns, "int32"),
         in_slots(tokens.ids, "int32"),
-        in_slots(ops.cast(tokens.columns >= 0, "float32"), "float32"),
+        in_slots(ops.cast(columns >= 0, "float32"), "float32"),
     )

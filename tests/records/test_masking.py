@@ -295,3 +295,150 @@ def test_masks_in_a_graph_equal_those_of_numpy(num_rows):
 
     masked = mask_in_graph(*map(tf.constant, (ids, boundary, keys)))
     assert_equal(map(np.asarray, masked), mask_with(array_ops, ids, boundary))
+
+
+def pack_rows(ids, boundary, keys, groups, length, max_examples):
+    """Packs rows of one example; `groups` has the rows that share a row.
+
+    Returns ids, boundary marks, numbers of the examples, and keys.
+    """
+    packed = np.zeros((3, len(groups), length), np.int32)
+    packed_keys = np.zeros((len(groups), max_examples), np.uint64)
+    for row, group in enumerate(groups):
+        place = 0
+        for number, example in enumerate(group):
+            tokens = np.count_nonzero(ids[example])
+            packed[:, row, place : place + tokens] = (
+                ids[example, :tokens],
+                boundary[example, :tokens],
+                np.full(tokens, number + 1),
+            )
+            packed_keys[row, number] = keys[example]
+            place += tokens
+    return *packed, packed_keys.ravel()
+
+
+def mask_packed(ops, ids, boundary, numbers, keys, **settings):
+    max_examples = len(keys) // len(ids) if len(ids) else 1
+    return mask_with(
+        ops,
+        ids,
+        boundary,
+        keys,
+        example_numbers=numbers,
+        max_examples_per_row=max_examples,
+        **settings,
+    )
+
+
+def unpack_masks(masked, numbers):
+    """Masks by (row, number): tokens, places in the example, originals."""
+    found = {}
+    for row, column in zip(*np.nonzero(numbers), strict=True):
+        example = int(row), int(numbers[row, column])
+        is_own = numbers[row] == example[1]
+        places = masked.positions[row]
+        belongs = (masked.weights[row] > 0) & is_own[places]
+        found[example] = (
+            masked.input_ids[row, is_own].tolist(),
+            (places[belongs] - np.argmax(is_own)).tolist(),
+            masked.ids[row, belongs].tolist(),
+        )
+    return found
+
+
+@pytest.mark.parametrize("ops", [array_ops, tensor_ops])
+def test_masks_of_a_packed_example_do_not_depend_on_its_company(ops):
+    """Nor on its place in the row. They are those of an unpacked row: the
+    words have one token, so no span exceeds a budget."""
+    rng = np.random.default_rng(9)
+    ids, boundary = make_rows(rng, 7, 40, continuation=0)
+    keys = rng.integers(0, 2**64, 7, dtype=np.uint64)
+    settings = {"max_predictions_per_seq": 40}
+    alone = mask_with(ops, ids, boundary, keys, **settings)
+    expected = {
+        example: masks
+        for (example, _), masks in unpack_masks(
+            alone, (ids > 0).astype(np.int32)
+        ).items()
+    }
+    groups = {
+        "three rows": [[4, 0, 2], [6], [1, 5, 3]],
+        "other rows": [[2, 4], [3, 6, 1], [0, 5]],
+        "one row": [[6, 5, 4, 3, 2, 1, 0]],
+        "last alone": [[0, 1, 2, 3, 4, 5], [6]],
+    }
+    for rows in groups.values():
+        *batch, packed_keys = pack_rows(ids, boundary, keys, rows, 250, 7)
+        masked = mask_packed(ops, *batch, packed_keys, **settings)
+        assert masked.positions.shape == (len(rows), 40 + 7 - 1)
+        found = unpack_masks(masked, batch[2])
+        assert len(found) == 7
+        for (row, number), masks in found.items():
+            assert masks == expected[rows[row][number - 1]]
+    packed_keys += np.uint64(1)
+    other = mask_packed(ops, *batch, packed_keys, **settings)
+    assert (other.positions != masked.positions).any()
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1),
+    max_examples=st.integers(1, 9),
+    continuation=st.floats(0, 1),
+    prob=st.floats(0.01, 0.9),
+    ngram=st.integers(1, 5),
+)
+def test_masks_of_packed_rows_fit_their_slots(
+    seed, max_examples, continuation, prob, ngram
+):
+    """Full rows of examples of any length, with words of any length. P is the
+    smallest number above the fraction of the row."""
+    rng = np.random.default_rng(seed)
+    length = 60
+    rows = []
+    for _ in range(3):
+        room, lengths = length, []
+        while len(lengths) < max_examples and room >= 5:
+            lengths.append(int(rng.integers(5, room + 1)))
+            room -= lengths[-1]
+        rows.append(lengths)
+    sizes = [size for lengths in rows for size in lengths]
+    ids = rng.integers(5, VOCAB_SIZE, (len(sizes), length)).astype(np.int32)
+    boundary = (rng.random(ids.shape) >= continuation).astype(np.int32)
+    for example, size in enumerate(sizes):
+        ids[example, [0, size // 2, size - 1]] = CLS_ID, SEP_ID, SEP_ID
+        ids[example, size:] = boundary[example, size:] = 0
+    ends = np.cumsum([len(lengths) for lengths in rows])
+    groups = [
+        range(end - len(lengths), end)
+        for end, lengths in zip(ends, rows, strict=True)
+    ]
+    keys = rng.integers(0, 2**64, len(sizes), dtype=np.uint64)
+    *batch, packed_keys = pack_rows(
+        ids, boundary, keys, groups, length, max_examples
+    )
+    settings = {
+        "masked_lm_prob": prob,
+        "max_predictions_per_seq": int(prob * length) + 1,
+        "ngram": ngram,
+    }
+    masked = mask_packed(array_ops, *batch, packed_keys, **settings)
+    again = mask_packed(tensor_ops, *batch, packed_keys, **settings)
+    assert_equal(again, masked)
+    restored, words = masked.input_ids.copy(), number_words(*batch[:2])
+    for row in range(len(groups)):
+        count = int(masked.weights[row].sum())
+        positions = masked.positions[row, :count]
+        assert (np.diff(positions) > 0).all()
+        assert (batch[0][row, positions] >= 5).all()
+        # No prediction is lost: masks cover complete words.
+        chosen = np.isin(words[row], words[row, positions])
+        np.testing.assert_array_equal(
+            np.flatnonzero(chosen & (words[row] >= 0)), positions
+        )
+        restored[row, positions] = masked.ids[row, :count]
+        for number, size in enumerate(rows[row], start=1):
+            of_example = batch[2][row, positions] == number
+            assert of_example.sum() <= 1 + prob * size
+    np.testing.assert_array_equal(restored, batch[0])
