@@ -26,6 +26,8 @@ TARGETS = {
     "fused": tiny_model.FUSED,
     "tpu": tiny_model.TPU,
 }
+# The distance from 1 to the next bfloat16 number.
+BFLOAT16_ULP = 2.0**-7
 
 
 def test_a_kernel_has_the_signature_of_its_formula():
@@ -58,6 +60,22 @@ def make_case(name, target, rate):
         shapes = [(2, 7, 24), (24,), (24,)]
         return shapes, lambda f, *arguments: f(*arguments, 1e-12)
     return [(2, 7, 24), (24,)], lambda f, *arguments: f(*arguments)
+
+
+def bfloat16_tolerance(name, i):
+    """The relative error, root mean square, that result i may have.
+
+    Rounding a number once changes it by at most 2**-8 of it, and by 0.2 to 0.3
+    ULPs of 2**-7 on average. Without attention, the results of seed 0 differ by
+    0.36 ULPs at most; with attention, context and gradients of values by 0.8.
+    The gradients of queries and keys differ by 0.4 to 1.2 ULPs with the plain
+    formula, which rounds scores of up to 8, and by up to 2.3 with the kernel,
+    which computes them from the rounded context. Seeds 0 to 29 give up to 2.2
+    and 4.7 ULPs there, and at most 1.04 elsewhere.
+    """
+    if name != "attention":
+        return 0.5 * BFLOAT16_ULP
+    return (3 if 1 <= i <= 4 else 1) * BFLOAT16_ULP
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -102,22 +120,34 @@ def test_a_kernel_has_the_values_and_gradients_of_its_formula(
     found = tiny_model.compiled_for(target, lambda: run(kernel, arguments))()
     exact = run(FORMULAS[name], [tf.cast(x, tf.float32) for x in arguments])
     plain = run(FORMULAS[name], arguments)
-    tolerance = 2e-6 if dtype == "float32" else 0.05
-    for ours, formula, expected in zip(found, plain, exact, strict=True):
-        assert ours.dtype == formula.dtype
-        size = max(1.0, np.abs(expected).max())
-        for values in ours, formula:
-            np.testing.assert_allclose(
-                tf.cast(values, tf.float32), expected, atol=tolerance * size
-            )
+    for i, expected in enumerate(exact):
+        assert found[i].dtype == plain[i].dtype
+        for values in found[i], plain[i]:
+            if dtype == "float32":
+                size = max(1.0, np.abs(expected).max())
+                np.testing.assert_allclose(values, expected, atol=2e-6 * size)
+                continue
+            error = tf.norm(tf.cast(values, tf.float32) - expected)
+            # In exact arithmetic, the gradients of all keys, and so the
+            # gradient of their bias, add up to 0.
+            is_key_bias = name == "attention" and i == 4
+            size = tf.norm(exact[3] if is_key_bias else expected)
+            assert error < bfloat16_tolerance(name, i) * size, f"result {i}"
     if name == "attention":
         d_key = found[3].numpy()
         assert np.abs(d_key[:, 6]).max() == 0  # the masked key
         assert np.abs(d_key[:, 5]).max() > 0
 
 
+# In bfloat16, rounding errors of all layers add up: to 4 to 21 ULPs of a
+# gradient's largest value for 12 seeds of dropout, with kernels as without. The
+# seed of these tests gives 5.2 with kernels and 4.2 without.
+MODEL_TOLERANCE = 6 * BFLOAT16_ULP
+
+
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.05)]
+    ("dtype", "tolerance"),
+    [("float32", 1e-5), ("mixed_bfloat16", MODEL_TOLERANCE)],
 )
 @pytest.mark.parametrize(
     "target",
@@ -138,7 +168,7 @@ def test_bfloat16_formulas_have_gradients_near_those_of_float32():
     tiny_model.assert_same_gradients(
         tiny_model.gradients(plain, dtype="mixed_bfloat16"),
         tiny_model.gradients(plain),
-        0.05,
+        MODEL_TOLERANCE,
     )
 
 
