@@ -24,6 +24,7 @@ from albert_tf.config.settings import (
     setting,
     settings_by_path,
 )
+from albert_tf.config.task_head import TaskHeadConfig
 from albert_tf.config.training import (
     InitializationConfig,
     OptimizerConfig,
@@ -48,6 +49,7 @@ __all__ = [
     "ReportConfig",
     "SequenceConfig",
     "ServingClientConfig",
+    "TaskHeadConfig",
     "TrainingConfig",
     "fields_with_types",
     "find_setting",

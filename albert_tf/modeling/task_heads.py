@@ -1,0 +1,284 @@
+"""The heads of fine-tuned models; all are float32 under every policy.
+
+A head receives dropout as an argument, like every layer. Its rate is the
+dropout rate of the classifier, which is a setting of its own: the paper
+fine-tunes most models without dropout in the encoder, and with 0.1 here.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from albert_tf.config import ModelConfig
+from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
+from albert_tf.modeling.layers import LayerNorm, Projection, initializer
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
+
+# Above the dropout sites of every encoder.
+HEAD_SITE = 1 << 20
+
+# Starts and ends that the beam head considers, as in google-research/albert.
+BEAM_SIZE = 5
+
+# Added to the logits of positions that no answer may contain.
+_EXCLUDED = -1e30
+
+
+class ClassificationHead(Projection):
+    """Dropout and one dense layer on the pooled output.
+
+    It serves classification, regression (one output) and multiple choice (one
+    output for each answer).
+
+    Args:
+        config: The architecture.
+        num_outputs: Number of classes, or 1.
+        dropout_rate: Dropout rate of the pooled output.
+        name: Part of the variables' paths.
+
+    Example:
+        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
+        >>> head = ClassificationHead(config, num_outputs=3)
+        >>> head.build()
+        >>> head(tf.ones([5, 6])).shape
+        TensorShape([5, 3])
+
+    Reference:
+        [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 4.1.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_outputs: int,
+        dropout_rate: float = 0.0,
+        name: str = "classifier",
+    ) -> None:
+        super().__init__(
+            config.hidden_size,
+            num_outputs,
+            initializer(config),
+            dtype="float32",
+            name=name,
+        )
+        self.dropout_rate = dropout_rate
+
+    def call(
+        self,
+        pooled_output: tf.Tensor,
+        dropout: Dropout = NO_DROPOUT,
+        target: ProgramTarget = DEFAULT_TARGET,
+    ) -> tf.Tensor:
+        """Scores the classes.
+
+        Args:
+            pooled_output: float32, `(batch, H)`.
+            dropout: Dropout of the forward pass; none without a seed.
+            target: What the program is compiled for.
+
+        Returns:
+            float32 logits, `(batch, num_outputs)`.
+        """
+        kept = _apply_dropout(pooled_output, self.dropout_rate, dropout, target)
+        product, bias = super().call(kept)
+        return product + bias
+
+
+class SpanHead(Projection):
+    """One dense layer: scores of every token as start and as end.
+
+    Example:
+        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
+        >>> head = SpanHead(config)
+        >>> head.build()
+        >>> outputs = head(tf.ones([3, 7, 6]))
+        >>> outputs["start_logits"].shape
+        TensorShape([3, 7])
+
+    Reference:
+        [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 4.2.
+    """
+
+    def __init__(self, config: ModelConfig, name: str = "span") -> None:
+        super().__init__(
+            config.hidden_size,
+            2,
+            initializer(config),
+            dtype="float32",
+            name=name,
+        )
+
+    def call(self, sequence_output: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Scores every position, padding and question included.
+
+        Args:
+            sequence_output: Float, `(batch, length, H)`.
+
+        Returns:
+            `start_logits` and `end_logits`, float32, `(batch, length)`.
+        """
+        product, bias = super().call(sequence_output)
+        start_logits, end_logits = tf.unstack(product + bias, axis=-1)
+        return {"start_logits": start_logits, "end_logits": end_logits}
+
+
+class BeamSpanHead(keras.layers.Layer):
+    """The head for SQuAD 2.0: start, end that depends on it, answerability.
+
+    In training, the scores of the end depend on the true start. In prediction,
+    they are computed for each of the `BEAM_SIZE` best starts.
+
+    Args:
+        config: The architecture.
+        dropout_rate: Dropout rate before the last layer of answerability.
+        name: Part of the variables' paths.
+
+    Example:
+        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
+        >>> head = BeamSpanHead(config)
+        >>> head.build()
+        >>> outputs = head(tf.ones([3, 7, 6]), tf.ones([3, 7], tf.bool))
+        >>> sorted(outputs)
+        ['end_log_probs', 'end_positions', 'null_logits', 'start_log_probs',
+         'start_logits', 'start_positions']
+        >>> outputs["end_positions"].shape
+        TensorShape([3, 5, 5])
+
+    Reference:
+        [Lan et al., 2020](https://arxiv.org/abs/1909.11942), appendix A.3,
+        from [Yang et al., 2019](https://arxiv.org/abs/1906.08237).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dropout_rate: float = 0.0,
+        name: str = "beam_span",
+    ) -> None:
+        super().__init__(name=name, dtype="float32")
+        size = config.hidden_size
+        self.dropout_rate = dropout_rate
+
+        def projection(inputs: int, outputs: int, part: str) -> Projection:
+            return Projection(inputs, outputs, initializer(config), name=part)
+
+        self.start = projection(size, 1, "start")
+        # The transforms read two vectors of width H, one after the other.
+        self.end_transform = projection(2 * size, size, "end_transform")
+        self.end_layer_norm = LayerNorm(size, name="end_layer_norm")
+        self.end = projection(size, 1, "end")
+        self.null_transform = projection(2 * size, size, "null_transform")
+        self.null_initializer = initializer(config)
+        self.hidden_size = size
+
+    def build(self) -> None:
+        for part in (
+            self.start,
+            self.end_transform,
+            self.end_layer_norm,
+            self.end,
+            self.null_transform,
+        ):
+            part.build()
+        self.null_weights = self.add_weight(
+            name="null_weights",
+            shape=(self.hidden_size, 1),
+            initializer=self.null_initializer,
+        )
+
+    def call(
+        self,
+        sequence_output: tf.Tensor,
+        is_candidate: tf.Tensor,
+        true_starts: tf.Tensor | None = None,
+        dropout: Dropout = NO_DROPOUT,
+        target: ProgramTarget = DEFAULT_TARGET,
+    ) -> dict[str, tf.Tensor]:
+        """Scores answers, and whether there is none.
+
+        A program computes only the outputs that it uses.
+
+        Args:
+            sequence_output: Float, `(batch, length, H)`.
+            is_candidate: bool, `(batch, length)`: the positions that an answer
+                may contain, and `[CLS]`.
+            true_starts: int32, `(batch,)`; None in predictions.
+            dropout: Dropout of the forward pass; none without a seed.
+            target: What the program is compiled for.
+
+        Returns:
+            float32 `start_logits`, `(batch, length)`; `end_logits`,
+            `(batch, length)`, given the true start, if there is one;
+            `null_logits`, `(batch,)`, positive if there is no answer. Of the
+            beam, best first: `start_positions`, int32, and `start_log_probs`,
+            float32, `(batch, BEAM_SIZE)`; `end_positions` and `end_log_probs`,
+            `(batch, BEAM_SIZE, BEAM_SIZE)`, the best ends of each start.
+        """
+        hidden = tf.cast(sequence_output, tf.float32)
+        excluded = tf.where(is_candidate, 0.0, _EXCLUDED)
+        product, bias = self.start(hidden)
+        start_logits = (product + bias)[..., 0] + excluded
+        outputs = {"start_logits": start_logits}
+
+        def end_logits(starts: tf.Tensor) -> tf.Tensor:
+            """float32, `(batch, starts, length)`, for positions `starts`."""
+            scores = self._end_scores(hidden, starts, target)
+            return scores + excluded[:, tf.newaxis]
+
+        if true_starts is not None:
+            outputs["end_logits"] = end_logits(true_starts[:, tf.newaxis])[:, 0]
+        beam = min(BEAM_SIZE, hidden.shape[1])
+        outputs["start_log_probs"], starts = tf.math.top_k(
+            tf.nn.log_softmax(start_logits), beam
+        )
+        outputs["start_positions"] = starts
+        outputs["end_log_probs"], outputs["end_positions"] = tf.math.top_k(
+            tf.nn.log_softmax(end_logits(starts)), beam
+        )
+        outputs["null_logits"] = self._null_logits(
+            hidden, start_logits, dropout, target
+        )
+        return outputs
+
+    def _end_scores(
+        self, hidden: tf.Tensor, starts: tf.Tensor, target: ProgramTarget
+    ) -> tf.Tensor:
+        at_starts = tf.gather(hidden, starts, batch_dims=1)
+        # The product with [token, start] is a sum of two products; so it is
+        # computed once for each token and once for each start.
+        of_token, of_start = tf.split(self.end_transform.kernel, 2)
+        product = (
+            tf.einsum("blh,ho->blo", hidden, of_token)[:, tf.newaxis]
+            + tf.einsum("bsh,ho->bso", at_starts, of_start)[:, :, tf.newaxis]
+        )
+        transformed = tf.tanh(product + self.end_transform.bias)
+        normalized = self.end_layer_norm(transformed, target=target)
+        product, bias = self.end(normalized)
+        return (product + bias)[..., 0]
+
+    def _null_logits(
+        self,
+        hidden: tf.Tensor,
+        start_logits: tf.Tensor,
+        dropout: Dropout,
+        target: ProgramTarget,
+    ) -> tf.Tensor:
+        probabilities = tf.nn.softmax(start_logits)
+        expected_start = tf.einsum("bl,blh->bh", probabilities, hidden)
+        product, bias = self.null_transform(
+            tf.concat([expected_start, hidden[:, 0]], axis=-1)
+        )
+        transformed = tf.tanh(product + bias)
+        kept = _apply_dropout(transformed, self.dropout_rate, dropout, target)
+        return tf.matmul(kept, self.null_weights)[:, 0]
+
+
+def _apply_dropout(
+    x: tf.Tensor, rate: float, dropout: Dropout, target: ProgramTarget
+) -> tf.Tensor:
+    """Drops entries of `x` in training, at the rate of the head."""
+    if dropout.seed is None:
+        return x
+    of_head = dataclasses.replace(dropout, hidden_rate=rate)
+    return of_head.hidden_masks(HEAD_SITE, target).apply(x)

@@ -1,0 +1,193 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config import TaskHeadConfig
+from albert_tf.modeling import task_heads
+from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.records.features import CLS_ID, SEP_ID
+from tests.helpers.tiny_model import SPREAD
+
+H = SPREAD.hidden_size
+IN_TRAINING = Dropout(seed=tf.constant([3, 4]))
+
+
+def random(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def log_softmax(x):
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def test_class_logits_are_an_affine_map_with_dropout_in_training_only():
+    head = task_heads.ClassificationHead(SPREAD, 3, dropout_rate=0.5)
+    head.build()
+    head.bias.assign([1, 2, 3])
+    pooled = random(5, H)
+
+    logits = head(pooled)
+    dropped = head(pooled, dropout=IN_TRAINING)
+
+    assert logits.dtype == tf.float32
+    expected = pooled @ head.kernel.numpy() + [1, 2, 3]
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(dropped - logits).max() > 0.1
+
+
+def test_span_logits_are_an_affine_map_of_every_token():
+    head = task_heads.SpanHead(SPREAD)
+    head.build()
+    head.bias.assign([0.5, -0.25])
+    sequence = random(2, 7, H)
+
+    outputs = head(tf.cast(sequence, tf.bfloat16))
+
+    rounded = tf.cast(tf.cast(sequence, tf.bfloat16), tf.float32).numpy()
+    for column, name in enumerate(("start_logits", "end_logits")):
+        expected = rounded @ head.kernel.numpy()[:, column]
+        expected += (0.5, -0.25)[column]
+        assert outputs[name].dtype == tf.float32
+        np.testing.assert_allclose(outputs[name], expected, atol=1e-5)
+
+
+@pytest.fixture
+def beam():
+    """The beam head, its outputs, and the same by google-research's formula."""
+    head = task_heads.BeamSpanHead(SPREAD, dropout_rate=0.5)
+    head.build()
+    for number, variable in enumerate(head.variables):
+        rng = np.random.default_rng(number)
+        variable.assign(rng.normal(size=variable.shape))
+    hidden = random(3, 9, H)
+    candidates = np.ones((3, 9), bool)
+    candidates[:, [1, 2, 8]] = False
+    starts = np.array([0, 4, 7])
+    return head, hidden, candidates, starts
+
+
+def end_logits_of(head, hidden, candidates, starts):
+    """The end given one start for each example, on concatenated vectors."""
+    at_start = hidden[np.arange(3), starts]
+    both = np.concatenate(
+        [hidden, np.repeat(at_start[:, None], 9, axis=1)], axis=-1
+    )
+    x = np.tanh(
+        both @ head.end_transform.kernel.numpy()
+        + head.end_transform.bias.numpy()
+    )
+    x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+    norm = head.end_layer_norm
+    x = x * norm.gamma.numpy() + norm.beta.numpy()
+    logits = (x @ head.end.kernel.numpy() + head.end.bias.numpy())[..., 0]
+    return np.where(candidates, logits, -1e30)
+
+
+def test_the_end_depends_on_the_true_start_in_training(beam):
+    head, hidden, candidates, starts = beam
+
+    outputs = head(hidden, candidates, tf.constant(starts))
+    moved = head(hidden, candidates, tf.constant([3, 3, 3]))
+
+    expected = end_logits_of(head, hidden, candidates, starts)
+    np.testing.assert_allclose(outputs["end_logits"], expected, rtol=1e-4)
+    assert np.abs(moved["end_logits"] - expected)[candidates].max() > 1e-2
+
+
+def test_the_beam_holds_the_best_ends_of_the_best_starts(beam):
+    head, hidden, candidates, _ = beam
+
+    outputs = head(hidden, candidates)
+
+    assert "end_logits" not in outputs
+    logits = hidden @ head.start.kernel.numpy()[:, 0] + head.start.bias.numpy()
+    log_probs = log_softmax(np.where(candidates, logits, -1e30))
+    best = np.argsort(-log_probs)[:, :5]
+    np.testing.assert_array_equal(outputs["start_positions"], best)
+    np.testing.assert_allclose(
+        outputs["start_log_probs"],
+        np.take_along_axis(log_probs, best, 1),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    for rank in range(5):
+        ends = log_softmax(
+            end_logits_of(head, hidden, candidates, best[:, rank])
+        )
+        best_ends = np.argsort(-ends)[:, :5]
+        found = outputs["end_positions"][:, rank]
+        np.testing.assert_array_equal(found, best_ends)
+        np.testing.assert_allclose(
+            outputs["end_log_probs"][:, rank],
+            np.take_along_axis(ends, best_ends, 1),
+            rtol=1e-3,
+            atol=1e-4,
+        )
+
+
+def test_null_logits_read_the_expected_start_and_cls(beam):
+    head, hidden, candidates, _ = beam
+
+    outputs = head(hidden, candidates)
+    dropped = head(hidden, candidates, dropout=IN_TRAINING)
+
+    probabilities = tf.nn.softmax(outputs["start_logits"]).numpy()
+    assert probabilities[~candidates].max() == 0
+    expected_start = (probabilities[..., None] * hidden).sum(1)
+    both = np.concatenate([expected_start, hidden[:, 0]], axis=-1)
+    x = np.tanh(
+        both @ head.null_transform.kernel.numpy()
+        + head.null_transform.bias.numpy()
+    )
+    expected = (x @ head.null_weights.numpy())[:, 0]
+    np.testing.assert_allclose(outputs["null_logits"], expected, rtol=1e-4)
+    assert np.abs(dropped["null_logits"] - expected).max() > 0.1
+
+
+def make_batch(num_rows, length):
+    """Sequences `[CLS] question [SEP] context [SEP]`, without padding."""
+    rng = np.random.default_rng(1)
+    ids = rng.integers(5, SPREAD.vocab_size, (num_rows, length))
+    ids[:, 0], ids[:, 3], ids[:, -1] = CLS_ID, SEP_ID, SEP_ID
+    segments = np.repeat([np.arange(length) > 3], num_rows, axis=0)
+    return {
+        "input_ids": tf.constant(ids, tf.int32),
+        "input_mask": tf.ones([num_rows, length], tf.int32),
+        "segment_ids": tf.constant(segments, tf.int32),
+    }
+
+
+def make_model(*arguments, **options):
+    model = AlbertForTask(SPREAD, TaskHeadConfig(*arguments, **options))
+    model.build()
+    return model
+
+
+def test_one_vector_scores_each_choice_alone():
+    model = make_model("multiple_choice", num_choices=3)
+    rows = make_batch(6, 8)
+    examples = {n: tf.reshape(v, [2, 24]) for n, v in rows.items()}
+
+    logits = model(examples)["logits"]
+
+    assert model.head.kernel.shape == (H, 1)
+    # The pooled output of all positions, not only of [CLS].
+    pooled = model.backbone(**rows).pooled_output
+    alone = pooled.numpy() @ model.head.kernel.numpy()
+    np.testing.assert_allclose(logits, alone.reshape(2, 3), atol=1e-5)
+    assert np.ptp(logits, axis=1).min() > 1e-2
+
+
+def test_the_beam_reads_the_context_and_cls_only():
+    model = make_model("question_answering", span_head="beam")
+    batch = make_batch(2, 11)
+
+    outputs = model({**batch, "start_positions": tf.constant([[5], [6]])})
+
+    allowed = outputs["start_logits"].numpy() > -1e29
+    assert np.flatnonzero(allowed[0]).tolist() == [0, *range(4, 10)]
+    assert outputs["end_logits"].shape == (2, 11)
+    paths = {variable.path for variable in model.variables}
+    assert "albert/beam_span/end_layer_norm/gamma" in paths
+    assert not any("pooler" in path for path in paths)
