@@ -5,12 +5,12 @@ import dataclasses
 from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
 
-TASK_KINDS = (
-    "classification",
-    "regression",
-    "multiple_choice",
-    "question_answering",
-)
+CLASSIFICATION = "classification"
+REGRESSION = "regression"
+MULTIPLE_CHOICE = "multiple_choice"
+QUESTION_ANSWERING = "question_answering"
+KINDS = (CLASSIFICATION, REGRESSION, MULTIPLE_CHOICE, QUESTION_ANSWERING)
+
 SPAN_HEADS = ("plain", "beam")
 
 
@@ -29,11 +29,11 @@ class TaskHeadConfig(Config):
     """
 
     kind: str = setting(
-        "classification",
+        CLASSIFICATION,
         "classification of a text or a pair of texts; regression, one number "
         "for them; multiple_choice, the best of several answers; "
         "question_answering, a span of a text.",
-        choices=TASK_KINDS,
+        choices=KINDS,
         affects="model",
     )
     labels: tuple[str, ...] = setting(
@@ -57,14 +57,14 @@ class TaskHeadConfig(Config):
     )
 
     def check(self) -> None:
-        if self.kind == "classification" and (
+        if self.kind == CLASSIFICATION and (
             len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)
         ):
             raise UserError(
                 "labels must be at least two different classes",
                 received=", ".join(self.labels) or "none",
             )
-        if self.kind == "multiple_choice" and self.num_choices < 2:
+        if self.kind == MULTIPLE_CHOICE and self.num_choices < 2:
             raise UserError(
                 "num_choices must be at least 2", received=self.num_choices
             )
@@ -72,14 +72,14 @@ class TaskHeadConfig(Config):
     @property
     def num_outputs(self) -> int:
         """Width of the logits of a sequence, without question answering."""
-        return len(self.labels) if self.kind == "classification" else 1
+        return len(self.labels) if self.kind == CLASSIFICATION else 1
 
     @property
     def has_pooler(self) -> bool:
         """Whether the head reads the pooled output."""
-        return self.kind != "question_answering"
+        return self.kind != QUESTION_ANSWERING
 
     @property
     def is_beam(self) -> bool:
         """Whether the head is the beam head of question answering."""
-        return self.kind == "question_answering" and self.span_head == "beam"
+        return not self.has_pooler and self.span_head == "beam"

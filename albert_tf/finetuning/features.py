@@ -11,12 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from albert_tf.config import SequenceConfig
-
-CLASSIFICATION = "classification"
-REGRESSION = "regression"
-MULTIPLE_CHOICE = "multiple_choice"
-QUESTION_ANSWERING = "question_answering"
-KINDS = (CLASSIFICATION, REGRESSION, MULTIPLE_CHOICE, QUESTION_ANSWERING)
+from albert_tf.config.task_head import (
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+)
 
 # The values of a record by feature, int64 or float32, each `(length,)`.
 Record = Mapping[str, np.ndarray]
@@ -46,7 +45,7 @@ def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
     """Returns the features of a record.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of `config.task_head.KINDS`.
         num_choices: Number of choices of a question, for "multiple_choice".
 
     Example:

@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from albert_tf.config.task import TaskConfig
-from albert_tf.errors import UserError
-from albert_tf.finetuning.features import (
+from albert_tf.config.task_head import (
     CLASSIFICATION,
     KINDS,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
 )
+from albert_tf.errors import UserError
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 
@@ -63,7 +63,7 @@ class Task:
 
     Attributes:
         name: Value of --task.
-        kind: One of `features.KINDS`.
+        kind: One of `config.task_head.KINDS`.
         layout: "table", "squad" or "race".
         splits: The official parts by name: "train"; "dev", and others that
             begin with "dev", with labels; "test" and others without.

@@ -92,8 +92,8 @@ class SpanHead(Projection):
         >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
         >>> head = SpanHead(config)
         >>> head.build()
-        >>> outputs = head(tf.ones([3, 7, 6]))
-        >>> outputs["start_logits"].shape
+        >>> start_logits, end_logits = head(tf.ones([3, 7, 6]))
+        >>> start_logits.shape
         TensorShape([3, 7])
 
     Reference:
@@ -109,18 +109,17 @@ class SpanHead(Projection):
             name=name,
         )
 
-    def call(self, sequence_output: tf.Tensor) -> dict[str, tf.Tensor]:
+    def call(self, sequence_output: tf.Tensor) -> tf.Tensor:
         """Scores every position, padding and question included.
 
         Args:
             sequence_output: Float, `(batch, length, H)`.
 
         Returns:
-            `start_logits` and `end_logits`, float32, `(batch, length)`.
+            float32 logits, `(2, batch, length)`: as start, as end.
         """
         product, bias = super().call(sequence_output)
-        start_logits, end_logits = tf.unstack(product + bias, axis=-1)
-        return {"start_logits": start_logits, "end_logits": end_logits}
+        return tf.transpose(product + bias, [2, 0, 1])
 
 
 class BeamSpanHead(keras.layers.Layer):
@@ -138,7 +137,7 @@ class BeamSpanHead(keras.layers.Layer):
         >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
         >>> head = BeamSpanHead(config)
         >>> head.build()
-        >>> outputs = head(tf.ones([3, 7, 6]), tf.ones([3, 7], tf.bool))
+        >>> outputs = head(tf.ones([3, 7, 6]), p_mask=tf.zeros([3, 7]))
         >>> sorted(outputs)
         ['end_log_probs', 'end_positions', 'null_logits', 'start_log_probs',
          'start_logits', 'start_positions']
@@ -190,7 +189,7 @@ class BeamSpanHead(keras.layers.Layer):
     def call(
         self,
         sequence_output: tf.Tensor,
-        is_candidate: tf.Tensor,
+        p_mask: tf.Tensor,
         true_starts: tf.Tensor | None = None,
         dropout: Dropout = NO_DROPOUT,
         target: ProgramTarget = DEFAULT_TARGET,
@@ -201,8 +200,9 @@ class BeamSpanHead(keras.layers.Layer):
 
         Args:
             sequence_output: Float, `(batch, length, H)`.
-            is_candidate: bool, `(batch, length)`: the positions that an answer
-                may contain, and `[CLS]`.
+            p_mask: int32, `(batch, length)`: 1 for a token that no answer
+                contains; 0 for the document, and for `[CLS]`, the span of a
+                question without answer.
             true_starts: int32, `(batch,)`; None in predictions.
             dropout: Dropout of the forward pass; none without a seed.
             target: What the program is compiled for.
@@ -216,7 +216,7 @@ class BeamSpanHead(keras.layers.Layer):
             `(batch, BEAM_SIZE, BEAM_SIZE)`, the best ends of each start.
         """
         hidden = tf.cast(sequence_output, tf.float32)
-        excluded = tf.where(is_candidate, 0.0, _EXCLUDED)
+        excluded = tf.where(p_mask == 0, 0.0, _EXCLUDED)
         product, bias = self.start(hidden)
         start_logits = (product + bias)[..., 0] + excluded
         outputs = {"start_logits": start_logits}

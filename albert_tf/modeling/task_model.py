@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig, TaskHeadConfig
+from albert_tf.config.task_head import MULTIPLE_CHOICE
 from albert_tf.modeling.backbone import AlbertBackbone
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
@@ -14,7 +15,6 @@ from albert_tf.modeling.task_heads import (
     ClassificationHead,
     SpanHead,
 )
-from albert_tf.records.features import SEP_ID
 
 
 class AlbertForTask(keras.layers.Layer):
@@ -93,16 +93,16 @@ class AlbertForTask(keras.layers.Layer):
             batch: int32 `input_ids`, `input_mask` and `segment_ids`, `(batch,
                 length)`, or for multiple choice `(batch, num_choices *
                 length)`: the sequences of an example, one after the other.
-                `start_positions`, int32, `(batch, 1)`, only to train the beam
-                head.
+                For the beam head also `p_mask`, `(batch, length)`, and, to
+                compute its loss, `start_position`, `(batch, 1)`.
             dropout: Rates and seed of the forward pass.
             target: What the program is compiled for.
 
         Returns:
-            For question answering, the outputs of `SpanHead` or
-            `BeamSpanHead`. Otherwise `logits`, float32: `(batch, classes)`,
-            `(batch, 1)` for regression, `(batch, num_choices)` for multiple
-            choice.
+            For question answering, `start_logits` and `end_logits`, float32,
+            `(batch, length)`, or the outputs of `BeamSpanHead`. Otherwise
+            `logits`, float32: `(batch, classes)`, `(batch, 1)` for regression,
+            `(batch, num_choices)` for multiple choice.
         """
         inputs = {
             name: self._split_choices(batch[name])
@@ -121,15 +121,18 @@ class AlbertForTask(keras.layers.Layer):
             logits = self.head(
                 outputs.pooled_output, dropout=dropout, target=target
             )
-            if self.head_config.kind == "multiple_choice":
+            if self.head_config.kind == MULTIPLE_CHOICE:
                 logits = tf.reshape(logits, [-1, self.head_config.num_choices])
             return {"logits": logits}
         if isinstance(self.head, SpanHead):
-            return self.head(outputs.sequence_output)
-        starts = batch.get("start_positions")
+            start_logits, end_logits = tf.unstack(
+                self.head(outputs.sequence_output)
+            )
+            return {"start_logits": start_logits, "end_logits": end_logits}
+        starts = batch.get("start_position")
         return self.head(
             outputs.sequence_output,
-            _candidates(input_ids, inputs["segment_ids"]),
+            batch["p_mask"],
             None if starts is None else starts[:, 0],
             dropout=dropout,
             target=target,
@@ -141,12 +144,3 @@ class AlbertForTask(keras.layers.Layer):
         if num_choices == 1:
             return ids
         return tf.reshape(ids, [-1, ids.shape[1] // num_choices])
-
-
-def _candidates(input_ids: tf.Tensor, segment_ids: tf.Tensor) -> tf.Tensor:
-    """bool, `(batch, length)`: tokens of the context, and `[CLS]`.
-
-    `[CLS]` is the span of a question without answer.
-    """
-    in_context = (segment_ids == 1) & (input_ids != SEP_ID)
-    return in_context | (tf.range(input_ids.shape[1]) == 0)

@@ -45,11 +45,11 @@ def test_span_logits_are_an_affine_map_of_every_token():
     outputs = head(tf.cast(sequence, tf.bfloat16))
 
     rounded = tf.cast(tf.cast(sequence, tf.bfloat16), tf.float32).numpy()
-    for column, name in enumerate(("start_logits", "end_logits")):
+    for column, logits in enumerate(outputs):
         expected = rounded @ head.kernel.numpy()[:, column]
         expected += (0.5, -0.25)[column]
-        assert outputs[name].dtype == tf.float32
-        np.testing.assert_allclose(outputs[name], expected, atol=1e-5)
+        assert logits.dtype == tf.float32
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def end_logits_of(head, hidden, candidates, starts):
 def test_the_end_depends_on_the_true_start_in_training(beam):
     head, hidden, candidates, starts = beam
 
-    outputs = head(hidden, candidates, tf.constant(starts))
-    moved = head(hidden, candidates, tf.constant([3, 3, 3]))
+    outputs = head(hidden, np.int32(~candidates), tf.constant(starts))
+    moved = head(hidden, np.int32(~candidates), tf.constant([3, 3, 3]))
 
     expected = end_logits_of(head, hidden, candidates, starts)
     np.testing.assert_allclose(outputs["end_logits"], expected, rtol=1e-4)
@@ -98,7 +98,7 @@ def test_the_end_depends_on_the_true_start_in_training(beam):
 def test_the_beam_holds_the_best_ends_of_the_best_starts(beam):
     head, hidden, candidates, _ = beam
 
-    outputs = head(hidden, candidates)
+    outputs = head(hidden, np.int32(~candidates))
 
     assert "end_logits" not in outputs
     logits = hidden @ head.start.kernel.numpy()[:, 0] + head.start.bias.numpy()
@@ -129,8 +129,8 @@ def test_the_beam_holds_the_best_ends_of_the_best_starts(beam):
 def test_null_logits_read_the_expected_start_and_cls(beam):
     head, hidden, candidates, _ = beam
 
-    outputs = head(hidden, candidates)
-    dropped = head(hidden, candidates, dropout=IN_TRAINING)
+    outputs = head(hidden, np.int32(~candidates))
+    dropped = head(hidden, np.int32(~candidates), dropout=IN_TRAINING)
 
     probabilities = tf.nn.softmax(outputs["start_logits"]).numpy()
     assert probabilities[~candidates].max() == 0
@@ -179,15 +179,34 @@ def test_one_vector_scores_each_choice_alone():
     assert np.ptp(logits, axis=1).min() > 1e-2
 
 
-def test_the_beam_reads_the_context_and_cls_only():
-    model = make_model("question_answering", span_head="beam")
+def test_question_answering_scores_every_token_without_a_pooler():
+    model = make_model("question_answering")
     batch = make_batch(2, 11)
 
-    outputs = model({**batch, "start_positions": tf.constant([[5], [6]])})
+    outputs = model(batch)
 
-    allowed = outputs["start_logits"].numpy() > -1e29
-    assert np.flatnonzero(allowed[0]).tolist() == [0, *range(4, 10)]
-    assert outputs["end_logits"].shape == (2, 11)
+    sequence = model.backbone(**batch).sequence_output
+    expected = sequence.numpy() @ model.head.kernel.numpy()
+    np.testing.assert_allclose(
+        outputs["end_logits"], expected[..., 1], atol=1e-5
+    )
     paths = {variable.path for variable in model.variables}
-    assert "albert/beam_span/end_layer_norm/gamma" in paths
+    assert {"albert/span/kernel", "albert/span/bias"} < paths
     assert not any("pooler" in path for path in paths)
+
+
+def test_the_beam_leaves_out_the_masked_tokens():
+    model = make_model("question_answering", span_head="beam")
+    p_mask = tf.constant([[0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1]] * 2)
+    batch = {**make_batch(2, 11), "p_mask": p_mask}
+
+    outputs = model({**batch, "start_position": tf.constant([[5], [6]])})
+
+    np.testing.assert_array_equal(
+        outputs["start_logits"].numpy() < -1e29, p_mask
+    )
+    assert outputs["end_logits"].shape == (2, 11)
+    assert "end_logits" not in model(batch)
+    paths = {variable.path for variable in model.variables}
+    # The optimizer decays no weight of a layer_norm.
+    assert "albert/beam_span/end_layer_norm/gamma" in paths
