@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pathlib
 import re
@@ -110,6 +111,9 @@ NAMED = re.compile("(bert_)?(base|large|xlarge|xxlarge)_(v[12]_)?(.*)")
 STEPS = {"125k": 125_000, "3m": 3_000_000, "10m": 10_000_000}
 
 
+PACKED = [r for r in RECIPES if r.endswith("_packed")]
+
+
 @pytest.mark.parametrize(
     "recipe", [r for r in RECIPES if r.rsplit("_")[-1] in STEPS]
 )
@@ -127,11 +131,43 @@ def test_a_recipe_matches_its_name(recipe):
     assert rates == ({0.0} if version == "v2_" else {0.1})
 
 
+# Rows of Wikipedia and books hold 1.92 and 1.23 examples; BERT's Wikipedia has
+# 2,500 million words, and its books have 800 million.
+EXAMPLES_PER_ROW = (2500 * 1.92 + 800 * 1.23) / (2500 + 800)
+
+
+@pytest.mark.parametrize("recipe", PACKED)
+def test_a_packed_recipe_differs_only_in_rows_that_hold_the_paper_s_examples(
+    recipe,
+):
+    text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
+    packed, unpacked = load(recipe), load(recipe.removesuffix("_packed"))
+    assert unpacked.data.packing == "none"
+    changed = {
+        "packing": "best_fit",
+        "max_examples_per_row": 8,
+        "global_batch_size": packed.data.global_batch_size,
+    }
+    assert packed == dataclasses.replace(
+        unpacked, data=dataclasses.replace(unpacked.data, **changed)
+    )
+    # 4,096 examples, rounded up to rows of 256 replicas and all micro-batches.
+    micro_batches = re.search(r"gradient_accumulation_steps=(\d+)", text)
+    multiple = 256 * int(micro_batches[1])
+    rows = packed.data.global_batch_size
+    assert rows % multiple == 0
+    assert (rows - multiple) * EXAMPLES_PER_ROW < 4096
+    assert rows * EXAMPLES_PER_ROW >= 4096
+
+
 def test_the_recipes_of_the_paper_exist():
     sizes = ("base", "large", "xlarge", "xxlarge")
     assert {f"{size}_v1_125k" for size in sizes} <= set(RECIPES)
     assert {f"{size}_v2_3m" for size in sizes[1:]} <= set(RECIPES)
     assert {"base_v2_125k", "base_v2_10m", "tiny_cpu"} <= set(RECIPES)
+    unpacked = {recipe.removesuffix("_packed") for recipe in PACKED}
+    of_albert = {r for r in RECIPES if re.match("(x*large|base)_v", r)}
+    assert unpacked == of_albert - set(PACKED)
 
 
 def test_dropout_removal_follows_section_4_9():
