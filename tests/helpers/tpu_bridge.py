@@ -1,0 +1,172 @@
+"""TensorFlow's TPU bridge without a TPU: from a traced step to HLO.
+
+`tf.function`s that run under `TPUStrategy` reach a TPU through TensorFlow's TPU
+bridge, a sequence of MLIR passes. The bridge is part of every wheel of
+TensorFlow. It needs no TPU, so tests can pass the programs of the trainer
+through it. Not included is what follows on a host of a TPU: the runtime's own
+operations, and libtpu.
+
+The names of the passes and of the attributes are private to TensorFlow.
+"""
+
+import dataclasses
+import re
+import types
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from albert_tf.training import evaluate, train_step
+
+BRIDGE = "tf-replicated-clustering-bridge-v2"
+# The kernels of XLA for CPUs: those for TPUs need the wheel tensorflow-tpu.
+LEGALIZE = (
+    "tf-standard-pipeline,"
+    "xla-legalize-tf{use-tf2xla-fallback=true device-type=XLA_CPU_JIT}"
+)
+
+
+class _DeviceName(str):
+    """A name of a CPU that passes `TPUStrategy`'s search for TPUs."""
+
+    def __contains__(self, part):
+        return part == "device:TPU:" or super().__contains__(part)
+
+
+class _Resolver(tf.distribute.cluster_resolver.TPUClusterResolver):
+    """A TPU system whose cores are logical CPUs; CPU 0 is the host."""
+
+    def __init__(self, num_replicas):
+        super().__init__("local")
+        cpus = tf.config.list_logical_devices("CPU")
+        self._cores = tuple(
+            types.SimpleNamespace(
+                name=_DeviceName(f"/job:localhost/replica:0/task:0{cpu.name}")
+            )
+            for cpu in cpus[1 : 1 + num_replicas]
+        )
+
+    def get_tpu_system_metadata(self):
+        number = len(self._cores)
+        return tf.tpu.experimental.TPUSystemMetadata(
+            number, 1, number, None, self._cores
+        )
+
+
+def make_tpu_strategy(monkeypatch, num_replicas=2):
+    """A `TPUStrategy` that traces programs; it cannot run them.
+
+    The trainer and the evaluator take its devices for TPUs.
+    """
+    for module in (train_step, evaluate):
+        monkeypatch.setattr(module, "device_type", lambda strategy: "TPU")
+    return tf.distribute.TPUStrategy(_Resolver(num_replicas))
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceProgram:
+    """The program of one core.
+
+    Attributes:
+        tensorflow: The program before it is lowered to HLO, as MLIR.
+        hlo: The lowered program, as MLIR.
+    """
+
+    tensorflow: str
+    hlo: str
+
+    @property
+    def tensorflow_operations(self):
+        """Operations that were not lowered to HLO."""
+        return re.findall(r'"?\btf(?:_device|_executor)?\.\w+"?\(', self.hlo)
+
+    @property
+    def dynamic_shapes(self):
+        """Types of tensors without a static shape."""
+        return re.findall(
+            r"tensor<(?:[^<>]*\?[^<>]*|\*[^<>]*)>", self.tensorflow
+        )
+
+    @property
+    def num_updated_variables(self):
+        """Variables that the program updates in place."""
+        return self.hlo.count("tf.aliasing_output")
+
+    @property
+    def num_sums_over_replicas(self):
+        return self.hlo.count('"mhlo.cross-replica-sum"(')
+
+
+def lower(function, variables=()):
+    """Passes a traced function through the TPU bridge.
+
+    Args:
+        function: A concrete function that calls `TPUStrategy.run` once.
+        variables: The variables that the function reads or updates.
+
+    Returns:
+        The program that each core runs.
+
+    Raises:
+        Exception: If an operation cannot run on a TPU, or not be lowered.
+    """
+    module = _to_mlir(function, variables)
+    module = tf.mlir.experimental.run_pass_pipeline(module, BRIDGE)
+    program = _device_program(module)
+    return DeviceProgram(
+        program, tf.mlir.experimental.run_pass_pipeline(program, LEGALIZE)
+    )
+
+
+def _to_mlir(function, variables):
+    """The function as MLIR, with the shapes of its variables.
+
+    The runtime knows the shapes behind resource handles; a traced function
+    does not.
+    """
+    definition = type(function.function_def)()
+    definition.CopyFrom(function.function_def)
+    definition.signature.name = "host_program"
+    by_handle = {}
+    for variable in variables:
+        # Keras' variables hold one of `TPUStrategy`.
+        variable = getattr(variable, "_value", variable)
+        by_handle[id(variable._packed_var.packed_handle)] = variable
+    captured = function.captured_inputs
+    first = len(function.inputs) - len(captured)
+    for number, handle in enumerate(captured, first):
+        variable = by_handle.get(id(handle))
+        if variable is not None:
+            attributes = definition.arg_attr[number].attr
+            attributes["_handle_dtypes"].list.type.append(
+                variable.dtype.as_datatype_enum
+            )
+            attributes["_handle_shapes"].list.shape.append(
+                variable.shape.as_proto()
+            )
+    # `convert_function` takes the definition from the context.
+    context.context().add_function_def(definition)
+    try:
+        return tf.mlir.experimental.convert_function(
+            types.SimpleNamespace(function_def=definition), pass_pipeline=""
+        )
+    finally:
+        context.context().remove_function(definition.signature.name)
+
+
+def _device_program(module):
+    """The function that the bridge made for the device, as a module."""
+    versions = re.search(r"^module attributes (\{.*\}) \{$", module, re.M)[1]
+    functions = {
+        re.match(r"  func\.func (?:private )?@([\w.\-]+)", text)[1]: text
+        for text in re.split(r"^(?=  func\.func )", module.rstrip(), flags=re.M)
+        if text.startswith("  func.func ")
+    }
+    names = [re.search(r"tf_device\.cluster_func.*func = @(\w+)", module)[1]]
+    for name in names:  # grows
+        called = re.findall(r"@([\w.\-]+)", functions[name])
+        names += [n for n in called if n in functions and n not in names]
+    # The last function of the module ends with the brace of the module.
+    texts = [re.sub(r"\n  \}\n\}$", "\n  }\n", functions[n]) for n in names]
+    texts[0] = re.sub(r"func\.func private @\w+", "func.func @main", texts[0])
+    return f"module attributes {versions} {{\n{''.join(texts)}}}\n"
