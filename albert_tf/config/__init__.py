@@ -14,6 +14,7 @@ from albert_tf.config.data import (
     SequenceConfig,
 )
 from albert_tf.config.distribution import DistributionConfig
+from albert_tf.config.finetuning import FinetuningConfig
 from albert_tf.config.model import PARAMETER_SHARING, ModelConfig
 from albert_tf.config.settings import (
     Config,
@@ -24,6 +25,7 @@ from albert_tf.config.settings import (
     setting,
     settings_by_path,
 )
+from albert_tf.config.task import TaskConfig
 from albert_tf.config.task_head import TaskHeadConfig
 from albert_tf.config.training import (
     InitializationConfig,
@@ -41,6 +43,7 @@ __all__ = [
     "DistributionConfig",
     "ExportConfig",
     "FillMaskConfig",
+    "FinetuningConfig",
     "InitializationConfig",
     "MaskingConfig",
     "ModelConfig",
@@ -49,6 +52,7 @@ __all__ = [
     "ReportConfig",
     "SequenceConfig",
     "ServingClientConfig",
+    "TaskConfig",
     "TaskHeadConfig",
     "TrainingConfig",
     "fields_with_types",

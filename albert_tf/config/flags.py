@@ -78,7 +78,7 @@ def define(
             )
         elif isinstance(field_type, type) and issubclass(field_type, Config):
             define(field_type, flag_values)
-        else:
+        elif field.metadata["has_flag"]:
             _define_one(field, field_type, flag_values)
 
 
@@ -117,6 +117,9 @@ def parse(
 ) -> ConfigT:
     """Makes a config from parsed flags.
 
+    A config class with the attribute `FINDS_MODEL` needs no architecture: its
+    command finds the architecture of the model that it reads.
+
     Raises:
         UserError: For an invalid value, combination or architecture file.
     """
@@ -124,6 +127,12 @@ def parse(
     for field, field_type in fields_with_types(config_class):
         if field_type is ModelConfig:
             path = flag_values["albert_config_file"].value
+            if (
+                not path
+                and not flag_values["model"].value
+                and (getattr(config_class, "FINDS_MODEL", False))
+            ):
+                continue
             if not path:
                 raise UserError(
                     "--albert_config_file is required",
@@ -134,7 +143,7 @@ def parse(
             )
         elif isinstance(field_type, type) and issubclass(field_type, Config):
             made[field.name] = parse(field_type, flag_values)
-        else:
+        elif field.metadata["has_flag"]:
             value = flag_values[flag_name(field.name)].value
             made[field.name] = (
                 tuple(value) if isinstance(value, list) else value

@@ -41,6 +41,7 @@ def setting(
     repeated: bool = False,
     affects: str | None = None,
     in_program: bool = False,
+    has_flag: bool = True,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag.
 
@@ -56,6 +57,7 @@ def setting(
         in_program: Whether the compiled training step depends on the value.
             The step also depends on the dropout rates, which change with the
             step number: see `schedules.dropout_rates`.
+        has_flag: False for a value that a command finds out itself.
 
     Raises:
         ValueError: If `affects` is not one of `AFFECTS`.
@@ -82,15 +84,35 @@ def setting(
             "repeated": repeated,
             "affects": affects,
             "in_program": in_program,
+            "has_flag": has_flag,
         },
     )
 
 
-def inherited(config_class: type, name: str, *, affects: str) -> Any:
-    """The setting `name` of a base class, with another `affects`."""
+def inherited(config_class: type, name: str, **changes: Any) -> Any:
+    """The setting `name` of a base class, with some arguments changed.
+
+    Args:
+        config_class: The base class.
+        name: The setting.
+        changes: `default`, or further arguments of `setting`.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class BatchConfig(Config):
+        ...     batch_size: int = setting(8, "Examples in a step.", at_least=1)
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class SmallBatchConfig(BatchConfig):
+        ...     batch_size: int = inherited(
+        ...         BatchConfig, "batch_size", default=2
+        ...     )
+        >>> SmallBatchConfig()
+        SmallBatchConfig(batch_size=2)
+    """
     field = {f.name: f for f in dataclasses.fields(config_class)}[name]
+    default = changes.pop("default", field.default)
     return dataclasses.field(
-        default=field.default, metadata={**field.metadata, "affects": affects}
+        default=default, metadata={**field.metadata, **changes}
     )
 
 

@@ -379,6 +379,10 @@ class PretrainingConfig(Config):
                 received=f"{self.optimizer.num_warmup_steps} and "
                 f"{self.training.num_train_steps}",
             )
+        self.check_evaluation()
+
+    def check_evaluation(self) -> None:
+        """Refuses evaluations without records."""
         if self.training.eval_every_n_steps and not self.data.eval_input_file:
             raise UserError(
                 "eval_every_n_steps needs --eval_input_file",

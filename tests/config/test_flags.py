@@ -11,6 +11,7 @@ from albert_tf.config import (
     ConvertConfig,
     ExportConfig,
     FillMaskConfig,
+    FinetuningConfig,
     ModelConfig,
     PretrainingConfig,
     ReportConfig,
@@ -35,6 +36,7 @@ COMMANDS = (
     RecordsConfig,
     InspectConfig,
     PretrainingConfig,
+    FinetuningConfig,
     ConvertConfig,
     ExportConfig,
     FillMaskConfig,
@@ -67,7 +69,7 @@ def settings_of(config_class):
             nested = settings_of(field_type)
             assert not nested.keys() & found.keys(), "declared twice"
             found |= nested
-        else:
+        elif field.metadata["has_flag"]:
             found[field.name.removesuffix("_")] = field
     return found
 
@@ -93,6 +95,15 @@ def test_a_setting_may_be_named_like_a_python_keyword():
     assert parse(ConvertConfig, "--from=a", "--to=b").from_ == "a"
     with pytest.raises(UserError, match="--from is required"):
         parse(ConvertConfig, "--to=b").require("from_", "to")
+
+
+def test_settings_that_a_command_finds_have_no_flag():
+    """Masks, for example, are no part of fine-tuning."""
+    flags_of_finetuning = set(defined(FinetuningConfig))
+    assert not flags_of_finetuning & {"ngram", "input_file", "labels", "kind"}
+    assert {"task", "squad_head", "num_runs"} < flags_of_finetuning
+    with pytest.raises(UserError, match="albert_config_file is required"):
+        parse(FinetuningConfig, "--model=hidden_size=8")
 
 
 def test_every_config_belongs_to_a_command():

@@ -2,11 +2,21 @@ import dataclasses
 
 import pytest
 
-from albert_tf.config import PretrainingConfig, setting, settings_by_path
+from albert_tf.config import (
+    FinetuningConfig,
+    PretrainingConfig,
+    setting,
+    settings_by_path,
+)
 from data_prep.config import RecordsConfig, TokenizerConfig
 
 # Commands whose work can be continued or found complete.
-CONTINUED = (PretrainingConfig, RecordsConfig, TokenizerConfig)
+CONTINUED = (
+    PretrainingConfig,
+    FinetuningConfig,
+    RecordsConfig,
+    TokenizerConfig,
+)
 
 # The facts that `affects` and `in_program` must keep. Which changes of a run
 # are refused is held by tests/runs/test_directory.py.

@@ -196,7 +196,7 @@ def test_question_answering_scores_every_token_without_a_pooler():
 
 
 def test_the_beam_leaves_out_the_masked_tokens():
-    model = make_model("question_answering", span_head="beam")
+    model = make_model("question_answering", squad_head="beam")
     p_mask = tf.constant([[0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1]] * 2)
     batch = {**make_batch(2, 11), "p_mask": p_mask}
 

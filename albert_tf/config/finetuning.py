@@ -1,0 +1,201 @@
+"""Settings of fine-tuning: those of a run, and the task."""
+
+import dataclasses
+from typing import ClassVar
+
+from albert_tf.config.data import DataConfig
+from albert_tf.config.settings import inherited, setting
+from albert_tf.config.task import TaskConfig
+from albert_tf.config.task_head import TaskHeadConfig
+from albert_tf.config.training import (
+    InitializationConfig,
+    OptimizerConfig,
+    PretrainingConfig,
+    TrainingConfig,
+)
+from albert_tf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningDataConfig(DataConfig):
+    """Lengths and batches; the command finds the records itself."""
+
+    # Every record is evaluated, and records hold neither masks nor several
+    # examples.
+    input_file: tuple[str, ...] = inherited(
+        DataConfig, "input_file", has_flag=False
+    )
+    eval_input_file: tuple[str, ...] = inherited(
+        DataConfig, "eval_input_file", has_flag=False
+    )
+    dataset: tuple[str, ...] = inherited(DataConfig, "dataset", has_flag=False)
+    data_schedule: str = inherited(DataConfig, "data_schedule", has_flag=False)
+    max_predictions_per_seq: int = inherited(
+        DataConfig, "max_predictions_per_seq", default=1, has_flag=False
+    )
+    packing: str = inherited(DataConfig, "packing", has_flag=False)
+    max_examples_per_row: int = inherited(
+        DataConfig, "max_examples_per_row", has_flag=False
+    )
+    masked_lm_prob: float = inherited(
+        DataConfig, "masked_lm_prob", has_flag=False
+    )
+    ngram: int = inherited(DataConfig, "ngram", has_flag=False)
+    max_eval_steps: int = inherited(
+        DataConfig, "max_eval_steps", default=0, has_flag=False
+    )
+    max_seq_length: int = inherited(
+        DataConfig,
+        "max_seq_length",
+        help="L, largest number of tokens of a sequence, special tokens "
+        "included. If all examples are shorter, the model computes shorter "
+        "sequences, with the same result.",
+    )
+    global_batch_size: int = inherited(
+        DataConfig, "global_batch_size", default=32
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningOptimizerConfig(OptimizerConfig):
+    """AdamW, with typical settings of Table 14 of the paper."""
+
+    optimizer: str = inherited(OptimizerConfig, "optimizer", default="adamw")
+    learning_rate: float = inherited(
+        OptimizerConfig,
+        "learning_rate",
+        default=2e-5,
+        help="Peak learning rate, usually from 1e-5 to 5e-5.",
+    )
+    num_warmup_steps: int = inherited(
+        OptimizerConfig, "num_warmup_steps", default=200
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningInitializationConfig(InitializationConfig):
+    """The pretrained model."""
+
+    init_checkpoint: str = inherited(
+        InitializationConfig,
+        "init_checkpoint",
+        help="Pretrained model: a run directory of pretraining or fine-tuning "
+        "or one of its checkpoints, a checkpoint of google-research/albert "
+        "(prefix, directory or .tar.gz), or a Hugging Face folder, e.g. "
+        "albert_base_v2.tar.gz. It decides the architecture. A run that "
+        "already has a checkpoint continues from that one instead.",
+    )
+    init_vocabulary: str = inherited(
+        InitializationConfig,
+        "init_vocabulary",
+        help="SentencePiece model, if it is not stored with init_checkpoint, "
+        "e.g. albert_base/30k-clean.model.",
+    )
+    from_scratch: bool = setting(
+        False,
+        "Train from random weights, without --init_checkpoint, e.g. to measure "
+        "what pretraining is worth. Needs --init_vocabulary and "
+        "--albert_config_file.",
+        affects="result",
+    )
+    init_from_group0: bool = inherited(
+        InitializationConfig, "init_from_group0", has_flag=False
+    )
+    init_optimizer_state: bool = inherited(
+        InitializationConfig, "init_optimizer_state", has_flag=False
+    )
+
+    def check(self) -> None:
+        if self.from_scratch and self.init_checkpoint:
+            raise UserError(
+                "from_scratch must not be combined with --init_checkpoint",
+                received=self.init_checkpoint,
+            )
+        if self.from_scratch and not self.init_vocabulary:
+            raise UserError("from_scratch needs --init_vocabulary")
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningTrainingConfig(TrainingConfig):
+    """Length, checkpoints and logging of a run."""
+
+    mode: str = inherited(
+        TrainingConfig,
+        "mode",
+        help="train, which also evaluates; eval, which evaluates the newest "
+        "checkpoint; predict, which writes predictions for the test set, or "
+        "for the development set if there is no test set; or "
+        "train_and_predict.",
+        choices=("train", "eval", "predict", "train_and_predict"),
+    )
+    num_train_steps: int = inherited(
+        TrainingConfig, "num_train_steps", default=2000
+    )
+    steps_per_loop: int = inherited(
+        TrainingConfig, "steps_per_loop", default=100
+    )
+    save_checkpoints_steps: int = inherited(
+        TrainingConfig, "save_checkpoints_steps", default=1000
+    )
+    keep_checkpoint_max: int = inherited(
+        TrainingConfig, "keep_checkpoint_max", default=1
+    )
+    sentence_objective: str = inherited(
+        TrainingConfig, "sentence_objective", default="none", has_flag=False
+    )
+    dropout_schedule: str = inherited(
+        TrainingConfig, "dropout_schedule", has_flag=False
+    )
+    dropout: float = setting(
+        0.0,
+        "Dropout rate of the encoder, hidden layers and attention alike.",
+        at_least=0,
+        below=1,
+        affects="result",
+    )
+    classifier_dropout: float = setting(
+        0.1,
+        "Dropout rate before the last layer of the task.",
+        at_least=0,
+        below=1,
+        affects="result",
+    )
+    num_runs: int = setting(
+        1,
+        "Number of runs with seeds seed, seed + 1, ..., in the directories "
+        "run-1, run-2, ... of output_dir. The command prints the scores of "
+        "each, the median and the best.",
+        at_least=1,
+        affects="nothing",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningConfig(PretrainingConfig):
+    """Settings of `python -m albert_tf.run_finetuning`.
+
+    Example:
+        >>> config = FinetuningConfig(task=TaskConfig(task="rte"))
+        >>> config.optimizer.optimizer, config.data.global_batch_size
+        ('adamw', 32)
+    """
+
+    FINDS_MODEL: ClassVar[bool] = True
+
+    data: FinetuningDataConfig = dataclasses.field(
+        default_factory=FinetuningDataConfig
+    )
+    optimizer: FinetuningOptimizerConfig = dataclasses.field(
+        default_factory=FinetuningOptimizerConfig
+    )
+    initialization: FinetuningInitializationConfig = dataclasses.field(
+        default_factory=FinetuningInitializationConfig
+    )
+    training: FinetuningTrainingConfig = dataclasses.field(
+        default_factory=FinetuningTrainingConfig
+    )
+    task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
+    head: TaskHeadConfig = dataclasses.field(default_factory=TaskHeadConfig)
+
+    def check_evaluation(self) -> None:
+        """A task without a development set is not evaluated."""
