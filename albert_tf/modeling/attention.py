@@ -9,6 +9,11 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
+from albert_tf.modeling.attention_bias import (
+    AttentionBias,
+    add_to_scores,
+    at_queries,
+)
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
 from albert_tf.modeling.layers import (
     AddAndNorm,
@@ -18,31 +23,12 @@ from albert_tf.modeling.layers import (
 )
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
-# Added to the scores of padding keys, as in google-research/albert. It is
-# finite, so that a row of padding only does not give NaN.
-MASKED_KEY_BIAS = -10_000.0
-
-
-def attention_bias(input_mask: tf.Tensor) -> tf.Tensor:
-    """The bias of attention scores, which masks padding keys.
-
-    The only function that decides which positions attend to which.
-
-    Args:
-        input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding.
-
-    Returns:
-        float32, `(batch, 1, 1, length)`: 0 for keys to attend to.
-    """
-    masked = 1.0 - tf.cast(input_mask, tf.float32)
-    return masked[:, tf.newaxis, tf.newaxis, :] * MASKED_KEY_BIAS
-
 
 def attention(
     query: tuple[tf.Tensor, tf.Tensor],
     key: tuple[tf.Tensor, tf.Tensor],
     value: tuple[tf.Tensor, tf.Tensor],
-    attention_bias: tf.Tensor,
+    attention_bias: AttentionBias,
     masks: Masks,
     num_heads: int,
 ) -> tf.Tensor:
@@ -53,8 +39,9 @@ def attention(
             queries, H)` and `(H,)`.
         key: Likewise, `(batch, keys, H)` and `(H,)`.
         value: Like `key`.
-        attention_bias: Float, broadcast to `(batch, heads, queries, keys)`;
-            it gets no gradient.
+        attention_bias: From `attention_bias.attention_bias`, or a float
+            tensor that broadcasts to `(batch, heads, queries, keys)`; it gets
+            no gradient.
         masks: Dropout of the probabilities.
         num_heads: Heads, which divide H.
 
@@ -68,8 +55,8 @@ def attention(
     k = split_heads(add_bias(*key), num_heads)
     v = split_heads(add_bias(*value), num_heads)
     scores = tf.cast(tf.matmul(q, k, transpose_b=True), tf.float32)
-    bias = tf.stop_gradient(tf.cast(attention_bias, tf.float32))
-    probabilities = tf.nn.softmax(scores / math.sqrt(q.shape[-1]) + bias)
+    scores = add_to_scores(scores / math.sqrt(q.shape[-1]), attention_bias)
+    probabilities = tf.nn.softmax(scores)
     context = tf.matmul(tf.cast(masks.apply(probabilities), v.dtype), v)
     return join_heads(context)
 
@@ -104,6 +91,7 @@ class SelfAttention(keras.layers.Layer):
         >>> layer = SelfAttention(config, name="attention", dtype="float32")
         >>> layer.build()
         >>> hidden = tf.ones([1, 4, 6])
+        >>> from albert_tf.modeling.attention_bias import attention_bias
         >>> bias = attention_bias(tf.constant([[1, 1, 1, 0]]))
         >>> layer(hidden, bias).shape
         TensorShape([1, 4, 6])
@@ -139,18 +127,17 @@ class SelfAttention(keras.layers.Layer):
     def call(
         self,
         hidden: tf.Tensor,
-        attention_bias: tf.Tensor,
+        attention_bias: AttentionBias,
         dropout: Dropout = NO_DROPOUT,
         site: int = 0,
         target: ProgramTarget = DEFAULT_TARGET,
         output_positions: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Attends from each position to all positions.
+        """Attends from each position to the positions that the bias allows.
 
         Args:
             hidden: Compute dtype, `(batch, length, H)`.
-            attention_bias: float32, broadcast to `(batch, heads, queries,
-                keys)`; from the function `attention_bias`.
+            attention_bias: From `attention_bias.attention_bias`.
             dropout: Dropout of the forward pass.
             site: The first of two dropout sites: the probabilities, and the
                 output.
@@ -166,6 +153,7 @@ class SelfAttention(keras.layers.Layer):
         queried = hidden
         if output_positions is not None:
             queried = tf.gather(hidden, output_positions, batch_dims=1)
+            attention_bias = at_queries(attention_bias, output_positions)
         context = target.fastest(attention)(
             self.query(queried),
             self.key(hidden),

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.modeling.attention import attention_bias
+from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.encoder import Encoder
 from albert_tf.modeling.heads import Pooler
@@ -21,7 +21,8 @@ class BackboneOutputs(NamedTuple):
     Attributes:
         sequence_output: Compute dtype, `(batch, length, H)`; or `(batch,
             outputs, H)`, at the requested positions.
-        pooled_output: float32, `(batch, H)`; None without a pooler.
+        pooled_output: float32, `(batch, H)`, or `(batch, examples, H)` for
+            packed rows; None without a pooler.
     """
 
     sequence_output: tf.Tensor
@@ -93,6 +94,7 @@ class AlbertBackbone(keras.layers.Layer):
         segment_ids: tf.Tensor,
         position_ids: tf.Tensor | None = None,
         output_positions: tf.Tensor | None = None,
+        cls_positions: tf.Tensor | None = None,
         dropout: Dropout = NO_DROPOUT,
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> BackboneOutputs:
@@ -101,16 +103,23 @@ class AlbertBackbone(keras.layers.Layer):
         Args:
             input_ids: int32, `(batch, length)`; `[CLS]` first.
             input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding.
+                In packed rows, the number of the token's example, from 1.
             segment_ids: int32, `(batch, length)`.
             position_ids: int32, `(batch, length)`. None counts from 0 in each
-                row.
+                example.
             output_positions: int32, `(batch, outputs)`: the positions of
                 `sequence_output`, in any order, with repetitions. The last
                 block is then computed at these positions, and at `[CLS]` for
                 the pooler, only. None is all positions.
+            cls_positions: int32, `(batch, examples)`: the rows are packed, and
+                these are the positions of the `[CLS]` of each example; 0 for
+                the examples that a row lacks. None is one example per row.
             dropout: Dropout of the forward pass; sites count from 0.
             target: What the program is compiled for.
         """
+        packed = cls_positions is not None
+        if packed and position_ids is None:
+            position_ids = restarted_positions(input_mask, cls_positions)
         embedded = self.embeddings(
             input_ids,
             segment_ids,
@@ -121,44 +130,64 @@ class AlbertBackbone(keras.layers.Layer):
         )
         hidden = self.encoder(
             embedded,
-            attention_bias(input_mask),
+            attention_bias(input_mask, packed),
             dropout=dropout,
             first_site=1,
             target=target,
             output_positions=self._encoded_positions(
-                output_positions, input_ids, target
+                output_positions, cls_positions, input_ids, target
             ),
         )
         sequence_output = hidden
         if output_positions is not None:
-            first = self._num_pooled
+            first = self._num_pooled(cls_positions)
             num_outputs = keras.ops.shape(output_positions)[1]
             sequence_output = hidden[:, first : first + num_outputs]
         pooled_output = None
         if self.pooler is not None:
-            pooled_output = self.pooler(hidden[:, 0])
+            pooled_output = self.pooler(
+                self._first_tokens(hidden, output_positions, cls_positions)
+            )
         return BackboneOutputs(sequence_output, pooled_output)
 
-    @property
-    def _num_pooled(self) -> int:
-        """Positions that the pooler reads: `[CLS]` at position 0."""
-        return int(self.pooler is not None)
+    def _num_pooled(self, cls_positions: tf.Tensor | None) -> int:
+        """Positions that the pooler reads: each `[CLS]`."""
+        if self.pooler is None:
+            return 0
+        return 1 if cls_positions is None else cls_positions.shape[1]
 
     def _encoded_positions(
         self,
         output_positions: tf.Tensor | None,
+        cls_positions: tf.Tensor | None,
         input_ids: tf.Tensor,
         target: ProgramTarget,
     ) -> tf.Tensor | None:
-        """The pooler's position, the requested ones, then unused positions."""
+        """The pooler's positions, the requested ones, then unused positions."""
         if output_positions is None:
             return None
-        before, after = self._num_pooled, 0
+        before, after = self._num_pooled(cls_positions), 0
         if target.is_tpu:
             after = num_unused_positions(
                 before + output_positions.shape[1], input_ids.shape[1]
             )
+        if before and cls_positions is not None:
+            output_positions = tf.concat([cls_positions, output_positions], 1)
+            before = 0
         return tf.pad(output_positions, [[0, 0], [before, after]])
+
+    def _first_tokens(
+        self,
+        hidden: tf.Tensor,
+        output_positions: tf.Tensor | None,
+        cls_positions: tf.Tensor | None,
+    ) -> tf.Tensor:
+        """The output at `[CLS]`, `(batch, H)`, or at those of packed rows."""
+        if cls_positions is None:
+            return hidden[:, 0]
+        if output_positions is None:
+            return tf.gather(hidden, cls_positions, batch_dims=1)
+        return hidden[:, : self._num_pooled(cls_positions)]
 
     def get_config(self) -> dict[str, Any]:
         """Arguments of the constructor, as JSON values."""
@@ -175,3 +204,28 @@ class AlbertBackbone(keras.layers.Layer):
         """The inverse of `get_config`."""
         model_config = ModelConfig.from_dict(config["config"])
         return cls(**config | {"config": model_config})
+
+
+def restarted_positions(
+    input_mask: tf.Tensor, cls_positions: tf.Tensor
+) -> tf.Tensor:
+    """Positions that count from 0 in each example of a packed row.
+
+    Args:
+        input_mask: int32, `(batch, length)`; the number of each token's
+            example, from 1; 0 for padding, whose positions count from
+            the beginning of the row.
+        cls_positions: int32, `(batch, examples)`; where each example begins.
+
+    Returns:
+        int32, `(batch, length)`.
+
+    Example:
+        >>> mask = tf.constant([[1, 1, 1, 2, 2, 0]])
+        >>> restarted_positions(mask, tf.constant([[0, 3, 0]])).numpy().tolist()
+        [[0, 1, 2, 0, 1, 5]]
+    """
+    # Padding counts like the first example, which begins at position 0.
+    example = tf.maximum(input_mask - 1, 0)
+    first = tf.gather(cls_positions, example, batch_dims=1)
+    return tf.range(tf.shape(input_mask)[1]) - first

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.modeling.attention import SelfAttention
+from albert_tf.modeling.attention_bias import AttentionBias
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.layers import (
     FeedForward,
@@ -116,7 +117,7 @@ class Encoder(keras.layers.Layer):
     def call(
         self,
         embedded: tf.Tensor,
-        attention_bias: tf.Tensor,
+        attention_bias: AttentionBias,
         dropout: Dropout = NO_DROPOUT,
         first_site: int = 0,
         target: ProgramTarget = DEFAULT_TARGET,
@@ -130,8 +131,7 @@ class Encoder(keras.layers.Layer):
 
         Args:
             embedded: Float, `(batch, length, E)`.
-            attention_bias: float32, `(batch, 1, 1, length)`; from
-                `attention.attention_bias`.
+            attention_bias: From `attention_bias.attention_bias`.
             dropout: Dropout of the forward pass.
             first_site: The first of `SITES_PER_BLOCK * len(blocks)` dropout
                 sites.
@@ -166,7 +166,7 @@ class Encoder(keras.layers.Layer):
 def _apply_block(
     attention: SelfAttention,
     feed_forward: FeedForward,
-    attention_bias: tf.Tensor,
+    attention_bias: AttentionBias,
     dropout: Dropout,
     site: int,
     target: ProgramTarget,

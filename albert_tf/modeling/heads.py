@@ -39,17 +39,22 @@ class Pooler(Projection):
         size = config.hidden_size
         super().__init__(size, size, None, dtype="float32", name=name)
 
-    def call(self, first_token: tf.Tensor) -> tf.Tensor:
-        """Pools a sequence.
+    def call(self, first_tokens: tf.Tensor) -> tf.Tensor:
+        """Pools sequences.
 
         Args:
-            first_token: Float, `(batch, H)`; the encoder's output at `[CLS]`.
+            first_tokens: Float, `(batch, H)`, or `(batch, examples, H)` for
+                packed rows; the encoder's output at `[CLS]`.
 
         Returns:
-            float32, `(batch, H)`.
+            float32, with the shape of `first_tokens`.
         """
+        if first_tokens.shape.rank == 3:
+            examples, width = first_tokens.shape[1:]
+            flat = tf.reshape(first_tokens, [-1, width])
+            return tf.reshape(self.call(flat), [-1, examples, width])
         # TensorFlow merges a product, `bias_add` and tanh into one operation.
-        product = tf.matmul(first_token, self.kernel)
+        product = tf.matmul(first_tokens, self.kernel)
         return tf.tanh(tf.nn.bias_add(product, self.bias))
 
 
@@ -154,10 +159,13 @@ class SentenceHead(keras.layers.Layer):
         """Scores both classes.
 
         Args:
-            pooled_output: Float, `(batch, H)`.
+            pooled_output: Float, `(batch, H)`, or `(batch, examples, H)` for
+                packed rows.
 
         Returns:
-            float32 logits, `(batch, 2)`.
+            float32 logits, `(batch, 2)` or `(batch, examples, 2)`.
         """
-        logits = tf.einsum("bh,ch->bc", pooled_output, self.output_weights)
+        packed = pooled_output.shape.rank == 3
+        product = "beh,ch->bec" if packed else "bh,ch->bc"
+        logits = tf.einsum(product, pooled_output, self.output_weights)
         return logits + self.output_bias

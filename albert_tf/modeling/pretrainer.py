@@ -95,20 +95,25 @@ class AlbertPretrainer(keras.layers.Layer):
             batch: int32 tensors; further ones are ignored.
                 `input_ids`, `input_mask`, `segment_ids`: `(batch, length)`.
                 `masked_lm_positions`: `(batch, predictions)`; padding slots
-                may hold any position.
+                may hold any position. `next_sentence_positions`: `(batch,
+                examples)`, only in packed batches; the positions of `[CLS]`,
+                and 0 for the examples that a row lacks. There, `input_mask`
+                holds the number of each token's example.
             dropout: Rates and seed.
             target: What the program is compiled for.
 
         Returns:
             `mlm_logits`: float32, `(batch, predictions, vocab_size)`.
             `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
-            float32, `(batch, 2)`, unless `sentence_objective` is "none".
+            float32, `(batch, 2)`, unless `sentence_objective` is "none". For
+            packed batches `(batch, examples, H)` and `(batch, examples, 2)`.
         """
         sequence_output, pooled_output = self.backbone(
             batch["input_ids"],
             batch["input_mask"],
             batch["segment_ids"],
             output_positions=batch["masked_lm_positions"],
+            cls_positions=batch.get("next_sentence_positions"),
             dropout=dropout,
             target=target,
         )
@@ -136,6 +141,7 @@ class AlbertPretrainer(keras.layers.Layer):
             batch["input_ids"],
             batch["input_mask"],
             batch["segment_ids"],
+            cls_positions=batch.get("next_sentence_positions"),
             dropout=dropout,
             target=target,
         )

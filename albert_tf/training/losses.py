@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from albert_tf.records.features import SENTENCE_LABEL
 
+# 1 for an example of a packed row, 0 for a slot without an example.
+SENTENCE_WEIGHTS = "next_sentence_weights"
+
 
 def pretraining_sums(
     outputs: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
@@ -20,11 +23,15 @@ def pretraining_sums(
     Args:
         outputs: Outputs of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
             predictions, vocab_size)`, and, with a sentence head,
-            `sentence_logits`, float32, `(batch, 2)`.
+            `sentence_logits`, float32, `(batch, 2)`, or `(batch, examples,
+            2)` for packed batches.
         batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
             `(batch, predictions)`; a slot of weight 0 is padding.
             `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
             `(batch, length)`; an example whose mask begins with 0 is padding.
+            Packed batches have `next_sentence_labels` of `(batch, examples)`,
+            and `next_sentence_weights`, float32, of the same shape; 0 for the
+            examples that a row lacks.
 
     Returns:
         float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`
@@ -44,15 +51,35 @@ def pretraining_sums(
         sums |= weighted_sums(
             "sentence",
             outputs["sentence_logits"],
-            batch[SENTENCE_LABEL][:, 0],
+            _sentence_labels(batch),
             example_weights(batch),
         )
     return sums
 
 
 def example_weights(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """float32, `(batch,)`: 1 for an example, 0 for a padding example."""
+    """The weight of each example: 1, or 0 for a padding example.
+
+    Args:
+        batch: As in `pretraining_sums`.
+
+    Returns:
+        float32, `(batch,)`; for packed batches, `(batch, examples)`.
+    """
+    if is_packed(batch):
+        return batch[SENTENCE_WEIGHTS]
     return tf.cast(batch["input_mask"][:, 0], tf.float32)
+
+
+def is_packed(batch: Mapping[str, tf.Tensor]) -> bool:
+    """Whether the rows of a batch hold several examples."""
+    return SENTENCE_WEIGHTS in batch
+
+
+def _sentence_labels(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """int32, with the shape of `example_weights`."""
+    labels = batch[SENTENCE_LABEL]
+    return labels if is_packed(batch) else labels[:, 0]
 
 
 def weighted_sums(

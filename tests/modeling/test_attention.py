@@ -6,8 +6,8 @@ from albert_tf.config import ModelConfig
 from albert_tf.modeling.attention import (
     SelfAttention,
     attention,
-    attention_bias,
 )
+from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.dropout import Dropout, Masks, keep_prob
 from albert_tf.modeling.target import DEFAULT_TARGET
 from tests.helpers import tiny_model
@@ -109,6 +109,38 @@ def test_each_kernel_starts_truncated_at_two_deviations():
     assert query.std() == pytest.approx(0.02 * 0.87963, rel=0.012)
     assert np.abs(np.corrcoef(query.ravel(), key.ravel())[0, 1]) < 0.02
     assert not layer.query.bias.numpy().any()
+
+
+def test_a_position_of_a_packed_row_attends_to_its_own_example():
+    """A change of a token changes the outputs of its example only.
+
+    Queries at some positions see what they see among all queries. Padding has
+    finite outputs.
+    """
+    rng = np.random.default_rng(0)
+    layer = SelfAttention(CONFIG, "attention", "float32")
+    layer.build()
+    numbers = tf.constant([[1, 1, 1, 2, 2, 0, 0], [1, 2, 2, 2, 3, 3, 3]])
+    bias = attention_bias(numbers, packed=True)
+    hidden = rng.normal(size=(2, 7, 24)).astype(np.float32)
+    before = layer(tf.constant(hidden), bias).numpy()
+    assert np.isfinite(before).all()
+
+    positions = tf.constant([[4, 0, 6], [6, 0, 2]])
+    chosen = layer(tf.constant(hidden), bias, output_positions=positions)
+    np.testing.assert_allclose(
+        chosen,
+        np.take_along_axis(before, positions.numpy()[..., None], 1),
+        atol=1e-6,
+    )
+    for row, position in np.ndindex(2, 7):
+        changed = hidden.copy()
+        changed[row, position] += 3.0
+        difference = np.abs(layer(tf.constant(changed), bias) - before)
+        same = numbers.numpy() == numbers[row, position].numpy()
+        same &= np.arange(2)[:, None] == row
+        assert (difference.max(axis=-1)[same] > 1e-4).all()
+        assert difference.max(axis=-1)[~same].max() < 1e-6
 
 
 def test_no_position_attends_to_padding():

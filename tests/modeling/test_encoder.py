@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.modeling import encoder as encoder_lib
-from albert_tf.modeling.attention import attention_bias
+from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.dropout import Dropout, Masks
 from tests.helpers import tiny_model
 

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.modeling import attention, layers, remat
+from albert_tf.modeling.attention_bias import ExampleNumbers
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.kernels import KERNELS
 from tests.helpers import tiny_model
@@ -41,9 +42,16 @@ def test_a_kernel_has_the_signature_of_its_formula():
 def make_case(name, target, rate):
     """The shapes of the arguments with gradients, and a call with them."""
     dropout = Dropout(rate, rate, SEED)
-    if name == "attention":
+    if "attention" in name:
         # A bias that masks the last key, and fewer queries than keys.
         bias = tf.constant(np.where(np.arange(7) == 6, -1e4, 0.0), tf.float32)
+        if name == "packed_attention":
+            bias = ExampleNumbers(
+                queries=tf.constant([[1, 1, 1, 1, 0], [2, 2, 2, 0, 0]]),
+                keys=tf.constant(
+                    [[1, 1, 1, 1, 0, 0, 3], [1, 2, 2, 2, 0, 0, 3]]
+                ),
+            )
         masks = dropout.attention_masks(2, target)
         shapes = [(2, 5, 12), (12,), (2, 7, 12), (12,), (2, 7, 12), (12,)]
 
@@ -73,7 +81,7 @@ def bfloat16_tolerance(name, i):
     which computes them from the rounded context. Seeds 0 to 29 give up to 2.2
     and 4.7 ULPs there, and at most 1.04 elsewhere.
     """
-    if name != "attention":
+    if "attention" not in name:
         return 0.5 * BFLOAT16_ULP
     return (3 if 1 <= i <= 4 else 1) * BFLOAT16_ULP
 
@@ -86,6 +94,7 @@ def bfloat16_tolerance(name, i):
         ("add_bias", 0.0),
         ("attention", 0.0),
         ("attention", 0.3),
+        ("packed_attention", 0.0),
         ("bias_dropout_add_norm", 0.0),
         ("bias_dropout_add_norm", 0.3),
         ("bias_gelu", 0.0),
@@ -116,10 +125,11 @@ def test_a_kernel_has_the_values_and_gradients_of_its_formula(
         d_result = tf.cast(upstream, result.dtype)
         return [result, *tape.gradient(result, arguments, d_result)]
 
-    kernel = target.fastest(FORMULAS[name])
+    formula = FORMULAS[name.removeprefix("packed_")]
+    kernel = target.fastest(formula)
     found = tiny_model.compiled_for(target, lambda: run(kernel, arguments))()
-    exact = run(FORMULAS[name], [tf.cast(x, tf.float32) for x in arguments])
-    plain = run(FORMULAS[name], arguments)
+    exact = run(formula, [tf.cast(x, tf.float32) for x in arguments])
+    plain = run(formula, arguments)
     for i, expected in enumerate(exact):
         assert found[i].dtype == plain[i].dtype
         for values in found[i], plain[i]:
@@ -130,10 +140,10 @@ def test_a_kernel_has_the_values_and_gradients_of_its_formula(
             error = tf.norm(tf.cast(values, tf.float32) - expected)
             # In exact arithmetic, the gradients of all keys, and so the
             # gradient of their bias, add up to 0.
-            is_key_bias = name == "attention" and i == 4
+            is_key_bias = "attention" in name and i == 4
             size = tf.norm(exact[3] if is_key_bias else expected)
             assert error < bfloat16_tolerance(name, i) * size, f"result {i}"
-    if name == "attention":
+    if "attention" in name:
         d_key = found[3].numpy()
         assert np.abs(d_key[:, 6]).max() == 0  # the masked key
         assert np.abs(d_key[:, 5]).max() > 0
@@ -177,3 +187,26 @@ def test_a_target_uses_the_kernels_that_it_names_only():
     for formula in FORMULAS.values():
         assert target.fastest(formula) is formula
         assert tiny_model.CPU.fastest(formula) is not formula
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_a_fused_program_stores_no_number_for_each_pair_of_positions(fuse):
+    """The bias of packed rows; unfused programs do store it.
+
+    All heads of a row have the same bias, so its second size is 1.
+    """
+    target = tiny_model.FUSED if fuse else tiny_model.CPU
+    model, batch = tiny_model.build(), tiny_model.make_batch()
+    batch["input_mask"] *= tf.constant([[1] * 4 + [2] * 7])
+    batch["next_sentence_positions"] = tf.constant([[0, 4]] * 5)
+    gradients = tf.function(
+        lambda: tiny_model.loss_gradients(
+            model, batch, tf.constant([3, 4]), target
+        )
+    )
+    operations = gradients.get_concrete_function().graph.get_operations()
+    shapes = {
+        tuple(x.shape) for op in operations for x in op.outputs if x.shape.rank
+    }
+    assert (5, 3, 11, 11) in shapes  # scores
+    assert ((5, 1, 11, 11) in shapes) == (not fuse)

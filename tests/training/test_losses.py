@@ -108,6 +108,24 @@ def test_a_padding_example_does_not_count():
     assert alone["sentence_weight_sum"] == 1
 
 
+def test_slots_without_an_example_do_not_count():
+    """In packed rows of one and two examples; the missing one has label 1."""
+    logits = np.random.default_rng(1).normal(size=(2, 2, 2)).astype(np.float32)
+    outputs = random_outputs() | {"sentence_logits": logits}
+    batch = example_batch() | {
+        "next_sentence_labels": np.array([[0, 1], [1, 0]]),
+        "next_sentence_weights": np.array([[1, 0], [1, 1]], np.float32),
+    }
+    expected = 0.0
+    for row, slot in (0, 0), (1, 0), (1, 1):
+        odds = np.exp(logits[row, slot].astype(float))
+        label = batch["next_sentence_labels"][row, slot]
+        expected -= math.log(odds[label] / odds.sum())
+    sums = sums_of(outputs, batch)
+    assert sums["sentence_weight_sum"] == 3
+    assert sums["sentence_loss_sum"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_sums_of_two_halves_add_up_to_the_joint_batch():
     """So that two replicas equal one, whatever their shares."""
     outputs, batch = random_outputs(), example_batch()

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from albert_tf.modeling.attention_bias import AttentionBias, add_to_scores
 from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks, keep_prob
 from albert_tf.modeling.fusion import fused
@@ -18,7 +19,7 @@ def attention(
     query: Projected,
     key: Projected,
     value: Projected,
-    attention_bias: tf.Tensor,
+    attention_bias: AttentionBias,
     masks: Masks,
     num_heads: int,
     *,
@@ -163,7 +164,7 @@ def attend(
     query: tf.Tensor,
     key: tf.Tensor,
     value: tf.Tensor,
-    attention_bias: tf.Tensor,
+    attention_bias: AttentionBias,
     masks: Masks,
     target: Device,
 ) -> tf.Tensor:
@@ -182,8 +183,7 @@ def attend(
         key: Compute dtype, `(batch, heads, keys, size)`; on a TPU `(batch,
             heads, size, keys)`.
         value: Like `key`.
-        attention_bias: Float, broadcast to `(batch, heads, queries, keys)`;
-            it gets no gradient.
+        attention_bias: As in `attention.attention`.
         masks: Dropout of the probabilities.
         target: Decides layout, fusing and barriers.
 
@@ -245,7 +245,7 @@ def attend(
 
 @fused
 def _exponentials(
-    scores: tf.Tensor, attention_bias: tf.Tensor, masks: Masks
+    scores: tf.Tensor, attention_bias: AttentionBias, masks: Masks
 ) -> tuple[tf.Tensor, ...]:
     """The exponentials, negative where dropped; the same, 0 where dropped.
 
@@ -253,7 +253,7 @@ def _exponentials(
     the keep probability.
     """
     dtype, scores = scores.dtype, tf.cast(scores, tf.float32)
-    scores += tf.cast(attention_bias, tf.float32)
+    scores = add_to_scores(scores, attention_bias)
     largest = tf.reduce_max(scores, axis=-1, keepdims=True)
     weights = tf.exp(scores - largest)
     total = tf.reduce_sum(weights, axis=-1) * keep_prob(masks.rate)

@@ -1,0 +1,236 @@
+"""Packed rows train as their examples do in rows of their own.
+
+Without dropout, whose masks depend on the place in a row.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.cluster.strategy import make_strategy
+from albert_tf.config import (
+    DataConfig,
+    DistributionConfig,
+    OptimizerConfig,
+    PretrainingConfig,
+    TrainingConfig,
+)
+from albert_tf.modeling import backbone
+from albert_tf.modeling.attention_bias import attention_bias
+from albert_tf.modeling.target import ProgramTarget
+from albert_tf.training import losses, train_step
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.schedules import DropoutRates
+from tests.helpers import packed_rows, tiny_model
+
+# In float32, relative: to the loss, and to the largest entry of a gradient.
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 5e-6
+
+MODEL = dataclasses.replace(tiny_model.SPREAD, max_position_embeddings=29)
+EXAMPLES = packed_rows.make_examples()
+PACKED = packed_rows.pack(EXAMPLES)
+
+
+def make_config(
+    num_rows=8, num_micro_batches=1, sentence_objective="sop", **distribution
+):
+    return PretrainingConfig(
+        model=MODEL,
+        data=DataConfig(
+            global_batch_size=num_rows,
+            gradient_accumulation_steps=num_micro_batches,
+            max_seq_length=packed_rows.LENGTH,
+            max_predictions_per_seq=packed_rows.NUM_PREDICTIONS,
+        ),
+        # Without clipping and bias correction, the first moment after one
+        # step is a tenth of the gradient.
+        optimizer=OptimizerConfig(optimizer="adamw", clip_norm=0),
+        distribution=DistributionConfig(**distribution),
+        training=TrainingConfig(sentence_objective=sentence_objective),
+    )
+
+
+def compute(batch, **settings):
+    """The loss of a batch and its gradients by path, in a single pass."""
+    config = make_config(**settings)
+    target = ProgramTarget.from_config(config.distribution, "CPU")
+    target = dataclasses.replace(target, fuse=False)
+    objective = Pretraining(config)
+    model = train_step.make_state(config, objective).model
+    batch = {name: tf.constant(value) for name, value in batch.items()}
+    with tf.GradientTape() as tape:
+        sums = objective.sums(model(batch, target=target), batch)
+        loss = objective.loss(sums, objective.weights(batch))
+    variables = {v.path: v.value for v in model.trainable_variables}
+    gradients = tape.gradient(loss, list(variables.values()))
+    dense = [tf.convert_to_tensor(g).numpy() for g in gradients]
+    return loss.numpy(), dict(zip(variables, dense, strict=True))
+
+
+@functools.cache
+def unpacked(**settings):
+    return compute(EXAMPLES, **settings)
+
+
+def train(batch, **settings):
+    """The loss of a batch and its gradients by path, of the trainer's step."""
+    num_rows = len(batch["input_ids"])
+    config = make_config(num_rows, **settings)
+    strategy = make_strategy(config.distribution)
+    num_replicas = strategy.num_replicas_in_sync
+    objective = Pretraining(config)
+    with strategy.scope():
+        state = train_step.make_state(config, objective)
+        train_steps = train_step.make_train_steps(strategy, state, config)
+    batches = strategy.distribute_datasets_from_function(
+        lambda _: tf.data.Dataset.from_tensor_slices(batch).batch(
+            num_rows // num_replicas, drop_remainder=True
+        )
+    )
+    names = train_step.metric_names(config, objective)
+    steps = train_steps(
+        iter(batches),
+        {name: tf.constant(0.0) for name in names},
+        tf.constant(1),
+        train_step.StepSettings(DropoutRates(0.0, 0.0)),
+    )
+    gradients = {
+        variable.path: 10 * state.variables()[f"{variable.path}/m"].numpy()
+        for variable in state.model.trainable_variables
+    }
+    return steps.totals["loss"].numpy(), gradients
+
+
+def assert_same(found, expected):
+    (loss, gradients), (expected_loss, expected_gradients) = found, expected
+    assert loss == pytest.approx(expected_loss, rel=LOSS_TOLERANCE)
+    tiny_model.assert_same_gradients(
+        gradients, expected_gradients, GRADIENT_TOLERANCE
+    )
+
+
+def loss_difference(found, expected):
+    return abs(found[0] / expected[0] - 1)
+
+
+def gradient_difference(found, expected):
+    """The largest of all gradients, each relative to its largest entry."""
+    return max(
+        np.abs(found[1][path] - gradient).max() / np.abs(gradient).max()
+        for path, gradient in expected[1].items()
+        if not path.endswith("key/bias")  # nothing but rounding
+    )
+
+
+@pytest.mark.parametrize("sentence_objective", ["sop", "none"])
+@pytest.mark.parametrize("plain_formulas", [False, True])
+def test_packed_rows_have_the_gradients_of_their_examples(
+    plain_formulas, sentence_objective
+):
+    settings = {
+        "plain_formulas": plain_formulas,
+        "sentence_objective": sentence_objective,
+    }
+    assert_same(compute(PACKED, **settings), unpacked(**settings))
+
+
+def test_packed_rows_in_bfloat16_have_the_gradients_of_their_examples():
+    """Packing adds no rounding: bfloat16 differs from float32 by 2e-2."""
+    settings = {"precision": "mixed_bfloat16"}
+    assert_same(compute(PACKED, **settings), unpacked(**settings))
+    assert gradient_difference(unpacked(**settings), unpacked()) > 1e-3
+
+
+def weigh_rows_equally(batch):
+    weights = batch["next_sentence_weights"]
+    return weights / tf.reduce_sum(weights, axis=1, keepdims=True)
+
+
+def count_from_the_row(input_mask, cls_positions):
+    del cls_positions
+    return tf.zeros_like(input_mask) + tf.range(tf.shape(input_mask)[1])
+
+
+BUGS = {
+    "examples see each other": (
+        backbone,
+        "attention_bias",
+        lambda input_mask, packed: attention_bias(tf.minimum(input_mask, 1)),
+    ),
+    "positions run on": (backbone, "restarted_positions", count_from_the_row),
+    "sentence loss averaged by row": (
+        losses,
+        "example_weights",
+        weigh_rows_equally,
+    ),
+    "labels in another order": (
+        losses,
+        "_sentence_labels",
+        lambda batch: batch["next_sentence_labels"][:, ::-1],
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "name", "bug"), BUGS.values(), ids=BUGS)
+def test_a_bug_in_packing_would_show(monkeypatch, module, name, bug):
+    """Otherwise the agreement above would prove little."""
+    monkeypatch.setattr(module, name, bug)
+    found = compute(PACKED)
+    assert loss_difference(found, unpacked()) > 100 * LOSS_TOLERANCE
+    assert gradient_difference(found, unpacked()) > 100 * GRADIENT_TOLERANCE
+
+
+TWO_REPLICAS = {"strategy": "mirrored", "num_logical_cpus": 2}
+UNFUSED = {"fuse_on_cpu": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"remat": True, **UNFUSED},
+        {"num_micro_batches": 4, **UNFUSED},
+        {**TWO_REPLICAS, **UNFUSED},
+        {**TWO_REPLICAS, "num_micro_batches": 2, "remat": True},
+    ],
+    ids=str,
+)
+def test_a_step_on_packed_rows_is_a_step_on_their_examples(settings):
+    """A replica or micro-batch has 3 to 9 of the 16 examples."""
+    assert_same(train(PACKED, **settings), unpacked())
+
+
+def test_an_evaluation_of_packed_rows_is_that_of_their_examples():
+    """In batches with a row of zeros, which fills the last one.
+
+    Losses, accuracies and weights; labels in another order give others.
+    """
+    objective = Pretraining(make_config())
+    model = train_step.make_state(make_config(), objective).model
+
+    def evaluate(rows, batch_size):
+        totals = {}
+        for first in range(0, len(rows["input_ids"]), batch_size):
+            batch = {
+                name: tf.constant(
+                    np.pad(value[first : first + batch_size], [(0, 1), (0, 0)])
+                )
+                for name, value in rows.items()
+            }
+            for name, value in objective.sums(model(batch), batch).items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals, objective.evaluate(totals, {})
+
+    totals, metrics = evaluate(EXAMPLES, 8)
+    packed_totals, packed_metrics = evaluate(PACKED, 2)
+    assert totals["sentence_weight_sum"] == 16
+    assert packed_totals == pytest.approx(totals, rel=LOSS_TOLERANCE)
+    assert packed_metrics == pytest.approx(metrics, rel=LOSS_TOLERANCE)
+    labels = PACKED["next_sentence_labels"][:, ::-1]
+    swapped, _ = evaluate(PACKED | {"next_sentence_labels": labels}, 2)
+    name = "sentence_loss_sum"
+    assert swapped[name] != pytest.approx(totals[name], rel=1e-2)
