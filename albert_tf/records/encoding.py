@@ -28,6 +28,23 @@ class ModelInputs(NamedTuple):
     segment_ids: np.ndarray
 
 
+def truncate_pair(
+    first: Sequence[int], second: Sequence[int], room: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Cuts the ends of two texts until they have at most `room` tokens.
+
+    The longer text is cut first; of two equally long ones, the second.
+
+    Example:
+        >>> truncate_pair([1, 2, 3, 4], [5, 6, 7, 8], 5)
+        ([1, 2, 3], [5, 6])
+        >>> truncate_pair([1, 2, 3, 4], [5], 3)
+        ([1, 2], [5])
+    """
+    first = first[: max(room - len(second), (room + 1) // 2)]
+    return first, second[: room - len(first)]
+
+
 def encode(
     tokenizer: Tokenizer,
     texts: Sequence[str],
@@ -69,8 +86,7 @@ def encode(
         for text, text_pair in zip(texts, text_pairs, strict=True):
             first = tokenizer.encode_with_masks(text)
             second = tokenizer.encode_with_masks(text_pair)
-            first = first[: max(room - len(second), (room + 1) // 2)]
-            second = second[: room - len(first)]
+            first, second = truncate_pair(first, second, room)
             rows.append(([CLS_ID, *first, SEP_ID], [*second, SEP_ID]))
     length = max(
         (len(first) + len(second) for first, second in rows), default=0

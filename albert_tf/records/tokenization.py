@@ -17,7 +17,12 @@ import sentencepiece
 
 from albert_tf.errors import UserError
 from albert_tf.io.files import open_existing
-from albert_tf.records.features import MASK_ID, SPECIAL_PIECES, sha256_of
+from albert_tf.records.features import (
+    MASK_ID,
+    SPECIAL_PIECES,
+    UNK_ID,
+    sha256_of,
+)
 
 WORD_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
 MASK_PIECE = SPECIAL_PIECES[MASK_ID]
@@ -182,6 +187,31 @@ class Tokenizer:
             ids, ends = self.split_commas(ids, ends)
         return EncodedTexts(ids, self.starts_word[ids], ends)
 
+    def encode_with_spans(
+        self, text: str
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Tokenizes one text, and finds the characters of each token.
+
+        Args:
+            text: A text that `self.normalize` returned; or a raw text, if the
+                vocabulary is self-contained.
+
+        Returns:
+            Ids, begins and ends of the tokens: token i is
+            `text[begins[i]:ends[i]]`, white space before it included. A token
+            without characters, such as a bare word mark, has an empty span.
+        """
+        proto = self._model.encode(text, out_type="immutable_proto")
+        spans = [(piece.id, piece.begin, piece.end) for piece in proto.pieces]
+        if self.kind == GOOGLE_ALBERT:
+            spans = [
+                part
+                for piece_id, begin, end in spans
+                for part in self._split_comma(piece_id, begin, end)
+            ]
+        ids, begins, ends = zip(*spans, strict=True) if spans else ((), (), ())
+        return list(ids), list(begins), list(ends)
+
     def encode_with_masks(self, text: str) -> list[int]:
         """Tokenizes a raw text in which "[MASK]" is the mask token."""
         parts = text.split(MASK_PIECE)
@@ -220,6 +250,26 @@ class Tokenizer:
             np.repeat(self._comma_begins[ids], lengths) + offsets
         ]
         return ids, np.concatenate([[0], new_ends])[ends]
+
+    def _split_comma(
+        self, piece_id: int, begin: int, end: int
+    ) -> list[tuple[int, int, int]]:
+        """As `split_commas`, for one token with the span of its characters.
+
+        The characters are counted from the end, since white space may precede
+        the first one.
+        """
+        length = int(self._comma_lengths[piece_id])
+        if length == 1:
+            return [(piece_id, begin, end)]
+        first = int(self._comma_begins[piece_id])
+        parts = []
+        for part in reversed(self._comma_ids[first : first + length].tolist()):
+            size = len(self._pieces[part].removeprefix(WORD_MARK))
+            part_begin = max(begin, end - size) if part != UNK_ID else begin
+            parts.append((part, part_begin, end))
+            end = part_begin
+        return parts[::-1]
 
     def _check_special_ids(self, model_file: str) -> None:
         found = tuple(self._pieces[: len(SPECIAL_PIECES)])
