@@ -95,11 +95,6 @@ class Task:
     starts_from: str = ""
     may_be_unanswerable: bool = False
 
-    @property
-    def num_outputs(self) -> int:
-        """Number of classes; 1 for other kinds."""
-        return len(self.labels) if self.kind == CLASSIFICATION else 1
-
 
 def find_task(config: TaskConfig) -> Task:
     """Returns the task of that name.
@@ -155,6 +150,7 @@ def _glue(
     metrics: tuple[str, ...] = ("accuracy",),
     starts_from: str = "",
     train_files: tuple[str, ...] = ("train.tsv",),
+    dev_files: tuple[str, ...] = ("dev.tsv",),
     test_files: tuple[str, ...] = ("test.tsv",),
 ) -> Task:
     return Task(
@@ -162,7 +158,7 @@ def _glue(
         CLASSIFICATION if labels else REGRESSION,
         splits={
             TRAIN: Split(train_files, columns, TRAIN),
-            DEV: Split(("dev.tsv",), columns, "validation"),
+            DEV: Split(dev_files, columns, "validation"),
             TEST: Split(test_files, test, TEST, submission),
         },
         labels=labels,
@@ -259,8 +255,9 @@ _ALL = (
         _unlabeled(_MRPC),
         metrics=("accuracy", "f1"),
         starts_from="mnli",
-        # The files of GLUE, or those of Microsoft.
+        # The files of GLUE; or those of Microsoft with dev_ids.tsv of GLUE.
         train_files=("train.tsv", "msr_paraphrase_train.txt"),
+        dev_files=("dev.tsv", "msr_paraphrase_train.txt"),
         test_files=("test.tsv", "msr_paraphrase_test.txt"),
     ),
     _glue(

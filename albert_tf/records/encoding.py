@@ -29,8 +29,8 @@ class ModelInputs(NamedTuple):
 
 
 def truncate_pair(
-    first: Sequence[int], second: Sequence[int], room: int
-) -> tuple[Sequence[int], Sequence[int]]:
+    first: list[int], second: list[int], room: int
+) -> tuple[list[int], list[int]]:
     """Cuts the ends of two texts until they have at most `room` tokens.
 
     The longer text is cut first; of two equally long ones, the second.

@@ -1,0 +1,141 @@
+"""Examples of the tasks as text, before tokenization."""
+
+import dataclasses
+from typing import NamedTuple
+
+from albert_tf.errors import UserError, name_faults
+from albert_tf.finetuning.tasks import TRAIN, Task
+
+
+class TextExample(NamedTuple):
+    """A text or a pair of texts.
+
+    Attributes:
+        id: Identifies the example in its file.
+        text: The text.
+        text_pair: The second text; None for a single text.
+        label: Index of the class, or the value to predict; None if unknown.
+    """
+
+    id: str
+    text: str
+    text_pair: str | None
+    label: int | float | None
+
+
+class ChoiceExample(NamedTuple):
+    """A question about a passage with several choices.
+
+    Attributes:
+        id: Identifies the example in its file.
+        passage: The text that the question is about.
+        question: The question. A choice replaces its "_", if it has one.
+        choices: The choices.
+        label: Index of the right choice; None if unknown.
+    """
+
+    id: str
+    passage: str
+    question: str
+    choices: tuple[str, ...]
+    label: int | None
+
+
+class Answer(NamedTuple):
+    """An answer, `document[start : start + len(text)]`."""
+
+    text: str
+    start: int
+
+
+class Question(NamedTuple):
+    """A question about a document that may contain its answer.
+
+    Attributes:
+        id: Identifies the example in its file.
+        question: The question.
+        document: The document.
+        answers: Right answers; the first one is trained on. () if there is
+            none.
+        is_impossible: Whether the document does not answer the question.
+    """
+
+    id: str
+    question: str
+    document: str
+    answers: tuple[Answer, ...]
+    is_impossible: bool
+
+
+Example = TextExample | ChoiceExample | Question
+
+
+class BadExample(NamedTuple):
+    """An example that cannot be used as it is.
+
+    Attributes:
+        where: Its id, or its line in a table, with the name of the file.
+        reason: What is wrong.
+    """
+
+    where: str
+    reason: str
+
+
+@dataclasses.dataclass
+class ExampleSet:
+    """The examples of a split.
+
+    Attributes:
+        task: The task, with the labels and number of choices of its examples.
+        split: Name of the split, e.g. "train".
+        source: The file or directory.
+        stop_at_bad: Whether a bad example is an error.
+        examples: The examples, all of the same type.
+        bad: Examples that are not used. For a split other than "train" they
+            may be used nevertheless, since every example needs a prediction.
+    """
+
+    task: Task
+    split: str
+    source: str
+    stop_at_bad: bool = False
+    examples: list[Example] = dataclasses.field(default_factory=list)
+    bad: list[BadExample] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the examples are for training."""
+        return self.split == TRAIN
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the split has labels."""
+        return not self.split.startswith("test")
+
+    def report_bad(self, where: str, reason: str) -> None:
+        """Adds an example to `bad`.
+
+        Raises:
+            UserError: If a bad example is an error.
+        """
+        if self.stop_at_bad:
+            raise UserError(
+                f"examples of {self.source} must be usable",
+                received=f"{where}: {reason}",
+                remedy="Correct it, or set --on_bad_example=skip.",
+            )
+        self.bad.append(BadExample(where, reason))
+
+    def describe(self) -> list[str]:
+        """Describes the examples in lines for the log."""
+        lines = [
+            f"{self.split}: {len(self.examples)} examples of {self.source}"
+        ]
+        if self.bad:
+            faults = [f"{bad.where}: {bad.reason}" for bad in self.bad]
+            lines.append(
+                f"{self.split}: {len(self.bad)} bad examples: "
+                f"{name_faults(faults)}"
+            )
+        return lines
