@@ -126,6 +126,11 @@ def right_shift(values: Array, num_bits: int) -> Array:
     return tf.bitwise.right_shift(values, tf.constant(num_bits, tf.uint64))
 
 
+def check(condition: Array, message: str) -> None:
+    """See `array_ops.check`; an InvalidArgumentError when it runs."""
+    tf.debugging.Assert(condition, [message])
+
+
 def loop_until_empty(
     body: Callable[..., tuple[Array, ...]], *state: Array
 ) -> tuple[Array, ...]:

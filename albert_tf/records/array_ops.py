@@ -138,6 +138,12 @@ def right_shift(values: Array, num_bits: int) -> Array:
     return values >> np.uint64(num_bits)
 
 
+def check(condition: Array, message: str) -> None:
+    """Raises a ValueError if a bool is False."""
+    if not condition:
+        raise ValueError(message)
+
+
 def loop_until_empty(
     body: Callable[..., tuple[Array, ...]], *state: Array
 ) -> tuple[Array, ...]:

@@ -116,8 +116,7 @@ def mask_batch(
         max_predictions_per_seq: P, maximum number of masked tokens in an
             example.
         masked_lm_prob: Fraction of an example's tokens to mask. Special tokens
-            count as tokens here, padding does not. For packed rows, P must be
-            above `masked_lm_prob * length`.
+            count as tokens here, padding does not.
         ngram: Maximum number of words in a span.
         example_numbers: int32, `(batch, length)`, `input_mask` of packed rows;
             None for rows of one example.
@@ -126,10 +125,13 @@ def mask_batch(
 
     Returns:
         The masked batch. If all spans of an example exceed its budget, the
-        first span in random order within its limit is masked; without such a
-        span, the example has no masked tokens. The limit is P. In a packed
-        row, it is `1 + floor(masked_lm_prob * tokens)`, so that the predictions
-        of any K examples fit into P + K - 1 slots.
+        first span in random order with at most `max_predictions_per_seq`
+        tokens is masked. An example without such a span has no masked tokens.
+
+    Raises:
+        ValueError: If the masked tokens of a packed row exceed its slots; for
+            tensors an InvalidArgumentError. It does not happen to records that
+            are packed for the same `masked_lm_prob` and `ngram`.
 
     Example:
         >>> masked = mask_batch(
@@ -150,7 +152,6 @@ def mask_batch(
         >>> masked.weights.tolist()
         [[1.0, 1.0, 0.0]]
     """
-    is_packed = example_numbers is not None
     if example_numbers is None:
         example_numbers = ops.cast(input_ids != PAD_ID, "int32")
     examples = Examples(example_numbers, max_examples_per_row, ops)
@@ -166,19 +167,14 @@ def mask_batch(
     is_maskable = input_ids >= FIRST_ORDINARY_ID
     spans = measure_spans(opens_span, is_maskable, examples, ops)
     span_keys = _keys_at(spans.examples, keys, _SPAN_ORDER, ops)
-    budgets, limits = _find_budgets(
-        examples.num_tokens,
-        masked_lm_prob,
-        max_predictions_per_seq,
-        is_packed,
-        ops,
-    )
     taken = take_spans(
         spans.examples,
         spans.sizes,
         random_bits(span_keys, spans.positions, ops),
-        budgets,
-        limits,
+        _find_budgets(
+            examples.num_tokens, masked_lm_prob, max_predictions_per_seq, ops
+        ),
+        max_predictions_per_seq,
         ops,
     )
     tokens = _list_tokens(spans, taken, input_ids, is_maskable, ops)
@@ -207,25 +203,11 @@ def _find_words(
 
 
 def _find_budgets(
-    num_tokens: Array,
-    masked_lm_prob: float,
-    max_predictions: int,
-    is_packed: bool,
-    ops: Any,
-) -> tuple[Array, Array]:
-    """Number of tokens to mask in each example, at least 1, and its limit.
-
-    In packed rows, limits below `1 + masked_lm_prob * tokens` add up to at most
-    `K + floor(masked_lm_prob * length)` in a row.
-
-    Returns:
-        Two arrays, int64, `(examples,)`.
-    """
-    wanted = ops.cast(num_tokens, "float64") * masked_lm_prob
-    budgets = ops.clip(ops.cast(ops.rint(wanted), "int64"), 1, max_predictions)
-    least = 1 if is_packed else max_predictions
-    limits = ops.clip(ops.cast(wanted, "int64") + 1, least, max_predictions)
-    return budgets, limits
+    num_tokens: Array, masked_lm_prob: float, max_predictions: int, ops: Any
+) -> Array:
+    """Number of tokens to mask in each example, at least 1; int64."""
+    wanted = ops.rint(ops.cast(num_tokens, "float64") * masked_lm_prob)
+    return ops.clip(ops.cast(wanted, "int64"), 1, max_predictions)
 
 
 def _list_tokens(
@@ -280,7 +262,12 @@ def _make_batch(
     )
     rows = tokens.indices // length
     columns = tokens.indices - rows * length
-    slots = rows * num_slots + number_within_groups(rows, num_rows, ops)
+    numbers = number_within_groups(rows, num_rows, ops)
+    ops.check(
+        ops.max(numbers) < num_slots,
+        "a row must have as many slots as masked tokens",
+    )
+    slots = rows * num_slots + numbers
 
     def in_slots(values: Array, dtype: str) -> Array:
         empty = ops.zeros(num_rows * num_slots, dtype)

@@ -200,13 +200,13 @@ def take_spans(
     sizes: Array,
     order_bits: Array,
     budgets: Array,
-    limits: Array,
+    max_predictions: int,
     ops: Any = array_ops,
 ) -> Array:
     """Takes spans in random order while they fit the budget of their example.
 
-    If nothing fits in an example, its first span within the limit of the
-    example is taken.
+    If nothing fits in an example, its first span of at most `max_predictions`
+    tokens is taken.
 
     Args:
         examples: int64, `(spans,)`, the examples of the spans, nondecreasing.
@@ -214,8 +214,7 @@ def take_spans(
         order_bits: uint64, `(spans,)`, random; the order of the spans of an
             example.
         budgets: int64, `(examples,)`, number of tokens to mask.
-        limits: int64, `(examples,)`, maximum number of masked tokens, at least
-            the budget.
+        max_predictions: Maximum number of masked tokens in an example.
         ops: `array_ops`, or `tensor_ops` for tensors.
 
     Returns:
@@ -226,7 +225,9 @@ def take_spans(
     )
     sizes = ops.take(sizes, shuffled)
     taken, left = _take_what_fits(shuffled, examples, sizes, budgets, ops)
-    exceptions = _find_exceptions(examples, sizes, budgets, left, limits, ops)
+    exceptions = _find_exceptions(
+        examples, sizes, budgets, left, max_predictions, ops
+    )
     taken = ops.put(taken, ops.take(shuffled, exceptions), True)
     return ops.flatnonzero(taken)
 
@@ -309,7 +310,7 @@ def _find_exceptions(
     sizes: Array,
     budgets: Array,
     left: Array,
-    limits: Array,
+    max_predictions: int,
     ops: Any,
 ) -> Array:
     """Finds a span that exceeds the budget, for each example that none fits.
@@ -320,17 +321,17 @@ def _find_exceptions(
         budgets: int64, `(examples,)`.
         left: int64, `(examples,)`, what the spans taken leave of the budgets:
             all of it in an example that none fits.
-        limits: int64, `(examples,)`, maximum number of masked tokens.
+        max_predictions: Maximum number of masked tokens in an example.
         ops: `array_ops` or `tensor_ops`.
 
     Returns:
-        int64; the index of the first span of such an example that is within
-        the limit.
+        int64; the index of the first span of such an example that has at most
+        `max_predictions` tokens.
     """
     candidates = ops.flatnonzero(
         ops.take(left == budgets, examples)
         & (sizes > 0)
-        & (sizes <= ops.take(limits, examples))
+        & (sizes <= max_predictions)
     )
     numbers = number_within_groups(
         ops.take(examples, candidates), budgets.shape[0], ops

@@ -349,10 +349,9 @@ def unpack_masks(masked, numbers):
 
 @pytest.mark.parametrize("ops", [array_ops, tensor_ops])
 def test_masks_of_a_packed_example_do_not_depend_on_its_company(ops):
-    """Nor on its place in the row. They are those of an unpacked row: the
-    words have one token, so no span exceeds a budget."""
+    """Nor on its place in the row. They are those of an unpacked row."""
     rng = np.random.default_rng(9)
-    ids, boundary = make_rows(rng, 7, 40, continuation=0)
+    ids, boundary = make_rows(rng, 7, 40)
     keys = rng.integers(0, 2**64, 7, dtype=np.uint64)
     settings = {"max_predictions_per_seq": 40}
     alone = mask_with(ops, ids, boundary, keys, **settings)
@@ -362,13 +361,11 @@ def test_masks_of_a_packed_example_do_not_depend_on_its_company(ops):
             alone, (ids > 0).astype(np.int32)
         ).items()
     }
-    groups = {
-        "three rows": [[4, 0, 2], [6], [1, 5, 3]],
-        "other rows": [[2, 4], [3, 6, 1], [0, 5]],
-        "one row": [[6, 5, 4, 3, 2, 1, 0]],
-        "last alone": [[0, 1, 2, 3, 4, 5], [6]],
-    }
-    for rows in groups.values():
+    for rows in (
+        [[4, 0, 2], [6], [1, 5, 3]],
+        [[2, 4], [3, 6, 1], [0, 5]],
+        [[6, 5, 4, 3, 2, 1, 0]],
+    ):
         *batch, packed_keys = pack_rows(ids, boundary, keys, rows, 250, 7)
         masked = mask_packed(ops, *batch, packed_keys, **settings)
         assert masked.positions.shape == (len(rows), 40 + 7 - 1)
@@ -389,56 +386,74 @@ def test_masks_of_a_packed_example_do_not_depend_on_its_company(ops):
     prob=st.floats(0.01, 0.9),
     ngram=st.integers(1, 5),
 )
-def test_masks_of_packed_rows_fit_their_slots(
+def test_packed_rows_hold_the_masks_of_their_examples(
     seed, max_examples, continuation, prob, ngram
 ):
-    """Full rows of examples of any length, with words of any length. P is the
-    smallest number above the fraction of the row."""
+    """Full rows of examples of any length, with words of any length."""
     rng = np.random.default_rng(seed)
-    length = 60
-    rows = []
+    length, groups, sizes = 60, [], []
     for _ in range(3):
-        room, lengths = length, []
-        while len(lengths) < max_examples and room >= 5:
-            lengths.append(int(rng.integers(5, room + 1)))
-            room -= lengths[-1]
-        rows.append(lengths)
-    sizes = [size for lengths in rows for size in lengths]
+        room, first = length, len(sizes)
+        while len(sizes) - first < max_examples and room >= 5:
+            sizes.append(int(rng.integers(5, room + 1)))
+            room -= sizes[-1]
+        groups.append(range(first, len(sizes)))
     ids = rng.integers(5, VOCAB_SIZE, (len(sizes), length)).astype(np.int32)
     boundary = (rng.random(ids.shape) >= continuation).astype(np.int32)
     for example, size in enumerate(sizes):
         ids[example, [0, size // 2, size - 1]] = CLS_ID, SEP_ID, SEP_ID
         ids[example, size:] = boundary[example, size:] = 0
-    ends = np.cumsum([len(lengths) for lengths in rows])
-    groups = [
-        range(end - len(lengths), end)
-        for end, lengths in zip(ends, rows, strict=True)
-    ]
     keys = rng.integers(0, 2**64, len(sizes), dtype=np.uint64)
-    *batch, packed_keys = pack_rows(
-        ids, boundary, keys, groups, length, max_examples
-    )
     settings = {
         "masked_lm_prob": prob,
         "max_predictions_per_seq": int(prob * length) + 1,
         "ngram": ngram,
     }
+    alone = mask_with(array_ops, ids, boundary, keys, **settings)
+    *batch, packed_keys = pack_rows(
+        ids, boundary, keys, groups, length, max_examples
+    )
+    num_slots = settings["max_predictions_per_seq"] + max_examples - 1
+    counts = alone.weights.sum(axis=1)
+    if max(counts[list(group)].sum() for group in groups) > num_slots:
+        # Long words exceed the budgets.
+        with pytest.raises(ValueError, match="slots"):
+            mask_packed(array_ops, *batch, packed_keys, **settings)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="slots"):
+            mask_packed(tensor_ops, *batch, packed_keys, **settings)
+        return
     masked = mask_packed(array_ops, *batch, packed_keys, **settings)
     again = mask_packed(tensor_ops, *batch, packed_keys, **settings)
     assert_equal(again, masked)
-    restored, words = masked.input_ids.copy(), number_words(*batch[:2])
-    for row in range(len(groups)):
-        count = int(masked.weights[row].sum())
-        positions = masked.positions[row, :count]
-        assert (np.diff(positions) > 0).all()
-        assert (batch[0][row, positions] >= 5).all()
-        # No prediction is lost: masks cover complete words.
-        chosen = np.isin(words[row], words[row, positions])
-        np.testing.assert_array_equal(
-            np.flatnonzero(chosen & (words[row] >= 0)), positions
+    expected = unpack_masks(alone, (ids > 0).astype(np.int32))
+    assert unpack_masks(masked, batch[2]) == {
+        (row, number): expected[example, 1]
+        for row, group in enumerate(groups)
+        for number, example in enumerate(group, start=1)
+    }
+
+
+def test_budgets_of_packed_rows_fit_their_slots():
+    """Words of one token, so no span exceeds its budget: 15 % of the tokens,
+    rounded, and at least 1. Any K examples fit P + K - 1 slots."""
+    rng = np.random.default_rng(11)
+    length, max_examples = 128, 8
+    for _ in range(40):
+        sizes = rng.integers(5, 2 * length // rng.integers(1, 9), max_examples)
+        sizes = [int(s) for s in sizes[np.cumsum(sizes) <= length]] or [length]
+        ids = np.zeros((len(sizes), length), np.int32)
+        for example, size in enumerate(sizes):
+            ids[example, :size] = 7
+            ids[example, [0, size // 2, size - 1]] = CLS_ID, SEP_ID, SEP_ID
+        *batch, keys = pack_rows(
+            ids,
+            ids > 0,
+            rng.integers(0, 2**64, len(sizes), dtype=np.uint64),
+            [range(len(sizes))],
+            length,
+            max_examples,
         )
-        restored[row, positions] = masked.ids[row, :count]
-        for number, size in enumerate(rows[row], start=1):
-            of_example = batch[2][row, positions] == number
-            assert of_example.sum() <= 1 + prob * size
-    np.testing.assert_array_equal(restored, batch[0])
+        settings = {**SETTINGS, "ngram": 1}
+        masked = mask_packed(array_ops, *batch, keys, **settings)
+        budgets = [max(1, round(0.15 * size)) for size in sizes]
+        assert masked.weights.sum() == sum(budgets)

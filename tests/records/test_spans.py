@@ -69,7 +69,7 @@ def test_spans_are_taken_in_random_order_while_they_fit():
             if 0 < sizes[span] <= left[rows[span]]:
                 expected[span] = True
                 left[rows[span]] -= sizes[span]
-        taken = take_spans(rows, sizes, bits, budgets, np.full(4, 30))
+        taken = take_spans(rows, sizes, bits, budgets, 30)
         # A span without maskable tokens makes no difference.
         taken = taken[sizes[taken] > 0]
         np.testing.assert_array_equal(taken, np.flatnonzero(expected))
