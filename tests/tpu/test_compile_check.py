@@ -6,249 +6,25 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.errors import UserError
-from albert_tf.records.features import FEATURES
-from albert_tf.training import step_cost, train_step
-from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.schedules import DropoutRates
+from albert_tf.training import step_cost
 from tests.helpers import tiny_run
+from tests.helpers.compiled_runs import tiny_config
 from tpu import (
     compile_check,
     cycles,
     estimates,
-    replica_program,
     sweep,
     topologies,
     tpu_compiler,
 )
-from tpu.config import (
-    CompileCheckConfig,
-)
+from tpu.config import CompileCheckConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-# --- slices -----------------------------------------------------------------
-
-# As in Google Cloud's tables of accelerator types: chips, devices.
-SLICES = {
-    "v2-8": ("v2:2x2", 4, 8),
-    "v3-32": ("v3:4x4", 16, 32),
-    "v3-2048": ("v3:32x32", 1024, 2048),
-    "v4-8": ("v4:2x2x1", 4, 4),
-    "v4-4096": ("v4:8x16x16", 2048, 2048),
-    "v5litepod-1": ("v5e:1x1", 1, 1),
-    "v5litepod-8": ("v5e:2x4", 8, 8),
-    "v5litepod-256": ("v5e:16x16", 256, 256),
-    "v5e:4x8": ("v5e:4x8", 32, 32),
-    "v5p-128": ("v5p:4x4x4", 64, 64),
-    "v6e-64": ("v6e:8x8", 64, 64),
-    # As they may be spelled, too.
-    "V5E:4X8": ("v5e:4x8", 32, 32),
-    "v5e-4x8": ("v5e:4x8", 32, 32),
-    "v5e-32": ("v5e:4x8", 32, 32),
-}
-
-
-@pytest.mark.parametrize("name", SLICES)
-def test_slice_names_give_the_number_of_chips(name):
-    text, chips, cores = SLICES[name]
-    found = topologies.parse(name)
-    assert (str(found), found.num_chips, found.num_cores) == (
-        text,
-        chips,
-        cores,
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "remedy"),
-    [
-        ("v9:2x2", "v5e:16x16"),
-        ("v5e", "v5e:16x16"),
-        ("v4:4x4", "v4:4x4x8"),
-        ("v5e:4xfour", "v5e:4x8"),
-        ("v5e:0x4", "v5e:4x8"),
-        ("v3-9", "v3-8, v3-32"),
-        ("v5litepod-3", "v5litepod-4"),
-        ("v5e:64x64", "at most 256 chips.*4096"),
-        ("v6e:16x32", "at most 256 chips"),
-        ("v3:32x64", "at most 1024 chips"),
-        ("v5p:16x16x16", "at most 2048 chips"),
-        ("v5litepod-512", "v5litepod-256\\.$"),
-        ("v2-1024", "v2-512\\.$"),
-    ],
-)
-def test_invalid_slice_names_are_refused(name, remedy):
-    """Pods: 256 chips of v2, v5e and v6e, 1,024 of v3."""
-    with pytest.raises(UserError, match=remedy):
-        topologies.parse(name)
-
-
-def test_an_all_reduce_sends_each_byte_almost_twice():
-    """256 chips at 200 GB/s: 2 * 255/256 * 0.2 GB / 200 GB/s."""
-    seconds = topologies.parse("v5e:16x16").all_reduce_seconds(200_000_000)
-    assert seconds == pytest.approx(0.001 * 2 * 255 / 256)
-    assert topologies.parse("v5e:1x1").all_reduce_seconds(10**9) == 0
-
-
-# --- cycles -----------------------------------------------------------------
-
-HLO = """\
-HloModule jit_step, is_scheduled=true
-
-%inside (p.1: f32[8]) -> f32[8] {
-  %p.1 = f32[8]{0} parameter(0)
-  ROOT %a.1 = f32[8]{0} add(%p.1, %p.1), backend_config={"estimated_cycles":"9"}
-}
-
-%body (b: (s32[], f32[8])) -> (s32[], f32[8]) {
-  %b = (s32[], f32[8]{0}) parameter(0)
-  %f.1 = f32[8] fusion(%b), calls=%inside, x={"estimated_cycles":"1000"}
-  ROOT %t.1 = (s32[], f32[8]{0}) tuple(%b, %f.1)
-}
-
-%condition (c: (s32[], f32[8])) -> pred[] {
-  %limit = s32[]{:T(128)} constant(5)
-  %c = (s32[], f32[8]{0}) parameter(0)
-  %i = s32[]{:T(128)} get-tuple-element(%c), index=0
-  ROOT %less = pred[] compare(%i, %limit), direction=LT
-}
-
-ENTRY %main (x: f32[8]) -> f32[8] {
-  %x = f32[8]{0} parameter(0)
-  %one = s32[]{:T(128)} constant(1)
-  %copied = s32[]{:T(128)} copy(%one), backend_config={"estimated_cycles":"7"}
-  %r = (u64[2]{0}, u32[4,8]{1,0}) rng-bit-generator(%x), algorithm=rng_default
-  %sum = (f32[8]{0:T(256)}, bf16[2,3]{1,0}) all-reduce(%x, %x), to_apply=%inside
-  %t.2 = (s32[], f32[8]{0}) tuple(%copied, %x)
-  %loop = (s32[], f32[8]) while(%t.2), body=%body, condition=%condition, x={}
-  ROOT %out = f32[8]{0} get-tuple-element(%loop), index=1
-}
-"""
-
-
-def test_a_loop_body_counts_for_each_iteration():
-    """From 1 to below 5: 4 times 1000, and 7 outside; not what is fused."""
-    cost = cycles.program_cost(HLO)
-    assert cost.cycles == 4 * 1000 + 7
-    assert cost.uncounted_loops == 0
-    stated = HLO.replace(
-        "x={}", 'backend_config={"known_trip_count":{"n":"12"}}'
-    )
-    assert cycles.program_cost(stated).cycles == 12 * 1000 + 7
-
-
-def test_loops_of_unknown_length_are_reported():
-    """The counter starts at what nobody knows."""
-    unknown = HLO.replace("tuple(%copied, %x)", "tuple(%x, %x)")
-    cost = cycles.program_cost(unknown)
-    assert (cost.cycles, cost.uncounted_loops) == (1000 + 7, 1)
-
-
-def test_bytes_of_operations_without_estimate_are_added_up():
-    cost = cycles.program_cost(HLO)
-    assert cost.num_collectives == 1
-    assert cost.collective_bytes == 8 * 4 + 2 * 3 * 2
-    assert cost.random_bytes == 2 * 8 + 4 * 8 * 4
-
-
-def test_a_program_of_another_compiler_is_refused():
-    with pytest.raises(ValueError, match="TPU compiler"):
-        cycles.program_cost(HLO.replace("estimated_cycles", "cycles"))
-
-
-# --- the program ------------------------------------------------------------
-
-
-def tiny_config(**changes):
-    """No files: what reads them is not compiled."""
-    return tiny_run.make_config(
-        pathlib.Path("records"),
-        pathlib.Path("run"),
-        **{"dropout_schedule": "0:0.0", **changes},
-    )
-
-
-def make_batch(arguments, vocab_size):
-    """Random values of the shapes and kinds that a program wants."""
-    random = np.random.default_rng(0)
-    return [
-        tf.constant(random.integers(0, 2, spec.shape), spec.dtype)
-        if number != 0
-        else tf.constant(random.integers(5, vocab_size, spec.shape), spec.dtype)
-        for number, spec in enumerate(arguments)
-    ]
-
-
-@pytest.mark.slow
-def test_the_program_computes_the_trainers_step():
-    """On one core: figures and all variables as after the trainer's step."""
-    config = tiny_config(num_warmup_steps=0, gradient_accumulation_steps=2)
-    state = train_step.make_state(config, Pretraining(config))
-    program, (stop, replica_id, *features) = replica_program.make_program(
-        state, config, 1
-    )
-    values = make_batch(features, config.model.vocab_size)
-    before = {n: v.numpy() for n, v in state.variables().items()}
-    figures = program(
-        tf.ones(stop.shape), tf.zeros(replica_id.shape, tf.int32), *values
-    )
-
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    with strategy.scope():
-        trained = train_step.make_state(config, Pretraining(config))
-    replica_step = train_step.make_replica_step(trained, config)
-    names = [f.name for f in FEATURES if f.name != "token_boundary"]
-    settings = train_step.StepSettings(DropoutRates(0.0, 0.0))
-    expected = tf.function(strategy.run)(
-        lambda *v: replica_step(
-            dict(zip(names, v, strict=True)),
-            tf.constant(1.0),
-            settings=settings,
-        ),
-        values,
-    )
-
-    assert set(figures) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_allclose(
-            figures[name], value, rtol=1e-4, err_msg=name
-        )
-    for name, variable in trained.variables().items():
-        after = state.variables()[name].numpy()
-        np.testing.assert_allclose(
-            after, variable.numpy(), atol=1e-5, err_msg=name
-        )
-    assert any(
-        np.abs(before[n] - v).max() > 1e-4 for n, v in state.variables().items()
-    )
-
-
-def test_each_core_sums_over_the_complete_slice():
-    """The text of the program has a group of all 8 cores."""
-    config = tiny_config()
-    program, arguments = replica_program.make_program(
-        train_step.make_state(config, Pretraining(config)), config, 8
-    )
-    hlo = program.experimental_get_compiler_ir(*arguments)(
-        stage="hlo", platform_name="CPU"
-    )
-    sums = [line for line in hlo.splitlines() if " all-reduce(" in line]
-    # The weight of the batch, each gradient, and the figures.
-    assert (
-        len(sums)
-        == 2
-        + len(
-            train_step.make_state(config, Pretraining(config)).optimizer.slots
-        )
-        // 2
-    )
-    assert all("replica_groups={{0,1,2,3,4,5,6,7}}" in line for line in sums)
 
 
 def test_an_indivisible_batch_is_refused():
@@ -257,8 +33,6 @@ def test_an_indivisible_batch_is_refused():
         estimates.estimate(config, topologies.parse("v5e:2x4"))
     assert "num_replicas" in str(error.value)
 
-
-# --- the command ------------------------------------------------------------
 
 INSTALLED = all(map(importlib.util.find_spec, tpu_compiler.PACKAGES))
 
@@ -374,9 +148,6 @@ def test_a_sweep_combines_all_settings():
         for rate in (0.0, 0.1)
     }
     assert len(found) == 8
-
-
-# --- the compiler -----------------------------------------------------------
 
 
 def small_config(**changes):

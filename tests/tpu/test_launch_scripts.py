@@ -1,11 +1,8 @@
 """The launch scripts, run against a substitute for gcloud and the TPU hosts.
 
-The substitute is `tests/helpers/fake_gcloud.py`.
+The substitute is `tests/helpers/fake_cloud.py`.
 """
 
-import contextlib
-import http.server
-import json
 import os
 import pathlib
 import shlex
@@ -13,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -22,124 +18,9 @@ from absl import flags as absl_flags
 from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.training import step_cost
-from tests.helpers.run_processes import free_ports
+from tests.helpers.fake_cloud import ROOT, TRAINING, Metadata
 
-ROOT = pathlib.Path(__file__).parents[2]
-LAUNCH = ROOT / "tpu" / "launch.sh"
 SCRIPTS = [ROOT / "tpu" / "launch.sh", ROOT / "tpu" / "on_host.sh"]
-
-SETTINGS = ["--project=mine", "--zone=us-west4-a", "--name=base"]
-# These break if a shell expands them once too often, or too seldom.
-TRAINING = [
-    "--output_dir=gs://bucket/run",
-    "--input_file=gs://bucket/*.tfrecord",
-    "--dataset=a='b $HOME \"c\"'",
-]
-
-
-class Metadata(http.server.BaseHTTPRequestHandler):
-    """Answers like the metadata server of a TPU host."""
-
-    addresses = ("10.0.0.2",)
-
-    def do_GET(self):
-        endpoints = ",".join(f"unknown:unknown:{a}" for a in self.addresses)
-        answers = {
-            "attributes/worker-network-endpoints": endpoints,
-            "attributes/agent-worker-number": "0",
-            "network-interfaces/0/ip": self.addresses[0],
-        }
-        key = self.path.removeprefix("/computeMetadata/v1/instance/")
-        assert self.headers["Metadata-Flavor"] == "Google"
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(answers[key].encode())
-
-    def log_message(self, *_):
-        pass
-
-
-class Cloud:
-    """A directory that acts as Google Cloud for `tpu/launch.sh`."""
-
-    def __init__(self, directory, metadata_port):
-        self.path = directory / "cloud"
-        self.path.mkdir()
-        program = directory / "gcloud"
-        fake = (ROOT / "tests" / "helpers" / "fake_gcloud.py").read_text()
-        program.write_text(f"#!{sys.executable} -S\n{fake}")
-        program.chmod(0o755)
-        self.environment = {
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith("ALBERT_TPU_")
-            },
-            "PATH": f"{directory}:{os.environ['PATH']}",
-            "GCE_METADATA_HOST": f"127.0.0.1:{metadata_port}",
-            "ALBERT_TPU_PORT": str(free_ports(1)[0]),
-        }
-        self.set_up(["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
-        (self.path / "failing_deletes").touch()
-
-    def set_up(self, states=("ACTIVE",), plan=("0",), num_hosts=1):
-        (self.path / "new_states").write_text(" ".join(states))
-        (self.path / "plan").write_text("\n".join(plan) + "\n")
-        (self.path / "num_hosts").write_text(str(num_hosts))
-
-    def launch(self, *words, settings=SETTINGS, **environment):
-        return subprocess.run(
-            [LAUNCH, words[0], *settings, *words[1:]],
-            env={**self.environment, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-
-    def run(self, *settings):
-        return self.launch(
-            "run", "--poll_s=0", "--grace_s=1", *settings, "--", *TRAINING
-        )
-
-    def start(self):
-        """Starts training, and returns when it runs."""
-        assert self.launch("start", "--", *TRAINING).returncode == 0
-        while not (self.path / "trained").exists():
-            time.sleep(0.01)
-
-    @property
-    def calls(self):
-        path = self.path / "calls"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def verbs(self):
-        """The create and delete commands of requests, in order."""
-        return [
-            call[3]
-            for call in self.calls
-            if call[2] == "queued-resources" and call[3] in ("create", "delete")
-        ]
-
-    def trained(self):
-        """TPU_LOAD_LIBRARY and the arguments of Python, for each start."""
-        text = (self.path / "trained").read_text()
-        starts = [start.split("\0") for start in text.split("END\0") if start]
-        return [(start[0].split("=")[1], start[1:-1]) for start in starts]
-
-
-@pytest.fixture
-def cloud(tmp_path):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
-        Metadata.addresses = ("10.0.0.2",)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        made = Cloud(tmp_path, server.server_address[1])
-        yield made
-        server.shutdown()
-        for path in made.path.glob("host-*/albert_tf_state/*.pid"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
 
 
 def commands_of(dry_run):

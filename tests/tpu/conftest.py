@@ -1,0 +1,24 @@
+"""A substitute for Google Cloud, for the tests of `tpu/launch.sh`."""
+
+import contextlib
+import http.server
+import os
+import signal
+import threading
+
+import pytest
+
+from tests.helpers.fake_cloud import Cloud, Metadata
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        Metadata.addresses = ("10.0.0.2",)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made = Cloud(tmp_path, server.server_address[1])
+        yield made
+        server.shutdown()
+        for path in made.path.glob("host-*/albert_tf_state/*.pid"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)

@@ -1,0 +1,91 @@
+"""The program of one TPU core."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.records.features import FEATURES
+from albert_tf.training import train_step
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.schedules import DropoutRates
+from tests.helpers.compiled_runs import tiny_config
+from tpu import (
+    replica_program,
+)
+
+
+def make_batch(arguments, vocab_size):
+    """Random values of the shapes and kinds that a program wants."""
+    random = np.random.default_rng(0)
+    return [
+        tf.constant(random.integers(0, 2, spec.shape), spec.dtype)
+        if number != 0
+        else tf.constant(random.integers(5, vocab_size, spec.shape), spec.dtype)
+        for number, spec in enumerate(arguments)
+    ]
+
+
+@pytest.mark.slow
+def test_the_program_computes_the_trainers_step():
+    """On one core: figures and all variables as after the trainer's step."""
+    config = tiny_config(num_warmup_steps=0, gradient_accumulation_steps=2)
+    state = train_step.make_state(config, Pretraining(config))
+    program, (stop, replica_id, *features) = replica_program.make_program(
+        state, config, 1
+    )
+    values = make_batch(features, config.model.vocab_size)
+    before = {n: v.numpy() for n, v in state.variables().items()}
+    figures = program(
+        tf.ones(stop.shape), tf.zeros(replica_id.shape, tf.int32), *values
+    )
+
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        trained = train_step.make_state(config, Pretraining(config))
+    replica_step = train_step.make_replica_step(trained, config)
+    names = [f.name for f in FEATURES if f.name != "token_boundary"]
+    settings = train_step.StepSettings(DropoutRates(0.0, 0.0))
+    expected = tf.function(strategy.run)(
+        lambda *v: replica_step(
+            dict(zip(names, v, strict=True)),
+            tf.constant(1.0),
+            settings=settings,
+        ),
+        values,
+    )
+
+    assert set(figures) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            figures[name], value, rtol=1e-4, err_msg=name
+        )
+    for name, variable in trained.variables().items():
+        after = state.variables()[name].numpy()
+        np.testing.assert_allclose(
+            after, variable.numpy(), atol=1e-5, err_msg=name
+        )
+    assert any(
+        np.abs(before[n] - v).max() > 1e-4 for n, v in state.variables().items()
+    )
+
+
+def test_each_core_sums_over_the_complete_slice():
+    """The text of the program has a group of all 8 cores."""
+    config = tiny_config()
+    program, arguments = replica_program.make_program(
+        train_step.make_state(config, Pretraining(config)), config, 8
+    )
+    hlo = program.experimental_get_compiler_ir(*arguments)(
+        stage="hlo", platform_name="CPU"
+    )
+    sums = [line for line in hlo.splitlines() if " all-reduce(" in line]
+    # The weight of the batch, each gradient, and the figures.
+    assert (
+        len(sums)
+        == 2
+        + len(
+            train_step.make_state(config, Pretraining(config)).optimizer.slots
+        )
+        // 2
+    )
+    assert all("replica_groups={{0,1,2,3,4,5,6,7}}" in line for line in sums)
