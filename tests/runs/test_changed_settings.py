@@ -31,6 +31,8 @@ NEVER = {
 IF_ALLOWED = {
     "data.max_seq_length": 24,
     "data.max_predictions_per_seq": 5,
+    "data.packing": "best_fit",
+    "data.max_examples_per_row": 4,
     "data.masked_lm_prob": 0.2,
     "data.ngram": 2,
     "data.data_schedule": "0:some",
