@@ -11,13 +11,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.config import PretrainingConfig
-from albert_tf.records.features import FEATURES
+from albert_tf.config import DataConfig, PretrainingConfig
+from albert_tf.records.features import (
+    EXAMPLE_NUMBERS,
+    Feature,
+    stored_features,
+)
 from albert_tf.training import schedules, train_step
 from albert_tf.training.pretraining import Pretraining
 
-# Only masking reads token_boundary, so batches do not hold it.
-_IN_BATCHES = [f for f in FEATURES if f.name != "token_boundary"]
+# Masking reads one, and unpacking the other, so batches do not hold them.
+_NOT_IN_BATCHES = ("token_boundary", EXAMPLE_NUMBERS)
 
 
 class SliceContext(tf.distribute.ReplicaContext):
@@ -59,6 +63,15 @@ class SliceContext(tf.distribute.ReplicaContext):
         )
 
 
+def batch_features(data: DataConfig) -> list[Feature]:
+    """The features of a batch, in the order of the program's arguments."""
+    return [
+        feature
+        for feature in stored_features("static", data.packing)
+        if feature.name not in _NOT_IN_BATCHES
+    ]
+
+
 def make_program(
     state: train_step.TrainState, config: PretrainingConfig, num_replicas: int
 ) -> tuple[Any, list[tf.TensorSpec]]:
@@ -71,19 +84,20 @@ def make_program(
 
     Returns:
         A `tf.function` compiled by XLA, and the specs of its arguments: the
-        stop flag, the number of the replica, and each feature of the
+        stop flag, the number of the replica, and the `batch_features` of the
         per-replica batch. It returns what the trainer's function returns.
     """
     replica_step = train_step.make_replica_step(
         state, config, device_type="TPU"
     )
     settings = train_step.StepSettings(schedules.dropout_rates(0, config))
+    features = batch_features(config.data)
 
     @tf.function(jit_compile=True, autograph=False)
     def program(
         stop: tf.Tensor, replica_id: tf.Tensor, *values: tf.Tensor
     ) -> Any:
-        names = [feature.name for feature in _IN_BATCHES]
+        names = [feature.name for feature in features]
         batch = dict(zip(names, values, strict=True))
         with SliceContext(num_replicas, replica_id):
             return replica_step(batch, stop, settings=settings)
@@ -98,7 +112,7 @@ def make_program(
                 # The dtypes of batches: TPUs have no int64.
                 tf.int32 if feature.dtype == "int64" else tf.float32,
             )
-            for feature in _IN_BATCHES
+            for feature in features
         ),
     ]
 

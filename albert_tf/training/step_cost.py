@@ -25,6 +25,7 @@ from albert_tf.config import (
     PretrainingConfig,
 )
 from albert_tf.interop.weight_names import list_weights
+from albert_tf.records.features import SENTENCE_LABEL, stored_features
 
 PROCESS_STATUS = pathlib.Path("/proc/self/status")
 TPU_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"  # set on TPU VMs
@@ -43,12 +44,15 @@ def flops_per_step(
 
     Args:
         model: The architecture.
-        data: Batch size and lengths.
+        data: Batch size, lengths and packing.
         sentence_objective: "none" has neither pooler nor sentence head.
     """
     length, hidden = data.max_seq_length, model.hidden_size
-    embedding, predictions = model.embedding_size, data.max_predictions_per_seq
-    has_sentence_head = sentence_objective != "none"
+    embedding, predictions = model.embedding_size, _num_predictions(data)
+    # Sentences that are classified in a row, with the empty slots.
+    sentences = 0
+    if sentence_objective != "none":
+        sentences = _length_of(SENTENCE_LABEL, data)
     # A product of (a, b) and (b, c) takes 2 a b c operations. For each token:
     key_value = 4 * hidden**2
     others = (
@@ -57,17 +61,27 @@ def flops_per_step(
         + 4 * hidden * model.intermediate_size  # feed-forward
     )
     blocks = model.num_hidden_layers * model.inner_group_num
-    reads = predictions + has_sentence_head  # positions of the last block
-    example = blocks * length * key_value
-    example += ((blocks - 1) * length + reads) * others
+    reads = predictions + sentences  # positions of the last block
+    row = blocks * length * key_value
+    row += ((blocks - 1) * length + reads) * others
     if embedding != hidden:
-        example += length * 2 * embedding * hidden
-    example += predictions * (
+        row += length * 2 * embedding * hidden
+    row += predictions * (
         2 * hidden * embedding + 2 * embedding * model.vocab_size
     )
-    if has_sentence_head:
-        example += 2 * hidden**2 + 4 * hidden
-    return 3 * example * data.global_batch_size
+    row += sentences * (2 * hidden**2 + 4 * hidden)
+    return 3 * row * data.global_batch_size
+
+
+def _num_predictions(data: DataConfig) -> int:
+    """Slots for masked tokens in a row."""
+    return _length_of("masked_lm_ids", data)
+
+
+def _length_of(name: str, data: DataConfig) -> int:
+    """Values that a feature has in a row."""
+    features = stored_features("static", data.packing)
+    return next(f for f in features if f.name == name).length(data)
 
 
 def peak_flops(
@@ -118,7 +132,7 @@ def estimate_memory(
     """
     model, data = config.model, config.data
     weights = 4 * num_parameters(model, config.training.sentence_objective)
-    examples = (
+    rows = (
         data.global_batch_size
         // num_replicas
         // data.gradient_accumulation_steps
@@ -127,13 +141,13 @@ def estimate_memory(
     width = 2 if config.distribution.precision == "mixed_bfloat16" else 4
     # Bytes per entry of the hidden states, if numbers have 2 bytes.
     per_entry = 34 + 5 * model.num_attention_heads * length / hidden
-    block = int(examples * length * hidden * per_entry * width / 2)
+    block = int(rows * length * hidden * per_entry * width / 2)
     blocks = model.num_hidden_layers * model.inner_group_num
     if config.distribution.remat:
-        kept = blocks * examples * length * hidden * width + block
+        kept = blocks * rows * length * hidden * width + block
     else:
         kept = blocks * block
-    logits = 4 * examples * data.max_predictions_per_seq * model.vocab_size
+    logits = 4 * rows * _num_predictions(data) * model.vocab_size
     return {
         "weights": weights,
         "gradients": weights,

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.records.features import FEATURES
 from albert_tf.training import train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
@@ -25,15 +24,40 @@ def make_batch(arguments, vocab_size):
     ]
 
 
+def test_the_program_takes_the_batches_of_packed_records():
+    config = tiny_config(packing="best_fit", max_examples_per_row=3)
+    state = train_step.make_state(config, Pretraining(config))
+    _, (_, _, *batch) = replica_program.make_program(state, config, 2)
+    data = config.data
+    names = [f.name for f in replica_program.batch_features(data)]
+    rows, slots = data.global_batch_size // 2, data.max_predictions_per_seq + 2
+    expected = dict.fromkeys(
+        ("input_ids", "input_mask", "segment_ids"), (rows, data.max_seq_length)
+    )
+    for name in "positions", "ids", "weights":
+        expected[f"masked_lm_{name}"] = (rows, slots)
+    for name in "positions", "labels", "weights":
+        expected[f"next_sentence_{name}"] = (rows, 3)
+    shapes = [tuple(spec.shape) for spec in batch]
+    assert dict(zip(names, shapes, strict=True)) == expected
+
+
 @pytest.mark.slow
-def test_the_program_computes_the_trainers_step():
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_the_program_computes_the_trainers_step(packing):
     """On one core: figures and all variables as after the trainer's step."""
-    config = tiny_config(num_warmup_steps=0, gradient_accumulation_steps=2)
+    config = tiny_config(
+        num_warmup_steps=0, gradient_accumulation_steps=2, packing=packing
+    )
     state = train_step.make_state(config, Pretraining(config))
     program, (stop, replica_id, *features) = replica_program.make_program(
         state, config, 1
     )
+    names = [f.name for f in replica_program.batch_features(config.data)]
     values = make_batch(features, config.model.vocab_size)
+    if packing == "best_fit":  # Random ones would not be those of [CLS].
+        number = names.index("next_sentence_positions")
+        values[number] = tf.zeros_like(values[number])
     before = {n: v.numpy() for n, v in state.variables().items()}
     figures = program(
         tf.ones(stop.shape), tf.zeros(replica_id.shape, tf.int32), *values
@@ -43,7 +67,6 @@ def test_the_program_computes_the_trainers_step():
     with strategy.scope():
         trained = train_step.make_state(config, Pretraining(config))
     replica_step = train_step.make_replica_step(trained, config)
-    names = [f.name for f in FEATURES if f.name != "token_boundary"]
     settings = train_step.StepSettings(DropoutRates(0.0, 0.0))
     expected = tf.function(strategy.run)(
         lambda *v: replica_step(

@@ -31,6 +31,7 @@ MODEL = ModelConfig(
 BATCH = DataConfig(
     global_batch_size=6, max_seq_length=22, max_predictions_per_seq=5
 )
+PACKED = dataclasses.replace(BATCH, packing="best_fit", max_examples_per_row=3)
 # Changes of MODEL, and the sentence objective.
 COMPUTATIONS = {
     "E < H": ({}, "sop"),
@@ -91,18 +92,21 @@ def flops_of_products(graph):
     return total
 
 
+@pytest.mark.parametrize("data", [BATCH, PACKED], ids=["unpacked", "packed"])
 @pytest.mark.parametrize(
     ("changes", "objective"), COMPUTATIONS.values(), ids=COMPUTATIONS
 )
-def test_flops_match_the_products_in_the_graph(changes, objective):
+def test_flops_match_the_products_in_the_graph(changes, objective, data):
     """Forward pass and gradients, as TensorFlow derives and prunes them."""
     config, model = make_model(changes, objective)
-    shape = [BATCH.global_batch_size, BATCH.max_seq_length]
-    names = ("input_ids", "input_mask", "segment_ids")
-    batch = {name: tf.TensorSpec(shape, tf.int32) for name in names}
-    batch["masked_lm_positions"] = tf.TensorSpec(
-        [BATCH.global_batch_size, BATCH.max_predictions_per_seq], tf.int32
-    )
+    lengths = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), 22)
+    lengths["masked_lm_positions"] = 5
+    if data is PACKED:
+        lengths |= {"masked_lm_positions": 7, "next_sentence_positions": 3}
+    batch = {
+        name: tf.TensorSpec([6, length], tf.int32)
+        for name, length in lengths.items()
+    }
 
     @tf.function
     def gradients(batch):
@@ -119,7 +123,7 @@ def test_flops_match_the_products_in_the_graph(changes, objective):
         tf.graph_util.import_graph_def(frozen, name="")
 
     expected = flops_of_products(graph)
-    assert step_cost.flops_per_step(config, BATCH, objective) == expected
+    assert step_cost.flops_per_step(config, data, objective) == expected
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,13 @@ def test_activation_memory_matches_the_paper():
     assert parts["logits"] == 3 * 4 * (4 * 20 * 30_000)
     assert parts["gradients"] == parts["weights"]
     assert parts["moments"] == 2 * parts["weights"]
+
+    # 20 + 8 - 1 slots in a packed row.
+    packed = settings(parts=4)
+    data = dataclasses.replace(packed.data, packing="best_fit")
+    packed = dataclasses.replace(packed, data=data)
+    of_packed = step_cost.estimate_memory(packed, num_replicas=2)
+    assert of_packed["logits"] == 3 * 4 * (4 * 27 * 30_000)
 
     # The input of each layer, and one layer computed a second time.
     recomputed = step_cost.estimate_memory(settings(remat=True, parts=4), 2)
