@@ -16,6 +16,7 @@ import tempfile
 
 import tensorflow as tf
 
+from albert_tf.config import FinetuningConfig
 from albert_tf.errors import UserError
 from albert_tf.interop import (
     google_albert,
@@ -228,9 +229,10 @@ def _read_run(path: str, step: int) -> ModelWeights:
     checkpoint, values = found
     values.pop(_STEP_NAME, None)
     objective = config.training.sentence_objective
+    head = config.head if isinstance(config, FinetuningConfig) else None
     slot_names = {
         f"{weight.path}/{moment}"
-        for weight in list_weights(config.model, objective)
+        for weight in list_weights(config.model, objective, head)
         for moment in MOMENTS
     }
     vocabulary = posixpath.join(run_dir, TOKENIZER_FILE)
@@ -242,6 +244,7 @@ def _read_run(path: str, step: int) -> ModelWeights:
         checkpoint.step,
         vocabulary if exists(vocabulary) else "",
         checkpoint.path,
+        head,
     )
 
 

@@ -15,27 +15,28 @@ from albert_tf.interop.hugging_face_tokenizer import is_cased
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import load_json_if_any
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.directory import RECORDS_METADATA_FILE
 
 
 class LoadedModel(NamedTuple):
-    """A pretrained model and its vocabulary.
+    """A pretrained or fine-tuned model and its vocabulary.
 
     Attributes:
         model: The model with its weights; `model.backbone` is without heads.
         tokenizer: Its vocabulary.
     """
 
-    model: AlbertPretrainer
+    model: AlbertPretrainer | AlbertForTask
     tokenizer: Tokenizer
 
 
 def load(
     path: str, checkpoint_step: int = 0, dtype: str = "float32"
 ) -> LoadedModel:
-    """Loads a pretrained model.
+    """Loads a pretrained or fine-tuned model.
 
     Args:
         path: A run directory or one of its checkpoints; a checkpoint of
@@ -64,29 +65,33 @@ def load(
         )
     return LoadedModel(
         make_model(weights, dtype),
-        Tokenizer(weights.vocabulary, _lower_cases(path)),
+        Tokenizer(weights.vocabulary, lower_cases(path)),
     )
 
 
 def make_model(
     weights: ModelWeights, dtype: str = "float32"
-) -> AlbertPretrainer:
+) -> AlbertPretrainer | AlbertForTask:
     """Builds a model and assigns its weights.
 
     Args:
         weights: Architecture and weights.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
     """
-    model = AlbertPretrainer(
-        weights.config, weights.sentence_objective, dtype=dtype
-    )
+    model: AlbertPretrainer | AlbertForTask
+    if weights.head is None:
+        model = AlbertPretrainer(
+            weights.config, weights.sentence_objective, dtype=dtype
+        )
+    else:
+        model = AlbertForTask(weights.config, weights.head, dtype=dtype)
     model.build()
     for variable in model.variables:
         variable.assign(weights.values[variable.path])
     return model
 
 
-def _lower_cases(path: str) -> bool | None:
+def lower_cases(path: str) -> bool | None:
     """Whether the model was trained on lower-cased text; None if unknown."""
     path = path.rstrip("/")
     found = find_format(path)

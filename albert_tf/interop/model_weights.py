@@ -1,4 +1,4 @@
-"""A pretrained model in memory: its architecture and its arrays."""
+"""A model in memory: its architecture and its arrays."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ from typing import Self
 import numpy as np
 from absl import logging
 
-from albert_tf.config import ModelConfig
+from albert_tf.config import ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError, name_faults
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.weight_names import Weight, list_weights
 
 MOMENTS = ("m", "v")  # the optimizers' names of their slots
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelWeights:
-    """A pretrained model, independent of any file format.
+    """A pretrained or fine-tuned model, independent of any file format.
 
     Attributes:
         config: The architecture.
@@ -27,6 +27,8 @@ class ModelWeights:
         step: Training steps completed; 0 if unknown.
         vocabulary: Path of the SentencePiece model; "" if unknown.
         source: Path that the model was read from, for messages.
+        head: The head of a fine-tuned model, which has no pretraining heads
+            and the sentence objective "none"; None for a pretrained model.
 
     Example:
         >>> import numpy as np
@@ -54,6 +56,7 @@ class ModelWeights:
     step: int = 0
     vocabulary: str = ""
     source: str = ""
+    head: TaskHeadConfig | None = None
 
     def __post_init__(self) -> None:
         """Checks values and slots against the architecture.
@@ -62,10 +65,7 @@ class ModelWeights:
             UserError: Naming values that are missing or unknown, or that have
                 the wrong shape or dtype.
         """
-        shapes = {
-            weight.path: weight.shape
-            for weight in list_weights(self.config, self.sentence_objective)
-        }
+        shapes = {weight.path: weight.shape for weight in self.list_weights()}
         _check_values("weights", shapes, self.values, self.source)
         if self.slots:
             slot_shapes = {
@@ -74,6 +74,10 @@ class ModelWeights:
                 for moment in MOMENTS
             }
             _check_values("moments", slot_shapes, self.slots, self.source)
+
+    def list_weights(self) -> list[Weight]:
+        """The variables of the model; see `weight_names.list_weights`."""
+        return list_weights(self.config, self.sentence_objective, self.head)
 
     @property
     def num_parameters(self) -> int:
@@ -98,7 +102,9 @@ class ModelWeights:
         )
         sources = {
             weight.path: self._path_before_regrouping(weight.path)
-            for weight in list_weights(config, self.sentence_objective)
+            for weight in list_weights(
+                config, self.sentence_objective, self.head
+            )
         }
         return dataclasses.replace(
             self,

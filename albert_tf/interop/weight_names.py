@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from albert_tf.config import ModelConfig
+from albert_tf.config import ModelConfig, TaskHeadConfig
 
 MODEL_NAME = "albert"  # the first part of every path
 
@@ -133,11 +133,13 @@ _LAYERS = {
                "cls/predictions/output_bias",
                "predictions.bias"),
     ),
-    # Only with a sentence objective.
-    "sentence": (
+    # Only with a sentence objective, or a task that reads a sequence.
+    "pooler": (
         _Layer(_DENSE, "HH", "pooler",
                "bert/pooler/dense",
                "albert.pooler"),
+    ),
+    "sentence": (
         _Layer(_PLAIN, "2H", "sentence/output_weights",
                "cls/seq_relationship/output_weights",
                "sop_classifier.classifier.weight"),
@@ -145,12 +147,31 @@ _LAYERS = {
                "cls/seq_relationship/output_bias",
                "sop_classifier.classifier.bias"),
     ),
+    # Heads of fine-tuned models. google-research/albert has them under names
+    # that depend on the script; its checkpoints are not written.
+    "classifier": (
+        _Layer(_DENSE, "HC", "classifier", "", "classifier"),
+    ),
+    "span": (
+        _Layer(_DENSE, "H2", "span", "", "qa_outputs"),
+    ),
+    # transformers has no such head.
+    "beam_span": (
+        _Layer(_DENSE, "H1", "beam_span/start", "", ""),
+        _Layer(_DENSE, "DH", "beam_span/end_transform", "", ""),
+        _Layer(_LAYER_NORM, "H", "beam_span/end_layer_norm", "", ""),
+        _Layer(_DENSE, "H1", "beam_span/end", "", ""),
+        _Layer(_DENSE, "DH", "beam_span/null_transform", "", ""),
+        _Layer(_PLAIN, "H1", "beam_span/null_weights", "", ""),
+    ),
 }
 # fmt: on
 
 
 def list_weights(
-    config: ModelConfig, sentence_objective: str = "sop"
+    config: ModelConfig,
+    sentence_objective: str = "sop",
+    head: TaskHeadConfig | None = None,
 ) -> list[Weight]:
     """Lists all variables of a model; their order has no meaning.
 
@@ -160,6 +181,7 @@ def list_weights(
             models. See `model_weights.ModelWeights.regrouped`.
         sentence_objective: "none" is a model without pooler and sentence
             head.
+        head: The head of a fine-tuned model, which has no pretraining heads.
 
     Example:
         >>> from albert_tf.config import ModelConfig
@@ -171,18 +193,32 @@ def list_weights(
         >>> sum(weight.path.startswith("albert/encoder") for weight in weights)
         18
     """
-    heads = list(_LAYERS["masked_lm"])
-    if sentence_objective != "none":
-        heads += _LAYERS["sentence"]
+    heads: list[_Layer] = []
+    for name in _head_layers(sentence_objective, head):
+        heads += _LAYERS[name]
     layers = list(_LAYERS["embeddings"])
     if config.embedding_size != config.hidden_size:
         layers += _LAYERS["projection"]
-    sizes = _sizes(config)
+    sizes = _sizes(config) | {"C": head.num_outputs if head else 0}
     return [
         weight
         for layer in (*layers, *_block_layers(config), *heads)
         for weight in _variables_of(layer, sizes)
     ]
+
+
+def _head_layers(
+    sentence_objective: str, head: TaskHeadConfig | None
+) -> tuple[str, ...]:
+    if head is None:
+        sentence = ("pooler", "sentence")
+        return (
+            "masked_lm",
+            *(sentence if sentence_objective != "none" else ()),
+        )
+    if head.has_pooler:
+        return ("pooler", "classifier")
+    return ("beam_span",) if head.is_beam else ("span",)
 
 
 def _sizes(config: ModelConfig) -> dict[str, int]:
@@ -194,7 +230,9 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
         "E": config.embedding_size,
         "H": config.hidden_size,
         "F": config.intermediate_size,
-        "2": 2,  # classes of the sentence objective
+        "D": 2 * config.hidden_size,
+        "1": 1,
+        "2": 2,  # classes of the sentence objective; start and end of a span
     }
 
 

@@ -23,6 +23,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import (
+    FinetuningConfig,
     PretrainingConfig,
     TrainingConfig,
     flatten,
@@ -43,6 +44,11 @@ from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
 CONFIG_FILE = "config.json"
 TRAINING_RECORDS_FILE = "training_records.json"
 RECORDS_METADATA_FILE = "records_metadata.json"
+
+_COMMANDS = {
+    PretrainingConfig: "python -m albert_tf.run_pretraining",
+    FinetuningConfig: "python -m albert_tf.run_finetuning",
+}
 
 
 def check(config: PretrainingConfig, data: TrainingData) -> None:
@@ -202,19 +208,27 @@ def write_config(run_dir: str, config: PretrainingConfig) -> None:
 
 
 def load_config(
-    run_dir: str, config_type: type[PretrainingConfig] = PretrainingConfig
+    run_dir: str, config_type: type[PretrainingConfig] | None = None
 ) -> PretrainingConfig:
     """Loads the resolved settings of a run.
 
     Args:
         run_dir: `--output_dir` of the run.
-        config_type: Class of the settings.
+        config_type: Class of the settings; None is the class that wrote them.
 
     Raises:
-        UserError: If the directory holds no run.
+        UserError: If the directory holds no run, or one of another command.
     """
     path = posixpath.join(run_dir, CONFIG_FILE)
-    return config_type.from_dict(load_json(path), source=path)
+    values = load_json(path)
+    written_by = FinetuningConfig if "head" in values else PretrainingConfig
+    if config_type is not None and config_type is not written_by:
+        raise UserError(
+            f"{run_dir} must hold a run of the same command",
+            received=f"a run of {_COMMANDS[written_by]}",
+            remedy="Choose another --output_dir.",
+        )
+    return written_by.from_dict(values, source=path)
 
 
 def _check_settings(
@@ -245,7 +259,7 @@ def _changed(
     stored: PretrainingConfig, config: PretrainingConfig, affects: str
 ) -> str:
     """Lists changed settings that affect the model, the result or nothing."""
-    settings = settings_by_path(PretrainingConfig)
+    settings = settings_by_path(type(config))
     before, now = flatten(stored.to_dict()), flatten(config.to_dict())
     return "; ".join(
         f"{name} was {before[name]!r} and is {value!r}"

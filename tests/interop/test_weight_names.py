@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from albert_tf.config import PARAMETER_SHARING, ModelConfig
+from albert_tf.config import PARAMETER_SHARING, ModelConfig, TaskHeadConfig
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.task_model import AlbertForTask
 from tests.helpers.tiny_albert import TINY
 
 
@@ -28,6 +29,25 @@ def test_paths_and_shapes_are_those_of_the_model(
     assert {
         weight.path: weight.shape for weight in list_weights(config, objective)
     } == {v.path: tuple(v.shape) for v in pretrainer.variables}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        TaskHeadConfig("classification", ("no", "yes", "maybe")),
+        TaskHeadConfig("regression"),
+        TaskHeadConfig("multiple_choice", num_choices=4),
+        TaskHeadConfig("question_answering"),
+        TaskHeadConfig("question_answering", squad_head="beam"),
+    ],
+    ids=lambda head: f"{head.kind}_{head.squad_head}",
+)
+def test_paths_and_shapes_are_those_of_the_fine_tuned_model(head):
+    model = AlbertForTask(TINY, head)
+    model.build()
+    assert {
+        weight.path: weight.shape for weight in list_weights(TINY, head=head)
+    } == {v.path: tuple(v.shape) for v in model.variables}
 
 
 def test_published_models_have_the_published_number_of_parameters():
