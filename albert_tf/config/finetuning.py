@@ -160,6 +160,29 @@ class FinetuningTrainingConfig(TrainingConfig):
         below=1,
         affects="result",
     )
+    null_threshold: float = setting(
+        0.0,
+        "Null odds above which a question of SQuAD 2.0 has no answer. They "
+        "are the score of no answer, minus that of the best answer for the "
+        "plain head.",
+        affects="nothing",
+    )
+    null_holdout_fraction: float = setting(
+        0.0,
+        "Fraction of the training documents of SQuAD 2.0 that are not trained "
+        "on. After the training, they decide the threshold, which is stored "
+        "in the run and replaces null_threshold.",
+        at_least=0,
+        below=0.5,
+        affects="result",
+    )
+    checkpoint: str = setting(
+        "newest",
+        "Checkpoint for mode=eval and predict: the newest; or the one with the "
+        "best score of all evaluations, see eval_every_n_steps.",
+        choices=("newest", "best"),
+        affects="nothing",
+    )
     num_runs: int = setting(
         1,
         "Number of runs with seeds seed, seed + 1, ..., in the directories "

@@ -110,8 +110,23 @@ class Evaluator:
         Raises:
             UserError: If a record is damaged; the error names it.
         """
+        collected = self.collect()
+        return collected and self._objective.evaluate(*collected)
+
+    def collect(
+        self,
+    ) -> tuple[dict[str, float], dict[str, np.ndarray]] | None:
+        """Collects sums and predictions of the model as it is now.
+
+        Returns:
+            The arguments of `Objective.evaluate`; None if a request to stop
+            cut the evaluation short.
+
+        Raises:
+            UserError: If a record is damaged; the error names it.
+        """
         try:
-            return self._run()
+            return self._collect()
         except corrupt_records.READING_ERRORS as error:
             found = corrupt_records.find_in(
                 self._held_out.files,
@@ -127,7 +142,9 @@ class Evaluator:
                 remedy="Build or copy that shard again.",
             ) from error
 
-    def _run(self) -> dict[str, float] | None:
+    def _collect(
+        self,
+    ) -> tuple[dict[str, float], dict[str, np.ndarray]] | None:
         totals: dict[str, float] = {}
         collected: dict[str, list[np.ndarray]] = {}
         batches = tqdm(
@@ -148,13 +165,10 @@ class Evaluator:
             if totals["stops"]:
                 return None
         # The last batch may end in padding examples, which are dropped here.
-        return self._objective.evaluate(
-            totals,
-            {
-                name: np.concatenate(values)[: self._held_out.num_examples]
-                for name, values in collected.items()
-            },
-        )
+        return totals, {
+            name: np.concatenate(values)[: self._held_out.num_examples]
+            for name, values in collected.items()
+        }
 
     def run_and_log(
         self, step: int, run_log: RunLog | None

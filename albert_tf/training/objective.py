@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.training.listener import Listener, LogEvent
 
 Scalars = dict[str, tf.Tensor]
 
@@ -47,6 +48,8 @@ class Objective(abc.ABC):
 
     Attributes:
         metric_names: The keys of `metrics`, `loss` among them.
+        num_sequences: Number of sequences of `max_seq_length` tokens in an
+            example.
 
     Example:
         >>> from albert_tf.config import PretrainingConfig
@@ -60,6 +63,7 @@ class Objective(abc.ABC):
     """
 
     metric_names: tuple[str, ...]
+    num_sequences: int = 1
 
     # Records.
 
@@ -171,6 +175,19 @@ class Objective(abc.ABC):
         """
         del predictions
         return {n: float(value) for n, value in self.metrics(sums).items()}
+
+    def cost(self, metrics: Mapping[str, float]) -> float:
+        """Compares evaluations: the run keeps the checkpoint of the lowest."""
+        return metrics["loss"]
+
+    def listeners(self, log_event: LogEvent) -> Sequence[Listener]:
+        """Objects that the training loop notifies; none by default.
+
+        Args:
+            log_event: Logs an event at the current step.
+        """
+        del log_event
+        return ()
 
     @abc.abstractmethod
     def describe(self, metrics: Mapping[str, float]) -> str:

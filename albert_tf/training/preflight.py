@@ -69,17 +69,22 @@ REMEDIES = {
 }
 
 
-def run(config: PretrainingConfig, objective: Objective | None = None) -> int:
+def run(
+    config: PretrainingConfig,
+    objective: Objective | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+) -> int:
     """Runs all checks and prints the table.
 
     Args:
         config: Settings of the run.
         objective: The objective of the run; by default pretraining.
+        strategy: Devices; None connects those of the settings.
 
     Returns:
         The exit status: 1 if a check failed.
     """
-    preflight = Preflight(config, objective or Pretraining(config))
+    preflight = Preflight(config, objective or Pretraining(config), strategy)
     try:
         return preflight.run()
     finally:
@@ -96,8 +101,14 @@ class Preflight:
     initial: InitialWeights | None  # initial weights
     strategy: tf.distribute.Strategy  # devices
 
-    def __init__(self, config: PretrainingConfig, objective: Objective) -> None:
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        objective: Objective,
+        strategy: tf.distribute.Strategy | None,
+    ) -> None:
         self.config = config
+        self._given_strategy = strategy
         self.objective = objective
         self._checks = Checklist(REMEDIES, TO_SAVE_MEMORY)
         self._storage = StorageChecks(config, objective, self._checks)
@@ -209,7 +220,9 @@ class Preflight:
         )
 
     def _devices(self) -> None:
-        strategy = make_strategy(self.config.distribution)
+        strategy = self._given_strategy or make_strategy(
+            self.config.distribution
+        )
         self.strategy = strategy
         self._checks.add(
             OK,
@@ -339,7 +352,8 @@ class Preflight:
     def _report_speed(self, first: Timed, timed: Timed, step: int) -> None:
         config, seconds = self.config, timed.seconds
         flops = self.objective.flops_per_step()
-        tokens = config.data.global_batch_size * config.data.max_seq_length
+        sequences = config.data.global_batch_size * self.objective.num_sequences
+        tokens = sequences * config.data.max_seq_length
         peak = step_cost.peak_flops(self.strategy, config.distribution)
         mfu = "MFU unknown: set --peak_tflops"
         if peak:

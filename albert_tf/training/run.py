@@ -67,6 +67,7 @@ class Run:
             *([Profiler(config, self.log_event)] if run_log else []),
             DropoutSwitch(config, progress, self.log_event),
             DataSwitch(config, data, self.log_event),
+            *trainer.state.objective.listeners(self.log_event),
             progress,
         )
         self.recovery = Recovery(
@@ -189,7 +190,9 @@ class Run:
         position.to_evaluate = metrics is None
         if metrics is not None:
             self.trainer.store.save_best(
-                position.step, self._notes(), metrics["loss"]
+                position.step,
+                self._notes(),
+                self.trainer.state.objective.cost(metrics),
             )
         return metrics is not None
 

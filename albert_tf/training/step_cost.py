@@ -47,12 +47,29 @@ def flops_per_step(
         data: Batch size, lengths and packing.
         sentence_objective: "none" has neither pooler nor sentence head.
     """
-    length, hidden = data.max_seq_length, model.hidden_size
-    embedding, predictions = model.embedding_size, _num_predictions(data)
+    hidden, embedding = model.hidden_size, model.embedding_size
+    predictions = _num_predictions(data)
     # Sentences that are classified in a row, with the empty slots.
     sentences = 0
     if sentence_objective != "none":
         sentences = _length_of(SENTENCE_LABEL, data)
+    row = encoder_flops(model, data.max_seq_length, predictions + sentences)
+    row += predictions * (
+        2 * hidden * embedding + 2 * embedding * model.vocab_size
+    )
+    row += sentences * (2 * hidden**2 + 4 * hidden)
+    return 3 * row * data.global_batch_size
+
+
+def encoder_flops(model: ModelConfig, length: int, reads: int) -> int:
+    """Operations of the forward pass of the encoder, for one row.
+
+    Args:
+        model: The architecture.
+        length: Number of tokens in a row.
+        reads: Number of positions that the heads read.
+    """
+    hidden, embedding = model.hidden_size, model.embedding_size
     # A product of (a, b) and (b, c) takes 2 a b c operations. For each token:
     key_value = 4 * hidden**2
     others = (
@@ -61,16 +78,11 @@ def flops_per_step(
         + 4 * hidden * model.intermediate_size  # feed-forward
     )
     blocks = model.num_hidden_layers * model.inner_group_num
-    reads = predictions + sentences  # positions of the last block
     row = blocks * length * key_value
     row += ((blocks - 1) * length + reads) * others
     if embedding != hidden:
         row += length * 2 * embedding * hidden
-    row += predictions * (
-        2 * hidden * embedding + 2 * embedding * model.vocab_size
-    )
-    row += sentences * (2 * hidden**2 + 4 * hidden)
-    return 3 * row * data.global_batch_size
+    return row
 
 
 def _num_predictions(data: DataConfig) -> int:
@@ -120,6 +132,22 @@ def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
 def estimate_memory(
     config: PretrainingConfig, num_replicas: int
 ) -> dict[str, int]:
+    """Estimates the bytes that a step of pretraining needs on one device."""
+    return estimate_step_memory(
+        config,
+        num_replicas,
+        num_parameters(config.model, config.training.sentence_objective),
+        num_logits=_num_predictions(config.data) * config.model.vocab_size,
+    )
+
+
+def estimate_step_memory(
+    config: PretrainingConfig,
+    num_replicas: int,
+    num_parameters: int,
+    num_sequences: int = 1,
+    num_logits: int = 0,
+) -> dict[str, int]:
     """Estimates the bytes that a training step needs on one device, by purpose.
 
     The formula of Korthikanti et al. counts the activations that are kept for
@@ -127,13 +155,21 @@ def estimate_memory(
     operations, and frameworks keep more tensors. The estimate counts the last
     block at all positions.
 
+    Args:
+        config: Settings of the run.
+        num_replicas: Number of devices.
+        num_parameters: Number of trainable values.
+        num_sequences: Number of sequences in an example.
+        num_logits: Number of logits for an example.
+
     Reference:
         [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.
     """
     model, data = config.model, config.data
-    weights = 4 * num_parameters(model, config.training.sentence_objective)
+    weights = 4 * num_parameters
     rows = (
-        data.global_batch_size
+        num_sequences
+        * data.global_batch_size
         // num_replicas
         // data.gradient_accumulation_steps
     )
@@ -147,7 +183,7 @@ def estimate_memory(
         kept = blocks * rows * length * hidden * width + block
     else:
         kept = blocks * block
-    logits = 4 * rows * _num_predictions(data) * model.vocab_size
+    logits = 4 * rows * num_logits
     return {
         "weights": weights,
         "gradients": weights,

@@ -40,12 +40,17 @@ from albert_tf.training.run import Run
 from albert_tf.training.trainer import Trainer
 
 
-def train(config: PretrainingConfig, objective: Objective | None = None) -> int:
+def train(
+    config: PretrainingConfig,
+    objective: Objective | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+) -> int:
     """Trains, or resumes training, until `num_train_steps`.
 
     Args:
         config: Settings of the run.
         objective: The objective of the run; by default pretraining.
+        strategy: Devices; None connects those of the settings.
 
     Returns:
         The exit status: 0 after the last step. A request to stop saves a
@@ -62,7 +67,7 @@ def train(config: PretrainingConfig, objective: Objective | None = None) -> int:
     run_directory.check(config, data)
 
     # 2. Devices.
-    strategy = make_strategy(config.distribution)
+    strategy = strategy or make_strategy(config.distribution)
     with (
         watch_for_stop() as stop,
         name_lost_workers(config.distribution, strategy),
@@ -139,7 +144,9 @@ def open_run(
         run_log = RunLog.open(run_dir, position.step, position.to_evaluate)
     progress = Progress(
         config.training.num_train_steps,
-        config.data.global_batch_size * config.data.max_seq_length,
+        config.data.global_batch_size
+        * objective.num_sequences
+        * config.data.max_seq_length,
         objective.flops_per_step(),
         step_cost.peak_flops(strategy, config.distribution),
         run_dir,

@@ -175,9 +175,10 @@ class WarmStart:
             )
         for name, what in (
             ("initialized", "missing in the checkpoint and newly initialised"),
+            ("replaced", "of another task, and newly initialised"),
             ("unused", "not used"),
         ):
-            if report[name]:
+            if report.get(name):
                 owners = sorted({p.rpartition("/")[0] for p in report[name]})
                 lines.append(f"{what}: {', '.join(owners)}")
         if self.takes_moments:

@@ -1,0 +1,183 @@
+"""The model that fine-tuning starts from, and its vocabulary."""
+
+import dataclasses
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from albert_tf.config import FinetuningConfig, ModelConfig
+from albert_tf.errors import UserError
+from albert_tf.interop import formats, loading
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
+from albert_tf.io.files import load_json_if_any
+from albert_tf.records import features
+from albert_tf.records.tokenization import Tokenizer
+from albert_tf.runs import directory as run_directory
+from albert_tf.training.warm_start import SAME_SETTINGS, WarmStart
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseModel:
+    """Architecture, vocabulary and initial weights.
+
+    Attributes:
+        config: The architecture, with the dropout rates of the run.
+        vocabulary: Path of the SentencePiece model.
+        tokenizer: The vocabulary.
+        weights: Initial weights; None for random weights, and for runs that
+            all have a checkpoint.
+    """
+
+    config: ModelConfig
+    vocabulary: str
+    tokenizer: Tokenizer
+    weights: ModelWeights | None = None
+
+    def describe_vocabulary(self) -> dict[str, Any]:
+        """The content of `records_metadata.json` of a run."""
+        return {
+            "vocabulary_sha256": self.tokenizer.sha256,
+            "vocabulary_kind": self.tokenizer.kind,
+            "do_lower_case": self.tokenizer.do_lower_case,
+            "vocab_size": self.tokenizer.vocab_size,
+        }
+
+
+def find(config: FinetuningConfig, run_dirs: list[str]) -> BaseModel:
+    """Finds the model that runs start from, or the model of the runs.
+
+    1. All runs have checkpoints: their architecture and vocabulary.
+    2. `init_checkpoint`: that model.
+    3. `from_scratch`: `albert_config_file`, with random weights.
+
+    Raises:
+        UserError: If there is none of the three, if the vocabulary is unknown
+            or belongs to another model, or if the architecture differs from
+            `albert_config_file`.
+    """
+    settings = config.initialization
+    if all(map(run_directory.has_checkpoints, run_dirs)):
+        return of_run(run_dirs[0])
+    weights = None
+    model, vocabulary = config.model, settings.init_vocabulary
+    lower_cases = None
+    if settings.init_checkpoint:
+        weights = formats.read_weights(settings.init_checkpoint)
+        _check_architecture(config, weights)
+        model, vocabulary = weights.config, _vocabulary_of(config, weights)
+        lower_cases = loading.lower_cases(settings.init_checkpoint)
+    elif not settings.from_scratch:
+        raise UserError(
+            "--init_checkpoint is required: without a pretrained model, "
+            "fine-tuning starts from random weights",
+            remedy="Give a pretrained model, or set --from_scratch.",
+        )
+    tokenizer = Tokenizer(vocabulary, lower_cases)
+    if tokenizer.vocab_size != model.vocab_size:
+        raise UserError(
+            f"{vocabulary} must be the vocabulary of the model",
+            received=f"{tokenizer.vocab_size} pieces, and a model with "
+            f"{model.vocab_size}",
+            remedy="Choose another --init_vocabulary.",
+        )
+    rate = config.training.dropout
+    model = dataclasses.replace(
+        model, hidden_dropout_prob=rate, attention_probs_dropout_prob=rate
+    )
+    return BaseModel(model, vocabulary, tokenizer, weights)
+
+
+def of_run(run_dir: str) -> BaseModel:
+    """The architecture and the vocabulary of a run of fine-tuning.
+
+    Raises:
+        UserError: If the directory holds no such run, or no vocabulary.
+    """
+    config = run_directory.load_config(run_dir, FinetuningConfig)
+    vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
+    path = posixpath.join(run_dir, run_directory.RECORDS_METADATA_FILE)
+    stored = load_json_if_any(path) or {}
+    tokenizer = Tokenizer(vocabulary, stored.get("do_lower_case"))
+    features.check_agreement(
+        vocabulary,
+        {"sha256": tokenizer.sha256},
+        {"sha256": stored.get("vocabulary_sha256", tokenizer.sha256)},
+        remedy="Restore the vocabulary of the run.",
+    )
+    return BaseModel(config.model, vocabulary, tokenizer)
+
+
+def _check_architecture(
+    config: FinetuningConfig, weights: ModelWeights
+) -> None:
+    """Refuses an `albert_config_file` of another model."""
+    if config.model == ModelConfig():  # not given
+        return
+    features.check_agreement(
+        config.initialization.init_checkpoint,
+        dataclasses.asdict(weights.config),
+        {name: getattr(config.model, name) for name in SAME_SETTINGS},
+        remedy="Omit --albert_config_file.",
+    )
+
+
+def _vocabulary_of(config: FinetuningConfig, weights: ModelWeights) -> str:
+    given, own = config.initialization.init_vocabulary, weights.vocabulary
+    if not (given or own):
+        raise UserError(
+            f"{weights.source} must contain its vocabulary, "
+            f"{features.TOKENIZER_FILE}",
+            received="none",
+            remedy="Pass the vocabulary of the model as --init_vocabulary.",
+        )
+    if given and own and Tokenizer(given).sha256 != Tokenizer(own).sha256:
+        raise UserError(
+            "init_vocabulary must be the vocabulary of init_checkpoint",
+            received=f"{given}, and {own}, which differ",
+            remedy="Omit --init_vocabulary.",
+        )
+    return given or own
+
+
+def plan_start(config: FinetuningConfig, weights: ModelWeights) -> WarmStart:
+    """Plans which weights a run takes over.
+
+    The head is taken over only if the model was fine-tuned on a task with the
+    same labels.
+    """
+    keeps_head = weights.head == config.head
+    backbone = {w.path for w in list_weights(config.model, head=config.head)}
+    backbone &= {w.path for w in list_weights(config.model)}
+    here = [w.path for w in list_weights(config.model, head=config.head)]
+    taken = {
+        path: path
+        for path in here
+        if path in weights.values and (keeps_head or path in backbone)
+    }
+    new = [path for path in here if path not in taken]
+    report: Mapping[str, Any] = {
+        "init_checkpoint": config.initialization.init_checkpoint,
+        "step": weights.step,
+        "optimizer_state": False,
+        "vocabularies_known": True,
+        "pieces": {
+            "kept": config.model.vocab_size,
+            "new": 0,
+            "dropped": 0,
+            "kept_share_of_records": 1.0,
+        },
+        "positions": {
+            "here": config.model.max_position_embeddings,
+            "there": weights.config.max_position_embeddings,
+        },
+        "layers": {
+            "here": config.model.num_hidden_layers,
+            "there": weights.config.num_hidden_layers,
+            "taken_from": {},
+        },
+        "initialized": [path for path in new if path not in weights.values],
+        "replaced": [path for path in new if path in weights.values],
+        "unused": sorted(set(weights.values) - set(here)),
+    }
+    return WarmStart(weights, taken, None, False, report)

@@ -1,0 +1,256 @@
+"""The features of a task as TFRecord files, written once and used again.
+
+    OUTPUT_DIR/features/train/train-00000-of-00001.tfrecord, dev-...
+    OUTPUT_DIR/features/train/metadata.json
+    OUTPUT_DIR/features/predict/...
+
+The sequences of a directory have the same length: that of the longest one,
+rounded up. The model then computes less padding, with the same result.
+"""
+
+import dataclasses
+import json
+import posixpath
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.config.task_head import (
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TaskHeadConfig,
+)
+from albert_tf.finetuning.features import Record, TaskFeature
+from albert_tf.finetuning.tasks import TRAIN
+from albert_tf.input.record_sets import RecordSet
+from albert_tf.io.files import (
+    atomic_write,
+    load_json,
+    load_json_if_any,
+    remove_directory,
+    write_text,
+)
+from albert_tf.io.tfrecord import TFRecordWriter
+from albert_tf.records.features import METADATA_FILE, sha256_of
+
+RECORDS_PER_SHARD = 16384
+
+# Lengths are multiples of this number, which suits matrix units.
+LENGTH_MULTIPLE = 64
+
+# Seed of the order of training records. Official files may be sorted.
+_ORDER_SEED = 0
+
+MakeRecords = Callable[[], Iterable[Record]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureFiles:
+    """A directory of features.
+
+    Attributes:
+        directory: The directory.
+        max_seq_length: Length of every sequence.
+        splits: Number of records by file name, by split.
+        checksums: SHA-256 by file name.
+        constant_loss: By split, the least loss of predictions that do not
+            depend on the input: chance, if labels are balanced.
+        inputs_sha256: SHA-256 of all that decides the features.
+
+    Example:
+        >>> files = FeatureFiles(
+        ...     "run/features/train", 64,
+        ...     {"train": {"train-00000-of-00001.tfrecord": 67}},
+        ...     {"train-00000-of-00001.tfrecord": "2c26b4"},
+        ...     {"train": 0.69}, "ba7816",
+        ... )
+        >>> files.records("train").num_examples
+        67
+    """
+
+    directory: str
+    max_seq_length: int
+    splits: Mapping[str, Mapping[str, int]]
+    checksums: Mapping[str, str]
+    constant_loss: Mapping[str, float]
+    inputs_sha256: str
+
+    def names(self, split: str) -> tuple[str, ...]:
+        """Paths of the files of a split; () without that split."""
+        return tuple(
+            posixpath.join(self.directory, name)
+            for name in self.splits.get(split, ())
+        )
+
+    def records(self, split: str) -> RecordSet:
+        """The records of a split."""
+        counts, files = self.splits[split], self.names(split)
+        return RecordSet(
+            files=files,
+            counts=tuple(counts.values()),
+            checksums=tuple(self.checksums[name] for name in counts),
+            metadata=None,
+            directory=self.directory,
+            sets=(files,),
+        )
+
+
+def digest(examples: Sequence[object]) -> str:
+    """SHA-256 of examples, in order."""
+    return sha256_of("\n".join(map(repr, examples)).encode())
+
+
+def find_or_write(
+    directory: str,
+    splits: Mapping[str, MakeRecords],
+    features: Sequence[TaskFeature],
+    head: TaskHeadConfig,
+    max_seq_length: int,
+    inputs: Mapping[str, Any],
+) -> FeatureFiles:
+    """Returns the features in a directory; writes them if they are not there.
+
+    Args:
+        directory: The directory; other features in it are removed.
+        splits: Makes the records of each split. Those of "train" are written
+            in random order, the others in order.
+        features: The features of a record.
+        head: What the model predicts, for the constant loss.
+        max_seq_length: Length of the sequences in the records.
+        inputs: All that decides the features, as JSON.
+    """
+    inputs_sha256 = sha256_of(json.dumps(inputs, sort_keys=True).encode())
+    path = posixpath.join(directory, METADATA_FILE)
+    stored = load_json_if_any(path)
+    if stored is None or stored["inputs_sha256"] != inputs_sha256:
+        remove_directory(directory)
+        tf.io.gfile.makedirs(directory)
+        metadata = _write(directory, splits, features, head, max_seq_length)
+        metadata["inputs_sha256"] = inputs_sha256
+        write_text(path, json.dumps(metadata, indent=2) + "\n")
+        stored = load_json(path)
+    else:
+        logging.info("using the features in %s", directory)
+    return FeatureFiles(directory, **stored)
+
+
+def _write(
+    directory: str,
+    splits: Mapping[str, MakeRecords],
+    features: Sequence[TaskFeature],
+    head: TaskHeadConfig,
+    max_seq_length: int,
+) -> dict[str, Any]:
+    """Writes the shards; returns the metadata."""
+    records = {
+        split: [_without_padding(record, features) for record in make()]
+        for split, make in splits.items()
+    }
+    longest = max(
+        _length(r, features) for rows in records.values() for r in rows
+    )
+    rounded = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    length = min(rounded, max_seq_length)
+    counts: dict[str, dict[str, int]] = {}
+    checksums: dict[str, str] = {}
+    for split, rows in records.items():
+        if split == TRAIN:
+            order = np.random.default_rng(_ORDER_SEED).permutation(len(rows))
+            rows = [rows[i] for i in order]
+        num_shards = -(-len(rows) // RECORDS_PER_SHARD)
+        counts[split] = {}
+        for shard in range(num_shards):
+            begin = shard * RECORDS_PER_SHARD
+            of_shard = rows[begin : begin + RECORDS_PER_SHARD]
+            name = f"{split}-{shard:05d}-of-{num_shards:05d}.tfrecord"
+            with (
+                atomic_write(posixpath.join(directory, name)) as file,
+                TFRecordWriter(file) as writer,
+            ):
+                for record in of_shard:
+                    writer.write(_serialize(record, features, length))
+                checksums[name] = writer.sha256()
+            counts[split][name] = len(of_shard)
+    return {
+        "max_seq_length": length,
+        "splits": counts,
+        "checksums": checksums,
+        "constant_loss": {
+            split: constant_loss(rows, head) for split, rows in records.items()
+        },
+    }
+
+
+def _without_padding(
+    record: Record, features: Sequence[TaskFeature]
+) -> dict[str, np.ndarray]:
+    """Cuts sequences to the longest of the record; saves memory.
+
+    Returns:
+        Sequences as `(num_sequences, length)`, in the smallest type.
+    """
+    num_sequences = features[0].num_sequences
+    mask = record["input_mask"].reshape(num_sequences, -1)
+    length = int(mask.sum(axis=1).max())
+    cut = dict(record)
+    for feature in features:
+        if feature.num_sequences:
+            rows = record[feature.name].reshape(num_sequences, -1)[:, :length]
+            cut[feature.name] = rows.astype(np.min_scalar_type(rows.max()))
+    return cut
+
+
+def _length(record: Record, features: Sequence[TaskFeature]) -> int:
+    return record[features[0].name].shape[1]
+
+
+def _serialize(
+    record: Record, features: Sequence[TaskFeature], length: int
+) -> bytes:
+    example = tf.train.Example()
+    for feature in features:
+        values = record[feature.name]
+        if feature.num_sequences:
+            padding = length - values.shape[1]
+            # Padding of p_mask is 1: no answer contains it.
+            values = np.pad(
+                values,
+                ((0, 0), (0, padding)),
+                constant_values=int(feature.name == "p_mask"),
+            )
+        target = example.features.feature[feature.name]
+        if feature.dtype == "float32":
+            target.float_list.value.extend(values.ravel().tolist())
+        else:
+            target.int64_list.value.extend(values.ravel().tolist())
+    return example.SerializeToString()
+
+
+def constant_loss(records: Sequence[Record], head: TaskHeadConfig) -> float:
+    """The least loss of predictions that do not depend on the input.
+
+    It is the entropy of the labels, or their variance. A model at this loss
+    has learned only how frequent each label is.
+
+    Example:
+        >>> head = TaskHeadConfig("regression")
+        >>> records = [{"label": np.array([x])} for x in (1.0, 3.0)]
+        >>> constant_loss(records, head)
+        1.0
+    """
+
+    def entropy(name: str) -> float:
+        values = np.concatenate([record[name] for record in records])
+        _, counts = np.unique(values, return_counts=True)
+        shares = counts / counts.sum()
+        return float(-(shares * np.log(shares)).sum())
+
+    if head.kind == REGRESSION:
+        return float(np.var([record["label"][0] for record in records]))
+    if head.kind != QUESTION_ANSWERING:
+        return entropy("label")
+    loss = (entropy("start_position") + entropy("end_position")) / 2
+    return loss + 0.5 * entropy("is_impossible") * head.is_beam

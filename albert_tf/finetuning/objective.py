@@ -1,0 +1,291 @@
+"""The objective of fine-tuning: a task as the trainer knows it."""
+
+import json
+import math
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.config import FinetuningConfig
+from albert_tf.config.task_head import (
+    CLASSIFICATION,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+)
+from albert_tf.finetuning.base_model import BaseModel, plan_start
+from albert_tf.finetuning.feature_files import FeatureFiles
+from albert_tf.finetuning.features import task_features
+from albert_tf.finetuning.losses import task_sums
+from albert_tf.finetuning.tasks import DEV, TRAIN
+from albert_tf.input.record_format import Batch, RecordFormat
+from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
+from albert_tf.interop.weight_names import list_weights
+from albert_tf.io.files import open_existing, write_bytes, write_text
+from albert_tf.modeling.task_model import AlbertForTask
+from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.runs.directory import RECORDS_METADATA_FILE, has_checkpoints
+from albert_tf.training import step_cost, warm_start
+from albert_tf.training.listener import Listener, LogEvent
+from albert_tf.training.objective import InitialWeights, Objective, Scalars
+
+# Scores of the collected predictions of a split.
+Score = Callable[[Mapping[str, np.ndarray]], dict[str, float]]
+
+# A loss above this fraction of the loss of constant predictions is at chance.
+AT_CHANCE = 0.98
+
+
+class Finetuning(Objective):
+    """A classification, regression, multiple choice or span task.
+
+    Args:
+        config: Settings of the run, with model, head and lengths resolved.
+        files: Features of "train" and, if the task has one, "dev".
+        base: Initial weights and vocabulary.
+        score: Scores predictions for "dev"; None without "dev".
+        score_name: The score by which checkpoints are compared; the larger,
+            the better.
+    """
+
+    def __init__(
+        self,
+        config: FinetuningConfig,
+        files: FeatureFiles,
+        base: BaseModel,
+        score: Score | None = None,
+        score_name: str = "",
+    ) -> None:
+        self._config = config
+        self._head = config.head
+        self._files = files
+        self._base = base
+        self._score = score
+        self._score_name = score_name
+        self.num_sequences = config.head.num_choices
+        self.metric_names = ("loss", "accuracy")
+        if config.head.kind == REGRESSION:
+            self.metric_names = ("loss",)
+
+    def find_training_data(self) -> TrainingData:
+        return TrainingData((Phase(0, "", self._files.records(TRAIN)),))
+
+    def find_held_out(
+        self, data: TrainingData | None = None
+    ) -> RecordSet | None:
+        if DEV not in self._files.splits:
+            return None
+        return self._files.records(DEV)
+
+    def record_format(self, records: RecordSet) -> RecordFormat:
+        limits = {
+            "input_ids": self._config.model.vocab_size,
+            "segment_ids": 2,
+        }
+        if self._head.kind == CLASSIFICATION:
+            limits["label"] = self._head.num_outputs
+        if self._head.kind == MULTIPLE_CHOICE:
+            limits["label"] = self._head.num_choices
+        return RecordFormat(
+            task_features(self._head.kind, self._head.num_choices), limits
+        )
+
+    def describe_records(self, records: RecordSet) -> list[str]:
+        labels = self._head.labels
+        line = self._head.kind.replace("_", " ")
+        if labels:
+            line += f" into {len(labels)} classes: {', '.join(labels[:5])}"
+            line += ", ..." if len(labels) > 5 else ""
+        loss = self._files.constant_loss[TRAIN]
+        return [line, f"loss of constant predictions: {loss:.3f}"]
+
+    def make_model(self) -> AlbertForTask:
+        distribution = self._config.distribution
+        model = AlbertForTask(
+            self._config.model,
+            self._head,
+            self._config.training.classifier_dropout,
+            dtype=distribution.precision,
+            remat=distribution.remat,
+        )
+        model.build()
+        return model
+
+    def initial_weights(
+        self, data: TrainingData
+    ) -> warm_start.WarmStart | None:
+        weights = self._base.weights
+        if weights is None or has_checkpoints(self._config.training.output_dir):
+            return None
+        return plan_start(self._config, weights)
+
+    def write_report(
+        self, run_dir: str, initial: InitialWeights | None
+    ) -> None:
+        """Also stores the vocabulary, which makes the run complete."""
+        assert initial is None or isinstance(initial, warm_start.WarmStart)
+        warm_start.write_report(run_dir, initial)
+        with open_existing(self._base.vocabulary, "rb") as vocabulary:
+            write_bytes(
+                posixpath.join(run_dir, TOKENIZER_FILE), vocabulary.read()
+            )
+        write_text(
+            posixpath.join(run_dir, RECORDS_METADATA_FILE),
+            json.dumps(self._base.describe_vocabulary(), indent=2) + "\n",
+        )
+
+    def weights(self, batch: Batch) -> Scalars:
+        return {"label": tf.reduce_sum(batch["example_weight"])}
+
+    def sums(self, outputs: Any, batch: Batch) -> Scalars:
+        return task_sums(self._head, outputs, batch)
+
+    def loss(self, sums: Scalars, weights: Scalars) -> tf.Tensor:
+        return tf.math.divide_no_nan(sums["label_loss_sum"], weights["label"])
+
+    def metrics(self, sums: Mapping[str, Any]) -> Scalars:
+        quantities = {"loss": "loss", "accuracy": "correct"}
+        return {
+            name: tf.math.divide_no_nan(
+                sums[f"label_{quantities[name]}_sum"], sums["label_weight_sum"]
+            )
+            for name in self.metric_names
+        }
+
+    def predictions(self, outputs: Any, batch: Batch) -> dict[str, tf.Tensor]:
+        if not self._is_span:
+            return dict(outputs)
+        numbers = ("example_number", "window_number")
+        # Those of the beam suffice to find the answers.
+        unused = ("start_logits", "end_logits") if self._head.is_beam else ()
+        return {
+            **{name: batch[name][:, 0] for name in numbers},
+            **{n: value for n, value in outputs.items() if n not in unused},
+        }
+
+    def evaluate(
+        self, sums: Mapping[str, float], predictions: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        metrics = super().evaluate(sums, predictions)
+        if self._score is not None:
+            metrics |= self._score(predictions)
+        return metrics
+
+    def cost(self, metrics: Mapping[str, float]) -> float:
+        return -metrics.get(self._score_name, -metrics["loss"])
+
+    def listeners(self, log_event: LogEvent) -> Sequence[Listener]:
+        return [
+            ChanceWatch(
+                self._config, self._files.constant_loss[TRAIN], log_event
+            )
+        ]
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        if "accuracy" not in metrics:
+            return f"error {math.sqrt(metrics['loss']):.3f}"
+        return f"accuracy {metrics['accuracy']:.1%}"
+
+    def describe_evaluation(
+        self, metrics: Mapping[str, float], records: RecordSet
+    ) -> list[str]:
+        scores = [f"{name} {value:.4g}" for name, value in metrics.items()]
+        return [f"{', '.join(scores)}, on {records.num_examples} records"]
+
+    def num_parameters(self) -> int:
+        weights = list_weights(self._config.model, head=self._head)
+        return sum(math.prod(weight.shape) for weight in weights)
+
+    def flops_per_step(self) -> int:
+        data, model = self._config.data, self._config.model
+        reads = data.max_seq_length if self._is_span else 1
+        head = 2 * model.hidden_size * reads * max(2, self._head.num_outputs)
+        pooler = 2 * model.hidden_size**2 * self._head.has_pooler
+        sequence = step_cost.encoder_flops(model, data.max_seq_length, reads)
+        return (
+            3
+            * data.global_batch_size
+            * self.num_sequences
+            * (sequence + pooler + head)
+        )
+
+    def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
+        return step_cost.estimate_step_memory(
+            self._config,
+            num_replicas,
+            self.num_parameters(),
+            self.num_sequences,
+        )
+
+    def chance_loss(self) -> float | None:
+        if self._head.kind == CLASSIFICATION:
+            return math.log(self._head.num_outputs)
+        if self._head.kind == MULTIPLE_CHOICE:
+            return math.log(self._head.num_choices)
+        if self._is_span and not self._head.is_beam:
+            return math.log(self._config.data.max_seq_length)
+        return None
+
+    @property
+    def _is_span(self) -> bool:
+        return self._head.kind == QUESTION_ANSWERING
+
+
+class ChanceWatch(Listener):
+    """Warns if the model has learned nothing after a tenth of the steps.
+
+    It compares the loss with that of constant predictions once, at the end of
+    the first device loop after a tenth of the steps and after the warm-up.
+
+    Args:
+        config: Settings of the run.
+        constant_loss: Loss of predictions that do not depend on the input.
+        log_event: Logs the event.
+
+    Example:
+        >>> watch = ChanceWatch(
+        ...     FinetuningConfig(),
+        ...     constant_loss=0.69,
+        ...     log_event=lambda kind, **facts: print(kind, facts),
+        ... )
+        >>> watch.on_loop_end(200, {"loss": 0.7})
+        loss_at_chance {'loss': 0.7, 'constant_loss': 0.69}
+        >>> watch.on_loop_end(300, {"loss": 0.7})
+    """
+
+    def __init__(
+        self,
+        config: FinetuningConfig,
+        constant_loss: float,
+        log_event: LogEvent,
+    ) -> None:
+        self._first_step = max(
+            config.training.num_train_steps // 10,
+            config.optimizer.num_warmup_steps,
+        )
+        self._constant_loss = constant_loss
+        self._log_event = log_event
+        self._last_step = 0
+
+    def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        is_due = self._last_step < self._first_step <= step
+        self._last_step = step
+        if not is_due or metrics["loss"] < AT_CHANCE * self._constant_loss:
+            return
+        logging.warning(
+            "THE LOSS IS AT CHANCE at step %d: %.3f, and constant predictions "
+            "have %.3f. Check --init_checkpoint; lower --learning_rate, use a "
+            "larger --global_batch_size or a longer --num_warmup_steps",
+            step,
+            metrics["loss"],
+            self._constant_loss,
+        )
+        self._log_event(
+            "loss_at_chance",
+            loss=metrics["loss"],
+            constant_loss=self._constant_loss,
+        )
