@@ -284,7 +284,7 @@ def _profile(
         corpus.find_inputs(own),
         own.spm_model_file,
         str(work / "profile_scratch"),
-        "",
+        {},
     )
     profile.disable()
     stats = pstats.Stats(profile)

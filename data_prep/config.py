@@ -157,6 +157,9 @@ class TokenizerConfig(CorpusConfig):
     )
 
 
+_PACKING_SETTINGS = ("packing", "max_examples_per_row")
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordsConfig(CorpusConfig, MaskingConfig):
     """Settings of `python -m data_prep.build_tfrecords`."""
@@ -262,11 +265,19 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
 
     def result_settings(self) -> dict[str, Any]:
-        """Without packing, the settings of versions that could not pack."""
+        """Without those of packing: see `packing_settings`."""
         values = super().result_settings()
+        return {n: v for n, v in values.items() if n not in _PACKING_SETTINGS}
+
+    def packing_settings(self) -> dict[str, Any]:
+        """How the examples of train/ are packed; empty if they are not.
+
+        Packing decides which records hold the examples of a build, and does
+        not change the examples.
+        """
         if self.packing == "none":
-            del values["packing"], values["max_examples_per_row"]
-        return values
+            return {}
+        return {name: getattr(self, name) for name in _PACKING_SETTINGS}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -204,8 +204,8 @@ class RecordsMetadata:
         shards: Number of records in each shard, by file name, in order.
         checksums: SHA-256 of each shard file, by file name.
         skipped: Numbers of skipped lines or documents, by reason.
-        inputs_sha256: SHA-256 of the settings and the input text. Builds with
-            equal values have equal records.
+        inputs_sha256: SHA-256 of the settings, without those of packing, and
+            of the input text. Builds with equal values have equal examples.
         packing: "none", or "best_fit" for several examples per record.
         max_examples_per_row: Largest number of examples in a record; 1 if
             they are not packed.

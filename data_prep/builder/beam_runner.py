@@ -21,7 +21,7 @@ import os
 import posixpath
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,13 +80,13 @@ def build(
     sources: Sequence[Source],
     vocabulary: str,
     scratch: str,
-    inputs_sha256: str,
+    build_id: Mapping[str, Any],
 ) -> BuiltRecords:
     """Builds all shards; see `local_runner.build`."""
     with open(vocabulary, "rb") as file:
         model = file.read()
     results_path = posixpath.join(config.output_dir, _RESULTS_FILE)
-    directory.begin_build(config.output_dir, inputs_sha256)
+    directory.begin_build(config.output_dir, build_id)
     options = PipelineOptions(
         [f"--runner={config.runner}"]
         + [f"--{option}" for option in config.beam_option]

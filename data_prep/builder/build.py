@@ -31,9 +31,9 @@ from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
 
-# Version of the bytes of the records. The digest of a build names it
-# "schema_version".
-_RECORDS_VERSION = 2
+# Version of the examples that the same text and settings give. The digest of a
+# build names it "schema_version".
+_EXAMPLES_VERSION = 2
 
 SCRATCH_DIR = ".build_tfrecords_scratch"
 
@@ -54,8 +54,9 @@ def build_records(config: RecordsConfig) -> None:
         digests = corpus.check_and_digest(sources, config, bar.update)
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     scratch_key = sha256_of(json.dumps([inputs_sha256, digests]).encode())
+    build_id = {"inputs_sha256": inputs_sha256, **config.packing_settings()}
     if directory.is_up_to_date(
-        config.output_dir, inputs_sha256, overwrite=config.overwrite
+        config.output_dir, build_id, overwrite=config.overwrite
     ):
         # An interrupted build may have finished all but this.
         directory.remove_notes(config.output_dir)
@@ -73,7 +74,7 @@ def build_records(config: RecordsConfig) -> None:
             from data_prep.builder import beam_runner
 
             build = beam_runner.build
-        built = build(config, sources, vocabulary, scratch, inputs_sha256)
+        built = build(config, sources, vocabulary, scratch, build_id)
         metadata = {
             split: describe_split(
                 config, split, built, tokenizer, inputs_sha256
@@ -102,10 +103,10 @@ def build_records(config: RecordsConfig) -> None:
 def _digest_inputs(
     config: RecordsConfig, tokenizer: Tokenizer, digests: Sequence[str]
 ) -> str:
-    """Returns a digest of everything that decides the bytes of the records."""
+    """Returns a digest of everything that decides the examples."""
     described = {
         "settings": config.result_settings(),
-        "schema_version": _RECORDS_VERSION,
+        "schema_version": _EXAMPLES_VERSION,
         "vocabulary_sha256": tokenizer.sha256,
         "inputs": digests,
     }

@@ -9,6 +9,7 @@ Notes in `unfinished/` describe the content of complete shards.
 import json
 import posixpath
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
@@ -23,15 +24,19 @@ from data_prep.builder.shards import NOTES_DIR
 from data_prep.config import RecordsConfig
 from data_prep.text.sources import Source
 
+# The keys of the metadata that identify a build.
+_ID_KEYS = ("inputs_sha256", "packing", "max_examples_per_row")
+
 
 def is_up_to_date(
-    output_dir: str, inputs_sha256: str, *, overwrite: bool
+    output_dir: str, build_id: Mapping[str, Any], *, overwrite: bool
 ) -> bool:
     """Returns whether the directory has the complete records of this build.
 
     Args:
         output_dir: The directory.
-        inputs_sha256: Identifies the build: a digest of text and settings.
+        build_id: Identifies the build: values of its metadata by key. Those
+            of a build without packing have no key of packing.
         overwrite: Whether the records of another build may be replaced.
 
     Raises:
@@ -42,7 +47,7 @@ def is_up_to_date(
         return False
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
     metadata = files.load_json_if_any(path) or {}
-    if metadata.get("inputs_sha256") == inputs_sha256:
+    if {n: metadata[n] for n in _ID_KEYS if n in metadata} == build_id:
         return True
     others = _find_records(output_dir)
     if others and not overwrite:
@@ -55,10 +60,10 @@ def is_up_to_date(
     return False
 
 
-def begin_build(output_dir: str, inputs_sha256: str) -> None:
+def begin_build(output_dir: str, build_id: Mapping[str, Any]) -> None:
     """Marks the directory as unfinished; removes records of other builds."""
     path = posixpath.join(output_dir, UNFINISHED_FILE)
-    content = {"inputs_sha256": inputs_sha256}
+    content = dict(build_id)
     if files.load_json_if_any(path) != content:
         # No build is named until all other records are removed. Otherwise, if
         # this process is killed, the next would take the rest for its own.

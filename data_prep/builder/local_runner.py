@@ -14,8 +14,8 @@ import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def build(
     sources: Sequence[Source],
     vocabulary: str,
     scratch: str,
-    inputs_sha256: str,
+    build_id: Mapping[str, Any],
 ) -> BuiltRecords:
     """Builds all shards.
 
@@ -112,7 +112,7 @@ def build(
         vocabulary: Path of a local copy of the SentencePiece model.
         scratch: Local directory. Finished work of an interrupted call with
             the same arguments is reused.
-        inputs_sha256: Identifies the build.
+        build_id: Identifies the build, see `directory.is_up_to_date`.
 
     Raises:
         UserError: If a split would be empty; existing records are kept then.
@@ -126,7 +126,7 @@ def build(
         num_examples, built = _sum_units(state)
         directory.check_not_empty(config, num_examples, built.skipped, sources)
         _find_duplicates(state, processes, built)
-        directory.begin_build(config.output_dir, inputs_sha256)
+        directory.begin_build(config.output_dir, build_id)
         _write_shards(state, processes, built, num_examples.total())
     return built
 

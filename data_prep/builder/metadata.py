@@ -7,8 +7,7 @@ from albert_tf.records.features import RecordsMetadata
 from albert_tf.records.masking import FIRST_ORDINARY_ID
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.directory import join_counts
-from data_prep.builder.examples import TRAIN
-from data_prep.builder.shards import BuiltRecords, choose_masking
+from data_prep.builder.shards import BuiltRecords, settings_of_split
 from data_prep.config import RecordsConfig
 
 
@@ -20,6 +19,9 @@ def describe_split(
     inputs_sha256: str,
 ) -> RecordsMetadata:
     """Returns the metadata of one split."""
+    config = settings_of_split(split, config)
+    is_packed = config.packing != "none"
+    records = "rows" if is_packed else "examples"
     counts = built.count(split)
     shards = {
         shard.name: result
@@ -34,11 +36,11 @@ def describe_split(
         vocabulary_kind=tokenizer.kind,
         do_lower_case=config.do_lower_case,
         sentence_objective=config.sentence_objective,
-        masking=choose_masking(split, config),
+        masking=config.masking,
         masked_lm_prob=config.masked_lm_prob,
         ngram=config.ngram,
         short_seq_prob=config.short_seq_prob,
-        dupe_factor=config.dupe_factor if split == TRAIN else 1,
+        dupe_factor=config.dupe_factor,
         seed=config.seed,
         num_documents=counts["documents"],
         num_duplicate_documents=built.duplicates[split],
@@ -46,13 +48,13 @@ def describe_split(
         num_pieces=counts["pieces"],
         num_masked=counts["masked"],
         unigram_entropy_nats=unigram_entropy(built.piece_counts),
-        shards={n: r.counts.get("examples", 0) for n, r in shards.items()},
+        shards={n: r.counts.get(records, 0) for n, r in shards.items()},
         checksums={name: result.sha256 for name, result in shards.items()},
         skipped=dict(sorted(built.skipped.items())),
         inputs_sha256=inputs_sha256,
-        packing="none",
-        max_examples_per_row=1,
-        num_rows=counts["examples"],
+        packing=config.packing,
+        max_examples_per_row=config.max_examples_per_row if is_packed else 1,
+        num_rows=counts[records],
     )
 
 
@@ -82,16 +84,19 @@ def log_summary(
         metadata: Metadata of the split.
         num_labelled: Number of examples with label 1.
     """
-    num_positions = metadata.num_examples * metadata.max_seq_length
+    records = ""
+    if metadata.packing != "none":
+        records = f" packed into {metadata.num_rows} records"
     logging.info(
-        "%s: %d documents (%d of them duplicates), %d examples; %.1f %% of the "
-        "positions filled, %.1f %% of the tokens masked, %.1f %% of the "
+        "%s: %d documents (%d of them duplicates), %d examples%s; %.1f %% of "
+        "the positions filled, %.1f %% of the tokens masked, %.1f %% of the "
         "examples with label 1; unigram entropy %.3f nats; skipped: %s",
         split_dir,
         metadata.num_documents,
         metadata.num_duplicate_documents,
         metadata.num_examples,
-        100 * metadata.num_pieces / num_positions,
+        records,
+        100 * metadata.fill,
         100 * metadata.num_masked / metadata.num_pieces,
         100 * num_labelled / metadata.num_examples,
         metadata.unigram_entropy_nats,

@@ -1,11 +1,12 @@
 """Turns the unmasked examples of a shard into serialized records.
 
-A record is `[CLS] A [SEP] B [SEP]` and padding. The key of its example decides
-the masks. TensorFlow is not imported here.
+An example is `[CLS] A [SEP] B [SEP]`, and its key decides the masks. A record
+is an example and padding, or a row of packed examples. TensorFlow is not
+imported here.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from albert_tf.records.features import (
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
 from albert_tf.records.tokenization import Tokenizer
+from data_prep.builder.packed_rows import pack_rows
 from data_prep.builder.serialization import serialize_examples
 from data_prep.builder.unmasked_examples import UnmaskedExamples
 from data_prep.config import RecordsConfig
@@ -30,7 +32,6 @@ def make_records(
     parts: Iterable[UnmaskedExamples],
     tokenizer: Tokenizer,
     config: RecordsConfig,
-    masking: str,
     counts: Counter[str],
 ) -> Iterator[bytes]:
     """Yields the serialized records of a shard, in order.
@@ -38,37 +39,58 @@ def make_records(
     Args:
         parts: The examples of the shard, in batches of any size.
         tokenizer: The vocabulary.
-        config: Format of the records.
-        masking: "static" or "dynamic", for this shard.
+        config: Format of the records, see `shards.settings_of_split`.
         counts: Counter of "documents", "examples", "pieces" (tokens without
-            padding), "masked" tokens, and "label" (examples with label 1).
+            padding), "masked" tokens, "label" (examples with label 1) and, if
+            examples are packed, "rows".
     """
-    stored = [feature.name for feature in stored_features(masking)]
-    for examples in _rebatch(parts):
-        if config.sentence_objective == "nsp":
-            examples = _replace_second_segments(examples, config.max_seq_length)
-        features = _lay_out(examples, tokenizer.starts_word, config)
-        if masking == "static":
-            masked = mask_batch(
-                features["input_ids"],
-                features["token_boundary"],
-                # Independent of the keys, which decide the order of the shard.
-                random_bits(examples.headers["key"], 0),
-                vocab_size=tokenizer.vocab_size,
-                max_predictions_per_seq=config.max_predictions_per_seq,
-                masked_lm_prob=config.masked_lm_prob,
-                ngram=config.ngram,
-            )
-            features["input_ids"] = masked.input_ids
-            features["masked_lm_positions"] = masked.positions
-            features["masked_lm_ids"] = masked.ids
-            features["masked_lm_weights"] = masked.weights
-            counts["masked"] += int(masked.weights.sum())
-        counts["documents"] += int(examples.headers["opens_document"].sum())
-        counts["examples"] += len(examples.headers)
-        counts["pieces"] += int(features["input_mask"].sum())
-        counts["label"] += int(features[SENTENCE_LABEL].sum())
+    stored = [
+        feature.name
+        for feature in stored_features(config.masking, config.packing)
+    ]
+    batches: Iterator[Mapping[str, np.ndarray]] = (
+        _make_examples(examples, tokenizer, config, counts)
+        for examples in _rebatch(parts)
+    )
+    if config.packing != "none":
+        batches = pack_rows(batches, config)
+    for features in batches:
+        if config.packing != "none":
+            counts["rows"] += len(features["input_ids"])
         yield from serialize_examples({name: features[name] for name in stored})
+
+
+def _make_examples(
+    unmasked: UnmaskedExamples,
+    tokenizer: Tokenizer,
+    config: RecordsConfig,
+    counts: Counter[str],
+) -> dict[str, np.ndarray]:
+    """Returns the features of a batch of unpacked examples, and counts them."""
+    if config.sentence_objective == "nsp":
+        unmasked = _replace_second_segments(unmasked, config.max_seq_length)
+    features = _lay_out(unmasked, tokenizer.starts_word, config)
+    if config.masking == "static":
+        masked = mask_batch(
+            features["input_ids"],
+            features["token_boundary"],
+            # Independent of the keys, which decide the order of the shard.
+            random_bits(unmasked.headers["key"], 0),
+            vocab_size=tokenizer.vocab_size,
+            max_predictions_per_seq=config.max_predictions_per_seq,
+            masked_lm_prob=config.masked_lm_prob,
+            ngram=config.ngram,
+        )
+        features["input_ids"] = masked.input_ids
+        features["masked_lm_positions"] = masked.positions
+        features["masked_lm_ids"] = masked.ids
+        features["masked_lm_weights"] = masked.weights
+        counts["masked"] += int(masked.weights.sum())
+    counts["documents"] += int(unmasked.headers["opens_document"].sum())
+    counts["examples"] += len(unmasked.headers)
+    counts["pieces"] += int(features["input_mask"].sum())
+    counts["label"] += int(features[SENTENCE_LABEL].sum())
+    return features
 
 
 def _rebatch(parts: Iterable[UnmaskedExamples]) -> Iterator[UnmaskedExamples]:

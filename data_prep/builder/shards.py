@@ -111,9 +111,17 @@ def choose_shards(
     return numbers[0] + (keys % np.uint64(len(numbers))).astype(np.int64)
 
 
-def choose_masking(split: str, config: RecordsConfig) -> str:
-    """Returns the masking of a split: that of EVAL is always static."""
-    return config.masking if split == TRAIN else "static"
+def settings_of_split(split: str, config: RecordsConfig) -> RecordsConfig:
+    """Returns the settings of a split.
+
+    Records of EVAL have one copy of the text, static masks and one example
+    each, so that evaluations are comparable.
+    """
+    if split == TRAIN:
+        return config
+    return dataclasses.replace(
+        config, dupe_factor=1, masking="static", packing="none"
+    )
 
 
 def find_finished(shard: Shard, output_dir: str) -> ShardResult | None:
@@ -139,8 +147,8 @@ def write_shard(
         config: Format of the records.
     """
     counts: Counter[str] = Counter()
-    masking = choose_masking(shard.split, config)
-    records = make_records(parts, tokenizer, config, masking, counts)
+    settings = settings_of_split(shard.split, config)
+    records = make_records(parts, tokenizer, settings, counts)
     with files.atomic_write(shard.path) as file:
         with TFRecordWriter(file) as writer:
             for record in records:

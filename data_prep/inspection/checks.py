@@ -22,7 +22,7 @@ from albert_tf.records.features import (
     stored_features,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID
-from data_prep.inspection.words import find_words
+from data_prep.words import find_words
 
 # Limit of token ids if the vocabulary is unknown; a larger id is damage.
 LARGEST_VOCABULARY = 1 << 18

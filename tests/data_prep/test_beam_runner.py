@@ -65,7 +65,11 @@ def build(output_dir, text_files, **settings):
     "settings",
     [
         {},
-        {"deduplicate": True, "sentence_objective": "nsp"},
+        {
+            "deduplicate": True,
+            "sentence_objective": "nsp",
+            "packing": "best_fit",
+        },
         {"masking": "dynamic", "sentence_objective": "none"},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())) or "default",

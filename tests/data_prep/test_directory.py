@@ -30,13 +30,13 @@ def names(output_dir):
 def test_build_keeps_its_own_shards(tmp_path):
     fill(tmp_path)
     before = names(tmp_path)
-    directory.begin_build(str(tmp_path), "ab")
+    directory.begin_build(str(tmp_path), {"inputs_sha256": "ab"})
     assert names(tmp_path) == before
 
 
 def test_shards_and_notes_of_another_build_are_removed(tmp_path):
     fill(tmp_path)
-    directory.begin_build(str(tmp_path), "cd")
+    directory.begin_build(str(tmp_path), {"inputs_sha256": "cd"})
     assert names(tmp_path) == {"notes.txt", "unfinished.json"}
     stored = json.loads((tmp_path / "unfinished.json").read_text())
     assert stored == {"inputs_sha256": "cd"}
@@ -45,13 +45,21 @@ def test_shards_and_notes_of_another_build_are_removed(tmp_path):
 def test_unfinished_build_is_not_up_to_date(tmp_path):
     fill(tmp_path)
     (tmp_path / "train" / "metadata.json").write_text('{"inputs_sha256": "ab"}')
-    arguments = (str(tmp_path), "ab")
+    arguments = (str(tmp_path), {"inputs_sha256": "ab"})
     assert not directory.is_up_to_date(*arguments, overwrite=False)
     (tmp_path / "unfinished.json").unlink()
     assert directory.is_up_to_date(*arguments, overwrite=False)
-    with pytest.raises(UserError, match=r"other settings.*--overwrite"):
-        directory.is_up_to_date(str(tmp_path), "cd", overwrite=False)
-    assert not directory.is_up_to_date(str(tmp_path), "cd", overwrite=True)
+    for other in (
+        {"inputs_sha256": "cd"},
+        {
+            "inputs_sha256": "ab",
+            "packing": "best_fit",
+            "max_examples_per_row": 8,
+        },
+    ):
+        with pytest.raises(UserError, match=r"other settings.*--overwrite"):
+            directory.is_up_to_date(str(tmp_path), other, overwrite=False)
+        assert not directory.is_up_to_date(str(tmp_path), other, overwrite=True)
 
 
 def test_each_requested_split_must_have_examples():

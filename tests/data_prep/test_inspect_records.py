@@ -33,7 +33,7 @@ from data_prep.inspection.statistics import (
     judge_statistics,
 )
 from data_prep.inspection.text import show_example
-from data_prep.inspection.words import find_words
+from data_prep.words import find_words
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 VOCABULARY = "tests/testdata/30k-clean.model"

@@ -114,7 +114,8 @@ def tree_of(directory):
 def test_build_killed_before_any_change_of_a_file_gives_the_same_records(
     documents, tiny_records, tmp_path, monkeypatch
 ):
-    """The build replaces another, which was killed after its last shard."""
+    """The build replaces another, which was killed after its last shard. Its
+    training records are packed, and its evaluation records are not."""
     path = tmp_path / "text.txt"
     lines = documents[3].split("\n")
     parts = ["\n".join(lines[i : i + 5]) for i in range(0, len(lines), 5)]
@@ -126,6 +127,7 @@ def test_build_killed_before_any_change_of_a_file_gives_the_same_records(
         path,
         num_shards=1,
         spm_model_file=vocabulary,
+        packing="best_fit",
         overwrite=True,
     )
     build_tfrecords.main(config)

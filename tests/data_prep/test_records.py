@@ -33,12 +33,13 @@ def make_examples(*segments, labels=None, documents=None):
 def make(parts, masking="static", **settings):
     """Returns the features of the records by name, and the counts."""
     config = RecordsConfig(
-        max_seq_length=LENGTH, max_predictions_per_seq=2, **settings
+        max_seq_length=LENGTH,
+        max_predictions_per_seq=2,
+        masking=masking,
+        **settings,
     )
     counts = collections.Counter()
-    records = make_records(
-        iter(parts), Tokenizer(VOCABULARY), config, masking, counts
-    )
+    records = make_records(iter(parts), Tokenizer(VOCABULARY), config, counts)
     found = []
     for record in records:
         features = tf.train.Example.FromString(record).features.feature
