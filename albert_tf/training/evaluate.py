@@ -155,8 +155,10 @@ class Evaluator:
             leave=False,
         )
         iterator = device_iterators.iterate(self._batches)
-        for _, batch in zip(batches, iterator, strict=True):
-            sums, predictions = self._evaluate_batch(batch)
+        for _ in batches:
+            # Only as many batches as there are: on a TPU slice, a request for
+            # one more logs an error of another host.
+            sums, predictions = self._evaluate_batch(next(iterator))
             for name, value in sums.items():
                 # Python floats: float32 would lose tokens in long sums.
                 totals[name] = totals.get(name, 0.0) + float(value)
