@@ -122,7 +122,21 @@ def initializer(config: ModelConfig) -> keras.initializers.Initializer:
     random number generator, so the order of the calls decides the initial
     weights of a run.
     """
-    return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+    return _DrawnOnHost(stddev=config.initializer_range)
+
+
+class _DrawnOnHost(keras.initializers.TruncatedNormal):
+    """Draws the numbers on the CPU, in whatever scope of devices.
+
+    The random number generators of devices differ, so on a TPU the same seed
+    would give other weights.
+    """
+
+    def __call__(
+        self, shape: tuple[int, ...], dtype: str | None = None
+    ) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            return super().__call__(shape, dtype)
 
 
 class Projection(keras.layers.Layer):

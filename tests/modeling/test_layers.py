@@ -236,3 +236,12 @@ def test_positions_are_counted_unless_given():
         found[1], tf.reshape(expected, [4, -1]), atol=1e-6
     )
     assert np.abs(found[1] - counted[1]).max() > 1e-3
+
+
+def test_initial_weights_are_drawn_on_the_host():
+    """Generators of devices differ: a TPU would draw other weights."""
+    with tf.device("CPU:2"):
+        drawn = layers.initializer(CONFIG)((3, 5))
+        elsewhere = keras.initializers.TruncatedNormal()((3, 5))
+    assert drawn.device.endswith("CPU:0")
+    assert elsewhere.device.endswith("CPU:2")
