@@ -16,14 +16,15 @@ skipped batches and damaged records.
 """
 
 import functools
-import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import DataConfig
+from albert_tf.input import damaged_shards
+from albert_tf.input.damaged_shards import Stretch
 from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
@@ -31,7 +32,6 @@ from albert_tf.input.record_format import (
     parse_records,
 )
 from albert_tf.input.record_sets import RecordSet
-from albert_tf.io.tfrecord import read_records
 
 # 8 MiB reads keep a gs:// stream busy.
 READ_BUFFER_BYTES = 8 << 20
@@ -68,6 +68,7 @@ def training_dataset(
     """
     features = record_format.features
     padding = padding_example(features, config)
+    stretches = damaged_shards.find_stretches(damaged, records)
 
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
         batch = parse_records(serialized, features, config)
@@ -82,7 +83,10 @@ def training_dataset(
             seed,
             first_batch * config.global_batch_size,
             functools.partial(
-                _read_files, records=records, damaged=damaged, padding=padding
+                _read_files,
+                records=records,
+                stretches=stretches,
+                padding=padding,
             ),
         )
         batches = stream.batch(config.global_batch_size, drop_remainder=True)
@@ -254,7 +258,7 @@ def _alternating(
 def _read_files(
     files: tf.Tensor,
     records: RecordSet,
-    damaged: Mapping[str, frozenset[int]],
+    stretches: Mapping[str, Sequence[Stretch]],
     padding: bytes,
 ) -> tf.data.Dataset:
     """Reads the serialized records of files, one file after another.
@@ -263,55 +267,25 @@ def _read_files(
     metadata, since all later records of the stream would change positions.
     """
     names, counts = tf.constant(records.files), tf.constant(records.counts)
-    damaged_names = tf.constant(sorted(damaged), tf.string)
+    damaged_names = tf.constant(sorted(stretches), tf.string)
 
     def read(file: tf.Tensor) -> tf.data.Dataset:
         index = tf.argmax(tf.cast(file == names, tf.int32))
         count = tf.cast(counts[index], tf.int64)
         assert_count = tf.data.experimental.assert_cardinality(count)
-        if not damaged:
+        if not stretches:
             intact = tf.data.TFRecordDataset(file, None, READ_BUFFER_BYTES)
             return intact.apply(assert_count)
         # One of the two datasets reads the file; the other is empty.
         is_damaged = tf.reduce_any(file == damaged_names)[tf.newaxis]
-        one = tf.boolean_mask(file[tf.newaxis], ~is_damaged)
-        other = tf.boolean_mask(file[tf.newaxis], is_damaged)
-        intact = tf.data.TFRecordDataset(one, None, READ_BUFFER_BYTES)
-        replaced = tf.data.Dataset.from_generator(
-            functools.partial(_read_damaged, records, damaged, padding),
-            output_signature=tf.TensorSpec((), tf.string),
-            args=(other,),
+        if_intact = tf.boolean_mask(file[tf.newaxis], ~is_damaged)
+        intact = tf.data.TFRecordDataset(if_intact, None, READ_BUFFER_BYTES)
+        replaced = damaged_shards.read_stretches(
+            file, stretches, padding, READ_BUFFER_BYTES
         )
         return intact.concatenate(replaced).apply(assert_count)
 
     return tf.data.Dataset.from_tensor_slices(files).flat_map(read)
-
-
-def _read_damaged(
-    records: RecordSet,
-    damaged: Mapping[str, frozenset[int]],
-    padding: bytes,
-    files: Sequence[bytes],
-) -> Iterator[bytes]:
-    """Yields the records of files, with padding for damaged ones.
-
-    Raises:
-        ValueError: If a record is damaged that `damaged` does not list.
-    """
-    for name in (file.decode() for file in files):
-        known, count = damaged[name], records.count_of(name)
-        read = 0
-        with tf.io.gfile.GFile(name, "rb") as file:
-            for record in itertools.islice(read_records(file), count):
-                if record.fault and record.number not in known:
-                    raise ValueError(f"{name}: {record.fault}")
-                is_bad = record.number in known
-                yield padding if is_bad else record.content
-                read += 1
-        for number in range(read, count):
-            if number not in known:
-                raise ValueError(f"{name} ends after {read} records")
-            yield padding
 
 
 def _parse_per_replica(

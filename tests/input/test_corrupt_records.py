@@ -213,6 +213,21 @@ def test_new_damage_in_a_shard_with_known_damage_is_an_error(copied, tmp_path):
     assert [r.number for r in find(config, 0, 200, found)] == [7]
 
 
+def test_damaged_records_need_no_python_in_the_pipeline(copied, tmp_path):
+    """On a TPU slice, hosts read the records, but only one runs Python."""
+    records = copied("static")
+    config = tiny_run.make_config(records, tmp_path / "run")
+    damaged = CorruptRecord(str(shard_of(records)), 3, "")
+    dataset = stream(config, [damaged]).open(0)(ONE)
+    graph = tf.compat.v1.GraphDef.FromString(
+        dataset._as_serialized_graph().numpy()
+    )
+    nodes = [n for f in graph.library.function for n in f.node_def]
+    operations = {node.op for node in nodes}
+    assert "TFRecordDatasetV2" in operations, "part of the shard is read"
+    assert not {op for op in operations if "PyFunc" in op}
+
+
 @pytest.mark.slow
 def test_a_token_id_out_of_range_stops_the_run(copied, tmp_path):
     records = copied("static")
