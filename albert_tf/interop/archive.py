@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from albert_tf.errors import UserError
 from albert_tf.io.files import open_existing
@@ -30,8 +30,7 @@ MAX_SMALL_BYTES = 64 * 2**20
 # Headers that extend a member's own: long names, times, owners.
 MAX_HEADER_BYTES = 2**20
 
-_SMALL_FILES = ("albert_config.json", "checkpoint")
-_SMALL_SUFFIXES = (".model",)
+_SMALL_SUFFIXES = ("albert_config.json", "checkpoint", ".model")
 _INDEX_SUFFIX = ".index"
 _DATA_PART = ".data-"
 _NAME_ERRORS = (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -80,22 +79,20 @@ def unpacked(archive: str) -> Iterator[str]:
         )
     with tempfile.TemporaryDirectory(prefix="albert_tf_") as folder:
         try:
-            with (
-                open_existing(archive, "rb") as raw,
-                _decompressed(archive, raw) as file,
+            with open_existing(archive, "rb") as file:
+                if not archive.endswith(".tar"):
+                    # tarfile's own decompression ignores a wrong checksum.
+                    file = gzip.GzipFile(fileobj=file)
                 # A stream: gs:// is read once, from start to end.
-                tarfile.open(
+                with tarfile.open(
                     fileobj=file, mode="r|", tarinfo=_Header
-                ) as members,
-            ):
-                indices = _unpack(archive, members, folder)
-        except IsADirectoryError:
+                ) as members:
+                    indices = _unpack(archive, members, folder)
+        except (FileNotFoundError, IsADirectoryError) as error:
+            is_missing = isinstance(error, FileNotFoundError)
             raise UserError(
-                f"{archive} must be an archive", received="a directory"
-            ) from None
-        except FileNotFoundError:
-            raise UserError(
-                f"{archive} must exist", received="no such file"
+                f"{archive} must exist and be a file",
+                received="no such file" if is_missing else "a directory",
             ) from None
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as e:
             raise UserError(
@@ -110,16 +107,6 @@ def unpacked(archive: str) -> Iterator[str]:
                 received=", ".join(indices) or f"no file *{_INDEX_SUFFIX}",
             )
         yield os.path.join(folder, *directories)
-
-
-@contextlib.contextmanager
-def _decompressed(archive: str, raw: IO[bytes]) -> Iterator[Any]:
-    if archive.endswith(".tar"):
-        yield raw
-        return
-    # Not tarfile's own decompression: its streams ignore a wrong checksum.
-    with gzip.GzipFile(fileobj=raw) as file:
-        yield file
 
 
 def _unpack(archive: str, members: tarfile.TarFile, folder: str) -> list[str]:
@@ -163,14 +150,14 @@ def _unpack(archive: str, members: tarfile.TarFile, folder: str) -> list[str]:
 def _check(archive: str, member: tarfile.TarInfo, folder: str) -> None:
     """Refuses links, devices, and paths that lead out of the archive."""
     fault = ""
+    try:
+        tarfile.data_filter(member, folder)
+    except (tarfile.FilterError, ValueError) as error:
+        fault = str(error)
     if member.issym() or member.islnk():
         fault = "a link"  # also one that data_filter would allow
     elif posixpath.isabs(member.name):
         fault = "an absolute path"  # data_filter would make it relative
-    try:
-        tarfile.data_filter(member, folder)
-    except (tarfile.FilterError, ValueError) as error:
-        fault = fault or str(error)
     if fault:
         raise UserError(
             f"{archive} must hold only plain files and directories",
@@ -184,12 +171,10 @@ def _is_needed(archive: str, name: str, size: int) -> bool:
     base = posixpath.basename(name)
     if base.startswith("."):  # e.g. macOS's metadata of a file
         return False
-    if base in _SMALL_FILES or base.endswith(_SMALL_SUFFIXES):
-        if size > MAX_SMALL_BYTES:
-            raise UserError(
-                f"{base} in {archive} must have at most {MAX_SMALL_BYTES} "
-                "bytes",
-                received=size,
-            )
-        return True
-    return base.endswith(_INDEX_SUFFIX) or _DATA_PART in base
+    is_small = base.endswith(_SMALL_SUFFIXES)
+    if is_small and size > MAX_SMALL_BYTES:
+        raise UserError(
+            f"{base} in {archive} must have at most {MAX_SMALL_BYTES} bytes",
+            received=size,
+        )
+    return is_small or base.endswith(_INDEX_SUFFIX) or _DATA_PART in base
