@@ -85,7 +85,7 @@ def make_examples(
     piece_counts = np.zeros(tokenizer.vocab_size, np.int64)
     skipped: Counter[str] = Counter()
     parts: dict[str, list[UnmaskedExamples]] = {TRAIN: [], EVAL: []}
-    for group in _group_by_size(documents):
+    for group in group_by_size(documents, _CHARACTERS_AT_A_TIME):
         encoded = tokenizer.encode_normalized(
             [sentence for document in group for sentence in document]
         )
@@ -128,15 +128,23 @@ def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
     return EVAL if fraction < holdout_fraction else TRAIN
 
 
-def _group_by_size(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
+def group_by_size(
+    documents: Iterable[list[str]], size: int
+) -> Iterator[list[list[str]]]:
+    """Groups documents; all groups but the last have `size` characters or more.
+
+    Example:
+        >>> list(group_by_size([["ab"], ["c", "d"], ["e"]], size=3))
+        [[['ab'], ['c', 'd']], [['e']]]
+    """
     group: list[list[str]] = []
-    size = 0
+    characters = 0
     for document in documents:
         group.append(document)
-        size += sum(map(len, document))
-        if size >= _CHARACTERS_AT_A_TIME:
+        characters += sum(map(len, document))
+        if characters >= size:
             yield group
-            group, size = [], 0
+            group, characters = [], 0
     if group:
         yield group
 

@@ -14,7 +14,7 @@ import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,11 @@ import numpy as np
 from albert_tf.io import files
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder import directory
-from data_prep.builder.examples import make_examples, normalize_document
+from data_prep.builder.examples import (
+    group_by_size,
+    make_examples,
+    normalize_document,
+)
 from data_prep.builder.shards import (
     BuiltRecords,
     Shard,
@@ -154,7 +158,7 @@ def make_units(
         documents = corpus.read_documents(
             sources, state.config, bar.update, skipped
         )
-        units = enumerate(_cut_units(documents, unit_size))
+        units = enumerate(group_by_size(documents, unit_size))
         tasks = (u for u in units if not files.exists(state.unit_path(u[0])))
         for done in processes.map(make_unit, tasks):
             num_examples += done.result
@@ -175,21 +179,6 @@ def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
     """
     target = max(num_bytes // _TARGET_NUM_UNITS, _SMALLEST_UNIT)
     return min(target, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))
-
-
-def _cut_units(
-    documents: Iterator[list[str]], size: int
-) -> Iterator[list[list[str]]]:
-    unit: list[list[str]] = []
-    characters = 0
-    for document in documents:
-        unit.append(document)
-        characters += sum(map(len, document))
-        if characters >= size:
-            yield unit
-            unit, characters = [], 0
-    if unit:
-        yield unit
 
 
 def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
