@@ -13,6 +13,10 @@ class CorpusConfig(Config):
     """The text that train_tokenizer and build_tfrecords read.
 
     The source of the text affects nothing: a digest of the text is compared.
+
+    Example:
+        >>> CorpusConfig(input_file=("corpus/*.txt.gz",)).input_format
+        'auto'
     """
 
     input_file: tuple[str, ...] = setting(
@@ -81,7 +85,15 @@ class CorpusConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig(CorpusConfig):
-    """Settings of `python -m data_prep.train_tokenizer`."""
+    """Settings of `python -m data_prep.train_tokenizer`.
+
+    Example:
+        >>> config = TokenizerConfig(
+        ...     input_file=("corpus/*.txt.gz",), model_prefix="build/spm"
+        ... )
+        >>> config.vocab_size
+        30000
+    """
 
     model_prefix: str = setting(
         "",
@@ -162,7 +174,17 @@ _PACKING_SETTINGS = ("packing", "max_examples_per_row")
 
 @dataclasses.dataclass(frozen=True)
 class RecordsConfig(CorpusConfig, MaskingConfig):
-    """Settings of `python -m data_prep.build_tfrecords`."""
+    """Settings of `python -m data_prep.build_tfrecords`.
+
+    Example:
+        >>> config = RecordsConfig(
+        ...     input_file=("corpus/*.txt.gz",),
+        ...     spm_model_file="build/spm.model",
+        ...     output_dir="build/records",
+        ... )
+        >>> config.masking
+        'static'
+    """
 
     output_dir: str = setting(
         "",
@@ -282,7 +304,12 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
 
 @dataclasses.dataclass(frozen=True)
 class InspectConfig(Config):
-    """Settings of `python -m data_prep.inspect_records`."""
+    """Settings of `python -m data_prep.inspect_records`.
+
+    Example:
+        >>> InspectConfig(input_file=("build/records",)).num_examples
+        2
+    """
 
     input_file: tuple[str, ...] = setting(
         (),

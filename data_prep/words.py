@@ -19,6 +19,12 @@ class Words(NamedTuple):
         of_tokens: int32, `(batch * length,)`; the last word that began at or
             before each token.
         sizes: int64, `(words,)`, number of maskable tokens; `<unk>` is none.
+
+    Example:
+        >>> ids = np.array([[2, 20, 21, 22, 3]])  # [CLS], a, b, c, [SEP]
+        >>> words = find_words(ids, np.array([[1, 1, 0, 1, 1]]))
+        >>> words.starts.tolist(), words.sizes.tolist()
+        ([1, 3], [2, 1])
     """
 
     starts: np.ndarray

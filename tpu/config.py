@@ -83,7 +83,12 @@ class CompileCheckConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class CompileRecipesConfig(Config):
-    """Settings of `python -m tpu.compile_recipes`."""
+    """Settings of `python -m tpu.compile_recipes`.
+
+    Example:
+        >>> CompileRecipesConfig(recipe=("base_v2_125k",), quick=True).recipe
+        ('base_v2_125k',)
+    """
 
     recipe: tuple[str, ...] = setting(
         (),

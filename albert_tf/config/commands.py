@@ -8,7 +8,15 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig(Config):
-    """Settings of `python -m albert_tf.convert_checkpoint`."""
+    """Settings of `python -m albert_tf.convert_checkpoint`.
+
+    Example:
+        >>> config = ConvertConfig(
+        ...     from_="albert_base_v2.tar.gz", to="build/albert_base_v2"
+        ... )
+        >>> config.to_format
+        'auto'
+    """
 
     from_: str = setting(
         "",
@@ -51,7 +59,15 @@ class ConvertConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(Config):
-    """Settings of `python -m albert_tf.export_saved_model`."""
+    """Settings of `python -m albert_tf.export_saved_model`.
+
+    Example:
+        >>> config = ExportConfig(
+        ...     run_dir="build/demo/run", export_dir="build/demo/saved_model"
+        ... )
+        >>> config.text_signatures
+        True
+    """
 
     run_dir: str = setting(
         "",
@@ -76,7 +92,16 @@ class ExportConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class FillMaskConfig(Config):
-    """Settings of `python -m albert_tf.fill_mask`."""
+    """Settings of `python -m albert_tf.fill_mask`.
+
+    Example:
+        >>> config = FillMaskConfig(
+        ...     saved_model_dir="build/demo/saved_model",
+        ...     text=("Paris is the [MASK] of France.",),
+        ... )
+        >>> len(config.text)
+        1
+    """
 
     saved_model_dir: str = setting(
         "", "Directory of the SavedModel to load, e.g. build/demo/saved_model."
@@ -91,7 +116,17 @@ class FillMaskConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ServingClientConfig(Config):
-    """Settings of `python -m albert_tf.serving.client`."""
+    """Settings of `python -m albert_tf.serving.client`.
+
+    Example:
+        >>> config = ServingClientConfig(
+        ...     server="grpc://localhost:8500",
+        ...     text=("The door opened.",),
+        ...     text_pair="It was dark inside.",
+        ... )
+        >>> config.model_name
+        'albert'
+    """
 
     server: str = setting(
         "http://localhost:8501",
@@ -115,7 +150,15 @@ class ServingClientConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ReportConfig(Config):
-    """Settings of `python -m albert_tf.report`."""
+    """Settings of `python -m albert_tf.report`.
+
+    Example:
+        >>> ReportConfig(run_dirs=("build/run",), output_file=("curves.pdf",))
+        Traceback (most recent call last):
+        ...
+        albert_tf.errors.UserError: output_file must end in .png or .html.
+        Received: curves.pdf. Example: --output_file=build/report.html
+    """
 
     run_dirs: tuple[str, ...] = setting(
         (),

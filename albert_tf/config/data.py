@@ -10,7 +10,15 @@ SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
 
 @dataclasses.dataclass(frozen=True)
 class SequenceConfig(Config):
-    """Lengths of a record, for building records and for training."""
+    """Lengths of a record, for building records and for training.
+
+    Example:
+        >>> SequenceConfig(max_seq_length=64, max_predictions_per_seq=77)
+        Traceback (most recent call last):
+        ...
+        albert_tf.errors.UserError: max_predictions_per_seq must be below
+        max_seq_length. Received: 77 and 64.
+    """
 
     max_seq_length: int = setting(
         512,
@@ -61,6 +69,13 @@ class MaskingConfig(SequenceConfig):
     """Masking, for building records and for training.
 
     Training masks only records that are built with --masking=dynamic.
+
+    Example:
+        >>> config = MaskingConfig(
+        ...     max_seq_length=128, max_predictions_per_seq=20, ngram=1
+        ... )
+        >>> config.max_seq_length, config.ngram
+        (128, 1)
     """
 
     masked_lm_prob: float = setting(

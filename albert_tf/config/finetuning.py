@@ -74,7 +74,14 @@ class FinetuningOptimizerConfig(OptimizerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningInitializationConfig(InitializationConfig):
-    """The pretrained model."""
+    """The pretrained model.
+
+    Example:
+        >>> FinetuningInitializationConfig(from_scratch=True)
+        Traceback (most recent call last):
+        ...
+        albert_tf.errors.UserError: from_scratch needs --init_vocabulary...
+    """
 
     init_checkpoint: str = inherited(
         InitializationConfig,

@@ -8,7 +8,13 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig(Config):
-    """Files of a task, and how their text becomes features."""
+    """Files of a task, and how their text becomes features.
+
+    Example:
+        >>> config = TaskConfig(task="mrpc", data_dir="glue_data/MRPC")
+        >>> config.label_column
+        'label'
+    """
 
     task: str = setting(
         "",

@@ -104,7 +104,15 @@ class OptimizerConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class InitializationConfig(Config):
-    """Initial weights of a new run; a continued run loads its checkpoint."""
+    """Initial weights of a new run; a continued run loads its checkpoint.
+
+    Example:
+        >>> InitializationConfig(init_optimizer_state=True)
+        Traceback (most recent call last):
+        ...
+        albert_tf.errors.UserError: init_optimizer_state needs
+        --init_checkpoint. Received: True.
+    """
 
     # They act at step 0 only. They still affect the "result": a user who
     # changes one later expects a change, and gets an error instead.

@@ -94,6 +94,12 @@ class ExampleSet:
         examples: The examples, all of the same type.
         bad: Examples that are not used. For a split other than "train" they
             may be used nevertheless, since every example needs a prediction.
+
+    Example:
+        >>> from albert_tf.finetuning.tasks import TASKS
+        >>> examples = ExampleSet(TASKS["rte"], "test", "RTE/test.tsv")
+        >>> examples.has_labels
+        False
     """
 
     task: Task

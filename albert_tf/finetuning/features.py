@@ -30,6 +30,13 @@ class TaskFeature:
         dtype: "int64" or "float32", as stored.
         num_sequences: Number of sequences of `max_seq_length` tokens that the
             feature holds, one after another. 0: a single value.
+
+    Example:
+        >>> shape = SequenceConfig(
+        ...     max_seq_length=128, max_predictions_per_seq=1
+        ... )
+        >>> TaskFeature("input_ids", "int64", num_sequences=4).length(shape)
+        512
     """
 
     name: str

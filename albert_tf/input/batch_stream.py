@@ -65,6 +65,18 @@ class BatchStream:
             that are added to it take effect at the next `open`.
         format_of: Returns the format of a set of records; by default the
             format of pretraining.
+
+    Example:
+        >>> wiki = RecordSet(("wiki",), (4,), ("",), None, "", (("wiki",),))
+        >>> books = RecordSet(("books",), (2,), ("",), None, "", (("books",),))
+        >>> data = TrainingData(
+        ...     (Phase(0, "wiki", wiki), Phase(100, "books", books))
+        ... )
+        >>> stream = BatchStream(data, DataConfig(), seed=1)
+        >>> stream.locate(107).phase.name, stream.locate(107).batch
+        ('books', 7)
+        >>> stream.next_change(0)
+        100
     """
 
     def __init__(

@@ -40,6 +40,10 @@ class CorruptRecord:
         file: The shard.
         number: Number of records before it in the shard.
         reason: Description of the damage.
+
+    Example:
+        >>> print(CorruptRecord("train-00.tfrecord", 17, "wrong checksum"))
+        record 17 of train-00.tfrecord: wrong checksum
     """
 
     file: str

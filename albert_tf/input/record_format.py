@@ -54,6 +54,12 @@ class RecordFormat:
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the positions
             of its records in the stream. None leaves batches as they are.
+
+    Example:
+        >>> from albert_tf.records.features import Feature
+        >>> answers = RecordFormat([Feature("answer", "int64")], {"answer": 4})
+        >>> answers.limits["answer"]
+        4
     """
 
     features: Sequence[StoredFeature]

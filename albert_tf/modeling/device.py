@@ -11,6 +11,10 @@ class Device:
         device_type: "CPU", "GPU" or "TPU".
         fuse: Whether XLA compiles the functions that are marked with
             `fusion.fused`.
+
+    Example:
+        >>> [Device("CPU", fuse).computes_masks for fuse in (True, False)]
+        [True, False]
     """
 
     device_type: str = "CPU"

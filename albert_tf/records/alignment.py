@@ -25,6 +25,11 @@ class AlignedTokens(NamedTuple):
         begins, ends: int64, `(tokens,)`. Token i stands for the characters
             `text[begins[i]:ends[i]]`, without white space at the beginning. A
             bare word mark stands for none: its two values are equal.
+
+    Example:
+        >>> ids, begins, ends = np.array([[13, 21], [0, 4], [3, 9]])
+        >>> AlignedTokens(ids, begins, ends).find(5, 7)
+        (1, 1)
     """
 
     ids: np.ndarray

@@ -67,6 +67,14 @@ class Feature:
             `per_example`.
         per_example: Whether the length is K. If nothing is set, the length
             is 1.
+
+    Example:
+        >>> from albert_tf.config import SequenceConfig
+        >>> shape = SequenceConfig(
+        ...     max_seq_length=128, max_predictions_per_seq=20
+        ... )
+        >>> Feature("input_ids", "int64", per_token=True).length(shape)
+        128
     """
 
     name: str

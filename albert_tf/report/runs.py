@@ -156,6 +156,11 @@ class RunHistory:
 
     Raises:
         UserError: If the directory holds no metrics.
+
+    Example:
+        >>> run = RunHistory("build/demo/run", "demo")  # doctest: +SKIP
+        >>> run.curve("eval", "loss").last  # doctest: +SKIP
+        (1000.0, 6.25)
     """
 
     def __init__(self, run_dir: str, name: str) -> None:

@@ -38,6 +38,12 @@ class MaskFiller:
     Raises:
         UserError: If the directory is not an export, if the export has no
             signature that takes text, or if tensorflow-text is missing.
+
+    Example:
+        >>> filler = MaskFiller("build/demo/saved_model")  # doctest: +SKIP
+        >>> masks = filler.fill("The [MASK] of [MASK].")  # doctest: +SKIP
+        >>> len(masks)  # doctest: +SKIP
+        2
     """
 
     def __init__(self, saved_model_dir: str) -> None:

@@ -67,6 +67,13 @@ class TextTokenizer(tf.Module):
     Raises:
         UserError: If tensorflow-text is missing, or if
             `tokenization.Tokenizer` refuses the file.
+
+    Example:
+        >>> tokenizer = TextTokenizer("build/demo/spm.model")  # doctest: +SKIP
+        >>> texts = ["A [MASK] door."]
+        >>> ids = tokenizer.encode_with_masks(texts)  # doctest: +SKIP
+        >>> tokenizer.spell(ids[0])[1].numpy()  # doctest: +SKIP
+        b'[MASK]'
     """
 
     def __init__(

@@ -7,7 +7,15 @@ LogEvent = Callable[..., None]
 
 
 class Listener:
-    """Methods that the training loop calls; by default they do nothing."""
+    """Methods that the training loop calls; by default they do nothing.
+
+    Example:
+        >>> class PrintLoss(Listener):
+        ...     def on_loop_end(self, step, metrics):
+        ...         print(step, metrics["loss"])
+        >>> PrintLoss().on_loop_end(10, {"loss": 8.5})
+        10 8.5
+    """
 
     def on_loop_begin(self, step: int) -> None:
         """Called before the device loop that begins at `step`."""

@@ -43,6 +43,14 @@ class Progress(Listener):
     Attributes:
         was_steady: Whether the steps of the last metrics ran without
             compiling.
+
+    Example:
+        >>> progress = Progress(1000, 4096, 10**9, None, "build/run", str)
+        >>> times = np.array([[0.0, 0.5], [2.0, 2.5]])
+        >>> progress.add_steps(times, ended=4.0, steady=True)
+        >>> metrics = progress.advance()
+        >>> metrics["steps_per_second"], metrics["input_bound_share"]
+        (0.5, 0.25)
     """
 
     was_steady = False

@@ -85,6 +85,21 @@ class DataSwitch(Listener):
         config: Settings of the run.
         data: The phases of the training data.
         log_event: Logs the change.
+
+    Example:
+        >>> from albert_tf.input.record_sets import Phase, RecordSet
+        >>> wiki = RecordSet(("wiki",), (4,), ("",), None, "", (("wiki",),))
+        >>> books = RecordSet(("books",), (2,), ("",), None, "", (("books",),))
+        >>> data = TrainingData(
+        ...     (Phase(0, "wiki", wiki), Phase(9, "books", books))
+        ... )
+        >>> switch = DataSwitch(
+        ...     PretrainingConfig(),
+        ...     data,
+        ...     lambda kind, **facts: print(kind, facts),
+        ... )
+        >>> switch.on_loop_end(9, {})
+        data {'name': 'books'}
     """
 
     def __init__(

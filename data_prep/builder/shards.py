@@ -28,6 +28,10 @@ class Shard(NamedTuple):
     Attributes:
         split: TRAIN or EVAL.
         path: Path of the file.
+
+    Example:
+        >>> Shard(TRAIN, "records/train/train-00000-of-00016.tfrecord").name
+        'train-00000-of-00016.tfrecord'
     """
 
     split: str
@@ -62,6 +66,14 @@ class BuiltRecords:
         duplicates: Number of duplicate documents by split; the first of
             equal documents does not count.
         shards: Content of each shard.
+
+    Example:
+        >>> built = BuiltRecords(np.array([3, 4]), Counter())
+        >>> for i in range(2):
+        ...     shard = Shard(TRAIN, f"train-0000{i}-of-00002.tfrecord")
+        ...     built.shards[shard] = ShardResult("e3b0c4", {"num_masked": 5})
+        >>> built.count(TRAIN)
+        Counter({'num_masked': 10})
     """
 
     piece_counts: np.ndarray

@@ -34,6 +34,13 @@ class UnmaskedExamples(NamedTuple):
         headers: `HEADER`, `(examples,)`.
         tokens: uint16 or uint32, `(tokens of all examples,)`; for each
             example the first segment, then the second.
+
+    Example:
+        >>> headers = np.zeros(2, HEADER)
+        >>> headers["first_length"] = [2, 1]
+        >>> examples = UnmaskedExamples(headers, np.array([7, 8, 9], np.uint16))
+        >>> examples.take(np.array([1])).tokens
+        array([9], dtype=uint16)
     """
 
     headers: np.ndarray

@@ -22,6 +22,11 @@ class DatasetPart:
         instruction: Read instruction, e.g. "train[2shard:3shard]".
         paths: Files of the split or shard.
         num_bytes: Size of the files.
+
+    Example:
+        >>> part = DatasetPart("ag_news/1.0.0", "train[2shard:3shard]", (), 0)
+        >>> part.name
+        'ag_news/1.0.0:train[2shard:3shard]'
     """
 
     dataset: str

@@ -5,6 +5,7 @@ import pytest
 
 from albert_tf.errors import UserError
 from albert_tf.report.runs import Curve, RunHistory, read_runs, short_names
+from tests.helpers.docstring_example import run_example
 from tests.helpers.logged_run import SETTINGS, write_lines, write_run
 
 
@@ -94,3 +95,9 @@ def test_steps_are_converted_to_tokens_and_hours(tmp_path):
     # Half an hour, one and a half, two; in between as in proportion.
     assert run.x_values([0, 1, 1.5, 3], "hours").tolist() == [0, 0.5, 1, 2]
     assert run.x_values(0.5, "hours") == 0.25
+
+
+def test_the_example_of_the_docstring(tmp_path, monkeypatch):
+    write_run(tmp_path / "build/demo/run", [*[9.0] * 1000, 5.55])
+    monkeypatch.chdir(tmp_path)
+    run_example(RunHistory)

@@ -12,6 +12,7 @@ from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoints
 from albert_tf.serving.mask_filler import MaskFiller, print_filled
+from tests.helpers.docstring_example import run_example
 
 TEXT = "The [MASK] sat on [MASK]."
 
@@ -110,3 +111,10 @@ def test_a_missing_model_or_signature_is_named(
         MaskFiller(str(tmp_path / "absent"))
     with pytest.raises(UserError, match="without --notext_signatures"):
         MaskFiller(str(export_without_text))
+
+
+def test_the_example_of_the_docstring(export_dir, tmp_path, monkeypatch):
+    (tmp_path / "build/demo").mkdir(parents=True)
+    (tmp_path / "build/demo/saved_model").symlink_to(export_dir)
+    monkeypatch.chdir(tmp_path)
+    run_example(MaskFiller)

@@ -24,6 +24,8 @@ from data_prep.config import (
     TokenizerConfig,
 )
 from data_prep.train_tokenizer import main as train_tokenizer
+from tests.helpers.docstring_example import run_example
+from tests.helpers.tiny_albert import VOCABULARY
 
 PUBLISHED = "tests/testdata/30k-clean.model"
 TESTDATA = pathlib.Path("tests/testdata")
@@ -225,3 +227,10 @@ def test_a_batch_has_the_length_of_its_longest_text():
         [1, 1, 1, 1, 1],
     ]
     assert not packed.segment_ids.numpy().any()
+
+
+def test_the_example_of_the_docstring(tmp_path, monkeypatch):
+    (tmp_path / "build/demo").mkdir(parents=True)
+    (tmp_path / "build/demo/spm.model").symlink_to(VOCABULARY.resolve())
+    monkeypatch.chdir(tmp_path)
+    run_example(TextTokenizer)
