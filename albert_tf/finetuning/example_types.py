@@ -55,9 +55,9 @@ class Question(NamedTuple):
         id: Identifies the example in its file.
         question: The question.
         document: The document.
-        answers: Right answers; the first one is trained on. () if there is
-            none.
-        is_impossible: Whether the document does not answer the question.
+        answers: Right answers; the first one is trained on.
+        is_impossible: Whether the document does not answer the question;
+            `answers` is () then, except in a contradictory file.
     """
 
     id: str

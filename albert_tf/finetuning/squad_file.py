@@ -67,7 +67,7 @@ def _add(examples: ExampleSet, document: str, entry: dict[str, Any]) -> None:
             str(entry["id"]),
             entry["question"],
             document,
-            () if is_impossible else answers,
+            answers,
             is_impossible,
         ),
     )

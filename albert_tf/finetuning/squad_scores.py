@@ -1,0 +1,221 @@
+"""Exact match and F1 of answers, as the official scripts of SQuAD compute them.
+
+The scripts of version 1.1 and 2.0 differ in a few cases, which are kept: an
+unanswered question scores 0 in 1.1; answers without words, and F1 of two of
+them, count as no answer in 2.0 only. The rules: letters in lower case, no
+punctuation, no articles, words separated by one space; the best score over all
+right answers.
+
+Reference:
+    [Rajpurkar et al., 2016](https://arxiv.org/abs/1606.05250), section 6.1;
+    [Rajpurkar et al., 2018](https://arxiv.org/abs/1806.03822), section 5.
+"""
+
+import collections
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+
+from albert_tf.errors import UserError, name_faults
+from albert_tf.finetuning.example_types import Question
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    """Normalises an answer, so that equal answers compare equal.
+
+    Example:
+        >>> normalize_answer("  The “Rhine”, a river. ")
+        '“rhine” river'
+    """
+    plain = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def exact_match(answer: str, gold: str) -> float:
+    """1.0 if the normalised answers are equal, else 0.0."""
+    return float(normalize_answer(answer) == normalize_answer(gold))
+
+
+def word_f1(answer: str, gold: str) -> float:
+    """The harmonic mean of precision and recall of the words.
+
+    Two answers without words get 0, as in version 1.1.
+
+    Example:
+        >>> word_f1("the river Rhine", "Rhine river valley")
+        0.8
+    """
+    found = normalize_answer(answer).split()
+    wanted = normalize_answer(gold).split()
+    shared = collections.Counter(found) & collections.Counter(wanted)
+    num_shared = sum(shared.values())
+    if not num_shared:
+        return 0.0
+    precision, recall = num_shared / len(found), num_shared / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+def score_answers(
+    questions: Sequence[Question],
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None = None,
+    na_prob_thresh: float = 1.0,
+    *,
+    may_be_unanswerable: bool = True,
+) -> dict[str, float]:
+    """Scores predictions with the keys of the official scripts.
+
+    Args:
+        questions: The questions, with all right answers.
+        predictions: Answers by question id; "" for no answer. To find the
+            best thresholds, they must be the best answers of the model, not
+            replaced by "" at some threshold.
+        null_odds: By question id, the larger, the less likely there is an
+            answer; None for 0 everywhere.
+        na_prob_thresh: A question with larger `null_odds` counts as answered
+            by "".
+        may_be_unanswerable: Whether to score as in version 2.0.
+
+    Returns:
+        `exact` and `f1` in percent and `total`, the number of questions. For
+        version 2.0 also those of answerable (`HasAns_`) and unanswerable
+        (`NoAns_`) questions, if there are any; and with `null_odds`, the best
+        scores over all thresholds (`best_exact`, `best_f1`), and the
+        thresholds (`best_exact_thresh`, `best_f1_thresh`).
+
+    Raises:
+        UserError: If predictions are of other questions or of another type;
+            in version 2.0, if a question has none.
+
+    Example:
+        >>> question = Question("q", "Who?", "A dog.", (("dog", 2),), False)
+        >>> score_answers(
+        ...     [question], {"q": "the dog"}, may_be_unanswerable=False
+        ... )
+        {'exact': 100.0, 'f1': 100.0, 'total': 1}
+    """
+    _check(questions, predictions, null_odds, may_be_unanswerable)
+    if not may_be_unanswerable:
+        return _mean(
+            [
+                _best(exact_match, predictions.get(q.id), _golds(q))
+                for q in questions
+            ],
+            [
+                _best(word_f1, predictions.get(q.id), _golds(q))
+                for q in questions
+            ],
+        )
+    odds = null_odds if null_odds is not None else dict.fromkeys(predictions, 0)
+    has_answer = {q.id: bool(q.answers) for q in questions}
+    raw_exact, raw_f1, exact, f1 = {}, {}, {}, {}
+    for question in questions:
+        name, answer = question.id, predictions[question.id]
+        golds = list(filter(normalize_answer, _golds(question))) or [""]
+        raw_exact[name] = _best(exact_match, answer, golds)
+        raw_f1[name] = _best(_f1_or_agreement, answer, golds)
+        is_null = odds[name] > na_prob_thresh
+        no_answer = float(not has_answer[name])
+        exact[name] = no_answer if is_null else raw_exact[name]
+        f1[name] = no_answer if is_null else raw_f1[name]
+    scores = _mean(list(exact.values()), list(f1.values()))
+    for prefix, wanted in (("HasAns", True), ("NoAns", False)):
+        names = [name for name in exact if has_answer[name] == wanted]
+        if names:
+            part = _mean([exact[n] for n in names], [f1[n] for n in names])
+            scores |= {f"{prefix}_{key}": part[key] for key in part}
+    if null_odds is not None:
+        for key, raw in (("exact", raw_exact), ("f1", raw_f1)):
+            best, threshold = _best_threshold(
+                raw, predictions, null_odds, has_answer
+            )
+            scores |= {f"best_{key}": best, f"best_{key}_thresh": threshold}
+    return scores
+
+
+def _check(
+    questions: Sequence[Question],
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None,
+    may_be_unanswerable: bool,
+) -> None:
+    wrong = [
+        f"{value!r} for {name}"
+        for name, value in predictions.items()
+        if not isinstance(value, str)
+    ]
+    if wrong:
+        raise UserError(
+            "predictions must be texts", received=name_faults(wrong)
+        )
+    ids = [question.id for question in questions]
+    for what, given in (("predictions", predictions), ("null_odds", null_odds)):
+        missing = [
+            name for name in ids if given is not None and name not in given
+        ]
+        if missing and (may_be_unanswerable or len(missing) == len(ids)):
+            raise UserError(
+                f"{what} must have every question of the data",
+                received=f"none for {len(missing)} of {len(ids)} questions: "
+                f"{name_faults(missing)}",
+                remedy="Predictions of another file?",
+            )
+
+
+def _golds(question: Question) -> list[str]:
+    return [text for text, _ in question.answers]
+
+
+def _best(
+    score: Callable[[str, str], float],
+    answer: str | None,
+    golds: Sequence[str],
+) -> float:
+    return max(
+        (score(answer, gold) for gold in golds if answer is not None),
+        default=0.0,
+    )
+
+
+def _f1_or_agreement(answer: str, gold: str) -> float:
+    """`word_f1`, but 1 for two answers without words, as in version 2.0."""
+    if not normalize_answer(answer) or not normalize_answer(gold):
+        return exact_match(answer, gold)
+    return word_f1(answer, gold)
+
+
+def _mean(exact: Sequence[float], f1: Sequence[float]) -> dict[str, float]:
+    return {
+        "exact": 100.0 * sum(exact) / len(exact),
+        "f1": 100.0 * sum(f1) / len(f1),
+        "total": len(exact),
+    }
+
+
+def _best_threshold(
+    scores: Mapping[str, float],
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float],
+    has_answer: Mapping[str, bool],
+) -> tuple[float, float]:
+    """The best mean score over all thresholds, in percent, and the threshold.
+
+    At first all answers are null; then questions are answered in the order of
+    their odds. Of equal odds, each question counts as a threshold of its own,
+    in the order of the file, as in the official script.
+    """
+    total = best = float(sum(not answered for answered in has_answer.values()))
+    best_threshold = 0.0
+    for name in sorted(null_odds, key=lambda name: null_odds[name]):
+        if name not in scores:
+            continue
+        if has_answer[name]:
+            total += scores[name]
+        elif predictions[name]:
+            total -= 1
+        if total > best:
+            best, best_threshold = total, null_odds[name]
+    return 100.0 * best / len(scores), best_threshold

@@ -1,0 +1,183 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from albert_tf.config import SequenceConfig
+from albert_tf.config.task import TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.finetuning.encoding import make_records
+from albert_tf.finetuning.example_types import (
+    Answer,
+    ChoiceExample,
+    ExampleSet,
+    Question,
+    TextExample,
+)
+from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.features import task_features
+from albert_tf.finetuning.tasks import TASKS
+from tests.finetuning.conftest import EXCERPTS
+
+
+def encode(tokenizer, name, *examples, length=16, split="train", **settings):
+    """The records of examples of an official task."""
+    examples = ExampleSet(TASKS[name], split, "a file", examples=list(examples))
+    config = TaskConfig(**settings)
+    return examples, list(make_records(examples, tokenizer, config, length))
+
+
+def pieces(tokenizer, input_ids):
+    return [tokenizer.id_to_piece(i).strip("▁") for i in input_ids if i]
+
+
+def test_the_longer_text_of_a_pair_is_cut_first(tokenizer):
+    _, (record,) = encode(
+        tokenizer,
+        "rte",
+        TextExample("x", "one two three four five six", "a b c", 1),
+        length=10,
+    )
+    assert pieces(tokenizer, record["input_ids"]) == [
+        *("[CLS]", "one", "two", "three", "four", "[SEP]"),
+        *("a", "b", "c", "[SEP]"),
+    ]
+    assert record["segment_ids"].tolist() == [0] * 6 + [1] * 4
+    assert record["label"].tolist() == [1]
+
+
+def test_a_text_has_the_spellings_of_special_pieces_as_text(tokenizer):
+    _, (record,) = encode(
+        tokenizer, "sst2", TextExample("x", "[MASK] [SEP]", None, 0)
+    )
+    special = [i for i in record["input_ids"] if i in (2, 3, 4)]
+    assert special == [2, 3]
+
+
+def test_an_empty_second_text_keeps_its_separator(tokenizer):
+    _, (record,) = encode(tokenizer, "rte", TextExample("x", "one", "", 1))
+    assert record["input_ids"][2:4].tolist() == [3, 3]
+    assert record["input_mask"].tolist() == [1] * 4 + [0] * 12
+
+
+def test_values_are_stored_as_floats(tokenizer):
+    _, records = encode(
+        tokenizer,
+        "stsb",
+        TextExample("x", "one", "two", 3.8),
+        TextExample("y", "one", "two", None),
+    )
+    assert records[0]["label"].dtype == np.float32
+    assert [r["label"][0] for r in records] == [np.float32(3.8), 0]
+
+
+def test_the_passage_is_cut_and_not_question_or_choice(tokenizer):
+    example = ChoiceExample(
+        "x",
+        "one two three four five six",
+        "who saw _ there",
+        ("us", "two six two six two six two"),
+        1,
+    )
+    task = dataclasses.replace(TASKS["race"], num_choices=2)
+    examples = ExampleSet(task, "train", "a file", examples=[example])
+    config = TaskConfig(max_qa_length=8)
+    (record,) = make_records(examples, tokenizer, config, 12)
+    first, second = np.split(record["input_ids"], 2)
+    assert pieces(tokenizer, first) == [
+        *("[CLS]", "one", "two", "three", "four", "five", "[SEP]"),
+        *("who", "saw", "us", "there", "[SEP]"),
+    ]
+    # Above max_qa_length, question and choice lose their beginning.
+    assert pieces(tokenizer, second) == [
+        *("[CLS]", "one", "[SEP]"),
+        *("two", "six", "two", "six", "two", "six", "two", "there", "[SEP]"),
+    ]
+    assert record["segment_ids"].tolist()[-12:] == [0] * 3 + [1] * 9
+
+
+def test_a_question_without_gap_stands_before_its_choice(tokenizer):
+    task = dataclasses.replace(TASKS["race"], num_choices=1)
+    example = ChoiceExample("x", "one", "who ran", ("us",), 0)
+    examples = ExampleSet(task, "train", "a file", examples=[example])
+    (record,) = make_records(examples, tokenizer, TaskConfig(), 12)
+    assert pieces(tokenizer, record["input_ids"])[3:] == [
+        *("who", "ran", "us", "[SEP]")
+    ]
+
+
+LOST = Question("lost", "Who?", "The dog.", (Answer("cat", 4),), False)
+FOUND = Question("found", "Who?", "The dog.", (Answer("dog", 4),), False)
+
+
+def test_a_question_without_its_answer_is_not_trained_on(tokenizer):
+    sizes = {"length": 32, "max_query_length": 8}
+    examples, records = encode(tokenizer, "squad_v1", LOST, FOUND, **sizes)
+    assert [r["example_number"][0] for r in records] == [1]
+    assert [bad.where for bad in examples.bad] == ["lost"]
+    examples, records = encode(
+        tokenizer, "squad_v1", LOST, FOUND, split="dev", **sizes
+    )
+    assert [r["example_number"][0] for r in records] == [0, 1]
+    assert [r["is_impossible"][0] for r in records] == [1, 0]
+    assert [bad.where for bad in examples.bad] == ["lost"]
+
+
+def test_a_lost_answer_can_be_an_error(tokenizer):
+    examples = ExampleSet(TASKS["squad_v1"], "train", "f.json", True, [LOST])
+    with pytest.raises(UserError, match=r"f.json.*lost: .*on_bad_example"):
+        list(make_records(examples, tokenizer, TaskConfig(), 128))
+
+
+def test_an_empty_document_has_one_window(tokenizer):
+    _, (record,) = encode(
+        tokenizer,
+        "squad_v2",
+        Question("x", "Who?", "", (), True),
+        length=16,
+        max_query_length=8,
+    )
+    assert record["is_impossible"][0] == 1
+    assert record["p_mask"].tolist() == [0] + [1] * 15
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "num_examples"),
+    [
+        ("qnli-excerpt.tsv", {"task": "qnli"}, 20),
+        (
+            "banking77-excerpt.csv",
+            {"task": "classification", "label_column": "category"},
+            15,
+        ),
+        (
+            "cosmosqa-excerpt.csv",
+            {
+                "task": "multiple_choice",
+                "text_column": "context",
+                "choice_columns": ("answer0", "answer1", "answer2", "answer3"),
+            },
+            8,
+        ),
+        ("squad-v2.0-excerpt.json", {"task": "squad_v2"}, 114),
+    ],
+)
+def test_records_of_real_data_have_the_features_of_their_task(
+    tokenizer, file, settings, num_examples
+):
+    """Names, lengths and types; nothing is lost."""
+    config = TaskConfig(train_file=str(EXCERPTS / file), **settings)
+    examples = read_examples(config, "train")
+    assert len(examples.examples) == num_examples and not examples.bad
+    shape = SequenceConfig(max_seq_length=256, max_predictions_per_seq=1)
+    task = examples.task
+    features = task_features(task.kind, task.num_choices)
+    numbers = set()
+    for record in make_records(examples, tokenizer, config, 256):
+        assert set(record) == {feature.name for feature in features}
+        for feature in features:
+            values = record[feature.name]
+            assert values.dtype == feature.dtype
+            assert values.shape == (feature.length(shape),)
+        numbers.add(int(record["example_number"][0]))
+    assert numbers == set(range(num_examples))
