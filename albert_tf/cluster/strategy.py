@@ -181,10 +181,21 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             zone=config.tpu_zone or None,
             project=config.gcp_project or None,
         )
-        if not is_local:
-            _check_servers(resolver.cluster_spec().as_dict()["worker"])
-            tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
+        if is_local:
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+        else:
+            hosts = resolver.cluster_spec().as_dict()["worker"]
+            _check_servers(hosts)
+            _connect_without_proxy(hosts)
+            logging.info(
+                "connecting to the servers of the TPU slice, at most "
+                "worker_timeout_s=%d seconds: %s",
+                config.worker_timeout_s,
+                ", ".join(hosts),
+            )
+            with workers.exit_if_stuck(config.worker_timeout_s):
+                tf.config.experimental_connect_to_cluster(resolver)
+                tf.tpu.experimental.initialize_tpu_system(resolver)
     except UserError:
         raise
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
@@ -208,6 +219,17 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             remedy=remedy,
         ) from None
     return tf.distribute.TPUStrategy(resolver)
+
+
+def _connect_without_proxy(addresses: list[str]) -> None:
+    """Makes gRPC connect to these hosts directly.
+
+    gRPC obeys https_proxy, and waits without a message for a proxy that does
+    not know the hosts of a slice.
+    """
+    excluded = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))
+    hosts = [address.rsplit(":", 1)[0] for address in addresses]
+    os.environ["no_grpc_proxy"] = ",".join([*filter(None, [excluded]), *hosts])
 
 
 def _check_servers(addresses: list[str]) -> None:

@@ -1,5 +1,6 @@
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -48,6 +49,44 @@ def test_a_missing_tpu_is_refused_within_seconds():
     message = done.stderr.splitlines()[-1]
     assert "strategy=tpu needs a TPU on this machine" in message
     assert "tensorflow-tpu" in message
+
+
+@pytest.mark.slow
+def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
+    """TensorFlow would wait for ever, for the host or for the proxy."""
+    code = (
+        "import sys\n"
+        "from absl import logging\n"
+        "from albert_tf.cluster.strategy import make_strategy\n"
+        "from albert_tf.config import DistributionConfig\n"
+        "logging.set_verbosity(logging.INFO)\n"
+        "make_strategy(DistributionConfig(strategy='tpu', worker_timeout_s=1,"
+        " tpu_name='grpc://' + sys.argv[1]))\n"
+    )
+    with (
+        socket.create_server(("127.0.0.1", 0)) as host,
+        socket.create_server(("127.0.0.1", 0)) as proxy,
+    ):
+        address = f"127.0.0.1:{host.getsockname()[1]}"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "https_proxy": f"http://127.0.0.1:{proxy.getsockname()[1]}",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", code, address],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        proxy.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+    assert done.returncode == 1
+    assert "connecting to the servers of the TPU slice, at most" in done.stderr
+    assert "Timeout (" in done.stderr
 
 
 @pytest.mark.parametrize(
