@@ -36,6 +36,8 @@ setup(
         "numpy>=2.0",
         "protobuf>=4.25",  # sentencepiece needs it to edit models
         "safetensors>=0.4",
+        "scikit-learn>=1.5",  # with SciPy, the scores of fine-tuned models
+        "scipy>=1.13",
         # 0.2.2 changed how equal scores are broken; tensorflow-text, and so
         # every served model, tokenizes as 0.2.1 does.
         "sentencepiece>=0.2.0,<=0.2.1",

@@ -153,3 +153,31 @@ class TaskConfig(Config):
                 received=f"{self.tfds} and "
                 f"{self.data_dir or self.train_file or self.dev_file}",
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreConfig(Config):
+    """Settings of `python -m albert_tf.finetuning.score`."""
+
+    task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
+    data_file: str = setting(
+        "",
+        "File with the right answers or labels, e.g. dev-v2.0.json; for race, "
+        "the directory of a level.",
+    )
+    predictions_file: str = setting(
+        "",
+        "File with the predictions: for question answering, a JSON object of "
+        "answers by question id; for other tasks, a TSV file with the columns "
+        "index and prediction.",
+    )
+    null_odds_file: str = setting(
+        "",
+        "JSON object by question id; the larger the value, the less likely "
+        "there is an answer. The best thresholds are then computed; for them, "
+        "the predictions must not be replaced by the empty answer.",
+    )
+    na_prob_thresh: float = setting(
+        1.0,
+        "A question with larger null odds counts as not answered.",
+    )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from albert_tf.config.task import TaskConfig
-from albert_tf.finetuning.example_types import ExampleSet, Question
+from albert_tf.finetuning.example_types import ExampleSet
 from albert_tf.finetuning.windows import DocumentWindows, WindowMaker
 from albert_tf.records.tokenization import Tokenizer
 
@@ -100,7 +100,6 @@ def decode(
     records = {key: record for record, key in enumerate(keys)}
     is_plain = "start_logits" in predictions
     for number, question in enumerate(examples.examples):
-        assert isinstance(question, Question)
         windows = maker.make(question)
         found, null_scores = [], []
         for window in range(len(windows.spans)):

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from albert_tf.config.task_head import (
 from albert_tf.finetuning.example_types import (
     ChoiceExample,
     ExampleSet,
-    Question,
     TextExample,
 )
 from albert_tf.finetuning.features import Record
@@ -54,7 +52,6 @@ def make_records(
     if kind == QUESTION_ANSWERING:
         maker = WindowMaker(tokenizer, config, max_seq_length)
         for number, example in enumerate(examples.examples):
-            assert isinstance(example, Question)
             windows = maker.make(example)
             if windows.problem and not _is_known(examples, example.id):
                 examples.report_bad(example.id, windows.problem)
@@ -67,14 +64,13 @@ def make_records(
     label_dtype = np.float32 if kind == REGRESSION else np.int64
     numbered = enumerate(examples.examples)
     for batch in iter(lambda: list(itertools.islice(numbered, _BATCH)), []):
-        rows: list[Any] = [example for _, example in batch]
+        rows = [example for _, example in batch]
         sequences = (
             _choice_sequences(rows, tokenizer, config, max_seq_length)
             if kind == MULTIPLE_CHOICE
             else _text_sequences(rows, tokenizer, max_seq_length)
         )
         for (number, example), sequence in zip(batch, sequences, strict=True):
-            assert not isinstance(example, Question)
             label = np.array([example.label or 0], label_dtype)
             yield _shared(number) | sequence | {"label": label}
 

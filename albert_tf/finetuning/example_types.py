@@ -1,7 +1,7 @@
 """Examples of the tasks as text, before tokenization."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.tasks import TRAIN, Task
@@ -67,9 +67,6 @@ class Question(NamedTuple):
     is_impossible: bool
 
 
-Example = TextExample | ChoiceExample | Question
-
-
 class BadExample(NamedTuple):
     """An example that cannot be used as it is.
 
@@ -91,7 +88,7 @@ class ExampleSet:
         split: Name of the split, e.g. "train".
         source: The file or directory.
         stop_at_bad: Whether a bad example is an error.
-        examples: The examples, all of the same type.
+        examples: The examples, all of one of the types above.
         bad: Examples that are not used. For a split other than "train" they
             may be used nevertheless, since every example needs a prediction.
 
@@ -106,7 +103,7 @@ class ExampleSet:
     split: str
     source: str
     stop_at_bad: bool = False
-    examples: list[Example] = dataclasses.field(default_factory=list)
+    examples: list[Any] = dataclasses.field(default_factory=list)
     bad: list[BadExample] = dataclasses.field(default_factory=list)
 
     @property

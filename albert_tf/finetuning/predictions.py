@@ -1,0 +1,119 @@
+"""Writes and reads files of predictions.
+
+*.tsv              of GLUE's leaderboard: columns index and prediction
+predictions.json   answers by question id, as the scripts of SQuAD read them
+null_odds.json     by question id; the larger, the less likely an answer
+nbest.json         the best answers to each question, with probabilities
+"""
+
+import json
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from albert_tf.config.task_head import CLASSIFICATION, REGRESSION
+from albert_tf.errors import UserError, name_faults
+from albert_tf.finetuning.answers import QuestionAnswer
+from albert_tf.finetuning.example_types import ExampleSet
+from albert_tf.finetuning.race_files import LETTERS
+from albert_tf.finetuning.tables import read_text
+from albert_tf.finetuning.tasks import Task
+from albert_tf.io.files import write_text
+
+_HEADER = "index\tprediction"
+
+
+def names_of(task: Task) -> Sequence[str]:
+    """Names of the classes or choices by index; () for regression."""
+    if task.kind == CLASSIFICATION:
+        return task.labels
+    return LETTERS[: task.num_choices]
+
+
+def write_predictions(
+    path: str, examples: ExampleSet, predictions: np.ndarray
+) -> None:
+    """Writes the predictions of all kinds but question answering.
+
+    Args:
+        path: The file; `Split.submission` is its name for the leaderboard.
+        examples: The examples.
+        predictions: `(examples,)`: indices of classes or choices, or values.
+            Values of STS-B are cut to its range, 0 to 5.
+    """
+    task = examples.task
+    lines = [_HEADER]
+    for example, value in zip(examples.examples, predictions, strict=True):
+        if task.kind == REGRESSION:
+            bounded = min(max(value, 0), 5) if task.name == "stsb" else value
+            lines.append(f"{example.id}\t{bounded:.3f}")
+        else:
+            lines.append(f"{example.id}\t{names_of(task)[int(value)]}")
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def read_predictions(path: str, examples: ExampleSet) -> np.ndarray:
+    """Reads what `write_predictions` writes, in the order of the examples.
+
+    Raises:
+        UserError: If the file has other examples, or other labels.
+    """
+    task = examples.task
+    header, *lines = read_text(path).replace("\r", "").rstrip("\n").split("\n")
+    fields = [line.split("\t") for line in lines]
+    if header != _HEADER or any(len(values) != 2 for values in fields):
+        raise UserError(
+            f"{path} must have two columns, index and prediction, separated "
+            "by a tab",
+            received=repr(header),
+        )
+    found = dict(fields)
+    ids = [example.id for example in examples.examples]
+    other = [f"{name} is missing" for name in ids if name not in found]
+    other += [f"{name} is unknown" for name in found if name not in set(ids)]
+    if other:
+        raise UserError(
+            f"{path} must have one prediction for each example of "
+            f"{examples.source}",
+            received=name_faults(other),
+            remedy="Predictions of another file?",
+        )
+    try:
+        if task.kind == REGRESSION:
+            return np.array([float(found[name]) for name in ids])
+        classes = {label: i for i, label in enumerate(names_of(task))}
+        return np.array([classes[found[name]] for name in ids])
+    except (ValueError, KeyError) as error:
+        wanted = ", ".join(names_of(task)) or "numbers"
+        raise UserError(
+            f"predictions of {path} must be {wanted}", received=error
+        ) from None
+
+
+def write_answers(
+    directory: str,
+    answers: Iterable[QuestionAnswer],
+    null_threshold: float | None = None,
+) -> None:
+    """Writes `predictions.json`, `null_odds.json` and `nbest.json`.
+
+    Args:
+        directory: The directory, local or gs://.
+        answers: The answers to all questions.
+        null_threshold: In `predictions.json`, an answer with larger null odds
+            is ""; None: no answer is.
+    """
+    answers = list(answers)
+    contents: Mapping[str, Mapping[str, Any]] = {
+        "predictions.json": {a.id: a.text(null_threshold) for a in answers},
+        "null_odds.json": {a.id: a.null_odds for a in answers},
+        "nbest.json": {
+            a.id: [candidate._asdict() for candidate in a.candidates]
+            for a in answers
+        },
+    }
+    for name, content in contents.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        write_text(posixpath.join(directory, name), text + "\n")

@@ -1,0 +1,69 @@
+r"""Score a file of predictions, of this project or of another.
+
+    python -m albert_tf.finetuning.score --task=squad_v2 \
+      --data_file=dev-v2.0.json --predictions_file=predictions.json \
+      --null_odds_file=null_odds.json
+
+The command prints one JSON object: for SQuAD, with the keys and values of the
+official scripts; for other tasks, with the scores of the paper. Predictions of
+other tasks are TSV files with the columns index and prediction, as for GLUE's
+leaderboard. It needs no TensorFlow.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+
+from albert_tf.config import flags
+from albert_tf.config.task import ScoreConfig
+from albert_tf.config.task_head import QUESTION_ANSWERING
+from albert_tf.errors import UserError
+from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.predictions import read_predictions
+from albert_tf.finetuning.scores import score
+from albert_tf.finetuning.squad_scores import score_answers
+from albert_tf.finetuning.tasks import DEV
+from albert_tf.io.files import load_json
+
+
+def compute_scores(config: ScoreConfig) -> dict[str, float]:
+    """Scores the predictions that the settings name.
+
+    Raises:
+        UserError: If a file is missing, or belongs to another task or file.
+    """
+    config.require("data_file", "predictions_file")
+    examples = read_examples(
+        dataclasses.replace(config.task, dev_file=config.data_file), DEV
+    )
+    if examples.task.kind != QUESTION_ANSWERING:
+        labels = np.array([example.label for example in examples.examples])
+        predictions = read_predictions(config.predictions_file, examples)
+        return score(examples.task, labels, predictions)
+    return score_answers(
+        examples.examples,
+        _load_object(config.predictions_file),
+        _load_object(config.null_odds_file) if config.null_odds_file else None,
+        config.na_prob_thresh,
+        may_be_unanswerable=examples.task.may_be_unanswerable,
+    )
+
+
+def _load_object(path: str) -> dict:
+    content = load_json(path)
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path} must be a JSON object with a value for each question id",
+            received=type(content).__name__,
+        )
+    return content
+
+
+def main(config: ScoreConfig) -> None:
+    """Prints the scores of the predictions that the flags name."""
+    print(json.dumps(compute_scores(config), indent=2))
+
+
+if __name__ == "__main__":
+    flags.run(main, ScoreConfig)

@@ -1,0 +1,163 @@
+"""`python -m albert_tf.finetuning.score`, and the files that it reads."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from albert_tf.config.task import ScoreConfig, TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.finetuning.answers import Candidate, QuestionAnswer
+from albert_tf.finetuning.example_types import ExampleSet, TextExample
+from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.predictions import write_answers, write_predictions
+from albert_tf.finetuning.score import compute_scores
+from albert_tf.finetuning.tasks import TASKS
+from tests.finetuning.conftest import EXCERPTS
+
+SQUAD = str(EXCERPTS / "squad-v2.0-excerpt.json")
+QNLI = str(EXCERPTS / "qnli-excerpt.tsv")
+
+
+def scores_of(task, data_file, predictions_file, **settings):
+    return compute_scores(
+        ScoreConfig(
+            task=TaskConfig(task=task),
+            data_file=str(data_file),
+            predictions_file=str(predictions_file),
+            **settings,
+        )
+    )
+
+
+@pytest.fixture
+def answers(squad):
+    """Right answers to all answerable questions, and wrong ones to others."""
+    return [
+        QuestionAnswer(
+            question.id,
+            (
+                Candidate(
+                    question.answers[0].text if question.answers else "wrong",
+                    0,
+                    5,
+                    1.5,
+                    1.0,
+                ),
+            ),
+            -2.0 if question.answers else 3.0,
+        )
+        for question in squad.examples
+    ]
+
+
+def test_written_answers_are_scored(tmp_path, answers):
+    write_answers(str(tmp_path), answers)
+    scores = scores_of("squad_v2", SQUAD, tmp_path / "predictions.json")
+    assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (100, 0)
+    assert scores["exact"] == pytest.approx(100 * 55 / 114)
+    with_odds = scores_of(
+        "squad_v2",
+        SQUAD,
+        tmp_path / "predictions.json",
+        null_odds_file=str(tmp_path / "null_odds.json"),
+    )
+    assert with_odds["exact"] == with_odds["best_f1"] == 100
+    assert with_odds["best_f1_thresh"] == -2
+    (nbest,) = json.loads((tmp_path / "nbest.json").read_text())[answers[0].id]
+    assert nbest == {
+        "text": answers[0].text(),
+        "begin": 0,
+        "end": 5,
+        "score": 1.5,
+        "probability": 1.0,
+    }
+
+
+def test_the_null_threshold_applies_to_the_written_predictions(
+    tmp_path, answers
+):
+    write_answers(str(tmp_path), answers, null_threshold=0.0)
+    scores = scores_of("squad_v2", SQUAD, tmp_path / "predictions.json")
+    assert scores["exact"] == 100
+
+
+def test_predictions_of_classes_are_written_and_scored(tmp_path):
+    config = TaskConfig(task="qnli", dev_file=QNLI)
+    examples = read_examples(config, "dev")
+    labels = np.array([example.label for example in examples.examples])
+    predictions = labels.copy()
+    predictions[:5] = 1 - predictions[:5]
+    path = tmp_path / "QNLI.tsv"
+    write_predictions(str(path), examples, predictions)
+    assert path.read_text().splitlines()[:2] == [
+        "index\tprediction",
+        "0\tnot_entailment",
+    ]
+    assert scores_of("qnli", QNLI, path) == {"accuracy": 0.75, "total": 20}
+
+
+def test_values_of_stsb_are_written_within_its_range(tmp_path):
+    rows = [TextExample(str(i), "a", "b", None) for i in range(3)]
+    examples = ExampleSet(TASKS["stsb"], "test", "f", examples=rows)
+    write_predictions(
+        str(tmp_path / "p.tsv"), examples, np.array([-0.3, 2.12345, 5.7])
+    )
+    assert (tmp_path / "p.tsv").read_text() == (
+        "index\tprediction\n0\t0.000\n1\t2.123\n2\t5.000\n"
+    )
+    own = dataclasses.replace(TASKS["stsb"], name="regression")
+    examples = ExampleSet(own, "test", "f", examples=rows[:1])
+    write_predictions(str(tmp_path / "p.tsv"), examples, np.array([-0.3]))
+    assert (tmp_path / "p.tsv").read_text().endswith("0\t-0.300\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("index\tprediction\n0\tentailment\n", "1 is missing; 2 is missing"),
+        ("id,label\n", "two columns, index and prediction.*'id,label'"),
+        (
+            "index\tprediction\n" + "".join(f"{i}\tyes\n" for i in range(20)),
+            "must be entailment, not_entailment. Received: 'yes'",
+        ),
+        (
+            "index\tprediction\n"
+            + "".join(f"{i}\tentailment\n" for i in range(21)),
+            "20 is unknown",
+        ),
+    ],
+)
+def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
+    path = tmp_path / "p.tsv"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        scores_of("qnli", QNLI, path)
+
+
+def test_predictions_that_are_no_object_are_refused(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text("[]")
+    with pytest.raises(UserError, match=r"p.json must be a JSON object"):
+        scores_of("squad_v2", SQUAD, path)
+
+
+@pytest.mark.slow
+def test_the_command_prints_one_json_object(tmp_path, answers):
+    write_answers(str(tmp_path), answers)
+    command = [
+        *(sys.executable, "-m", "albert_tf.finetuning.score"),
+        *("--task=squad_v2", f"--data_file={SQUAD}"),
+        f"--predictions_file={tmp_path}/predictions.json",
+    ]
+    output = subprocess.run(command, capture_output=True, check=True).stdout
+    assert json.loads(output)["HasAns_exact"] == 100
+    command[-1] += "x"
+    failed = subprocess.run(
+        command, capture_output=True, check=False, text=True
+    )
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: ") and "must exist" in failed.stderr
