@@ -332,6 +332,12 @@ class InspectConfig(Config):
     output_file: str = setting(
         "", "PNG file to write histograms to, e.g. build/records.png."
     )
+    unpack: str = setting(
+        "",
+        "Directory to write packed records to without packing, e.g. "
+        "build/unpacked: the shards, metadata.json and vocabulary of the same "
+        "build with --packing=none. Nothing is written if a check fails.",
+    )
     num_workers: int = setting(
         0,
         "Number of processes, at most one per shard; 0 is one per core.",

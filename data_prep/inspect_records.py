@@ -7,6 +7,7 @@ r"""Check records, and show their contents.
 2. Print some examples as text, with their masks marked.
 3. Print a table for each directory: what was found and what was expected.
 4. Print the faults, each with its shard and record number.
+5. With --unpack, write packed records without packing.
 
 Exit status: 1 for any fault: a damaged shard, a record that violates the
 format, or statistics that differ from the metadata or cannot be explained by
@@ -46,6 +47,7 @@ from data_prep.inspection.statistics import (
     judge_statistics,
 )
 from data_prep.inspection.text import LEGEND, show_example
+from data_prep.inspection.unpacked_shards import unpack
 from data_prep.processes import Processes
 from data_prep.progress import show_bytes
 
@@ -103,7 +105,20 @@ def main(config: InspectConfig) -> int:
         )
         return 1
     print("all checks passed")
+    if config.unpack:
+        _unpack(sets, config)
     return 0
+
+
+def _unpack(sets: Sequence[RecordSet], config: InspectConfig) -> None:
+    packed = [records for records in sets if records.rules.packing != "none"]
+    if not packed:
+        raise UserError(
+            "--unpack needs packed records",
+            received=", ".join(records.directory for records in sets),
+        )
+    unpack(packed, config.unpack, config.num_workers or os.cpu_count() or 1)
+    print(f"unpacked: {config.unpack}")
 
 
 def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
@@ -228,15 +243,22 @@ def _compare_shards(
 def _print_set(records: RecordSet, max_faults: int) -> None:
     rules = records.rules
     objective = rules.sentence_objective or "unknown"
+    packed = ""
+    if rules.packing != "none":
+        packed = f", up to {rules.max_examples_per_row} examples per record"
     print(
         f"\n{records.directory}: {rules.max_seq_length} tokens, sentence "
-        f"objective {objective}, {rules.masking} masking\n"
+        f"objective {objective}, {rules.masking} masking{packed}\n"
     )
     if records.examples and rules.masking == "static":
         print(f"{LEGEND}\n")
     for number, example in enumerate(records.examples):
         shown = show_example(example, records.tokenizer, objective)
-        print(f"example {number}: {shown}\n")
+        where = ""
+        if "place" in example:
+            record, place, size = example["place"].tolist()
+            where = f", {place} of {size} in record {record}"
+        print(f"example {number}{where}: {shown}\n")
     marks = {True: "pass", False: "FAIL", None: "note"}
     rows = [("", "", "found", "expected")]
     rows += [(marks[f.passed], *f[:3]) for f in records.findings]

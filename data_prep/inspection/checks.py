@@ -1,13 +1,14 @@
-"""Checks of every record, a batch at a time.
+"""Checks of every example, a batch at a time.
 
-Each record is reported with its first fault only. The checks run in order of
-dependence: token ids, padding, masked positions, layout, word boundaries,
-label, masking rule. Records of google-research/albert, which have no metadata,
-skip the checks of rules that only `build_tfrecords` follows.
+Each example is reported with its first fault only. Packed records are checked
+by `packed_checks` and unpacked before. The checks run in order of dependence:
+token ids, padding, masked positions, layout, word boundaries, label, masking
+rule. Records of google-research/albert, which have no metadata, skip the checks
+of rules that only `build_tfrecords` follows.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from albert_tf.records.features import (
     stored_features,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID
+from data_prep.inspection.faults import BatchFaults
 from data_prep.words import find_words
 
 # Limit of token ids if the vocabulary is unknown; a larger id is damage.
@@ -38,6 +40,8 @@ class RecordRules:
         masked_lm_prob, ngram: Parameters of the masking rule; 0 if unknown.
             The masking rule is then not checked.
         starts_word: bool, `(vocab_size,)`; None if unknown.
+        packing: "none", or "best_fit" for several examples per record.
+        max_examples_per_row: Largest number of examples in a record.
     """
 
     max_seq_length: int
@@ -48,20 +52,17 @@ class RecordRules:
     masked_lm_prob: float = 0.0
     ngram: int = 0
     starts_word: np.ndarray | None = None
+    packing: str = "none"
+    max_examples_per_row: int = 1
 
     def features(self) -> tuple[Feature, ...]:
         """The features of a record."""
-        return stored_features(self.masking)
+        return stored_features(self.masking, self.packing)
 
     def lengths(self) -> dict[str, int]:
         """Number of values of each feature, by name."""
         return {
-            feature.name: self.max_seq_length
-            if feature.per_token
-            else self.max_predictions_per_seq
-            if feature.per_prediction
-            else 1
-            for feature in self.features()
+            feature.name: feature.length(self) for feature in self.features()
         }
 
 
@@ -79,12 +80,10 @@ class CheckedExamples(NamedTuple):
     is_masked: np.ndarray
     features: Mapping[str, np.ndarray]
 
-    def intact(self) -> "CheckedExamples":
-        """The rows without faults."""
-        if not self.faults:
+    def take(self, kept: np.ndarray) -> "CheckedExamples":
+        """The rows without faults that `kept`, bool `(batch,)`, selects."""
+        if kept.all():
             return self
-        kept = np.ones(len(self.restored), bool)
-        kept[list(self.faults)] = False
         return CheckedExamples(
             {},
             self.restored[kept],
@@ -120,58 +119,26 @@ def check_examples(
     return CheckedExamples(check.faults, restored, is_masked, features)
 
 
-class _BatchCheck:
+class _BatchCheck(BatchFaults):
     """A batch, its rules, and the first fault of each row."""
 
     def __init__(
         self, features: Mapping[str, np.ndarray], rules: RecordRules
     ) -> None:
-        self.features = features
+        super().__init__(features)
         self.rules = rules
         self.num_tokens = np.count_nonzero(features["input_mask"], axis=1)
-        self.faults: dict[int, str] = {}
-        self.is_faulty = np.zeros(len(self.num_tokens), bool)
-
-    def _refuse(
-        self, is_faulty: np.ndarray, describe: Callable[[int], str]
-    ) -> None:
-        """Adds a fault to rows without one; `is_faulty` is bool, `(batch,)`."""
-        for row in np.flatnonzero(is_faulty & ~self.is_faulty).tolist():
-            self.faults[row] = describe(row)
-        self.is_faulty |= is_faulty
-
-    def _refuse_values(
-        self,
-        name: str,
-        is_faulty: np.ndarray,
-        expected: str | Callable[[int, int], str],
-        values: np.ndarray | None = None,
-    ) -> None:
-        """Adds a fault to rows where `is_faulty`, `(batch, length)`, is True.
-
-        `expected` describes a correct value, at a row and column if needed.
-        The fault shows `values`, by default those of the feature.
-        """
-        shown = self.features[name] if values is None else values
-
-        def describe(row: int) -> str:
-            column = int(is_faulty[row].argmax())
-            what = expected(row, column) if callable(expected) else expected
-            received = shown[row, column]
-            return f"{name}[{column}] must be {what}. Received: {received}"
-
-        self._refuse(np.asarray(is_faulty.any(axis=1)), describe)
 
     def check_tokens(self) -> None:
         """Token ids, number of tokens, padding."""
         ids, mask = self.features["input_ids"], self.features["input_mask"]
-        self._refuse_values(
+        self.refuse_values(
             "input_ids",
             (ids < 0) | (ids >= self.rules.vocab_size),
             f"a token id from 0 to {self.rules.vocab_size - 1}",
         )
         is_token = np.arange(mask.shape[1]) < self.num_tokens[:, np.newaxis]
-        self._refuse_values(
+        self.refuse_values(
             "input_mask",
             mask != is_token,
             lambda row, _: (
@@ -179,14 +146,14 @@ class _BatchCheck:
             ),
         )
         shortest = 3 if self.rules.sentence_objective in ("none", "") else 5
-        self._refuse(
+        self.refuse(
             self.num_tokens < shortest,
             lambda row: (
                 f"input_mask must be 1 for at least {shortest} tokens. "
                 f"Received: {self.num_tokens[row]}"
             ),
         )
-        self._refuse_values(
+        self.refuse_values(
             "input_ids", (ids != PAD_ID) & ~is_token, "0 after the last token"
         )
 
@@ -201,13 +168,13 @@ class _BatchCheck:
         ids = self.features["masked_lm_ids"]
         counts = np.count_nonzero(weights, axis=1)
         in_use = np.arange(weights.shape[1]) < counts[:, np.newaxis]
-        self._refuse_values(
+        self.refuse_values(
             "masked_lm_weights",
             weights != in_use,
             lambda row, _: f"1 for each of {counts[row]} masked tokens, then 0",
         )
         last = self.num_tokens[:, np.newaxis] - 1
-        self._refuse_values(
+        self.refuse_values(
             "masked_lm_positions",
             in_use & ((positions < 1) | (positions >= last)),
             lambda row, _: (
@@ -217,7 +184,7 @@ class _BatchCheck:
         )
         falls = np.zeros(in_use.shape, bool)
         falls[:, 1:] = in_use[:, 1:] & (positions[:, 1:] <= positions[:, :-1])
-        self._refuse_values(
+        self.refuse_values(
             "masked_lm_positions",
             falls,
             lambda row, slot: (
@@ -226,14 +193,14 @@ class _BatchCheck:
             ),
         )
         lowest = FIRST_ORDINARY_ID if self.rules.ngram else PAD_ID + 1
-        self._refuse_values(
+        self.refuse_values(
             "masked_lm_ids",
             in_use & ((ids < lowest) | (ids >= self.rules.vocab_size)),
             "the id of a maskable token, "
             f"from {lowest} to {self.rules.vocab_size - 1}",
         )
         for name in ("masked_lm_positions", "masked_lm_ids"):
-            self._refuse_values(
+            self.refuse_values(
                 name,
                 ~in_use & (self.features[name] != 0),
                 "0 where the weight is 0",
@@ -248,7 +215,7 @@ class _BatchCheck:
         is_cls, is_sep = restored == CLS_ID, restored == SEP_ID
 
         def refuse(is_faulty: np.ndarray, expected: str) -> None:
-            self._refuse_values("input_ids", is_faulty, expected, restored)
+            self.refuse_values("input_ids", is_faulty, expected, restored)
 
         refuse(~is_cls & (columns == 0), f"[CLS], {CLS_ID}")
         refuse(is_cls & (columns > 0), "a token other than [CLS]")
@@ -264,7 +231,7 @@ class _BatchCheck:
         allowed = {"": (1, 2), "none": (1,)}.get(
             self.rules.sentence_objective, (2,)
         )
-        self._refuse(
+        self.refuse(
             ~np.isin(num_sep, allowed),
             lambda row: (
                 f"input_ids must hold {allowed[-1]} [SEP], {SEP_ID}. "
@@ -276,12 +243,12 @@ class _BatchCheck:
             f"[SEP], {SEP_ID}, as the last token",
         )
         first_sep = is_sep.argmax(axis=1)
-        self._refuse(
+        self.refuse(
             (first_sep == 1) | (last == first_sep + 1),
             lambda _: "input_ids must hold no empty segment",
         )
         is_second = is_token & (columns > first_sep[:, np.newaxis])
-        self._refuse_values(
+        self.refuse_values(
             "segment_ids",
             self.features["segment_ids"] != is_second,
             lambda row, column: (
@@ -293,7 +260,7 @@ class _BatchCheck:
     def check_boundaries(self, restored: np.ndarray) -> None:
         """Starts of words, which the vocabulary determines if it is known."""
         boundary = self.features["token_boundary"]
-        self._refuse_values(
+        self.refuse_values(
             "token_boundary", (boundary < 0) | (boundary > 1), "0 or 1"
         )
         if self.rules.starts_word is None or not self.rules.ngram:
@@ -302,7 +269,7 @@ class _BatchCheck:
         starts_word[[CLS_ID, SEP_ID]] = True
         starts_word[[PAD_ID, MASK_ID]] = False
         expected = starts_word[restored]
-        self._refuse_values(
+        self.refuse_values(
             "token_boundary",
             boundary != expected,
             lambda row, column: (
@@ -314,7 +281,7 @@ class _BatchCheck:
         """Labels of the sentence objective."""
         label = self.features[SENTENCE_LABEL]
         has_pairs = self.rules.sentence_objective != "none"
-        self._refuse_values(
+        self.refuse_values(
             SENTENCE_LABEL,
             (label < 0) | (label > has_pairs),
             "0 or 1" if has_pairs else "0, since there is no second segment",
@@ -324,7 +291,7 @@ class _BatchCheck:
         self, input_ids: np.ndarray, is_masked: np.ndarray
     ) -> None:
         """Masked positions hold `[MASK]` or an ordinary token."""
-        self._refuse_values(
+        self.refuse_values(
             "input_ids",
             is_masked
             & (input_ids < FIRST_ORDINARY_ID)
@@ -353,7 +320,7 @@ class _BatchCheck:
             )
 
         torn_rows = np.bincount(words.rows[is_torn], minlength=num_rows) > 0
-        self._refuse(torn_rows, describe_torn)
+        self.refuse(torn_rows, describe_torn)
 
         num_masked = np.count_nonzero(is_masked, axis=1)
         budgets = np.rint(self.rules.masked_lm_prob * self.num_tokens)
@@ -366,7 +333,7 @@ class _BatchCheck:
         is_one_span = (words.count_spans(is_word_masked, num_rows) == 1) & (
             num_words <= ngram
         )
-        self._refuse(
+        self.refuse(
             (num_masked > budgets) & ~is_one_span,
             lambda row: (
                 f"masked_lm_weights must be 1 for at most "
@@ -387,7 +354,7 @@ class _BatchCheck:
         np.maximum.at(largest, words.rows, span_sizes)
         num_maskable = np.count_nonzero(restored >= FIRST_ORDINARY_ID, axis=1)
         unused = budgets - num_masked
-        self._refuse(
+        self.refuse(
             (unused >= largest) & (num_masked < num_maskable),
             lambda row: (
                 "masked_lm_weights must be 1 for more of "

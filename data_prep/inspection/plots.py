@@ -22,16 +22,22 @@ _NUM_PIECES = 25
 def draw_histograms(
     sets: Mapping[str, tuple[Statistics, Tokenizer | None]],
 ) -> bytes:
-    """A PNG with six histograms of each set.
+    """A PNG with six histograms of each set, and two more if it is packed.
 
     Args:
         sets: Statistics and vocabulary, if known, by directory.
     """
+    is_packed = any(len(s.row_sizes) > 2 for s, _ in sets.values())
+    num_lines = 3 if is_packed else 2
     figure, grid = plt.subplots(
-        2 * len(sets), 3, figsize=(14, 7.5 * len(sets)), squeeze=False
+        num_lines * len(sets),
+        3,
+        figsize=(14, 3.75 * num_lines * len(sets)),
+        squeeze=False,
     )
     for number, (name, (statistics, tokenizer)) in enumerate(sets.items()):
-        axes = list(grid[2 * number : 2 * number + 2].flat)
+        begin = num_lines * number
+        axes = list(grid[begin : begin + num_lines].flat)
         axes[0].set_title(name, loc="left")
         _draw_counts(axes[0], "tokens of an example", statistics.lengths)
         _draw_counts(
@@ -52,6 +58,10 @@ def draw_histograms(
             ("label", "examples"),
         )
         _draw_tokens(axes[5], statistics, tokenizer)
+        for axis in axes[6:]:
+            axis.set_axis_off()
+        if len(statistics.row_sizes) > 2:
+            _draw_rows(axes[6], axes[7], statistics)
     content = io.BytesIO()
     with warnings.catch_warnings():
         # Characters that the font lacks are drawn as boxes.
@@ -93,6 +103,25 @@ def _draw_positions(axis: Any, statistics: Statistics) -> None:
     axis.stairs(masked / np.maximum(1, tokens), edges, fill=True)
     axis.set_xlabel("position in the sequence")
     axis.set_ylabel("fraction of tokens masked")
+
+
+def _draw_rows(sizes: Any, lengths: Any, statistics: Statistics) -> None:
+    """Histograms of packed records, by number of examples and of tokens."""
+    for axis in (sizes, lengths):
+        axis.set_axis_on()
+    numbers = range(1, len(statistics.row_sizes))
+    mean = statistics.num_examples / max(1, statistics.num_rows)
+    sizes.bar(numbers, statistics.row_sizes[1:], 0.6)
+    sizes.set_xlabel(f"examples of a record; mean {mean:.2f}")
+    sizes.set_ylabel("records")
+    capacity = statistics.num_rows * (len(statistics.row_lengths) - 1)
+    fill = 100 * statistics.num_tokens / max(1, capacity)
+    _draw_counts(
+        lengths,
+        f"tokens of a record; {fill:.2f} % of the positions filled",
+        statistics.row_lengths,
+    )
+    lengths.set_ylabel("records")
 
 
 def _draw_tokens(

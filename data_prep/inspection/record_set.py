@@ -96,6 +96,8 @@ def open_set(
             sentence_objective=metadata.sentence_objective,
             masked_lm_prob=metadata.masked_lm_prob,
             ngram=metadata.ngram,
+            packing=metadata.packing,
+            max_examples_per_row=metadata.max_examples_per_row,
         )
     if tokenizer is not None:
         rules = dataclasses.replace(

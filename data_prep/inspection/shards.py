@@ -8,13 +8,16 @@ import numpy as np
 
 from albert_tf.io.files import open_existing
 from albert_tf.io.tfrecord import StoredRecord, read_records
+from albert_tf.records.features import EXAMPLE_NUMBERS
 from data_prep.inspection.checks import RecordRules, check_examples
 from data_prep.inspection.example_parsing import parse_examples
+from data_prep.inspection.packed_checks import find_packing_faults
 from data_prep.inspection.statistics import (
     Statistics,
     count_examples,
     empty_statistics,
 )
+from data_prep.inspection.unpacking import unpack_rows
 
 # Tokens of a batch; an array of so many fits the caches of the processor.
 _TOKENS_PER_BATCH = 1 << 17
@@ -66,8 +69,11 @@ class ShardReport:
         num_faults: Number of all faults.
         num_records: Number of records, damaged ones included.
         sha256: Digest of the file.
-        examples: The first examples without faults: features by name, and
-            "restored", the token ids before masking.
+        examples: The first examples without faults: features by name;
+            "restored", the token ids before masking; and for packed records
+            "place", the number of the record in the shard, the number of the
+            example in the record, from 1, and the number of its examples.
+        example_numbers: Numbers of the examples of packed records.
     """
 
     path: str
@@ -79,6 +85,7 @@ class ShardReport:
     examples: list[dict[str, np.ndarray]] = dataclasses.field(
         default_factory=list
     )
+    example_numbers: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
 def inspect_shard(_state: Any, task: ShardTask) -> ShardReport:
@@ -100,6 +107,9 @@ def inspect_shard(_state: Any, task: ShardTask) -> ShardReport:
         if batch:
             _inspect_batch(report, task, batch)
         report.sha256 = file.sha256_to_end()
+    if not report.num_faults:
+        _check_example_numbers(report)
+    report.example_numbers = []
     return report
 
 
@@ -109,20 +119,64 @@ def _inspect_batch(
     rules = task.rules
     contents = [record.content for record in batch]
     parsed = parse_examples(contents, rules.features(), rules.lengths())
-    checked = check_examples(parsed.features, rules)
-    faults = parsed.faults | {
-        int(parsed.rows[row]): what for row, what in checked.faults.items()
-    }
+    features, faults = parsed.features, dict(parsed.faults)
+    # For each example, the record in the batch, and whether it has a fault.
+    rows = parsed.rows
+    if rules.packing != "none" and len(rows):
+        found = find_packing_faults(features, rules)
+        faults |= {int(rows[row]): what for row, what in found.items()}
+        intact_rows = np.setdiff1d(np.arange(len(rows)), list(found))
+        unpacked = unpack_rows(
+            {name: values[intact_rows] for name, values in features.items()},
+            rules.max_predictions_per_seq,
+        )
+        features = unpacked.features
+        rows = rows[intact_rows][unpacked.rows]
+        report.example_numbers.append(unpacked.numbers)
+    places = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
+    checked = check_examples(features, rules)
+    for i, what in checked.faults.items():
+        if rules.packing != "none":
+            what = f"example {places[i]}: {what}"
+        faults.setdefault(int(rows[i]), what)
     _add_faults(
         report, task, {batch[row]: what for row, what in faults.items()}
     )
-    intact = checked.intact()
-    report.statistics = report.statistics.plus(count_examples(intact, rules))
+    kept = ~np.isin(rows, list(faults))
+    intact = checked.take(kept)
+    rows, places = rows[kept], places[kept]
+    report.statistics = report.statistics.plus(
+        count_examples(intact, rules, rows)
+    )
     num_wanted = task.num_examples - len(report.examples)
-    for row in range(min(num_wanted, len(intact.restored))):
-        example = {name: v[row].copy() for name, v in intact.features.items()}
-        example["restored"] = intact.restored[row].copy()
+    for i in range(min(num_wanted, len(intact.restored))):
+        example = {name: v[i].copy() for name, v in intact.features.items()}
+        example["restored"] = intact.restored[i].copy()
+        if rules.packing != "none":
+            size = np.count_nonzero(rows == rows[i])
+            example["place"] = np.array(
+                [batch[rows[i]].number, places[i], size]
+            )
         report.examples.append(example)
+
+
+def _check_example_numbers(report: ShardReport) -> None:
+    """Checks that the numbers of packed examples are 0, 1, 2, ..."""
+    if not report.example_numbers:
+        return
+    numbers = np.sort(np.concatenate(report.example_numbers))
+    differs = np.flatnonzero(numbers != np.arange(len(numbers)))
+    if len(differs):
+        first = int(differs[0])
+        report.faults.append(
+            Fault(
+                report.path,
+                f"{EXAMPLE_NUMBERS} must be each number from 0 to "
+                f"{len(numbers) - 1} once. Received: {numbers[first]} where "
+                f"{first} is expected",
+            )
+        )
+        report.num_faults += 1
 
 
 def _add_faults(

@@ -39,6 +39,10 @@ class Statistics(NamedTuple):
         tokens: int64, `(vocab_size,)`, occurrences of each id before masking,
             padding included.
         masked_tokens: int64, `(vocab_size,)`, occurrences at masked positions.
+        row_sizes: int64, `(max_examples_per_row + 1,)`, records by number of
+            examples.
+        row_lengths: int64, `(max_seq_length + 1,)`, records by number of
+            tokens.
     """
 
     num_examples: int
@@ -50,6 +54,13 @@ class Statistics(NamedTuple):
     masked_positions: np.ndarray
     tokens: np.ndarray
     masked_tokens: np.ndarray
+    row_sizes: np.ndarray
+    row_lengths: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        """Number of records."""
+        return int(self.row_sizes.sum())
 
     @property
     def num_masked(self) -> int:
@@ -74,18 +85,32 @@ def empty_statistics(rules: RecordRules) -> Statistics:
                 rules.max_seq_length,
                 rules.vocab_size,
                 rules.vocab_size,
+                rules.max_examples_per_row + 1,
+                rules.max_seq_length + 1,
             )
         ),
     )
 
 
-def count_examples(examples: CheckedExamples, rules: RecordRules) -> Statistics:
-    """The statistics of a batch without faults."""
+def count_examples(
+    examples: CheckedExamples, rules: RecordRules, rows: np.ndarray
+) -> Statistics:
+    """The statistics of a batch without faults.
+
+    Args:
+        examples: The examples.
+        rules: Their rules.
+        rows: int64, `(batch,)`, not decreasing: the record of each example.
+    """
     restored, is_masked = examples.restored, examples.is_masked
     lengths = np.count_nonzero(examples.features["input_mask"], axis=1)
     shown = examples.features["input_ids"][is_masked]
     originals = restored[is_masked]
     is_mask, is_kept = shown == MASK_ID, shown == originals
+    _, row_of, row_sizes = np.unique(
+        rows, return_inverse=True, return_counts=True
+    )
+    row_lengths = np.bincount(row_of, lengths).astype(np.int64)
     return Statistics(
         num_examples=len(restored),
         num_tokens=int(lengths.sum()),
@@ -100,6 +125,12 @@ def count_examples(examples: CheckedExamples, rules: RecordRules) -> Statistics:
         masked_positions=is_masked.sum(axis=0),
         tokens=np.bincount(restored.ravel(), minlength=rules.vocab_size),
         masked_tokens=np.bincount(originals, minlength=rules.vocab_size),
+        row_sizes=np.bincount(
+            row_sizes, minlength=rules.max_examples_per_row + 1
+        ),
+        row_lengths=np.bincount(
+            row_lengths, minlength=rules.max_seq_length + 1
+        ),
     )
 
 
@@ -132,8 +163,15 @@ def judge_statistics(
         is_complete: Whether all shards of the metadata were inspected.
     """
     findings = []
+    is_packed = rules.packing != "none"
+    num_rows = statistics.num_rows if is_packed else statistics.num_examples
     for name, found, key in (
-        ("records", statistics.num_examples, "num_examples"),
+        ("records", num_rows, "num_rows"),
+        *(
+            [("examples", statistics.num_examples, "num_examples")]
+            if is_packed
+            else []
+        ),
         ("tokens", statistics.num_tokens, "num_pieces"),
         ("masked tokens", statistics.num_masked, "num_masked"),
     ):
@@ -154,7 +192,10 @@ def judge_statistics(
         findings += _judge_masking(statistics, rules)
     num_text = statistics.tokens[FIRST_ORDINARY_ID:].sum()
     unknown = statistics.tokens[UNK_ID] / max(1, num_text)
-    capacity = statistics.num_examples * rules.max_seq_length
+    capacity = num_rows * rules.max_seq_length
+    if is_packed:
+        mean = statistics.num_examples / num_rows
+        findings.append(Finding("examples per record", f"{mean:.2f}"))
     return [
         *findings,
         Finding("fraction <unk>", _percent(unknown)),

@@ -1,4 +1,4 @@
-"""Records of five builds keep their bytes.
+"""Records of six builds keep their bytes.
 
 `tests/testdata/golden-records.sha256` lists their digests, in the format of
 `sha256sum`. A change of the records' bytes makes the records that people
@@ -35,6 +35,7 @@ BUILDS = {
         "spm_model_file": str(SELF_CONTAINED),
         "deduplicate": True,
     },
+    "packed": {"packing": "best_fit", "max_examples_per_row": 4},
 }
 
 

@@ -1,0 +1,181 @@
+"""Checks of packed rows: how examples share a record.
+
+They run before the checks of the examples themselves (`checks`), which need to
+know where each example begins and ends.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from albert_tf.records.features import (
+    EXAMPLE_NUMBERS,
+    PAD_ID,
+    SENTENCE_LABEL,
+    RecordShape,
+)
+from data_prep.inspection.faults import BatchFaults
+
+
+def find_packing_faults(
+    features: Mapping[str, np.ndarray], shape: RecordShape
+) -> dict[int, str]:
+    """Returns the first fault of each row, if any, by row.
+
+    Args:
+        features: The features of packed records, int64 or uint8, and float32:
+            `(rows, length)` each.
+        shape: The lengths.
+    """
+    check = _RowCheck(features)
+    check.check_numbers()
+    check.check_examples()
+    if "masked_lm_weights" in features:
+        check.check_predictions(shape.max_predictions_per_seq)
+    return check.faults
+
+
+class _RowCheck(BatchFaults):
+    """Packed rows, and the first fault of each.
+
+    Attributes:
+        mask: int64, `(rows, length)`, number of the example of each token.
+        num_examples: int64, `(rows,)`.
+    """
+
+    def __init__(self, features: Mapping[str, np.ndarray]) -> None:
+        super().__init__(features)
+        self.mask = features["input_mask"].astype(np.int64)
+        self.num_examples = np.count_nonzero(
+            features["next_sentence_weights"], axis=1
+        )
+
+    def check_numbers(self) -> None:
+        """Numbers of examples: 1, 1, ..., 2, 2, ..., then 0 for padding."""
+        num_slots = self.features["next_sentence_weights"].shape[1]
+        is_first = np.zeros(self.mask.shape, bool)
+        is_first[:, 0] = True
+        before = np.where(is_first, 0, np.roll(self.mask, 1, axis=1))
+        is_next = self.mask == before + 1
+        is_same = (self.mask == before) & ~is_first
+        # After padding, all is padding.
+        starts_after_padding = is_next & (before == 0) & ~is_first
+        ends = (self.mask == 0) & ~is_first
+        self.refuse_values(
+            "input_mask",
+            ~(is_next | is_same | ends) | starts_after_padding,
+            lambda row, column: (
+                "1, the number of the first example"
+                if column == 0
+                else "0 after padding"
+                if before[row, column] == 0
+                else f"{before[row, column]} or {before[row, column] + 1}, the "
+                "number of the same or the next example, or 0 for padding"
+            ),
+        )
+        self.refuse_values(
+            "input_mask",
+            self.mask > num_slots,
+            f"at most {num_slots}, the number of examples of a record",
+        )
+        is_padding = self.mask == 0
+        for name in ("input_ids", "segment_ids", "token_boundary"):
+            self.refuse_values(
+                name,
+                is_padding & (self.features[name] != PAD_ID),
+                "0 where input_mask is 0",
+            )
+
+    def check_examples(self) -> None:
+        """Weights, positions, labels and numbers of the examples."""
+        weights = self.features["next_sentence_weights"]
+        largest = self.mask.max(axis=1)
+        slots = np.arange(weights.shape[1])
+        in_use = slots < largest[:, np.newaxis]
+        self.refuse_values(
+            "next_sentence_weights",
+            weights != in_use,
+            lambda row, _: (
+                f"1 for each of {largest[row]} examples of input_mask, then 0"
+            ),
+        )
+        begins = (self.mask[:, np.newaxis] == slots[:, np.newaxis] + 1).argmax(
+            axis=2
+        )
+        self.refuse_values(
+            "next_sentence_positions",
+            self.features["next_sentence_positions"] != begins * in_use,
+            lambda row, slot: (
+                f"{begins[row, slot]}, where input_mask begins to be {slot + 1}"
+                if in_use[row, slot]
+                else "0 where the weight is 0"
+            ),
+        )
+        for name in (SENTENCE_LABEL, EXAMPLE_NUMBERS):
+            self.refuse_values(
+                name,
+                ~in_use & (self.features[name] != 0),
+                "0 where the weight is 0",
+            )
+        numbers = self.features[EXAMPLE_NUMBERS].astype(np.int64)
+        falls = in_use & (numbers < 0)
+        falls[:, 1:] |= in_use[:, 1:] & (numbers[:, 1:] <= numbers[:, :-1])
+        self.refuse_values(
+            EXAMPLE_NUMBERS,
+            falls,
+            lambda row, slot: (
+                "a number from 0 that is greater than that of the example "
+                "before"
+            ),
+        )
+
+    def check_predictions(self, max_predictions: int) -> None:
+        """Slots of masked tokens: in use, then dead; in order; at most P."""
+        weights = self.features["masked_lm_weights"]
+        positions = self.features["masked_lm_positions"].astype(np.int64)
+        counts = np.count_nonzero(weights, axis=1)
+        in_use = np.arange(weights.shape[1]) < counts[:, np.newaxis]
+        self.refuse_values(
+            "masked_lm_weights",
+            weights != in_use,
+            lambda row, _: f"1 for each of {counts[row]} masked tokens, then 0",
+        )
+        num_tokens = np.count_nonzero(self.mask, axis=1)[:, np.newaxis]
+        self.refuse_values(
+            "masked_lm_positions",
+            in_use & ((positions < 0) | (positions >= num_tokens)),
+            lambda row, _: (
+                f"the position of a token, from 0 to {num_tokens[row, 0] - 1}"
+            ),
+        )
+        falls = np.zeros(in_use.shape, bool)
+        falls[:, 1:] = in_use[:, 1:] & (positions[:, 1:] <= positions[:, :-1])
+        self.refuse_values(
+            "masked_lm_positions",
+            falls,
+            lambda row, slot: (
+                "greater than the previous position, "
+                f"{positions[row, slot - 1]}"
+            ),
+        )
+        for name in ("masked_lm_positions", "masked_lm_ids"):
+            self.refuse_values(
+                name,
+                ~in_use & (self.features[name] != 0),
+                "0 where the weight is 0",
+            )
+        # Positions of faulty rows may be out of range.
+        columns = np.clip(positions, 0, self.mask.shape[1] - 1)
+        examples = np.take_along_axis(self.mask, columns, axis=1) * in_use
+        slots = np.arange(self.features["next_sentence_weights"].shape[1])
+        of_example = np.count_nonzero(
+            examples[:, np.newaxis] == slots[:, np.newaxis] + 1, axis=2
+        )
+        self.refuse(
+            (of_example > max_predictions).any(axis=1),
+            lambda row: (
+                f"masked_lm_weights must be 1 for at most {max_predictions} "
+                f"tokens of an example. Received: {of_example[row].max()} of "
+                f"example {of_example[row].argmax() + 1}"
+            ),
+        )

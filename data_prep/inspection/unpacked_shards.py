@@ -1,0 +1,160 @@
+"""Writes the unpacked shards of packed records.
+
+Shards and metadata have the bytes of a build with the same settings and
+`--packing=none`.
+"""
+
+import dataclasses
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from albert_tf.errors import UserError
+from albert_tf.io import files
+from albert_tf.io.tfrecord import TFRecordWriter, read_records
+from albert_tf.records.features import (
+    METADATA_FILE,
+    TOKENIZER_FILE,
+    RecordsMetadata,
+)
+from data_prep.builder.serialization import serialize_examples
+from data_prep.inspection.checks import RecordRules
+from data_prep.inspection.example_parsing import parse_examples
+from data_prep.inspection.record_set import RecordSet
+from data_prep.inspection.unpacking import unpack_rows
+from data_prep.processes import Processes
+from data_prep.progress import show_count
+
+# Rows unpacked at a time.
+_BATCH_SIZE = 256
+
+
+class _UnpackTask(NamedTuple):
+    """A shard to unpack.
+
+    Attributes:
+        source, target: Paths of the packed and of the unpacked shard.
+    """
+
+    source: str
+    target: str
+    rules: RecordRules
+
+
+def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
+    """Writes unpacked shards, metadata and the vocabulary of packed sets.
+
+    Args:
+        sets: Complete directories of packed records without faults.
+        parent: Directory to write directories of the same names to.
+        num_workers: Number of processes.
+
+    Raises:
+        UserError: If only some shards of a directory were inspected, or if a
+            directory to write to has records.
+    """
+    for records in sets:
+        if not records.is_complete():
+            raise UserError(
+                "--unpack needs all shards of a directory",
+                received=f"{len(records.shards)} of {records.directory}",
+                remedy="Give the directory as --input_file.",
+            )
+        if found := files.find(posixpath.join(_target(records, parent), "*")):
+            raise UserError(
+                "--unpack must name a directory without records",
+                received=found[0],
+            )
+    tasks = [
+        _UnpackTask(
+            path,
+            posixpath.join(_target(records, parent), posixpath.basename(path)),
+            records.rules,
+        )
+        for records in sets
+        for path in records.shards
+    ]
+    with (
+        show_count("unpacking", len(tasks), "shard") as bar,
+        Processes(min(num_workers, len(tasks)), dict) as processes,
+    ):
+        done = processes.map(_unpack_shard, tasks)
+        for records in sets:
+            target = _target(records, parent)
+            files.make_directories(target)
+            counts, checksums = {}, {}
+            for path in records.shards:
+                name = posixpath.basename(path)
+                counts[name], checksums[name] = next(done).result
+                bar.update(1)
+            _finish(records, target, counts, checksums)
+
+
+def _target(records: RecordSet, parent: str) -> str:
+    name = posixpath.basename(records.directory.rstrip("/"))
+    return posixpath.join(parent, name)
+
+
+def _finish(
+    records: RecordSet,
+    target: str,
+    counts: dict[str, int],
+    checksums: dict[str, str],
+) -> None:
+    metadata: RecordsMetadata | None = records.metadata
+    assert metadata is not None  # only metadata says that records are packed
+    path = posixpath.join(records.directory, TOKENIZER_FILE)
+    with files.open_existing(path, "rb") as file:
+        files.write_bytes(posixpath.join(target, TOKENIZER_FILE), file.read())
+    unpacked = dataclasses.replace(
+        metadata,
+        packing="none",
+        max_examples_per_row=1,
+        num_rows=metadata.num_examples,
+        shards=counts,
+        checksums=checksums,
+    )
+    files.write_text(posixpath.join(target, METADATA_FILE), unpacked.to_json())
+
+
+def _unpack_shard(_state: Any, task: _UnpackTask) -> tuple[int, str]:
+    """Returns the number of examples, and the digest of the unpacked shard."""
+    num_written = 0
+    # Examples that come before others of lower numbers. A build closes every
+    # row after some thousands of examples, so few wait here.
+    waiting: dict[int, bytes] = {}
+    files.make_directories(posixpath.dirname(task.target))
+    with files.atomic_write(task.target) as file:
+        with TFRecordWriter(file) as writer:
+            for number, example in _read_examples(task):
+                waiting[number] = example
+                while num_written in waiting:
+                    writer.write(waiting.pop(num_written))
+                    num_written += 1
+        return num_written, writer.sha256()
+
+
+def _read_examples(task: _UnpackTask) -> Iterator[tuple[int, bytes]]:
+    """Yields the serialized examples of a packed shard, with their numbers."""
+    features, lengths = task.rules.features(), task.rules.lengths()
+
+    def unpack_batch(contents: list[bytes]) -> Iterator[tuple[int, bytes]]:
+        parsed = parse_examples(contents, features, lengths)
+        unpacked = unpack_rows(
+            parsed.features, task.rules.max_predictions_per_seq
+        )
+        yield from zip(
+            unpacked.numbers.tolist(),
+            serialize_examples(unpacked.features),
+            strict=True,
+        )
+
+    contents: list[bytes] = []
+    with files.open_existing(task.source, "rb") as file:
+        for record in read_records(file):
+            contents.append(record.content)
+            if len(contents) == _BATCH_SIZE:
+                yield from unpack_batch(contents)
+                contents = []
+    if contents:
+        yield from unpack_batch(contents)

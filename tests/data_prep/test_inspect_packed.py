@@ -1,0 +1,289 @@
+"""Intact and damaged packed records, and unpacking them."""
+
+import pathlib
+import re
+import shutil
+
+import pytest
+
+from albert_tf.errors import UserError
+from albert_tf.records.features import read_metadata
+from data_prep import inspect_records
+from data_prep.config import InspectConfig
+from tests.data_prep.test_inspect_records import (
+    edit_all,
+    line_of,
+    make_example,
+    read_contents,
+    read_features,
+    write_contents,
+)
+from tests.helpers.small_builds import LENGTH, PREDICTIONS, build, read_files
+
+EXAMPLES = 4
+SHARD = "train-00000-of-00001.tfrecord"
+
+
+@pytest.fixture(scope="module")
+def built(documents, tmp_path_factory):
+    """Directories of one shard of the same short examples, by packing."""
+    directory = tmp_path_factory.mktemp("short")
+    text = directory / "text.txt"
+    lines = "\n".join(documents).split("\n")[:400]
+    text.write_text("\n\n".join(lines), encoding="utf-8")
+    return {
+        packing: build(
+            directory / packing,
+            text,
+            packing=packing,
+            max_examples_per_row=EXAMPLES,
+            num_shards=1,
+        )
+        / "train"
+        for packing in ("none", "best_fit")
+    }
+
+
+@pytest.fixture
+def records(built, tmp_path):
+    """A copy of the packed records that a test can damage."""
+    return pathlib.Path(
+        shutil.copytree(built["best_fit"], tmp_path / "packed" / "train")
+    )
+
+
+def inspect(*paths, **settings):
+    config = InspectConfig(
+        input_file=tuple(map(str, paths)),
+        **{"num_workers": 1, "num_examples": 0, **settings},
+    )
+    return inspect_records.main(config)
+
+
+def test_intact_packed_records_pass(built, capsys):
+    assert inspect(built["best_fit"], num_examples=40) == 0
+    output = capsys.readouterr().out
+    assert "FAIL" not in output
+    metadata = read_metadata(str(built["best_fit"]))
+    assert line_of("records  ", output)[0] == "pass"
+    assert f"{metadata.num_rows:,}" in line_of("records  ", output)[1]
+    assert line_of("examples  ", output)[0] == "pass"
+    assert f"{metadata.num_examples:,}" in line_of("examples  ", output)[1]
+    mean = metadata.num_examples / metadata.num_rows
+    assert f"{mean:.2f}" in line_of("examples per record", output)[1]
+    fill = f"{100 * metadata.fill:.2f} %"
+    assert fill in line_of("positions filled", output)[1]
+    assert metadata.fill > 0.9
+    assert f"up to {EXAMPLES} examples per record" in output
+    assert "example 0, 1 of " in output
+    assert ", 2 of 2 in record " in output
+
+
+def _set(name, position, value):
+    def edit(features):
+        features[name][position] = value
+
+    return edit
+
+
+def _second_begin(features):
+    return features["next_sentence_positions"][1]
+
+
+def _skip_a_number(features):
+    features["input_mask"] = [2 * number for number in features["input_mask"]]
+    features["input_mask"][: _second_begin(features)] = [1] * _second_begin(
+        features
+    )
+
+
+def _gap(features):
+    features["input_mask"][_second_begin(features) - 1] = 0
+
+
+def _move_begin(features):
+    features["next_sentence_positions"][1] += 1
+
+
+def _shift_second(features):
+    """Numbers, positions and weights agree on a place that is no [CLS]."""
+    begin = _second_begin(features)
+    features["input_mask"][begin] = 1
+    features["next_sentence_positions"][1] += 1
+
+
+def _add_an_example(features):
+    features["next_sentence_weights"][2] = 1.0
+
+
+def _beyond_the_row(features):
+    features["masked_lm_positions"][0] = LENGTH
+
+
+def _mask_cls(features):
+    """A position of the second example becomes that of its [CLS]."""
+    begin = _second_begin(features)
+    slot = next(
+        i for i, p in enumerate(features["masked_lm_positions"]) if p >= begin
+    )
+    features["masked_lm_positions"][slot] = begin
+
+
+def _mask_too_much(features):
+    """All masks of the record are in the first example."""
+    count = PREDICTIONS + 1
+    features["masked_lm_positions"][:count] = list(range(1, count + 1))
+    features["masked_lm_ids"][:count] = [7] * count
+    features["masked_lm_weights"][:count] = [1.0] * count
+    for name in ("positions", "ids"):
+        values = features[f"masked_lm_{name}"]
+        values[count:] = [0] * (len(values) - count)
+    values = features["masked_lm_weights"]
+    values[count:] = [0.0] * (len(values) - count)
+
+
+EDITS = {
+    "a skipped number": (_skip_a_number, "input_mask[", "1 or 2, the number"),
+    "a gap": (_gap, "input_mask[", "0 after padding"),
+    "not from 1": (_set("input_mask", 0, 2), "input_mask[0]", "1, the number"),
+    "another begin": (
+        _move_begin,
+        "next_sentence_positions[1]",
+        "begins to be",
+    ),
+    "no [CLS]": (_shift_second, "example 2: input_ids[0]", "[CLS], 2"),
+    "another weight": (_add_an_example, "next_sentence_weights[2]", "1 for"),
+    "a dead position": (
+        _set("next_sentence_positions", -1, 3),
+        "next_sentence_positions[3]",
+        "0 where the weight is 0",
+    ),
+    "a dead label": (
+        _set("next_sentence_labels", -1, 1),
+        "next_sentence_labels[3]",
+        "0 where the weight is 0",
+    ),
+    "a dead number": (
+        _set("example_numbers", -1, 9),
+        "example_numbers[3]",
+        "0 where the weight is 0",
+    ),
+    "a falling number": (
+        _set("example_numbers", 1, 0),
+        "example_numbers[1]",
+        "greater than",
+    ),
+    "a label": (
+        _set("next_sentence_labels", 1, 2),
+        "example 2: next_sentence_labels[0]",
+        "0 or 1",
+    ),
+    "a mask beyond the row": (
+        _beyond_the_row,
+        "masked_lm_positions[0]",
+        "position of a token",
+    ),
+    "masked [CLS]": (
+        _mask_cls,
+        "example 2: masked_lm_positions[0]",
+        "between [CLS] and the last [SEP]",
+    ),
+    "too many masks of an example": (
+        _mask_too_much,
+        "masked_lm_weights",
+        f"at most {PREDICTIONS} tokens of an example",
+    ),
+    "a dead mask": (
+        _set("masked_lm_ids", -1, 9),
+        "masked_lm_ids[13]",
+        "0 where the weight is 0",
+    ),
+    "padding": (_set("input_ids", -1, 9), "input_ids[63]", "input_mask is 0"),
+}
+
+
+def _is_fit(features):
+    """Two examples, then padding. The first is long."""
+    return (
+        sum(features["next_sentence_weights"]) == 2
+        and features["input_mask"][-1] == 0
+        and _second_begin(features) > PREDICTIONS + 3
+        and features["example_numbers"][0] > 0
+    )
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_faulty_packed_record_is_named(records, capsys, name):
+    edit, field, expected = EDITS[name]
+    contents = read_contents(records / SHARD)
+    number, features = next(
+        (i, read_features(content))
+        for i, content in enumerate(contents)
+        if _is_fit(read_features(content))
+    )
+    edit(features)
+    contents[number] = make_example(features)
+    write_contents(records / SHARD, contents)
+    assert inspect(records) == 1
+    output = capsys.readouterr().out
+    (fault,) = (
+        line
+        for line in output.split("\n")
+        if line.startswith("fault: ") and f"record {number} at" in line
+    )
+    assert f"{records / SHARD}, record {number} at byte " in fault
+    assert field in fault
+    assert expected in fault
+
+
+def test_an_example_of_two_records_is_found(records, capsys):
+    """Each record alone is without fault."""
+    contents = read_contents(records / SHARD)
+    contents[1] = contents[0]
+    write_contents(records / SHARD, contents)
+    assert inspect(records) == 1
+    output = capsys.readouterr().out
+    assert f"fault: {records / SHARD}: example_numbers must be each " in output
+
+
+def test_unpacked_records_among_packed_ones_are_named(records, built, capsys):
+    contents = read_contents(records / SHARD)
+    contents[2] = read_contents(built["none"] / SHARD)[2]
+    write_contents(records / SHARD, contents)
+    assert inspect(records) == 1
+    fault = (
+        r"record 2 at byte \d+: must hold the features .*Received: .*missing"
+    )
+    assert len(re.findall(fault, capsys.readouterr().out)) == 1
+
+
+def test_unpacked_records_have_the_bytes_of_the_unpacked_build(built, tmp_path):
+    """Shards, metadata and vocabulary."""
+    target = tmp_path / "unpacked"
+    assert inspect(built["best_fit"], unpack=str(target)) == 0
+    assert read_files(target / "train") == read_files(built["none"])
+
+
+def test_faulty_records_are_not_unpacked(records, tmp_path):
+    edit_all(records, _set("next_sentence_labels", 0, 5))
+    assert inspect(records, unpack=str(tmp_path / "unpacked")) == 1
+    assert not (tmp_path / "unpacked").exists()
+
+
+def test_unpacking_refuses_unpacked_records_and_used_directories(
+    built, tmp_path
+):
+    with pytest.raises(UserError, match=r"needs packed records.*none"):
+        inspect(built["none"], unpack=str(tmp_path))
+    with pytest.raises(UserError, match=r"directory without records.*train/"):
+        inspect(built["best_fit"], unpack=str(built["none"].parent))
+
+
+@pytest.mark.slow
+def test_histograms_of_packed_records_have_another_line(built, tmp_path):
+    heights = []
+    for packing, directory in built.items():
+        path = tmp_path / f"{packing}.png"
+        assert inspect(directory, output_file=str(path)) == 0
+        heights.append(int.from_bytes(path.read_bytes()[20:24], "big"))
+    assert heights == [750, 1125]
