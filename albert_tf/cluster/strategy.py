@@ -19,6 +19,9 @@ from albert_tf.errors import UserError, first_line
 # Seconds that a host of a TPU slice has to accept a connection.
 SERVER_TIMEOUT_S = 10
 
+# Hosts that gRPC connects to without a proxy, comma-separated.
+_DIRECT = "no_grpc_proxy"
+
 
 def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     """Makes the strategy that `--strategy` names.
@@ -227,9 +230,9 @@ def _connect_without_proxy(addresses: list[str]) -> None:
     gRPC obeys https_proxy, and waits without a message for a proxy that does
     not know the hosts of a slice.
     """
-    excluded = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))
+    excluded = os.environ.get(_DIRECT, os.environ.get("no_proxy", ""))
     hosts = [address.rsplit(":", 1)[0] for address in addresses]
-    os.environ["no_grpc_proxy"] = ",".join([*filter(None, [excluded]), *hosts])
+    os.environ[_DIRECT] = ",".join([*filter(None, [excluded]), *hosts])
 
 
 def _check_servers(addresses: list[str]) -> None:

@@ -14,6 +14,7 @@ from albert_tf.training.train_step import (
     metric_names,
 )
 from tests.helpers import tiny_run, tpu_bridge
+from tpu.replica_program import batch_features
 
 
 @pytest.fixture
@@ -43,21 +44,14 @@ def lower_training(strategy, config, objective=None):
 
 def batches_of_zeros(strategy, config):
     """A distributed iterator over batches as the trainer reads them."""
-    data = config.data
-    size = data.global_batch_size // strategy.num_replicas_in_sync
-    lengths = {
-        "input_ids": data.max_seq_length,
-        "input_mask": data.max_seq_length,
-        "segment_ids": data.max_seq_length,
-        "masked_lm_positions": data.max_predictions_per_seq,
-        "masked_lm_ids": data.max_predictions_per_seq,
-        "next_sentence_labels": 1,
-    }
+    size = config.data.global_batch_size // strategy.num_replicas_in_sync
     batch = {
-        name: np.zeros([size, length], np.int32)
-        for name, length in lengths.items()
+        feature.name: np.zeros(
+            [size, feature.length(config.data)],
+            np.int32 if feature.dtype == "int64" else np.float32,
+        )
+        for feature in batch_features(config.data)
     }
-    batch["masked_lm_weights"] = batch["masked_lm_ids"].astype(np.float32)
     dataset = tf.data.Dataset.from_tensors(batch).repeat()
     return iter(
         strategy.distribute_datasets_from_function(lambda context: dataset)
@@ -77,7 +71,7 @@ def assert_runs_on_tpu(program):
             {"precision": "mixed_bfloat16", "dropout_schedule": "0:0.0"},
             marks=pytest.mark.slow,
         ),
-        pytest.param({"optimizer": "adamw"}, marks=pytest.mark.slow),
+        {"packing": "best_fit", "optimizer": "adamw"},
     ],
 )
 def test_training_step_is_lowered_for_tpus(strategy, tmp_path, settings):
