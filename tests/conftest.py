@@ -108,15 +108,29 @@ def tiny_dynamic_records(tmp_path_factory):
     return shared_records(tmp_path_factory, "dynamic")
 
 
-def shared_records(tmp_path_factory, masking):
+@pytest.fixture(scope="session")
+def tiny_packed_records(tmp_path_factory):
+    """As `tiny_records`, with packed rows of short examples in train/."""
+    return shared_records(tmp_path_factory, "static", "best_fit")
+
+
+@pytest.fixture(scope="session")
+def tiny_dynamic_packed_records(tmp_path_factory):
+    """As `tiny_packed_records`, without masks in train/."""
+    return shared_records(tmp_path_factory, "dynamic", "best_fit")
+
+
+def shared_records(tmp_path_factory, masking, packing="none"):
     from tests.helpers import tiny_run
     from tests.helpers.shared_directory import build_once
 
     return (
         build_once(
             tmp_path_factory,
-            f"tiny_{masking}",
-            lambda directory: tiny_run.build_records(directory, masking),
+            f"tiny_{masking}_{packing}",
+            lambda directory: tiny_run.build_records(
+                directory, masking, packing
+            ),
         )
         / "records"
     )

@@ -125,7 +125,8 @@ class DataConfig(MaskingConfig):
     )
     global_batch_size: int = setting(
         4096,
-        "Number of examples in a step, over all replicas.",
+        "Number of records in a step, over all replicas. A record is one "
+        "example or, with --packing=best_fit, a row of several.",
         at_least=1,
         affects="result",
         in_program=True,

@@ -18,13 +18,13 @@ from google.protobuf.message import DecodeError
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError, name_faults
 from albert_tf.input.pipeline import shuffled_files
-from albert_tf.input.record_format import RecordFormat
+from albert_tf.input.record_format import RecordFormat, parse_records
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.json_list import JsonList
 from albert_tf.io.tfrecord import read_records
 
-# TensorFlow's errors for a wrong checksum, for a record with other fields or
-# with token ids out of range, and for a wrong number of records.
+# TensorFlow's errors for a wrong checksum, for a record with other fields,
+# with token ids out of range or with faults, and for a wrong number of records.
 READING_ERRORS = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
@@ -228,4 +228,11 @@ def _wrong_content(
                 f"{feature.name} must be from 0 to below {limit}, and is "
                 f"from {min(values)} to {max(values)}"
             )
+    if record_format.find_faults is not None:
+        batch = parse_records(
+            tf.constant([content]), record_format.features, config
+        )
+        for fault, found in record_format.find_faults(batch).items():
+            if found[0]:
+                return fault
     return ""

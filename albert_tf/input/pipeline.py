@@ -29,7 +29,7 @@ from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
     padding_example,
-    parse_records,
+    parse_intact,
 )
 from albert_tf.input.record_sets import RecordSet
 
@@ -66,12 +66,11 @@ def training_dataset(
         are dictionaries of features, int32 or float32, of shape
         `(per_replica_batch_size, length)`.
     """
-    features = record_format.features
-    padding = padding_example(features, config)
+    padding = padding_example(record_format.features, config)
     stretches = damaged_shards.find_stretches(damaged, records)
 
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
-        batch = parse_records(serialized, features, config)
+        batch = parse_intact(serialized, record_format, config)
         if record_format.finish is None:
             return batch
         return record_format.finish(batch, positions, seed)
@@ -119,8 +118,7 @@ def evaluation_dataset(
     num_batches = -(-records.num_examples // batch_size)
     if config.max_eval_steps:
         num_batches = min(num_batches, config.max_eval_steps)
-    features = record_format.features
-    padding = padding_example(features, config)
+    padding = padding_example(record_format.features, config)
 
     def fill(batch: tf.Tensor) -> tf.Tensor:
         missing = batch_size - tf.shape(batch)[0]
@@ -141,7 +139,9 @@ def evaluation_dataset(
             batches,
             "eval_batch_size",
             batch_size,
-            lambda serialized, _: parse_records(serialized, features, config),
+            lambda serialized, _: parse_intact(
+                serialized, record_format, config
+            ),
             context,
         )
 

@@ -17,20 +17,29 @@ from albert_tf.errors import UserError
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
+# As `_describe_packing` names records of one example.
+UNPACKED = "packing=none"
+
 # The metadata of each directory; None for records of google-research/albert.
 MetadataByDirectory = Mapping[str, features.RecordsMetadata | None]
 
 
-def features_to_read(masking: str) -> tuple[features.Feature, ...]:
+def features_to_read(
+    masking: str, packing: str = "none"
+) -> tuple[features.Feature, ...]:
     """Returns the features that the trainer reads from records.
 
     Args:
         masking: "static" or "dynamic", as the records were built.
+        packing: "none" or "best_fit", as the records were built.
     """
+    unread = {features.EXAMPLE_NUMBERS}
+    if masking == "static":
+        unread.add("token_boundary")
     return tuple(
         feature
-        for feature in features.stored_features(masking)
-        if masking == "dynamic" or feature.name != "token_boundary"
+        for feature in features.stored_features(masking, packing)
+        if feature.name not in unread
     )
 
 
@@ -108,14 +117,75 @@ def check_metadata(
         "max_seq_length": config.data.max_seq_length,
         "vocab_size": config.model.vocab_size,
     }
-    if metadata.masking == "static":
+    if metadata.masking == "static" or metadata.packing != "none":
         wanted["max_predictions_per_seq"] = config.data.max_predictions_per_seq
+    if metadata.masking == "dynamic" and metadata.packing != "none":
+        # A packed row has slots for the masks that these settings allow.
+        wanted["masked_lm_prob"] = config.data.masked_lm_prob
+        wanted["ngram"] = config.data.ngram
     if config.training.sentence_objective != "none":
         wanted["sentence_objective"] = config.training.sentence_objective
     features.check_agreement(
         posixpath.join(directory, features.METADATA_FILE),
         dataclasses.asdict(metadata),
         wanted,
+    )
+
+
+def check_packing(
+    name: str,
+    metadata_of: MetadataByDirectory,
+    config: DataConfig,
+    may_be_unpacked: bool,
+) -> None:
+    """Checks that all records are packed alike, as the settings say.
+
+    Args:
+        name: The setting that names the records.
+        metadata_of: The metadata of their directories.
+        config: The settings of the run.
+        may_be_unpacked: Whether unpacked records always fit.
+
+    Raises:
+        UserError: If they are packed differently.
+    """
+    found = {
+        directory: _describe_packing(metadata)
+        for directory, metadata in metadata_of.items()
+    }
+    if len(set(found.values())) > 1:
+        raise UserError(
+            f"{name} must hold records of one packing",
+            received="; ".join(
+                f"{packing} in {directory}"
+                for directory, packing in found.items()
+            ),
+            remedy="Build all of them with the same --packing and "
+            "--max_examples_per_row.",
+        )
+    (directory, packing), *_ = found.items()
+    wanted = _describe_packing(config)
+    fits = {wanted} | ({UNPACKED} if may_be_unpacked else set())
+    if packing not in fits:
+        raise UserError(
+            f"{name} must hold records of {wanted}",
+            received=f"{packing} in "
+            f"{posixpath.join(directory, features.METADATA_FILE)}",
+            remedy=f"Set --{packing.replace(', ', ' --')}, or build the "
+            "records again. configs/pretrain/*_packed.flags are recipes for "
+            "packed records.",
+        )
+
+
+def _describe_packing(
+    settings: features.RecordsMetadata | DataConfig | None,
+) -> str:
+    """Names how records are packed; None is google-research/albert."""
+    if settings is None or settings.packing == "none":
+        return UNPACKED
+    return (
+        f"packing={settings.packing}, "
+        f"max_examples_per_row={settings.max_examples_per_row}"
     )
 
 
@@ -155,6 +225,34 @@ def _listed_count(file: str, metadata: features.RecordsMetadata) -> int:
         ) from None
 
 
+def mean_content(
+    files: Sequence[str],
+    counts: Sequence[int],
+    metadata_of: MetadataByDirectory,
+) -> tuple[float, float | None]:
+    """Returns the mean content of a record, according to the metadata.
+
+    Args:
+        files: The shards.
+        counts: Number of records in each file.
+        metadata_of: The metadata of their directories.
+
+    Returns:
+        The number of examples, and the fraction of the positions that hold
+        tokens; 1 and None if a directory has no metadata.
+    """
+    examples = tokens = positions = 0.0
+    for file, count in zip(files, counts, strict=True):
+        metadata = metadata_of[posixpath.dirname(file)]
+        if metadata is None:
+            return 1.0, None
+        share = count / max(metadata.num_rows, 1)
+        examples += share * metadata.num_examples
+        tokens += share * metadata.num_pieces
+        positions += count * metadata.max_seq_length
+    return examples / sum(counts), tokens / positions
+
+
 def checksum(file: str, metadata_of: MetadataByDirectory) -> str:
     """Returns the SHA-256 of a file, or "" if its metadata has none."""
     metadata = metadata_of[posixpath.dirname(file)]
@@ -185,6 +283,13 @@ def _count_records(file: str, config: DataConfig) -> int:
 
 def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
     example = tf.train.Example.FromString(serialized)
+    if "next_sentence_positions" in example.features.feature:
+        raise UserError(
+            f"{features.METADATA_FILE} must be in the directory of packed "
+            "records",
+            received=f"{file}, a shard of packed records, without it",
+            remedy="Copy it from the directory of the build.",
+        )
     stored = {}
     for feature in features.FEATURES:
         values = example.features.feature[feature.name]

@@ -1,10 +1,11 @@
 """Formats of records: the features to read, and how they become a batch.
 
 Each objective has a record format. `pretraining_format` is the format of
-google-research/albert, with or without masks. Records without masks are masked
-here, in the `tf.data` graph, with keys derived from the seed and the position
-in the stream. So each epoch masks different tokens, and a run that is resumed
-masks the same tokens.
+google-research/albert or of packed rows, with or without masks. Records without
+masks are masked here, in the `tf.data` graph, with keys derived from the seed,
+the position in the stream and, in a packed row, the number of the example. So
+each epoch masks different tokens, and a run that is resumed masks the same
+tokens.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from albert_tf.config import DataConfig, SequenceConfig
-from albert_tf.input import tensor_ops
+from albert_tf.input import packed_rows, tensor_ops
 from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.records.keyed_random import random_bits
@@ -54,6 +55,9 @@ class RecordFormat:
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the positions
             of its records in the stream. None leaves batches as they are.
+        find_faults: `batch -> faults`, applied to each parsed batch. The
+            faults are bool tensors `(batch,)` by description: whether a record
+            has the fault, and so is damaged. None finds no faults.
 
     Example:
         >>> from albert_tf.records.features import Feature
@@ -65,6 +69,7 @@ class RecordFormat:
     features: Sequence[StoredFeature]
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     finish: Callable[[Batch, tf.Tensor, int], Batch] | None = None
+    find_faults: Callable[[Batch], Mapping[str, tf.Tensor]] | None = None
 
 
 def pretraining_format(
@@ -78,18 +83,28 @@ def pretraining_format(
         vocab_size: Number of pieces in the vocabulary; None if it is unknown,
             so token ids are not checked.
     """
+    is_packed = records.packing != "none"
+    max_examples = config.max_examples_per_row if is_packed else 1
 
     def mask(batch: Batch, positions: tf.Tensor, seed: int) -> Batch:
         assert records.metadata is not None
         seeds = tf.fill(positions.shape, tf.constant(seed, tf.uint64))
+        keys = random_bits(seeds, positions, tensor_ops)
+        if is_packed:
+            numbers = tf.range(max_examples)
+            keys = tf.reshape(
+                random_bits(keys[:, tf.newaxis], numbers, tensor_ops), [-1]
+            )
         masked = mask_batch(
             batch["input_ids"],
             batch["token_boundary"],
-            random_bits(seeds, positions, tensor_ops),
+            keys,
             vocab_size=records.metadata.vocab_size,
             max_predictions_per_seq=config.max_predictions_per_seq,
             masked_lm_prob=config.masked_lm_prob,
             ngram=config.ngram,
+            example_numbers=batch["input_mask"] if is_packed else None,
+            max_examples_per_row=max_examples,
             ops=tensor_ops,
         )
         kept = {n: v for n, v in batch.items() if n != "token_boundary"}
@@ -108,9 +123,10 @@ def pretraining_format(
     if vocab_size is not None:
         limits |= {"input_ids": vocab_size, "masked_lm_ids": vocab_size}
     return RecordFormat(
-        features_to_read(records.masking),
+        features_to_read(records.masking, records.packing),
         limits,
         mask if records.masking == "dynamic" else None,
+        packed_rows.find_faults if is_packed else None,
     )
 
 
@@ -143,6 +159,27 @@ def parse_records(
         name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
         for name, value in parsed.items()
     }
+
+
+def parse_intact(
+    serialized: tf.Tensor, record_format: RecordFormat, shape: SequenceConfig
+) -> Batch:
+    """Parses serialized examples, and checks them.
+
+    Args:
+        serialized: string, `(batch,)`.
+        record_format: The features to read, and the check.
+        shape: The lengths.
+
+    Returns:
+        As `parse_records`. It is an InvalidArgumentError if `find_faults`
+        finds a fault.
+    """
+    batch = parse_records(serialized, record_format.features, shape)
+    if record_format.find_faults is not None:
+        for fault, records in record_format.find_faults(batch).items():
+            tf.debugging.Assert(~tf.reduce_any(records), [fault])
+    return batch
 
 
 def padding_example(

@@ -31,6 +31,10 @@ class RecordSet:
         directory: The directory of `metadata`.
         sets: `files` by dataset. Records of several datasets alternate; see
             `num_of_sets`.
+        examples_per_row: Mean number of examples in a record; 1 if they are
+            not packed.
+        useful_share: Fraction of the positions that hold tokens, not padding;
+            None if it is not known.
 
     Example:
         >>> records = RecordSet(
@@ -53,6 +57,13 @@ class RecordSet:
     metadata: features.RecordsMetadata | None
     directory: str
     sets: tuple[tuple[str, ...], ...]
+    examples_per_row: float = 1.0
+    useful_share: float | None = None
+
+    @property
+    def packing(self) -> str:
+        """Either "none", or "best_fit" for several examples per record."""
+        return self.metadata.packing if self.metadata else "none"
 
     @property
     def masking(self) -> str:
@@ -65,7 +76,7 @@ class RecordSet:
 
     @property
     def num_examples(self) -> int:
-        """Number of records in all files."""
+        """Number of records in all files; packed ones count as one."""
         return sum(self.counts)
 
     def num_of_sets(self, position: Any) -> list[Any]:
@@ -187,7 +198,10 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
             evaluations must predict the same tokens.
     """
     held_out = find_records(
-        "eval_input_file", config.data.eval_input_file, config
+        "eval_input_file",
+        config.data.eval_input_file,
+        config,
+        may_be_unpacked=True,
     )
     if held_out.masking == "dynamic":
         raise UserError(
@@ -229,7 +243,10 @@ def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
 
 
 def find_records(
-    name: str, patterns: Sequence[str], config: PretrainingConfig
+    name: str,
+    patterns: Sequence[str],
+    config: PretrainingConfig,
+    may_be_unpacked: bool = False,
 ) -> RecordSet:
     """Finds shards, reads their metadata and checks it against the run.
 
@@ -239,17 +256,22 @@ def find_records(
         name: The setting that holds the patterns.
         patterns: Files or globs.
         config: The settings of the run.
+        may_be_unpacked: Whether records of one example fit a run on packed
+            records.
 
     Raises:
         UserError: If no file matches, a build is unfinished, a file is not
             listed in its metadata, only some of the records hold masks, or
-            lengths, vocabulary, lower-casing or sentence objective differ.
+            packing, lengths, vocabulary, lower-casing or sentence objective
+            differ.
     """
-    return _find_sets({name: patterns}, config)
+    return _find_sets({name: patterns}, config, may_be_unpacked)
 
 
 def _find_sets(
-    patterns_by_set: Mapping[str, Sequence[str]], config: PretrainingConfig
+    patterns_by_set: Mapping[str, Sequence[str]],
+    config: PretrainingConfig,
+    may_be_unpacked: bool = False,
 ) -> RecordSet:
     """Finds the records of several datasets; see `find_records`."""
     name = ", ".join(patterns_by_set)
@@ -259,6 +281,7 @@ def _find_sets(
         directory: record_files.read_metadata(directory)
         for directory in sorted({posixpath.dirname(file) for file in files})
     }
+    record_files.check_packing(name, metadata_of, config.data, may_be_unpacked)
     for directory, metadata in metadata_of.items():
         if metadata is not None:
             record_files.check_metadata(directory, metadata, config)
@@ -270,6 +293,9 @@ def _find_sets(
         (item for item in metadata_of.items() if item[1] is not None),
         next(iter(metadata_of.items())),
     )
+    examples_per_row, useful_share = record_files.mean_content(
+        files, counts, metadata_of
+    )
     records = RecordSet(
         files=tuple(files),
         counts=counts,
@@ -279,6 +305,8 @@ def _find_sets(
         metadata=first,
         directory=directory,
         sets=sets,
+        examples_per_row=examples_per_row,
+        useful_share=useful_share,
     )
     _check_agreement(name, records, metadata_of)
     return records

@@ -85,6 +85,7 @@ PANELS = (
         scale="log",
     ),
     Panel("tokens_per_second", "Tokens per second, padding included"),
+    Panel("useful_tokens_per_second", "Tokens per second, without padding"),
     Panel("mfu", "Fraction of the peak FLOP/s used (MFU)", scale="percent"),
     Panel(
         "input_bound_share",
@@ -242,7 +243,7 @@ def draw_panel(
         axes.yaxis.set_minor_formatter(LogFormatter())
     elif panel.scale == "percent":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    elif panel.metric == "tokens_per_second":
+    elif panel.metric.endswith("tokens_per_second"):
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     for number, run in enumerate(runs):
         _draw_marks(axes, run, _color(number), x_axis, (left, right))

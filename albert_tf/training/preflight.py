@@ -112,6 +112,8 @@ class Preflight:
         self.objective = objective
         self._checks = Checklist(REMEDIES, TO_SAVE_MEMORY)
         self._storage = StorageChecks(config, objective, self._checks)
+        # Unless the records are found to be packed.
+        self._examples_per_row = 1.0
 
     def clean_up(self) -> None:
         """Removes the directories that the checks have made."""
@@ -175,6 +177,7 @@ class Preflight:
                 "" if epoch >= 1 else "One batch contains records repeatedly.",
             )
         self.data = data
+        self._examples_per_row = data.at(0).records.examples_per_row
 
     def _held_out(self) -> None:
         held_out = self.objective.find_held_out(self.data)
@@ -213,7 +216,9 @@ class Preflight:
             self._checks.add(OK, "initial weights", line)
 
     def _learning_rate(self) -> None:
-        line, warning = schedules.describe_learning_rate(self.config)
+        line, warning = schedules.describe_learning_rate(
+            self.config, self._examples_per_row
+        )
         line = line.removeprefix("learning rate ")
         self._checks.add(
             WARN if warning else OK, "learning rate", line, warning

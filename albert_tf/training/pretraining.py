@@ -60,6 +60,12 @@ class Pretraining(Objective):
 
     def describe_records(self, records: RecordSet) -> list[str]:
         lines = [f"{records.masking} masking"]
+        if records.packing != "none":
+            lines[0] += (
+                f", packed rows of {records.examples_per_row:.2f} examples"
+            )
+        if records.useful_share is not None:
+            lines.append(f"{records.useful_share:.1%} of the positions filled")
         if records.metadata is not None:
             lines.append(
                 "unigram entropy of the corpus: "

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from absl import logging
@@ -14,9 +15,12 @@ from albert_tf.training.listener import Listener
 TIMING_METRICS = (
     "loop_seconds",
     "steps_per_second",
+    "examples_per_second",
     "tokens_per_second",
+    "useful_tokens_per_second",
     "tflops",
     "mfu",
+    "useful_mfu",
     "input_bound_share",
     "step_seconds_median",
     "step_seconds_p95",
@@ -28,12 +32,31 @@ TIMING_METRICS = (
 SLOW_INPUT_FRACTION = 0.05
 
 
+class BatchContent(NamedTuple):
+    """The mean content of a global batch.
+
+    It comes from the metadata of the records, not from counts of each batch:
+    so logging it adds nothing to the compiled step, and a mean over an epoch is
+    exact.
+
+    Attributes:
+        tokens: Number of positions, padding included.
+        examples: Number of examples.
+        useful_share: Fraction of the positions that hold tokens, not padding;
+            None if it is not known.
+    """
+
+    tokens: int
+    examples: float
+    useful_share: float | None = None
+
+
 class Progress(Listener):
     """Measures speed, remaining time, and the fraction of useful time.
 
     Args:
         num_steps: Number of steps of the run.
-        tokens_per_step: Positions of a global batch, padding included.
+        content_at: Returns the content of the batch of a step.
         flops_per_step: Floating-point operations of a step.
         peak_flops: Peak of all devices in FLOP/s; None if it is not known.
         run_dir: `--output_dir` of the run. Its logs hold the time that earlier
@@ -58,7 +81,7 @@ class Progress(Listener):
     def __init__(
         self,
         num_steps: int,
-        tokens_per_step: int,
+        content_at: Callable[[int], BatchContent],
         flops_per_step: int,
         peak_flops: float | None,
         run_dir: str,
@@ -66,7 +89,8 @@ class Progress(Listener):
     ) -> None:
         self._describe = describe
         self._num_steps = num_steps
-        self._tokens_per_step = tokens_per_step
+        self._content_at = content_at
+        self._content = content_at(0)
         self._flops_per_step = flops_per_step
         self._peak_flops = peak_flops
         self._seconds_per_step: float | None = None
@@ -74,6 +98,10 @@ class Progress(Listener):
         starts = [event["time"] for event in read_events(run_dir)]
         self._first_start = min(starts, default=time.time())
         self._count_kept()
+
+    def on_loop_begin(self, step: int) -> None:
+        """Finds the content of the batches of this loop."""
+        self._content = self._content_at(step)
 
     def on_rollback(self, step: int) -> None:
         """Drops the time of the steps that were rolled back."""
@@ -114,6 +142,8 @@ class Progress(Listener):
         their batch. `mfu` is included if the peak is known. `goodput` is the
         time of all steps that were not rolled back or lost, divided by the
         time since the run's first start, time between processes included.
+        `useful_share`, `useful_tokens_per_second` and `useful_mfu` are
+        included if the number of tokens in the records is known.
         """
         seconds = np.concatenate(self._step_seconds)
         input_seconds, steady = self._input_seconds, self._steady
@@ -128,7 +158,7 @@ class Progress(Listener):
             smoothed = 0.8 * previous + 0.2 * mean
         if steady:
             self._seconds_per_step = smoothed
-        flops = self._flops_per_step / mean
+        flops, content = self._flops_per_step / mean, self._content
         # Time spent compiling is not useful.
         useful = total if steady else float(np.median(seconds)) * len(seconds)
         self._useful_seconds += useful
@@ -136,7 +166,8 @@ class Progress(Listener):
         metrics = {
             "loop_seconds": useful,
             "steps_per_second": 1 / mean,
-            "tokens_per_second": self._tokens_per_step / mean,
+            "examples_per_second": content.examples / mean,
+            "tokens_per_second": content.tokens / mean,
             "tflops": flops / 1e12,
             "input_bound_share": input_seconds / total,
             "step_seconds_median": float(np.median(seconds)),
@@ -145,6 +176,12 @@ class Progress(Listener):
         }
         if self._peak_flops:
             metrics["mfu"] = flops / self._peak_flops
+        share = content.useful_share
+        if share is not None:
+            metrics["useful_share"] = share
+            metrics["useful_tokens_per_second"] = share * content.tokens / mean
+            if self._peak_flops:
+                metrics["useful_mfu"] = share * metrics["mfu"]
         return metrics
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -152,6 +189,8 @@ class Progress(Listener):
         remaining = self._num_steps - step
         rate = self._seconds_per_step or 1 / metrics["steps_per_second"]
         extra = ""
+        if "useful_share" in metrics:
+            extra += f" ({metrics['useful_share']:.0%} useful)"
         if "mfu" in metrics:
             extra += f" | MFU {metrics['mfu']:.1%}"
         if metrics["input_bound_share"] > SLOW_INPUT_FRACTION:

@@ -82,14 +82,22 @@ def scaled_learning_rate(batch_size: int) -> float:
     return PAPER_LEARNING_RATE * math.sqrt(batch_size / PAPER_BATCH_SIZE)
 
 
-def describe_learning_rate(config: PretrainingConfig) -> tuple[str, str]:
+def describe_learning_rate(
+    config: PretrainingConfig, examples_per_row: float = 1.0
+) -> tuple[str, str]:
     """Compares peak rate and warm-up with the paper's for this batch size.
+
+    Args:
+        config: The settings of the run.
+        examples_per_row: Mean number of examples in a row; the batch size of
+            the paper counts examples.
 
     Returns:
         A line for the log, and a warning if the settings are far from the
         paper's, or "".
     """
-    optimizer, batch_size = config.optimizer, config.data.global_batch_size
+    optimizer = config.optimizer
+    batch_size = round(config.data.global_batch_size * examples_per_row)
     line = (
         f"learning rate {optimizer.learning_rate:g} after "
         f"{optimizer.num_warmup_steps} warm-up steps"
@@ -98,8 +106,8 @@ def describe_learning_rate(config: PretrainingConfig) -> tuple[str, str]:
         return line, ""
     scaled = scaled_learning_rate(batch_size)
     line += (
-        f"; the paper's for a batch size of {batch_size}: {scaled:.3g} after "
-        f"{PAPER_WARMUP_STEPS}"
+        f"; the paper's for a batch of {batch_size} examples: {scaled:.3g} "
+        f"after {PAPER_WARMUP_STEPS}"
     )
     if config.training.num_train_steps < LONG_RUN_STEPS:
         return line, ""

@@ -23,7 +23,15 @@ class DropoutSwitch(Listener):
         >>> config = PretrainingConfig.from_dict(
         ...     {"training": {"dropout_schedule": "0:0.1,1000:0.0"}}
         ... )
-        >>> progress = Progress(125_000, 512, 10**9, None, "build/run", str)
+        >>> from albert_tf.training.progress import BatchContent
+        >>> progress = Progress(
+        ...     125_000,
+        ...     lambda step: BatchContent(512, 8),
+        ...     10**9,
+        ...     None,
+        ...     "build/run",
+        ...     str,
+        ... )
         >>> switch = DropoutSwitch(
         ...     config, progress, lambda kind, **facts: print(kind, facts)
         ... )

@@ -35,7 +35,7 @@ from albert_tf.training import schedules, step_cost
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import InitialWeights, Objective
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.progress import Progress
+from albert_tf.training.progress import BatchContent, Progress
 from albert_tf.training.run import Run
 from albert_tf.training.trainer import Trainer
 
@@ -142,11 +142,18 @@ def open_run(
     run_log = None
     if chief:
         run_log = RunLog.open(run_dir, position.step, position.to_evaluate)
+
+    def content_at(step: int) -> BatchContent:
+        rows, records = config.data.global_batch_size, data.at(step).records
+        return BatchContent(
+            rows * objective.num_sequences * config.data.max_seq_length,
+            rows * records.examples_per_row,
+            records.useful_share,
+        )
+
     progress = Progress(
         config.training.num_train_steps,
-        config.data.global_batch_size
-        * objective.num_sequences
-        * config.data.max_seq_length,
+        content_at,
         objective.flops_per_step(),
         step_cost.peak_flops(strategy, config.distribution),
         run_dir,
@@ -190,16 +197,25 @@ def _log_summary(
     """Logs settings, sizes, learning rate and records."""
     logging.info("configuration: %s", config.to_dict())
     variables = trainer.state.model.trainable_variables
+    records = data.at(trainer.position.step).records
+    is_packed = records.packing != "none"
     logging.info(
-        "%d parameters; batch %d = %d replicas x %d examples in %d "
-        "micro-batches",
+        "%d parameters; batch %d = %d replicas x %d %s in %d micro-batches%s",
         sum(math.prod(v.shape) for v in variables),
         config.data.global_batch_size,
         num_replicas,
         per_replica,
+        "rows" if is_packed else "examples",
         config.data.gradient_accumulation_steps,
+        f"; {config.data.global_batch_size} rows hold "
+        f"{config.data.global_batch_size * records.examples_per_row:.0f} "
+        "examples on average"
+        if is_packed
+        else "",
     )
-    line, warning = schedules.describe_learning_rate(config)
+    line, warning = schedules.describe_learning_rate(
+        config, records.examples_per_row
+    )
     logging.info("%s", line)
     if warning:
         logging.warning("%s", warning)

@@ -38,20 +38,35 @@ MODEL = ModelConfig(
 )
 
 
+# Of packed records.
+PACKING = {"packing": "best_fit", "max_examples_per_row": 4}
+
+
 def build_records(
-    directory: pathlib.Path, masking: str = "static"
+    directory: pathlib.Path, masking: str = "static", packing: str = "none"
 ) -> pathlib.Path:
     """Records of the first lines of the sample corpus, in train/ and eval/.
 
     Static ones of two passes over it, dynamic ones of one.
     """
+    packed = PACKING if packing != "none" else {}
     text = directory / "text.txt"
     with gzip.open(CORPUS, "rt", encoding="utf-8") as lines:
         # Short documents, so that some are held out.
+        num_lines, lines_of_document = 400, 8
+        if packed:
+            # Of two to five words a line, so that several fill a row.
+            lines = (
+                " ".join(line.split()[: 2 + number % 4]) + "\n"
+                for number, line in enumerate(lines)
+            )
+            num_lines, lines_of_document = 1200, 2
         text.write_text(
             "".join(
-                line + ("\n" if number % 8 == 7 else "")
-                for number, line in enumerate(itertools.islice(lines, 400))
+                line + "\n" * ((number + 1) % lines_of_document == 0)
+                for number, line in enumerate(
+                    itertools.islice(lines, num_lines)
+                )
             ),
             encoding="utf-8",
         )
@@ -73,6 +88,7 @@ def build_records(
             num_shards=3,
             num_workers=1,
             **LENGTHS,
+            **packed,
         )
     )
     return directory / "records"

@@ -10,7 +10,11 @@ from albert_tf.runs import log as run_log
 from albert_tf.runs.log import RunLog
 from albert_tf.training import metrics
 from albert_tf.training import progress as progress_module
-from albert_tf.training.progress import TIMING_METRICS, Progress
+from albert_tf.training.progress import (
+    TIMING_METRICS,
+    BatchContent,
+    Progress,
+)
 
 
 def set_clock(monkeypatch, seconds):
@@ -41,7 +45,14 @@ def test_the_time_to_go_leaves_compiling_out(monkeypatch, tmp_path):
         "dropout": 0.1,
     }
     describe = functools.partial(metrics.describe, sentence_objective="sop")
-    progress = Progress(12, 4000, 10**12, None, str(tmp_path), describe)
+    progress = Progress(
+        12,
+        lambda step: BatchContent(4000, 8),
+        10**12,
+        None,
+        str(tmp_path),
+        describe,
+    )
     progress.add_steps(step_times(0, 10), ended=20, steady=False)
     assert progress.advance()["steps_per_second"] == 0.1
     progress.add_steps(step_times(20, 21), ended=22, steady=True)
@@ -57,9 +68,10 @@ def test_the_time_to_go_leaves_compiling_out(monkeypatch, tmp_path):
     ]
 
 
-def progress_of(run_dir, peak=None):
-    """Of steps of 4000 tokens and 10^12 operations."""
-    return Progress(100, 4000, 10**12, peak, str(run_dir), str)
+def progress_of(run_dir, peak=None, content_at=None):
+    """Of steps of 4000 tokens in 8 examples and 10^12 operations."""
+    content_at = content_at or (lambda step: BatchContent(4000, 8, 0.75))
+    return Progress(100, content_at, 10**12, peak, str(run_dir), str)
 
 
 def test_metrics_of_steps_by_hand(tmp_path):
@@ -72,15 +84,42 @@ def test_metrics_of_steps_by_hand(tmp_path):
     assert figures == {
         "loop_seconds": 231.0,
         "steps_per_second": pytest.approx(1 / 11),
+        "examples_per_second": pytest.approx(8 / 11),
         "tokens_per_second": pytest.approx(4000 / 11),
+        "useful_tokens_per_second": pytest.approx(3000 / 11),
+        "useful_share": 0.75,
         "tflops": pytest.approx(1 / 11),
         "mfu": pytest.approx(1 / 11),
+        "useful_mfu": pytest.approx(0.75 / 11),
         "input_bound_share": pytest.approx(10.5 / 231),
         "step_seconds_median": 11.0,
         "step_seconds_p95": pytest.approx(20.0),
         "goodput": 1.0,
     }
-    assert set(figures) == set(TIMING_METRICS)
+    assert set(figures) - {"useful_share"} == set(TIMING_METRICS)
+
+
+def test_the_content_of_batches_is_that_of_their_records(tmp_path):
+    """From step 10 on, packed rows: 2.5 times the examples."""
+    progress = progress_of(
+        tmp_path,
+        content_at=lambda step: (
+            BatchContent(4000, 8) if step < 10 else BatchContent(4000, 20, 0.99)
+        ),
+    )
+    progress.on_loop_begin(0)
+    progress.add_steps(step_times(0), ended=2, steady=True)
+    figures = progress.advance()
+    assert figures["examples_per_second"] == 4
+    assert not {"useful_share", "useful_tokens_per_second"} & set(figures)
+
+    progress.on_loop_begin(10)
+    progress.add_steps(step_times(2), ended=4, steady=True)
+    figures = progress.advance()
+    assert figures["examples_per_second"] == 10
+    assert figures["tokens_per_second"] == 2000
+    assert figures["useful_tokens_per_second"] == pytest.approx(1980)
+    assert "useful_mfu" not in figures
 
 
 def test_mfu_is_the_fraction_of_a_known_peak(tmp_path):

@@ -128,6 +128,14 @@ def test_the_papers_rate_at_batch_size_512_gives_a_warning():
     assert "num_warmup_steps is" not in warning
 
 
+def test_the_batch_size_of_packed_rows_counts_examples():
+    """512 rows of 8 examples are the batch of the paper."""
+    config = PretrainingConfig(data=DataConfig(global_batch_size=512))
+    line, warning = describe_learning_rate(config, examples_per_row=8.0)
+    assert "for a batch of 4096 examples: 0.00176 after 3125" in line
+    assert warning == ""
+
+
 def test_a_rate_slightly_above_twice_the_papers_gives_a_warning():
     assert "2.1 times" in advice(4096, learning_rate=2.1 * 0.00176)[1]
 

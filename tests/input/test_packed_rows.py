@@ -1,0 +1,323 @@
+"""Packed records on their way into batches, and the errors of bad ones."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.errors import UserError
+from albert_tf.input import corrupt_records, record_sets
+from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.record_files import features_to_read
+from albert_tf.input.record_format import parse_records, pretraining_format
+from albert_tf.records.features import SENTENCE_LABEL
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import mask_batch
+from tests.helpers import tiny_run
+from tests.helpers.edited_records import change
+
+ONE = tf.distribute.InputContext()
+K = tiny_run.PACKING["max_examples_per_row"]
+SEED = 7
+
+
+def make_config(records, tmp_path, **changes):
+    return tiny_run.make_config(
+        records, tmp_path, **{**tiny_run.PACKING, **changes}
+    )
+
+
+def batches(config, num_batches, first=0):
+    data = record_sets.find_training_data(config)
+    dataset = BatchStream(data, config.data, SEED).open(first)(ONE)
+    return list(dataset.take(num_batches).as_numpy_iterator())
+
+
+def stored(records, config, masking):
+    """The records of the first shard."""
+    shard = min((records / "train").glob("*.tfrecord"))
+    serialized = next(iter(tf.data.TFRecordDataset(shard).batch(10**6)))
+    features = features_to_read(masking, "best_fit")
+    batch = parse_records(serialized, features, config.data)
+    return {name: value.numpy() for name, value in batch.items()}
+
+
+def test_batches_hold_packed_rows(tiny_packed_records, tmp_path):
+    config = make_config(tiny_packed_records, tmp_path)
+    (batch,) = batches(config, 1)
+    shapes = {name: value.shape for name, value in batch.items()}
+    num_slots = config.data.max_predictions_per_seq + K - 1
+    assert shapes == {
+        "input_ids": (8, 32),
+        "input_mask": (8, 32),
+        "segment_ids": (8, 32),
+        "masked_lm_positions": (8, num_slots),
+        "masked_lm_ids": (8, num_slots),
+        "masked_lm_weights": (8, num_slots),
+        "next_sentence_positions": (8, K),
+        SENTENCE_LABEL: (8, K),
+        "next_sentence_weights": (8, K),
+    }
+    assert batch["input_mask"].max() > 1
+
+
+def test_the_content_of_a_row_comes_from_the_metadata(
+    tiny_packed_records, tiny_records, tmp_path
+):
+    config = make_config(tiny_packed_records, tmp_path)
+    (phase,) = record_sets.find_training_data(config).phases
+    shards = sorted((tiny_packed_records / "train").glob("*.tfrecord"))
+    serialized = next(iter(tf.data.TFRecordDataset(shards).batch(10**6)))
+    features = features_to_read("static", "best_fit")
+    stored_rows = parse_records(serialized, features, config.data)
+    numbers = stored_rows["input_mask"].numpy()
+    assert phase.records.num_examples == len(numbers)
+    assert phase.records.examples_per_row == pytest.approx(
+        numbers.max(axis=1).mean()
+    )
+    assert phase.records.examples_per_row > 1.2
+    assert phase.records.useful_share > 0.85
+    assert phase.records.useful_share == pytest.approx((numbers > 0).mean())
+
+    unpacked = tiny_run.make_config(tiny_records, tmp_path)
+    (phase,) = record_sets.find_training_data(unpacked).phases
+    assert phase.records.examples_per_row == 1
+    assert 0.5 < phase.records.useful_share < 1
+
+
+def test_dynamic_masks_depend_on_the_number_of_the_example(
+    tiny_dynamic_packed_records, tmp_path
+):
+    """They equal masks computed with NumPy, on rows in stored order."""
+    config = make_config(
+        tiny_dynamic_packed_records, tmp_path, shuffle_block_size=1
+    )
+    rows = stored(tiny_dynamic_packed_records, config, "dynamic")
+    data = record_sets.find_training_data(config)
+    (phase,) = data.phases
+    file = phase.records.files[0]
+    one = dataclasses.replace(
+        phase.records,
+        files=(file,),
+        counts=phase.records.counts[:1],
+        sets=((file,),),
+    )
+    data = record_sets.TrainingData((dataclasses.replace(phase, records=one),))
+    step = len(rows["input_ids"]) // 8 + 2  # in the second epoch
+    positions = np.arange(step * 8, step * 8 + 24)
+    keys = random_bits(np.full(24, SEED, np.uint64), positions)
+    chosen = positions % len(rows["input_ids"])
+    expected = mask_batch(
+        rows["input_ids"][chosen],
+        rows["token_boundary"][chosen],
+        random_bits(keys[:, np.newaxis], np.arange(K)).ravel(),
+        example_numbers=rows["input_mask"][chosen],
+        max_examples_per_row=K,
+        vocab_size=400,
+        max_predictions_per_seq=config.data.max_predictions_per_seq,
+        masked_lm_prob=config.data.masked_lm_prob,
+        ngram=config.data.ngram,
+    )
+    dataset = BatchStream(data, config.data, SEED).open(step)(ONE)
+    masked = list(dataset.take(3).as_numpy_iterator())
+    for name, values in zip(
+        (
+            "input_ids",
+            "masked_lm_positions",
+            "masked_lm_ids",
+            "masked_lm_weights",
+        ),
+        expected,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(
+            np.concatenate([batch[name] for batch in masked]), values
+        )
+    assert rows["input_mask"][chosen].max() > 1
+
+
+def refuse(config, *parts):
+    with pytest.raises(UserError) as error:
+        record_sets.find_training_data(config)
+    text = " ".join(str(error.value).split())
+    for part in parts:
+        assert part in text
+
+
+def test_packed_records_need_a_config_with_packing(
+    tiny_packed_records, tmp_path
+):
+    refuse(
+        tiny_run.make_config(tiny_packed_records, tmp_path),
+        "input_file must hold records of packing=none",
+        "packing=best_fit, max_examples_per_row=4 in "
+        f"{tiny_packed_records}/train/metadata.json",
+        "--packing=best_fit --max_examples_per_row=4",
+    )
+
+
+def test_a_config_with_packing_needs_packed_records(tiny_records, tmp_path):
+    refuse(
+        make_config(tiny_records, tmp_path),
+        "must hold records of packing=best_fit, max_examples_per_row=4",
+        f"packing=none in {tiny_records}/train/metadata.json",
+        "--packing=none",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"max_examples_per_row": 8}, ["max_examples_per_row=4 in", "row=8"]),
+        (
+            {"max_seq_length": 24, "max_predictions_per_seq": 5},
+            ["max_seq_length is 32 there and 24 here"],
+        ),
+        (
+            {"model": dataclasses.replace(tiny_run.MODEL, vocab_size=500)},
+            ["vocab_size is 400 there and 500 here"],
+        ),
+    ],
+)
+def test_packed_records_of_another_shape_are_refused(
+    tiny_packed_records, tmp_path, changes, parts
+):
+    model = changes.pop("model", tiny_run.MODEL)
+    config = make_config(tiny_packed_records, tmp_path, **changes)
+    refuse(dataclasses.replace(config, model=model), *parts)
+
+
+def test_packed_and_unpacked_records_are_not_mixed(
+    tiny_packed_records, tiny_records, tmp_path
+):
+    globs = [f"{r}/train/*d" for r in (tiny_packed_records, tiny_records)]
+    both = make_config(tiny_packed_records, tmp_path, input_file=tuple(globs))
+    refuse(
+        both,
+        "input_file must hold records of one packing",
+        f"max_examples_per_row=4 in {tiny_packed_records}/train",
+        f"packing=none in {tiny_records}/train",
+    )
+    scheduled = make_config(
+        tiny_packed_records,
+        tmp_path,
+        input_file=(),
+        dataset=(f"wiki={globs[0]}", f"books={globs[1]}"),
+        data_schedule="0:wiki,5:wiki+books",
+    )
+    refuse(scheduled, "dataset wiki, dataset books must hold", "one packing")
+    data = dataclasses.replace(scheduled.data, data_schedule="0:wiki,5:books")
+    refuse(
+        dataclasses.replace(scheduled, data=data),
+        "dataset books must hold records of packing=best_fit",
+    )
+
+
+def test_packed_records_without_metadata_are_refused(
+    tiny_packed_records, tmp_path
+):
+    for shard in (tiny_packed_records / "train").glob("*.tfrecord"):
+        shutil.copy(shard, tmp_path)
+    config = tiny_run.make_config(
+        tiny_packed_records, tmp_path, input_file=(f"{tmp_path}/*.tfrecord",)
+    )
+    refuse(config, "metadata.json must be in the directory of packed records")
+
+
+def test_dynamic_packed_records_need_the_masking_of_their_build(
+    tiny_dynamic_packed_records, tmp_path
+):
+    """Its rows have slots for the masks of these settings."""
+    refuse(
+        make_config(
+            tiny_dynamic_packed_records,
+            tmp_path,
+            masked_lm_prob=0.3,
+            ngram=2,
+            max_predictions_per_seq=7,
+        ),
+        "masked_lm_prob is 0.15 there and 0.3 here",
+        "ngram is 3 there and 2 here",
+        "max_predictions_per_seq is 6 there and 7 here",
+    )
+
+
+def test_held_out_records_of_one_example_fit_a_run_on_packed_records(
+    tiny_packed_records, tmp_path
+):
+    config = make_config(tiny_packed_records, tmp_path)
+    held_out = record_sets.find_held_out(config)
+    assert held_out.packing == "none"
+    names = [f.name for f in pretraining_format(held_out, config.data).features]
+    assert "next_sentence_positions" not in names
+
+
+def with_value(place, value):
+    return lambda values: [
+        value if i == place % len(values) else v for i, v in enumerate(values)
+    ]
+
+
+FAULTS = {
+    "too many examples": (
+        "input_mask",
+        lambda values: [v + K for v in values],
+        "input_mask must be at most max_examples_per_row",
+    ),
+    "a gap": (
+        "input_mask",
+        lambda values: [v + (v > 1) for v in values],
+        "input_mask must number the examples 1, 2, ... without a gap",
+    ),
+    "padding within": ("input_mask", with_value(5, 0), "without a gap"),
+    "no [CLS]": (
+        "next_sentence_positions",
+        with_value(1, 3),
+        "next_sentence_positions must be those of the [CLS] tokens",
+    ),
+    "another token": ("input_ids", with_value(0, 9), "begin with [CLS]"),
+    "label": (SENTENCE_LABEL, with_value(0, 2), "must be 0 or 1"),
+    "weight": ("next_sentence_weights", with_value(0, 0.0), "must be 1 for"),
+    "prediction": (
+        "masked_lm_positions",
+        lambda values: [31] * len(values),
+        "masked_lm_positions must be those of tokens",
+    ),
+}
+
+
+@pytest.fixture
+def copied(tiny_packed_records, tmp_path):
+    shutil.copytree(tiny_packed_records, tmp_path / "records")
+    for metadata in (tmp_path / "records").glob("*/metadata.json"):
+        values = json.loads(metadata.read_text())
+        metadata.write_text(json.dumps({**values, "checksums": {}}))
+    return tmp_path / "records"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_packed_record_with_a_fault_is_damaged(copied, tmp_path, fault):
+    """Reading stops, and the search names file, record and field."""
+    config = make_config(copied, tmp_path / "run")
+    rows = stored(copied, config, "static")
+    # The first row of two or three examples, with padding.
+    used = rows["input_mask"]
+    number = int(
+        np.flatnonzero((used.max(axis=1) > 1) & (used.max(axis=1) < K)
+                       & (used[:, -1] == 0))[0]
+    )  # fmt: skip
+    feature, edit, message = FAULTS[fault]
+    shard = min((copied / "train").glob("*.tfrecord"))
+    epoch = record_sets.find_training_data(config).phases[0].records
+    num_batches = -(-epoch.num_examples // 8)
+    change(shard, number, feature, edit)
+
+    with pytest.raises(corrupt_records.READING_ERRORS):
+        batches(config, num_batches)
+    data = record_sets.find_training_data(config)
+    (found,) = BatchStream(data, config.data, SEED).find_damage(0, num_batches)
+    assert (found.file, found.number) == (str(shard), number)
+    assert message in found.reason

@@ -1,0 +1,75 @@
+"""Runs on packed records: rows are records."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from albert_tf.runs.checkpoint_files import list_checkpoints
+from albert_tf.runs.log import read_metrics
+from albert_tf.training.train import train
+from tests.helpers import tiny_run
+from tests.helpers.edited_records import change
+from tests.helpers.run_processes import lines_without_timing
+
+NUM_ROWS = 8
+
+
+def losses_of(run_dir):
+    return [line["loss"] for line in read_metrics(str(run_dir))]
+
+
+@pytest.mark.slow
+def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
+    tiny_dynamic_packed_records, tmp_path, caplog
+):
+    """Also on two replicas. The held-out records are not packed."""
+    records = tmp_path / "records"
+    shutil.copytree(tiny_dynamic_packed_records, records)
+    # Of another example than the first one.
+    for shard in (records / "train").glob("*.tfrecord"):
+        change(shard, 1, "next_sentence_positions", lambda v: [1, *v[1:]])
+
+    def run(name, **changes):
+        config = tiny_run.make_config(
+            records,
+            tmp_path / name,
+            global_batch_size=NUM_ROWS,
+            on_corrupt_record="skip",
+            dropout_schedule="0:0.0",  # its masks differ by replica
+            **{**tiny_run.PACKING, **changes},
+        )
+        assert train(config) == 0
+
+    caplog.set_level("INFO")
+    run("alone")
+    metadata = json.loads((records / "train" / "metadata.json").read_text())
+    examples = metadata["num_examples"] / metadata["num_rows"]
+    assert (
+        f"{NUM_ROWS} rows hold {NUM_ROWS * examples:.0f} examples on average"
+        in caplog.text
+    )
+    damaged = json.loads((tmp_path / "alone/corrupt_records.json").read_text())
+    assert len(damaged) == 3
+    *lines, evaluation = read_metrics(str(tmp_path / "alone"))
+    assert evaluation["split"] == "eval"
+    for line in lines:
+        rate = line["examples_per_second"] / line["steps_per_second"]
+        assert rate == pytest.approx(NUM_ROWS * examples)
+        assert line["useful_share"] == pytest.approx(metadata["fill"], abs=1e-5)
+
+    # As after a crash at step 11, without the checkpoints after step 4.
+    shutil.copytree(tmp_path / "alone", tmp_path / "resumed")
+    for checkpoint in list_checkpoints(str(tmp_path / "resumed/checkpoints")):
+        if checkpoint.step > 4:
+            shutil.rmtree(checkpoint.path)
+    run("resumed")
+    assert lines_without_timing(tmp_path / "resumed") == lines_without_timing(
+        tmp_path / "alone"
+    )
+
+    run("replicas", strategy="mirrored", num_logical_cpus=2)
+    np.testing.assert_allclose(
+        losses_of(tmp_path / "replicas"), losses_of(tmp_path / "alone"), 1e-4
+    )
