@@ -1,4 +1,4 @@
-"""Set-up of all tests: TensorFlow's devices, extras, shared records."""
+"""Set-up of all tests: TensorFlow's devices, memory, extras, records."""
 
 import importlib.machinery
 import importlib.util
@@ -12,9 +12,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 
-GIB = 2**30
+from tests.helpers import memory
+
 # The memory that `-n auto` reserves for a worker of pytest-xdist.
-WORKER_MEMORY = 3 * GIB
+WORKER_MEMORY = 3 * memory.GIB
 
 
 class SplitCpu(importlib.machinery.PathFinder):
@@ -63,6 +64,51 @@ def pytest_xdist_auto_num_workers():
     else:  # macOS
         processors = os.cpu_count()
     return max(1, min(processors, memory // WORKER_MEMORY))
+
+
+@pytest.fixture(autouse=True)
+def _free_programs():
+    yield
+    memory.free_programs()
+
+
+# The most memory of each worker of pytest-xdist, or of the only process.
+PEAKS = pytest.StashKey[dict[str, int]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    """Fails a session of which a process needed too much memory."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # a worker
+        output["peak"] = memory.peak()
+        return
+    peaks = session.config.stash.setdefault(PEAKS, {})
+    if not peaks:
+        peaks["main"] = memory.peak()
+    if max(peaks.values()) > memory.LIMIT:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Notes the memory of a worker that has ended."""
+    peaks = node.config.stash.setdefault(PEAKS, {})
+    peaks[node.gateway.id] = getattr(node, "workeroutput", {}).get("peak", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    peaks = config.stash.get(PEAKS, {})
+    listed = ", ".join(
+        f"{name} {peak / memory.GIB:.1f}" for name, peak in peaks.items()
+    )
+    terminalreporter.write_line(f"most memory of a process, GiB: {listed}")
+    if max(peaks.values(), default=0) > memory.LIMIT:
+        limit = memory.LIMIT / memory.GIB
+        terminalreporter.write_line(
+            f"FAILED: no process of a test run may need more than {limit} GiB",
+            red=True,
+        )
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
+import functools
 import itertools
 import types
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,6 +27,8 @@ from albert_tf.training.train_step import (
 from tests.helpers import tiny_run
 
 NO_DROPOUT = DropoutRates(0.0, 0.0)
+# The run directory: steps write nothing.
+UNUSED = "unused"
 
 
 def no_totals(config):
@@ -32,8 +36,26 @@ def no_totals(config):
     return {name: tf.constant(0.0) for name in names}
 
 
+class Trained(NamedTuple):
+    """What some steps of a run have given.
+
+    Attributes:
+        metrics: Means over the steps.
+        weights: All variables after the steps, by path.
+        operations: The types of all operations of the program, including
+            those of called functions.
+        num_compiled: How many functions XLA compiles.
+    """
+
+    metrics: dict[str, float]
+    weights: dict[str, np.ndarray]
+    operations: list[str]
+    num_compiled: int
+
+
+@functools.cache
 def run_steps(config, rates=NO_DROPOUT, num_steps=3):
-    """Metrics and weights after some steps, and the program."""
+    """Trains some steps; tests with the same settings share the result."""
     strategy = make_strategy(config.distribution)
     data = training_records.find_training_data(config)
     with strategy.scope():
@@ -49,10 +71,14 @@ def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     arguments = (batches, totals, tf.constant(num_steps), settings)
     steps = train_steps(*arguments)
     assert steps.num_steps == num_steps
-    return (
+    graph = train_steps.get_concrete_function(*arguments).graph.as_graph_def()
+    functions = graph.library.function
+    nodes = itertools.chain(graph.node, *(f.node_def for f in functions))
+    return Trained(
         {name: float(v) / num_steps for name, v in steps.totals.items()},
         {name: v.numpy() for name, v in state.variables().items()},
-        train_steps.get_concrete_function(*arguments),
+        [node.op for node in nodes],
+        sum(f.attr["_XlaMustCompile"].b for f in functions),
     )
 
 
@@ -67,21 +93,12 @@ def largest_difference(one, other):
     return max(np.abs(one[name] - other[name]).max() for name in one)
 
 
-def operations(program):
-    """The names of all operations, those of called functions included."""
-    graph = program.graph.as_graph_def()
-    nodes = list(graph.node)
-    for function in graph.library.function:
-        nodes += function.node_def
-    return [node.op for node in nodes]
-
-
 @pytest.mark.slow
-def test_sums_of_metrics_are_the_same_in_every_process(tiny_records, tmp_path):
+def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
     """A second program stands for a second process: TensorFlow numbers its
     parts otherwise, and orders terms of a sum by such names."""
     config = tiny_run.make_config(
-        tiny_records, tmp_path, strategy="mirrored", num_logical_cpus=2
+        tiny_records, UNUSED, strategy="mirrored", num_logical_cpus=2
     )
     strategy = make_strategy(config.distribution)
     data = training_records.find_training_data(config)
@@ -109,7 +126,7 @@ def test_sums_of_metrics_are_the_same_in_every_process(tiny_records, tmp_path):
     ("clip_scope", "clip_norm"), [("global", 0.01), ("per_replica", 1000.0)]
 )
 def test_two_replicas_equal_one_on_the_global_batch(
-    tiny_records, tmp_path, clip_scope, clip_norm
+    tiny_records, clip_scope, clip_norm
 ):
     """Clipping by replica is loose here: it has no joint counterpart.
 
@@ -121,31 +138,28 @@ def test_two_replicas_equal_one_on_the_global_batch(
         "optimizer": "adamw",
         "epsilon": 0.1,
     }
-    config = tiny_run.make_config(tiny_records, tmp_path, **settings)
+    config = tiny_run.make_config(tiny_records, UNUSED, **settings)
     mirrored = tiny_run.make_config(
         tiny_records,
-        tmp_path,
+        UNUSED,
         strategy="mirrored",
         num_logical_cpus=2,
         **settings,
     )
-    figures, weights, _ = run_steps(config)
-    figures_of_two, weights_of_two, _ = run_steps(mirrored)
+    one, two = run_steps(config), run_steps(mirrored)
 
-    assert_close(figures, figures_of_two, 2e-5)
-    assert_close(weights, weights_of_two, 2e-5)
+    assert_close(one.metrics, two.metrics, 2e-5)
+    assert_close(one.weights, two.weights, 2e-5)
 
 
 @pytest.mark.slow
-def test_two_replicas_equal_one_with_dynamic_masking(
-    tiny_dynamic_records, tmp_path
-):
+def test_two_replicas_equal_one_with_dynamic_masking(tiny_dynamic_records):
     """And masks of another rate give something else."""
     adamw = {"optimizer": "adamw", "epsilon": 0.1}
     one, two, other = (
         run_steps(
             tiny_run.make_config(
-                tiny_dynamic_records, tmp_path, **adamw, **changes
+                tiny_dynamic_records, UNUSED, **adamw, **changes
             )
         )
         for changes in (
@@ -154,48 +168,48 @@ def test_two_replicas_equal_one_with_dynamic_masking(
             {"masked_lm_prob": 0.3},
         )
     )
-    assert_close(one[0], two[0], 2e-5)
-    assert_close(one[1], two[1], 2e-5)
-    assert largest_difference(one[1], other[1]) > 1e-3
+    assert_close(one.metrics, two.metrics, 2e-5)
+    assert_close(one.weights, two.weights, 2e-5)
+    assert largest_difference(one.weights, other.weights) > 1e-3
 
 
 @pytest.mark.slow
-def test_each_masked_token_counts_the_same_on_unequal_replicas(
-    tiny_records, tmp_path
-):
+def test_each_masked_token_counts_the_same_on_unequal_replicas(tiny_records):
     """The mean of replicas' means would be another gradient."""
-    config = tiny_run.make_config(tiny_records, tmp_path, optimizer="adamw")
+    config = tiny_run.make_config(tiny_records, UNUSED, optimizer="adamw")
     data = training_records.find_training_data(config)
     make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     weights = batch["masked_lm_weights"].numpy().sum(axis=1)
     assert weights[:4].sum() != weights[4:].sum(), "the case must be there"
 
-    figures, alone, _ = run_steps(config, num_steps=1)
+    alone = run_steps(config, num_steps=1)
     mirrored = tiny_run.make_config(
         tiny_records,
-        tmp_path,
+        UNUSED,
         optimizer="adamw",
         strategy="mirrored",
         num_logical_cpus=2,
     )
-    figures_of_two, together, _ = run_steps(mirrored, num_steps=1)
+    together = run_steps(mirrored, num_steps=1)
     np.testing.assert_allclose(
-        figures_of_two["masked_lm_loss"], figures["masked_lm_loss"], rtol=1e-6
+        together.metrics["masked_lm_loss"],
+        alone.metrics["masked_lm_loss"],
+        rtol=1e-6,
     )
     # The first moment after one update is a tenth of the gradient.
     name = "albert/masked_lm/output_bias/m"
     np.testing.assert_allclose(
-        together[name], alone[name], rtol=1e-3, atol=1e-7
+        together.weights[name], alone.weights[name], rtol=1e-3, atol=1e-7
     )
 
 
-def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
+def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records):
     """`tpu.replicate` makes tensors of all arguments of a replica's function.
 
     Dropout rates must stay Python numbers there, and shapes be static.
     """
-    config = tiny_run.make_config(tiny_records, tmp_path)
+    config = tiny_run.make_config(tiny_records)
     data = training_records.find_training_data(config)
     make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
@@ -238,11 +252,11 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records, tmp_path):
+def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
     """Where memory is short, TensorFlow rewrites how gradients are summed."""
     config = tiny_run.make_config(
         tiny_records,
-        tmp_path,
+        UNUSED,
         hidden_size=64,
         intermediate_size=256,
         global_batch_size=4096,
@@ -278,9 +292,7 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records, tmp_path):
         {"fuse_on_cpu": False, "strategy": "mirrored", "num_logical_cpus": 2},
     ],
 )
-def test_how_the_step_is_computed_does_not_change_it(
-    tiny_records, tmp_path, changes
-):
+def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
     """By XLA, or twice: dropout's masks are drawn alike by the same means."""
     rates = DropoutRates(0.1, 0.2)
     if not {"jit_compile", "fuse_on_cpu"}.isdisjoint(changes):
@@ -291,75 +303,63 @@ def test_how_the_step_is_computed_does_not_change_it(
         for name, value in changes.items()
         if name not in ("jit_compile", "remat", "fuse_on_cpu")
     }
-    plain = tiny_run.make_config(tiny_records, tmp_path, **adamw, **same)
-    other = tiny_run.make_config(tiny_records, tmp_path, **adamw, **changes)
-    plain_figures, plain_weights, plain_program = run_steps(plain, rates)
-    figures, weights, program = run_steps(other, rates)
-    assert_close(plain_figures, figures, 1e-4)
-    assert_close(plain_weights, weights, 1e-4)
+    plain = tiny_run.make_config(tiny_records, UNUSED, **adamw, **same)
+    other = tiny_run.make_config(tiny_records, UNUSED, **adamw, **changes)
+    expected, found = run_steps(plain, rates), run_steps(other, rates)
+    assert_close(expected.metrics, found.metrics, 1e-4)
+    assert_close(expected.weights, found.weights, 1e-4)
 
-    by_xla = [
-        sum(
-            f.attr["_XlaMustCompile"].b
-            for f in one.graph.as_graph_def().library.function
-        )
-        for one in (plain_program, program)
-    ]
     if "jit_compile" in changes:
-        assert by_xla[1] > 0
+        assert found.num_compiled > 0
     if "fuse_on_cpu" in changes:
-        assert by_xla[0] > by_xla[1] == 0
+        assert expected.num_compiled > found.num_compiled == 0
     if "remat" in changes:
         products = [
-            sum(operation == "BatchMatMulV2" for operation in operations(one))
-            for one in (plain_program, program)
+            trained.operations.count("BatchMatMulV2")
+            for trained in (expected, found)
         ]
         assert products[1] > products[0] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
-def test_bfloat16_trains_close_to_float32(tiny_records, tmp_path, strategy):
+def test_bfloat16_trains_close_to_float32(tiny_records, strategy):
     devices = {
         "strategy": strategy,
         "num_logical_cpus": 2 if strategy == "mirrored" else 1,
     }
-    exact, weights, _ = run_steps(
-        tiny_run.make_config(tiny_records, tmp_path, **devices)
-    )
-    rounded, rounded_weights, _ = run_steps(
+    exact = run_steps(tiny_run.make_config(tiny_records, UNUSED, **devices))
+    rounded = run_steps(
         tiny_run.make_config(
-            tiny_records, tmp_path, precision="mixed_bfloat16", **devices
+            tiny_records, UNUSED, precision="mixed_bfloat16", **devices
         )
     )
-    assert rounded["loss"] == pytest.approx(exact["loss"], rel=0.01)
-    assert rounded["loss"] != exact["loss"]
-    assert {v.dtype for v in rounded_weights.values()} == {
-        v.dtype for v in weights.values()
+    loss = exact.metrics["loss"]
+    assert rounded.metrics["loss"] == pytest.approx(loss, rel=0.01)
+    assert rounded.metrics["loss"] != loss
+    assert {v.dtype for v in rounded.weights.values()} == {
+        v.dtype for v in exact.weights.values()
     }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
 def test_gradient_accumulation_does_not_change_the_update(
-    tiny_records, tmp_path, strategy
+    tiny_records, strategy
 ):
     devices = {
         "strategy": strategy,
         "num_logical_cpus": 2 if strategy == "mirrored" else 1,
     }
-    whole = tiny_run.make_config(tiny_records, tmp_path, **devices)
+    whole = tiny_run.make_config(tiny_records, UNUSED, **devices)
     parts = tiny_run.make_config(
-        tiny_records, tmp_path, gradient_accumulation_steps=4, **devices
+        tiny_records, UNUSED, gradient_accumulation_steps=4, **devices
     )
-    figures, weights, _ = run_steps(whole)
-    figures_of_parts, weights_of_parts, program = run_steps(parts)
+    expected, found = run_steps(whole), run_steps(parts)
 
-    assert_close(figures, figures_of_parts, 2e-5)
-    assert_close(weights, weights_of_parts, 2e-5)
-    assert "StatelessWhile" in operations(program) or "While" in operations(
-        program
-    )
+    assert_close(expected.metrics, found.metrics, 2e-5)
+    assert_close(expected.weights, found.weights, 2e-5)
+    assert {"StatelessWhile", "While"} & set(found.operations)
 
 
 def gradients_by_share(config, num_shares):
@@ -399,7 +399,7 @@ def mean(shares):
 
 
 @pytest.mark.parametrize("clip_scope", ["global", "per_replica"])
-def test_clipping_follows_the_formula(tiny_records, tmp_path, clip_scope):
+def test_clipping_follows_the_formula(tiny_records, clip_scope):
     """On two replicas, against NumPy.
 
     Global: the joint gradient, clipped. As published: each replica's mean
@@ -407,7 +407,7 @@ def test_clipping_follows_the_formula(tiny_records, tmp_path, clip_scope):
     """
     config = tiny_run.make_config(
         tiny_records,
-        tmp_path,
+        UNUSED,
         optimizer="adamw",
         # Above the norm of a replica's part, below that of its mean.
         clip_norm=0.6,
@@ -424,7 +424,7 @@ def test_clipping_follows_the_formula(tiny_records, tmp_path, clip_scope):
         "per_replica": mean([clip(own, 0.6) for own in own_means]),
     }
     other = {"global": "per_replica", "per_replica": "global"}[clip_scope]
-    _, weights, _ = run_steps(config, num_steps=1)
+    weights = run_steps(config, num_steps=1).weights
 
     differs = 0.0
     for path, gradient in expected[clip_scope].items():
@@ -437,12 +437,12 @@ def test_clipping_follows_the_formula(tiny_records, tmp_path, clip_scope):
     assert differs > 1e-4, "the two ways must differ here"
 
 
-def test_the_logged_norm_is_that_before_clipping(tiny_records, tmp_path):
+def test_the_logged_norm_is_that_before_clipping(tiny_records):
     norms = [
         run_steps(
-            tiny_run.make_config(tiny_records, tmp_path, clip_norm=clip_norm),
+            tiny_run.make_config(tiny_records, UNUSED, clip_norm=clip_norm),
             num_steps=1,
-        )[0]["gradient_norm"]
+        ).metrics["gradient_norm"]
         for clip_norm in (0.0, 0.01)
     ]
     assert norms[0] > 0.1
@@ -450,23 +450,21 @@ def test_the_logged_norm_is_that_before_clipping(tiny_records, tmp_path):
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_dropout_of_rate_0_adds_no_random_operation(
-    tiny_records, tmp_path, fuse
-):
-    config = tiny_run.make_config(tiny_records, tmp_path, fuse_on_cpu=fuse)
-    _, _, without = run_steps(config)
-    _, _, with_dropout = run_steps(config, DropoutRates(0.1, 0.1))
+def test_dropout_of_rate_0_adds_no_random_operation(tiny_records, fuse):
+    config = tiny_run.make_config(tiny_records, UNUSED, fuse_on_cpu=fuse)
+    without = run_steps(config).operations
+    with_dropout = run_steps(config, DropoutRates(0.1, 0.1)).operations
 
     # The three of the step's own key, whose bits nothing needs then.
     draw, split = "StatelessRandomUniformFullIntV2", "LeftShift"
-    assert operations(without).count(draw) == 3
+    assert without.count(draw) == 3
     if fuse:
-        assert operations(with_dropout).count("BitwiseXor") > 5
-        assert operations(without).count("BitwiseXor") == 0
+        assert with_dropout.count("BitwiseXor") > 5
+        assert without.count("BitwiseXor") == 0
     else:
-        assert operations(with_dropout).count(draw) > 3 + 5
-        assert operations(with_dropout).count(split) > 5
-        assert operations(without).count(split) == 0
+        assert with_dropout.count(draw) > 3 + 5
+        assert with_dropout.count(split) > 5
+        assert without.count(split) == 0
 
 
 def test_dropout_differs_by_step_and_replica_and_not_by_run(tiny_records):
