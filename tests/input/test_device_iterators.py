@@ -38,22 +38,17 @@ def test_old_iterators_close_at_once(tiny_records):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("repetition", range(3))
-def test_a_run_that_has_stopped_exits_at_once(
-    tiny_records, tmp_path, repetition
-):
-    del repetition  # without the fix, only some repetitions wait
+def test_a_run_that_has_stopped_ends_within_seconds(tiny_records, tmp_path):
+    """A busy machine takes some seconds to end a process that waits for
+    nothing, so only the test above detects a tuning thread."""
     config = tiny_run.make_config(
         tiny_records, tmp_path / "run", num_train_steps=1_000_000
     )
     processes = RunProcesses(config, tmp_path)
     processes.wait_for_step(2)
-    time.sleep(AGE_S)
     processes.signal(signal.SIGTERM)
     assert processes.wait() == [128 + signal.SIGTERM]
     ended = time.time()
     last = read_events(config.training.output_dir)[-1]
     assert last["event"] == "stop"
-    # A busy machine takes seconds to end a process that waits for nothing;
-    # the test above tells the two apart.
     assert ended - last["time"] < 4 * PROMPT_S
