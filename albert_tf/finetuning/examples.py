@@ -7,10 +7,11 @@ from albert_tf.config.task import TaskConfig
 from albert_tf.config.task_head import CLASSIFICATION, KINDS
 from albert_tf.errors import UserError
 from albert_tf.finetuning.example_types import ExampleSet
-from albert_tf.finetuning.race_files import read_race
+from albert_tf.finetuning.race_files import add_passage, read_race
 from albert_tf.finetuning.squad_file import read_squad
 from albert_tf.finetuning.table_examples import read_table
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
+from albert_tf.finetuning.tfds_rows import read_tfds
 from albert_tf.io import files
 
 
@@ -48,7 +49,13 @@ def read_examples(
         _find_source(config, task, split),
         stop_at_bad=config.on_bad_example == "error",
     )
-    if task.layout == "race":
+    if config.tfds and task.layout == "race":
+        for row in read_tfds(examples, config, ("article", "questions")):
+            values = row.values | {"id": row.values["example_id"]}
+            add_passage(examples, examples.source, values)
+    elif config.tfds:
+        read_table(examples, config)
+    elif task.layout == "race":
         directories = [examples.source]
         if examples.source == config.data_dir:
             directories = [
@@ -65,7 +72,9 @@ def read_examples(
 
 
 def _find_source(config: TaskConfig, task: Task, split: str) -> str:
-    """The file to read; for RACE, the directory."""
+    """The file to read; the directory of RACE; or dataset:split."""
+    if config.tfds:
+        return f"{config.tfds}:{_tfds_split(task, split)}"
     named = {
         TRAIN: config.train_file,
         DEV: config.dev_file,
@@ -95,6 +104,19 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
         received="no such file",
         remedy="Set --data_dir to the directory of the task's official files.",
     )
+
+
+def _tfds_split(task: Task, split: str) -> str:
+    if task.name in KINDS:
+        return "validation" if split == DEV else split
+    if split not in task.splits or not task.splits[split].tfds:
+        raise UserError(
+            f"--task={task.name} must have the split {split} in TensorFlow "
+            "Datasets",
+            received="none",
+            remedy="Read it from a file.",
+        )
+    return task.splits[split].tfds
 
 
 def _check(examples: ExampleSet) -> None:

@@ -1,6 +1,7 @@
 """Reads RACE: a directory of JSON files per level, one passage in each."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from albert_tf.errors import UserError
@@ -30,12 +31,24 @@ def read_race(examples: ExampleSet, directories: list[str]) -> None:
             # The official files have one line each; more lines are passages.
             for line in read_text(path).split("\n"):
                 if line.strip():
-                    _add_passage(examples, path, line)
+                    add_passage(examples, path, line)
 
 
-def _add_passage(examples: ExampleSet, path: str, line: str) -> None:
+def add_passage(
+    examples: ExampleSet, path: str, content: str | Mapping[str, Any]
+) -> None:
+    """Adds the questions about a passage to `examples`.
+
+    Args:
+        examples: The set that the questions belong to.
+        path: Where the passage comes from.
+        content: The passage, as JSON or as its values.
+
+    Raises:
+        UserError: If the passage has another format.
+    """
     try:
-        passage = json.loads(line)
+        passage = json.loads(content) if isinstance(content, str) else content
         article, number = passage["article"], passage["id"]
         questions, options = passage["questions"], passage["options"]
         answers = passage.get("answers") or [None] * len(questions)

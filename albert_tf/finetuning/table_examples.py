@@ -27,9 +27,17 @@ from albert_tf.finetuning.race_files import add_choices, parse_choice
 from albert_tf.finetuning.squad_file import add_question
 from albert_tf.finetuning.tables import Row, read_rows, read_text
 from albert_tf.finetuning.tasks import DEV, TRAIN, Columns
+from albert_tf.finetuning.tfds_rows import read_tfds
 from albert_tf.io import files
 
 _MICROSOFT_MRPC = "msr_paraphrase_train.txt"
+
+# Where TensorFlow Datasets names the texts differently from the files.
+_TFDS_TEXTS = {
+    "mnli": ("premise", "hypothesis"),
+    "ax": ("premise", "hypothesis"),
+    "mrpc": ("sentence1", "sentence2"),
+}
 
 
 def read_table(examples: ExampleSet, config: TaskConfig) -> None:
@@ -43,6 +51,13 @@ def read_table(examples: ExampleSet, config: TaskConfig) -> None:
     """
     kind = examples.task.kind
     if kind == QUESTION_ANSWERING:
+        if examples.task.layout == "squad":  # of TensorFlow Datasets
+            config = dataclasses.replace(
+                config,
+                text_column="context",
+                answer_column="answers",
+                id_column="id",
+            )
         _read_questions(examples, config)
     elif kind == MULTIPLE_CHOICE:
         _read_choices(examples, config)
@@ -55,7 +70,7 @@ def _read_texts(examples: ExampleSet, config: TaskConfig) -> None:
     needed = [columns.text]
     needed += [columns.text_pair] if columns.text_pair else []
     needed += [columns.label] if examples.has_labels else []
-    rows = read_rows(examples, needed, columns.header)
+    rows = _read_rows(examples, config, needed, columns.header)
     if examples.source.endswith(_MICROSOFT_MRPC):
         rows = _split_mrpc(examples, rows)
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
@@ -91,6 +106,17 @@ def _read_texts(examples: ExampleSet, config: TaskConfig) -> None:
         examples.examples.append(example)
 
 
+def _read_rows(
+    examples: ExampleSet,
+    config: TaskConfig,
+    needed: Sequence[str],
+    header: Sequence[str] = (),
+) -> list[Row]:
+    if config.tfds:
+        return read_tfds(examples, config, needed)
+    return read_rows(examples, needed, header)
+
+
 def _find_columns(examples: ExampleSet, config: TaskConfig) -> Columns:
     task = examples.task
     if task.name in KINDS:
@@ -102,6 +128,9 @@ def _find_columns(examples: ExampleSet, config: TaskConfig) -> Columns:
         )
     columns = task.splits[examples.split].columns
     assert columns is not None
+    if config.tfds:
+        texts = _TFDS_TEXTS.get(task.name, (columns.text, columns.text_pair))
+        return Columns(*texts, id="idx")
     return columns
 
 
@@ -158,7 +187,7 @@ def _read_choices(examples: ExampleSet, config: TaskConfig) -> None:
     needed = [config.text_column, config.question_column, *choice_columns]
     needed += [config.label_column] if examples.has_labels else []
     needed += [config.id_column] if config.id_column else []
-    for number, row in enumerate(read_rows(examples, needed)):
+    for number, row in enumerate(_read_rows(examples, config, needed)):
         choices = [row.values[name] for name in choice_columns]
         if len(choices) == 1 and isinstance(choices[0], list):
             choices = choices[0]
@@ -185,7 +214,7 @@ def _read_questions(examples: ExampleSet, config: TaskConfig) -> None:
     needed = [config.text_column, config.question_column]
     needed += [config.answer_column] if examples.has_labels else []
     needed += [config.id_column] if config.id_column else []
-    for number, row in enumerate(read_rows(examples, needed)):
+    for number, row in enumerate(_read_rows(examples, config, needed)):
         answers: tuple[Answer, ...] = ()
         if examples.has_labels:
             start = row.values.get(config.answer_start_column, "")

@@ -184,7 +184,9 @@ def _race(name: str, *levels: str) -> Task:
         MULTIPLE_CHOICE,
         "race",
         {
-            split: Split(tuple(f"{split}/{level}" for level in levels))
+            split: Split(
+                tuple(f"{split}/{level}" for level in levels), tfds=split
+            )
             for split in (TRAIN, DEV, TEST)
         },
         num_choices=4,

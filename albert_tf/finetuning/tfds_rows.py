@@ -1,0 +1,87 @@
+"""Reads rows from TensorFlow Datasets, e.g. glue/mrpc, squad/v2.0, race/high.
+
+Only this module needs TensorFlow Datasets, and imports it in its function.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from albert_tf.config.task import TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.finetuning.example_types import ExampleSet
+from albert_tf.finetuning.tables import Row
+
+
+def read_tfds(
+    examples: ExampleSet, config: TaskConfig, needed: Sequence[str]
+) -> list[Row]:
+    """Reads the split `examples.source`, a name `dataset:split`.
+
+    A label is the name of its class; or its number as text, if the labels of
+    the task are numbers.
+
+    Raises:
+        UserError: If TensorFlow Datasets is not installed, or the dataset,
+            split or a feature does not exist.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ModuleNotFoundError:
+        raise UserError(
+            "--tfds needs TensorFlow Datasets",
+            received="no module named tensorflow_datasets",
+            remedy="pip install -e '.[tfds]'.",
+        ) from None
+    split = examples.source.removeprefix(f"{config.tfds}:")
+    try:
+        builder = tfds.builder(
+            config.tfds, data_dir=config.tfds_data_dir or None
+        )
+        builder.download_and_prepare()
+        elements = builder.as_dataset(
+            split=split,
+            # One file after another, so that the order is always the same.
+            read_config=tfds.ReadConfig(interleave_cycle_length=1),
+        )
+    except Exception as error:  # of the name, the network, the disk
+        raise UserError(
+            f"{examples.source} must be a dataset of TensorFlow Datasets that "
+            "is prepared or downloadable",
+            received=f"{type(error).__name__}: {error}",
+            remedy="Prepare it on a machine with network access, and pass its "
+            "directory as --tfds_data_dir.",
+        ) from error
+    features = builder.info.features
+    missing = [name for name in needed if name not in features]
+    if missing:
+        raise UserError(
+            f"{config.tfds} must have the features {', '.join(needed)}",
+            received=", ".join(features),
+        )
+    has_numbers = examples.task.labels[:1] == ("0",)
+    rows = []
+    for number, element in enumerate(tfds.as_numpy(elements)):
+        values = {name: _plain(value) for name, value in element.items()}
+        for name, feature in features.items():
+            # Sets without labels have -1 instead.
+            if isinstance(feature, tfds.features.ClassLabel):
+                label = values[name]
+                is_named = label >= 0 and not has_numbers
+                values[name] = feature.int2str(label) if is_named else label
+        rows.append(Row(number, values))
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's values as text, numbers, lists and dictionaries."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if hasattr(value, "to_list"):  # of a ragged tensor
+        value = value.to_list()
+    if isinstance(value, (list, np.ndarray)):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value

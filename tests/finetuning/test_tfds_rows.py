@@ -1,0 +1,177 @@
+"""Datasets with the features of those that TensorFlow Datasets downloads."""
+
+import numpy as np
+import pytest
+
+from albert_tf.config.task import TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.finetuning.example_types import Answer
+from albert_tf.finetuning.examples import read_examples
+
+pytestmark = pytest.mark.tfds
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Stores examples as a dataset, and returns its directory."""
+    import tensorflow_datasets as tfds
+
+    def store(name, features, **splits):
+        directory = tmp_path_factory.mktemp("tfds")
+        tfds.dataset_builders.store_as_tfds_dataset(
+            name=name,
+            version="1.0.0",
+            data_dir=directory,
+            features=tfds.features.FeaturesDict(features),
+            split_datasets={
+                split: list(enumerate(rows)) for split, rows in splits.items()
+            },
+        )
+        return {"tfds": name, "tfds_data_dir": str(directory)}
+
+    return store
+
+
+def glue_features(labels, *texts):
+    import tensorflow_datasets as tfds
+
+    return {
+        "idx": np.int32,
+        "label": tfds.features.ClassLabel(names=labels),
+        **{name: tfds.features.Text() for name in texts},
+    }
+
+
+def test_classes_have_the_order_of_the_task_and_not_of_the_dataset(store):
+    """There, entailment is the first class of MNLI."""
+    where = store(
+        "mnli_like",
+        glue_features(
+            ["entailment", "neutral", "contradiction"], "premise", "hypothesis"
+        ),
+        validation_mismatched=[
+            {"premise": "A", "hypothesis": "B", "label": 0, "idx": 7}
+        ],
+        test_matched=[
+            {"premise": "C", "hypothesis": "D", "label": -1, "idx": 8}
+        ],
+    )
+    config = TaskConfig(task="mnli", **where)
+    dev = read_examples(config, "dev_mismatched")
+    assert dev.examples == [("7", "A", "B", 1)]
+    assert dev.task.labels[1] == "entailment"
+    test = read_examples(config, "test")
+    assert test.examples == [("8", "C", "D", None)]
+    with pytest.raises(UserError, match=r"mnli_like:train must be a dataset"):
+        read_examples(config, "train")
+
+
+def test_a_dataset_of_another_task_is_refused_with_its_features(store):
+    where = store(
+        "other",
+        glue_features(["a", "b"], "text"),
+        validation=[{"text": "A", "label": 0, "idx": 0}],
+    )
+    with pytest.raises(UserError, match=r"question, sentence.*: text, label"):
+        read_examples(TaskConfig(task="qnli", **where), "dev")
+
+
+def test_numbered_classes_keep_their_numbers(store):
+    where = store(
+        "mrpc_like",
+        glue_features(
+            ["not_equivalent", "equivalent"], "sentence1", "sentence2"
+        ),
+        train=[
+            {"sentence1": "A", "sentence2": "B", "label": 1, "idx": 0},
+            {"sentence1": "C", "sentence2": "D", "label": 0, "idx": 1},
+        ],
+    )
+    examples = read_examples(TaskConfig(task="mrpc", **where), "train").examples
+    assert examples == [("0", "A", "B", 1), ("1", "C", "D", 0)]
+
+
+def test_labels_of_ones_own_are_the_names_of_the_classes(store):
+    where = store(
+        "own",
+        glue_features(["red", "blue"], "text"),
+        train=[
+            {"text": "A", "label": 0, "idx": 0},
+            {"text": "B", "label": 1, "idx": 1},
+        ],
+    )
+    found = read_examples(TaskConfig(task="classification", **where), "train")
+    assert found.task.labels == ("blue", "red")
+    assert [example.label for example in found.examples] == [1, 0]
+
+
+def test_questions_of_squad_have_answers_or_none(store):
+    import tensorflow_datasets as tfds
+
+    where = store(
+        "squad_like",
+        {
+            "id": tfds.features.Text(),
+            "context": tfds.features.Text(),
+            "question": tfds.features.Text(),
+            "answers": tfds.features.Sequence(
+                {
+                    "text": tfds.features.Text(),
+                    "answer_start": np.int32,
+                }
+            ),
+        },
+        validation=[
+            {
+                "id": "x",
+                "context": "A dög.",
+                "question": "Who?",
+                "answers": {"text": ["dög", "A"], "answer_start": [2, 0]},
+            },
+            {
+                "id": "y",
+                "context": "A dög.",
+                "question": "Why?",
+                "answers": {"text": [], "answer_start": []},
+            },
+        ],
+    )
+    config = TaskConfig(task="squad_v2", **where)
+    first, second = read_examples(config, "dev").examples
+    assert first.answers == (Answer("dög", 2), Answer("A", 0))
+    assert (first.id, second.id, second.is_impossible) == ("x", "y", True)
+
+
+def test_passages_of_race_have_questions_and_options(store):
+    import tensorflow_datasets as tfds
+
+    text = tfds.features.Text()
+    where = store(
+        "race_like",
+        {
+            "example_id": text,
+            "article": text,
+            "questions": tfds.features.Sequence(text),
+            "options": tfds.features.Sequence(tfds.features.Sequence(text)),
+            "answers": tfds.features.Sequence(text),
+        },
+        dev=[
+            {
+                "example_id": "high1.txt",
+                "article": "P.",
+                "questions": ["Q _?", "R?"],
+                "options": [["a", "b", "c", "d"], ["e", "f", "g", "h"]],
+                "answers": ["B", "D"],
+            }
+        ],
+    )
+    examples = read_examples(TaskConfig(task="race", **where), "dev").examples
+    assert examples == [
+        ("high1.txt-0", "P.", "Q _?", ("a", "b", "c", "d"), 1),
+        ("high1.txt-1", "P.", "R?", ("e", "f", "g", "h"), 3),
+    ]
+
+
+def test_a_split_that_does_not_exist_is_named():
+    with pytest.raises(UserError, match="must have the split train"):
+        read_examples(TaskConfig(task="ax", tfds="glue/ax"), "train")
