@@ -9,8 +9,13 @@ from absl import logging
 from albert_tf.config import (
     ConvertConfig,
     DataConfig,
+    FinetuningConfig,
     PretrainingConfig,
     TrainingConfig,
+)
+from albert_tf.config.finetuning import (
+    FinetuningDataConfig,
+    FinetuningTrainingConfig,
 )
 from albert_tf.errors import UserError
 from albert_tf.interop import (
@@ -96,6 +101,14 @@ def _write(
     if target_format == RUN:
         write_run(weights, directory, target)
     elif target_format == GOOGLE_ALBERT:
+        if weights.head:
+            raise UserError(
+                "--to_format must be run or hugging_face for a fine-tuned "
+                "model",
+                received=target_format,
+                remedy="google-research/albert has no common names for heads "
+                "of tasks.",
+            )
         google_albert.write(weights, directory)
     else:
         run_dir = ""
@@ -125,7 +138,11 @@ def describe(weights: ModelWeights, source_format: str) -> str:
         f"{config.num_attention_heads} heads",
         "vocabulary": f"{config.vocab_size:,} pieces, "
         f"{posixpath.basename(weights.vocabulary) or 'file unknown'}",
-        "sentence objective": weights.sentence_objective,
+        **(
+            {"task": weights.head.kind}
+            if weights.head
+            else {"sentence objective": weights.sentence_objective}
+        ),
         "variables": f"{len(weights.values)}, with "
         f"{weights.num_parameters:,} parameters",
         "moments": f"of {moments} variables" if moments else "none",
@@ -160,6 +177,13 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
             output_dir=run_dir, sentence_objective=weights.sentence_objective
         ),
     )
+    if weights.head:
+        config = FinetuningConfig(
+            model=weights.config,
+            data=FinetuningDataConfig(max_seq_length=length),
+            training=FinetuningTrainingConfig(output_dir=run_dir),
+            head=weights.head,
+        )
     write_config(directory, config)
     if weights.vocabulary:
         tf.io.gfile.copy(

@@ -11,7 +11,7 @@ vocabulary are read: files of pickled Python can run code when they are read.
 
 import dataclasses
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from absl import logging
@@ -24,6 +24,7 @@ from albert_tf.interop.hugging_face_config import (
     format_config,
     read_config,
 )
+from albert_tf.interop.hugging_face_task import read_head
 from albert_tf.interop.hugging_face_tokenizer import is_cased, tokenizer_files
 from albert_tf.interop.model_card import make_model_card
 from albert_tf.interop.model_weights import (
@@ -31,8 +32,13 @@ from albert_tf.interop.model_weights import (
     warn_of_zero_sentence_head,
 )
 from albert_tf.interop.safetensors_files import WEIGHTS_FILE, read_tensors
-from albert_tf.interop.weight_names import list_weights
-from albert_tf.io.files import exists, load_json_if_any, write_bytes
+from albert_tf.interop.weight_names import Weight, list_weights
+from albert_tf.io.files import (
+    exists,
+    load_json,
+    load_json_if_any,
+    write_bytes,
+)
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.directory import RECORDS_METADATA_FILE
@@ -60,7 +66,7 @@ _TIED = {
 
 
 def read(directory: str) -> ModelWeights:
-    """Reads a folder: a pretraining model, or one without some heads.
+    """Reads a folder: a pretrained model, with or without heads, or a task's.
 
     A missing sentence head is filled with zeros if the model has a pooler, as
     `AlbertModel` does. Without both, as in `AlbertForMaskedLM`, the sentence
@@ -74,15 +80,22 @@ def read(directory: str) -> ModelWeights:
         UserError: If a file is missing, truncated, or of a format that can
             run code, or if this project does not support the model.
     """
-    config, objective = read_config(posixpath.join(directory, CONFIG_FILE))
+    config_file = posixpath.join(directory, CONFIG_FILE)
+    config, objective = read_config(config_file)
+    head = read_head(load_json(config_file))
     tensors = _with_plain_names(read_tensors(directory), directory)
-    if not _has(tensors, _SENTENCE_HEAD):
+    if head is not None:
+        objective = "none"
+        if not head.has_pooler:  # of old versions of transformers
+            tensors.pop(f"{_POOLER}weight", None)
+            tensors.pop(f"{_POOLER}bias", None)
+    elif not _has(tensors, _SENTENCE_HEAD):
         if _has(tensors, _POOLER):
             warn_of_zero_sentence_head(directory)
             tensors |= _zero_sentence_head(config)
         else:
             objective = "none"
-    if not _has(tensors, _MASKED_LM_HEAD):
+    if head is None and not _has(tensors, _MASKED_LM_HEAD):
         logging.warning(
             "%s has no masked-LM head: it is initialized as in a new run",
             directory,
@@ -90,7 +103,8 @@ def read(directory: str) -> ModelWeights:
         tensors |= _new_masked_lm_head(config)
     if config.embedding_size == config.hidden_size:
         _remove_projection(tensors, directory)
-    _check_tensors(config, objective, tensors, directory)
+    weights = list_weights(config, objective, head)
+    _check_tensors(weights, tensors, directory)
     return ModelWeights(
         config,
         objective,
@@ -100,10 +114,11 @@ def read(directory: str) -> ModelWeights:
                 if w.transposed
                 else tensors[w.hugging_face]
             )
-            for w in list_weights(config, objective)
+            for w in weights
         },
         vocabulary=_find_vocabulary(directory),
         source=directory,
+        head=head,
     )
 
 
@@ -182,15 +197,14 @@ def _remove_projection(tensors: dict[str, np.ndarray], directory: str) -> None:
 
 
 def _check_tensors(
-    config: ModelConfig,
-    objective: str,
+    weights: Sequence[Weight],
     tensors: Mapping[str, np.ndarray],
     directory: str,
 ) -> None:
     """Refuses missing and unknown tensors, and wrong shapes."""
     shapes = {
         w.hugging_face: w.shape[::-1] if w.transposed else w.shape
-        for w in list_weights(config, objective)
+        for w in weights
     }
     faults = [
         f"{name} has shape {list(tensors[name].shape)}, not {list(shape)} as "
@@ -203,7 +217,8 @@ def _check_tensors(
     if faults:
         raise UserError(
             f"{directory} must hold the weights of the ALBERT that its "
-            f"{CONFIG_FILE} describes, for pretraining or without heads",
+            f"{CONFIG_FILE} describes, for pretraining, fine-tuned or without "
+            "heads",
             received=name_faults(faults),
         )
 
@@ -242,7 +257,8 @@ def write(
     The folder holds exactly the weights of `AlbertForPreTraining`.
     `AlbertForMaskedLM` reports pooler and sentence head as unexpected and
     ignores them. Without the two, the folder holds exactly the weights of
-    `AlbertForMaskedLM`.
+    `AlbertForMaskedLM`. A fine-tuned model has the class of its task, e.g.
+    `AlbertForSequenceClassification`.
 
     The caller must ensure that no reader mistakes an incomplete folder for a
     complete one.
@@ -262,7 +278,7 @@ def write(
             vocabulary has the wrong size.
     """
     weights = weights.regrouped()
-    if not with_sentence_head:
+    if not with_sentence_head and weights.head is None:
         weights = _without_sentence_head(weights)
     config = weights.config
     check_groups(config, weights.source)
@@ -277,7 +293,9 @@ def write(
         logging.warning(
             "the vocabulary is unknown, so %s has no tokenizer", directory
         )
-    files[CONFIG_FILE] = format_config(config, weights.sentence_objective)
+    files[CONFIG_FILE] = format_config(
+        config, weights.sentence_objective, weights.head
+    )
     files[CARD_FILE] = make_model_card(weights, run_dir, licence).encode()
     files[WEIGHTS_FILE] = save(_to_tensors(weights), {"format": "pt"})
     for name, content in files.items():
@@ -300,11 +318,12 @@ def _to_tensors(weights: ModelWeights) -> dict[str, np.ndarray]:
         w.hugging_face: np.ascontiguousarray(
             weights.values[w.path].T if w.transposed else weights.values[w.path]
         )
-        for w in list_weights(config, weights.sentence_objective)
+        for w in weights.list_weights()
     }
-    # transformers 4.46 reads the bias and then sets it to zero if this second
-    # name is missing.
-    tensors["predictions.decoder.bias"] = tensors["predictions.bias"]
+    if weights.head is None:
+        # transformers 4.46 reads the bias and then sets it to zero if this
+        # second name is missing.
+        tensors["predictions.decoder.bias"] = tensors["predictions.bias"]
     if config.embedding_size == config.hidden_size:
         size = config.hidden_size
         tensors[f"{_PROJECTION}.weight"] = np.eye(size, dtype=np.float32)

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from albert_tf.config.task_head import MULTIPLE_CHOICE
 from albert_tf.errors import UserError
+from albert_tf.interop.hugging_face_task import CLASSES
 from albert_tf.interop.loading import make_model
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import is_remote
+from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import CLS_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
 
@@ -22,6 +25,8 @@ TOLERANCE = 1e-4
 
 _BATCH_SIZE = 8
 _MAX_LENGTH = 64
+
+_PER_TOKEN = ("hidden_states", "masked_lm_logits", "start_logits", "end_logits")
 
 # The two halves of a line are a pair of segments.
 SAMPLE_LINES = (
@@ -47,7 +52,8 @@ def verify(
     Returns:
         The largest absolute difference by output: `hidden_states`,
         `masked_lm_logits`, and, with a sentence head, `pooled_output` and
-        `sentence_logits`.
+        `sentence_logits`. For a fine-tuned model: `logits`, or `start_logits`
+        and `end_logits`.
 
     Raises:
         UserError: If a package is missing, if the folder is not local, if
@@ -66,7 +72,7 @@ def verify(
     differences = {}
     for name, values in theirs.items():
         difference = np.abs(values - ours[name])
-        per_token = name in ("hidden_states", "masked_lm_logits")
+        per_token = name in _PER_TOKEN
         differences[name] = float(
             (difference[real] if per_token else difference).max()
         )
@@ -111,6 +117,14 @@ def _run_ours(
     weights: ModelWeights, batch: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     model = make_model(weights)
+    if isinstance(model, AlbertForTask):
+        outputs = model(
+            {
+                name: tf.constant(_per_example(v, weights))
+                for name, v in batch.items()
+            }
+        )
+        return {name: values.numpy() for name, values in outputs.items()}
     positions = np.arange(batch["input_ids"].shape[1], dtype=np.int32)
     all_positions = np.broadcast_to(positions, batch["input_ids"].shape)
     batches = []
@@ -139,11 +153,10 @@ def _run_theirs(
 ) -> dict[str, np.ndarray]:
     torch, transformers = _import("torch"), _import("transformers")
     has_head = weights.sentence_objective != "none"
-    model_class = (
-        transformers.AlbertForPreTraining
-        if has_head
-        else transformers.AlbertForMaskedLM
-    )
+    class_name = "AlbertForPreTraining" if has_head else "AlbertForMaskedLM"
+    if weights.head:
+        class_name = CLASSES[weights.head.kind]
+    model_class = getattr(transformers, class_name)
     model, loading = model_class.from_pretrained(
         directory,
         # Not the fused kernels: in some processes, their outputs differ by
@@ -162,6 +175,8 @@ def _run_theirs(
                 received=f"{kind}: {names}",
             )
     model = model.eval().float()
+    if weights.head:
+        return _run_task(torch, model, weights, batch)
     batches = []
     for start in range(0, len(batch["input_ids"]), _BATCH_SIZE):
         ids, mask, segments = (
@@ -187,6 +202,37 @@ def _run_theirs(
         name: np.concatenate([outputs[name].numpy() for outputs in batches])
         for name in batches[0]
     }
+
+
+def _run_task(
+    torch: Any,
+    model: Any,
+    weights: ModelWeights,
+    batch: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """The logits of a fine-tuned model of transformers."""
+    ids, mask, segments = (
+        torch.tensor(_per_example(batch[name], weights)).long()
+        for name in ("input_ids", "input_mask", "segment_ids")
+    )
+    if weights.head and weights.head.kind == MULTIPLE_CHOICE:
+        shape = (len(ids), weights.head.num_choices, -1)
+        ids, mask, segments = (x.reshape(shape) for x in (ids, mask, segments))
+    with torch.no_grad():
+        found = model(
+            input_ids=ids, attention_mask=mask, token_type_ids=segments
+        )
+    return {
+        name: found[name].numpy()
+        for name in ("logits", "start_logits", "end_logits")
+        if name in found
+    }
+
+
+def _per_example(values: np.ndarray, weights: ModelWeights) -> np.ndarray:
+    """Repeats each sequence, as the choices of an example."""
+    assert weights.head is not None
+    return np.tile(values, (1, weights.head.num_choices))
 
 
 def _import(package: str) -> Any:

@@ -8,8 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from albert_tf.config import SENTENCE_OBJECTIVES, ModelConfig
+from albert_tf.config import SENTENCE_OBJECTIVES, ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError
+from albert_tf.interop.hugging_face_task import format_head
 from albert_tf.interop.layer_groups import check_layer_groups
 from albert_tf.io.files import load_json
 from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID
@@ -95,7 +96,11 @@ def read_config(path: str) -> tuple[ModelConfig, str]:
     return config, objective
 
 
-def format_config(config: ModelConfig, sentence_objective: str) -> bytes:
+def format_config(
+    config: ModelConfig,
+    sentence_objective: str,
+    head: TaskHeadConfig | None = None,
+) -> bytes:
     """Returns the content of a config.json."""
     has_head = sentence_objective != "none"
     values = {
@@ -111,6 +116,7 @@ def format_config(config: ModelConfig, sentence_objective: str) -> bytes:
         "eos_token_id": SEP_ID,
         # Not a setting of transformers, which ignores it.
         "sentence_objective": sentence_objective,
+        **(format_head(head) if head else {}),
     }
     return (json.dumps(values, indent=2) + "\n").encode()
 

@@ -7,7 +7,8 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from albert_tf.config import PretrainingConfig
+from albert_tf.config import PretrainingConfig, TaskHeadConfig
+from albert_tf.interop.hugging_face_task import CLASSES, PIPELINES
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import exists, load_json_if_any
 from albert_tf.runs.directory import (
@@ -75,11 +76,12 @@ def make_model_card(
     if run_dir and exists(posixpath.join(run_dir, CONFIG_FILE)):
         run = load_config(run_dir)
     parts = [
-        _front_matter(licence),
+        _front_matter(licence, weights.head),
         "# ALBERT\n",
         "An [ALBERT](https://arxiv.org/abs/1909.11942) with "
-        f"{weights.num_parameters:,} parameters, pretraining heads included, "
-        "pretrained with albert_tf and TensorFlow"
+        f"{weights.num_parameters:,} parameters, heads included, "
+        + ("fine-tuned" if weights.head else "pretrained")
+        + " with albert_tf and TensorFlow"
         + (f" for {weights.step:,} steps" if weights.step else "")
         + ".\n",
         _describe_use(weights),
@@ -100,12 +102,13 @@ def make_model_card(
     return "\n".join(parts)
 
 
-def _front_matter(licence: str) -> str:
+def _front_matter(licence: str, head: TaskHeadConfig | None) -> str:
+    pipeline = PIPELINES[head.kind] if head else "fill-mask"
     return (
         "---\n"
         f"license: {licence or _NO_LICENCE}\n"
         "library_name: transformers\n"
-        "pipeline_tag: fill-mask\n"
+        f"pipeline_tag: {pipeline}\n"
         "tags:\n- albert\n- albert_tf\n"
         "---\n"
     )
@@ -120,7 +123,13 @@ def _describe_use(weights: ModelWeights) -> str:
         else "The classes of `sop_logits` are the next sentence (0) and a "
         "random one (1).\n"
     )
-    if weights.sentence_objective == "none":
+    if weights.head:
+        model = CLASSES[weights.head.kind].replace("Albert", "AutoModel")
+        about = f"It was fine-tuned for {weights.head.kind.replace('_', ' ')}"
+        if weights.head.labels:
+            about += f" into {len(weights.head.labels)} classes"
+        about += ".\n"
+    elif weights.sentence_objective == "none":
         model = "AutoModelForMaskedLM"
         about = "The model was trained without a sentence objective.\n"
     return (

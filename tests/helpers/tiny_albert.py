@@ -35,7 +35,7 @@ def random_weights(
     generator = np.random.default_rng(3)
     values = {
         weight.path: generator.normal(size=weight.shape).astype(np.float32)
-        for weight in list_weights(config, objective)
+        for weight in list_weights(config, objective, more.get("head"))
     }
     return ModelWeights(config, objective, values, **more)
 

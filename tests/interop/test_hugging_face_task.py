@@ -1,0 +1,99 @@
+"""Fine-tuned models are written for Hugging Face, and read from there."""
+
+import json
+
+import pytest
+
+from albert_tf.config import ConvertConfig, TaskHeadConfig
+from albert_tf.errors import UserError
+from albert_tf.interop import convert, hugging_face
+from albert_tf.interop.formats import read_weights
+from albert_tf.interop.hugging_face_check import verify
+from tests.helpers.hugging_face_folder import assert_equal, change_config
+from tests.helpers.tiny_albert import TINY, random_weights
+
+HEADS = {
+    "classification": TaskHeadConfig("classification", ("no", "yes", "maybe")),
+    "regression": TaskHeadConfig("regression"),
+    "multiple_choice": TaskHeadConfig("multiple_choice", num_choices=4),
+    "question_answering": TaskHeadConfig("question_answering"),
+}
+CLASSES = {
+    "classification": "AlbertForSequenceClassification",
+    "regression": "AlbertForSequenceClassification",
+    "multiple_choice": "AlbertForMultipleChoice",
+    "question_answering": "AlbertForQuestionAnswering",
+}
+
+
+@pytest.fixture(params=HEADS)
+def weights(request):
+    return random_weights(TINY, "none", head=HEADS[request.param])
+
+
+def test_a_fine_tuned_model_is_written_and_read_bit_for_bit(weights, tmp_path):
+    hugging_face.write(weights, str(tmp_path))
+
+    read = hugging_face.read(str(tmp_path))
+
+    assert_equal(read, weights)
+    assert read.head == weights.head
+    assert read.sentence_objective == "none"
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["architectures"] == [CLASSES[weights.head.kind]]
+    if weights.head.labels:
+        names = {"0": "no", "1": "yes", "2": "maybe"}
+        assert stored["id2label"] == names
+    card = (tmp_path / "README.md").read_text()
+    assert "fill-mask" not in card
+    assert "fine-tuned with albert_tf" in card
+
+
+@pytest.mark.interop
+def test_transformers_loads_a_fine_tuned_model(weights, tmp_path):
+    """With no missing or unknown weight, and with the same logits."""
+    hugging_face.write(weights, str(tmp_path))
+    differences = verify(weights, str(tmp_path))
+    span = {"start_logits", "end_logits"}
+    has_spans = weights.head.kind == "question_answering"
+    assert set(differences) == (span if has_spans else {"logits"})
+    assert max(differences.values()) < 1e-5
+
+
+def test_a_pooler_of_old_transformers_is_ignored(tmp_path):
+    """A folder of another kind, with the class of question answering."""
+    head = HEADS["regression"]
+    hugging_face.write(random_weights(TINY, "none", head=head), str(tmp_path))
+    change_config(tmp_path, architectures=["AlbertForQuestionAnswering"])
+    with pytest.raises(
+        UserError, match=r"qa_outputs\.weight is missing"
+    ) as error:
+        hugging_face.read(str(tmp_path))
+    assert "albert.pooler" not in str(error.value)
+
+
+def test_the_beam_head_has_no_class_in_transformers(tmp_path):
+    head = TaskHeadConfig("question_answering", squad_head="beam")
+    with pytest.raises(UserError, match=r"squad_head=beam.*--squad_head=plain"):
+        hugging_face.write(
+            random_weights(TINY, "none", head=head), str(tmp_path)
+        )
+
+
+def test_a_folder_becomes_a_run_and_back(weights, tmp_path):
+    folder, run, back = (tmp_path / name for name in ("hf", "run", "back"))
+    hugging_face.write(weights, str(folder))
+
+    convert.convert(ConvertConfig(from_=str(folder), to=str(run)))
+    convert.convert(
+        ConvertConfig(from_=str(run), to=str(back), to_format="hugging_face")
+    )
+
+    read = read_weights(str(run))
+    assert_equal(read, weights)
+    assert read.head == weights.head
+    assert_equal(read_weights(str(back)), weights)
+    with pytest.raises(UserError, match="run or hugging_face"):
+        convert.convert(
+            ConvertConfig(from_=str(run), to=str(tmp_path / "google"))
+        )
