@@ -146,7 +146,13 @@ def plan_start(config: FinetuningConfig, weights: ModelWeights) -> WarmStart:
     The head is taken over only if the model was fine-tuned on a task with the
     same labels.
     """
-    keeps_head = weights.head == config.head
+    keeps_head = (
+        weights.head is not None
+        and config.head
+        == dataclasses.replace(
+            weights.head, num_choices=config.head.num_choices
+        )
+    )
     backbone = {w.path for w in list_weights(config.model, head=config.head)}
     backbone &= {w.path for w in list_weights(config.model)}
     here = [w.path for w in list_weights(config.model, head=config.head)]

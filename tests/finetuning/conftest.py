@@ -1,4 +1,4 @@
-"""What the tests of fine-tuning share; no test here imports TensorFlow."""
+"""What the tests of fine-tuning share."""
 
 import pathlib
 
@@ -22,3 +22,13 @@ def squad():
     """Real questions of SQuAD 2.0: 55 with and 59 without answer."""
     path = str(EXCERPTS / "squad-v2.0-excerpt.json")
     return read_examples(TaskConfig(task="squad_v2", dev_file=path), "dev")
+
+
+@pytest.fixture(scope="session")
+def tiny_tasks(tiny_records, tmp_path_factory):
+    """A model and examples of each kind; see `tiny_task`. Do not change it."""
+    from tests.helpers import tiny_task
+
+    directory = tiny_task.write_examples(tmp_path_factory.mktemp("tasks"))
+    tiny_task.write_model(directory / "model", tiny_records)
+    return directory

@@ -15,14 +15,15 @@ Reference:
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
 from albert_tf.config import ModelConfig
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.weight_names import Weight, list_weights
 
 Values = dict[str, np.ndarray]
 
@@ -94,10 +95,7 @@ def train(
     """
     model = _build_model(config, values, recipe)
     parameters = dict(model.named_parameters())
-    moments = {
-        name: (torch.zeros_like(p), torch.zeros_like(p))
-        for name, p in parameters.items()
-    }
+    moments = zero_moments(parameters)
     losses = []
     for step, batch in enumerate(batches):
         model.zero_grad()
@@ -108,7 +106,7 @@ def train(
             means.append([(loss - sentence).item(), sentence.item()])
         losses.append(np.mean(means, axis=0))
         with torch.no_grad():
-            _update(parameters, moments, recipe, step)
+            update(parameters, moments, recipe, step)
     trained = {
         weight.path: parameters[weight.hugging_face].detach().numpy()
         for weight in list_weights(config)
@@ -123,34 +121,51 @@ def _build_model(
     config: ModelConfig, values: Mapping[str, np.ndarray], recipe: Recipe
 ) -> transformers.AlbertForPreTraining:
     model = transformers.AlbertForPreTraining(
-        transformers.AlbertConfig(
-            vocab_size=config.vocab_size,
-            embedding_size=config.embedding_size,
-            hidden_size=config.hidden_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_hidden_groups=config.num_hidden_groups,
-            inner_group_num=config.inner_group_num,
-            num_attention_heads=config.num_attention_heads,
-            intermediate_size=config.intermediate_size,
-            max_position_embeddings=config.max_position_embeddings,
-            hidden_act=recipe.hidden_act,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            classifier_dropout_prob=0.0,
-            # Not the fused kernels: in some processes, their outputs differ
-            # by more than rounding errors.
-            attn_implementation="eager",
-        )
+        make_config(config, recipe.hidden_act)
     )
+    assign(model, list_weights(config), values)
+    return model.train()
+
+
+def make_config(
+    config: ModelConfig, hidden_act: str = "gelu_new", **settings: Any
+) -> transformers.AlbertConfig:
+    """The architecture for transformers, without dropout."""
+    return transformers.AlbertConfig(
+        vocab_size=config.vocab_size,
+        embedding_size=config.embedding_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_hidden_groups=config.num_hidden_groups,
+        inner_group_num=config.inner_group_num,
+        num_attention_heads=config.num_attention_heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.max_position_embeddings,
+        hidden_act=hidden_act,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        classifier_dropout_prob=0.0,
+        # Not the fused kernels: in some processes, their outputs differ by
+        # more than rounding errors.
+        attn_implementation="eager",
+        **settings,
+    )
+
+
+def assign(
+    model: torch.nn.Module,
+    weights: Sequence[Weight],
+    values: Mapping[str, np.ndarray],
+) -> None:
+    """Assigns all weights of a model, by the table of weight names."""
     parameters = dict(model.named_parameters())
-    assert set(parameters) == {w.hugging_face for w in list_weights(config)}
+    assert set(parameters) == {weight.hugging_face for weight in weights}
     with torch.no_grad():
-        for weight in list_weights(config):
+        for weight in weights:
             value = torch.tensor(values[weight.path])
             parameters[weight.hugging_face].copy_(
                 value.T if weight.transposed else value
             )
-    return model.train()
 
 
 def _split(
@@ -188,7 +203,17 @@ def _loss(
     return outputs.loss, sentence
 
 
-def _update(
+def zero_moments(
+    parameters: Mapping[str, torch.nn.Parameter],
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The moments of parameters before the first step."""
+    return {
+        name: (torch.zeros_like(p), torch.zeros_like(p))
+        for name, p in parameters.items()
+    }
+
+
+def update(
     parameters: Mapping[str, torch.nn.Parameter],
     moments: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
     recipe: Recipe,

@@ -1,0 +1,276 @@
+"""Predictions of a run: scores, files for leaderboards, the null threshold.
+
+RUN/predictions/MRPC.tsv                 for the GLUE leaderboard
+RUN/predictions/predictions.json, ...    for the scripts of SQuAD
+RUN/null_threshold.json                  chosen on held-out documents
+"""
+
+import dataclasses
+import json
+import posixpath
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.cluster.strategy import per_replica_batch_size
+from albert_tf.cluster.workers import is_chief
+from albert_tf.config import FinetuningConfig
+from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
+from albert_tf.errors import UserError
+from albert_tf.finetuning import answers, predictions, scores, squad_scores
+from albert_tf.finetuning.base_model import BaseModel
+from albert_tf.finetuning.example_types import ExampleSet, Question
+from albert_tf.finetuning.feature_files import FeatureFiles
+from albert_tf.finetuning.objective import Finetuning
+from albert_tf.io.files import load_json_if_any, write_text
+from albert_tf.runs.checkpoint_files import BEST_DIR, list_checkpoints
+from albert_tf.runs.checkpoints import restore_model
+from albert_tf.training.evaluate import Evaluator
+
+HOLDOUT = "holdout"  # split of train that decides the null threshold
+PREDICTIONS_DIR = "predictions"
+NULL_THRESHOLD_FILE = "null_threshold.json"
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Scorer:
+    """Scores the predictions for a split.
+
+    Args:
+        config: Settings, with the length that windows were cut to.
+        examples: The examples of the split.
+        base: The vocabulary.
+        null_threshold: Null odds above which a question has no answer.
+    """
+
+    def __init__(
+        self,
+        config: FinetuningConfig,
+        examples: ExampleSet,
+        base: BaseModel,
+        null_threshold: float,
+    ) -> None:
+        self._config = config
+        self.examples = examples
+        self._tokenizer = base.tokenizer
+        self.null_threshold = null_threshold
+
+    def __call__(self, collected: Arrays) -> dict[str, float]:
+        """Computes the scores of the task.
+
+        Args:
+            collected: `Finetuning.predictions` of all records, in order.
+        """
+        task = self.examples.task
+        if task.kind == QUESTION_ANSWERING:
+            return self.score_answers(self.find_answers(collected))
+        return scores.score(
+            task,
+            np.array([example.label for example in self.examples.examples]),
+            self.labels_of(collected),
+        )
+
+    def labels_of(self, collected: Arrays) -> np.ndarray:
+        """The predicted class or choice, or value: `(examples,)`."""
+        logits = collected["logits"]
+        if self.examples.task.kind == REGRESSION:
+            return logits[:, 0]
+        return logits.argmax(axis=-1)
+
+    def find_answers(self, collected: Arrays) -> list[Any]:
+        """The answers to all questions, as `answers.decode` finds them."""
+        return list(
+            answers.decode(
+                self.examples,
+                self._tokenizer,
+                self._config.task,
+                self._config.data.max_seq_length,
+                collected,
+            )
+        )
+
+    def score_answers(self, found: list[Any]) -> dict[str, float]:
+        """Scores of the official script, without counts of questions."""
+        may_be_null = self.examples.task.may_be_unanswerable
+        return squad_scores.score_answers(
+            self.examples.examples,
+            {answer.id: answer.text() for answer in found},
+            {a.id: a.null_odds for a in found} if may_be_null else None,
+            self.null_threshold,
+            may_be_unanswerable=may_be_null,
+        )
+
+
+class Predictor:
+    """The model of a run, restored from a checkpoint.
+
+    Args:
+        config: Settings of the run, with the length of the features.
+        files: Features of the splits.
+        base: The vocabulary.
+        strategy: Devices.
+    """
+
+    def __init__(
+        self,
+        config: FinetuningConfig,
+        files: FeatureFiles,
+        base: BaseModel,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        per_replica_batch_size(
+            "eval_batch_size",
+            config.data.eval_batch_size,
+            strategy.num_replicas_in_sync,
+        )
+        self._config = config
+        self._files = files
+        self._strategy = strategy
+        self._objective = Finetuning(config, files, base)
+        with strategy.scope():
+            self._model = self._objective.make_model()
+            self.step = restore_model(
+                config.training.output_dir, self._model, _wanted_step(config)
+            )
+
+    def predict(self, split: str) -> tuple[dict[str, float], Arrays]:
+        """Predicts a split.
+
+        Returns:
+            The loss and accuracy, and the predictions, by name.
+        """
+        evaluator = Evaluator(
+            self._strategy,
+            self._model,
+            self._objective,
+            self._files.records(split),
+            self._config,
+        )
+        collected = evaluator.collect()
+        assert collected is not None, "no stop flag was given"
+        sums, found = collected
+        return self._objective.evaluate(sums, found), found
+
+
+def _wanted_step(config: FinetuningConfig) -> int:
+    """The step of the best checkpoint, if requested; 0 is the newest."""
+    if config.training.checkpoint == "newest":
+        return 0
+    directory = posixpath.join(config.training.output_dir, BEST_DIR)
+    found = list_checkpoints(directory)
+    if not found:
+        raise UserError(
+            f"checkpoint=best needs a checkpoint in {directory}",
+            received="none",
+            remedy="Train with --eval_every_n_steps, or use the newest one.",
+        )
+    return found[-1].step
+
+
+def run(
+    config: FinetuningConfig,
+    scorers: Mapping[str, Scorer],
+    files: FeatureFiles,
+    base: BaseModel,
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Evaluates or predicts splits with the model of a run.
+
+    Prints a JSON object for each split with labels. Unless the mode is eval,
+    also writes the predictions.
+    """
+    predictor = Predictor(config, files, base, strategy)
+    for split, scorer in scorers.items():
+        metrics, collected = predictor.predict(split)
+        if not is_chief(strategy):
+            continue
+        if scorer.examples.has_labels:
+            metrics |= scorer(collected)
+            line = {"split": split, "step": predictor.step, **metrics}
+            print(json.dumps(line))
+        if config.training.mode != "eval":
+            _write(config.training.output_dir, split, scorer, collected)
+
+
+def _write(run_dir: str, split: str, scorer: Scorer, collected: Arrays) -> None:
+    directory = posixpath.join(run_dir, PREDICTIONS_DIR)
+    task = scorer.examples.task
+    if task.kind == QUESTION_ANSWERING:
+        predictions.write_answers(
+            directory, scorer.find_answers(collected), scorer.null_threshold
+        )
+        logging.info("wrote predictions to %s", directory)
+        return
+    submission = task.splits[split].submission if split in task.splits else ""
+    path = posixpath.join(directory, submission or f"{split}.tsv")
+    predictions.write_predictions(
+        path, scorer.examples, scorer.labels_of(collected)
+    )
+    logging.info("wrote predictions to %s", path)
+
+
+# --- the null threshold -----------------------------------------------------
+
+
+def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
+    """Splits training examples by document.
+
+    Args:
+        train: Questions.
+        fraction: Fraction of the documents to hold out.
+
+    Returns:
+        The sets "train" and `HOLDOUT`.
+    """
+    limit = fraction * 2**32
+    parts: dict[str, list[Any]] = {train.split: [], HOLDOUT: []}
+    for example in train.examples:
+        assert isinstance(example, Question)
+        is_held_out = zlib.crc32(example.document.encode()) < limit
+        parts[HOLDOUT if is_held_out else train.split].append(example)
+    if not all(parts.values()):
+        raise UserError(
+            "null_holdout_fraction must leave documents on both sides",
+            received=f"{fraction:g} of {train.source}",
+        )
+    return {
+        split: dataclasses.replace(train, split=split, examples=examples)
+        for split, examples in parts.items()
+    }
+
+
+def choose_null_threshold(
+    config: FinetuningConfig,
+    scorer: Scorer,
+    files: FeatureFiles,
+    base: BaseModel,
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Writes the threshold that gives the best F1 on held-out documents."""
+    _, collected = Predictor(config, files, base, strategy).predict(HOLDOUT)
+    if not is_chief(strategy):
+        return
+    found = scorer.score_answers(scorer.find_answers(collected))
+    threshold = found["best_f1_thresh"]
+    write_text(
+        posixpath.join(config.training.output_dir, NULL_THRESHOLD_FILE),
+        json.dumps(
+            {"null_threshold": threshold, "f1": found["best_f1"]}, indent=2
+        )
+        + "\n",
+    )
+    logging.info("null threshold from held-out documents: %.4g", threshold)
+
+
+def null_threshold(config: FinetuningConfig) -> float:
+    """The threshold stored in the run, or that of the settings."""
+    path = posixpath.join(config.training.output_dir, NULL_THRESHOLD_FILE)
+    stored = load_json_if_any(path)
+    return (
+        stored["null_threshold"] if stored else config.training.null_threshold
+    )

@@ -1,0 +1,329 @@
+"""Fine-tuning from top to bottom: examples, model, features, runs, scores."""
+
+import dataclasses
+import json
+import posixpath
+import shutil
+import statistics
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from albert_tf.cluster.strategy import make_strategy
+from albert_tf.cluster.workers import check_agreement, is_chief
+from albert_tf.config import FinetuningConfig, TaskHeadConfig
+from albert_tf.config.task_head import KINDS
+from albert_tf.errors import UserError
+from albert_tf.finetuning import base_model, feature_files, predict
+from albert_tf.finetuning.base_model import BaseModel
+from albert_tf.finetuning.encoding import make_records
+from albert_tf.finetuning.example_types import ExampleSet
+from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.feature_files import FeatureFiles
+from albert_tf.finetuning.features import task_features
+from albert_tf.finetuning.objective import Finetuning
+from albert_tf.finetuning.predict import HOLDOUT, Scorer
+from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
+from albert_tf.runs.directory import load_config
+from albert_tf.runs.log import read_metrics
+from albert_tf.training import preflight
+from albert_tf.training.train import train
+
+FEATURES_DIR = "features"
+
+
+def run(config: FinetuningConfig) -> int:
+    """Does what `--mode` says; returns the exit status.
+
+    Raises:
+        UserError: For settings, files or models that do not fit.
+    """
+    mode = config.training.mode
+    if config.training.dry_run and mode in ("eval", "predict"):
+        raise UserError("dry_run must be off with mode=eval and mode=predict")
+    # Errors in the task's name or its files come before the devices start.
+    task = find_task(config.task)
+    strategy, status = None, 0
+    if mode in ("train", "train_and_predict"):
+        sets = _read_training_sets(config, task)
+        strategy = make_strategy(config.distribution)
+        status = _train(config, sets, strategy)
+    if status or mode == "train" or config.training.dry_run:
+        return status
+    run_dir = _best_run(config, task)
+    task = _task_of_run(task, run_dir)
+    splits = _splits(config, task, DEV if mode == "eval" else TEST)
+    sets = {split: read_examples(config.task, split, task) for split in splits}
+    _log_examples(sets)
+    strategy = strategy or make_strategy(config.distribution)
+    config = _of_run(config, run_dir)
+    base = base_model.of_run(run_dir)
+    threshold = predict.null_threshold(config)
+    scorers = {
+        split: Scorer(config, examples, base, threshold)
+        for split, examples in sets.items()
+    }
+    files = _make_features(config, sets, base, strategy, "predict")
+    config = _with_lengths(config, files)
+    predict.run(config, scorers, files, base, strategy)
+    return 0
+
+
+def run_dirs(config: FinetuningConfig) -> list[str]:
+    """The directory of each run.
+
+    Example:
+        >>> from albert_tf.config.finetuning import FinetuningTrainingConfig
+        >>> settings = FinetuningTrainingConfig(output_dir="rte", num_runs=2)
+        >>> run_dirs(FinetuningConfig(training=settings))
+        ['rte/run-1', 'rte/run-2']
+    """
+    parent, count = config.training.output_dir, config.training.num_runs
+    if count == 1:
+        return [parent]
+    return [posixpath.join(parent, f"run-{i}") for i in range(1, count + 1)]
+
+
+def _train(
+    config: FinetuningConfig,
+    sets: Mapping[str, ExampleSet],
+    strategy: tf.distribute.Strategy,
+) -> int:
+    """Trains all runs; returns the status of the first that was stopped."""
+    task = sets[TRAIN].task
+    directories = run_dirs(config)
+    base = base_model.find(config, directories)
+    _warn_of_other_start(task, base)
+    config = dataclasses.replace(
+        config,
+        model=base.config,
+        head=TaskHeadConfig(
+            task.kind,
+            task.labels,
+            max(task.num_choices, 1),
+            config.head.squad_head,
+        ),
+    )
+    scorers = {
+        split: Scorer(config, examples, base, config.training.null_threshold)
+        for split, examples in sets.items()
+    }
+    scratch = ""
+    if config.training.dry_run:
+        scratch = tempfile.mkdtemp(prefix="albert_tf_")
+    try:
+        files = _make_features(config, sets, base, strategy, "train", scratch)
+        config = _with_lengths(config, files)
+        for index, directory in enumerate(directories):
+            of_run = _with_training(
+                config,
+                output_dir=directory,
+                seed=config.training.seed + index,
+            )
+            objective = Finetuning(
+                of_run, files, base, scorers.get(DEV), task.metrics[0]
+            )
+            if config.training.dry_run:
+                return preflight.run(of_run, objective, strategy)
+            status = train(of_run, objective, strategy)
+            if status:
+                return status
+            if HOLDOUT in sets:
+                predict.choose_null_threshold(
+                    of_run, scorers[HOLDOUT], files, base, strategy
+                )
+    finally:
+        if scratch:
+            shutil.rmtree(scratch)
+    if DEV in sets and is_chief(strategy):
+        print(json.dumps(summarize(directories, task)))
+    return 0
+
+
+# --- examples ---------------------------------------------------------------
+
+
+def _read_training_sets(
+    config: FinetuningConfig, task: Task
+) -> dict[str, ExampleSet]:
+    sets = {TRAIN: read_examples(config.task, TRAIN, task)}
+    fraction = config.training.null_holdout_fraction
+    if fraction and task.may_be_unanswerable:
+        sets |= predict.hold_out(sets[TRAIN], fraction)
+    if config.task.dev_file or task.name not in KINDS:
+        sets[DEV] = read_examples(config.task, DEV, sets[TRAIN].task)
+    _log_examples(sets)
+    return sets
+
+
+def _log_examples(sets: Mapping[str, ExampleSet]) -> None:
+    for examples in sets.values():
+        for line in examples.describe():
+            logging.info("%s", line)
+
+
+def _splits(config: FinetuningConfig, task: Task, kind: str) -> list[str]:
+    """The splits to evaluate (`DEV`) or predict (`TEST`)."""
+    if kind == TEST and config.task.test_file:
+        return [TEST]
+    if task.name in KINDS:
+        return [DEV]
+    tests = [name for name in task.splits if name.startswith(TEST)]
+    devs = [name for name in task.splits if name.startswith(DEV)]
+    return tests if tests and kind == TEST else devs
+
+
+def _task_of_run(task: Task, run_dir: str) -> Task:
+    """The task, with labels and number of choices of the run.
+
+    Raises:
+        UserError: If the run was trained on a task of another kind or with
+            other labels.
+    """
+    stored = load_config(run_dir, FinetuningConfig)
+    assert isinstance(stored, FinetuningConfig)
+    head = stored.head
+    same_labels = not task.labels or task.labels == head.labels
+    if head.kind != task.kind or not same_labels:
+        raise UserError(
+            f"{run_dir} must be a run of --task={task.name}, or of a task of "
+            "the same kind with the same labels",
+            received=f"a run of {stored.task.task}, {head.kind}"
+            + (f" into {', '.join(head.labels)}" if head.labels else ""),
+        )
+    return dataclasses.replace(
+        task, labels=head.labels, num_choices=head.num_choices
+    )
+
+
+def _warn_of_other_start(task: Task, base: BaseModel) -> None:
+    """Says if the paper starts the task from another model than this run."""
+    weights = base.weights
+    if task.starts_from and weights is not None and weights.head is None:
+        logging.warning(
+            "the paper fine-tunes on %s before %s, which gives higher scores; "
+            "this run starts from a pretrained model. Give a run of "
+            "--task=%s as --init_checkpoint",
+            task.starts_from,
+            task.name,
+            task.starts_from,
+        )
+
+
+# --- features ---------------------------------------------------------------
+
+
+def _make_features(
+    config: FinetuningConfig,
+    sets: Mapping[str, ExampleSet],
+    base: BaseModel,
+    strategy: tf.distribute.Strategy,
+    purpose: str,
+    scratch: str = "",
+) -> FeatureFiles:
+    """Writes the features of examples, or finds those of an earlier run."""
+    length = config.data.max_seq_length
+    parent = scratch or config.training.output_dir
+    directory = posixpath.join(parent, FEATURES_DIR, purpose)
+    splits = {
+        split: lambda examples=examples: make_records(
+            examples, base.tokenizer, config.task, length
+        )
+        for split, examples in sets.items()
+    }
+    inputs = {
+        "examples": {
+            split: feature_files.digest(examples.examples)
+            for split, examples in sets.items()
+        },
+        "vocabulary": base.describe_vocabulary(),
+        "max_seq_length": length,
+        "kind": config.head.kind,
+        "doc_stride": config.task.doc_stride,
+        "max_query_length": config.task.max_query_length,
+        "max_qa_length": config.task.max_qa_length,
+    }
+
+    def make() -> FeatureFiles:
+        return feature_files.find_or_write(
+            directory,
+            splits,
+            task_features(config.head.kind, config.head.num_choices),
+            config.head,
+            length,
+            inputs,
+        )
+
+    files = make() if is_chief(strategy) else None
+    check_agreement(strategy, 0)  # the other workers wait for the chief
+    return files or make()
+
+
+def _with_lengths(
+    config: FinetuningConfig, files: FeatureFiles
+) -> FinetuningConfig:
+    """Settings with the length of the features and the names of the files."""
+    data = dataclasses.replace(
+        config.data,
+        max_seq_length=files.max_seq_length,
+        input_file=files.names(TRAIN),
+        eval_input_file=files.names(DEV),
+    )
+    return dataclasses.replace(config, data=data)
+
+
+# --- runs -------------------------------------------------------------------
+
+
+def _with_training(
+    config: FinetuningConfig, **changes: Any
+) -> FinetuningConfig:
+    return dataclasses.replace(
+        config, training=dataclasses.replace(config.training, **changes)
+    )
+
+
+def _of_run(config: FinetuningConfig, run_dir: str) -> FinetuningConfig:
+    """Settings for the model of a run, on the devices and files of now."""
+    stored = load_config(run_dir, FinetuningConfig)
+    assert isinstance(stored, FinetuningConfig)
+    config = dataclasses.replace(config, model=stored.model, head=stored.head)
+    return _with_training(config, output_dir=run_dir)
+
+
+def _best_run(config: FinetuningConfig, task: Task) -> str:
+    """The directory of the run with the best score."""
+    directories = run_dirs(config)
+    scores = [
+        _last_evaluation(directory).get(task.metrics[0], float("-inf"))
+        for directory in directories
+    ]
+    return directories[scores.index(max(scores))]
+
+
+def _last_evaluation(run_dir: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in read_metrics(run_dir):
+        if line.get("split") == "eval":
+            found = {n: v for n, v in line.items() if n not in ("split", "t")}
+    return found
+
+
+def summarize(directories: list[str], task: Task) -> dict[str, object]:
+    """The last evaluation of each run, and their median and best.
+
+    The median and the best are taken for each score by itself, as the paper
+    reports them.
+    """
+    runs = [_last_evaluation(directory) for directory in directories]
+    if len(runs) == 1:
+        return {**runs[0]}
+    names = [name for name in task.metrics if name in runs[0]]
+    return {
+        "runs": runs,
+        "median": {n: statistics.median(r[n] for r in runs) for n in names},
+        "best": {n: max(r[n] for r in runs) for n in names},
+    }

@@ -1,0 +1,43 @@
+r"""Fine-tune ALBERT on a task: GLUE, SQuAD, RACE, or one of your own.
+
+    python -m albert_tf.run_finetuning \
+      --flagfile=configs/finetune/mrpc.flags \
+      --data_dir=glue_data/MRPC \
+      --init_checkpoint=albert_base_v2.tar.gz \
+      --output_dir=runs/mrpc
+
+The command reads the official files, writes features, trains, evaluates, and
+prints the scores as JSON. The same command resumes an interrupted run.
+`--dry_run` checks everything and times a few steps. `--mode=predict` writes
+predictions for the leaderboard of GLUE or the scripts of SQuAD to
+runs/mrpc/predictions. `--num_runs=5` trains five seeds.
+
+A task of one's own needs files with named columns, in .tsv, .csv or .jsonl:
+
+    python -m albert_tf.run_finetuning \
+      --task=classification --text_column=text --label_column=category \
+      --train_file=train.csv --dev_file=test.csv \
+      --init_checkpoint=runs/base --output_dir=runs/categories
+
+Exit status: as of python -m albert_tf.run_pretraining.
+"""
+
+from albert_tf.cluster import tpu_chips, versions
+from albert_tf.config import FinetuningConfig, flags
+
+
+def main(config: FinetuningConfig) -> int:
+    """Trains, evaluates or predicts, depending on `--mode`."""
+    config.require("task", "output_dir")
+    versions.check_import()
+    tpu_chips.skip_metadata_query_without_chips()
+    if not config.training.dry_run:
+        tpu_chips.check(config.distribution)
+    # Imported here so that --help and invalid settings answer at once.
+    from albert_tf.finetuning.run import run
+
+    return run(config)
+
+
+if __name__ == "__main__":
+    flags.run(main, FinetuningConfig)

@@ -1,0 +1,166 @@
+"""Fine-tuning small enough for a test: a model, and examples of each kind."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+
+from albert_tf.config import FinetuningConfig
+from albert_tf.interop.convert import write_run
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
+from tests.helpers import tiny_run
+
+# Longer than sentences of the test, so that sequences are cut to 64.
+MODEL = dataclasses.replace(
+    tiny_run.MODEL, max_position_embeddings=96, initializer_range=0.1
+)
+
+CITIES = ("Paris", "Rome", "Bern", "Oslo", "Lima", "Quito")
+COLOURS = ("red", "green", "blue")
+
+
+def write_model(directory: pathlib.Path, records: pathlib.Path) -> pathlib.Path:
+    """A run with random weights, and the vocabulary of the tiny records."""
+    rng = np.random.default_rng(0)
+    values = {
+        weight.path: (np.ones if weight.path.endswith("gamma") else np.zeros)(
+            weight.shape, np.float32
+        )
+        if "layer_norm" in weight.path or weight.path.endswith("bias")
+        else rng.normal(size=weight.shape).astype(np.float32) / 10
+        for weight in list_weights(MODEL)
+    }
+    vocabulary = records / "train" / "spiece.model"
+    weights = ModelWeights(MODEL, "sop", values, vocabulary=str(vocabulary))
+    directory.mkdir(parents=True)
+    write_run(weights, str(directory), str(directory))
+    return directory
+
+
+def classification() -> list[dict]:
+    """The colour that a sentence names."""
+    return [
+        {"text": f"The house in {city} is {colour}.", "label": colour}
+        for city in CITIES
+        for colour in COLOURS
+    ]
+
+
+def regression() -> list[dict]:
+    """The number of a colour, which the second text names."""
+    return [
+        {
+            "text": f"The house in {city} is",
+            "pair": colour,
+            "label": float(number),
+        }
+        for city in CITIES
+        for number, colour in enumerate(COLOURS)
+    ]
+
+
+def multiple_choice() -> list[dict]:
+    """The city that a passage names."""
+    return [
+        {
+            "text": f"She went to {city} by train.",
+            "question": "Where did she go?",
+            "choices": [city, CITIES[(i + 1) % 6], CITIES[(i + 2) % 6]][shift:]
+            + [city, CITIES[(i + 1) % 6], CITIES[(i + 2) % 6]][:shift],
+            "label": (3 - shift) % 3,
+        }
+        for i, city in enumerate(CITIES)
+        for shift in range(3)
+    ]
+
+
+def question_answering() -> list[dict]:
+    """A city in a passage; or none, if the passage names a colour."""
+    found = []
+    for i, city in enumerate(CITIES):
+        text = f"{COLOURS[i % 3]} is the house that she saw in {city} today."
+        found += [
+            {
+                "text": text,
+                "question": "Which city?",
+                "answer": city,
+                "answer_start": text.index(city),
+            },
+            {
+                "text": text.replace(city, "winter"),
+                "question": "Which city?",
+                "answer": "",
+                "answer_start": 0,
+            },
+        ]
+    return found
+
+
+EXAMPLES = {
+    "classification": classification,
+    "regression": regression,
+    "multiple_choice": multiple_choice,
+    "question_answering": question_answering,
+}
+
+
+def write_examples(directory: pathlib.Path) -> pathlib.Path:
+    """Writes `KIND.jsonl` for each kind."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for kind, make in EXAMPLES.items():
+        lines = [json.dumps(example) + "\n" for example in make()]
+        (directory / f"{kind}.jsonl").write_text("".join(lines))
+    return directory
+
+
+def make_config(
+    kind: str,
+    directory: pathlib.Path,
+    run_dir: pathlib.Path,
+    **changes: object,
+) -> FinetuningConfig:
+    """Settings of a run that is evaluated on its training examples.
+
+    Args:
+        kind: Kind of the task.
+        directory: With `model` and the examples.
+        run_dir: `--output_dir`.
+        changes: Values by setting, in any group.
+    """
+    values = {
+        "task": kind,
+        "train_file": str(directory / f"{kind}.jsonl"),
+        "dev_file": str(directory / f"{kind}.jsonl"),
+        "text_pair_column": "pair" if kind == "regression" else "",
+        "choice_columns": ("choices",) if kind == "multiple_choice" else (),
+        "max_seq_length": 96,
+        "max_query_length": 16,
+        "max_qa_length": 32,
+        "global_batch_size": 6,
+        "eval_batch_size": 8,
+        "learning_rate": 0.004 if kind == "regression" else 0.002,
+        "num_warmup_steps": 10,
+        "num_train_steps": 150,
+        "steps_per_loop": 50,
+        "strategy": "one_device",
+        "init_checkpoint": str(directory / "model"),
+        "output_dir": str(run_dir),
+        "classifier_dropout": 0.0,
+        **changes,
+    }
+    return replace(FinetuningConfig(), **values)
+
+
+def replace(config: FinetuningConfig, **values: object) -> FinetuningConfig:
+    """The settings with some values changed, in any group."""
+    groups = {}
+    for field in dataclasses.fields(config):
+        group = getattr(config, field.name)
+        names = {f.name for f in dataclasses.fields(group)} & set(values)
+        groups[field.name] = dataclasses.replace(
+            group, **{name: values.pop(name) for name in names}
+        )
+    assert not values, f"no such settings: {values}"
+    return FinetuningConfig(**groups)
