@@ -18,6 +18,7 @@ from albert_tf.input.record_sets import (
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
 from tests.helpers import tiny_run
+from tests.helpers.dataset_graph import operations_of
 
 ONE = tf.distribute.InputContext()
 
@@ -399,10 +400,6 @@ def test_dynamic_and_static_batches_have_the_same_shapes(
 def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
     """On a TPU pod, the pipelines of hosts run in processes without Python."""
     dataset = BatchStream(one_phase(dynamic), config.data, 7).open(0)(ONE)
-    graph = tf.compat.v1.GraphDef.FromString(
-        dataset._as_serialized_graph().numpy()
-    )
-    nodes = [n for f in graph.library.function for n in f.node_def]
-    operations = {node.op for node in nodes}
+    operations = operations_of(dataset)
     assert "TensorScatterUpdate" in operations, "masking must be in the graph"
     assert not {op for op in operations if "PyFunc" in op}
