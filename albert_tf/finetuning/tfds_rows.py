@@ -58,7 +58,7 @@ def read_tfds(
     if missing:
         raise UserError(
             f"{config.tfds} must have the features {', '.join(needed)}",
-            received=", ".join(features),
+            received=", ".join(sorted(features)),
         )
     has_numbers = examples.task.labels[:1] == ("0",)
     rows = []

@@ -177,6 +177,31 @@ def test_the_null_score_is_the_least_of_all_windows(tokenizer):
     assert (found.candidates[0].text, found.null_odds) == ("two", 6 - 2)
 
 
+def test_a_span_counts_only_in_the_window_of_its_largest_context(tokenizer):
+    """Windows of tokens 0 to 3 and 2 to 5. "four" is the last token of the
+    first one, so only its score in the second one counts."""
+    config = TaskConfig(max_query_length=4, doc_stride=2, max_answer_length=1)
+    examples = ExampleSet(TASKS["squad_v2"], "test", "f", examples=[QUESTION])
+    scores = np.zeros((2, 8))
+    scores[0, 6] = 9  # "four" in the first window
+    scores[1, 4] = 1  # "four" in the second window
+    scores[0, 3] = 2  # "one"
+    (found,) = decode(
+        examples,
+        tokenizer,
+        config,
+        8,
+        {
+            "example_number": np.array([0, 0]),
+            "window_number": np.array([0, 1]),
+            "start_logits": scores,
+            "end_logits": scores,
+        },
+    )
+    best = [(c.text, c.score) for c in found.candidates[:2]]
+    assert best == [("one", 4), ("four", 2)]
+
+
 def test_a_question_without_candidates_has_the_empty_answer(tokenizer):
     question = Question("q", "which", "", (), False)
     examples = ExampleSet(TASKS["squad_v2"], "test", "f", examples=[question])

@@ -72,7 +72,9 @@ def test_a_dataset_of_another_task_is_refused_with_its_features(store):
         glue_features(["a", "b"], "text"),
         validation=[{"text": "A", "label": 0, "idx": 0}],
     )
-    with pytest.raises(UserError, match=r"question, sentence.*: text, label"):
+    with pytest.raises(
+        UserError, match=r"question, sentence.*: idx, label, text"
+    ):
         read_examples(TaskConfig(task="qnli", **where), "dev")
 
 

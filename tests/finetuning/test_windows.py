@@ -104,6 +104,18 @@ def test_an_answer_that_is_not_found_has_a_reason(tokenizer, answer, problem):
     assert windows.answer is None and windows.answer_in(0) == (0, 0)
 
 
+def test_a_window_that_cuts_the_answer_does_not_contain_it(tokenizer):
+    """Windows of tokens 0 to 3 and 2 to 5; the answer is tokens 3 and 4."""
+    document = "one two three four five six"
+    answer = Answer("four five", document.index("four"))
+    question = Question("q", "which", document, (answer,), False)
+    config = TaskConfig(max_query_length=4, doc_stride=2)
+    windows = WindowMaker(tokenizer, config, 8).make(question)
+    assert windows.spans == [(0, 4), (2, 6)]
+    assert windows.answer_in(0) == (0, 0)
+    assert windows.answer_in(1) == (4, 5)  # [CLS] which [SEP] three four five
+
+
 def test_a_question_that_leaves_no_room_is_refused(tokenizer):
     with pytest.raises(UserError, match=r"max_query_length.*64 and 67"):
         WindowMaker(tokenizer, TaskConfig(), 67)
