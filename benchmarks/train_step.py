@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from albert_tf.config import Config, flags, setting
@@ -35,8 +36,8 @@ from benchmarks.train_step_contenders import (
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchmarkConfig(Config):
-    """Contenders, their Python interpreters, and the batches."""
+class ProcessesConfig(Config):
+    """The Python interpreters of the contenders, and the number of rounds."""
 
     python_hugging_face: str = setting(
         sys.executable,
@@ -56,6 +57,12 @@ class BenchmarkConfig(Config):
     rounds: int = setting(
         3, "Number of timed steps of each contender.", at_least=1
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig(ProcessesConfig):
+    """Contenders and batches."""
+
     lengths: tuple[str, ...] = setting(
         ("128x8", "512x2"),
         "Sequence length and batch size of the batches, as LENGTHxEXAMPLES, "
@@ -116,7 +123,9 @@ def main(config: BenchmarkConfig) -> None:
                     dropout=float(rate),
                     threads=os.cpu_count() or 1,
                 )
-                measured = _measure(config, work)
+                measured = measure(
+                    config, dict.fromkeys(config.contenders, work)
+                )
                 tokens = batch * length
                 others = [
                     statistics.median(m.seconds)
@@ -138,10 +147,20 @@ def main(config: BenchmarkConfig) -> None:
                     )
 
 
-def _measure(config: BenchmarkConfig, work: Work) -> dict[str, Measured]:
-    """Rounds of one step of each contender."""
+def measure(
+    config: ProcessesConfig, works: Mapping[str, Work]
+) -> dict[str, Measured]:
+    """Measures contenders, which take turns, one step per round.
+
+    Args:
+        config: Interpreters and number of rounds.
+        works: The step of each contender.
+
+    Returns:
+        The steps by contender, without those whose packages are missing.
+    """
     processes = {}
-    for name in config.contenders:
+    for name, work in works.items():
         process = _start(_python(config, name), name, work)
         if process is not None:
             processes[name] = process
@@ -195,7 +214,7 @@ def _take_step(process: subprocess.Popen) -> dict[str, Any]:
     return json.loads(process.stdout.readline())
 
 
-def _python(config: BenchmarkConfig, name: str) -> str:
+def _python(config: ProcessesConfig, name: str) -> str:
     if name.startswith("albert_tf"):
         return sys.executable
     return getattr(config, f"python_{name.removesuffix('_masked')}")

@@ -35,6 +35,7 @@ class Work:
         bfloat16: Whether matrix products are bfloat16.
         dropout: Dropout rate of hidden states and attention probabilities.
         threads: Number of threads for one operation.
+        batch_file: A batch as .npz; random tokens without padding if empty.
     """
 
     batch: int
@@ -43,15 +44,19 @@ class Work:
     bfloat16: bool
     dropout: float
     threads: int
+    batch_file: str = ""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """A batch without padding, as `albert_tf.input.pipeline` gives it."""
+        """A batch, as `albert_tf.input.pipeline` gives it."""
+        if self.batch_file:
+            with np.load(self.batch_file) as stored:
+                return dict(stored)
         rng = np.random.default_rng(0)
         shape = (self.batch, self.length)
         all_positions = np.tile(np.arange(self.length), (self.batch, 1))
         shuffled = rng.permuted(all_positions, axis=1)
         positions = np.sort(shuffled[:, : self.predictions])
-        arrays = {
+        arrays: dict[str, Any] = {
             "input_ids": rng.integers(5, 30_000, shape),
             "input_mask": np.ones(shape),
             "segment_ids": np.sort(rng.integers(0, 2, shape)),
@@ -59,19 +64,24 @@ class Work:
             "masked_lm_ids": rng.integers(5, 30_000, positions.shape),
             "next_sentence_labels": rng.integers(0, 2, (self.batch, 1)),
         }
-        return {k: v.astype(np.int32) for k, v in arrays.items()}
+        arrays = {k: v.astype(np.int32) for k, v in arrays.items()}
+        weights = np.ones_like(positions, np.float32)
+        return {**arrays, "masked_lm_weights": weights}
 
 
 Step = Callable[[], float]
 
 
-def albert_tf(work: Work, remat: bool = False, without: str = "") -> Step:
+def albert_tf(
+    work: Work, remat: bool = False, without: str = "", packed: bool = False
+) -> Step:
     """The step that `albert_tf.training.train` runs.
 
     Args:
         work: The step to measure.
         remat: As the setting of that name.
         without: A kernel to leave out, or "all".
+        packed: Whether the rows of the batch are packed.
     """
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
@@ -84,6 +94,11 @@ def albert_tf(work: Work, remat: bool = False, without: str = "") -> Step:
     from albert_tf.training import schedules, train_step
     from albert_tf.training.pretraining import Pretraining
 
+    batch = {k: tf.constant(v) for k, v in work.arrays().items()}
+    packing: dict[str, Any] = {}
+    if packed:
+        examples = batch["next_sentence_labels"].shape[1]
+        packing = {"packing": "best_fit", "max_examples_per_row": examples}
     run = config.PretrainingConfig(
         model=config.ModelConfig(),
         data=config.DataConfig(
@@ -91,6 +106,7 @@ def albert_tf(work: Work, remat: bool = False, without: str = "") -> Step:
             global_batch_size=work.batch,
             max_seq_length=work.length,
             max_predictions_per_seq=work.predictions,
+            **packing,
         ),
         optimizer=config.OptimizerConfig(
             learning_rate=LEARNING_RATE, num_warmup_steps=0
@@ -106,10 +122,6 @@ def albert_tf(work: Work, remat: bool = False, without: str = "") -> Step:
     settings = train_step.StepSettings(
         schedules.DropoutRates(work.dropout, work.dropout)
     )
-    batch = {k: tf.constant(v) for k, v in work.arrays().items()}
-    batch["masked_lm_weights"] = tf.ones_like(
-        batch["masked_lm_ids"], tf.float32
-    )
 
     @tf.function
     def step(batch: dict) -> Any:
@@ -118,6 +130,11 @@ def albert_tf(work: Work, remat: bool = False, without: str = "") -> Step:
         )
 
     return lambda: float(step(batch)["loss"])
+
+
+def albert_tf_packed(work: Work) -> Step:
+    """The same on packed rows."""
+    return albert_tf(work, packed=True)
 
 
 def albert_tf_remat(work: Work) -> Step:
@@ -373,6 +390,10 @@ CONTENDERS: dict[str, Callable[[Work], Step]] = {
         hugging_face_masked,
     )
 }
+# Contenders of `benchmarks.packed_step` only.
+OF_PACKED_ROWS: dict[str, Callable[[Work], Step]] = {
+    "albert_tf_packed": albert_tf_packed
+}
 # Compared with `albert_tf`: the step without one kernel, and without any. The
 # kernel `remat` is for TPUs.
 WITHOUT_KERNELS: dict[str, Callable[[Work], Step]] = {
@@ -395,7 +416,8 @@ def _peak_bytes() -> int:
 def main() -> None:
     """Takes one step for each line on standard input."""
     name, work = sys.argv[1:]
-    step = {**CONTENDERS, **WITHOUT_KERNELS}[name](Work(**json.loads(work)))
+    contenders = {**CONTENDERS, **WITHOUT_KERNELS, **OF_PACKED_ROWS}
+    step = contenders[name](Work(**json.loads(work)))
     losses = [step(), step()]
     print(json.dumps({"losses": losses}), flush=True)
     for _ in sys.stdin:

@@ -47,7 +47,9 @@ def describe(found: Estimate) -> str:
         f"{found.topology}: {found.num_chips} chips, {found.num_cores} cores",
         "step per core: "
         + (f"{micro_batches} micro-batches of " if micro_batches > 1 else "")
-        + f"{found.batch_size} examples of {found.max_seq_length} tokens, "
+        + f"{found.batch_size} "
+        + ("examples" if found.packing == "none" else "packed rows")
+        + f" of {found.max_seq_length} tokens, "
         f"{found.precision}, "
         + ("remat" if found.remat else "no remat")
         + f", dropout {found.hidden_dropout:g}/{found.attention_dropout:g}",

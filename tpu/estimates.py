@@ -37,7 +37,7 @@ class Estimate:
         topology: The slice, e.g. "v5e:16x16".
         num_chips, num_cores: Numbers of chips and cores of the slice.
         chip_memory_bytes: HBM of a core.
-        batch_size: Examples of a micro-batch.
+        batch_size: Rows of a micro-batch; each is an example, unless packed.
         gradient_accumulation_steps: Micro-batches in a step.
         max_seq_length, precision, remat: Settings of the run.
         hidden_dropout, attention_dropout: Rates of the first step.
@@ -67,6 +67,7 @@ class Estimate:
         compile_s, compile_cpu_s: Wall-clock and processor time of the
             compiler.
         versions: Versions of the compiler and of the packages that load it.
+        packing: "none", or "best_fit" for several examples per row.
     """
 
     topology: str
@@ -104,6 +105,7 @@ class Estimate:
     chip_hours: float | None = None
     compile_s: float | None = None
     compile_cpu_s: float | None = None
+    packing: str = "none"
 
 
 def estimate(
@@ -150,6 +152,7 @@ def estimate(
         quick=quick,
         model_flops=model_flops // where.num_cores,
         versions=versions,
+        packing=config.data.packing,
     )
     logging.info("lowering the training step for %s", where)
     hlo = replica_program.lower(config, where.num_cores)

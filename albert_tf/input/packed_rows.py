@@ -61,7 +61,7 @@ def find_faults(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         "next_sentence_positions must be those of the [CLS] tokens": (
             positions != batch["next_sentence_positions"]
         ),
-        "an example must begin with [CLS]": (
+        "input_ids must begin each example with [CLS]": (
             starts & (batch["input_ids"] != CLS_ID)
         ),
         f"{SENTENCE_LABEL} must be 0 or 1": (labels < 0) | (labels > 1),

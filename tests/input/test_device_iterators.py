@@ -7,6 +7,7 @@ import tensorflow as tf
 from albert_tf.input import device_iterators, pipeline, record_sets
 from albert_tf.input.record_format import pretraining_format
 from albert_tf.runs.log import read_events
+from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import RunProcesses
 
@@ -52,3 +53,23 @@ def test_a_run_that_has_stopped_ends_within_seconds(tiny_records, tmp_path):
     last = read_events(config.training.output_dir)[-1]
     assert last["event"] == "stop"
     assert ended - last["time"] < 4 * PROMPT_S
+
+
+def test_all_iterators_of_a_run_close_at_once(
+    tiny_records, tmp_path, monkeypatch
+):
+    """Training and evaluation, on the host and on the device."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path / "run", num_train_steps=4
+    )
+    iterate, autotuned = device_iterators.iterate, []
+
+    def iterate_and_note(batches):
+        autotuned.append(
+            [d.options().autotune.enabled for d in batches._datasets]
+        )
+        return iterate(batches)
+
+    monkeypatch.setattr(device_iterators, "iterate", iterate_and_note)
+    train(config)
+    assert autotuned == [[False], [False]]

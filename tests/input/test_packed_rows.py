@@ -278,7 +278,11 @@ FAULTS = {
         with_value(1, 3),
         "next_sentence_positions must be those of the [CLS] tokens",
     ),
-    "another token": ("input_ids", with_value(0, 9), "begin with [CLS]"),
+    "another token": (
+        "input_ids",
+        with_value(0, 9),
+        "must begin each example with [CLS]",
+    ),
     "label": (SENTENCE_LABEL, with_value(0, 2), "must be 0 or 1"),
     "weight": ("next_sentence_weights", with_value(0, 0.0), "must be 1 for"),
     "prediction": (

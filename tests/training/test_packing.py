@@ -5,6 +5,8 @@ Without dropout, whose masks depend on the place in a row.
 
 import dataclasses
 import functools
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,17 +16,22 @@ from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import (
     DataConfig,
     DistributionConfig,
+    ExportConfig,
     OptimizerConfig,
     PretrainingConfig,
     TrainingConfig,
 )
+from albert_tf.io.files import load_json, write_text
 from albert_tf.modeling import backbone
 from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.target import ProgramTarget
+from albert_tf.serving.export import export
 from albert_tf.training import losses, train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
-from tests.helpers import packed_rows, tiny_model
+from tests.helpers import exportable_run, packed_rows, tiny_model
+from tests.helpers.conversion import assert_same as assert_same_weights
+from tests.helpers.conversion import converted
 
 # In float32, relative: to the loss, and to the largest entry of a gradient.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 5e-6
@@ -234,3 +241,54 @@ def test_an_evaluation_of_packed_rows_is_that_of_their_examples():
     swapped, _ = evaluate(PACKED | {"next_sentence_labels": labels}, 2)
     name = "sentence_loss_sum"
     assert swapped[name] != pytest.approx(totals[name], rel=1e-2)
+
+
+def packed(config):
+    data = dataclasses.replace(config.data, packing="best_fit")
+    return dataclasses.replace(config, data=data)
+
+
+def test_packing_changes_no_variable():
+    """So checkpoints, warm starts and conversions are those of any run."""
+    variables = []
+    for config in make_config(), packed(make_config()):
+        state = train_step.make_state(config, Pretraining(config))
+        variables.append(state.variables())
+    assert list(variables[0]) == list(variables[1])
+    for name, value in variables[0].items():
+        np.testing.assert_array_equal(variables[1][name], value, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_on_packed_rows_is_converted_and_exported_as_any_other(tmp_path):
+    """The settings of the run say that its records are packed."""
+    runs = tmp_path / "unpacked", tmp_path / "packed"
+    published, outputs = [], []
+    exportable_run.write_run(runs[0], steps=(20,))
+    exportable_run.write_records_files(runs[0])
+    shutil.copytree(*runs)
+    file = str(runs[1] / "config.json")
+    config = packed(PretrainingConfig.from_dict(load_json(file)))
+    write_text(file, json.dumps(config.to_dict()))
+    for run_dir in runs:
+        published.append(converted(run_dir, tmp_path / f"{run_dir.name}_tf1"))
+        export_dir = str(tmp_path / f"{run_dir.name}_export")
+        export(
+            ExportConfig(
+                run_dir=str(run_dir),
+                export_dir=export_dir,
+                text_signatures=False,
+            )
+        )
+        model = tf.saved_model.load(export_dir)
+        ids = tf.constant([[2, 7, 9, 3, 11, 3]])
+        outputs.append(
+            model.signatures["encode"](
+                input_ids=ids,
+                input_mask=tf.ones_like(ids),
+                segment_ids=tf.zeros_like(ids),
+            )
+        )
+    assert_same_weights(*published)
+    for name, value in outputs[0].items():
+        np.testing.assert_array_equal(outputs[1][name], value, err_msg=name)
