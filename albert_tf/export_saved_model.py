@@ -38,6 +38,16 @@ The model of a run with `--sentence_objective=nsp` has the signature
 `next_sentence` (outputs: next, random) instead of `sentence_order`. With
 `--sentence_objective=none`, it has neither of them, and no pooled_output.
 
+The model of a run of fine-tuning has other signatures, for classification:
+
+    classify_text, classify_text_pair
+                    -> label: string, (batch,)
+                       labels: string, (batch, classes)
+                       probabilities: float32, (batch, classes)
+    classify        the same, from input_ids, input_mask, segment_ids
+
+and for regression, predict_value_text and so on -> value: float32, (batch,).
+
 Text signatures need tensorflow-text, for the export and in each Python program
 that loads the model; TensorFlow Serving has it built in. On a TPU VM, install
 it by `pip install --no-deps tensorflow-text==2.20.*`: with dependencies, pip

@@ -4,6 +4,7 @@ from albert_tf.config.commands import (
     ConvertConfig,
     ExportConfig,
     FillMaskConfig,
+    PredictConfig,
     ReportConfig,
     ServingClientConfig,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "MaskingConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PredictConfig",
     "PretrainingConfig",
     "ReportConfig",
     "SequenceConfig",

@@ -115,6 +115,24 @@ class FillMaskConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
+class PredictConfig(Config):
+    """Settings of `python -m albert_tf.predict`."""
+
+    saved_model_dir: str = setting(
+        "", "Directory of the SavedModel to load, e.g. export/sst2."
+    )
+    text: tuple[str, ...] = setting(
+        (),
+        "Text to classify. Give the flag once per text, e.g. "
+        "--text='A film to remember.'.",
+        repeated=True,
+    )
+    text_pair: str = setting(
+        "", "Second text of a pair, for tasks on pairs of texts."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class ServingClientConfig(Config):
     """Settings of `python -m albert_tf.serving.client`.
 

@@ -17,9 +17,10 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.config import PretrainingConfig
+from albert_tf.config import FinetuningConfig, PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.runs import checkpoint_files
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoint_files import (
@@ -362,7 +363,7 @@ def restore_model(
 
 def load_run(
     run_dir: str, step: int = 0
-) -> tuple[PretrainingConfig, AlbertPretrainer, int]:
+) -> tuple[PretrainingConfig, AlbertPretrainer | AlbertForTask, int]:
     """Loads the trained model of a run.
 
     Its variables are created in the current scope of tf.distribute.
@@ -379,10 +380,13 @@ def load_run(
         UserError: If the run or the checkpoint does not exist.
     """
     config = run_directory.load_config(run_dir)
-    pretrainer = AlbertPretrainer(
-        config.model,
-        config.training.sentence_objective,
-        dtype=config.distribution.precision,
-    )
-    pretrainer.build()
-    return config, pretrainer, restore_model(run_dir, pretrainer, step)
+    precision = config.distribution.precision
+    model: AlbertPretrainer | AlbertForTask
+    if isinstance(config, FinetuningConfig):
+        model = AlbertForTask(config.model, config.head, dtype=precision)
+    else:
+        model = AlbertPretrainer(
+            config.model, config.training.sentence_objective, dtype=precision
+        )
+    model.build()
+    return config, model, restore_model(run_dir, model, step)

@@ -17,6 +17,7 @@ from albert_tf.io.files import (
     write_text,
 )
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import load_run, model_variables
@@ -28,6 +29,7 @@ from albert_tf.serving.names import (
     WARMUP_FILE,
 )
 from albert_tf.serving.signatures import Signatures, make_signatures
+from albert_tf.serving.task_signatures import make_task_signatures
 from albert_tf.serving.text_tokenizer import TextTokenizer
 from albert_tf.serving.warmup_requests import write_warmup_requests
 
@@ -37,7 +39,8 @@ class TrainedRun(NamedTuple):
 
     Attributes:
         config: Settings of the run.
-        pretrainer: The model, with the weights of a checkpoint.
+        pretrainer: The pretrained or fine-tuned model, with the weights of a
+            checkpoint.
         step: Step of that checkpoint.
         records: Metadata of the training records; empty if unknown.
         vocabulary: Path of the run's SentencePiece model.
@@ -45,7 +48,7 @@ class TrainedRun(NamedTuple):
     """
 
     config: PretrainingConfig
-    pretrainer: AlbertPretrainer
+    pretrainer: AlbertPretrainer | AlbertForTask
     step: int
     records: Mapping[str, Any]
     vocabulary: str
@@ -189,6 +192,10 @@ def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
     module.model_variables = model_variables(run.pretrainer)
     # Holds the SentencePiece model, a resource of the graph.
     module.text_tokenizer = text_tokenizer
+    if isinstance(run.pretrainer, AlbertForTask):
+        return module, make_task_signatures(
+            run.pretrainer, run.config.data.max_seq_length, text_tokenizer
+        )
     signatures = make_signatures(
         run.pretrainer,
         config.top_k,

@@ -20,6 +20,10 @@ SERVING_DEFAULT = "serving_default"
 TEXT_SUFFIX = "_text"
 PAIR_SUFFIX = "_text_pair"
 
+# Of fine-tuned models.
+CLASSIFY = "classify"
+PREDICT_VALUE = "predict_value"
+
 FILL_MASK_TEXT = FILL_MASK + TEXT_SUFFIX
 
 

@@ -65,7 +65,7 @@ class _ServedModel:
         )
         max_length = pretrainer.config.max_position_embeddings
 
-        @tf.function(input_signature=[_ids("")] * 3)
+        @tf.function(input_signature=[ids("")] * 3)
         def forward(
             input_ids: tf.Tensor,
             input_mask: tf.Tensor,
@@ -127,7 +127,7 @@ class _ServedModel:
 
 def _make_id_signatures(model: _ServedModel) -> Signatures:
     """The signatures that take ids."""
-    inputs = [_ids(name) for name in PackedTexts._fields]
+    inputs = [ids(name) for name in PackedTexts._fields]
 
     @tf.function(input_signature=inputs)
     def encode(
@@ -135,7 +135,7 @@ def _make_id_signatures(model: _ServedModel) -> Signatures:
     ) -> Answers:
         return model.encode(PackedTexts(input_ids, input_mask, segment_ids))
 
-    @tf.function(input_signature=[*inputs, _ids("masked_lm_positions")])
+    @tf.function(input_signature=[*inputs, ids("masked_lm_positions")])
     def fill_mask(
         input_ids: tf.Tensor,
         input_mask: tf.Tensor,
@@ -180,11 +180,11 @@ def _make_text_signatures(
             "input_mask": packed.input_mask,
         }
 
-    @tf.function(input_signature=[_strings("text")])
+    @tf.function(input_signature=[strings("text")])
     def encode(text: tf.Tensor) -> Answers:
         return with_ids(pack(max_seq_length, tokenizer.encode(text)))
 
-    @tf.function(input_signature=[_strings("text"), _strings("text_pair")])
+    @tf.function(input_signature=[strings("text"), strings("text_pair")])
     def encode_pair(text: tf.Tensor, text_pair: tf.Tensor) -> Answers:
         return with_ids(
             pack(
@@ -194,7 +194,7 @@ def _make_text_signatures(
             )
         )
 
-    @tf.function(input_signature=[_strings("text")])
+    @tf.function(input_signature=[strings("text")])
     def fill_mask(text: tf.Tensor) -> Answers:
         ids = tokenizer.encode_with_masks(text)
         packed = pack(max_seq_length, ids)
@@ -208,7 +208,7 @@ def _make_text_signatures(
             ),
         }
 
-    @tf.function(input_signature=[_strings("text"), _strings("text_pair")])
+    @tf.function(input_signature=[strings("text"), strings("text_pair")])
     def classify_sentences(text: tf.Tensor, text_pair: tf.Tensor) -> Answers:
         return model.classify_sentences(
             pack(
@@ -254,9 +254,11 @@ def _find_masks(
     return padded, is_kept > 0
 
 
-def _ids(name: str) -> tf.TensorSpec:
+def ids(name: str) -> tf.TensorSpec:
+    """The specification of ids, `(batch, length)`."""
     return tf.TensorSpec([None, None], tf.int32, name=name or None)
 
 
-def _strings(name: str) -> tf.TensorSpec:
+def strings(name: str) -> tf.TensorSpec:
+    """The specification of texts, `(batch,)`."""
     return tf.TensorSpec([None], tf.string, name=name)
