@@ -14,8 +14,10 @@ class ExampleNumbers(NamedTuple):
 
     Each position attends to the positions of its own example only. This bias
     has an entry for each pair of positions, so it is computed where it is added
-    to the scores, and never stored. Padding has the number 0. Padding attends
-    to padding, so its softmax is defined.
+    to the scores, and programs that XLA fuses on CPUs never store it. The TPU
+    compiler computes it once for all layers of a micro-batch, in on-chip
+    memory. Padding has the number 0. Padding attends to padding, so its softmax
+    is defined.
 
     Attributes:
         queries: int32, `(batch, queries)`: the number of the example to which
