@@ -248,3 +248,48 @@ def test_another_vocabulary_is_refused(tiny_tasks, tmp_path):
     )
     with pytest.raises(UserError, match="must be the vocabulary of"):
         run(config)
+
+
+@pytest.mark.slow
+def test_held_out_documents_choose_the_null_threshold(
+    tiny_tasks, tmp_path, capsys
+):
+    """It is stored, and decides which questions of a prediction are empty."""
+    config = tiny_task.make_config(
+        "question_answering",
+        tiny_tasks,
+        tmp_path,
+        null_holdout_fraction=0.4,
+        mode="train_and_predict",
+        **SHORT,
+    )
+
+    assert run(config) == 0
+
+    features = json.loads(
+        (tmp_path / "features/train/metadata.json").read_text()
+    )
+    counts = {
+        name: sum(shards.values())
+        for name, shards in features["splits"].items()
+    }
+    assert counts["train"] + counts["holdout"] == counts["dev"] == 12
+    assert min(counts.values()) > 0
+    stored = json.loads((tmp_path / "null_threshold.json").read_text())
+    threshold = stored["null_threshold"]
+    odds, answers = (
+        json.loads((tmp_path / "predictions" / f"{name}.json").read_text())
+        for name in ("null_odds", "predictions")
+    )
+    assert len(odds) == 12
+    for name, value in odds.items():
+        assert (answers[name] == "") == (value > threshold)
+    capsys.readouterr()
+
+    # The scores of mode=eval use it, too.
+    assert run(tiny_task.replace(config, mode="eval")) == 0
+
+    (scores,) = printed(capsys)
+    empty = sum(not answer for answer in answers.values())
+    assert scores["split"] == "dev"
+    assert scores["NoAns_exact"] <= 100 * empty / 6
