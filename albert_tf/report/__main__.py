@@ -41,7 +41,10 @@ def draw(
 
 
 def summarize(run: RunHistory) -> str:
-    """Returns a run's newest held-out metrics and the unigram entropy."""
+    """Returns a run's newest held-out metrics and the unigram entropy.
+
+    For a run of fine-tuning, the metrics are loss and scores of its task.
+    """
     newest = {
         name: curve.last[1]
         for (split, name), curve in run.curves.items()
@@ -49,9 +52,12 @@ def summarize(run: RunHistory) -> str:
     }
     if not newest:
         return f"{run.run_dir}: not evaluated yet"
-    step = int(run.curve("eval", "masked_lm_loss").last[0])
-    objective = run.settings.get("training.sentence_objective", "sop")
+    step = int(run.curve("eval", "loss").last[0])
     text = f"{run.run_dir}, step {step}, held-out set: "
+    if "masked_lm_loss" not in newest:
+        scores = (f"{name} {value:.4g}" for name, value in newest.items())
+        return text + ", ".join(scores)
+    objective = run.settings.get("training.sentence_objective", "sop")
     text += describe(newest, objective)
     if "unigram_entropy_nats" in run.records:
         entropy = run.records["unigram_entropy_nats"]

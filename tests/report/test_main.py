@@ -10,10 +10,11 @@ from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
 from albert_tf.report.__main__ import summarize
 from albert_tf.report.curves import PANELS
+from albert_tf.report.runs import RunHistory
 from albert_tf.training import train
 from tests.helpers import tiny_run
 from tests.helpers.html_page import Page
-from tests.helpers.logged_run import read_run
+from tests.helpers.logged_run import read_run, write_lines
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -23,6 +24,18 @@ def test_the_summary_has_the_newest_held_out_metrics(tmp_path):
     assert summarize(run) == (
         f"{run.run_dir}, step 1, held-out set: mlm 7.000 (25.0%), "
         "sop 0.700 (50.0%); unigram entropy of the corpus 6.500"
+    )
+
+
+def test_the_summary_of_fine_tuning_has_the_scores_of_the_task(tmp_path):
+    lines = [
+        {"split": "eval", "step": step, "loss": 1.25, "matthews": 0.4 + step}
+        for step in (1, 2)
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    run = RunHistory(str(tmp_path), "run")
+    assert summarize(run) == (
+        f"{run.run_dir}, step 2, held-out set: loss 1.25, matthews 2.4"
     )
 
 
