@@ -13,14 +13,13 @@ fraction is that of all records; the batches are the first records. Otherwise as
 
 import dataclasses
 import os
-import pathlib
 import statistics
 import tempfile
 
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.config import DataConfig, flags, setting
+from albert_tf.config import SequenceConfig, flags, setting
 from albert_tf.errors import UserError
 from albert_tf.input.record_format import parse_records
 from albert_tf.records.features import (
@@ -130,20 +129,21 @@ def _make_work(
     batch_file: str,
 ) -> Work:
     """The step on the first records of a directory."""
-    shape = DataConfig(
-        max_seq_length=metadata.max_seq_length,
-        max_predictions_per_seq=metadata.max_predictions_per_seq,
-        packing=metadata.packing,
-        max_examples_per_row=metadata.max_examples_per_row,
-    )
     first_shard = os.path.join(directory, next(iter(metadata.shards)))
     (serialized,) = (
         tf.data.TFRecordDataset(first_shard).batch(config.rows).take(1)
     )
     features = stored_features(metadata.masking, metadata.packing)
+    shape = SequenceConfig(
+        max_seq_length=metadata.max_seq_length,
+        max_predictions_per_seq=metadata.max_predictions_per_seq,
+        packing=metadata.packing,
+        # Without packing it is 1 in the metadata, and not used here.
+        max_examples_per_row=max(2, metadata.max_examples_per_row),
+    )
     batch = parse_records(serialized, features, shape)
     np.savez(
-        pathlib.Path(batch_file),
+        batch_file,
         **{name: values.numpy() for name, values in batch.items()},
     )
     return Work(
