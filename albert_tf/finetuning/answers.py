@@ -39,6 +39,12 @@ class QuestionAnswer(NamedTuple):
         candidates: The best answers with different texts, best first.
         null_odds: The larger, the less likely there is an answer. The answer
             is "" if it exceeds the null threshold.
+
+    Example:
+        >>> best = Candidate("the Rhine", 4, 13, score=7.5, probability=0.9)
+        >>> answer = QuestionAnswer("q1", (best,), null_odds=-2.0)
+        >>> answer.text(null_threshold=0.0), answer.text(null_threshold=-3.0)
+        ('the Rhine', '')
     """
 
     id: str

@@ -32,6 +32,12 @@ class TaskPredictor:
     Raises:
         UserError: If the directory is not such an export, or if
             tensorflow-text is missing.
+
+    Example:
+        >>> predictor = TaskPredictor("runs/sst2/export")  # doctest: +SKIP
+        >>> found = predictor.predict("A fine film.")  # doctest: +SKIP
+        >>> sorted(found)  # doctest: +SKIP
+        ['label', 'probabilities']
     """
 
     def __init__(self, saved_model_dir: str) -> None:

@@ -68,7 +68,10 @@ class Progress(Listener):
             compiling.
 
     Example:
-        >>> progress = Progress(1000, 4096, 10**9, None, "build/run", str)
+        >>> content = BatchContent(tokens=4096, examples=8)
+        >>> progress = Progress(
+        ...     1000, lambda step: content, 10**9, None, "build/run", str
+        ... )
         >>> times = np.array([[0.0, 0.5], [2.0, 2.5]])
         >>> progress.add_steps(times, ended=4.0, steady=True)
         >>> metrics = progress.advance()

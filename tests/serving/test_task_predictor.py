@@ -14,6 +14,7 @@ from albert_tf.records.encoding import encode
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.serving.export import export
 from albert_tf.serving.task_predictor import TaskPredictor, print_predictions
+from tests.helpers.docstring_example import run_example
 from tests.helpers.tiny_run import MODEL
 
 HEADS = {
@@ -40,15 +41,15 @@ def write_model(head, records, run_dir):
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_an_exported_model_predicts_as_the_model(
-    kind, tiny_records, tmp_path, capsys
+    kind, tiny_records, tmp_path, monkeypatch, capsys
 ):
     weights = write_model(HEADS[kind], tiny_records, tmp_path / "run")
-    export(
-        ExportConfig(
-            run_dir=str(tmp_path / "run"), export_dir=str(tmp_path / "export")
-        )
-    )
-    predictor = TaskPredictor(str(tmp_path / "export"))
+    saved_model = str(tmp_path / "runs" / "sst2" / "export")
+    export(ExportConfig(run_dir=str(tmp_path / "run"), export_dir=saved_model))
+    if kind == "classification":
+        monkeypatch.chdir(tmp_path)
+        run_example(TaskPredictor)
+    predictor = TaskPredictor(saved_model)
     for pair in ("", "It lies on a river."):
         found = predictor.predict("The town, in 1905.", pair)
 
@@ -70,7 +71,7 @@ def test_an_exported_model_predicts_as_the_model(
         )
         assert found["label"] == ("no", "yes", "maybe")[logits.argmax()]
     print_predictions(
-        PredictConfig(saved_model_dir=str(tmp_path / "export"), text=("a", "b"))
+        PredictConfig(saved_model_dir=saved_model, text=("a", "b"))
     )
     assert len(capsys.readouterr().out.splitlines()) == 2
 

@@ -209,7 +209,7 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records):
 
     Dropout rates must stay Python numbers there, and shapes be static.
     """
-    config = tiny_run.make_config(tiny_records)
+    config = tiny_run.make_config(tiny_records, UNUSED)
     data = training_records.find_training_data(config)
     make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
