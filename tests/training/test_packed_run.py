@@ -42,7 +42,7 @@ def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
         )
         assert train(config) == 0
 
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "absl")
     run("alone")
     metadata = json.loads((records / "train" / "metadata.json").read_text())
     examples = metadata["num_examples"] / metadata["num_rows"]

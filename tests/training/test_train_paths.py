@@ -45,7 +45,7 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
         )
 
     train(config("alone"))
-    evaluate_whole = evaluate.Evaluator._run
+    evaluate_whole = evaluate.Evaluator._collect
     for _ in range(2):
         stop = StopRequest(tf.Variable(0.0))
 
@@ -55,11 +55,11 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
                 stop.set("a test", 143)
             return evaluate_whole(evaluator)
 
-        monkeypatch.setattr(evaluate.Evaluator, "_run", evaluate_and_stop)
+        monkeypatch.setattr(evaluate.Evaluator, "_collect", evaluate_and_stop)
         assert run_with(config("cut"), stop) == 143
         assert lines_without_timing(tmp_path / "cut")[-1]["split"] == "train"
         assert steps_of(tmp_path / "cut/checkpoints")[-1] == cut_at
-    monkeypatch.setattr(evaluate.Evaluator, "_run", evaluate_whole)
+    monkeypatch.setattr(evaluate.Evaluator, "_collect", evaluate_whole)
     assert train(config("cut")) == 0
     assert lines_without_timing(tmp_path / "cut") == lines_without_timing(
         tmp_path / "alone"
