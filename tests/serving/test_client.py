@@ -148,6 +148,7 @@ def test_a_client_prints_the_answers_of_the_model(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", SERVE)
 @pytest.mark.parametrize(
     ("objective", "signature", "output", "statement"),

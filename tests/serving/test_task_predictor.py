@@ -39,6 +39,7 @@ def write_model(head, records, run_dir):
     return weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_an_exported_model_predicts_as_the_model(
     kind, tiny_records, tmp_path, monkeypatch, capsys

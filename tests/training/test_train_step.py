@@ -398,6 +398,7 @@ def mean(shares):
     return {k: sum(s[k] for s in shares) / len(shares) for k in shares[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip_scope", ["global", "per_replica"])
 def test_clipping_follows_the_formula(tiny_records, clip_scope):
     """On two replicas, against NumPy.
