@@ -1,3 +1,5 @@
+import json
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -9,6 +11,12 @@ from albert_tf.finetuning.squad_scores import (
     normalize_answer,
     score_answers,
     word_f1,
+)
+from tests.helpers.make_squad_scores import (
+    SCORES_FILE,
+    make_predictions,
+    read_questions,
+    without_some,
 )
 
 
@@ -98,6 +106,34 @@ def test_the_best_threshold_is_found_by_hand_computation():
 def test_if_no_threshold_beats_null_the_threshold_is_0():
     scores = score_answers([question("c")], {"c": "cow"}, {"c": -5.0})
     assert (scores["best_f1"], scores["best_f1_thresh"]) == (100, 0)
+
+
+OFFICIAL = json.loads(SCORES_FILE.read_text())
+
+
+@pytest.mark.parametrize("seed", range(len(OFFICIAL)))
+def test_awkward_predictions_score_as_with_the_official_scripts(seed, squad):
+    """Real questions; empty answers, articles, punctuation, Unicode, ties of
+    null odds, and, for version 1.1, questions without a prediction."""
+    predictions, null_odds = make_predictions(read_questions(), seed)
+    answerable, kept = without_some(read_questions(), predictions, seed)
+    names = {question["id"] for question in answerable}
+
+    scores = {
+        "1.1": score_answers(
+            [question for question in squad.examples if question.id in names],
+            kept,
+            may_be_unanswerable=False,
+        ),
+        "2.0": score_answers(squad.examples, predictions),
+        "2.0 with null odds": score_answers(
+            squad.examples, predictions, null_odds
+        ),
+    }
+
+    assert scores.keys() == OFFICIAL[seed].keys()
+    for version, expected in OFFICIAL[seed].items():
+        assert scores[version] == pytest.approx(expected, rel=1e-12), version
 
 
 WORDS = st.lists(
