@@ -1,9 +1,7 @@
 """Trains a task twice from the same weights: the trainer, and PyTorch."""
 
-import dataclasses
-import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,11 +10,6 @@ import transformers
 
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.finetuning import FinetuningDataConfig
-from albert_tf.finetuning.base_model import BaseModel
-from albert_tf.finetuning.feature_files import find_or_write
-from albert_tf.finetuning.features import task_features
-from albert_tf.finetuning.objective import Finetuning
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.training.schedules import DropoutRates
@@ -26,16 +19,9 @@ from albert_tf.training.train_step import (
     make_train_steps,
     metric_names,
 )
-from tests.helpers import pytorch_training, tiny_task
+from tests.helpers import pytorch_training
+from tests.helpers.random_task import LENGTH, Task
 
-LENGTH, NUM_RECORDS = 24, 30
-
-HEADS = {
-    "classification": TaskHeadConfig("classification", ("a", "b", "c")),
-    "regression": TaskHeadConfig("regression"),
-    "multiple_choice": TaskHeadConfig("multiple_choice", num_choices=4),
-    "question_answering": TaskHeadConfig("question_answering"),
-}
 _CLASSES = {
     "classification": transformers.AlbertForSequenceClassification,
     "regression": transformers.AlbertForSequenceClassification,
@@ -44,74 +30,6 @@ _CLASSES = {
 }
 
 Values = dict[str, np.ndarray]
-
-
-class Task(NamedTuple):
-    """A task of random records, and the run that trains on them."""
-
-    config: FinetuningConfig
-    objective: Finetuning
-
-
-def make_task(kind: str, directory: pathlib.Path) -> Task:
-    """Records of random tokens, of many lengths, with random labels."""
-    head = HEADS[kind]
-    features = task_features(kind, head.num_choices)
-    rng = np.random.default_rng(0)
-
-    def make_record(number: int) -> dict[str, np.ndarray]:
-        rows = head.num_choices
-        lengths = rng.integers(9, LENGTH + 1, (rows, 1))
-        mask = np.arange(LENGTH) < lengths
-        ids = rng.integers(5, tiny_task.MODEL.vocab_size, (rows, LENGTH))
-        values = {
-            "input_ids": ids * mask,
-            "input_mask": mask.astype(np.int64),
-            "segment_ids": (np.arange(LENGTH) >= 5) * mask,
-            "p_mask": (np.arange(LENGTH) < 5) | ~mask,
-            "label": rng.normal(size=1)
-            if kind == "regression"
-            else rng.integers(0, 3, 1),
-            "start_position": rng.integers(5, 7, 1) * (number % 3 > 0),
-            "end_position": rng.integers(7, 9, 1) * (number % 3 > 0),
-            "is_impossible": np.array([number % 3 == 0]),
-            "example_number": np.array([number]),
-            "window_number": np.zeros(1, int),
-            "example_weight": np.ones(1),
-        }
-        return {
-            f.name: values[f.name].reshape(-1).astype(f.dtype) for f in features
-        }
-
-    files = find_or_write(
-        str(directory),
-        {"train": lambda: map(make_record, range(NUM_RECORDS))},
-        features,
-        head,
-        LENGTH,
-        {"kind": kind},
-    )
-    config = FinetuningConfig(
-        model=dataclasses.replace(
-            tiny_task.MODEL,
-            # Weights so large that errors in attention and GELU would show.
-            initializer_range=0.2,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        ),
-        data=FinetuningDataConfig(max_seq_length=LENGTH, global_batch_size=6),
-        head=head,
-    )
-    config = tiny_task.replace(
-        config,
-        learning_rate=0.003,
-        num_warmup_steps=5,
-        num_train_steps=50,
-        classifier_dropout=0.0,
-        strategy="one_device",
-    )
-    base = BaseModel(config.model, "", None, None)
-    return Task(config, Finetuning(config, files, base))
 
 
 def train(task: Task) -> tuple[np.ndarray, Values]:

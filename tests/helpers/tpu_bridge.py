@@ -13,10 +13,11 @@ import dataclasses
 import re
 import types
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from albert_tf.training import evaluate, train_step
+from albert_tf.training import evaluate, schedules, train_step
 
 BRIDGE = "tf-replicated-clustering-bridge-v2"
 # The kernels of XLA for CPUs: those for TPUs need the wheel tensorflow-tpu.
@@ -116,6 +117,46 @@ def lower(function, variables=()):
     return DeviceProgram(
         program, tf.mlir.experimental.run_pass_pipeline(program, LEGALIZE)
     )
+
+
+def lower_training(strategy, config, objective, batches):
+    """The step of a run, as the program of a core, and its state."""
+    with strategy.scope():
+        state = train_step.make_state(config, objective)
+        train_steps = train_step.make_train_steps(strategy, state, config)
+    totals = {
+        name: tf.TensorSpec([], tf.float32)
+        for name in train_step.metric_names(config, objective)
+    }
+    function = train_steps.get_concrete_function(
+        batches,
+        totals,
+        tf.TensorSpec([], tf.int32),
+        train_step.StepSettings(schedules.dropout_rates(0, config)),
+    )
+    return lower(function, state.variables().values()), state
+
+
+def batches_of_zeros(strategy, config, features):
+    """A distributed iterator over batches as the trainer reads them."""
+    size = config.data.global_batch_size // strategy.num_replicas_in_sync
+    batch = {
+        feature.name: np.zeros(
+            [size, feature.length(config.data)],
+            np.int32 if feature.dtype == "int64" else np.float32,
+        )
+        for feature in features
+    }
+    dataset = tf.data.Dataset.from_tensors(batch).repeat()
+    return iter(
+        strategy.distribute_datasets_from_function(lambda context: dataset)
+    )
+
+
+def assert_runs_on_tpu(program):
+    """Each operation is lowered, and each shape is static."""
+    assert program.tensorflow_operations == []
+    assert program.dynamic_shapes == []
 
 
 def _to_mlir(function, variables):

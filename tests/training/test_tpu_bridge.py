@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.training import schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train_step import (
-    StepSettings,
-    make_state,
-    make_train_steps,
-    metric_names,
-)
 from tests.helpers import tiny_run, tpu_bridge
 from tpu.replica_program import batch_features
 
@@ -23,44 +16,18 @@ def strategy(monkeypatch):
 
 
 def lower_training(strategy, config, objective=None):
-    """The step of a run, as the program of a core, and its state."""
-    objective = objective or Pretraining(config)
-    with strategy.scope():
-        state = make_state(config, objective)
-        train_steps = make_train_steps(strategy, state, config)
-    totals = {
-        name: tf.TensorSpec([], tf.float32)
-        for name in metric_names(config, objective)
-    }
-    function = train_steps.get_concrete_function(
+    """The step of a pretraining run, and its state."""
+    return tpu_bridge.lower_training(
+        strategy,
+        config,
+        objective or Pretraining(config),
         batches_of_zeros(strategy, config),
-        totals,
-        tf.TensorSpec([], tf.int32),
-        StepSettings(schedules.dropout_rates(0, config)),
     )
-    variables = state.variables().values()
-    return tpu_bridge.lower(function, variables), state
 
 
 def batches_of_zeros(strategy, config):
-    """A distributed iterator over batches as the trainer reads them."""
-    size = config.data.global_batch_size // strategy.num_replicas_in_sync
-    batch = {
-        feature.name: np.zeros(
-            [size, feature.length(config.data)],
-            np.int32 if feature.dtype == "int64" else np.float32,
-        )
-        for feature in batch_features(config.data)
-    }
-    dataset = tf.data.Dataset.from_tensors(batch).repeat()
-    return iter(
-        strategy.distribute_datasets_from_function(lambda context: dataset)
-    )
-
-
-def assert_runs_on_tpu(program):
-    assert program.tensorflow_operations == []
-    assert program.dynamic_shapes == []
+    features = batch_features(config.data)
+    return tpu_bridge.batches_of_zeros(strategy, config, features)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +44,7 @@ def assert_runs_on_tpu(program):
 def test_training_step_is_lowered_for_tpus(strategy, tmp_path, settings):
     config = tiny_run.make_config(tmp_path, tmp_path, **settings)
     program, state = lower_training(strategy, config)
-    assert_runs_on_tpu(program)
+    tpu_bridge.assert_runs_on_tpu(program)
     assert program.num_updated_variables == len(state.variables())
     # The gradients, and two vectors: weights of the batch, and metrics.
     num_gradients = len(state.model.trainable_variables)
@@ -96,7 +63,7 @@ def test_evaluation_is_lowered_for_tpus(strategy, tmp_path, tiny_records):
         next(batches_of_zeros(strategy, config))
     )
     program = tpu_bridge.lower(function, model.variables)
-    assert_runs_on_tpu(program)
+    tpu_bridge.assert_runs_on_tpu(program)
     assert program.num_updated_variables == 0
     # Six sums of losses, answers and weights, and the stop flag.
     assert program.num_sums_over_replicas == 7

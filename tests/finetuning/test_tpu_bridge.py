@@ -1,0 +1,49 @@
+"""The programs of fine-tuning pass TensorFlow's TPU bridge."""
+
+import pytest
+
+from albert_tf.finetuning.features import task_features
+from albert_tf.training.evaluate import Evaluator
+from tests.helpers import tpu_bridge
+from tests.helpers.random_task import HEADS, make_task
+
+
+@pytest.fixture
+def strategy(monkeypatch):
+    return tpu_bridge.make_tpu_strategy(monkeypatch)
+
+
+def batches_of(strategy, config):
+    features = task_features(config.head.kind, config.head.num_choices)
+    return tpu_bridge.batches_of_zeros(strategy, config, features)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [k for k in HEADS if k != "regression"])
+def test_steps_and_predictions_are_lowered_for_tpus(strategy, tmp_path, kind):
+    """Of each head, with dropout; in bfloat16 and micro-batches for one."""
+    changes = {"classifier_dropout": 0.1}
+    if kind == "multiple_choice":
+        changes["precision"] = "mixed_bfloat16"
+        changes["gradient_accumulation_steps"] = 3
+    config, objective = make_task(HEADS[kind], tmp_path, **changes)
+
+    program, state = tpu_bridge.lower_training(
+        strategy, config, objective, batches_of(strategy, config)
+    )
+
+    tpu_bridge.assert_runs_on_tpu(program)
+    assert program.num_updated_variables == len(state.variables())
+    num_gradients = len(state.model.trainable_variables)
+    assert program.num_sums_over_replicas == num_gradients + 2
+
+    evaluator = Evaluator(
+        strategy, state.model, objective, objective.find_held_out(), config
+    )
+    function = evaluator._evaluate_batch.get_concrete_function(
+        next(batches_of(strategy, config))
+    )
+    program = tpu_bridge.lower(function, state.model.variables)
+
+    tpu_bridge.assert_runs_on_tpu(program)
+    assert program.num_updated_variables == 0

@@ -1,0 +1,104 @@
+"""A task of random records with random labels, for tests of its programs."""
+
+import dataclasses
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from albert_tf.config import FinetuningConfig, TaskHeadConfig
+from albert_tf.config.finetuning import FinetuningDataConfig
+from albert_tf.finetuning.base_model import BaseModel
+from albert_tf.finetuning.feature_files import find_or_write
+from albert_tf.finetuning.features import task_features
+from albert_tf.finetuning.objective import Finetuning
+from tests.helpers import tiny_task
+
+LENGTH, NUM_RECORDS = 24, 30
+
+HEADS = {
+    "classification": TaskHeadConfig("classification", ("a", "b", "c")),
+    "regression": TaskHeadConfig("regression"),
+    "multiple_choice": TaskHeadConfig("multiple_choice", num_choices=4),
+    "question_answering": TaskHeadConfig("question_answering"),
+    "question_answering_beam": TaskHeadConfig(
+        "question_answering", squad_head="beam"
+    ),
+}
+
+
+class Task(NamedTuple):
+    """A task of random records, and the run that trains on them."""
+
+    config: FinetuningConfig
+    objective: Finetuning
+
+
+def make_task(
+    head: TaskHeadConfig, directory: pathlib.Path, **changes: object
+) -> Task:
+    """Records of random tokens, of many lengths, as "train" and as "dev".
+
+    Args:
+        head: What the model predicts.
+        directory: For the records.
+        changes: Settings of the run.
+    """
+    features = task_features(head.kind, head.num_choices)
+    rng = np.random.default_rng(0)
+
+    def make_record(number: int) -> dict[str, np.ndarray]:
+        rows = head.num_choices
+        lengths = rng.integers(9, LENGTH + 1, (rows, 1))
+        mask = np.arange(LENGTH) < lengths
+        ids = rng.integers(5, tiny_task.MODEL.vocab_size, (rows, LENGTH))
+        values = {
+            "input_ids": ids * mask,
+            "input_mask": mask.astype(np.int64),
+            "segment_ids": (np.arange(LENGTH) >= 5) * mask,
+            "p_mask": (np.arange(LENGTH) < 5) | ~mask,
+            "label": rng.normal(size=1)
+            if head.kind == "regression"
+            else rng.integers(0, 3, 1),
+            "start_position": rng.integers(5, 7, 1) * (number % 3 > 0),
+            "end_position": rng.integers(7, 9, 1) * (number % 3 > 0),
+            "is_impossible": np.array([number % 3 == 0]),
+            "example_number": np.array([number]),
+            "window_number": np.zeros(1, int),
+            "example_weight": np.ones(1),
+        }
+        return {
+            f.name: values[f.name].reshape(-1).astype(f.dtype) for f in features
+        }
+
+    records = list(map(make_record, range(NUM_RECORDS)))
+    files = find_or_write(
+        str(directory),
+        {"train": lambda: records, "dev": lambda: records},
+        features,
+        head,
+        LENGTH,
+        {"head": str(head)},
+    )
+    config = FinetuningConfig(
+        model=dataclasses.replace(
+            tiny_task.MODEL,
+            # Weights so large that errors in attention and GELU would show.
+            initializer_range=0.2,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        ),
+        data=FinetuningDataConfig(max_seq_length=LENGTH, global_batch_size=6),
+        head=head,
+    )
+    settings = {
+        "learning_rate": 0.003,
+        "num_warmup_steps": 5,
+        "num_train_steps": 50,
+        "classifier_dropout": 0.0,
+        "strategy": "one_device",
+        "eval_batch_size": 8,
+    }
+    config = tiny_task.replace(config, **settings | changes)
+    base = BaseModel(config.model, "", None, None)
+    return Task(config, Finetuning(config, files, base))
