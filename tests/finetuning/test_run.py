@@ -1,12 +1,26 @@
 """Fine-tuning end to end, on real files, with a tiny model."""
 
+import dataclasses
 import json
+import math
+import operator
 
+import numpy as np
 import pytest
 
+from albert_tf.config import FinetuningConfig, TaskHeadConfig
+from albert_tf.config.finetuning import (
+    FinetuningOptimizerConfig,
+    FinetuningTrainingConfig,
+)
 from albert_tf.errors import UserError
-from albert_tf.finetuning.objective import Finetuning
+from albert_tf.finetuning import base_model
+from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.feature_files import constant_loss
+from albert_tf.finetuning.objective import ChanceWatch, Finetuning
+from albert_tf.finetuning.predict import hold_out
 from albert_tf.finetuning.run import run
+from albert_tf.finetuning.squad_scores import score_answers
 from albert_tf.interop.formats import read_weights
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.progress import TIMING_METRICS
@@ -108,33 +122,49 @@ def test_a_run_that_was_killed_resumes_exactly(
         assert ours[path].tobytes() == values.tobytes(), path
 
 
+def span_config(tiny_tasks, run_dir, **changes):
+    settings = {**SHORT, "squad_head": "beam", "epsilon": 0.1, **changes}
+    return tiny_task.make_config(
+        "question_answering", tiny_tasks, run_dir, **settings
+    )
+
+
+@pytest.fixture(scope="module")
+def span_lines(tiny_tasks, tmp_path_factory):
+    """Losses and scores of a run on one device, in float32."""
+    run_dir = tmp_path_factory.mktemp("span")
+    assert run(span_config(tiny_tasks, run_dir)) == 0
+    return lines_of(run_dir)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "tolerance"),
     [
-        {"gradient_accumulation_steps": 3},
-        {"strategy": "mirrored", "num_logical_cpus": 2},
+        ({"gradient_accumulation_steps": 3}, 1e-3),
+        ({"strategy": "mirrored", "num_logical_cpus": 2}, 1e-3),
+        ({"precision": "mixed_bfloat16"}, 0.05),
     ],
-    ids=["micro_batches", "replicas"],
+    ids=["micro_batches", "replicas", "bfloat16"],
 )
-def test_micro_batches_and_replicas_train_as_one_batch(
-    changes, tiny_tasks, tmp_path
+def test_other_ways_to_compute_a_step_give_its_result(
+    changes, tolerance, tiny_tasks, span_lines, tmp_path
 ):
     """The scores too, so predictions of all replicas come in order."""
-    settings = {**SHORT, "squad_head": "beam", "epsilon": 0.1}
-    for name, more in (("one", {}), ("other", changes)):
-        config = tiny_task.make_config(
-            "question_answering",
-            tiny_tasks,
-            tmp_path / name,
-            **settings,
-            **more,
+    assert run(span_config(tiny_tasks, tmp_path, **changes)) == 0
+
+    lines = lines_of(tmp_path)
+    if changes.get("precision"):
+        losses, expected = (
+            [line["loss"] for line in each] for each in (lines, span_lines)
         )
-        assert run(config) == 0
-    one, other = lines_of(tmp_path / "one"), lines_of(tmp_path / "other")
-    for line, expected in zip(other, one, strict=True):
-        del line["split"], expected["split"]
-        assert line == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert losses == pytest.approx(expected, rel=tolerance)
+        assert losses != pytest.approx(expected, rel=1e-6)  # other precision
+        return
+    for line, expected in zip(lines, span_lines, strict=True):
+        numbers = {n: v for n, v in expected.items() if n != "split"}
+        del line["split"]
+        assert line == pytest.approx(numbers, rel=tolerance, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -152,52 +182,92 @@ def test_a_dry_run_checks_and_leaves_no_file(tiny_tasks, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+# The labels of MNLI and of RTE, in place of colours.
+MNLI = {"red": "neutral", "green": "entailment", "blue": "contradiction"}
+RTE = {"green": "entailment", "red": "not_entailment"}
+
+
+def write_glue(directory, names, labels, column):
+    """Files of GLUE about the colours of houses; the last has no labels."""
+    directory.mkdir()
+    for name in names:
+        lines = [f"index\tsentence1\tsentence2\t{column}"]
+        lines += [
+            f"{i}\t{example['text']}\tA house.\t{labels[example['label']]}"
+            for i, example in enumerate(tiny_task.classification())
+            if example["label"] in labels
+        ]
+        (directory / name).write_text("\n".join(lines) + "\n")
+
+
+def glue_config(tiny_tasks, task, run_dir, **changes):
+    """Settings of a task whose files are in the parent of the run."""
+    config = tiny_task.make_config(
+        "classification",
+        tiny_tasks,
+        run_dir,
+        task=task,
+        train_file="",
+        dev_file="",
+        data_dir=str(run_dir.parent / task),
+    )
+    return tiny_task.replace(config, **SHORT | changes)
+
+
 @pytest.mark.slow
-def test_a_head_is_kept_for_the_same_labels_and_replaced_for_others(
-    tiny_tasks, tmp_path
-):
-    """As RTE starts from MNLI."""
-    first = tiny_task.make_config(
-        "classification", tiny_tasks, tmp_path / "first", **SHORT
-    )
-    assert run(first) == 0
-    two_labels = tmp_path / "two.jsonl"
-    two_labels.write_text(
-        "".join(
-            json.dumps(example) + "\n"
-            for example in tiny_task.classification()
-            if example["label"] != "blue"
-        )
-    )
-    kept, replaced = (
-        tiny_task.make_config(
-            "classification",
-            tiny_tasks,
-            tmp_path / name,
-            init_checkpoint=str(tmp_path / "first"),
-            train_file=str(file),
-            dev_file=str(file),
-            **SHORT,
-        )
-        for name, file in (
-            ("kept", tiny_tasks / "classification.jsonl"),
-            ("replaced", two_labels),
-        )
-    )
-    assert run(kept) == run(replaced) == 0
-    reports = [
-        json.loads((tmp_path / name / "warm_start.json").read_text())
-        for name in ("first", "kept", "replaced")
-    ]
+def test_a_run_of_mnli_predicts_ax_and_starts_rte(tiny_tasks, tmp_path, capsys):
+    """Its head has three outputs, so that RTE needs a new one."""
+    mnli = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")
+    write_glue(tmp_path / "mnli", mnli, MNLI, "gold_label")
+    write_glue(tmp_path / "ax", ["diagnostic.tsv"], MNLI, "unused")
+    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
+    first, second = tmp_path / "run", tmp_path / "second"
+
+    assert run(glue_config(tiny_tasks, "mnli", first)) == 0
+    capsys.readouterr()
+    assert run(glue_config(tiny_tasks, "mnli", first, mode="eval")) == 0
+    evaluations = printed(capsys)
+    assert [e["split"] for e in evaluations] == ["dev", "dev_mismatched"]
+    assert evaluations[0]["accuracy"] == evaluations[1]["accuracy"]
+
+    assert run(glue_config(tiny_tasks, "ax", first, mode="predict")) == 0
+    header, *lines = (first / "predictions/AX.tsv").read_text().splitlines()
+    assert header == "index\tprediction"
+    numbers, labels = zip(*(line.split("\t") for line in lines), strict=True)
+    assert numbers == tuple(str(i) for i in range(18))
+    assert set(labels) <= set(MNLI.values())
+    right = [MNLI[example["label"]] for example in tiny_task.classification()]
+    accuracy = sum(map(operator.eq, labels, right)) / 18
+    assert accuracy == pytest.approx(evaluations[0]["accuracy"])
+
+    rte = glue_config(tiny_tasks, "rte", second, init_checkpoint=str(first))
+    assert run(rte) == 0
     head = ["albert/classifier/bias", "albert/classifier/kernel"]
-    assert [
-        (sorted(report["initialized"]), sorted(report["replaced"]))
-        for report in reports
-    ] == [(head, []), ([], []), ([], head)]
-    assert read_weights(str(tmp_path / "replaced")).head.labels == (
-        "green",
-        "red",
+    report = json.loads((second / "warm_start.json").read_text())
+    assert (report["initialized"], sorted(report["replaced"])) == ([], head)
+    assert read_weights(str(second)).head.labels == tuple(RTE.values())
+
+    # The head of the same labels is kept.
+    weights = read_weights(str(first))
+    config = dataclasses.replace(rte, model=weights.config, head=weights.head)
+    report = base_model.plan_start(config, weights).report
+    assert (report["initialized"], report["replaced"]) == ([], [])
+
+
+def test_a_task_that_starts_from_mnli_says_so(tiny_tasks, tmp_path, caplog):
+    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
+    config = glue_config(
+        tiny_tasks,
+        "rte",
+        tmp_path / "run",
+        strategy="mirrored",
+        num_logical_cpus=2,
+        global_batch_size=7,
     )
+    # Ends before the training, but after the warning.
+    with pytest.raises(UserError, match="global_batch_size must be divisible"):
+        run(config)
+    assert "the paper fine-tunes on mnli before rte" in caplog.text
 
 
 @pytest.mark.slow
@@ -212,7 +282,8 @@ def test_several_runs_are_summarized_and_the_best_one_predicts(
         mode="train_and_predict",
         test_file=str(tiny_tasks / "classification.jsonl"),
         checkpoint="best",
-        **SHORT,
+        **SHORT | {"eval_every_n_steps": 6, "steps_per_loop": 6},
+        learning_rate=1e-9,
     )
 
     assert run(config) == 0
@@ -226,6 +297,59 @@ def test_several_runs_are_summarized_and_the_best_one_predicts(
     best = accuracies.index(max(accuracies)) + 1
     path = tmp_path / f"run-{best}" / "predictions" / "test.tsv"
     assert len(path.read_text().splitlines()) == 1 + 18
+    # Nothing is learned at this rate.
+    for number in range(1, 4):
+        events = read_events(str(tmp_path / f"run-{number}"))
+        (event,) = (e for e in events if e["event"] == "loss_at_chance")
+        assert event["constant_loss"] == pytest.approx(math.log(3))
+
+
+@pytest.mark.parametrize(
+    ("step", "loss", "is_reported"),
+    [
+        (10, 1.09, True),
+        (14, 1.09, True),  # the first loop after a tenth of the steps
+        (9, 1.09, False),
+        (10, 1.0, False),
+    ],
+)
+def test_a_loss_at_chance_after_a_tenth_of_the_steps_is_a_warning(
+    step, loss, is_reported, caplog
+):
+    events = []
+    watch = ChanceWatch(
+        FinetuningConfig(
+            training=FinetuningTrainingConfig(num_train_steps=100),
+            optimizer=FinetuningOptimizerConfig(num_warmup_steps=5),
+        ),
+        constant_loss=1.0986,
+        log_event=lambda kind, **facts: events.append((kind, facts)),
+    )
+    watch.on_loop_end(5, {"loss": 1.09})
+    watch.on_loop_end(step, {"loss": loss})
+    watch.on_loop_end(step + 5 * is_reported, {"loss": 1.09})
+    said = ("loss_at_chance", {"loss": 1.09, "constant_loss": 1.0986})
+    assert events == [said] * is_reported
+    assert ("THE LOSS IS AT CHANCE" in caplog.text) == is_reported
+
+
+def test_a_loss_at_chance_is_that_of_constant_predictions():
+    """Entropies by hand; three of four records have the same label."""
+    entropy = 0.75 * math.log(4 / 3) + 0.25 * math.log(4)
+    labels = [{"label": np.array([i > 0])} for i in range(4)]
+    head = TaskHeadConfig("classification", ("no", "yes"))
+    assert constant_loss(labels, head) == pytest.approx(entropy)
+    spans = [
+        {
+            "start_position": np.array([3 * (i > 0)]),
+            "end_position": np.array([4]),
+            "is_impossible": np.array([i == 0]),
+        }
+        for i in range(4)
+    ]
+    for name, expected in (("plain", entropy / 2), ("beam", entropy)):
+        head = TaskHeadConfig("question_answering", squad_head=name)
+        assert constant_loss(spans, head) == pytest.approx(expected)
 
 
 def test_without_a_model_it_refuses(tiny_tasks, tmp_path):
@@ -261,7 +385,6 @@ def test_held_out_documents_choose_the_null_threshold(
         tmp_path,
         null_holdout_fraction=0.4,
         mode="train_and_predict",
-        **SHORT,
     )
 
     assert run(config) == 0
@@ -275,21 +398,37 @@ def test_held_out_documents_choose_the_null_threshold(
     }
     assert counts["train"] + counts["holdout"] == counts["dev"] == 12
     assert min(counts.values()) > 0
+
+    def predicted(name):
+        path = tmp_path / "predictions" / f"{name}.json"
+        return json.loads(path.read_text())
+
+    # The development set is the training set, held-out documents included.
+    examples = read_examples(config.task, "train")
+    held_out = hold_out(examples, 0.4)["holdout"]
+    odds = predicted("null_odds")
+    best = {
+        name: found[0]["text"] for name, found in predicted("nbest").items()
+    }
     stored = json.loads((tmp_path / "null_threshold.json").read_text())
-    threshold = stored["null_threshold"]
-    odds, answers = (
-        json.loads((tmp_path / "predictions" / f"{name}.json").read_text())
-        for name in ("null_odds", "predictions")
+    expected = score_answers(
+        held_out.examples,
+        best,
+        {question.id: odds[question.id] for question in held_out.examples},
     )
-    assert len(odds) == 12
-    for name, value in odds.items():
-        assert (answers[name] == "") == (value > threshold)
-    capsys.readouterr()
+    assert expected["best_f1_thresh"] != 0
+    assert stored["null_threshold"] == expected["best_f1_thresh"]
 
-    # The scores of mode=eval use it, too.
-    assert run(tiny_task.replace(config, mode="eval")) == 0
-
-    (scores,) = printed(capsys)
-    empty = sum(not answer for answer in answers.values())
-    assert scores["split"] == "dev"
-    assert scores["NoAns_exact"] <= 100 * empty / 6
+    # Another stored threshold leaves eight questions unanswered.
+    threshold = sorted(odds.values())[3]
+    (tmp_path / "null_threshold.json").write_text(
+        json.dumps({"null_threshold": threshold})
+    )
+    assert run(tiny_task.replace(config, mode="predict")) == 0
+    answers = predicted("predictions")
+    assert {n for n in odds if not answers[n]} == {
+        name for name, value in odds.items() if value > threshold
+    }
+    scores = printed(capsys)[-1]
+    empty = sum(not answers[q.id] for q in examples.examples if q.is_impossible)
+    assert scores["NoAns_exact"] == pytest.approx(100 * empty / 6)
