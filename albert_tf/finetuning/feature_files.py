@@ -67,7 +67,7 @@ class FeatureFiles:
         ...     {"train-00000-of-00001.tfrecord": "2c26b4"},
         ...     {"train": 0.69}, "ba7816",
         ... )
-        >>> files.records("train").num_examples
+        >>> files.records("train").num_records
         67
     """
 

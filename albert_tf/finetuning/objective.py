@@ -194,7 +194,7 @@ class Finetuning(Objective):
         self, metrics: Mapping[str, float], records: RecordSet
     ) -> list[str]:
         scores = [f"{name} {value:.4g}" for name, value in metrics.items()]
-        return [f"{', '.join(scores)}, on {records.num_examples} records"]
+        return [f"{', '.join(scores)}, on {records.num_records} records"]
 
     def num_parameters(self) -> int:
         weights = list_weights(self._config.model, head=self._head)

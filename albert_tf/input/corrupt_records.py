@@ -156,13 +156,13 @@ def files_between(
         first: Number of the first record in the stream.
         last: Number of the last record in the stream.
     """
-    epoch, offset = divmod(first, records.num_examples)
-    last -= epoch * records.num_examples
+    epoch, offset = divmod(first, records.num_records)
+    last -= epoch * records.num_records
     # The stream reads complete blocks.
     begin, end = offset // block_size * block_size, last + block_size
     files = []
     while end > 0:
-        of_epoch = min(end, records.num_examples)
+        of_epoch = min(end, records.num_records)
         for names, from_, to in zip(
             records.sets,
             records.num_of_sets(begin),
@@ -176,7 +176,7 @@ def files_between(
                 if position < to and position + count > from_:
                     files.append(file)
                 position += count
-        epoch, begin, end = epoch + 1, 0, end - records.num_examples
+        epoch, begin, end = epoch + 1, 0, end - records.num_records
     return list(dict.fromkeys(files))
 
 

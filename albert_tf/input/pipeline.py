@@ -115,7 +115,7 @@ def evaluation_dataset(
         As `training_dataset`, and the number of batches.
     """
     batch_size = config.eval_batch_size
-    num_batches = -(-records.num_examples // batch_size)
+    num_batches = -(-records.num_records // batch_size)
     if config.max_eval_steps:
         num_batches = min(num_batches, config.max_eval_steps)
     padding = padding_example(record_format.features, config)
@@ -170,7 +170,7 @@ def _shuffled_stream(
 ) -> tf.data.Dataset:
     """Returns the endless stream of serialized records from `position` on."""
     block_size = config.shuffle_block_size
-    first_epoch, offset = divmod(position, records.num_examples)
+    first_epoch, offset = divmod(position, records.num_records)
 
     def shuffle_block(
         epoch: tf.Tensor, index: tf.Tensor, block: tf.Tensor
@@ -246,7 +246,7 @@ def _alternating(
         return tf.argmax(after - before)
 
     choices = (
-        tf.data.Dataset.range(position, records.num_examples)
+        tf.data.Dataset.range(position, records.num_records)
         .batch(CHOICES_AT_A_TIME)
         .map(choose)
         .unbatch()

@@ -45,7 +45,7 @@ class RecordSet:
         ...     directory="",
         ...     sets=(("books",), ("wiki",)),
         ... )
-        >>> records.num_examples
+        >>> records.num_records
         6
         >>> [records.num_of_sets(position) for position in (0, 3, 6)]
         [[0, 0], [1, 2], [2, 4]]
@@ -75,8 +75,8 @@ class RecordSet:
         return self.counts[self.files.index(file)]
 
     @property
-    def num_examples(self) -> int:
-        """Number of records in all files; packed ones count as one."""
+    def num_records(self) -> int:
+        """Number of records in all files: the rows of an epoch."""
         return sum(self.counts)
 
     def num_of_sets(self, position: Any) -> list[Any]:
@@ -93,7 +93,7 @@ class RecordSet:
             `position`.
         """
         count_of = dict(zip(self.files, self.counts, strict=True))
-        rest, counts = self.num_examples, []
+        rest, counts = self.num_records, []
         for files in self.sets:
             size = sum(count_of[file] for file in files)
             # In proportion to the records that the datasets before leave,

@@ -168,7 +168,7 @@ class Evaluator:
                 return None
         # The last batch may end in padding examples, which are dropped here.
         return totals, {
-            name: np.concatenate(values)[: self._held_out.num_examples]
+            name: np.concatenate(values)[: self._held_out.num_records]
             for name, values in collected.items()
         }
 

@@ -165,12 +165,12 @@ class Preflight:
         ends = [phase.first_step for phase in data.phases[1:]] + [last_step]
         for phase, end in zip(data.phases, ends, strict=True):
             records = phase.records
-            epoch = records.num_examples / self.config.data.global_batch_size
+            epoch = records.num_records / self.config.data.global_batch_size
             steps = max(min(end, last_step) - phase.first_step, 0)
             self._checks.add(
                 OK if epoch >= 1 else WARN,
                 "records",
-                f"{phase.name or 'input_file'}: {records.num_examples:,} in "
+                f"{phase.name or 'input_file'}: {records.num_records:,} in "
                 f"{len(records.files)} files, "
                 f"{self.objective.describe_records(records)[0]}; "
                 f"{epoch:,.1f} steps an epoch, {steps / epoch:,.1f} epochs",
@@ -189,7 +189,7 @@ class Preflight:
                 "Build with --holdout_fraction, and give --eval_input_file.",
             )
             return
-        self._checks.add(OK, "held-out records", f"{held_out.num_examples:,}")
+        self._checks.add(OK, "held-out records", f"{held_out.num_records:,}")
 
     def _run(self) -> None:
         """Checks that the run can resume, if its directory holds one."""

@@ -226,8 +226,8 @@ def _log_summary(
             "%s",
             phase.first_step,
             phase.name or "input_file",
-            records.num_examples,
+            records.num_records,
             len(records.files),
-            records.num_examples / config.data.global_batch_size,
+            records.num_records / config.data.global_batch_size,
             "; ".join(objective.describe_records(records)),
         )

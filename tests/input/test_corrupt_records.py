@@ -146,7 +146,7 @@ def test_a_damaged_record_does_not_move_the_others(
     """Records after it are replaced, too, if their start cannot be found."""
     records = copied(masking)
     config = tiny_run.make_config(records, tmp_path / "run")
-    total = find_training_data(config).phases[0].records.num_examples
+    total = find_training_data(config).phases[0].records.num_records
     epochs = -(-2 * total // 8)
     before = batches(config, epochs)
     shard = shard_of(records)
@@ -187,7 +187,7 @@ def test_a_shard_with_too_many_records_is_an_error(copied, tmp_path):
     """All later records would move."""
     records = copied("static")
     config = tiny_run.make_config(records, tmp_path / "run")
-    total = find_training_data(config).phases[0].records.num_examples
+    total = find_training_data(config).phases[0].records.num_records
     before = batches(config, total // 8)
     shard = shard_of(records)
     count = len(offsets_of(shard))
@@ -261,7 +261,7 @@ def test_only_shards_near_the_position_are_searched(
     last = tmp_path / "records" / "train" / order[-1].rpartition("/")[2]
     damage_content(last, 3)
     assert not find(config, 0, 1)
-    total = data.phases[0].records.num_examples
+    total = data.phases[0].records.num_records
     assert len(find(config, total // 8 - 2, total // 8)) == 1
 
 
@@ -277,7 +277,7 @@ def test_a_damaged_record_of_a_mixture_is_found(copied, tmp_path, monkeypatch):
         data_schedule="0:a+b",
         shuffle_block_size=16,
     )
-    total = find_training_data(config).phases[0].records.num_examples
+    total = find_training_data(config).phases[0].records.num_records
     before = batches(config, total // 8)
     number = len(offsets_of(two)) // 2
     damage_content(two, number)

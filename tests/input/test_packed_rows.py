@@ -74,7 +74,7 @@ def test_the_content_of_a_row_comes_from_the_metadata(
     features = features_to_read("static", "best_fit")
     stored_rows = parse_records(serialized, features, config.data)
     numbers = stored_rows["input_mask"].numpy()
-    assert phase.records.num_examples == len(numbers)
+    assert phase.records.num_records == len(numbers)
     assert phase.records.examples_per_row == pytest.approx(
         numbers.max(axis=1).mean()
     )
@@ -316,7 +316,7 @@ def test_a_packed_record_with_a_fault_is_damaged(copied, tmp_path, fault):
     feature, edit, message = FAULTS[fault]
     shard = min((copied / "train").glob("*.tfrecord"))
     epoch = record_sets.find_training_data(config).phases[0].records
-    num_batches = -(-epoch.num_examples // 8)
+    num_batches = -(-epoch.num_records // 8)
     change(shard, number, feature, edit)
 
     with pytest.raises(corrupt_records.READING_ERRORS):

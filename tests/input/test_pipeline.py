@@ -71,9 +71,9 @@ def stored_rows(files, config):
 def test_each_record_occurs_once_in_an_epoch(records, config):
     batch_size = 8
     stream = rows(
-        take(records, config, 0, records.num_examples // batch_size + 1)
+        take(records, config, 0, records.num_records // batch_size + 1)
     )
-    epoch = stream[: records.num_examples]
+    epoch = stream[: records.num_records]
     stored = stored_rows(records.files, config.data)
 
     assert sorted(epoch) == sorted(stored)
@@ -81,10 +81,10 @@ def test_each_record_occurs_once_in_an_epoch(records, config):
 
 
 def test_epochs_have_different_orders(records, config):
-    batches = -(-2 * records.num_examples // 8)
+    batches = -(-2 * records.num_records // 8)
     stream = rows(take(records, config, 0, batches))
-    first = stream[: records.num_examples]
-    second = stream[records.num_examples : 2 * records.num_examples]
+    first = stream[: records.num_records]
+    second = stream[records.num_records : 2 * records.num_records]
 
     assert sorted(first) == sorted(second)
     assert first != second
@@ -92,7 +92,7 @@ def test_epochs_have_different_orders(records, config):
 
 def test_files_and_the_records_within_them_are_shuffled(records, config):
     """With blocks of one record, each file is read in its stored order."""
-    count = records.num_examples
+    count = records.num_records
     batches = -(-4 * count // 8)
     stored = [stored_rows([file], config.data) for file in records.files]
 
@@ -122,7 +122,7 @@ def test_files_and_the_records_within_them_are_shuffled(records, config):
 def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(
     records, config, epochs
 ):
-    step = int(epochs * records.num_examples / 8) + 1
+    step = int(epochs * records.num_records / 8) + 1
     straight = rows(take(records, config, 0, step + 5))
     resumed = rows(take(records, config, step, 5))
 
@@ -193,7 +193,7 @@ def test_joined_sets_alternate_in_proportion_to_their_sizes(
     joined, config, block_size
 ):
     """In blocks of one record, and in shuffled blocks of 50."""
-    total = joined.num_examples
+    total = joined.num_records
     batches = take(
         joined, config, 0, -(-2 * total // 8), shuffle_block_size=block_size
     )
@@ -225,7 +225,7 @@ def test_the_batch_of_a_step_of_a_mixture_does_not_depend_on_the_start(
     batches = functools.partial(
         take, joined, config, shuffle_block_size=block_size
     )
-    epoch = joined.num_examples // 8
+    epoch = joined.num_records // 8
     straight = rows(batches(0, 2 * epoch))
     for step in (3, epoch // 2, epoch - 7, epoch - 1, epoch, epoch + 2):
         assert rows(batches(step, 3)) == straight[step * 8 : step * 8 + 24]
@@ -270,12 +270,12 @@ def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
     batches = list(make(ONE).as_numpy_iterator())
     stream = rows(batches)
 
-    assert num_batches == len(batches) == -(-held_out.num_examples // 7)
-    assert held_out.num_examples % 7, "the last batch must be partial"
-    assert stream[: held_out.num_examples] == stored_rows(
+    assert num_batches == len(batches) == -(-held_out.num_records // 7)
+    assert held_out.num_records % 7, "the last batch must be partial"
+    assert stream[: held_out.num_records] == stored_rows(
         held_out.files, config.data
     )
-    padding = len(stream) - held_out.num_examples
+    padding = len(stream) - held_out.num_records
     assert not batches[-1]["input_mask"][-padding:].any()
     assert not batches[-1]["masked_lm_weights"][-padding:].any()
 
@@ -358,7 +358,7 @@ def test_dynamic_masks_depend_on_seed_and_position(dynamic, config):
 
 
 def test_epochs_have_different_masks(dynamic, config):
-    count = dynamic.num_examples
+    count = dynamic.num_records
     batches = take(dynamic, config, 0, -(-2 * count // 8))
     masked, restored = rows(batches), restored_rows(batches)
 
@@ -371,7 +371,7 @@ def test_epochs_have_different_masks(dynamic, config):
 def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
     dynamic, config
 ):
-    step = dynamic.num_examples // 8 - 1  # an epoch ends in its batches
+    step = dynamic.num_records // 8 - 1  # an epoch ends in its batches
     straight = rows(take(dynamic, config, 0, step + 3))[step * 8 :]
     assert rows(take(dynamic, config, step, 3)) == straight
     shared = []

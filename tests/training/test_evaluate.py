@@ -43,7 +43,7 @@ def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
         tiny_records, tmp_path, eval_batch_size=7, max_eval_steps=0
     )
     figures, pretrainer, held_out = evaluate_with(config)
-    assert held_out.num_examples % 7
+    assert held_out.num_records % 7
 
     loss = correct = weight = ordered = 0.0
     for record in tf.data.TFRecordDataset(list(held_out.files)).batch(1):
@@ -57,7 +57,7 @@ def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
     assert figures["masked_lm_loss"] == pytest.approx(loss / weight, rel=1e-5)
     assert figures["masked_lm_accuracy"] == pytest.approx(correct / weight)
     assert figures["sentence_order_accuracy"] == pytest.approx(
-        ordered / held_out.num_examples
+        ordered / held_out.num_records
     )
     assert figures["loss"] == pytest.approx(
         figures["masked_lm_loss"] + figures["sentence_order_loss"]
