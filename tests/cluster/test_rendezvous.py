@@ -22,9 +22,9 @@ chief, *workers = [f"localhost:{port}" for port in ports]
 cluster = {"chief": [chief], "worker": workers}
 job, place = ("worker", index - 1) if index else ("chief", 0)
 wait_for_workers(cluster, job, place, 600)
-print(time.time())
 with socket.create_server(("", ports[index])):
-    time.sleep(5)
+    print(time.time(), flush=True)
+    sys.stdin.read()
 """
 
 
@@ -34,16 +34,21 @@ def test_all_workers_return_once_the_last_has_started():
     def start(index):
         return subprocess.Popen(
             [sys.executable, "-c", WORKER, str(index), *ports],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
 
     early = [start(index) for index in (0, 2)]
-    time.sleep(6)
+    for port in (ports[0], ports[2]):
+        while socket.socket().connect_ex(("localhost", int(port))):
+            time.sleep(0.1)
+    time.sleep(1.2)  # two more tries to reach the last
     begun = time.time()
-    last = start(1)
-    for process in (*early, last):
-        told, _ = process.communicate(timeout=PATIENCE_S)
-        assert float(told) > begun
+    processes = [*early, start(1)]
+    told = [float(process.stdout.readline()) for process in processes]
+    assert min(told) > begun
+    for process in processes:
+        process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
 
 

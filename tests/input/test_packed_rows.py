@@ -12,7 +12,11 @@ from albert_tf.errors import UserError
 from albert_tf.input import corrupt_records, record_sets
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_files import features_to_read
-from albert_tf.input.record_format import parse_records, pretraining_format
+from albert_tf.input.record_format import (
+    parse_intact,
+    parse_records,
+    pretraining_format,
+)
 from albert_tf.records.features import SENTENCE_LABEL
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
@@ -302,26 +306,38 @@ def copied(tiny_packed_records, tmp_path):
     return tmp_path / "records"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_packed_record_with_a_fault_is_damaged(copied, tmp_path, fault):
-    """Reading stops, and the search names file, record and field."""
+def test_packed_records_with_faults_are_damaged(copied, tmp_path):
+    """Reading stops at each, and the search names file, record and field."""
     config = make_config(copied, tmp_path / "run")
-    rows = stored(copied, config, "static")
-    # The first row of two or three examples, with padding.
-    used = rows["input_mask"]
-    number = int(
-        np.flatnonzero((used.max(axis=1) > 1) & (used.max(axis=1) < K)
-                       & (used[:, -1] == 0))[0]
-    )  # fmt: skip
-    feature, edit, message = FAULTS[fault]
+    # Rows of two or three examples, with padding: one for each fault.
+    used = stored(copied, config, "static")["input_mask"]
+    examples = used.max(axis=1)
+    rows = np.flatnonzero((examples > 1) & (examples < K) & (used[:, -1] == 0))
+    numbers = dict(zip(FAULTS, rows.tolist(), strict=False))
     shard = min((copied / "train").glob("*.tfrecord"))
-    epoch = record_sets.find_training_data(config).phases[0].records
-    num_batches = -(-epoch.num_records // 8)
-    change(shard, number, feature, edit)
+    data = record_sets.find_training_data(config)
+    num_batches = -(-data.phases[0].records.num_records // 8)
+    for fault, (feature, edit, _) in FAULTS.items():
+        change(shard, numbers[fault], feature, edit)
 
+    serialized = list(tf.data.TFRecordDataset(shard).as_numpy_iterator())
+    record_format = pretraining_format(data.phases[0].records, config.data)
+    parse = tf.function(
+        lambda batch: parse_intact(batch, record_format, config.data),
+        input_signature=[tf.TensorSpec([None], tf.string)],
+    )
+    parse([serialized[max(numbers.values()) + 1]])
+    for number in numbers.values():
+        with pytest.raises(corrupt_records.READING_ERRORS):
+            parse([serialized[number]])
     with pytest.raises(corrupt_records.READING_ERRORS):
         batches(config, num_batches)
-    data = record_sets.find_training_data(config)
-    (found,) = BatchStream(data, config.data, SEED).find_damage(0, num_batches)
-    assert (found.file, found.number) == (str(shard), number)
-    assert message in found.reason
+
+    stream = BatchStream(data, config.data, SEED)
+    reasons = {}
+    for found in stream.find_damage(0, num_batches):
+        assert found.file == str(shard)
+        reasons[found.number] = found.reason
+    assert reasons.keys() == set(numbers.values())
+    for fault, (_, _, message) in FAULTS.items():
+        assert message in reasons[numbers[fault]], fault

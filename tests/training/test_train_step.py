@@ -53,9 +53,8 @@ class Trained(NamedTuple):
     num_compiled: int
 
 
-@functools.cache
-def run_steps(config, rates=NO_DROPOUT, num_steps=3):
-    """Trains some steps; tests with the same settings share the result."""
+def make_steps(config):
+    """The program of the steps, its variables, and batches for it."""
     strategy = make_strategy(config.distribution)
     data = training_records.find_training_data(config)
     with strategy.scope():
@@ -66,18 +65,30 @@ def run_steps(config, rates=NO_DROPOUT, num_steps=3):
             BatchStream(data, config.data, 7).open(0)
         )
     )
-    totals = no_totals(config)
-    settings = StepSettings(rates)
-    arguments = (batches, totals, tf.constant(num_steps), settings)
-    steps = train_steps(*arguments)
-    assert steps.num_steps == num_steps
-    graph = train_steps.get_concrete_function(*arguments).graph.as_graph_def()
+    return train_steps, state, batches
+
+
+def operations_of(program, arguments):
+    """The types of all operations of a program, and the functions it calls."""
+    graph = program.get_concrete_function(*arguments).graph.as_graph_def()
     functions = graph.library.function
     nodes = itertools.chain(graph.node, *(f.node_def for f in functions))
+    return [node.op for node in nodes], functions
+
+
+@functools.cache
+def run_steps(config, rates=NO_DROPOUT, num_steps=3):
+    """Trains some steps; tests with the same settings share the result."""
+    train_steps, state, batches = make_steps(config)
+    settings = StepSettings(rates)
+    arguments = (batches, no_totals(config), tf.constant(num_steps), settings)
+    steps = train_steps(*arguments)
+    assert steps.num_steps == num_steps
+    operations, functions = operations_of(train_steps, arguments)
     return Trained(
         {name: float(v) / num_steps for name, v in steps.totals.items()},
         {name: v.numpy() for name, v in state.variables().items()},
-        [node.op for node in nodes],
+        operations,
         sum(f.attr["_XlaMustCompile"].b for f in functions),
     )
 
@@ -453,8 +464,14 @@ def test_the_logged_norm_is_that_before_clipping(tiny_records):
 @pytest.mark.parametrize("fuse", [True, False])
 def test_dropout_of_rate_0_adds_no_random_operation(tiny_records, fuse):
     config = tiny_run.make_config(tiny_records, UNUSED, fuse_on_cpu=fuse)
-    without = run_steps(config).operations
-    with_dropout = run_steps(config, DropoutRates(0.1, 0.1)).operations
+    train_steps, _, batches = make_steps(config)
+    without, with_dropout = (
+        operations_of(
+            train_steps,
+            (batches, no_totals(config), tf.constant(1), StepSettings(rates)),
+        )[0]
+        for rates in (NO_DROPOUT, DropoutRates(0.1, 0.1))
+    )
 
     # The three of the step's own key, whose bits nothing needs then.
     draw, split = "StatelessRandomUniformFullIntV2", "LeftShift"
