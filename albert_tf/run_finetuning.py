@@ -33,6 +33,8 @@ def main(config: FinetuningConfig) -> int:
     tpu_chips.skip_metadata_query_without_chips()
     if not config.training.dry_run:
         tpu_chips.check(config.distribution)
+    with versions.quick_import():
+        import tensorflow  # noqa: F401
     # Imported here so that --help and invalid settings answer at once.
     from albert_tf.finetuning.run import run
 

@@ -37,6 +37,8 @@ def main(config: PretrainingConfig) -> int:
     tpu_chips.skip_metadata_query_without_chips()
     if not config.training.dry_run:  # a dry run reports it in its table
         tpu_chips.check(config.distribution)
+    with versions.quick_import():
+        import tensorflow  # noqa: F401
     # Imported here so that --help and invalid settings answer at once.
     if config.training.mode == "eval":
         if config.training.dry_run:

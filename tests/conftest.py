@@ -1,5 +1,6 @@
 """Set-up of all tests: TensorFlow's devices, memory, extras, records."""
 
+import gc
 import importlib.machinery
 import importlib.util
 import os
@@ -12,6 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pytest
 
+from albert_tf.cluster import versions
 from tests.helpers import memory
 
 # The memory that `-n auto` reserves for a worker of pytest-xdist.
@@ -35,7 +37,8 @@ class SplitCpu(importlib.machinery.PathFinder):
             execute = spec.loader.exec_module
 
             def execute_and_split(module):
-                execute(module)
+                with versions.quick_import():
+                    execute(module)
                 split_cpu(module)
 
             spec.loader.exec_module = execute_and_split
@@ -64,6 +67,12 @@ def pytest_xdist_auto_num_workers():
     else:  # macOS
         processors = os.cpu_count()
     return max(1, min(processors, memory // WORKER_MEMORY))
+
+
+def pytest_collection_finish():
+    """Spares the garbage collector what has been imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,7 @@ def training_dataset(
     padding = padding_example(record_format.features, config)
     stretches = damaged_shards.find_stretches(damaged, records)
 
+    @tf.autograph.experimental.do_not_convert
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
         batch = parse_intact(serialized, record_format, config)
         if record_format.finish is None:
@@ -120,6 +121,7 @@ def evaluation_dataset(
         num_batches = min(num_batches, config.max_eval_steps)
     padding = padding_example(record_format.features, config)
 
+    @tf.autograph.experimental.do_not_convert
     def fill(batch: tf.Tensor) -> tf.Tensor:
         missing = batch_size - tf.shape(batch)[0]
         filled = tf.concat([batch, tf.fill([missing], padding)], axis=0)
@@ -180,6 +182,7 @@ def _shuffled_stream(
         )
         return tf.random.experimental.stateless_shuffle(block, seed=key)
 
+    @tf.autograph.experimental.do_not_convert
     def epoch_from(
         epoch: tf.Tensor,
         ordered_files: Sequence[tf.Tensor],
@@ -311,6 +314,7 @@ def _parse_per_replica(
     first = context.input_pipeline_id * local
     local_replicas = slice(first, first + local)
 
+    @tf.autograph.experimental.do_not_convert
     def replicas_of_this_host(
         number: tf.Tensor, batch: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -133,6 +133,20 @@ def test_libtpu_that_ends_the_import_is_refused(
     assert ("libtpu" not in remedies()) == fits
 
 
+def test_a_quick_import_leaves_out_what_is_not_needed():
+    """Keras works without it, and later imports find it."""
+    program = """if True:
+        import sys
+        from albert_tf.cluster import versions
+        with versions.quick_import():
+            import keras
+        assert not {"sklearn", "matplotlib.pyplot", "jax"} & set(sys.modules)
+        import matplotlib.pyplot, sklearn.metrics
+        assert keras.ops.add(1, 2) == 3
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_run_refuses_before_tensorflow_is_imported(tmp_path):
     """Without TensorFlow, or with one whose import would end the process."""
     (tmp_path / "tensorflow.py").write_text("import os; os.abort()")
