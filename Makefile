@@ -26,8 +26,10 @@ endif
 VENV := .venv-$(TF)
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints/tensorflow-$(TF).txt
-# Without build isolation, pip builds with the locked versions, too.
-INSTALL := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS)
+# uv installs in a quarter of pip's time, but does not read pip's settings.
+# Without build isolation, it builds with the locked versions, too.
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python \
+    -c $(CONSTRAINTS) $(addprefix --find-links ,$(PIP_FIND_LINKS))
 INSTALL_SELF := $(INSTALL) --no-build-isolation -e
 
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
@@ -52,6 +54,7 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 	@$(PYTHON) -c "$$CHECK_PYTHON"
 	@echo "Setting up $(VENV), once: downloads about 600 MB."
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
 	$(INSTALL) setuptools
 	$(INSTALL_SELF) '.[cpu,test]'
 	@touch $@

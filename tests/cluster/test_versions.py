@@ -133,6 +133,7 @@ def test_libtpu_that_ends_the_import_is_refused(
     assert ("libtpu" not in remedies()) == fits
 
 
+@pytest.mark.slow
 def test_a_quick_import_leaves_out_what_is_not_needed():
     """Keras works without it, and later imports find it."""
     program = """if True:
