@@ -94,7 +94,8 @@ def quick_import() -> Iterator[None]:
     Keras goes on without them. Later imports of them work.
     """
     hidden = [name for name in NOT_NEEDED if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
     try:
         yield
     finally:
