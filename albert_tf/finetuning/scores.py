@@ -1,7 +1,9 @@
 """Scores of classification, regression and multiple choice."""
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,71 +30,34 @@ def score(
         >>> score(TASKS["mrpc"], np.array([1, 0, 1]), np.array([1, 1, 0]))
         {'accuracy': 0.3333333333333333, 'f1': 0.5, 'total': 3}
     """
-    scores = {
-        name: float(_SCORES[name](labels, predictions)) for name in task.metrics
+    # Imported here so that describing tasks needs neither library.
+    from scipy import stats
+    from sklearn import metrics
+
+    functions: Mapping[str, Callable[..., Any]] = {
+        "accuracy": metrics.accuracy_score,
+        # Of class 1, the paraphrases; or the mean of all classes that occur.
+        "f1": metrics.f1_score,
+        "f1_macro": functools.partial(metrics.f1_score, average="macro"),
+        "matthews": metrics.matthews_corrcoef,
+        "pearson": functools.partial(_correlation, stats.pearsonr),
+        "spearman": functools.partial(_correlation, stats.spearmanr),
+        "mean_squared_error": lambda x, y: np.mean(np.square(x - y)),
     }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # constant predictions
+        scores = {
+            name: float(functions[name](labels, predictions))
+            for name in task.metrics
+        }
     return {**scores, "total": len(labels)}
 
 
-def _accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    return float(np.mean(labels == predictions))
-
-
-def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Of class 1, the paraphrases."""
-    from sklearn.metrics import f1_score
-
-    return f1_score(labels, predictions, zero_division=0.0)
-
-
-def _f1_macro(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Mean of all classes that occur."""
-    from sklearn.metrics import f1_score
-
-    return f1_score(labels, predictions, average="macro", zero_division=0.0)
-
-
-def _matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from sklearn.metrics import matthews_corrcoef
-
-    return matthews_corrcoef(labels, predictions)
-
-
-def _pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from scipy.stats import pearsonr
-
-    return _correlation(pearsonr, labels, predictions)
-
-
-def _spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from scipy.stats import spearmanr
-
-    return _correlation(spearmanr, labels, predictions)
-
-
 def _correlation(
-    function: Callable[..., tuple[float, float]],
-    labels: np.ndarray,
-    predictions: np.ndarray,
+    correlate: Callable[..., Any], labels: np.ndarray, predictions: np.ndarray
 ) -> float:
+    """A correlation; 0 if it is not defined."""
     if len(labels) < 2:
         return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # constant predictions
-        value = function(labels, predictions)[0]
+    value = correlate(labels, predictions).statistic
     return 0.0 if np.isnan(value) else value
-
-
-def _mean_squared_error(labels: np.ndarray, predictions: np.ndarray) -> float:
-    return float(np.mean(np.square(labels - predictions)))
-
-
-_SCORES: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "accuracy": _accuracy,
-    "f1": _f1,
-    "f1_macro": _f1_macro,
-    "matthews": _matthews,
-    "pearson": _pearson,
-    "spearman": _spearman,
-    "mean_squared_error": _mean_squared_error,
-}

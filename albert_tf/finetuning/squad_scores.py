@@ -14,7 +14,7 @@ Reference:
 import collections
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.example_types import Question
@@ -98,42 +98,33 @@ def score_answers(
         {'exact': 100.0, 'f1': 100.0, 'total': 1}
     """
     _check(questions, predictions, null_odds, may_be_unanswerable)
-    if not may_be_unanswerable:
-        return _mean(
-            [
-                _best(exact_match, predictions.get(q.id), _golds(q))
-                for q in questions
-            ],
-            [
-                _best(word_f1, predictions.get(q.id), _golds(q))
-                for q in questions
-            ],
+    raw = {
+        question.id: _score(
+            predictions.get(question.id), question, may_be_unanswerable
         )
-    odds = null_odds if null_odds is not None else dict.fromkeys(predictions, 0)
+        for question in questions
+    }
+    if not may_be_unanswerable:
+        return _mean(raw.values())
     has_answer = {q.id: bool(q.answers) for q in questions}
-    raw_exact, raw_f1, exact, f1 = {}, {}, {}, {}
-    for question in questions:
-        name, answer = question.id, predictions[question.id]
-        golds = list(filter(normalize_answer, _golds(question))) or [""]
-        raw_exact[name] = _best(exact_match, answer, golds)
-        raw_f1[name] = _best(_f1_or_agreement, answer, golds)
-        is_null = odds[name] > na_prob_thresh
-        no_answer = float(not has_answer[name])
-        exact[name] = no_answer if is_null else raw_exact[name]
-        f1[name] = no_answer if is_null else raw_f1[name]
-    scores = _mean(list(exact.values()), list(f1.values()))
+    odds = null_odds if null_odds is not None else dict.fromkeys(raw, 0.0)
+    scores = dict(raw)
+    for name in raw:
+        if odds[name] > na_prob_thresh:
+            scores[name] = (float(not has_answer[name]),) * 2
+    found = _mean(scores.values())
     for prefix, wanted in (("HasAns", True), ("NoAns", False)):
-        names = [name for name in exact if has_answer[name] == wanted]
-        if names:
-            part = _mean([exact[n] for n in names], [f1[n] for n in names])
-            scores |= {f"{prefix}_{key}": part[key] for key in part}
-    if null_odds is not None:
-        for key, raw in (("exact", raw_exact), ("f1", raw_f1)):
-            best, threshold = _best_threshold(
-                raw, predictions, null_odds, has_answer
-            )
-            scores |= {f"best_{key}": best, f"best_{key}_thresh": threshold}
-    return scores
+        part = [scores[n] for n in scores if has_answer[n] == wanted]
+        if part:
+            found |= {f"{prefix}_{k}": v for k, v in _mean(part).items()}
+    for i, key in enumerate(("exact", "f1") if null_odds is not None else ()):
+        found[f"best_{key}"], found[f"best_{key}_thresh"] = _best_threshold(
+            {name: pair[i] for name, pair in raw.items()},
+            predictions,
+            odds,
+            has_answer,
+        )
+    return found
 
 
 def _check(
@@ -165,18 +156,20 @@ def _check(
             )
 
 
-def _golds(question: Question) -> list[str]:
-    return [text for text, _ in question.answers]
-
-
-def _best(
-    score: Callable[[str, str], float],
-    answer: str | None,
-    golds: Sequence[str],
-) -> float:
-    return max(
-        (score(answer, gold) for gold in golds if answer is not None),
-        default=0.0,
+def _score(
+    answer: str | None, question: Question, may_be_unanswerable: bool
+) -> tuple[float, float]:
+    """The best exact match and the best F1 over all right answers."""
+    golds = [gold.text for gold in question.answers]
+    score_f1 = word_f1
+    if may_be_unanswerable:
+        golds = list(filter(normalize_answer, golds)) or [""]
+        score_f1 = _f1_or_agreement
+    if answer is None or not golds:
+        return 0.0, 0.0
+    return (
+        max(exact_match(answer, gold) for gold in golds),
+        max(score_f1(answer, gold) for gold in golds),
     )
 
 
@@ -187,7 +180,8 @@ def _f1_or_agreement(answer: str, gold: str) -> float:
     return word_f1(answer, gold)
 
 
-def _mean(exact: Sequence[float], f1: Sequence[float]) -> dict[str, float]:
+def _mean(scores: Iterable[tuple[float, float]]) -> dict[str, float]:
+    exact, f1 = zip(*scores, strict=True)
     return {
         "exact": 100.0 * sum(exact) / len(exact),
         "f1": 100.0 * sum(f1) / len(f1),

@@ -1,10 +1,9 @@
 """Makes examples of the rows of a table."""
 
 import dataclasses
-import functools
 import math
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from albert_tf.config.task import TaskConfig
@@ -49,81 +48,77 @@ def read_table(examples: ExampleSet, config: TaskConfig) -> None:
         UserError: If the table has another layout, or a label that the task
             does not have.
     """
-    kind = examples.task.kind
-    if kind == QUESTION_ANSWERING:
-        if examples.task.layout == "squad":  # of TensorFlow Datasets
-            config = dataclasses.replace(
-                config,
-                text_column="context",
-                answer_column="answers",
-                id_column="id",
-            )
-        _read_questions(examples, config)
-    elif kind == MULTIPLE_CHOICE:
-        _read_choices(examples, config)
-    else:
-        _read_texts(examples, config)
-
-
-def _read_texts(examples: ExampleSet, config: TaskConfig) -> None:
-    task, columns = examples.task, _find_columns(examples, config)
-    needed = [columns.text]
-    needed += [columns.text_pair] if columns.text_pair else []
+    columns = _find_columns(examples, config)
+    is_own = examples.task.name in KINDS
+    has_choices = examples.task.kind == MULTIPLE_CHOICE
+    choice_columns = config.choice_columns if has_choices else ()
+    needed = [columns.text, columns.text_pair, *choice_columns]
     needed += [columns.label] if examples.has_labels else []
-    rows = _read_rows(examples, config, needed, columns.header)
+    needed += [columns.id] if is_own else []
+    needed = [name for name in needed if name]
+    if config.tfds:
+        rows = read_tfds(examples, config, needed)
+    else:
+        rows = read_rows(examples, needed, columns.header)
     if examples.source.endswith(_MICROSOFT_MRPC):
         rows = _split_mrpc(examples, rows)
+    task = examples.task
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
-        examples.task = task = dataclasses.replace(
-            task, labels=_collect_labels(rows, columns.label)
-        )
-    classes = {label: i for i, label in enumerate(task.labels)}
+        labels = _collect_labels(rows, columns.label)
+        examples.task = dataclasses.replace(task, labels=labels)
     for number, row in enumerate(rows):
-        where = f"line {row.number}"
-        label: int | float | None = None
+        label = None
         if examples.has_labels:
-            text = _text(row.values[columns.label])
-            if text == "-" and task.name not in KINDS:
+            if row.values[columns.label] == "-" and not is_own:
                 # The annotators of MNLI did not agree.
-                examples.report_bad(where, "no gold label")
+                examples.report_bad(f"line {row.number}", "no gold label")
                 continue
-            label = (
-                _parse(examples, row, columns.label, _finite)
-                if task.kind == REGRESSION
-                else _class_of(examples, where, text, classes)
+            label = _label_of(examples, config, row, columns.label)
+        name = _text(row.values.get(columns.id, number))
+        text = _text(row.values[columns.text])
+        pair = columns.text_pair and _text(row.values[columns.text_pair])
+        if task.kind == QUESTION_ANSWERING:
+            is_impossible = examples.has_labels and not label
+            add_question(
+                examples,
+                Question(name, pair, text, label or (), is_impossible),
             )
-        example = TextExample(
-            _id_of(row, columns.id, number),
-            _text(row.values[columns.text]),
-            _text(row.values[columns.text_pair]) if columns.text_pair else None,
-            label,
-        )
-        texts = [t for t in (example.text, example.text_pair) if t is not None]
-        if not all(map(str.strip, texts)):
-            examples.report_bad(where, "a text is empty")
-            if examples.is_training:
-                continue
-        examples.examples.append(example)
+        elif task.kind == MULTIPLE_CHOICE:
+            choices = _choices_of(row, choice_columns)
+            if not examples.task.num_choices:
+                examples.task = dataclasses.replace(
+                    task, num_choices=len(choices)
+                )
+            add_choices(
+                examples, ChoiceExample(name, text, pair, choices, label)
+            )
+        else:
+            text_pair = pair if columns.text_pair else None
+            example = TextExample(name, text, text_pair, label)
+            _add_text(examples, example, row.number)
 
 
-def _read_rows(
-    examples: ExampleSet,
-    config: TaskConfig,
-    needed: Sequence[str],
-    header: Sequence[str] = (),
-) -> list[Row]:
-    if config.tfds:
-        return read_tfds(examples, config, needed)
-    return read_rows(examples, needed, header)
+def _add_text(examples: ExampleSet, example: TextExample, number: int) -> None:
+    """Adds a text, unless it is empty and for training."""
+    texts = [t for t in (example.text, example.text_pair) if t is not None]
+    if not all(map(str.strip, texts)):
+        examples.report_bad(f"line {number}", "a text is empty")
+        if examples.is_training:
+            return
+    examples.examples.append(example)
 
 
 def _find_columns(examples: ExampleSet, config: TaskConfig) -> Columns:
     task = examples.task
+    if task.layout == "squad":  # of TensorFlow Datasets
+        return Columns("context", "question", "answers", "id")
     if task.name in KINDS:
+        has_pairs = task.kind in (CLASSIFICATION, REGRESSION)
+        has_spans = task.kind == QUESTION_ANSWERING
         return Columns(
             config.text_column,
-            config.text_pair_column,
-            config.label_column,
+            config.text_pair_column if has_pairs else config.question_column,
+            config.answer_column if has_spans else config.label_column,
             config.id_column,
         )
     columns = task.splits[examples.split].columns
@@ -143,18 +138,33 @@ def _collect_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
         return tuple(sorted(labels))
 
 
-def _class_of(
-    examples: ExampleSet, where: str, label: str, classes: dict[str, int]
-) -> int:
-    if label not in classes:
+def _label_of(
+    examples: ExampleSet, config: TaskConfig, row: Row, column: str
+) -> Any:
+    """The class, value, right choice or answers of a row."""
+    task, value = examples.task, row.values[column]
+    if task.kind == CLASSIFICATION and _text(value) not in task.labels:
         raise UserError(
             f"labels of {examples.source} must be one of "
-            f"{name_faults(list(classes))}",
-            received=f"{label!r} in {where}",
+            f"{name_faults(task.labels)}",
+            received=f"{_text(value)!r} in line {row.number}",
             remedy="Check the file and --label_column; a model predicts only "
             "labels of its training file.",
         )
-    return classes[label]
+    try:
+        if task.kind == CLASSIFICATION:
+            return task.labels.index(_text(value))
+        if task.kind == REGRESSION:
+            return _finite(value)
+        if task.kind == MULTIPLE_CHOICE:
+            return parse_choice(value)
+        return _answers(value, row.values.get(config.answer_start_column, ""))
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"values of {column} of {examples.source} must be those of "
+            f"--task={task.name}",
+            received=f"{value!r} in line {row.number}: {error}",
+        ) from None
 
 
 def _split_mrpc(examples: ExampleSet, rows: list[Row]) -> list[Row]:
@@ -182,54 +192,12 @@ def _split_mrpc(examples: ExampleSet, rows: list[Row]) -> list[Row]:
     ]
 
 
-def _read_choices(examples: ExampleSet, config: TaskConfig) -> None:
-    choice_columns = config.choice_columns
-    needed = [config.text_column, config.question_column, *choice_columns]
-    needed += [config.label_column] if examples.has_labels else []
-    needed += [config.id_column] if config.id_column else []
-    for number, row in enumerate(_read_rows(examples, config, needed)):
-        choices = [row.values[name] for name in choice_columns]
-        if len(choices) == 1 and isinstance(choices[0], list):
-            choices = choices[0]
-        if not examples.task.num_choices:
-            examples.task = dataclasses.replace(
-                examples.task, num_choices=len(choices)
-            )
-        label = None
-        if examples.has_labels:
-            label = _parse(examples, row, config.label_column, parse_choice)
-        add_choices(
-            examples,
-            ChoiceExample(
-                _id_of(row, config.id_column, number),
-                _text(row.values[config.text_column]),
-                _text(row.values[config.question_column]),
-                tuple(map(_text, choices)),
-                label,
-            ),
-        )
-
-
-def _read_questions(examples: ExampleSet, config: TaskConfig) -> None:
-    needed = [config.text_column, config.question_column]
-    needed += [config.answer_column] if examples.has_labels else []
-    needed += [config.id_column] if config.id_column else []
-    for number, row in enumerate(_read_rows(examples, config, needed)):
-        answers: tuple[Answer, ...] = ()
-        if examples.has_labels:
-            start = row.values.get(config.answer_start_column, "")
-            parse = functools.partial(_answers, start=start)
-            answers = _parse(examples, row, config.answer_column, parse)
-        add_question(
-            examples,
-            Question(
-                _id_of(row, config.id_column, number),
-                _text(row.values[config.question_column]),
-                _text(row.values[config.text_column]),
-                answers,
-                is_impossible=examples.has_labels and not answers,
-            ),
-        )
+def _choices_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+    """The choices: one in each column, or the list in the only column."""
+    choices = [row.values[name] for name in columns]
+    if len(choices) == 1 and isinstance(choices[0], list):
+        choices = choices[0]
+    return tuple(map(_text, choices))
 
 
 def _answers(value: Any, start: Any) -> tuple[Answer, ...]:
@@ -243,28 +211,11 @@ def _answers(value: Any, start: Any) -> tuple[Answer, ...]:
     return (Answer(_text(value), int(start)),) if _text(value) else ()
 
 
-def _parse(
-    examples: ExampleSet, row: Row, column: str, parse: Callable[[Any], Any]
-) -> Any:
-    try:
-        return parse(row.values[column])
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"values of {column} of {examples.source} must be those of "
-            f"--task={examples.task.name}",
-            received=f"{row.values[column]!r} in line {row.number}: {error}",
-        ) from None
-
-
 def _finite(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError("not a finite number")
     return number
-
-
-def _id_of(row: Row, column: str, number: int) -> str:
-    return _text(row.values[column]) if column in row.values else str(number)
 
 
 def _text(value: Any) -> str:

@@ -47,29 +47,29 @@ def read_rows(
             both signs of a file of another task.
     """
     path = examples.source
-    if path.endswith(".jsonl"):
-        rows, malformed = _read_json_lines(path, needed)
-    elif path.endswith(".csv"):
+    if path.endswith(".csv"):
         # newline="" is what the csv module asks for: fields contain breaks.
-        lines = csv.reader(io.StringIO(read_text(path), newline=""))
-        rows, malformed = _read_fields(
-            path, ((lines.line_num, fields) for fields in lines), needed, header
-        )
+        reader = csv.reader(io.StringIO(read_text(path), newline=""))
+        lines = ((reader.line_num, fields) for fields in reader)
+        found = _parse_fields(path, lines, needed, header)
     elif path.endswith((".tsv", ".txt")):
-        rows, malformed = _read_fields(
-            path,
-            (
-                (number, line.removesuffix("\r").split("\t"))
-                for number, line in enumerate(read_text(path).split("\n"), 1)
-                if line.strip()
-            ),
-            needed,
-            header,
+        fields = (
+            (number, line.removesuffix("\r").split("\t"))
+            for number, line in _numbered_lines(path)
         )
+        found = _parse_fields(path, fields, needed, header)
+    elif path.endswith(".jsonl"):
+        found = _parse_json_lines(path, needed)
     else:
         raise UserError(
             "files of this task must end in .tsv, .csv or .jsonl", received=path
         )
+    rows, malformed = [], []
+    for number, values in found:
+        if isinstance(values, str):
+            malformed.append((number, values))
+        else:
+            rows.append(Row(number, values))
     if len(malformed) > _MAX_MALFORMED * (len(rows) + len(malformed)):
         number, reason = malformed[0]
         raise UserError(
@@ -102,48 +102,42 @@ def read_text(path: str) -> str:
         raise UserError(f"{path} must be UTF-8", received=error) from None
 
 
-def _read_fields(
+def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
+    lines = enumerate(read_text(path).split("\n"), 1)
+    return ((number, line) for number, line in lines if line.strip())
+
+
+def _parse_fields(
     path: str,
     lines: Iterator[tuple[int, list[str]]],
     needed: Sequence[str],
     header: Sequence[str],
-) -> tuple[list[Row], list[tuple[int, str]]]:
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yields the number of each line, and its values or what is wrong."""
     if not header:
         header = next(lines, (0, [""]))[1]
-    missing = [name for name in needed if name not in header]
-    if missing:
+    if not set(needed) <= set(header):
         raise UserError(
             f"{path} must have the columns {', '.join(needed)}",
             received=", ".join(map(repr, header[:20])),
             remedy="Name the right file, or other columns by --*_column.",
         )
-    rows, malformed = [], []
     for number, fields in lines:
         if len(fields) == len(header):
-            values = dict(zip(header, fields, strict=True))
-            rows.append(Row(number, values))
+            yield number, dict(zip(header, fields, strict=True))
         elif fields:
-            malformed.append(
-                (number, f"{len(fields)} columns instead of {len(header)}")
-            )
-    return rows, malformed
+            yield number, f"{len(fields)} columns instead of {len(header)}"
 
 
-def _read_json_lines(
+def _parse_json_lines(
     path: str, needed: Sequence[str]
-) -> tuple[list[Row], list[tuple[int, str]]]:
-    rows, malformed = [], []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
+) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yields the number of each line, and its values or what is wrong."""
+    for number, line in _numbered_lines(path):
         try:
             values = json.loads(line)
             missing = [name for name in needed if name not in values]
         except (json.JSONDecodeError, TypeError) as error:
-            malformed.append((number, str(error)))
-            continue
-        if missing:
-            malformed.append((number, f"no {', '.join(missing)}"))
+            yield number, str(error)
         else:
-            rows.append(Row(number, values))
-    return rows, malformed
+            yield number, f"no {', '.join(missing)}" if missing else values

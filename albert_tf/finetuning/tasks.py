@@ -144,22 +144,20 @@ def _glue(
     name: str,
     submission: str,
     columns: Columns,
-    test: Columns,
-    *,
     labels: tuple[str, ...] = ("0", "1"),
     metrics: tuple[str, ...] = ("accuracy",),
     starts_from: str = "",
-    train_files: tuple[str, ...] = ("train.tsv",),
-    dev_files: tuple[str, ...] = ("dev.tsv",),
-    test_files: tuple[str, ...] = ("test.tsv",),
+    test_id: str = "index",
 ) -> Task:
+    """A task with the files train.tsv, dev.tsv and test.tsv."""
+    test = dataclasses.replace(columns, label="", header=(), id=test_id)
     return Task(
         name,
         CLASSIFICATION if labels else REGRESSION,
         splits={
-            TRAIN: Split(train_files, columns, TRAIN),
-            DEV: Split(dev_files, columns, "validation"),
-            TEST: Split(test_files, test, TEST, submission),
+            TRAIN: Split(("train.tsv",), columns, TRAIN),
+            DEV: Split(("dev.tsv",), columns, "validation"),
+            TEST: Split(("test.tsv",), test, TEST, f"{submission}.tsv"),
         },
         labels=labels,
         metrics=metrics,
@@ -167,30 +165,52 @@ def _glue(
     )
 
 
-_ENTAILMENT = ("entailment", "not_entailment")
-_MNLI_LABELS = ("contradiction", "entailment", "neutral")
-_SENTENCES = Columns("sentence1", "sentence2", "label", "index")
-_MRPC = Columns("#1 String", "#2 String", "Quality")
-_MNLI = Columns("sentence1", "sentence2", "gold_label", "index")
+def _mrpc() -> Task:
+    """The files of GLUE; or those of Microsoft with dev_ids.tsv of GLUE."""
+    task = _glue(
+        "mrpc",
+        "MRPC",
+        Columns("#1 String", "#2 String", "Quality"),
+        metrics=("accuracy", "f1"),
+        starts_from="mnli",
+    )
+    microsoft = {TRAIN: "train", DEV: "train", TEST: "test"}
+    splits = {
+        name: dataclasses.replace(
+            split,
+            files=(*split.files, f"msr_paraphrase_{microsoft[name]}.txt"),
+        )
+        for name, split in task.splits.items()
+    }
+    return dataclasses.replace(task, splits=splits)
 
 
-def _unlabeled(columns: Columns) -> Columns:
-    return dataclasses.replace(columns, label="", header=(), id="index")
+def _mnli() -> Task:
+    """Has two sets for evaluation: of the genres of the training, and not."""
+    task = _glue("mnli", "MNLI", _MNLI, _MNLI_LABELS)
+    splits = {TRAIN: task.splits[TRAIN]}
+    for end, genres, letters in (
+        ("", "matched", "m"),
+        ("_mismatched", "mismatched", "mm"),
+    ):
+        splits[DEV + end] = Split(
+            (f"dev_{genres}.tsv",), _MNLI, f"validation_{genres}"
+        )
+        splits[TEST + end] = Split(
+            (f"test_{genres}.tsv",),
+            task.splits[TEST].columns,
+            f"test_{genres}",
+            f"MNLI-{letters}.tsv",
+        )
+    return dataclasses.replace(task, splits=splits)
 
 
 def _race(name: str, *levels: str) -> Task:
-    return Task(
-        name,
-        MULTIPLE_CHOICE,
-        "race",
-        {
-            split: Split(
-                tuple(f"{split}/{level}" for level in levels), tfds=split
-            )
-            for split in (TRAIN, DEV, TEST)
-        },
-        num_choices=4,
-    )
+    splits = {
+        split: Split(tuple(f"{split}/{level}" for level in levels), tfds=split)
+        for split in (TRAIN, DEV, TEST)
+    }
+    return Task(name, MULTIPLE_CHOICE, "race", splits, num_choices=4)
 
 
 def _squad(name: str, version: str, *, may_be_unanswerable: bool) -> Task:
@@ -199,104 +219,48 @@ def _squad(name: str, version: str, *, may_be_unanswerable: bool) -> Task:
         QUESTION_ANSWERING,
         "squad",
         {
-            TRAIN: Split((f"train-v{version}.json",), None, TRAIN),
-            DEV: Split((f"dev-v{version}.json",), None, "validation"),
+            TRAIN: Split((f"train-v{version}.json",), tfds=TRAIN),
+            DEV: Split((f"dev-v{version}.json",), tfds="validation"),
         },
         metrics=("f1", "exact"),
         may_be_unanswerable=may_be_unanswerable,
     )
 
 
-def _mnli() -> Task:
-    def split(file: str, columns: Columns, tfds: str, submission: str) -> Split:
-        return Split((file,), columns, tfds, submission)
-
-    return Task(
-        "mnli",
-        CLASSIFICATION,
-        splits={
-            TRAIN: Split(("train.tsv",), _MNLI, "train"),
-            DEV: Split(("dev_matched.tsv",), _MNLI, "validation_matched"),
-            "dev_mismatched": Split(
-                ("dev_mismatched.tsv",), _MNLI, "validation_mismatched"
-            ),
-            TEST: Split(
-                ("test_matched.tsv",),
-                _unlabeled(_MNLI),
-                "test_matched",
-                "MNLI-m.tsv",
-            ),
-            "test_mismatched": Split(
-                ("test_mismatched.tsv",),
-                _unlabeled(_MNLI),
-                "test_mismatched",
-                "MNLI-mm.tsv",
-            ),
-        },
-        labels=_MNLI_LABELS,
-    )
-
-
-_COLA = Columns(
-    "sentence", label="label", header=("source", "label", "note", "sentence")
-)
-_SST2 = Columns("sentence")
+_ENTAILMENT = ("entailment", "not_entailment")
+_MNLI_LABELS = ("contradiction", "entailment", "neutral")
+_SENTENCES = Columns("sentence1", "sentence2", "label", "index")
+_MNLI = Columns("sentence1", "sentence2", "gold_label", "index")
+_COLA = Columns("sentence", header=("source", "label", "note", "sentence"))
 _QNLI = Columns("question", "sentence", "label", "index")
 _QQP = Columns("question1", "question2", "is_duplicate", "id")
 _STSB = Columns("sentence1", "sentence2", "score", "index")
-# The diagnostic set has one file without labels and one with labels.
-_AX = Columns("Premise", "Hypothesis", "Label")
 
 _ALL = (
-    _glue("cola", "CoLA.tsv", _COLA, _unlabeled(_COLA), metrics=("matthews",)),
-    _glue("sst2", "SST-2.tsv", _SST2, _unlabeled(_SST2)),
-    _glue(
-        "mrpc",
-        "MRPC.tsv",
-        _MRPC,
-        _unlabeled(_MRPC),
-        metrics=("accuracy", "f1"),
-        starts_from="mnli",
-        # The files of GLUE; or those of Microsoft with dev_ids.tsv of GLUE.
-        train_files=("train.tsv", "msr_paraphrase_train.txt"),
-        dev_files=("dev.tsv", "msr_paraphrase_train.txt"),
-        test_files=("test.tsv", "msr_paraphrase_test.txt"),
-    ),
-    _glue(
-        "stsb",
-        "STS-B.tsv",
-        _STSB,
-        _unlabeled(_STSB),
-        labels=(),
-        metrics=("pearson", "spearman"),
-        starts_from="mnli",
-    ),
-    _glue(
-        "qqp",
-        "QQP.tsv",
-        _QQP,
-        dataclasses.replace(_QQP, label=""),
-        metrics=("accuracy", "f1"),
-    ),
+    _glue("cola", "CoLA", _COLA, metrics=("matthews",)),
+    _glue("sst2", "SST-2", Columns("sentence")),
+    _mrpc(),
+    _glue("stsb", "STS-B", _STSB, (), ("pearson", "spearman"), "mnli"),
+    _glue("qqp", "QQP", _QQP, metrics=("accuracy", "f1"), test_id="id"),
     _mnli(),
-    _glue("qnli", "QNLI.tsv", _QNLI, _unlabeled(_QNLI), labels=_ENTAILMENT),
-    _glue(
-        "rte",
-        "RTE.tsv",
-        _SENTENCES,
-        _unlabeled(_SENTENCES),
-        labels=_ENTAILMENT,
-        starts_from="mnli",
-    ),
-    _glue("wnli", "WNLI.tsv", _SENTENCES, _unlabeled(_SENTENCES)),
-    # Has no training set: a model of MNLI predicts it.
+    _glue("qnli", "QNLI", _QNLI, _ENTAILMENT),
+    _glue("rte", "RTE", _SENTENCES, _ENTAILMENT, starts_from="mnli"),
+    _glue("wnli", "WNLI", _SENTENCES),
+    # Has no training set: a model of MNLI predicts it. Only one of its two
+    # files has labels.
     Task(
         "ax",
         CLASSIFICATION,
         splits={
-            DEV: Split(("diagnostic-full.tsv",), _AX),
+            DEV: Split(
+                ("diagnostic-full.tsv",),
+                Columns("Premise", "Hypothesis", "Label"),
+            ),
             TEST: Split(
-                ("diagnostic.tsv",), _unlabeled(_SENTENCES), TEST, "AX.tsv"
+                ("diagnostic.tsv",),
+                dataclasses.replace(_SENTENCES, label=""),
+                TEST,
+                "AX.tsv",
             ),
         },
         labels=_MNLI_LABELS,

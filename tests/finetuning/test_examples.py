@@ -374,7 +374,7 @@ def test_json_lines_have_named_columns(tmp_path):
     )
     assert found.task.labels == ("False", "True")
     assert found.examples[1] == ("1", "x", "y", 0)
-    assert found.bad == [("line 21", "no b, label")]
+    assert found.bad == [("line 21", "no b, label, n")]
 
 
 def test_a_training_file_with_one_class_is_refused(tmp_path):
