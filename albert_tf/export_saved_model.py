@@ -1,7 +1,10 @@
-r"""Export a pretrained run as a SavedModel with serving signatures.
+r"""Export a trained run as a SavedModel with serving signatures.
 
     python -m albert_tf.export_saved_model \
       --run_dir=build/demo/run --export_dir=build/demo/saved_model
+
+The model of a run of pretraining has these signatures; those of fine-tuned
+models follow below.
 
 Signatures that take text. Inputs are UTF-8 strings `text` and, for a pair,
 `text_pair`, both `(batch,)`. The graph tokenizes them.
@@ -38,7 +41,8 @@ The model of a run with `--sentence_objective=nsp` has the signature
 `next_sentence` (outputs: next, random) instead of `sentence_order`. With
 `--sentence_objective=none`, it has neither of them, and no pooled_output.
 
-The model of a run of fine-tuning has other signatures, for classification:
+The model of a run of fine-tuning has other signatures; `serving_default` is the
+one that takes ids. For classification:
 
     classify_text, classify_text_pair
                     -> label: string, (batch,)
@@ -47,6 +51,34 @@ The model of a run of fine-tuning has other signatures, for classification:
     classify        the same, from input_ids, input_mask, segment_ids
 
 and for regression, predict_value_text and so on -> value: float32, (batch,).
+
+For multiple choice, `question` and `context` are (batch,), and `choices` are
+(batch, choices), with as many choices as in training:
+
+    choose_text     question, context, choices
+                    -> choice: string, (batch,)
+                       choice_number: int32, (batch,), from 0
+                       probabilities: float32, (batch, choices)
+    choose          input_ids, input_mask, segment_ids: (batch, choices, length)
+                    -> choice_number, probabilities
+
+For question answering, `question` and `context` are (batch,). A long context is
+cut into windows, and the answer found, as by --mode=predict of run_finetuning:
+
+    find_answer_text
+                    -> answer: string, (batch,); "" if there is none
+                       start, end: int32, (batch,); the answer is the
+                       characters start to end - 1 of the context
+                       score, null_score, null_odds: float32, (batch,)
+    score_spans     input_ids, input_mask, segment_ids: (batch, length)
+                    -> start_logits, end_logits: float32, (batch, length);
+                       with --squad_head=beam, also from p_mask, and the
+                       outputs of `modeling.task_heads.BeamSpanHead`
+
+Characters are Unicode code points, as in a Python string. `score` is that of
+the best answer, even if `answer` is "", which it is if `null_odds` exceeds the
+null threshold of the run. The odds are `null_score` minus `score`, and with
+--squad_head=beam `null_score` alone. A run of squad_v1 has no threshold.
 
 Text signatures need tensorflow-text, for the export and in each Python program
 that loads the model; TensorFlow Serving has it built in. On a TPU VM, install

@@ -5,14 +5,36 @@ r"""Predict with the SavedModel of a model fine-tuned for a task.
     python -m albert_tf.predict --saved_model_dir=export/sst2 \
       --text='A film to remember.'
 
-Give --text once per text; --text_pair is the second text of each pair. The
-command prints a JSON object for each text: the label and the probability of
-each label, or the value of a regression. It needs the SavedModel and
-tensorflow-text, but no model code.
+The command prints a JSON object for each text. Give --text once per text.
+
+Classification and regression, here of pairs: the label and the probability of
+each label, or the value:
+
+    --text='It rained.' --text_pair='The sun shone.'
+    {"label": "contradiction", "probabilities": {"contradiction": 0.97, ...}}
+
+Question answering: the answer, "" if there is none, and its characters, so that
+text[start:end] is the answer. `score` is the sum of the logits of its first and
+last token, or with --squad_head=beam of their log probabilities. The answer is
+"" if `null_odds` exceeds the null threshold of the run:
+
+    --text='Basel lies on the Rhine.' --question='Where is Basel?'
+    {"answer": "on the Rhine", "end": 23, "null_odds": -6.1,
+     "null_score": 0.2, "score": 6.3, "start": 11}
+
+Multiple choice: the best choice, its number from 0, and the probability of each
+choice. There must be as many choices as in training:
+
+    --text='Tom fell into the river.' --question='How is he?' \
+      --choice=wet --choice=dry
+    {"choice": "wet", "choice_number": 0, "probabilities": [0.98, 0.02]}
+
+Give --question once per question; each is asked about each text. The command
+needs the SavedModel and tensorflow-text, but no model code.
 """
 
 from albert_tf.config import PredictConfig, flags
-from albert_tf.serving.task_predictor import print_predictions
+from albert_tf.serving.local_client import print_predictions
 
 if __name__ == "__main__":
     flags.run(print_predictions, PredictConfig)

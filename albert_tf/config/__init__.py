@@ -7,6 +7,7 @@ from albert_tf.config.commands import (
     PredictConfig,
     ReportConfig,
     ServingClientConfig,
+    TextsConfig,
 )
 from albert_tf.config.data import (
     SENTENCE_OBJECTIVES,
@@ -56,6 +57,7 @@ __all__ = [
     "ServingClientConfig",
     "TaskConfig",
     "TaskHeadConfig",
+    "TextsConfig",
     "TrainingConfig",
     "fields_with_types",
     "find_setting",

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from albert_tf.config.settings import Config, setting
+from albert_tf.config.settings import Config, inherited, setting
 from albert_tf.errors import UserError
 
 
@@ -80,6 +80,14 @@ class ExportConfig(Config):
     checkpoint_step: int = setting(
         0, "Step of the checkpoint to export; 0 exports the newest.", at_least=0
     )
+    max_seq_length: int = setting(
+        0,
+        "Largest number of tokens of a sequence in the signatures that take "
+        "text; 0: that of the run. A run of fine-tuning whose examples are all "
+        "shorter than its --max_seq_length has that of the longest one, "
+        "rounded up.",
+        at_least=0,
+    )
     top_k: int = setting(
         5, "Number of predictions to return for each mask.", at_least=1
     )
@@ -115,25 +123,45 @@ class FillMaskConfig(Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictConfig(Config):
+class TextsConfig(Config):
+    """The texts to ask a fine-tuned model about."""
+
+    text: tuple[str, ...] = setting(
+        (),
+        "Text to classify, or the text that a question is about. Give the "
+        "flag once per text, e.g. --text='A film to remember.'.",
+        repeated=True,
+    )
+    text_pair: str = setting(
+        "",
+        "Second text of a pair, for models of pairs of texts, e.g. "
+        "--text_pair='It was dark inside.'.",
+    )
+    question: tuple[str, ...] = setting(
+        (),
+        "Question about the text, for question answering and multiple choice. "
+        "Give the flag once per question, e.g. --question='Who wrote it?'.",
+        repeated=True,
+    )
+    choice: tuple[str, ...] = setting(
+        (),
+        "Possible answer, for multiple choice. Give the flag once per choice, "
+        "e.g. --choice='Jane Austen' --choice='Mary Shelley'.",
+        repeated=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictConfig(TextsConfig):
     """Settings of `python -m albert_tf.predict`."""
 
     saved_model_dir: str = setting(
         "", "Directory of the SavedModel to load, e.g. export/sst2."
     )
-    text: tuple[str, ...] = setting(
-        (),
-        "Text to classify. Give the flag once per text, e.g. "
-        "--text='A film to remember.'.",
-        repeated=True,
-    )
-    text_pair: str = setting(
-        "", "Second text of a pair, for tasks on pairs of texts."
-    )
 
 
 @dataclasses.dataclass(frozen=True)
-class ServingClientConfig(Config):
+class ServingClientConfig(TextsConfig):
     """Settings of `python -m albert_tf.serving.client`.
 
     Example:
@@ -152,17 +180,20 @@ class ServingClientConfig(Config):
         "for gRPC.",
     )
     model_name: str = setting("albert", "Name of the model on the server.")
-    text: tuple[str, ...] = setting(
-        (),
-        "Sentence with at least one [MASK], or, if text_pair is given, the "
-        "first text of the pair. Give the flag once per text, e.g. "
-        "--text='Paris is the [MASK] of France.'.",
-        repeated=True,
+    text: tuple[str, ...] = inherited(
+        TextsConfig,
+        "text",
+        help="For a pretrained model, a sentence with at least one [MASK], or "
+        "the first text of a pair. For a fine-tuned model, the text to "
+        "classify, or the text that a question is about. Give the flag once "
+        "per text, e.g. --text='Paris is the [MASK] of France.'.",
     )
-    text_pair: str = setting(
-        "",
-        "Second text of a pair. The client then prints the probability that "
-        "it follows text, e.g. --text_pair='It was dark inside.'.",
+    text_pair: str = inherited(
+        TextsConfig,
+        "text_pair",
+        help="Second text of a pair. For a pretrained model, the client then "
+        "prints the probability that it follows text, e.g. "
+        "--text_pair='It was dark inside.'.",
     )
 
 

@@ -5,6 +5,9 @@ import dataclasses
 from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
 
+# The task in which every document contains the answer to its question.
+ALWAYS_ANSWERABLE = "squad_v1"
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig(Config):

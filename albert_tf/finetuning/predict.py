@@ -26,14 +26,14 @@ from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.example_types import ExampleSet, Question
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
-from albert_tf.io.files import load_json_if_any, write_text
+from albert_tf.io.files import write_text
 from albert_tf.runs.checkpoint_files import BEST_DIR, list_checkpoints
 from albert_tf.runs.checkpoints import restore_model
+from albert_tf.runs.directory import NULL_THRESHOLD_FILE
 from albert_tf.training.evaluate import Evaluator
 
 HOLDOUT = "holdout"  # split of train that decides the null threshold
 PREDICTIONS_DIR = "predictions"
-NULL_THRESHOLD_FILE = "null_threshold.json"
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -265,12 +265,3 @@ def choose_null_threshold(
         + "\n",
     )
     logging.info("null threshold from held-out documents: %.4g", threshold)
-
-
-def null_threshold(config: FinetuningConfig) -> float:
-    """The threshold stored in the run, or that of the settings."""
-    path = posixpath.join(config.training.output_dir, NULL_THRESHOLD_FILE)
-    stored = load_json_if_any(path)
-    return (
-        stored["null_threshold"] if stored else config.training.null_threshold
-    )

@@ -27,7 +27,7 @@ from albert_tf.finetuning.features import task_features
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Scorer
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
-from albert_tf.runs.directory import load_config
+from albert_tf.runs.directory import load_config, null_threshold
 from albert_tf.runs.log import read_metrics
 from albert_tf.training import preflight
 from albert_tf.training.train import train
@@ -61,7 +61,7 @@ def run(config: FinetuningConfig) -> int:
     strategy = strategy or make_strategy(config.distribution)
     config = _of_run(config, run_dir)
     base = base_model.of_run(run_dir)
-    threshold = predict.null_threshold(config)
+    threshold = null_threshold(run_dir, config)
     scorers = {
         split: Scorer(config, examples, base, threshold)
         for split, examples in sets.items()

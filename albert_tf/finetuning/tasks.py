@@ -6,7 +6,7 @@ The settings of the paper for each task are flag files, `configs/finetune`.
 import dataclasses
 from collections.abc import Mapping
 
-from albert_tf.config.task import TaskConfig
+from albert_tf.config.task import ALWAYS_ANSWERABLE, TaskConfig
 from albert_tf.config.task_head import (
     CLASSIFICATION,
     KINDS,
@@ -76,7 +76,6 @@ class Task:
             for own tasks until they are known.
         starts_from: Task on which the paper fine-tunes the model before this
             task; "" for a pretrained model.
-        may_be_unanswerable: Whether a document may lack the answer.
 
     Example:
         >>> TASKS["rte"].labels, TASKS["rte"].starts_from
@@ -93,7 +92,13 @@ class Task:
     metrics: tuple[str, ...] = ("accuracy",)
     num_choices: int = 0
     starts_from: str = ""
-    may_be_unanswerable: bool = False
+
+    @property
+    def may_be_unanswerable(self) -> bool:
+        """Whether a document may lack the answer to its question."""
+        return (
+            self.kind == QUESTION_ANSWERING and self.name != ALWAYS_ANSWERABLE
+        )
 
 
 def find_task(config: TaskConfig) -> Task:
@@ -132,12 +137,7 @@ def _own_task(config: TaskConfig) -> Task:
         MULTIPLE_CHOICE: ("accuracy",),
         QUESTION_ANSWERING: ("f1", "exact"),
     }
-    return Task(
-        config.task,
-        config.task,
-        metrics=metrics[config.task],
-        may_be_unanswerable=config.task == QUESTION_ANSWERING,
-    )
+    return Task(config.task, config.task, metrics=metrics[config.task])
 
 
 def _glue(
@@ -213,7 +213,7 @@ def _race(name: str, *levels: str) -> Task:
     return Task(name, MULTIPLE_CHOICE, "race", splits, num_choices=4)
 
 
-def _squad(name: str, version: str, *, may_be_unanswerable: bool) -> Task:
+def _squad(name: str, version: str) -> Task:
     return Task(
         name,
         QUESTION_ANSWERING,
@@ -223,7 +223,6 @@ def _squad(name: str, version: str, *, may_be_unanswerable: bool) -> Task:
             DEV: Split((f"dev-v{version}.json",), tfds="validation"),
         },
         metrics=("f1", "exact"),
-        may_be_unanswerable=may_be_unanswerable,
     )
 
 
@@ -267,8 +266,8 @@ _ALL = (
         metrics=("matthews", "accuracy"),
         starts_from="mnli",
     ),
-    _squad("squad_v1", "1.1", may_be_unanswerable=False),
-    _squad("squad_v2", "2.0", may_be_unanswerable=True),
+    _squad(ALWAYS_ANSWERABLE, "1.1"),
+    _squad("squad_v2", "2.0"),
     _race("race", "middle", "high"),
     _race("race_middle", "middle"),
     _race("race_high", "high"),

@@ -228,7 +228,12 @@ class BeamSpanHead(keras.layers.Layer):
 
         if true_starts is not None:
             outputs["end_logits"] = end_logits(true_starts[:, tf.newaxis])[:, 0]
-        beam = min(BEAM_SIZE, hidden.shape[1])
+        length = hidden.shape[1]  # None in an exported program
+        beam = (
+            tf.minimum(BEAM_SIZE, tf.shape(hidden)[1])
+            if length is None
+            else min(BEAM_SIZE, length)
+        )
         outputs["start_log_probs"], starts = tf.math.top_k(
             tf.nn.log_softmax(start_logits), beam
         )

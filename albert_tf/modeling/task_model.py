@@ -143,4 +143,4 @@ class AlbertForTask(keras.layers.Layer):
         num_choices = self.head_config.num_choices
         if num_choices == 1:
             return ids
-        return tf.reshape(ids, [-1, ids.shape[1] // num_choices])
+        return tf.reshape(ids, [-1, keras.ops.shape(ids)[1] // num_choices])

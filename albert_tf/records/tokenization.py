@@ -207,7 +207,7 @@ class Tokenizer:
             spans = [
                 part
                 for piece_id, begin, end in spans
-                for part in self._split_comma(piece_id, begin, end)
+                for part in self.split_comma(piece_id, begin, end)
             ]
         ids, begins, ends = zip(*spans, strict=True) if spans else ((), (), ())
         return list(ids), list(begins), list(ends)
@@ -251,7 +251,7 @@ class Tokenizer:
         ]
         return ids, np.concatenate([[0], new_ends])[ends]
 
-    def _split_comma(
+    def split_comma(
         self, piece_id: int, begin: int, end: int
     ) -> list[tuple[int, int, int]]:
         """As `split_commas`, for one token with the span of its characters.

@@ -5,6 +5,7 @@
     RUN/records_metadata.json      metadata of the first phase, where known
     RUN/spiece.model               vocabulary of the records, where known
     RUN/warm_start.json            see training/warm_start.py
+    RUN/null_threshold.json        chosen on held-out documents
     RUN/checkpoints/, RUN/best/    see checkpoints.py
     RUN/rollbacks.json             see rollback.py
     RUN/corrupt_records.json       see input/corrupt_records.py
@@ -15,6 +16,7 @@ a run may resume with the new value: see `config/settings.py`.
 """
 
 import json
+import math
 import posixpath
 from collections import Counter
 from typing import Any
@@ -29,6 +31,7 @@ from albert_tf.config import (
     flatten,
     settings_by_path,
 )
+from albert_tf.config.task import ALWAYS_ANSWERABLE
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import (
@@ -44,6 +47,7 @@ from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
 CONFIG_FILE = "config.json"
 TRAINING_RECORDS_FILE = "training_records.json"
 RECORDS_METADATA_FILE = "records_metadata.json"
+NULL_THRESHOLD_FILE = "null_threshold.json"
 
 _COMMANDS = {
     PretrainingConfig: "python -m albert_tf.run_pretraining",
@@ -281,3 +285,25 @@ def _refuse_unless_allowed(
             "--allow_config_change to continue with the new settings.",
         )
     logging.warning("changed since this run began, as allowed: %s", changed)
+
+
+def null_threshold(run_dir: str, config: FinetuningConfig) -> float:
+    """Null odds above which a question has no answer.
+
+    It is stored in the run, or else that of the settings; infinite for a task
+    in which every question has an answer.
+
+    Args:
+        run_dir: The directory of the run.
+        config: The settings.
+
+    Example:
+        >>> null_threshold("runs/none", FinetuningConfig())
+        0.0
+    """
+    if config.task.task == ALWAYS_ANSWERABLE:
+        return math.inf
+    stored = load_json_if_any(posixpath.join(run_dir, NULL_THRESHOLD_FILE))
+    return (
+        stored["null_threshold"] if stored else config.training.null_threshold
+    )

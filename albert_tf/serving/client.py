@@ -1,13 +1,19 @@
 r"""Query a model on TensorFlow Serving, over gRPC or REST.
 
-The client fills masks. With --text_pair, it prints the probability that the
-second text follows the first:
+For a pretrained model, the client fills masks. With --text_pair, it prints the
+probability that the second text follows the first:
 
     python -m albert_tf.serving.client --server=http://localhost:8501 \
       --text='Paris is the [MASK] of France.' --text='It is [MASK].'
 
     python -m albert_tf.serving.client --server=grpc://localhost:8500 \
       --text='She opened the door.' --text_pair='It was dark inside.'
+
+For a fine-tuned model, it prints a JSON object for each text and question, as
+`python -m albert_tf.predict`:
+
+    python -m albert_tf.serving.client --server=http://localhost:8501 \
+      --text='Basel lies on the Rhine.' --question='Where is Basel?'
 
 REST needs only Python; gRPC needs `pip install -e '.[serving]'`. `RestClient`
 and `GrpcClient` implement only the protocol: copy them into your own code.
@@ -18,7 +24,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from albert_tf.config import ServingClientConfig, flags
 from albert_tf.errors import UserError, first_line
@@ -27,35 +33,15 @@ from albert_tf.serving.names import (
     PAIR_SUFFIX,
     SENTENCE_SIGNATURES,
 )
+from albert_tf.serving.task_requests import (
+    Client,
+    Inputs,
+    decode,
+    find_task,
+    print_answers,
+)
 
 TIMEOUT_S = 60  # the first request may wait until the model is loaded
-
-
-class Client(Protocol):
-    """A connection to a served model."""
-
-    def list_signatures(self) -> list[str]:
-        """Returns the names of the model's signatures.
-
-        Raises:
-            UserError: If the request fails; it quotes the server's message.
-        """
-
-    def predict(
-        self, signature: str, inputs: Mapping[str, Sequence[str]]
-    ) -> dict[str, Any]:
-        """Calls a signature that takes text.
-
-        Args:
-            signature: Name of the signature.
-            inputs: Strings, `(batch,)`, by the name of the input.
-
-        Returns:
-            Nested lists of numbers and strings by the name of the output.
-
-        Raises:
-            UserError: If the request fails; it quotes the server's message.
-        """
 
 
 class RestClient:
@@ -82,19 +68,19 @@ class RestClient:
         metadata = self._request("/metadata", None, "metadata")
         return sorted(metadata["signature_def"]["signature_def"])
 
-    def predict(
-        self, signature: str, inputs: Mapping[str, Sequence[str]]
-    ) -> dict[str, Any]:
+    def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
         """See `Client`."""
         body = {
             "signature_name": signature,
             "inputs": {name: list(texts) for name, texts in inputs.items()},
         }
-        return self._request(":predict", body, "outputs")
+        outputs = self._request(":predict", body, "outputs")
+        # The server omits the name of a single output.
+        return outputs if isinstance(outputs, dict) else {"": outputs}
 
     def _request(
         self, method: str, body: Mapping[str, Any] | None, key: str
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Sends a request: POST with a body, GET without one.
 
         Args:
@@ -164,9 +150,7 @@ class GrpcClient:
         response.metadata["signature_def"].Unpack(signatures)
         return sorted(signatures.signature_def)
 
-    def predict(
-        self, signature: str, inputs: Mapping[str, Sequence[str]]
-    ) -> dict[str, Any]:
+    def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
         """See `Client`."""
         import tensorflow as tf
         from tensorflow_serving.apis import predict_pb2
@@ -180,7 +164,7 @@ class GrpcClient:
             )
         response = self._call(self._stub.Predict, request)
         return {
-            name: _decode(tf.make_ndarray(tensor).tolist())
+            name: decode(tf.make_ndarray(tensor).tolist())
             for name, tensor in response.outputs.items()
         }
 
@@ -213,13 +197,6 @@ def connect(server: str, model_name: str) -> Client:
         received=server,
         remedy="Examples: grpc://localhost:8500, http://localhost:8501.",
     )
-
-
-def _decode(values: Any) -> Any:
-    """Decodes the UTF-8 strings of nested lists; keeps numbers."""
-    if isinstance(values, list):
-        return [_decode(value) for value in values]
-    return values.decode() if isinstance(values, bytes) else values
 
 
 def _refused(server: str, reason: str) -> UserError:
@@ -267,9 +244,22 @@ def print_order(client: Client, texts: Sequence[str], text_pair: str) -> None:
 
 
 def main(config: ServingClientConfig) -> None:
-    """Prints the model's predictions for the texts of the flags."""
+    """Prints the model's predictions for the texts of the flags.
+
+    Raises:
+        UserError: If the texts are not those that the model takes.
+    """
     config.require("text")
     client = connect(config.server, config.model_name)
+    signatures = client.list_signatures()
+    if task := find_task(signatures):
+        print_answers(client, task, config)
+        return
+    if config.question or config.choice:
+        raise UserError(
+            "question and choice need a fine-tuned model that takes text",
+            received=f"the signatures {', '.join(signatures)}",
+        )
     if config.text_pair:
         print_order(client, config.text, config.text_pair)
     else:

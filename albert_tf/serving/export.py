@@ -1,5 +1,6 @@
 """Writes a trained run as a SavedModel: load, sign, write."""
 
+import dataclasses
 import json
 import posixpath
 from collections.abc import Mapping
@@ -8,7 +9,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.config import ExportConfig, PretrainingConfig
+from albert_tf.config import (
+    ExportConfig,
+    FinetuningConfig,
+    PretrainingConfig,
+)
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
     PARTIAL_SUFFIX,
@@ -21,7 +26,11 @@ from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import load_run, model_variables
-from albert_tf.runs.directory import CONFIG_FILE, RECORDS_METADATA_FILE
+from albert_tf.runs.directory import (
+    CONFIG_FILE,
+    RECORDS_METADATA_FILE,
+    null_threshold,
+)
 from albert_tf.serving.names import (
     ASSETS_DIR,
     MODEL_CONFIG_FILE,
@@ -29,7 +38,10 @@ from albert_tf.serving.names import (
     WARMUP_FILE,
 )
 from albert_tf.serving.signatures import Signatures, make_signatures
-from albert_tf.serving.task_signatures import make_task_signatures
+from albert_tf.serving.task_signatures import (
+    AnswerRules,
+    make_task_signatures,
+)
 from albert_tf.serving.text_tokenizer import TextTokenizer
 from albert_tf.serving.warmup_requests import write_warmup_requests
 
@@ -115,6 +127,17 @@ def load(config: ExportConfig) -> TrainedRun:
             received=f"{run_dir}, without {CONFIG_FILE}",
         )
     run, pretrainer, step = load_run(run_dir, config.checkpoint_step)
+    if config.max_seq_length > run.model.max_position_embeddings:
+        raise UserError(
+            "max_seq_length must be at most max_position_embeddings",
+            received=f"{config.max_seq_length} and "
+            f"{run.model.max_position_embeddings}",
+        )
+    if config.max_seq_length:
+        data = dataclasses.replace(
+            run.data, max_seq_length=config.max_seq_length
+        )
+        run = dataclasses.replace(run, data=data)
     if config.top_k > run.model.vocab_size:
         raise UserError(
             "top_k must be at most vocab_size",
@@ -193,8 +216,14 @@ def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
     # Holds the SentencePiece model, a resource of the graph.
     module.text_tokenizer = text_tokenizer
     if isinstance(run.pretrainer, AlbertForTask):
+        assert isinstance(run.config, FinetuningConfig)
+        rules = AnswerRules(
+            run.config.data.max_seq_length,
+            run.config.task,
+            null_threshold(config.run_dir, run.config),
+        )
         return module, make_task_signatures(
-            run.pretrainer, run.config.data.max_seq_length, text_tokenizer
+            run.pretrainer, rules, text_tokenizer
         )
     signatures = make_signatures(
         run.pretrainer,

@@ -12,8 +12,8 @@ from albert_tf.config import FillMaskConfig
 from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
 from albert_tf.records.tokenization import MASK_PIECE
+from albert_tf.serving.local_client import load_saved_model
 from albert_tf.serving.names import ASSETS_DIR, FILL_MASK_TEXT, SERVING_FILE
-from albert_tf.serving.text_tokenizer import import_text_ops
 
 
 class Candidate(NamedTuple):
@@ -47,16 +47,9 @@ class MaskFiller:
     """
 
     def __init__(self, saved_model_dir: str) -> None:
-        serving_path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
-        if not tf.io.gfile.exists(serving_path):
-            raise UserError(
-                "saved_model_dir must be a SavedModel of albert_tf",
-                received=f"{saved_model_dir}, without {SERVING_FILE}",
-                remedy="Make one with python -m albert_tf.export_saved_model.",
-            )
-        self.max_seq_length: int = load_json(serving_path)["max_seq_length"]
-        import_text_ops()
-        self._model = tf.saved_model.load(saved_model_dir)
+        self._model = load_saved_model(saved_model_dir)
+        path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
+        self.max_seq_length: int = load_json(path)["max_seq_length"]
         if FILL_MASK_TEXT not in self._model.signatures:
             raise UserError(
                 f"{saved_model_dir} must have the signature {FILL_MASK_TEXT}",

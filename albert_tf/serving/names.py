@@ -23,6 +23,9 @@ PAIR_SUFFIX = "_text_pair"
 # Of fine-tuned models.
 CLASSIFY = "classify"
 PREDICT_VALUE = "predict_value"
+CHOOSE = "choose"
+FIND_ANSWER = "find_answer"
+SCORE_SPANS = "score_spans"
 
 FILL_MASK_TEXT = FILL_MASK + TEXT_SUFFIX
 

@@ -15,6 +15,7 @@ U+2C2F, U+A7C0, U+A7D0, U+A7D6, U+A7D8 and U+10570-U+10595 do not change.
 """
 
 import importlib
+import itertools
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from albert_tf.records.tokenization import (
 
 _UNKNOWN = "\ue000"  # a private-use character: in no vocabulary
 _DROPPED = -1  # in a table of ids: the token is removed
+_BEFORE_PIECE = 1 << 40  # a distance above the length of every piece
 
 
 def import_text_ops() -> ModuleType:
@@ -86,7 +88,7 @@ class TextTokenizer(tf.Module):
             # Not FastSentencepieceTokenizer: it breaks ties of equal scores
             # like sentencepiece 0.2.2, and splits white space differently.
             self._model = self._text_ops.SentencepieceTokenizer(file.read())
-        self._is_google_albert = tokenizer.kind == GOOGLE_ALBERT
+        self.is_google_albert = tokenizer.kind == GOOGLE_ALBERT
         self._do_lower_case = tokenizer.do_lower_case
         self._white_space = _character_class(str.isspace)
         self._combining = _character_class(unicodedata.combining)
@@ -94,13 +96,20 @@ class TextTokenizer(tf.Module):
         pieces = [tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size)]
         self._pieces = tf.constant(pieces)
         self._without_word_mark = tf.constant(_unmark(pieces))
-        if self._is_google_albert:
-            ids, ends = tokenizer.split_commas(
-                np.arange(len(pieces)), np.arange(len(pieces)) + 1
-            )
-            self._comma_table = tf.RaggedTensor.from_row_limits(
-                tf.constant(ids, tf.int32), tf.constant(ends, tf.int64)
-            )
+        if self.is_google_albert:
+            # The parts of all pieces, which `split_commas` makes of them:
+            # ids, and distances of begin and end from the end of the piece,
+            # in characters.
+            parts = [
+                tokenizer.split_comma(i, 0, _BEFORE_PIECE)
+                for i in range(len(pieces))
+            ]
+            sizes = [len(parts_of_piece) for parts_of_piece in parts]
+            flat = np.array(list(itertools.chain.from_iterable(parts)))
+            self._part_splits = tf.constant(np.cumsum([0, *sizes]))
+            self._part_ids = tf.constant(flat[:, 0], tf.int32)
+            self._part_begins = tf.constant(_BEFORE_PIECE - flat[:, 1])
+            self._part_ends = tf.constant(_BEFORE_PIECE - flat[:, 2])
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Tokenizes raw texts; "[MASK]" is ordinary text here.
@@ -111,11 +120,12 @@ class TextTokenizer(tf.Module):
         Returns:
             int32, `(batch, tokens)`.
         """
-        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
-        if not self._is_google_albert:
+        texts = to_valid_utf8(texts)
+        if not self.is_google_albert:
             return self._model.tokenize(texts)
         ids = self._model.tokenize(self.normalize(texts))
-        return tf.gather(self._comma_table, ids).merge_dims(1, 2)
+        parts, _ = self._find_parts(ids)
+        return parts.with_values(tf.gather(self._part_ids, parts.values))
 
     def encode_with_masks(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Tokenizes raw texts in which "[MASK]" is the mask token."""
@@ -143,6 +153,59 @@ class TextTokenizer(tf.Module):
         part_ids = tf.concat([masks, part_ids], axis=1)
         return parts.with_values(part_ids).merge_dims(1, 2)
 
+    def encode_with_spans(
+        self, texts: tf.Tensor
+    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor, tf.RaggedTensor]:
+        """As `Tokenizer.encode_with_spans`, for several texts.
+
+        Args:
+            texts: string, `(batch,)`, in valid UTF-8; texts that
+                `self.normalize` returned, or, with a self-contained
+                vocabulary, raw texts.
+
+        Returns:
+            ids, int32, begins and ends, int64, each `(batch, tokens)`.
+        """
+        ids, begins, ends = self._model.tokenize_with_offsets(texts)
+        begins, ends = (
+            _to_characters(texts, begins),
+            _to_characters(texts, ends),
+        )
+        if not self.is_google_albert:
+            return ids, begins, ends
+        parts, tokens = self._find_parts(ids)
+        first, last = (
+            tf.gather(limits.values, tokens) for limits in (begins, ends)
+        )
+        begins, ends = (
+            tf.maximum(first, last - tf.gather(distances, parts.values))
+            for distances in (self._part_begins, self._part_ends)
+        )
+        return (
+            parts.with_values(tf.gather(self._part_ids, parts.values)),
+            parts.with_values(begins),
+            parts.with_values(ends),
+        )
+
+    def _find_parts(
+        self, ids: tf.RaggedTensor
+    ) -> tuple[tf.RaggedTensor, tf.Tensor]:
+        """Splits commas off numbers, as `Tokenizer.split_commas`.
+
+        Returns:
+            Indices of the parts, `(batch, parts)`; and of the tokens that they
+            are parts of, `(all parts,)`.
+        """
+        parts = tf.ragged.range(
+            tf.gather(self._part_splits, ids.values),
+            tf.gather(self._part_splits, ids.values + 1),
+        )
+        row_splits = tf.gather(parts.row_splits, ids.row_splits)
+        of_texts = tf.RaggedTensor.from_row_splits(
+            parts.values, row_splits, validate=False
+        )
+        return of_texts, parts.value_rowids()
+
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the spellings of pieces: string, in the shape of `ids`."""
         return tf.gather(self._pieces, ids)
@@ -150,9 +213,15 @@ class TextTokenizer(tf.Module):
     def normalize(self, texts: tf.Tensor) -> tf.Tensor:
         """As `tokenization.normalize`: string, `(batch,)`, in valid UTF-8."""
         texts = tf.strings.regex_replace(texts, f"{self._white_space}+", " ")
-        texts = tf.strings.strip(texts)
+        return self.lower(self.decompose(tf.strings.strip(texts)))
+
+    def decompose(self, texts: tf.Tensor) -> tf.Tensor:
+        """Decomposes characters (NFKD), and drops combining marks."""
         texts = self._text_ops.normalize_utf8(texts, "NFKD")
-        texts = tf.strings.regex_replace(texts, self._combining, "")
+        return tf.strings.regex_replace(texts, self._combining, "")
+
+    def lower(self, texts: tf.Tensor) -> tf.Tensor:
+        """Converts to lower case, if the vocabulary is for lower case."""
         if self._do_lower_case:
             # `lower` with an encoding ends a text at a NUL.
             texts = tf.strings.regex_replace(texts, r"\x00", _UNKNOWN)
@@ -161,6 +230,15 @@ class TextTokenizer(tf.Module):
             texts = tf.strings.lower(texts)
             texts = tf.strings.lower(texts, encoding="utf-8")
         return texts
+
+    def is_white_space(self, characters: tf.Tensor) -> tf.Tensor:
+        """Whether each string is one character of white space, as in Python."""
+        return tf.strings.regex_full_match(characters, self._white_space)
+
+
+def to_valid_utf8(texts: tf.Tensor) -> tf.Tensor:
+    """Replaces bytes that are not UTF-8 by U+FFFD."""
+    return tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
 
 
 class PackedTexts(NamedTuple):
@@ -198,13 +276,22 @@ def pack(
         second: int32, `(batch, tokens)`, or None.
     """
     if second is None:
-        segments = [_cut(first, tf.constant(max_length - 2, tf.int64))]
+        segments = [cut(first, tf.constant(max_length - 2, tf.int64))]
     else:
         tokens = max_length - 3
         kept = tf.maximum(tokens - second.row_lengths(), (tokens + 1) // 2)
-        first = _cut(first, kept)
-        segments = [first, _cut(second, tokens - first.row_lengths())]
-    batch = first.nrows()
+        first = cut(first, kept)
+        segments = [first, cut(second, tokens - first.row_lengths())]
+    return join(segments)
+
+
+def join(segments: list[tf.RaggedTensor]) -> PackedTexts:
+    """Makes `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`.
+
+    Args:
+        segments: One or two times int32, `(batch, tokens)`.
+    """
+    batch = segments[0].nrows()
     cls_ids, sep_ids = (
         tf.RaggedTensor.from_tensor(tf.fill([batch, 1], piece_id))
         for piece_id in (CLS_ID, SEP_ID)
@@ -222,11 +309,36 @@ def pack(
     )
 
 
-def _cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
+def cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
     """Keeps the first `lengths` tokens of each row: `(batch,)` or `()`."""
-    positions = tf.ragged.range(ids.row_lengths())
-    limits = tf.broadcast_to(lengths, [ids.nrows()])
-    return tf.ragged.boolean_mask(ids, positions < limits[:, tf.newaxis])
+    begins = ids.row_starts()
+    kept = tf.ragged.range(
+        begins, begins + tf.minimum(ids.row_lengths(), lengths)
+    )
+    return kept.with_values(tf.gather(ids.values, kept.values))
+
+
+def _to_characters(
+    texts: tf.Tensor, offsets: tf.RaggedTensor
+) -> tf.RaggedTensor:
+    """Converts offsets in bytes to offsets in characters.
+
+    Args:
+        texts: string, `(batch,)`, UTF-8.
+        offsets: int64, `(batch, tokens)`, where characters begin or end.
+    """
+    # Offsets in all texts, one after another: a single sorted list.
+    _, begins = tf.strings.unicode_split_with_offsets(texts, "UTF-8")
+    sizes = tf.cast(tf.strings.length(texts), tf.int64)
+    texts_begin = tf.cumsum(sizes, exclusive=True)
+    rows = offsets.value_rowids()
+    characters = tf.searchsorted(
+        begins.values + tf.gather(texts_begin, begins.value_rowids()),
+        offsets.values + tf.gather(texts_begin, rows),
+        out_type=tf.int64,
+    )
+    first = tf.gather(begins.row_starts(), rows)
+    return offsets.with_values(characters - first)
 
 
 def _character_class(is_member: Callable[[str], object]) -> str:

@@ -14,19 +14,25 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 
-# A value for each input of any signature: a batch of one.
+# Values of the last dimension of each input of any signature. Other dimensions
+# are 1 if they are free.
 EXAMPLES: Mapping[str, Any] = {
-    "text": ["The city is the [MASK] of the country."],
-    "text_pair": ["It lies on a river."],
-    "input_ids": [[CLS_ID, MASK_ID, SEP_ID]],
-    "input_mask": [[1, 1, 1]],
-    "segment_ids": [[0, 0, 0]],
-    "masked_lm_positions": [[1]],
+    "text": "The city is the [MASK] of the country.",
+    "text_pair": "It lies on a river.",
+    "question": "Where does it lie?",
+    "context": "The city lies on a river.",
+    "choices": "On a river.",
+    "input_ids": [CLS_ID, MASK_ID, SEP_ID],
+    "input_mask": [1, 1, 1],
+    "segment_ids": [0, 0, 0],
+    "p_mask": [0, 1, 1],
+    "masked_lm_positions": [1],
 }
 
 # Message -> its fields: name, number and type. A repeated message with key and
@@ -58,11 +64,19 @@ def write_warmup_requests(
             request = log.predict_log.request
             request.model_spec.signature_name = name
             for spec in inputs:
-                tensor = tf.make_tensor_proto(EXAMPLES[spec.name], spec.dtype)
+                tensor = tf.make_tensor_proto(_example(spec), spec.dtype)
                 request.inputs.add(
                     key=spec.name, value=tensor.SerializeToString()
                 )
             writer.write(log.SerializeToString())
+
+
+def _example(spec: tf.TensorSpec) -> np.ndarray:
+    """A value for an input: a batch of one."""
+    value = np.array(EXAMPLES[spec.name])
+    shape = [size or 1 for size in spec.shape]
+    shape[len(shape) - value.ndim :] = value.shape
+    return np.broadcast_to(value, shape)
 
 
 @functools.cache

@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from albert_tf.config import FinetuningConfig, TaskConfig
+from albert_tf.config.finetuning import FinetuningTrainingConfig
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.runs import directory as run_directory
 from tests.helpers import tiny_run
@@ -84,3 +86,17 @@ def test_a_vocabulary_added_by_hand_stays(tiny_records, tmp_path):
     vocabulary.write_bytes(b"by hand")
     run_directory.write(config, find_training_data(config))
     assert vocabulary.read_bytes() == b"by hand"
+
+
+def test_the_null_threshold_of_the_run_comes_first(tmp_path):
+    """Then that of the settings. In SQuAD 1.1, every question is answered."""
+
+    def threshold(task):
+        training = FinetuningTrainingConfig(null_threshold=-2.0)
+        config = FinetuningConfig(task=TaskConfig(task=task), training=training)
+        return run_directory.null_threshold(str(tmp_path), config)
+
+    assert threshold("squad_v2") == -2
+    (tmp_path / "null_threshold.json").write_text('{"null_threshold": 1.5}')
+    assert threshold("squad_v2") == 1.5
+    assert threshold("squad_v1") == float("inf")

@@ -1,11 +1,19 @@
 """Exports that the tests of this package share; none of them writes there."""
 
+import functools
+from typing import NamedTuple
+
 import pytest
 import tensorflow as tf
 
 from albert_tf.config import ExportConfig
+from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.serving.export import export
+from albert_tf.serving.local_client import LocalClient
+from data_prep.config import TokenizerConfig
+from data_prep.train_tokenizer import main as train_tokenizer
 from tests.helpers.exportable_run import write_records_files, write_run
+from tests.helpers.exportable_task import write_task_run
 
 
 @pytest.fixture(scope="session")
@@ -82,3 +90,45 @@ def nsp_served(nsp_export_dir):
 def none_served(none_export_dir):
     """The export without a sentence head, loaded."""
     return tf.saved_model.load(str(none_export_dir))
+
+
+@pytest.fixture(scope="session")
+def self_contained(tmp_path_factory):
+    """A lower-cased vocabulary with byte pieces."""
+    prefix = tmp_path_factory.mktemp("vocabulary") / "spm"
+    train_tokenizer(
+        TokenizerConfig(
+            input_file=("tests/testdata/multilingual-*.txt",),
+            model_prefix=str(prefix),
+            vocab_size=1500,
+            vocabulary_kind="self_contained",
+            byte_fallback=True,
+            character_coverage=0.98,
+        )
+    )
+    return f"{prefix}.model"
+
+
+class ExportedTask(NamedTuple):
+    """A fine-tuned model, and its export, loaded."""
+
+    weights: ModelWeights
+    saved_model_dir: str
+    client: LocalClient
+
+
+@pytest.fixture(scope="session")
+def exported_task(tmp_path_factory):
+    """`ExportedTask` of a model of `exportable_task.HEADS`, by name."""
+
+    @functools.cache
+    def of(name):
+        directory = tmp_path_factory.mktemp(name)
+        weights = write_task_run(name, directory / "run")
+        saved_model = str(directory / "export")
+        export(
+            ExportConfig(run_dir=str(directory / "run"), export_dir=saved_model)
+        )
+        return ExportedTask(weights, saved_model, LocalClient(saved_model))
+
+    return of

@@ -19,9 +19,10 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from albert_tf.config import ServingClientConfig
+from albert_tf.config import PredictConfig, ServingClientConfig
 from albert_tf.errors import UserError
 from albert_tf.serving.client import connect, main
+from albert_tf.serving.task_requests import find_task, print_answers
 from tests.helpers.served_model import answer_as_served, filled_lines
 
 TEXTS = ("The [MASK] sat on[MASK].", "Rome is it", "[MASK]")
@@ -101,6 +102,8 @@ def serve_rest(model):
                 self.reply(400, {"error": error.args[0]})
                 return
             outputs = {k: listed(v.tolist()) for k, v in answer.items()}
+            if len(outputs) == 1:  # as documented: "we omit the name"
+                (outputs,) = outputs.values()
             self.reply(200, {"outputs": outputs})
 
         def reply(self, status, body):
@@ -182,6 +185,39 @@ def test_a_client_asks_the_sentence_head_of_each_objective(
     ]
 
 
+TEXTS_OF = {
+    "classification": {"text": ("It rained.", "The Café"), "text_pair": "So?"},
+    "regression": {"text": ("It rained.", "The Café")},
+    "multiple_choice": {
+        "text": ("Tom fell into the river.",),
+        "question": ("He is _.", "How is he?"),
+        "choice": ("wet", "dry", "naïve"),
+    },
+    "plain": {
+        "text": ("Basel lies on the Rhine.", "The Café is in Zürich."),
+        "question": ("Where is Basel?", "Where is it?"),
+    },
+}
+TEXTS_OF["beam"] = TEXTS_OF["plain"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEXTS_OF)
+def test_a_client_prints_what_predict_prints(name, exported_task, capsys):
+    """For each kind of fine-tuned model, a line for each text and question."""
+    client, texts = exported_task(name).client, TEXTS_OF[name]
+    task = find_task(client.list_signatures())
+    print_answers(client, task, PredictConfig(**texts))
+    expected = capsys.readouterr().out
+    answers = [json.loads(line) for line in expected.splitlines()]
+    assert len(answers) == len(texts["text"]) * len(texts.get("question", "1"))
+    assert len({str(answer) for answer in answers}) == len(answers)
+    for serve in SERVE.values():
+        with serve(client.model) as server:
+            main(ServingClientConfig(server=server, **texts))
+        assert capsys.readouterr().out == expected
+
+
 @pytest.mark.parametrize("protocol", SERVE)
 def test_a_pair_is_refused_without_a_sentence_head(protocol, none_served):
     with SERVE[protocol](none_served) as server:
@@ -190,6 +226,14 @@ def test_a_pair_is_refused_without_a_sentence_head(protocol, none_served):
         )
         with pytest.raises(UserError, match=r"sentence head.*fill_mask_text"):
             main(config)
+
+
+def test_a_question_is_refused_without_a_fine_tuned_model(rest_server):
+    config = ServingClientConfig(
+        server=rest_server, text=("a",), question=("b",)
+    )
+    with pytest.raises(UserError, match=r"fine-tuned model.*fill_mask_text"):
+        main(config)
 
 
 def test_a_mask_that_was_cut_off_is_reported(rest_server, capsys):

@@ -20,33 +20,12 @@ from albert_tf.serving.text_tokenizer import (
     import_text_ops,
     pack,
 )
-from data_prep.config import (
-    TokenizerConfig,
-)
-from data_prep.train_tokenizer import main as train_tokenizer
 from tests.helpers.docstring_example import run_example
 from tests.helpers.tiny_albert import VOCABULARY
 
 PUBLISHED = "tests/testdata/30k-clean.model"
 TESTDATA = pathlib.Path("tests/testdata")
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
-
-
-@pytest.fixture(scope="module")
-def self_contained(tmp_path_factory):
-    """A lower-cased vocabulary with byte pieces."""
-    prefix = tmp_path_factory.mktemp("vocabulary") / "spm"
-    train_tokenizer(
-        TokenizerConfig(
-            input_file=("tests/testdata/multilingual-*.txt",),
-            model_prefix=str(prefix),
-            vocab_size=1500,
-            vocabulary_kind="self_contained",
-            byte_fallback=True,
-            character_coverage=0.98,
-        )
-    )
-    return f"{prefix}.model"
 
 
 def raw_lines():

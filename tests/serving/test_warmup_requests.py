@@ -1,13 +1,33 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import prediction_log_pb2
 
 from tests.helpers.served_model import answer_as_served
 
 
-def test_warm_up_calls_every_signature(export_dir, served):
-    """The messages of tensorflow-serving-api read the file."""
-    path = f"{export_dir}/assets.extra/tf_serving_warmup_requests"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("classification", "multiple_choice", "plain", "beam")
+        ),
+    ],
+)
+def test_warm_up_calls_every_signature(name, request):
+    """The messages of tensorflow-serving-api read the file.
+
+    Of a pretrained model, and of models of each kind of task.
+    """
+    if name:
+        task = request.getfixturevalue("exported_task")(name)
+        directory, served = task.saved_model_dir, task.client.model
+    else:
+        directory = request.getfixturevalue("export_dir")
+        served = request.getfixturevalue("served")
+    path = f"{directory}/assets.extra/tf_serving_warmup_requests"
     called = []
     for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
         log = prediction_log_pb2.PredictionLog.FromString(record)

@@ -1,0 +1,170 @@
+"""Asks fine-tuned models, through any connection.
+
+A connection is a `Client`: to a server (`serving.client`), or to a SavedModel
+in this process (`serving.local_client`). This module does not import
+TensorFlow, which clients of a REST server do not need.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from albert_tf.config import TextsConfig
+from albert_tf.errors import UserError
+from albert_tf.serving.names import (
+    CHOOSE,
+    CLASSIFY,
+    FIND_ANSWER,
+    PAIR_SUFFIX,
+    PREDICT_VALUE,
+    TEXT_SUFFIX,
+)
+
+# Names of inputs -> strings, `(batch,)`, or for choices `(batch, choices)`.
+Inputs = Mapping[str, Sequence[Any]]
+
+
+class Client(Protocol):
+    """A connection to a model."""
+
+    def list_signatures(self) -> list[str]:
+        """Returns the names of the model's signatures.
+
+        Raises:
+            UserError: If the request fails; it quotes the server's message.
+        """
+
+    def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
+        """Calls a signature that takes text.
+
+        Args:
+            signature: Name of the signature.
+            inputs: Strings by the name of the input.
+
+        Returns:
+            Nested lists of numbers and strings by the name of the output.
+
+        Raises:
+            UserError: If the request fails; it quotes the server's message.
+        """
+
+
+class _Task(NamedTuple):
+    """A kind of task, as the settings of the commands name its texts.
+
+    Attributes:
+        name: The kind, in words.
+        needs: Settings that must be given.
+        may_have: Further settings.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    may_have: tuple[str, ...] = ()
+
+
+# By the name of the signature.
+_TASKS = {
+    CLASSIFY: _Task("classification", ("text",), ("text_pair",)),
+    PREDICT_VALUE: _Task("regression", ("text",), ("text_pair",)),
+    CHOOSE: _Task("multiple choice", ("text", "question", "choice")),
+    FIND_ANSWER: _Task("question answering", ("text", "question")),
+}
+
+
+def find_task(signatures: Sequence[str]) -> str:
+    """The name of the signature of a fine-tuned model that takes text.
+
+    Returns:
+        "" if the model is not fine-tuned, or does not take text.
+
+    Example:
+        >>> find_task(["classify", "classify_text", "serving_default"])
+        'classify'
+    """
+    found = (name for name in _TASKS if name + TEXT_SUFFIX in signatures)
+    return next(found, "")
+
+
+def ask(client: Client, task: str, texts: TextsConfig) -> list[dict[str, Any]]:
+    """Asks a fine-tuned model.
+
+    Args:
+        client: The connection.
+        task: What `find_task` returned.
+        texts: The texts. Each question is asked about each text.
+
+    Returns:
+        An answer for each text, or for each text and question, in order, with
+        these keys. Classification: `label`, and `probabilities` by label.
+        Regression: `value`. Multiple choice: `choice`, `choice_number` from 0,
+        and `probabilities`, one for each choice. Question answering: `answer`,
+        "" if there is none; `start` and `end`, so that `text[start:end]` is
+        the answer; `score`, `null_score` and `null_odds`.
+
+    Raises:
+        UserError: If a text of the task is missing, or if there are others.
+    """
+    _check(task, texts)
+    pairs = [(text, q) for text in texts.text for q in texts.question or ("",)]
+    contexts, questions = ([p[i] for p in pairs] for i in (0, 1))
+    suffix = TEXT_SUFFIX
+    inputs: dict[str, Sequence[Any]] = {"text": contexts}
+    if "question" in _TASKS[task].needs:
+        inputs = {"question": questions, "context": contexts}
+    if texts.choice:
+        inputs["choices"] = [list(texts.choice)] * len(pairs)
+    if texts.text_pair:
+        inputs["text_pair"] = [texts.text_pair] * len(pairs)
+        suffix = PAIR_SUFFIX
+    outputs = client.predict(task + suffix, inputs)
+    return list(_read_answers(task, outputs))
+
+
+def _check(task: str, texts: TextsConfig) -> None:
+    name, needs, may_have = _TASKS[task]
+    settings = ("text", "text_pair", "question", "choice")
+    given = [setting for setting in settings if getattr(texts, setting)]
+    if not set(needs) <= set(given) <= {*needs, *may_have}:
+        may = f", and may have {', '.join(may_have)}" if may_have else ""
+        raise UserError(
+            f"a model for {name} must be given {', '.join(needs)}{may}",
+            received=", ".join(given) or "none",
+            remedy=f"Set {' '.join(f'--{setting}=...' for setting in needs)}.",
+        )
+
+
+def _read_answers(
+    task: str, outputs: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    if task == PREDICT_VALUE:
+        # A REST server omits the name of a single output.
+        (values,) = outputs.values()
+        outputs = {"value": values}
+    names = sorted(outputs)
+    for values in zip(*(outputs[name] for name in names), strict=True):
+        answer = dict(zip(names, values, strict=True))
+        if task == CLASSIFY:
+            labels = answer.pop("labels")
+            answer["probabilities"] = dict(
+                zip(labels, answer["probabilities"], strict=True)
+            )
+        yield answer
+
+
+def print_answers(client: Client, task: str, texts: TextsConfig) -> None:
+    """Prints a JSON object for each answer of `ask`."""
+    for answer in ask(client, task, texts):
+        print(json.dumps(answer, ensure_ascii=False))
+
+
+def decode(values: Any) -> Any:
+    """Decodes the UTF-8 strings of nested lists; keeps numbers.
+
+    Example:
+        >>> decode([["Café".encode()], [3]])
+        [['Café'], [3]]
+    """
+    if isinstance(values, list):
+        return [decode(value) for value in values]
+    return values.decode() if isinstance(values, bytes) else values

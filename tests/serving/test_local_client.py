@@ -1,0 +1,91 @@
+"""`python -m albert_tf.predict`: exported models asked in this process."""
+
+import json
+
+import pytest
+
+from albert_tf.config import ExportConfig, PredictConfig, TextsConfig
+from albert_tf.errors import UserError
+from albert_tf.serving.export import export
+from albert_tf.serving.local_client import LocalClient, print_predictions
+from albert_tf.serving.task_requests import ask, find_task
+from tests.helpers.docstring_example import run_example
+from tests.helpers.exportable_task import write_task_run
+
+
+@pytest.mark.slow
+def test_predict_prints_an_answer_for_each_text_and_question(
+    exported_task, capsys, tmp_path, monkeypatch
+):
+    directory = exported_task("plain").saved_model_dir
+    texts = ("Basel lies on the Rhine.", "The Café is in Zürich.")
+    questions = ("Where is it?", "Where is Basel?")
+    print_predictions(
+        PredictConfig(saved_model_dir=directory, text=texts, question=questions)
+    )
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    for answer, text in zip(
+        lines, [t for t in texts for _ in "ab"], strict=True
+    ):
+        assert answer["answer"] == text[answer["start"] : answer["end"]]
+
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export/squad").symlink_to(directory)
+    monkeypatch.chdir(tmp_path)
+    run_example(LocalClient)
+
+
+@pytest.mark.slow
+def test_texts_of_another_task_are_refused(exported_task):
+    for name, texts, message in [
+        (
+            "plain",
+            {"text": ("a",)},
+            "question answering must be given text, question. Received: text. "
+            "Set --text=... --question=...",
+        ),
+        (
+            "classification",
+            {"text": ("a",), "question": ("b",)},
+            "must be given text, and may have text_pair. Received: text, quest",
+        ),
+        (
+            "multiple_choice",
+            {"text": ("a",), "question": ("b",), "choice": ("c", "d")},
+            "choices must have 3 entries for each question.* Received: 2",
+        ),
+    ]:
+        client = exported_task(name).client
+        with pytest.raises(UserError, match=message):
+            ask(
+                client,
+                find_task(client.list_signatures()),
+                TextsConfig(**texts),
+            )
+
+
+def test_a_pretrained_model_is_refused(export_dir, tmp_path):
+    with pytest.raises(UserError, match=r"fine-tuned model.*use python -m alb"):
+        print_predictions(
+            PredictConfig(saved_model_dir=str(export_dir), text=("a",))
+        )
+    with pytest.raises(UserError, match=r"SavedModel.*Make one with python -m"):
+        LocalClient(str(tmp_path))
+
+
+def test_a_sequence_without_room_for_a_context_is_refused(tmp_path):
+    """And one that is longer than the model's."""
+    write_task_run("plain", tmp_path / "run")
+    for length, message in [
+        (17, "above max_query_length . 3.* Received: 17 and 14"),
+        (97, "at most max_position_embeddings. Received: 97 and 96"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            export(
+                ExportConfig(
+                    run_dir=str(tmp_path / "run"),
+                    export_dir=str(tmp_path / "export"),
+                    max_seq_length=length,
+                )
+            )
+    assert not (tmp_path / "export").exists()

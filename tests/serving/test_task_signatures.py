@@ -1,0 +1,152 @@
+"""Exported models of each kind of task, against the model in memory."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.finetuning.answers import decode
+from albert_tf.finetuning.encoding import make_records
+from albert_tf.interop.loading import make_model
+from albert_tf.records.encoding import encode
+from albert_tf.records.tokenization import Tokenizer
+from tests.helpers.exportable_task import MODEL, NULL_THRESHOLD, TASK
+from tests.helpers.served_examples import choice_examples, squad_examples
+from tests.helpers.tiny_albert import VOCABULARY
+
+pytestmark = pytest.mark.slow  # exports a model of each kind
+
+LENGTH = MODEL.max_position_embeddings
+INPUTS = ("input_ids", "input_mask", "segment_ids")
+
+
+def stack(records, *names):
+    return {
+        name: np.stack([record[name] for record in records]).astype(np.int32)
+        for name in names
+    }
+
+
+def predict(weights, batch):
+    """The outputs of the model in memory."""
+    outputs = make_model(weights)(
+        {name: tf.constant(values) for name, values in batch.items()}
+    )
+    return {name: value.numpy() for name, value in outputs.items()}
+
+
+def softmax(logits):
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("pairs", [None, ["It lies on a river.", ""]])
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_served_labels_and_values_are_those_of_the_model(
+    kind, pairs, exported_task
+):
+    weights, _, client = exported_task(kind)
+    texts = ["The town, in 1905.", "It " * 200]
+    batch = encode(Tokenizer(str(VOCABULARY)), texts, pairs, LENGTH)
+    logits = predict(weights, batch._asdict())["logits"]
+
+    name = "classify" if kind == "classification" else "predict_value"
+    more = {"text_pair": pairs} if pairs else {}
+    suffix = "_text_pair" if pairs else "_text"
+    found = client.predict(name + suffix, {"text": texts} | more)
+
+    if kind == "regression":
+        np.testing.assert_allclose(found["value"], logits[:, 0], atol=1e-5)
+        return
+    labels = ["no", "yes", "maybe"]
+    assert found["labels"] == [labels] * 2
+    np.testing.assert_allclose(
+        found["probabilities"], softmax(logits), atol=1e-5
+    )
+    assert found["label"] == [labels[i] for i in logits.argmax(axis=-1)]
+
+
+def test_served_choices_are_those_of_the_model(exported_task):
+    weights, _, client = exported_task("multiple_choice")
+    examples = choice_examples()
+    tokenizer = Tokenizer(str(VOCABULARY))
+    records = list(make_records(examples, tokenizer, TASK, LENGTH))
+    batch = stack(records, *INPUTS)
+    probabilities = softmax(predict(weights, batch)["logits"])
+    best = probabilities.argmax(axis=-1)
+    assert len(set(best)) > 1
+
+    choices = [example.choices for example in examples.examples]
+    found = client.predict(
+        "choose_text",
+        {
+            "question": [example.question for example in examples.examples],
+            "context": [example.passage for example in examples.examples],
+            "choices": choices,
+        },
+    )
+    from_ids = client.predict(
+        "choose", {n: v.reshape(len(v), 3, LENGTH) for n, v in batch.items()}
+    )
+
+    for outputs in found, from_ids:
+        np.testing.assert_allclose(
+            outputs["probabilities"], probabilities, atol=1e-5
+        )
+        assert outputs["choice_number"] == best.tolist()
+    assert found["choice"] == [
+        of_question[i] for of_question, i in zip(choices, best, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("head", ["plain", "beam"])
+def test_served_answers_are_those_of_mode_predict(head, exported_task):
+    squad = squad_examples()
+    weights, _, client = exported_task(head)
+    records = list(
+        make_records(squad, Tokenizer(str(VOCABULARY)), TASK, LENGTH)
+    )
+    names = (*INPUTS, "p_mask") if head == "beam" else INPUTS
+    outputs = predict(weights, stack(records, *names))
+    predictions = outputs | stack(records, "example_number", "window_number")
+    if head == "beam":  # mode=predict collects the other outputs only
+        del predictions["start_logits"]
+    expected = list(
+        decode(squad, Tokenizer(str(VOCABULARY)), TASK, LENGTH, predictions)
+    )
+    threshold = NULL_THRESHOLD[head]
+
+    found = client.predict(
+        "find_answer_text",
+        {
+            "question": [q.question for q in squad.examples],
+            "context": [q.document for q in squad.examples],
+        },
+    )
+
+    texts = []
+    for i, (question, answer) in enumerate(
+        zip(squad.examples, expected, strict=True)
+    ):
+        best, *others = answer.candidates
+        assert found["score"][i] == pytest.approx(best.score, abs=1e-5)
+        assert found["null_odds"][i] == pytest.approx(
+            answer.null_odds, rel=1e-6, abs=1e-5
+        )
+        null_score = answer.null_odds + best.score * (head == "plain")
+        assert found["null_score"][i] == pytest.approx(null_score, abs=1e-5)
+        # Rounding may decide between scores that are almost equal.
+        if others and best.score - others[0].score < 1e-5:
+            continue
+        if abs(answer.null_odds - threshold) < 1e-5:
+            continue
+        text = found["answer"][i]
+        start, end = found["start"][i], found["end"][i]
+        assert text == answer.text(threshold), question.id
+        assert question.document[start:end] == text
+        assert (start, end) == ((best.begin, best.end) if text else (0, 0))
+        texts.append(text)
+    # Most documents have several windows; the threshold divides the answers.
+    assert len(records) > 2 * len(expected)
+    assert len(texts) > len(expected) - 5
+    assert 30 < texts.count("") < len(expected) - 30
+    assert len(set(texts)) > 25
