@@ -1,9 +1,14 @@
 """Fixtures of the tests of builds: a text, and the records of it."""
 
 import gzip
+import pathlib
+import shutil
 
 import pytest
 
+from data_prep import inspect_records
+from data_prep.config import InspectConfig
+from tests.helpers import inspected_records
 from tests.helpers.small_builds import build
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
@@ -26,3 +31,30 @@ def text_file(documents, tmp_path_factory):
 @pytest.fixture(scope="session")
 def built(text_file, tmp_path_factory):
     return build(tmp_path_factory.mktemp("records") / "out", text_file)
+
+
+@pytest.fixture(scope="session")
+def demo_records(tmp_path_factory):
+    """Static records, for the inspector; see `inspected_records`."""
+    return inspected_records.build(tmp_path_factory.mktemp("demo") / "records")
+
+
+@pytest.fixture
+def records(demo_records, tmp_path):
+    """A copy of `demo_records` that a test can damage."""
+    return pathlib.Path(shutil.copytree(demo_records, tmp_path / "train"))
+
+
+@pytest.fixture
+def inspect(capsys):
+    """A function that returns the exit status and the printed text."""
+
+    def run(*paths, **settings):
+        config = InspectConfig(
+            input_file=tuple(map(str, paths)),
+            **{"num_workers": 1, "num_examples": 0, **settings},
+        )
+        status = inspect_records.main(config)
+        return status, capsys.readouterr().out
+
+    return run

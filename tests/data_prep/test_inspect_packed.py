@@ -10,7 +10,7 @@ from albert_tf.errors import UserError
 from albert_tf.records.features import read_metadata
 from data_prep import inspect_records
 from data_prep.config import InspectConfig
-from tests.data_prep.test_inspect_records import (
+from tests.helpers.inspected_records import (
     edit_all,
     line_of,
     make_example,
