@@ -23,6 +23,9 @@ UNPACKED = "packing=none"
 # The metadata of each directory; None for records of google-research/albert.
 MetadataByDirectory = Mapping[str, features.RecordsMetadata | None]
 
+# They decide how many masked tokens a row of examples can have.
+_MASKING = ("masked_lm_prob", "ngram", "max_predictions_per_seq")
+
 
 def features_to_read(
     masking: str, packing: str = "none"
@@ -117,19 +120,24 @@ def check_metadata(
         "max_seq_length": config.data.max_seq_length,
         "vocab_size": config.model.vocab_size,
     }
-    if metadata.masking == "static" or metadata.packing != "none":
+    if metadata.masking == "static":
         wanted["max_predictions_per_seq"] = config.data.max_predictions_per_seq
-    if metadata.masking == "dynamic" and metadata.packing != "none":
-        # A packed row has slots for the masks that these settings allow.
-        wanted["masked_lm_prob"] = config.data.masked_lm_prob
-        wanted["ngram"] = config.data.ngram
     if config.training.sentence_objective != "none":
         wanted["sentence_objective"] = config.training.sentence_objective
-    features.check_agreement(
-        posixpath.join(directory, features.METADATA_FILE),
-        dataclasses.asdict(metadata),
-        wanted,
-    )
+    path = posixpath.join(directory, features.METADATA_FILE)
+    stored = dataclasses.asdict(metadata)
+    features.check_agreement(path, stored, wanted)
+    if metadata.masking == "dynamic" and metadata.packing != "none":
+        features.check_agreement(
+            path,
+            stored,
+            {name: getattr(config.data, name) for name in _MASKING},
+            remedy="The build packed each row so that the masks of its "
+            "settings fit into the slots of the row. Set "
+            + " ".join(f"--{name}={stored[name]}" for name in _MASKING)
+            + ", build the records again, or use unpacked records, which any "
+            "masking fits.",
+        )
 
 
 def check_packing(

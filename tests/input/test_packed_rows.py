@@ -246,6 +246,8 @@ def test_dynamic_packed_records_need_the_masking_of_their_build(
         "masked_lm_prob is 0.15 there and 0.3 here",
         "ngram is 3 there and 2 here",
         "max_predictions_per_seq is 6 there and 7 here",
+        "Set --masked_lm_prob=0.15 --ngram=3 --max_predictions_per_seq=6",
+        "or use unpacked records",
     )
 
 
