@@ -49,12 +49,11 @@ def build_records(
 
     Static ones of two passes over it, dynamic ones of one.
     """
-    packed = PACKING if packing != "none" else {}
     text = directory / "text.txt"
     with gzip.open(CORPUS, "rt", encoding="utf-8") as lines:
         # Short documents, so that some are held out.
         num_lines, lines_of_document = 400, 8
-        if packed:
+        if packing != "none":
             # Of two to five words a line, so that several fill a row.
             lines = (
                 " ".join(line.split()[: 2 + number % 4]) + "\n"
@@ -77,21 +76,26 @@ def build_records(
             vocab_size=MODEL.vocab_size,
         )
     )
-    build_tfrecords.main(
-        RecordsConfig(
-            input_file=(str(text),),
-            output_dir=str(directory / "records"),
-            spm_model_file=str(directory / "spm.model"),
-            holdout_fraction=0.2,
-            masking=masking,
-            dupe_factor=2 if masking == "static" else 1,
-            num_shards=3,
-            num_workers=1,
-            **LENGTHS,
-            **packed,
-        )
-    )
+    build_tfrecords.main(records_config(directory, masking, packing))
     return directory / "records"
+
+
+def records_config(
+    directory: pathlib.Path, masking: str = "static", packing: str = "none"
+) -> RecordsConfig:
+    """Settings of a build from the text and the vocabulary in a directory."""
+    return RecordsConfig(
+        input_file=(str(directory / "text.txt"),),
+        output_dir=str(directory / "records"),
+        spm_model_file=str(directory / "spm.model"),
+        holdout_fraction=0.2,
+        masking=masking,
+        dupe_factor=2 if masking == "static" else 1,
+        num_shards=3,
+        num_workers=1,
+        **LENGTHS,
+        **(PACKING if packing != "none" else {}),
+    )
 
 
 def make_config(

@@ -3,6 +3,7 @@
 Without dropout, whose masks depend on the place in a row.
 """
 
+import collections
 import dataclasses
 import functools
 import json
@@ -21,6 +22,8 @@ from albert_tf.config import (
     PretrainingConfig,
     TrainingConfig,
 )
+from albert_tf.input.pipeline import evaluation_dataset
+from albert_tf.input.record_sets import find_records
 from albert_tf.io.files import load_json, write_text
 from albert_tf.modeling import backbone
 from albert_tf.modeling.attention_bias import attention_bias
@@ -29,7 +32,8 @@ from albert_tf.serving.export import export
 from albert_tf.training import losses, train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
-from tests.helpers import exportable_run, packed_rows, tiny_model
+from data_prep import build_tfrecords
+from tests.helpers import exportable_run, packed_rows, tiny_model, tiny_run
 from tests.helpers.conversion import assert_same as assert_same_weights
 from tests.helpers.conversion import converted
 
@@ -211,6 +215,16 @@ def test_a_step_on_packed_rows_is_a_step_on_their_examples(settings):
     assert_same(train(PACKED, **settings), unpacked())
 
 
+def add_up(objective, model, batches):
+    """Sums losses, correct predictions and weights over batches."""
+    totals = collections.Counter()
+    for batch in batches:
+        batch = {name: tf.constant(value) for name, value in batch.items()}
+        sums = objective.sums(model(batch), batch)
+        totals.update({name: float(value) for name, value in sums.items()})
+    return totals
+
+
 def test_an_evaluation_of_packed_rows_is_that_of_their_examples():
     """In batches with a row of zeros, which fills the last one.
 
@@ -220,16 +234,17 @@ def test_an_evaluation_of_packed_rows_is_that_of_their_examples():
     model = train_step.make_state(make_config(), objective).model
 
     def evaluate(rows, batch_size):
-        totals = {}
-        for first in range(0, len(rows["input_ids"]), batch_size):
-            batch = {
-                name: tf.constant(
-                    np.pad(value[first : first + batch_size], [(0, 1), (0, 0)])
-                )
-                for name, value in rows.items()
-            }
-            for name, value in objective.sums(model(batch), batch).items():
-                totals[name] = totals.get(name, 0.0) + float(value)
+        totals = add_up(
+            objective,
+            model,
+            (
+                {
+                    name: np.pad(value[i : i + batch_size], [(0, 1), (0, 0)])
+                    for name, value in rows.items()
+                }
+                for i in range(0, len(rows["input_ids"]), batch_size)
+            ),
+        )
         return totals, objective.evaluate(totals, {})
 
     totals, metrics = evaluate(EXAMPLES, 8)
@@ -241,6 +256,52 @@ def test_an_evaluation_of_packed_rows_is_that_of_their_examples():
     swapped, _ = evaluate(PACKED | {"next_sentence_labels": labels}, 2)
     name = "sentence_loss_sum"
     assert swapped[name] != pytest.approx(totals[name], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_a_packed_build_has_the_losses_of_an_unpacked_one(
+    tiny_packed_records, tmp_path
+):
+    """From one text to the losses: build, shards, reader, model."""
+    unpacked_build = tiny_run.records_config(tiny_packed_records.parent)
+    records = tmp_path / "records"
+    build_tfrecords.main(
+        dataclasses.replace(unpacked_build, output_dir=str(records))
+    )
+
+    def read(records, **packing):
+        """All training records, each once."""
+        config = tiny_run.make_config(
+            records, tmp_path, eval_batch_size=128, max_eval_steps=0, **packing
+        )
+        config = dataclasses.replace(
+            config,
+            model=dataclasses.replace(
+                MODEL,
+                vocab_size=config.model.vocab_size,
+                max_position_embeddings=config.data.max_seq_length,
+            ),
+        )
+        found = find_records("input_file", config.data.input_file, config)
+        objective = Pretraining(config)
+        make_dataset, _ = evaluation_dataset(
+            found, config.data, objective.record_format(found)
+        )
+        return found, config, make_dataset(tf.distribute.InputContext())
+
+    found, config, batches = read(records)
+    packed_found, _, packed_batches = read(
+        tiny_packed_records, **tiny_run.PACKING
+    )
+    num_examples = found.num_records
+    assert packed_found.num_records < 0.7 * num_examples
+    objective = Pretraining(config)
+    model = train_step.make_state(config, objective).model
+    totals = add_up(objective, model, batches)
+    packed_totals = add_up(objective, model, packed_batches)
+    assert totals["sentence_weight_sum"] == num_examples
+    assert totals["mlm_weight_sum"] > num_examples
+    assert packed_totals == pytest.approx(totals, rel=LOSS_TOLERANCE)
 
 
 def packed(config):
