@@ -19,8 +19,8 @@ class TaskHeadConfig(Config):
 
     Example:
         >>> head = TaskHeadConfig("classification", ("no", "yes", "maybe"))
-        >>> head.num_outputs, head.has_pooler
-        (3, True)
+        >>> head.num_outputs, head.num_classes, head.has_pooler
+        (3, 3, True)
     """
 
     kind: str = setting(
@@ -59,6 +59,13 @@ class TaskHeadConfig(Config):
     def num_outputs(self) -> int:
         """Width of the logits of a sequence, without question answering."""
         return len(self.labels) if self.kind == CLASSIFICATION else 1
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes or choices to choose from; 0 for other kinds."""
+        if self.kind == MULTIPLE_CHOICE:
+            return self.num_choices
+        return len(self.labels)
 
     @property
     def has_pooler(self) -> bool:

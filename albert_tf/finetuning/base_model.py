@@ -2,7 +2,6 @@
 
 import dataclasses
 import posixpath
-from collections.abc import Mapping
 from typing import Any
 
 from albert_tf.config import FinetuningConfig, ModelConfig
@@ -14,7 +13,11 @@ from albert_tf.io.files import load_json_if_any
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import directory as run_directory
-from albert_tf.training.warm_start import SAME_SETTINGS, WarmStart
+from albert_tf.training.warm_start import (
+    SAME_SETTINGS,
+    WarmStart,
+    make_report,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,44 +149,21 @@ def plan_start(config: FinetuningConfig, weights: ModelWeights) -> WarmStart:
     The head is taken over only if the model was fine-tuned on a task with the
     same labels.
     """
-    keeps_head = (
-        weights.head is not None
-        and config.head
-        == dataclasses.replace(
-            weights.head, num_choices=config.head.num_choices
-        )
+    head, old = config.head, weights.head
+    # The same weights score any number of choices.
+    keeps_head = old is not None and head == dataclasses.replace(
+        old, num_choices=head.num_choices
     )
-    backbone = {w.path for w in list_weights(config.model, head=config.head)}
-    backbone &= {w.path for w in list_weights(config.model)}
-    here = [w.path for w in list_weights(config.model, head=config.head)]
-    taken = {
+    paths = [weight.path for weight in list_weights(config.model, head=head)]
+    backbone = {weight.path for weight in list_weights(config.model)}
+    sources = {
         path: path
-        for path in here
+        for path in paths
         if path in weights.values and (keeps_head or path in backbone)
     }
-    new = [path for path in here if path not in taken]
-    report: Mapping[str, Any] = {
-        "init_checkpoint": config.initialization.init_checkpoint,
-        "step": weights.step,
-        "optimizer_state": False,
-        "vocabularies_known": True,
-        "pieces": {
-            "kept": config.model.vocab_size,
-            "new": 0,
-            "dropped": 0,
-            "kept_share_of_records": 1.0,
-        },
-        "positions": {
-            "here": config.model.max_position_embeddings,
-            "there": weights.config.max_position_embeddings,
-        },
-        "layers": {
-            "here": config.model.num_hidden_layers,
-            "there": weights.config.num_hidden_layers,
-            "taken_from": {},
-        },
-        "initialized": [path for path in new if path not in weights.values],
-        "replaced": [path for path in new if path in weights.values],
-        "unused": sorted(set(weights.values) - set(here)),
-    }
-    return WarmStart(weights, taken, None, False, report)
+    report = make_report(config, weights, sources, paths)
+    new = report["initialized"]
+    report["initialized"] = [p for p in new if p not in weights.values]
+    report["replaced"] = [p for p in new if p in weights.values]
+    report["unused"] = sorted(set(weights.values) - set(paths))
+    return WarmStart(weights, sources, None, False, report)

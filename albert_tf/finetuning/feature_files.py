@@ -150,7 +150,9 @@ def _write(
         for split, make in splits.items()
     }
     longest = max(
-        _length(r, features) for rows in records.values() for r in rows
+        record["input_ids"].shape[1]
+        for rows in records.values()
+        for record in rows
     )
     rounded = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
     length = min(rounded, max_seq_length)
@@ -203,10 +205,6 @@ def _without_padding(
     return cut
 
 
-def _length(record: Record, features: Sequence[TaskFeature]) -> int:
-    return record[features[0].name].shape[1]
-
-
 def _serialize(
     record: Record, features: Sequence[TaskFeature], length: int
 ) -> bytes:
@@ -222,10 +220,9 @@ def _serialize(
                 constant_values=int(feature.name == "p_mask"),
             )
         target = example.features.feature[feature.name]
-        if feature.dtype == "float32":
-            target.float_list.value.extend(values.ravel().tolist())
-        else:
-            target.int64_list.value.extend(values.ravel().tolist())
+        is_float = feature.dtype == "float32"
+        numbers = target.float_list if is_float else target.int64_list
+        numbers.value.extend(values.ravel().tolist())
     return example.SerializeToString()
 
 

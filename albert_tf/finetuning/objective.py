@@ -11,12 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import FinetuningConfig
-from albert_tf.config.task_head import (
-    CLASSIFICATION,
-    MULTIPLE_CHOICE,
-    QUESTION_ANSWERING,
-    REGRESSION,
-)
+from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
 from albert_tf.finetuning.base_model import BaseModel, plan_start
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.features import task_features
@@ -82,14 +77,9 @@ class Finetuning(Objective):
         return self._files.records(DEV)
 
     def record_format(self, records: RecordSet) -> RecordFormat:
-        limits = {
-            "input_ids": self._config.model.vocab_size,
-            "segment_ids": 2,
-        }
-        if self._head.kind == CLASSIFICATION:
-            limits["label"] = self._head.num_outputs
-        if self._head.kind == MULTIPLE_CHOICE:
-            limits["label"] = self._head.num_choices
+        limits = {"input_ids": self._config.model.vocab_size, "segment_ids": 2}
+        if self._head.num_classes:
+            limits["label"] = self._head.num_classes
         return RecordFormat(
             task_features(self._head.kind, self._head.num_choices), limits
         )
@@ -222,10 +212,8 @@ class Finetuning(Objective):
         )
 
     def chance_loss(self) -> float | None:
-        if self._head.kind == CLASSIFICATION:
-            return math.log(self._head.num_outputs)
-        if self._head.kind == MULTIPLE_CHOICE:
-            return math.log(self._head.num_choices)
+        if self._head.num_classes:
+            return math.log(self._head.num_classes)
         if self._is_span and not self._head.is_beam:
             return math.log(self._config.data.max_seq_length)
         return None

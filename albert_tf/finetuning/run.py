@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import posixpath
-import shutil
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -66,7 +65,9 @@ def run(config: FinetuningConfig) -> int:
         split: Scorer(config, examples, base, threshold)
         for split, examples in sets.items()
     }
-    files = _make_features(config, sets, base, strategy, "predict")
+    files = _make_features(
+        config, sets, base, strategy, config.training.output_dir, "predict"
+    )
     config = _with_lengths(config, files)
     predict.run(config, scorers, files, base, strategy)
     return 0
@@ -111,11 +112,16 @@ def _train(
         split: Scorer(config, examples, base, config.training.null_threshold)
         for split, examples in sets.items()
     }
-    scratch = ""
-    if config.training.dry_run:
-        scratch = tempfile.mkdtemp(prefix="albert_tf_")
-    try:
-        files = _make_features(config, sets, base, strategy, "train", scratch)
+    with tempfile.TemporaryDirectory(prefix="albert_tf_") as scratch:
+        # A dry run leaves no files.
+        files = _make_features(
+            config,
+            sets,
+            base,
+            strategy,
+            scratch if config.training.dry_run else config.training.output_dir,
+            "train",
+        )
         config = _with_lengths(config, files)
         for index, directory in enumerate(directories):
             of_run = _with_training(
@@ -135,9 +141,6 @@ def _train(
                 predict.choose_null_threshold(
                     of_run, scorers[HOLDOUT], files, base, strategy
                 )
-    finally:
-        if scratch:
-            shutil.rmtree(scratch)
     if DEV in sets and is_chief(strategy):
         print(json.dumps(summarize(directories, task)))
     return 0
@@ -221,12 +224,11 @@ def _make_features(
     sets: Mapping[str, ExampleSet],
     base: BaseModel,
     strategy: tf.distribute.Strategy,
+    parent: str,
     purpose: str,
-    scratch: str = "",
 ) -> FeatureFiles:
     """Writes the features of examples, or finds those of an earlier run."""
     length = config.data.max_seq_length
-    parent = scratch or config.training.output_dir
     directory = posixpath.join(parent, FEATURES_DIR, purpose)
     splits = {
         split: lambda examples=examples: make_records(
@@ -320,7 +322,7 @@ def summarize(directories: list[str], task: Task) -> dict[str, object]:
     """
     runs = [_last_evaluation(directory) for directory in directories]
     if len(runs) == 1:
-        return {**runs[0]}
+        return dict(runs[0])
     names = [name for name in task.metrics if name in runs[0]]
     return {
         "runs": runs,

@@ -160,7 +160,7 @@ def _score(
     answer: str | None, question: Question, may_be_unanswerable: bool
 ) -> tuple[float, float]:
     """The best exact match and the best F1 over all right answers."""
-    golds = [gold.text for gold in question.answers]
+    golds = [text for text, _ in question.answers]
     score_f1 = word_f1
     if may_be_unanswerable:
         golds = list(filter(normalize_answer, golds)) or [""]

@@ -29,7 +29,7 @@ import dataclasses
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -238,38 +238,62 @@ def plan(
         )
     kept_pieces = match_pieces(config, weights, records)
     sources = _find_sources(config, weights)
+    paths = [
+        weight.path
+        for weight in list_weights(here, config.training.sentence_objective)
+    ]
+    known = bool(vocabulary_of(config, weights) and records.metadata)
     return WarmStart(
         weights,
         sources,
         kept_pieces,
         settings.init_optimizer_state,
-        {
-            "init_checkpoint": settings.init_checkpoint,
-            "step": weights.step,
-            "optimizer_state": settings.init_optimizer_state,
-            "vocabularies_known": bool(
-                vocabulary_of(config, weights) and records.metadata
-            ),
+        make_report(config, weights, sources, paths)
+        | {
+            "vocabularies_known": known,
             "pieces": report_pieces(config, weights, kept_pieces, records),
-            "positions": {
-                "here": here.max_position_embeddings,
-                "there": there.max_position_embeddings,
-            },
-            "layers": {
-                "here": here.num_hidden_layers,
-                "there": there.num_hidden_layers,
-                "taken_from": _other_owners(sources),
-            },
-            "initialized": [
-                weight.path
-                for weight in list_weights(
-                    here, config.training.sentence_objective
-                )
-                if weight.path not in sources
-            ],
-            "unused": sorted(set(weights.values) - set(sources.values())),
         },
     )
+
+
+def make_report(
+    config: PretrainingConfig,
+    weights: ModelWeights,
+    sources: Mapping[str, str],
+    paths: Sequence[str],
+) -> dict[str, Any]:
+    """Returns the report of a run that keeps the vocabulary of the model.
+
+    Args:
+        config: Settings of the run.
+        weights: The model.
+        sources: As in `WarmStart`.
+        paths: The variables of the run.
+    """
+    here, there = config.model, weights.config
+    return {
+        "init_checkpoint": config.initialization.init_checkpoint,
+        "step": weights.step,
+        "optimizer_state": config.initialization.init_optimizer_state,
+        "vocabularies_known": True,
+        "pieces": {
+            "kept": here.vocab_size,
+            "new": 0,
+            "dropped": 0,
+            "kept_share_of_records": 1.0,
+        },
+        "positions": {
+            "here": here.max_position_embeddings,
+            "there": there.max_position_embeddings,
+        },
+        "layers": {
+            "here": here.num_hidden_layers,
+            "there": there.num_hidden_layers,
+            "taken_from": _other_owners(sources),
+        },
+        "initialized": [path for path in paths if path not in sources],
+        "unused": sorted(set(weights.values) - set(sources.values())),
+    }
 
 
 def write_report(run_dir: str, warm_start: WarmStart | None) -> None:
