@@ -72,7 +72,7 @@ FREE = {
     "distribution.num_logical_cpus": 2,
     "distribution.remat": True,
     "distribution.jit_compile": True,
-    "distribution.fuse_on_cpu": False,
+    "distribution.fuse_on_cpu": True,
     "distribution.plain_formulas": True,
     "distribution.worker_timeout_s": 60,
     "distribution.peak_tflops": 197.0,

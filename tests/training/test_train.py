@@ -36,7 +36,11 @@ def test_dropout_is_removed_where_the_schedule_says(tiny_records, tmp_path):
 
 def test_training_learns(tiny_records, tmp_path):
     config = tiny_run.make_config(
-        tiny_records, tmp_path, num_train_steps=40, steps_per_loop=4
+        tiny_records,
+        tmp_path,
+        num_train_steps=40,
+        steps_per_loop=4,
+        fuse_on_cpu=True,
     )
     train(config)
     losses = [
@@ -69,7 +73,7 @@ def assert_same_run(one, other):
 
 
 STRATEGIES = {
-    "one_device": {"strategy": "one_device"},
+    "one_device": {"strategy": "one_device", "fuse_on_cpu": True},
     "mirrored": {"strategy": "mirrored", "num_logical_cpus": 2},
     "multi_worker": {"strategy": "multi_worker"},
 }

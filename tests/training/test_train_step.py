@@ -299,8 +299,8 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
         {"remat": True},
         {"remat": True, "gradient_accumulation_steps": 2},
         {"remat": True, "jit_compile": True},
-        {"fuse_on_cpu": False},
-        {"fuse_on_cpu": False, "strategy": "mirrored", "num_logical_cpus": 2},
+        {"fuse_on_cpu": True},
+        {"fuse_on_cpu": True, "strategy": "mirrored", "num_logical_cpus": 2},
     ],
 )
 def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
@@ -323,7 +323,7 @@ def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
     if "jit_compile" in changes:
         assert found.num_compiled > 0
     if "fuse_on_cpu" in changes:
-        assert expected.num_compiled > found.num_compiled == 0
+        assert found.num_compiled > expected.num_compiled == 0
     if "remat" in changes:
         products = [
             trained.operations.count("BatchMatMulV2")
