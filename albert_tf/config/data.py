@@ -114,7 +114,8 @@ class DataConfig(MaskingConfig):
     input_file: tuple[str, ...] = setting(
         (),
         "Training records: comma-separated files or globs, local or gs://, "
-        "e.g. build/records/train/*.tfrecord.",
+        "e.g. build/records/train/*.tfrecord. Records of several directories "
+        "are interleaved in proportion to their numbers.",
         affects="nothing",
     )
     eval_input_file: tuple[str, ...] = setting(

@@ -29,8 +29,8 @@ class RecordSet:
         metadata: The metadata of the first directory with metadata; None for
             records of google-research/albert.
         directory: The directory of `metadata`.
-        sets: `files` by dataset. Records of several datasets alternate; see
-            `num_of_sets`.
+        sets: `files` by dataset, or by directory. In training, records of
+            several sets alternate; see `num_of_sets`.
         examples_per_row: Mean number of examples in a record; 1 if they are
             not packed.
         useful_share: Fraction of the positions that hold tokens, not padding;
@@ -163,6 +163,10 @@ class TrainingData:
 def find_training_data(config: PretrainingConfig) -> TrainingData:
     """Finds the records of `input_file`, or of `data_schedule`.
 
+    A build shuffles its records only among themselves. Therefore, the records
+    of several directories of `input_file` alternate as those of several
+    datasets do.
+
     Raises:
         UserError: See `find_records`; also if the phases differ in vocabulary
             or lower-casing.
@@ -170,7 +174,10 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     data = config.data
     if not data.data_schedule:
         records = find_records("input_file", data.input_file, config)
-        return TrainingData((Phase(0, "", records),))
+        sets = _by_directory(records.files)
+        return TrainingData(
+            (Phase(0, "", dataclasses.replace(records, sets=sets)),)
+        )
     files = data.datasets()
     phases: list[Phase] = []
     for first_step, names in data.data_phases():
@@ -188,6 +195,13 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
                 )
         phases.append(Phase(first_step, "+".join(names), records))
     return TrainingData(tuple(phases))
+
+
+def _by_directory(files: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    directories: dict[str, list[str]] = {}
+    for file in files:
+        directories.setdefault(posixpath.dirname(file), []).append(file)
+    return tuple(map(tuple, directories.values()))
 
 
 def find_held_out(config: PretrainingConfig) -> RecordSet:

@@ -68,6 +68,23 @@ def test_dynamic_records_allow_any_number_of_predictions(
     assert spec["masked_lm_ids"].shape == (8, 4)
 
 
+def test_records_of_several_directories_alternate(tiny_records, config):
+    """A build shuffles only its own records."""
+    data = dataclasses.replace(
+        config.data,
+        input_file=tuple(
+            f"{tiny_records}/{name}/*.tfrecord" for name in ("train", "eval")
+        ),
+    )
+    found = record_sets.find_training_data(
+        dataclasses.replace(config, data=data)
+    )
+    few, many = found.phases[0].records.sets
+    assert {file.split("/")[-2] for file in few} == {"eval"}
+    assert {file.split("/")[-2] for file in many} == {"train"}
+    assert (len(few), len(many)) == (1, 3)
+
+
 def test_records_of_another_length_are_refused_with_both_values(
     tiny_records, tmp_path
 ):
