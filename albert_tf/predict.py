@@ -1,11 +1,12 @@
-r"""Predict with the SavedModel of a model fine-tuned for a task.
+r"""Predict with an exported SavedModel.
 
     python -m albert_tf.export_saved_model \
       --run_dir=runs/sst2 --export_dir=export/sst2
     python -m albert_tf.predict --saved_model_dir=export/sst2 \
       --text='A film to remember.'
 
-The command prints a JSON object for each text. Give --text once per text.
+For a fine-tuned model, the command prints a JSON object for each text. Give
+--text once per text.
 
 Classification and regression, here of pairs: the label and the probability of
 each label, or the value:
@@ -29,8 +30,15 @@ choice. There must be as many choices as in training:
       --choice=wet --choice=dry
     {"choice": "wet", "choice_number": 0, "probabilities": [0.98, 0.02]}
 
-Give --question once per question; each is asked about each text. The command
-needs the SavedModel and tensorflow-text, but no model code.
+Give --question once per question; each is asked about each text.
+
+A model that is only pretrained fills masks or, given --text_pair, prints the
+probability that the second text follows the first:
+
+    --text='She opened the door.' --text_pair='It was dark inside.'
+    71.3% in order: She opened the door. | It was dark inside.
+
+The command needs the SavedModel and tensorflow-text, but no model code.
 """
 
 from albert_tf.config import PredictConfig, flags

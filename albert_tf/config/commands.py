@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from albert_tf.config.settings import Config, inherited, setting
+from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
 
 
@@ -124,17 +124,20 @@ class FillMaskConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TextsConfig(Config):
-    """The texts to ask a fine-tuned model about."""
+    """The texts to ask a model about."""
 
     text: tuple[str, ...] = setting(
         (),
-        "Text to classify, or the text that a question is about. Give the "
-        "flag once per text, e.g. --text='A film to remember.'.",
+        "For a pretrained model, a sentence with at least one [MASK], or the "
+        "first text of a pair. For a fine-tuned model, the text to classify, "
+        "or the text that a question is about. Give the flag once per text, "
+        "e.g. --text='Paris is the [MASK] of France.'.",
         repeated=True,
     )
     text_pair: str = setting(
         "",
-        "Second text of a pair, for models of pairs of texts, e.g. "
+        "Second text of a pair. For a pretrained model, the command then "
+        "prints the probability that it follows text, e.g. "
         "--text_pair='It was dark inside.'.",
     )
     question: tuple[str, ...] = setting(
@@ -180,21 +183,6 @@ class ServingClientConfig(TextsConfig):
         "for gRPC.",
     )
     model_name: str = setting("albert", "Name of the model on the server.")
-    text: tuple[str, ...] = inherited(
-        TextsConfig,
-        "text",
-        help="For a pretrained model, a sentence with at least one [MASK], or "
-        "the first text of a pair. For a fine-tuned model, the text to "
-        "classify, or the text that a question is about. Give the flag once "
-        "per text, e.g. --text='Paris is the [MASK] of France.'.",
-    )
-    text_pair: str = inherited(
-        TextsConfig,
-        "text_pair",
-        help="Second text of a pair. For a pretrained model, the client then "
-        "prints the probability that it follows text, e.g. "
-        "--text_pair='It was dark inside.'.",
-    )
 
 
 @dataclasses.dataclass(frozen=True)

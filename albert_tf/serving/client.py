@@ -23,23 +23,13 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from albert_tf.config import ServingClientConfig, flags
 from albert_tf.errors import UserError, first_line
-from albert_tf.serving.names import (
-    FILL_MASK_TEXT,
-    PAIR_SUFFIX,
-    SENTENCE_SIGNATURES,
-)
-from albert_tf.serving.task_requests import (
-    Client,
-    Inputs,
-    decode,
-    find_task,
-    print_answers,
-)
+from albert_tf.serving.responses import print_responses
+from albert_tf.serving.task_requests import Client, Inputs, decode
 
 TIMEOUT_S = 60  # the first request may wait until the model is loaded
 
@@ -203,67 +193,10 @@ def _refused(server: str, reason: str) -> UserError:
     return UserError(f"{server} must answer the request", received=reason)
 
 
-def print_filled(client: Client, texts: Sequence[str]) -> None:
-    """Prints each text and the most probable pieces of its masks."""
-    answer = client.predict(FILL_MASK_TEXT, {"text": texts})
-    for text, *rows in zip(
-        texts, answer["top_pieces"], answer["top_probabilities"], strict=True
-    ):
-        print(text)
-        # Rows of 0 pad a text with fewer masks than others.
-        found = [row for row in zip(*rows, strict=True) if row[1][0]]
-        for row in found:
-            pairs = zip(*row, strict=True)
-            print("   ", "  ".join(f"{p} {q:.1%}" for p, q in pairs))
-        if num_cut_off := text.count("[MASK]") - len(found):
-            print(f"    {num_cut_off} [MASK] beyond the model's max_seq_length")
-
-
-def print_order(client: Client, texts: Sequence[str], text_pair: str) -> None:
-    """Prints the probability that one text follows each of the others.
-
-    Raises:
-        UserError: If the model has no signature for pairs.
-    """
-    found = client.list_signatures()
-    for sentence in SENTENCE_SIGNATURES.values():
-        if sentence.name + PAIR_SUFFIX in found:
-            break
-    else:
-        raise UserError(
-            "text_pair needs a model with a sentence head and text signatures",
-            received=f"the signatures {', '.join(found)}",
-        )
-    answer = client.predict(
-        sentence.name + PAIR_SUFFIX,
-        {"text": texts, "text_pair": [text_pair] * len(texts)},
-    )
-    probabilities = answer[sentence.outputs[0]]
-    for text, probability in zip(texts, probabilities, strict=True):
-        print(f"{probability:.1%} {sentence.statement}: {text} | {text_pair}")
-
-
 def main(config: ServingClientConfig) -> None:
-    """Prints the model's predictions for the texts of the flags.
-
-    Raises:
-        UserError: If the texts are not those that the model takes.
-    """
+    """Prints the model's predictions for the texts of the flags."""
     config.require("text")
-    client = connect(config.server, config.model_name)
-    signatures = client.list_signatures()
-    if task := find_task(signatures):
-        print_answers(client, task, config)
-        return
-    if config.question or config.choice:
-        raise UserError(
-            "question and choice need a fine-tuned model that takes text",
-            received=f"the signatures {', '.join(signatures)}",
-        )
-    if config.text_pair:
-        print_order(client, config.text, config.text_pair)
-    else:
-        print_filled(client, config.text)
+    print_responses(connect(config.server, config.model_name), config)
 
 
 if __name__ == "__main__":

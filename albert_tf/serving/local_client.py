@@ -11,12 +11,8 @@ import tensorflow as tf
 from albert_tf.config import PredictConfig
 from albert_tf.errors import UserError
 from albert_tf.serving.names import ASSETS_DIR, SERVING_FILE
-from albert_tf.serving.task_requests import (
-    Inputs,
-    decode,
-    find_task,
-    print_answers,
-)
+from albert_tf.serving.responses import print_responses
+from albert_tf.serving.task_requests import Inputs, decode
 from albert_tf.serving.text_tokenizer import import_text_ops
 
 
@@ -98,20 +94,6 @@ class LocalClient:
 
 
 def print_predictions(config: PredictConfig) -> None:
-    """Prints the answers of an exported model to the texts of the flags.
-
-    Raises:
-        UserError: If the model is not fine-tuned, or does not take text.
-    """
+    """Prints the answers of an exported model to the texts of the flags."""
     config.require("saved_model_dir", "text")
-    client = LocalClient(config.saved_model_dir)
-    signatures = client.list_signatures()
-    task = find_task(signatures)
-    if not task:
-        raise UserError(
-            f"{config.saved_model_dir} must be a fine-tuned model that takes "
-            "text",
-            received=f"the signatures {', '.join(signatures)}",
-            remedy="For a pretrained model, use python -m albert_tf.fill_mask.",
-        )
-    print_answers(client, task, config)
+    print_responses(LocalClient(config.saved_model_dir), config)

@@ -114,7 +114,7 @@ def make_config(
             **LENGTHS,
         ),
         optimizer=OptimizerConfig(learning_rate=0.02, num_warmup_steps=2),
-        # Without fused kernels, a program is compiled in two thirds of the time.
+        # Programs without fused kernels compile in two thirds of the time.
         distribution=DistributionConfig(
             strategy="one_device", fuse_on_cpu=False
         ),

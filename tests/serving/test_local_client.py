@@ -64,11 +64,21 @@ def test_texts_of_another_task_are_refused(exported_task):
             )
 
 
-def test_a_pretrained_model_is_refused(export_dir, tmp_path):
-    with pytest.raises(UserError, match=r"fine-tuned model.*use python -m alb"):
-        print_predictions(
-            PredictConfig(saved_model_dir=str(export_dir), text=("a",))
-        )
+def test_a_pretrained_model_judges_the_order_of_texts(
+    export_dir, capsys, tmp_path
+):
+    first, second = "She opened the door.", "It was dark inside."
+    config = PredictConfig(
+        saved_model_dir=str(export_dir), text=(first,), text_pair=second
+    )
+    print_predictions(config)
+    outputs = LocalClient(str(export_dir)).predict(
+        "sentence_order_text_pair", {"text": [first], "text_pair": [second]}
+    )
+    assert (
+        capsys.readouterr().out
+        == f"{outputs['in_order'][0]:.1%} in order: {first} | {second}\n"
+    )
     with pytest.raises(UserError, match=r"SavedModel.*Make one with python -m"):
         LocalClient(str(tmp_path))
 
