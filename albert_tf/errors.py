@@ -1,6 +1,11 @@
-"""UserError: an error that the user of a command can fix."""
+"""Errors that end a command with one line instead of a traceback."""
 
 from collections.abc import Sequence
+from typing import ClassVar
+
+# Exit status of a command that may succeed if it is started again without a
+# change; EX_TEMPFAIL of sysexits.h.
+RETRY_STATUS = 75
 
 _MAX_NAMED_FAULTS = 5
 
@@ -18,7 +23,8 @@ _LOCATION_LINES = (
 class UserError(ValueError):
     """A setting, a file or a machine does not meet a requirement.
 
-    Commands print its message without a traceback and exit with status 1.
+    Commands print its message without a traceback and exit with
+    `exit_status`.
 
     Args:
         wanted: The requirement, with the name of the setting or the file.
@@ -40,6 +46,8 @@ class UserError(ValueError):
         num_replicas. Received: 4100 and 32. Nearest: 4096, 4128.
     """
 
+    exit_status: ClassVar[int] = 1
+
     def __init__(
         self, wanted: str, received: object = None, remedy: str = ""
     ) -> None:
@@ -48,6 +56,21 @@ class UserError(ValueError):
             parts.append(f"Received: {received}.")
         self.fault, self.remedy = " ".join(parts), remedy
         super().__init__(f"{self.fault} {remedy}".rstrip())
+
+
+class RetryError(UserError):
+    """A worker or host was lost; the same command may succeed again.
+
+    Example:
+        >>> raise RetryError("all workers must answer", received="silence")
+        Traceback (most recent call last):
+        albert_tf.errors.RetryError: all workers must answer. Received:
+        silence.
+        >>> RetryError("all workers must answer").exit_status
+        75
+    """
+
+    exit_status = RETRY_STATUS
 
 
 def first_line(error: BaseException) -> str:

@@ -11,7 +11,8 @@ tpu/README.md.
 
 Commands:
     run      create, setup and start, then monitor training until it ends; if
-             the slice is preempted, request it again and continue training
+             the slice is preempted or a host fails, continue training, on a
+             new slice if necessary
     create   request the slice
     wait     wait until the slice exists
     setup    copy this code to all hosts, install it, check that TPUs are found
@@ -41,8 +42,8 @@ Examples:
     tpu/launch.sh run ... --dry_run     # prints every command, runs none
     tpu/launch.sh delete --project=mine --zone=us-west4-a --name=base
 
-Exit status of run: that of training (0 when all steps are done; for 1 and 130
-see albert_tf/README.md), or 1 if no slice could be created.
+Exit status of run: that of training (0 when all steps are done; for 1, 75 and
+130 see albert_tf/README.md), or 1 if no slice could be created.
 HELP
 }
 
@@ -74,7 +75,9 @@ settings() {
   poll_s=${ALBERT_TPU_POLL_S-60}
   # seconds after training exits before run acts
   grace_s=${ALBERT_TPU_GRACE_S-180}
-  # consecutive failures after which run gives up
+  # seconds without an answer of host 0 after which run requests a new slice
+  unreachable_s=${ALBERT_TPU_UNREACHABLE_S-1800}
+  # consecutive failures, without a new checkpoint, after which run gives up
   max_failures=${ALBERT_TPU_MAX_FAILURES-3}
   # true: delete the slice when training is done
   delete_when_done=${ALBERT_TPU_DELETE_WHEN_DONE-false}
@@ -118,7 +121,7 @@ check_settings() {
   done
   [[ $name =~ ^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$ ]] ||
     fail "--name must be lower-case letters, digits and -. Received: $name"
-  for key in poll_s grace_s; do
+  for key in poll_s grace_s unreachable_s; do
     [[ ${!key} =~ ^(0|[1-9][0-9]*)$ ]] ||
       fail "--$key must be a number. Received: ${!key}"
   done
@@ -310,10 +313,10 @@ plan() {
   slice_state
   echo '# is training running?' >&3
   training_state >/dev/null
-  echo '# if not, or after exit status 143 (a preemption)' >&3
+  echo '# if not; after exit status 143 (a preemption) or 75, only start' >&3
   setup
   start
-  echo "# if SUSPENDED, FAILED or PREEMPTED, before the next request$(
+  echo "# if SUSPENDED, FAILED, PREEMPTED or broken, before the next request$(
     [[ $delete_when_done == true ]] && echo '; and when training is done'
   )" >&3
   delete
@@ -353,18 +356,24 @@ run() {
       )"
       return
       ;;
+    *:unreachable)
+      ((SECONDS - ended < unreachable_s)) || replace "host 0 does not answer"
+      ;;
     *:stopped) fail "training was stopped. The slice still exists. $again" ;;
     *:other) fail "training on this slice has other flags. $again To inspect\
  it: status, logs. Or choose another --name." ;;
     *:exit*)
       # Training may end before a preemption of its host is reported.
       if ((SECONDS - ended >= grace_s)); then
-        [[ $training == 'exit 143' ]] || {
+        case $training in
+        'exit 143') start || true ;;
+        'exit 75') restart ;;
+        *)
           on_hosts 0 tail 50 || true
           say "training ended: $training. The slice still exists. $again"
           exit "${training#exit }"
-        }
-        start || true
+          ;;
+        esac
       fi
       ;;
     esac
@@ -375,6 +384,41 @@ quota, zone, accelerator type or capacity."
     }
     sleep "$poll_s"
   done
+}
+
+# Starts training again after a host was lost or training hung. A host may be
+# broken, so after max_failures restarts without a new checkpoint, it requests
+# a new slice.
+restart() {
+  forget_failures
+  ((++restarts <= max_failures)) || {
+    replace "training has ended $restarts times without a new checkpoint"
+    return
+  }
+  say "training has lost a host or hung: starting it again"
+  start || true
+}
+
+# Deletes the slice, so that run requests another one; gives up if training on
+# max_failures slices has saved no checkpoint.
+replace() {
+  forget_failures
+  ((++replaced < max_failures)) || {
+    on_hosts 0 tail 50 || true
+    say "$1, on $replaced slices. The slice still exists."
+    exit 75
+  }
+  say "$1: requesting a new slice"
+  restarts=0
+  delete || true
+}
+
+# Forgets earlier failures if training has saved a checkpoint since.
+forget_failures() {
+  local step
+  step=$(on_hosts 0 newest_checkpoint | grep -xE 'step-[0-9]+') || return 0
+  [[ $step == "$checkpoint" ]] || restarts=0 replaced=0
+  checkpoint=$step
 }
 
 # Runs setup and start. A failure may be a preemption that is not reported yet.
@@ -397,7 +441,8 @@ main() {
   ((BASH_VERSINFO[0] * 10 + BASH_VERSINFO[1] >= 44)) ||
     fail "bash must be 4.4 or newer. Received: $BASH_VERSION. On a Mac, brew \
 install bash, or use Cloud Shell."
-  dry_run='' training_flags=() setups_failed=0
+  dry_run='' training_flags=()
+  setups_failed=0 restarts=0 replaced=0 checkpoint=''
   settings
   parse "$@"
   check_settings

@@ -10,6 +10,7 @@
 #   status               prints none, running, stopped, lost (the host was
 #                        rebooted), or "exit N"
 #   status_of FLAG...    the same, or "other" for training with other flags
+#   newest_checkpoint    prints the newest checkpoint in the log, "step-N"
 #   stop                 stops training, which saves a checkpoint
 #   logs, tail N         prints the log of training
 #
@@ -233,6 +234,12 @@ status_of() {
   fi
 }
 
+# The newest checkpoint that training has written or started from.
+newest_checkpoint() {
+  grep -oE '(saved|continuing from) [^ ]*/checkpoints/step-[0-9]+' "$log" |
+    tail -n 1 | grep -oE 'step-[0-9]+$'
+}
+
 stop() {
   [[ $(status) == running ]] || fail 'training must be running'
   touch "$state/stopped"
@@ -245,7 +252,8 @@ logs() {
 }
 
 case ${1-} in
-install | serve | train | check | status | status_of | stop | logs | supervise)
+install | serve | train | check | status | status_of | newest_checkpoint | \
+  stop | logs | supervise)
   command=$1
   shift
   "$command" "$@"

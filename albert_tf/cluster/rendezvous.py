@@ -14,7 +14,7 @@ from concurrent import futures
 
 from absl import logging
 
-from albert_tf.errors import UserError
+from albert_tf.errors import RetryError, UserError
 
 _SECONDS_BETWEEN_TRIES = 0.5
 _SECONDS_BETWEEN_LOG_LINES = 30.0
@@ -35,8 +35,8 @@ def wait_for_workers(
         timeout_s: Longest time to wait, in seconds.
 
     Raises:
-        UserError: If the port of this process is in use, or if workers do not
-            start in time; the error names them.
+        UserError: If the port of this process is in use.
+        RetryError: If workers do not start in time; the error names them.
     """
     missing = {
         f"{name} {number} at {address}": address
@@ -63,7 +63,7 @@ def wait_for_workers(
             if not missing:
                 return
             if time.monotonic() > deadline:
-                raise UserError(
+                raise RetryError(
                     "all workers of TF_CONFIG must start within "
                     f"worker_timeout_s={timeout_s:g}",
                     received=f"no answer from {', '.join(missing)}",

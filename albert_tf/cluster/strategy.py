@@ -13,8 +13,9 @@ from absl import logging
 
 from albert_tf.cluster import tpu_chips, workers
 from albert_tf.cluster.rendezvous import wait_for_workers
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import RetryError, UserError, first_line
 
 # Seconds that a host of a TPU slice has to accept a connection.
 SERVER_TIMEOUT_S = 10
@@ -196,7 +197,8 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
                 config.worker_timeout_s,
                 ", ".join(hosts),
             )
-            with workers.exit_if_stuck(config.worker_timeout_s):
+            watchdog = Watchdog(config.worker_timeout_s)
+            with watchdog.limit("connecting to the servers"):
                 tf.config.experimental_connect_to_cluster(resolver)
                 tf.tpu.experimental.initialize_tpu_system(resolver)
     except UserError:
@@ -215,7 +217,8 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
                 "--gcp_project with gcloud compute tpus tpu-vm list; a TPU "
                 "given by name also needs pip install cloud-tpu-client."
             )
-        raise UserError(
+        is_lost = isinstance(error, workers.LOSS_ERRORS) and not is_local
+        raise (RetryError if is_lost else UserError)(
             f"strategy=tpu needs a TPU {place}",
             received=f"TensorFlow {tf.__version__} says: "
             f"{first_line(error)[:200]}",
@@ -244,7 +247,7 @@ def _check_servers(addresses: list[str]) -> None:
         addresses: HOST:PORT of each host.
 
     Raises:
-        UserError: If hosts are unreachable; the error names them.
+        RetryError: If hosts are unreachable; the error names them.
     """
 
     def reason(address: str) -> str:
@@ -265,7 +268,7 @@ def _check_servers(addresses: list[str]) -> None:
         if reason
     ]
     if silent:
-        raise UserError(
+        raise RetryError(
             "all hosts of the TPU slice must answer within "
             f"{SERVER_TIMEOUT_S} s",
             received=f"no answer from {', '.join(silent)}",

@@ -1,4 +1,4 @@
-"""Workers of a multi-worker run: addresses, lost workers, equal steps.
+"""Other processes of a run: addresses, lost workers, equal steps.
 
 If a worker is killed or unreachable, TensorFlow lets the others wait for ever.
 Four guards end the run instead, within `--worker_timeout_s`:
@@ -9,8 +9,10 @@ Four guards end the run instead, within `--worker_timeout_s`:
 3. `detect_unresponsive_workers` makes TensorFlow's coordination service watch
    the heartbeats of all workers; it has no public settings, so private names
    of TensorFlow are used here and only here;
-4. `name_lost_workers` turns TensorFlow's errors into a `UserError` that names
-   the lost worker.
+4. `name_lost_workers` turns TensorFlow's errors into a `RetryError` that names
+   the lost worker, or the lost host of a TPU slice.
+
+`watchdog` detects what TensorFlow does not: hosts of a slice that are silent.
 """
 
 import contextlib
@@ -25,11 +27,21 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
 from albert_tf.config import DistributionConfig
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import RetryError, UserError, first_line
 
 # Jobs of TF_CONFIG whose processes train. The first process of the first job
 # runs the coordination service.
 WORKER_JOBS = ("chief", "worker")
+
+# TensorFlow's errors if another process does not answer.
+LOSS_ERRORS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+    tf.errors.FailedPreconditionError,
+)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
@@ -48,6 +60,13 @@ def is_one_process(strategy: tf.distribute.Strategy) -> bool:
     return not isinstance(
         strategy, tf.distribute.MultiWorkerMirroredStrategy
     ) or not os.environ.get("TF_CONFIG")
+
+
+def is_one_host(strategy: tf.distribute.Strategy) -> bool:
+    """Whether all devices are on this machine, so that no host can be lost."""
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return strategy.extended.num_hosts == 1
+    return is_one_process(strategy)
 
 
 def read_cluster() -> tuple[dict[str, list[str]], str, int]:
@@ -135,46 +154,53 @@ def exit_if_stuck(timeout_s: int) -> Iterator[None]:
 def name_lost_workers(
     config: DistributionConfig, strategy: tf.distribute.Strategy | None = None
 ) -> Iterator[None]:
-    """Turns TensorFlow's errors for a lost worker into a `UserError`.
+    """Turns TensorFlow's errors for a lost worker into a `RetryError`.
 
     Args:
         config: Holds the timeout, for the error.
         strategy: None while the strategy is being made. With a strategy of one
-            process no worker can be lost, and errors pass unchanged.
+            host no worker can be lost, and errors pass unchanged.
 
     Raises:
-        UserError: If the block failed because another process did not answer.
+        RetryError: If the block failed because another process did not answer.
     """
     try:
         yield
-    except (
-        tf.errors.UnavailableError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.InternalError,
-        tf.errors.FailedPreconditionError,
-    ) as error:
-        if strategy is not None and is_one_process(strategy):
+    except LOSS_ERRORS as error:
+        if strategy is not None and is_one_host(strategy):
             raise
-        raise UserError(
+        # A failure within this process may look the same, so quote it.
+        quoted = f"TensorFlow says: {first_line(error)[:200]}"
+        if isinstance(strategy, tf.distribute.TPUStrategy):
+            cluster = strategy.cluster_resolver.cluster_spec().as_dict()
+            raise RetryError(
+                "all hosts of the TPU slice must answer",
+                received=f"{_describe_loss(error, cluster, 'a host')}; "
+                f"{quoted}",
+                remedy="Start the servers on all hosts and this command again: "
+                "the run continues from its last checkpoint.",
+            ) from None
+        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+        first = "the first worker, which coordinates the others"
+        raise RetryError(
             "all workers of TF_CONFIG must answer within "
             f"worker_timeout_s={config.worker_timeout_s}",
-            # A failure within this process may look the same, so quote it.
-            received=f"{_describe_loss(str(error.message))}; TensorFlow says: "
-            f"{first_line(error)[:200]}",
+            received=f"{_describe_loss(error, cluster, first)}; {quoted}",
             remedy="Find the worker that failed first in the logs of all "
             "workers. Then start all workers again: the run continues from "
             "its last checkpoint.",
         ) from None
 
 
-def _describe_loss(message: str) -> str:
-    """Which worker an error message names, if it names one."""
-    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-    found = re.search(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", message)
+def _describe_loss(
+    error: tf.errors.OpError, cluster: dict[str, list[str]], unnamed: str
+) -> str:
+    """Which worker an error names; `unnamed` if it names none."""
+    found = re.search(
+        r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", str(error.message)
+    )
     if found is None:
-        return "no answer from the first worker, which coordinates the others"
+        return f"no answer from {unnamed}"
     job, index = found[1], int(found[2])
     hosts = cluster.get(job, [])
     host = f" at {hosts[index]}" if index < len(hosts) else ""

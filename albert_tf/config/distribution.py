@@ -90,6 +90,16 @@ class DistributionConfig(Config):
         at_least=1,
         affects="nothing",
     )
+    hang_timeout_s: int = setting(
+        1800,
+        "Time in seconds after which a run on TPUs, or with several workers, "
+        "counts as hung while it starts, compiles, evaluates or saves. A "
+        "device loop counts as hung after ten times its usual time, and at "
+        "least 5 minutes. A hung run logs the stack of each thread and exits "
+        "with status 75. 0 never ends a run.",
+        at_least=0,
+        affects="nothing",
+    )
     peak_tflops: float = setting(
         0.0,
         "Peak of one device, in 10^12 floating-point operations per second, "

@@ -157,8 +157,8 @@ def run(
     """Runs a command: defines its flags, parses them, calls `main(config)`.
 
     An error that a person can fix, a `UserError` or a full disk, ends the
-    command with one line on standard error and status 1. Ctrl-C ends it with
-    status 130.
+    command with one line on standard error and status 1, or that of the error.
+    Ctrl-C ends it with status 130.
     """
 
     def call_main(arguments: Sequence[str]) -> int:
@@ -173,6 +173,7 @@ def run(
             return main(parse(config_class)) or 0
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
+            return error.exit_status
         except KeyboardInterrupt:
             print(
                 "interrupted; run the same command again to continue",

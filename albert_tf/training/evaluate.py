@@ -15,6 +15,7 @@ from albert_tf.cluster.strategy import (
     make_strategy,
     per_replica_batch_size,
 )
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, name_faults
 from albert_tf.input import corrupt_records, device_iterators
@@ -42,6 +43,7 @@ class Evaluator:
         config: Settings of the run.
         stop_flag: float32 scalar on the host. Once it is not 0 in one process,
             the evaluation ends in all processes.
+        watchdog: Ends the process if the devices hang; None sets no limits.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Evaluator:
         held_out: RecordSet,
         config: PretrainingConfig,
         stop_flag: tf.Variable | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
+        self._watchdog = watchdog or Watchdog()
         self._config = config
         self._objective = objective
         self._held_out = held_out
@@ -158,12 +162,13 @@ class Evaluator:
         for _ in batches:
             # Only as many batches as there are: on a TPU slice, a request for
             # one more logs an error of another host.
-            sums, predictions = self._evaluate_batch(next(iterator))
-            for name, value in sums.items():
-                # Python floats: float32 would lose tokens in long sums.
-                totals[name] = totals.get(name, 0.0) + float(value)
-            for name, value in predictions.items():
-                collected.setdefault(name, []).append(value.numpy())
+            with self._watchdog.limit("a batch of the evaluation"):
+                sums, predictions = self._evaluate_batch(next(iterator))
+                for name, value in sums.items():
+                    # Python floats: float32 would lose tokens in long sums.
+                    totals[name] = totals.get(name, 0.0) + float(value)
+                for name, value in predictions.items():
+                    collected.setdefault(name, []).append(value.numpy())
             if totals["stops"]:
                 return None
         # The last batch may end in padding examples, which are dropped here.

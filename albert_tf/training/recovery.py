@@ -18,7 +18,7 @@ from albert_tf.cluster.workers import (
     is_one_process,
 )
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import RetryError
 from albert_tf.runs.log import RunLog
 from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.trainer import Trainer
@@ -91,8 +91,8 @@ class Recovery:
             boundary: The step up to which batches were requested.
 
         Raises:
-            UserError: If the settings require the run to stop instead, or if
-                other workers take part, which must be restarted.
+            UserError: If the settings require the run to stop instead.
+            RetryError: If other workers take part, which must be restarted.
             tf.errors.OpError: `error` itself, if no record is damaged.
         """
         trainer = self._trainer
@@ -105,7 +105,7 @@ class Recovery:
         self._log_event("corrupt_records", records=[str(r) for r in found])
         if not is_one_process(self._strategy):
             # The other workers wait for this one in the step that failed.
-            raise UserError(
+            raise RetryError(
                 "all workers must be restarted after damaged records",
                 received=f"{len(found)} damaged records, now listed in "
                 f"{trainer.corrupt_records.FILE_NAME}",

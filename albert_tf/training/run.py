@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster.preemption import StopRequest
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.cluster.workers import check_agreement
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
@@ -41,6 +42,7 @@ class Run:
         stop: Request to stop, set by signals and notices.
         run_log: None in processes that do not write the log.
         progress: Measures the speed of training.
+        watchdog: Ends the process if the devices hang.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Run:
         stop: StopRequest,
         run_log: RunLog | None,
         progress: Progress,
+        watchdog: Watchdog,
     ) -> None:
+        self.watchdog = watchdog
         self.config = config
         self.data = data
         self.strategy = strategy
@@ -199,7 +203,9 @@ class Run:
     def save(self) -> None:
         """Saves a checkpoint in the background."""
         store = self.trainer.store
-        if store.save(self.position.step, self._notes()):
+        with self.watchdog.limit("saving a checkpoint"):
+            is_new = store.save(self.position.step, self._notes())
+        if is_new:
             self.log_event("checkpoint", stalled_s=store.seconds_stalled)
 
     def finish_saving(self) -> None:
@@ -209,7 +215,8 @@ class Run:
             UserError: If it could not be written.
         """
         store = self.trainer.store
-        store.wait()
+        with self.watchdog.limit("saving the last checkpoint"):
+            store.wait()
         if store.failed:
             raise UserError(
                 "the last checkpoint must be written",

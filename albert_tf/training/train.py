@@ -22,6 +22,7 @@ from absl import logging
 
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
+from albert_tf.cluster.watchdog import watch
 from albert_tf.cluster.workers import (
     check_agreement,
     is_chief,
@@ -57,8 +58,9 @@ def train(
         checkpoint and returns another status; see `cluster.preemption`.
 
     Raises:
-        UserError: For settings, records or checkpoints that do not fit, for
-            a run that diverges, and for lost workers.
+        UserError: For settings, records or checkpoints that do not fit, and
+            for a run that diverges.
+        RetryError: For lost workers and hosts.
     """
     objective = objective or Pretraining(config)
     # 1. Records and run directory, before any device is touched.
@@ -76,9 +78,11 @@ def train(
         # cluster and logical CPUs must be configured before.
         initial = objective.initial_weights(data)
         # 3. The run: resumed, warm-started or fresh. 4. The loop.
-        run = open_run(
-            config, objective, data, held_out, strategy, stop, initial
-        )
+        watchdog = watch(config.distribution, strategy)
+        with watchdog.limit("the start of the run"):
+            run = open_run(
+                config, objective, data, held_out, strategy, stop, initial
+            )
         return run.train()
 
 
@@ -122,7 +126,16 @@ def open_run(
     else:
         logging.set_verbosity(logging.WARNING)
     # 3. Model, optimizer and program.
-    trainer = Trainer(config, objective, data, strategy, stop.flag, saves=chief)
+    watchdog = watch(config.distribution, strategy)
+    trainer = Trainer(
+        config,
+        objective,
+        data,
+        strategy,
+        stop.flag,
+        saves=chief,
+        watchdog=watchdog,
+    )
     evaluator = None
     if held_out is not None:
         evaluator = Evaluator(
@@ -132,6 +145,7 @@ def open_run(
             held_out,
             config,
             stop.flag,
+            watchdog,
         )
     # 4. Variables and position: from the newest checkpoint; or else from
     # another model, at step 0; or else random, at step 0.
@@ -160,7 +174,15 @@ def open_run(
         objective.describe,
     )
     run = Run(
-        config, data, strategy, trainer, evaluator, stop, run_log, progress
+        config,
+        data,
+        strategy,
+        trainer,
+        evaluator,
+        stop,
+        run_log,
+        progress,
+        watchdog,
     )
     logging.info(
         "%s at step %d of %d",

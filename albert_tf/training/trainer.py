@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input import device_iterators
@@ -26,6 +27,10 @@ from albert_tf.training.train_step import (
     metric_names,
 )
 
+# Number of steps in the second call of a program, which measures its speed. The
+# first call compiles.
+MEASURED_STEPS = 10
+
 
 class Trainer:
     """The state of a run, and the program that advances it.
@@ -39,6 +44,7 @@ class Trainer:
         strategy: Devices.
         stop_flag: float32 scalar; not 0 after a request to stop this process.
         saves: Whether `store` writes checkpoints in this process.
+        watchdog: Ends the process if the devices hang; None sets no limits.
 
     Attributes:
         position: Step, and sums of the metrics.
@@ -58,8 +64,10 @@ class Trainer:
         strategy: tf.distribute.Strategy,
         stop_flag: tf.Variable | None = None,
         saves: bool = False,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._config = config
+        self._watchdog = watchdog or Watchdog()
         self._strategy = strategy
         run_dir = config.training.output_dir
         with strategy.scope():
@@ -88,7 +96,9 @@ class Trainer:
         self.learning_rate = 0.0
         self._batches: Any = None
         self._opened_at: Any = None
-        self._traced: set[StepSettings] = set()
+        # Seconds per step of the last call of each program; None after its
+        # first call, which compiles.
+        self._step_seconds: dict[StepSettings, float | None] = {}
 
     def start(self, initial: InitialWeights | None) -> Checkpoint | None:
         """Restores or initializes the variables. The order matters.
@@ -149,23 +159,54 @@ class Trainer:
             self._open_batches()
             change = self.stream.next_change(position.step)
             end = until if change is None else min(change, until)
-            steps = self._train_steps(
-                self._batches,
-                {n: tf.constant(v) for n, v in position.totals.items()},
-                tf.constant(end - position.step),
-                settings,
-            )
-            # Here the host waits for the devices.
-            position.totals = {n: float(v) for n, v in steps.totals.items()}
+            num_steps = self._length_of_call(settings, end - position.step)
+            compiled = settings in self._step_seconds
+            seconds = self._step_seconds.get(settings)
+            began = time.time()
+            with self._watchdog.limit(
+                f"the device loop of {num_steps} steps from step "
+                f"{position.step} on",
+                seconds and num_steps * seconds,
+            ):
+                steps = self._train_steps(
+                    self._batches,
+                    {n: tf.constant(v) for n, v in position.totals.items()},
+                    tf.constant(num_steps),
+                    settings,
+                )
+                # Here the host waits for the devices.
+                totals = {n: float(v) for n, v in steps.totals.items()}
+            ended = time.time()
             num_steps = int(steps.num_steps)
+            position.totals = totals
             position.step += num_steps
             position.num_steps += num_steps
             self.learning_rate = float(steps.learning_rate)
-            on_steps(steps.times.numpy(), time.time(), settings in self._traced)
-            self._traced.add(settings)
+            on_steps(steps.times.numpy(), ended, compiled)
+            if not compiled:
+                logging.info(
+                    "compiled and trained step %d in %.0f s",
+                    position.step,
+                    ended - began,
+                )
+            self._step_seconds[settings] = (
+                (ended - began) / num_steps if compiled else None
+            )
             if float(steps.stops):
                 return True
         return False
+
+    def _length_of_call(self, settings: StepSettings, remaining: int) -> int:
+        """Number of steps of the next call of a program.
+
+        The first two calls are short: one step, which compiles, and some that
+        measure the speed. The division into calls changes no result.
+        """
+        if settings not in self._step_seconds:
+            return 1
+        if self._step_seconds[settings] is None:
+            return min(MEASURED_STEPS, remaining)
+        return remaining
 
     def close_batches(self) -> None:
         """Closes the stream; the next step opens it."""
@@ -177,7 +218,7 @@ class Trainer:
             schedules.dropout_rates(step, self._config),
             self.rollbacks.learning_rate_scale(step),
         )
-        if settings not in self._traced:
+        if settings not in self._step_seconds:
             logging.info("tracing the step with %s", settings)
         return settings
 

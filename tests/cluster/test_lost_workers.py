@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from albert_tf.errors import RETRY_STATUS
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses
 
@@ -40,7 +41,7 @@ def test_a_lost_worker_ends_the_others_with_one_line(
     run.signal(number, worker=lost)
     lost_at = time.monotonic()
     other = run.processes[1 - lost]
-    assert other.wait(PATIENCE_S) == 1
+    assert other.wait(PATIENCE_S) == RETRY_STATUS
     # Not at once after a hang, and not long after the time that was set.
     assert time.monotonic() - lost_at < TIMEOUT_OF_TWO_S + 60
     run.kill()
@@ -60,7 +61,7 @@ def test_a_waiting_worker_names_the_one_that_does_not_start(
 ):
     run = start(tiny_records, tmp_path, TIMEOUT_S)
     run.signal(signal.SIGKILL, worker=lost)  # before it has begun
-    assert run.processes[1 - lost].wait(PATIENCE_S) == 1
+    assert run.processes[1 - lost].wait(PATIENCE_S) == RETRY_STATUS
     log = run.log()
     assert f"no answer from worker {lost} at localhost:" in log
     assert "must start within worker_timeout_s=10" in log

@@ -14,7 +14,8 @@ from albert_tf.cluster.strategy import (
 )
 from albert_tf.cluster.workers import is_chief, name_lost_workers
 from albert_tf.config import DistributionConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import RETRY_STATUS, RetryError, UserError
+from tests.helpers import tpu_bridge
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -84,9 +85,11 @@ def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
         proxy.settimeout(0)
         with pytest.raises(BlockingIOError):
             proxy.accept()
-    assert done.returncode == 1
+    assert done.returncode == RETRY_STATUS
     assert "connecting to the servers of the TPU slice, at most" in done.stderr
-    assert "Timeout (" in done.stderr
+    assert "THE RUN HANGS: connecting to the servers" in done.stderr
+    # The stack of the main thread.
+    assert "strategy.py" in done.stderr.partition("Current thread")[2]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,30 @@ def test_the_error_for_a_lost_worker_quotes_tensorflow(monkeypatch):
         name_lost_workers(DistributionConfig()),
     ):
         raise tf.errors.InternalError(None, None, "Blas GEMM launch failed")
+
+
+def test_a_lost_host_of_a_slice_is_named_and_calls_for_a_retry(monkeypatch):
+    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
+    lost = tf.errors.UnavailableError(
+        None, None, "/job:worker/replica:0/task:1: connection refused"
+    )
+    # On one host there is no other to lose.
+    with (
+        pytest.raises(tf.errors.UnavailableError),
+        name_lost_workers(DistributionConfig(), strategy),
+    ):
+        raise lost
+
+    monkeypatch.setattr(type(strategy.extended), "num_hosts", 2)
+    cluster = tf.train.ClusterSpec({"worker": ["a:8470", "b:8470"]})
+    monkeypatch.setattr(
+        strategy.cluster_resolver, "cluster_spec", lambda: cluster
+    )
+    with (
+        pytest.raises(RetryError, match="no answer from worker 1 at b:8470"),
+        name_lost_workers(DistributionConfig(), strategy),
+    ):
+        raise lost
 
 
 def test_a_batch_is_divided_evenly_or_refused():

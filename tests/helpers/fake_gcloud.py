@@ -9,13 +9,16 @@ says:
     0                training is done
     143 SUSPENDED    exits with 143, after the slice has become SUSPENDED
     1 PREEMPTED 2    exits with 1, 2 seconds before the slice is PREEMPTED
+    75 step-007      exits with 75, after it has saved that checkpoint
     wait             exits with 143 when it receives SIGTERM
 
-`states` holds the states of a new request, one for each query. While
+`states` holds the states of a new request, one for each query. With a file
+`unreachable`, ssh fails until the request is deleted. While
 `failing_deletes` has a line, a delete fails; if the line is "late", it deletes
 nevertheless.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -40,6 +43,10 @@ read -r result state delay < <(sed -n 1p CLOUD/plan)
 sed -i 1d CLOUD/plan
 echo "the last words of $result"
 trap 'exit 143' TERM
+case $state in step-*)
+  echo "saved gs://bucket/run/checkpoints/$state in 1.0 s, in the background"
+  state=
+esac
 printf '%s\\0' "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" "$@" END >>CLOUD/trained
 if [ "$TPU_LOAD_LIBRARY" = 0 ]; then
   echo hello >/dev/tcp/127.0.0.1/$ALBERT_TPU_PORT
@@ -120,8 +127,12 @@ def queued_resources(verb):
         if first == "refused":
             sys.exit("ERROR: (gcloud) the service is unavailable")
         requested.unlink()
+        (CLOUD / "unreachable").unlink(missing_ok=True)
         for path in CLOUD.glob("host-*/albert_tf_state/server.pid"):
             os.kill(int(path.read_text()), signal.SIGKILL)
+        for path in CLOUD.glob("host-*/albert_tf_state/trainer.pid"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
         for home in CLOUD.glob("host-*"):
             shutil.rmtree(home)
         if first == "late":
@@ -139,6 +150,8 @@ def tpu_vm(verb):
     elif verb == "scp":
         for home in hosts(flag("worker")):
             shutil.copy(sys.argv[5], home)
+    elif verb == "ssh" and (CLOUD / "unreachable").exists():
+        sys.exit("ssh: connect to host: Connection timed out")
     elif verb == "ssh":
         homes = hosts(flag("worker"))
         for number, home in enumerate(homes):

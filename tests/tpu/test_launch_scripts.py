@@ -286,6 +286,39 @@ def test_an_error_of_training_ends_run_with_the_end_of_the_log(cloud):
     assert len(cloud.trained()) == 1
 
 
+def test_training_that_has_lost_a_host_is_started_again(cloud):
+    """Any number of times, as long as it saves checkpoints in between."""
+    plan = [f"75 step-{step}" for step in (1, 1, 2, 2, 3, 3)]
+    cloud.set_up(plan=[*plan, "0"])
+    done = cloud.run("--max_failures=2", "--grace_s=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create"]
+    assert len(cloud.trained()) == 7
+
+
+def test_training_that_saves_no_checkpoint_gets_a_new_slice_then_ends(cloud):
+    """Two restarts on each of two slices; the log does not outlive a slice."""
+    cloud.set_up(plan=["75 step-5", *["75"] * 2, "75 step-5", *["75"] * 9])
+    done = cloud.run("--max_failures=2", "--grace_s=0")
+    assert done.returncode == 75
+    assert "without a new checkpoint, on 2 slices" in done.stdout
+    assert "the last words of 75" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+    assert len(cloud.trained()) == 6
+
+
+def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
+    cloud.set_up(plan=["wait", "0"])
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    cloud.start()
+    (cloud.path / "unreachable").touch()
+    done = cloud.run("--unreachable_s=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "host 0 does not answer: requesting a new slice" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
 def test_repeated_failures_of_the_request_end_run(cloud):
     cloud.set_up(states=["FAILED"])
     done = cloud.run("--max_failures=2")

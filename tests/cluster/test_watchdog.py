@@ -1,0 +1,95 @@
+"""The watchdog ends processes that hang, and only those."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.cluster import watchdog as watchdog_module
+from albert_tf.cluster.watchdog import Watchdog, watch
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import RETRY_STATUS
+from tests.helpers import tpu_bridge
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+# A loop on the device that never ends, as if a host did not answer.
+HANGS = """
+import tensorflow as tf
+from albert_tf.cluster.watchdog import Watchdog
+
+@tf.function
+def loop_for_ever():
+    return tf.while_loop(lambda n: n >= 0, lambda n: (n * 1,), (0,))
+
+def wait_for_devices():
+    return int(loop_for_ever()[0])
+
+with Watchdog(timeout_s=1).limit("the device loop"):
+    wait_for_devices()
+"""
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The activities for which the process would have been ended."""
+    activities = []
+    monkeypatch.setattr(
+        watchdog_module,
+        "_end_process",
+        lambda activity, limit_s: activities.append(activity),
+    )
+    return activities
+
+
+def test_an_activity_may_take_ten_times_its_usual_time():
+    """At least 5 minutes, and the timeout if the usual time is unknown."""
+    watchdog = Watchdog(1800)
+    assert watchdog.limit_s() == 1800
+    assert watchdog.limit_s(44.0) == 440.0
+    assert watchdog.limit_s(847.0) == 8470.0
+    assert watchdog.limit_s(1.0) == 300.0
+    assert Watchdog(60).limit_s(1.0) == 60.0
+
+
+def test_only_an_activity_that_takes_too_long_ends_the_process(ended):
+    watchdog = Watchdog(0.05)
+    with watchdog.limit("a short one"):
+        pass
+    with Watchdog(0).limit("an unlimited one"):
+        time.sleep(0.1)
+    with watchdog.limit("a long one"):
+        deadline = time.monotonic() + 60
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert ended == ["a long one"]
+
+
+def test_runs_that_wait_for_other_hosts_or_tpus_are_watched(
+    monkeypatch, mirrored_two
+):
+    config = DistributionConfig(hang_timeout_s=7)
+    on_tpu = tpu_bridge.make_tpu_strategy(monkeypatch)
+    assert watch(config, on_tpu).limit_s() == 7
+    assert watch(config, mirrored_two).limit_s() == 0
+    assert (
+        watch(config, tf.distribute.OneDeviceStrategy("CPU:0")).limit_s() == 0
+    )
+
+
+@pytest.mark.slow
+def test_a_hanging_process_logs_its_stacks_and_ends():
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        timeout=600,
+    )
+    assert done.returncode == RETRY_STATUS
+    message, _, stacks = done.stderr.partition("THE RUN HANGS: the device loop")
+    assert "in wait_for_devices" in stacks, message + stacks
