@@ -207,6 +207,16 @@ def _describe_loss(
     return f"no answer from {job} {index}{host}"
 
 
+def from_chief(strategy: tf.distribute.Strategy, value: float) -> float:
+    """The value of the chief, in all processes, as float64."""
+    if is_one_process(strategy):
+        return value
+    weight = float(is_chief(strategy))
+    # All replicas of the chief add the value.
+    total, number = _sum_over_replicas(strategy, [weight * value, weight])
+    return total / number
+
+
 def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
     """Waits for all processes and checks that they are at the same step.
 
@@ -216,16 +226,7 @@ def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
     if is_one_process(strategy):
         return
 
-    def sums() -> tf.Tensor:
-        value = tf.stack([tf.constant(step, tf.float64)] * 2)
-        replica = tf.distribute.get_replica_context()
-        return replica.all_reduce(
-            tf.distribute.ReduceOp.SUM, value * [1.0, step]
-        )
-
-    total, squares = strategy.experimental_local_results(
-        tf.function(strategy.run)(sums)
-    )[0].numpy()
+    total, squares = _sum_over_replicas(strategy, [step, step**2])
     replicas = strategy.num_replicas_in_sync
     if total != step * replicas or squares != step**2 * replicas:
         raise UserError(
@@ -234,3 +235,18 @@ def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
             f"{total / replicas:g}",
             remedy="Use a directory that all workers share, e.g. on gs://.",
         )
+
+
+def _sum_over_replicas(
+    strategy: tf.distribute.Strategy, values: list[float]
+) -> list[float]:
+    """Sums values of each process over all replicas, in float64."""
+
+    def sums() -> tf.Tensor:
+        replica = tf.distribute.get_replica_context()
+        return replica.all_reduce(
+            tf.distribute.ReduceOp.SUM, tf.constant(values, tf.float64)
+        )
+
+    summed = tf.function(strategy.run)(sums)
+    return strategy.experimental_local_results(summed)[0].numpy().tolist()

@@ -9,6 +9,7 @@
     RUN/checkpoints/, RUN/best/    see checkpoints.py
     RUN/rollbacks.json             see rollback.py
     RUN/corrupt_records.json       see input/corrupt_records.py
+    RUN/intervals.json             see intervals.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
 
 Each setting declares what a change of its value affects, which decides whether

@@ -12,12 +12,12 @@ from absl import logging
 
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.watchdog import Watchdog
-from albert_tf.cluster.workers import check_agreement
+from albert_tf.cluster.workers import check_agreement, from_chief, is_chief
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.corrupt_records import READING_ERRORS
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.runs import checkpoints
+from albert_tf.runs import checkpoints, intervals
 from albert_tf.runs.log import RunLog
 from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import schedules
@@ -27,7 +27,7 @@ from albert_tf.training.profiling import Profiler
 from albert_tf.training.progress import Progress
 from albert_tf.training.recovery import Recovery
 from albert_tf.training.switches import DataSwitch, DropoutSwitch
-from albert_tf.training.trainer import Trainer
+from albert_tf.training.trainer import MEASURED_STEPS, Trainer
 
 
 class Run:
@@ -63,6 +63,7 @@ class Run:
         self.strategy = strategy
         self.trainer = trainer
         self.position = trainer.position
+        self.intervals = intervals.Intervals.read(config.training.output_dir)
         self.evaluator = evaluator
         self.stop = stop
         self.run_log = run_log
@@ -94,9 +95,12 @@ class Run:
             evaluated = False
             for listener in self.listeners:
                 listener.on_loop_begin(position.step)
-            boundary = self._next_boundary()
+            boundary, stops = self._next_boundary(), False
             try:
-                stops = self.trainer.advance(boundary, self.progress.add_steps)
+                if self._must_measure():
+                    boundary, stops = self._measure(boundary)
+                if not stops:
+                    stops = self._advance(boundary)
             except READING_ERRORS as error:
                 self.recovery.skip_damaged(error, boundary)
                 continue
@@ -112,7 +116,8 @@ class Run:
             # does not evaluate this step.
             if self._is_due(training.eval_every_n_steps):
                 evaluated = self._evaluate()
-            if self._is_due(training.save_checkpoints_steps):
+            _, save_steps = self.intervals.at(position.step, training)
+            if self._is_due(save_steps):
                 self.save()
             for listener in self.listeners:
                 listener.on_loop_end(position.step, metrics)
@@ -123,25 +128,60 @@ class Run:
     def _next_boundary(self) -> int:
         """The step at which the device loop returns to the host.
 
-        It depends only on settings and step. So a resumed run has the same
-        device loops and the same lines in its log as an uninterrupted run.
+        It depends only on settings, step and notes of the run. So a resumed run
+        has the same device loops and the same lines in its log as an
+        uninterrupted run.
         """
         step, training = self.position.step, self.config.training
-        every = (
-            training.steps_per_loop,
-            training.save_checkpoints_steps,
-            training.eval_every_n_steps,
-        )
+        every = training.eval_every_n_steps
         changes = (
+            (step // every + 1) * every if every else None,
+            self.intervals.next_boundary(step, training),
             schedules.next_dropout_change(step, self.config),
             self.data.next_change(step),
             *(s for s in training.profiled_steps() or () if s > step),
         )
         return min(
-            *((step // n + 1) * n for n in every if n),
             *(change for change in changes if change is not None),
             training.num_train_steps,
         )
+
+    def _advance(self, until: int) -> bool:
+        """Trains up to a step; returns whether there is a request to stop."""
+        return self.trainer.advance(until, self.progress.add_steps)
+
+    def _must_measure(self) -> bool:
+        """Whether intervals in time need the speed of the present program."""
+        training = self.config.training
+        return self.trainer.step_seconds is None and bool(
+            training.loop_seconds or training.save_checkpoints_minutes
+        )
+
+    def _measure(self, boundary: int) -> tuple[int, bool]:
+        """Measures the step time in a few steps, and chooses intervals.
+
+        Args:
+            boundary: The next boundary by the intervals so far.
+
+        Returns:
+            The next boundary, and whether there is a request to stop.
+        """
+        position, training = self.position, self.config.training
+        end = min(position.step + 1 + MEASURED_STEPS, boundary)
+        stops = self._advance(end)
+        seconds = self.trainer.step_seconds
+        if stops or seconds is None:
+            return boundary, stops
+        seconds = from_chief(self.strategy, seconds)
+        if self.intervals.needs(position.step, seconds, training):
+            chosen = intervals.choose(position.step, seconds, training)
+            self.intervals.extend([chosen], writes=is_chief(self.strategy))
+            logging.info(
+                "%.3g s per step: loops of %d steps, a checkpoint every %d",
+                seconds,
+                *self.intervals.at(position.step, training),
+            )
+        return (self._next_boundary() if end < boundary else end), stops
 
     def _is_due(self, every: int) -> bool:
         """Whether an action is due that repeats every `every` steps."""

@@ -156,6 +156,8 @@ class Trainer:
         position = self.position
         while position.step < until:
             settings = self._settings()
+            if settings not in self._step_seconds:
+                logging.info("tracing the step with %s", settings)
             self._open_batches()
             change = self.stream.next_change(position.step)
             end = until if change is None else min(change, until)
@@ -208,19 +210,21 @@ class Trainer:
             return min(MEASURED_STEPS, remaining)
         return remaining
 
+    @property
+    def step_seconds(self) -> float | None:
+        """Measured step time of the program at this step; None if unknown."""
+        return self._step_seconds.get(self._settings())
+
     def close_batches(self) -> None:
         """Closes the stream; the next step opens it."""
         self._batches = None
 
     def _settings(self) -> StepSettings:
         step = self.position.step
-        settings = StepSettings(
+        return StepSettings(
             schedules.dropout_rates(step, self._config),
             self.rollbacks.learning_rate_scale(step),
         )
-        if settings not in self._step_seconds:
-            logging.info("tracing the step with %s", settings)
-        return settings
 
     def _open_batches(self) -> None:
         """Opens the stream at this step, unless the open one continues here."""

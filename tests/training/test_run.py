@@ -1,0 +1,113 @@
+"""The outer loop of a run, with a trainer that only counts steps."""
+
+import types
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.cluster.preemption import StopRequest
+from albert_tf.cluster.watchdog import Watchdog
+from albert_tf.config import PretrainingConfig
+from albert_tf.input.record_sets import Phase, TrainingData
+from albert_tf.runs.intervals import Intervals
+from albert_tf.training.listener import Listener
+from albert_tf.training.position import Position
+from albert_tf.training.run import Run
+
+
+class CountingTrainer:
+    """A trainer that does nothing at a constant speed."""
+
+    def __init__(self, step, seconds_per_step):
+        self.position = Position.at_start(["loss", "gradient_norm"])
+        self.position.step = step
+        self.learning_rate = 0.0
+        self.rollbacks = ()
+        self.step_seconds = None
+        self.boundaries, self.saved = [], []
+        self._seconds_per_step = seconds_per_step
+        self.state = types.SimpleNamespace(
+            objective=types.SimpleNamespace(listeners=lambda log_event: ())
+        )
+        self.store = types.SimpleNamespace(
+            save=lambda step, notes: self.saved.append(step),
+            wait=lambda: None,
+            failed="",
+        )
+
+    def advance(self, until, on_steps):
+        self.boundaries.append(until)
+        if until > self.position.step:
+            self.step_seconds = self._seconds_per_step
+        self.position.step = until
+        return False
+
+
+class NoProgress(Listener):
+    was_steady = True
+
+    def add_steps(self, times, ended, steady):
+        pass
+
+    def advance(self):
+        return {"step_seconds_median": 1.0}
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Trains from a step to 100; returns the trainer."""
+
+    def train_from(step, seconds_per_step, **settings):
+        config = PretrainingConfig.from_dict(
+            {
+                "optimizer": {"num_warmup_steps": 0},
+                "training": {
+                    "output_dir": str(tmp_path),
+                    "num_train_steps": 100,
+                    **settings,
+                },
+            }
+        )
+        trainer = CountingTrainer(step, seconds_per_step)
+        run = Run(
+            config,
+            TrainingData((Phase(0, "all", None),)),
+            tf.distribute.OneDeviceStrategy("CPU:0"),
+            trainer,
+            None,
+            StopRequest(tf.Variable(0.0)),
+            None,
+            NoProgress(),
+            Watchdog(),
+        )
+        assert run.train() == 0
+        return trainer
+
+    return train_from
+
+
+def test_checkpoints_in_minutes_are_at_the_same_steps_after_a_resume(
+    train, tmp_path
+):
+    in_time = {"loop_seconds": 4.0, "save_checkpoints_minutes": 0.5}
+    # 1 s per step: loops of 2 steps, 20 steps between checkpoints. The first 11
+    # steps measure the speed.
+    trainer = train(0, 1.0, **in_time)
+    assert trainer.saved == [20, 40, 60, 80, 100]
+    assert trainer.boundaries[:4] == [11, 12, 14, 16]
+
+    # A little slower, the run keeps to its note.
+    assert train(40, 1.5, **in_time).saved == [60, 80, 100]
+    assert len(Intervals.read(str(tmp_path))) == 1
+
+    # On a slice that is much slower, from the step on where that is known.
+    slower = train(60, 6.0, **in_time)
+    assert slower.saved == [65, 70, 75, 80, 85, 90, 95, 100]
+    assert [i.first_step for i in Intervals.read(str(tmp_path))] == [11, 62]
+
+
+def test_without_intervals_in_time_nothing_is_measured(train, tmp_path):
+    trainer = train(0, 1.0, steps_per_loop=30, save_checkpoints_steps=50)
+    assert trainer.boundaries == [30, 50, 60, 90, 100]
+    assert trainer.saved == [50, 100]
+    assert not list(tmp_path.iterdir())
