@@ -7,8 +7,7 @@ trace a new program, and dropout of rate 0 adds no operation to it.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -154,29 +153,30 @@ def make_train_steps(
         num_steps: tf.Tensor,
         settings: StepSettings,
     ) -> Steps:
-        # The sums are one vector. With one scalar per metric, TensorFlow
-        # would merge a metric's sum over steps with sums inside the metric, in
-        # an order that differs between processes.
         names = list(totals)
+
+        # TPUStrategy converts all arguments to tensors: bind the settings.
+        step_vector = _as_vector(replica_step, (*names, "stops"), settings)
         sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
-        # The flag of the step before the last one ends the loop, so the host
-        # sends the next step to the devices without waiting for the last one.
+        # The flag of the step before the last one ends the loop, and the next
+        # batch waits for no other result. So the host sends a step to the
+        # devices without waiting for the results of the last one.
         stops, stops_before = tf.constant(0.0), tf.constant(0.0)
         times = tf.TensorArray(
             tf.float64, size=0, dynamic_size=True, element_shape=[2]
         )
         while done < num_steps and stops_before == 0.0:
-            batch, batch_times = _next_batch(strategy, batches, after=sums)
-            times = times.write(done, batch_times)
-            # TPUStrategy converts all arguments to tensors: bind the settings.
-            per_replica = strategy.run(
-                functools.partial(replica_step, settings=settings),
-                args=(batch, read_flag(stop_flag)),
+            batch, batch_times = _next_batch(
+                strategy, batches, after=stops_before
             )
-            metrics = first_replica_values(strategy, per_replica)
-            stops_before, stops = stops, metrics.pop("stops")
-            sums += tf.stack([metrics[name] for name in names])
+            times = times.write(done, batch_times)
+            per_replica = strategy.run(
+                step_vector, args=(batch, read_flag(stop_flag))
+            )
+            vector = first_replica_values(strategy, per_replica)["all"]
+            stops_before, stops = stops, vector[-1]
+            sums += vector[:-1]
             done += 1
         return Steps(
             dict(zip(names, tf.unstack(sums), strict=True)),
@@ -189,20 +189,43 @@ def make_train_steps(
     return train_steps
 
 
+@tf.autograph.experimental.do_not_convert
+def _as_vector(
+    replica_step: Callable[..., Scalars],
+    names: Sequence[str],
+    settings: StepSettings,
+) -> Callable[[Batch, tf.Tensor], Scalars]:
+    """The step of a replica, with its results in one vector, named "all".
+
+    So they are copied from device to host at once. With one scalar per metric,
+    TensorFlow would also merge a metric's sum over steps with sums inside the
+    metric, in an order that differs between processes.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def step_vector(batch: Batch, stop: tf.Tensor) -> Scalars:
+        results = replica_step(batch, stop, settings)
+        return {"all": tf.stack([results[name] for name in names])}
+
+    return step_vector
+
+
 def _next_batch(
     strategy: tf.distribute.Strategy, batches: Iterator[Batch], after: tf.Tensor
 ) -> tuple[Batch, tf.Tensor]:
     """Takes the next batch once `after` is known, and measures the wait.
 
     Returns:
-        The batch, and float64 `(2,)`: the times of its request and arrival.
+        The batch, and float64 `(2,)`: the times of its request, and of its
+        arrival at the first replica of this process, or of the slice.
     """
     with tf.control_dependencies([after]):
         requested = tf.timestamp()
     with tf.control_dependencies([requested]):
         batch = next(batches)
-    local = tf.nest.flatten(strategy.experimental_local_results(batch))
-    with tf.control_dependencies(local):
+    # Under TPUStrategy, the "local" results are those of all hosts.
+    first_replica, *_ = strategy.experimental_local_results(batch)
+    with tf.control_dependencies(tf.nest.flatten(first_replica)):
         return batch, tf.stack([requested, tf.timestamp()])
 
 

@@ -11,6 +11,7 @@ The names of the passes and of the attributes are private to TensorFlow.
 
 import dataclasses
 import re
+import string
 import types
 
 import numpy as np
@@ -71,10 +72,12 @@ class DeviceProgram:
     Attributes:
         tensorflow: The program before it is lowered to HLO, as MLIR.
         hlo: The lowered program, as MLIR.
+        host: The traced function, which the host runs.
     """
 
     tensorflow: str
     hlo: str
+    host: tf.compat.v1.GraphDef
 
     @property
     def tensorflow_operations(self):
@@ -115,7 +118,9 @@ def lower(function, variables=()):
     module = tf.mlir.experimental.run_pass_pipeline(module, BRIDGE)
     program = _device_program(module)
     return DeviceProgram(
-        program, tf.mlir.experimental.run_pass_pipeline(program, LEGALIZE)
+        program,
+        tf.mlir.experimental.run_pass_pipeline(program, LEGALIZE),
+        function.graph.as_graph_def(),
     )
 
 
@@ -151,6 +156,56 @@ def batches_of_zeros(strategy, config, features):
     return iter(
         strategy.distribute_datasets_from_function(lambda context: dataset)
     )
+
+
+def assert_host_runs_ahead(program, num_features):
+    """The host of a slice launches a step before it has the last one's results.
+
+    The request of a batch may wait for results of earlier steps only. Nor may
+    anything wait for the batches of all replicas.
+    """
+    (body,) = (
+        function
+        for function in program.host.library.function
+        if any(node.op == "TPUReplicatedOutput" for node in function.node_def)
+    )
+    nodes = {node.name: node for node in body.node_def}
+
+    def needed(name, prefixes):
+        """The nodes and arguments that a tensor or node depends on."""
+        found, open_names = set(), [name]
+        while open_names:
+            one = open_names.pop().partition(":")[0].lstrip("^")
+            if one not in found:
+                found.add(one)
+                inputs = nodes[one].input if one in nodes else ()
+                open_names += [i for i in inputs if i.startswith(prefixes)]
+        return found
+
+    # Output n of the loop's body is argument n of the next step.
+    next_values = dict(
+        zip(
+            [argument.name for argument in body.signature.input_arg],
+            [body.ret[output.name] for output in body.signature.output_arg],
+            strict=False,
+        )
+    )
+    requests = [n.name for n in body.node_def if n.op == "IteratorGetNext"]
+    assert requests
+    for request in requests:
+        waits_for = needed(request, ("",)) & set(next_values)
+        assert waits_for, "the loop ends without another batch"
+        for argument in waits_for:
+            # Without control inputs: an operation that has been launched on a
+            # TPU counts as done for them, not for the values that it returns.
+            values = needed(next_values[argument], tuple(string.ascii_letters))
+            assert request not in values, argument
+    for node in body.node_def:
+        if node.op == "Timestamp":
+            assert len(node.input) <= num_features
+    # The metrics and the stop flag reach the host in one tensor.
+    outputs = [n for n in body.node_def if n.op == "TPUReplicatedOutput"]
+    assert len(outputs) == 1
 
 
 def assert_runs_on_tpu(program):

@@ -45,6 +45,8 @@ def test_training_step_is_lowered_for_tpus(strategy, tmp_path, settings):
     config = tiny_run.make_config(tmp_path, tmp_path, **settings)
     program, state = lower_training(strategy, config)
     tpu_bridge.assert_runs_on_tpu(program)
+    num_features = len(batch_features(config.data))
+    tpu_bridge.assert_host_runs_ahead(program, num_features)
     assert program.num_updated_variables == len(state.variables())
     # The gradients, and two vectors: weights of the batch, and metrics.
     num_gradients = len(state.model.trainable_variables)
