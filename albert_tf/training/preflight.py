@@ -323,7 +323,9 @@ class Preflight:
         self._report_speed(first, timed, step)
         peak = format_bytes(step_cost.peak_memory_bytes())
         self._checks.add(
-            OK, "memory in use", f"{peak} at its peak, in this process"
+            OK,
+            "memory in use",
+            f"{peak} at its peak, of {step_cost.memory_owner()}",
         )
 
     def _judge_loss(

@@ -16,7 +16,7 @@ import sys
 
 import tensorflow as tf
 
-from albert_tf.cluster import devices
+from albert_tf.cluster import devices, tpu_chips
 from albert_tf.cluster.strategy import device_type
 from albert_tf.config import (
     DataConfig,
@@ -28,7 +28,8 @@ from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.features import SENTENCE_LABEL, stored_features
 
 PROCESS_STATUS = pathlib.Path("/proc/self/status")
-TPU_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"  # set on TPU VMs
+# Set by Google Kubernetes Engine, not on TPU VMs.
+TPU_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 
 
 def flops_per_step(
@@ -118,9 +119,9 @@ def peak_flops(
 
 
 def _tpu_of_this_machine() -> devices.TPUChip | None:
-    return devices.tpu_by_accelerator_type(
-        os.environ.get(TPU_TYPE_VARIABLE, "")
-    )
+    chips = tpu_chips.find_chips()
+    name = os.environ.get(TPU_TYPE_VARIABLE) or (chips[0] if chips else "")
+    return devices.tpu_by_accelerator_type(name)
 
 
 def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
@@ -205,14 +206,30 @@ def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
     return pages * size // strategy.num_replicas_in_sync
 
 
-def peak_memory_bytes() -> int:
-    """Peak memory use since `reset_peak_memory`.
+def memory_owner() -> str:
+    """Whose memory is measured, e.g. "TPU:0".
 
-    The peak is that of the first GPU or, without a GPU, of this process on the
-    host.
+    It is the first TPU or GPU of this process, or else the process itself. The
+    TPUs of a slice of several hosts belong to other processes.
     """
-    if tf.config.list_physical_devices("GPU"):
-        return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    return _accelerator() or "this process"
+
+
+def _accelerator() -> str:
+    """The first local device whose memory TensorFlow reports; "" for none."""
+    for kind in ("TPU", "GPU"):
+        if tf.config.list_physical_devices(kind):
+            with contextlib.suppress(ValueError, tf.errors.OpError):
+                tf.config.experimental.get_memory_info(f"{kind}:0")
+                return f"{kind}:0"
+    return ""
+
+
+def peak_memory_bytes() -> int:
+    """Peak memory use since `reset_peak_memory`, of `memory_owner`."""
+    device = _accelerator()
+    if device:
+        return tf.config.experimental.get_memory_info(device)["peak"]
     if PROCESS_STATUS.exists():
         for line in PROCESS_STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -223,8 +240,9 @@ def peak_memory_bytes() -> int:
 
 def reset_peak_memory() -> None:
     """Resets `peak_memory_bytes`, on systems that support it."""
-    if tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats("GPU:0")
+    device = _accelerator()
+    if device:
+        tf.config.experimental.reset_memory_stats(device)
         return
     with contextlib.suppress(OSError):
         # Linux: 5 resets the peak of the resident set; see proc(5).

@@ -17,6 +17,7 @@ from albert_tf.config import (
 )
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.training import step_cost
+from tests.helpers import tpu_bridge
 
 # No two sizes are equal, so that swapped sizes are noticed.
 MODEL = ModelConfig(
@@ -235,3 +236,39 @@ def test_peak_memory_is_known_without_proc(monkeypatch, tmp_path):
     step_cost.reset_peak_memory()
     found = step_cost.peak_memory_bytes()
     assert found == pytest.approx(expected, rel=0.1)
+
+
+def test_peak_memory_is_that_of_the_accelerator_that_reports_it(monkeypatch):
+    """A TPU's; of a TPU that does not report it, the next device's."""
+    peaks = {"TPU:0": 7, "GPU:0": 5}
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind: [kind] * 2
+    )
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_memory_info",
+        lambda device: {"peak": peaks[device]},
+    )
+    assert step_cost.memory_owner() == "TPU:0"
+    assert step_cost.peak_memory_bytes() == 7
+
+    def refuse_tpus(device):
+        if device == "TPU:0":
+            raise ValueError("not supported")
+        return {"peak": peaks[device]}
+
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", refuse_tpus)
+    assert step_cost.memory_owner() == "GPU:0"
+    assert step_cost.peak_memory_bytes() == 5
+
+
+def test_the_peak_of_a_tpu_is_known_from_its_chip(monkeypatch):
+    """TPU VMs do not set the variable of Google Kubernetes Engine."""
+    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
+    monkeypatch.setattr(step_cost, "device_type", lambda strategy: "TPU")
+    monkeypatch.delenv(step_cost.TPU_TYPE_VARIABLE, raising=False)
+    monkeypatch.setattr(step_cost.tpu_chips, "find_chips", lambda: ["v5e"] * 4)
+    peak = step_cost.peak_flops(strategy, DistributionConfig())
+    assert peak == 2 * 197e12
+    monkeypatch.setattr(step_cost.tpu_chips, "find_chips", lambda: [])
+    assert step_cost.peak_flops(strategy, DistributionConfig()) is None
