@@ -88,7 +88,10 @@ class CheckpointStore:
         self._torn_paths: set[str] = set()
         self._lowest_loss: float | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: list[Future[None]] = []
+        # The values that are being written, and their step. A step may be
+        # saved twice: as the best checkpoint and as the newest.
+        self._copy: tuple[int, dict[str, np.ndarray]] | None = None
         self.failed = ""
         self.seconds_stalled = 0.0
 
@@ -142,8 +145,9 @@ class CheckpointStore:
 
     def wait(self) -> None:
         """Waits until the background save, if any, has finished."""
-        if self._writing is not None:
-            self._writing.result()
+        for writing in self._writing:
+            writing.result()
+        self._writing.clear()
 
     def restore(
         self, step: int = 0, avoided: int | None = None
@@ -170,6 +174,7 @@ class CheckpointStore:
         if found is None:
             return None
         checkpoint, values = found
+        self.wait()  # and so forgets the values of steps that are repeated
         for name, variable in self._variables.items():
             variable.assign(values[name])
         self._saved_steps = {
@@ -255,12 +260,21 @@ class CheckpointStore:
 
     def _save(self, parent: str, step: int, notes: Mapping[str, Any]) -> None:
         started = time.monotonic()
-        self.wait()
-        values = {n: v.numpy() for n, v in self._variables.items()}
-        self._writing = self._writer.submit(
-            self._write, parent, step, dict(notes), values
+        copy = self._copy
+        if copy is None or copy[0] != step:
+            self.wait()
+            values = {n: v.numpy() for n, v in self._variables.items()}
+            copy = self._copy = step, values
+        self._writing.append(
+            self._writer.submit(self._write, parent, step, dict(notes), copy[1])
         )
+        self._writing.append(self._writer.submit(self._forget, copy))
         self.seconds_stalled = time.monotonic() - started
+
+    def _forget(self, copy: tuple[int, dict[str, np.ndarray]]) -> None:
+        """Releases the memory of values that have been written."""
+        if self._copy is copy:
+            self._copy = None
 
     def _write(
         self,

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -141,6 +142,36 @@ def test_the_best_checkpoint_is_kept_separately(tmp_path):
     assert steps_in(tmp_path / "best") == [20]
     assert another.restore(20).notes["held_out_loss"] == 2.0
     np.testing.assert_array_equal(restored["kernel"], [20, 20])
+
+
+def test_the_best_checkpoint_does_not_delay_that_of_the_same_step(
+    tmp_path, monkeypatch
+):
+    """Writing the first lasts until the second save has returned."""
+    store, variables = store_of(tmp_path, {"w": (2,)})
+    write, may_write = checkpoint_files.write_checkpoint, threading.Event()
+
+    def write_later(*arguments):
+        assert may_write.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint_files, "write_checkpoint", write_later)
+    store.save_best(10, {}, 1.0)
+    assert store.save(10, {})
+    may_write.set()
+    store.wait()
+    assert (tmp_path / "best" / "step-00000010").exists()
+    assert store.restore().step == 10
+    # The same step, trained again after a rollback, has other values.
+    store.save(20, {})
+    store.restore(10)
+    variables["w"].assign(variables["w"] + 1)
+    changed = variables["w"].numpy()
+    store.save(20, {})
+    store.wait()
+    variables["w"].assign(variables["w"] * 0)
+    store.restore(20)
+    np.testing.assert_array_equal(variables["w"].numpy(), changed)
 
 
 def test_another_shape_or_name_is_refused_naming_both(tmp_path):
