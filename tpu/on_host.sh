@@ -126,6 +126,14 @@ serve() {
   local address id
   address=$(metadata network-interfaces/0/ip)
   id=$(metadata attributes/agent-worker-number)
+  # Google's service for such servers loads these settings of the image.
+  local settings=${ALBERT_TPU_ENV_FILE:-/home/tpu-runtime/tpu-env}
+  if [[ -r $settings ]]; then
+    set -o allexport
+    # shellcheck disable=SC1090  # a file of the image
+    source "$settings"
+    set +o allexport
+  fi
   CLOUD_TPU_TASK_ID=$id TPU_HOSTNAME_OVERRIDE=$address \
     TPU_MESH_CONTROLLER_ADDRESS=${addresses[0]}:8476 \
     TPU_MESH_CONTROLLER_PORT=8476 TPU_TASK_PORT=$port \

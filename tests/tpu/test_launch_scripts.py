@@ -166,6 +166,9 @@ def test_one_host_trains_until_all_steps_are_done(cloud):
 def test_every_host_of_a_slice_runs_a_server(cloud):
     cloud.set_up(num_hosts=2)
     Metadata.addresses = ("10.0.0.2", "10.0.0.3")
+    settings = cloud.path / "tpu-env"
+    settings.write_text("TPU_OF_IMAGE='set by it'\n")
+    cloud.environment["ALBERT_TPU_ENV_FILE"] = str(settings)
     done = cloud.run("--delete_when_done=true")
     assert done.returncode == 0, done.stdout + done.stderr
     port = cloud.environment["ALBERT_TPU_PORT"]
@@ -178,6 +181,7 @@ def test_every_host_of_a_slice_runs_a_server(cloud):
     served = (cloud.path / "served").read_text().splitlines()
     assert len(served) == 2
     assert "('TPU_MESH_CONTROLLER_ADDRESS', '10.0.0.2:8476')" in served[0]
+    assert "('TPU_OF_IMAGE', 'set by it')" in served[0]
     assert cloud.verbs() == ["create", "delete"]
 
 
