@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -39,14 +40,14 @@ class ProgramTarget(Device):
 
         Args:
             config: `fuse_on_cpu` has an effect on CPUs, unless `jit_compile`
-                compiles the complete program. `plain_formulas` leaves out all
-                kernels.
+                compiles the complete program, or tensorflow-tpu is installed.
+                `plain_formulas` leaves out all kernels.
             device_type: "CPU", "GPU" or "TPU".
         """
         fuses = config.fuse_on_cpu and not config.jit_compile
         return cls(
             device_type,
-            fuse=fuses and device_type == "CPU",
+            fuse=fuses and device_type == "CPU" and _can_compile_for_cpus(),
             kernels=frozenset(() if config.plain_formulas else kernels.KERNELS),
         )
 
@@ -61,6 +62,15 @@ class ProgramTarget(Device):
             return formula
         kernel = functools.partial(kernels.KERNELS[name], target=self)
         return cast(FormulaT, kernel)
+
+
+def _can_compile_for_cpus() -> bool:
+    """Whether XLA compiles for CPUs; that of tensorflow-tpu does not."""
+    try:
+        importlib.metadata.version("tensorflow-tpu")
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return False
 
 
 DEFAULT_TARGET = ProgramTarget()

@@ -1,3 +1,5 @@
+import importlib.metadata
+
 import pytest
 
 from albert_tf.config import DistributionConfig
@@ -30,3 +32,11 @@ def test_plain_formulas_use_no_kernel_and_keep_the_masks():
     target = ProgramTarget.from_config(config, "CPU")
     assert not target.kernels
     assert target.computes_masks
+
+
+def test_tensorflow_tpu_does_not_fuse_on_cpus(monkeypatch):
+    """Its XLA has no compiler for CPUs."""
+    config = DistributionConfig(fuse_on_cpu=True)
+    assert ProgramTarget.from_config(config, "CPU").fuse
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.20.0")
+    assert not ProgramTarget.from_config(config, "CPU").fuse
