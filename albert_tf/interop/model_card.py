@@ -16,7 +16,7 @@ from albert_tf.runs.directory import (
     RECORDS_METADATA_FILE,
     load_config,
 )
-from albert_tf.runs.log import read_metrics
+from albert_tf.runs.log import DURATIONS, read_metrics
 
 _ARCHITECTURE = (
     "num_hidden_layers",
@@ -180,7 +180,7 @@ def _describe_evaluation(run_dir: str, step: int) -> str:
         + _table(
             (name, f"{value:.4f}")
             for name, value in metrics.items()
-            if isinstance(value, float)
+            if isinstance(value, float) and name not in DURATIONS
         )
     )
 

@@ -8,12 +8,15 @@ from typing import Any
 from matplotlib.ticker import EngFormatter
 
 from albert_tf.report.curves import MARKS
-from albert_tf.report.runs import SECONDS_PER_HOUR, RunHistory
+from albert_tf.report.runs import CAUSES, SECONDS_PER_HOUR, RunHistory
 
 # The table lists the first and the last MAX_EVENTS events of a run.
 MAX_EVENTS = 100
 
 UNKNOWN = "-"
+
+# The time that no log explains, mostly between two processes of a run.
+OTHER = "interruptions and other"
 
 Row = list[str]
 
@@ -183,7 +186,22 @@ def _checkpoints(run: RunHistory) -> str:
 def _stall(run: RunHistory) -> str:
     if not run.num_checkpoints:
         return ""
-    return f"{_duration(run.stalled_seconds)} for {run.num_checkpoints:,}"
+    stalled = run.seconds["checkpoints"]
+    return f"{_duration(stalled)} for {run.num_checkpoints:,}"
+
+
+def _time_share(cause: str) -> Callable[[RunHistory], str]:
+    """The share of a cause in the time from the first to the last event."""
+
+    def describe(run: RunHistory) -> str:
+        if not run.times or not any(run.seconds.values()):
+            return ""
+        known = sum(run.seconds.values())
+        total = max(run.times[1] - run.times[0], known)
+        seconds = total - known if cause == OTHER else run.seconds[cause]
+        return f"{seconds / total:.1%}, {_duration(seconds)}" if total else ""
+
+    return describe
 
 
 FACTS: dict[str, Callable[[RunHistory], str]] = {
@@ -211,6 +229,7 @@ FACTS: dict[str, Callable[[RunHistory], str]] = {
     "sum of losses, held-out set, lowest": _lowest_held_out,
     "checkpoints kept": _checkpoints,
     "waiting for checkpoints": _stall,
+    **{f"time for {c}": _time_share(c) for c in (*CAUSES, OTHER)},
 }
 
 

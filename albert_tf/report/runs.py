@@ -25,6 +25,15 @@ NUM_BUCKETS = 600
 
 SECONDS_PER_HOUR = 3600.0
 
+# Facts of events that are times in seconds, by cause.
+EVENT_FACTS = {
+    "start-up": "start_up_s",
+    "restoring": "restore_s",
+    "checkpoints": "stalled_s",
+    "lost steps": "lost_s",
+}
+CAUSES = ("steps", "input", "compiling", "evaluation", *EVENT_FACTS)
+
 
 class Curve:
     """The values of a metric by step.
@@ -145,7 +154,8 @@ class RunHistory:
         curves: By split, "train" or "eval", and name of the metric.
         events: Lines of events.jsonl, except for checkpoints.
         num_checkpoints: Number of checkpoints written.
-        stalled_seconds: Time that training waited for checkpoints.
+        seconds: Time by cause, for the causes that the logs give. "steps" are
+            those that were kept, without the time that they waited for input.
         times: Unix seconds of the first and the last event; None without
             events.
         settings: By group and name, e.g. "optimizer.learning_rate", as in
@@ -167,6 +177,7 @@ class RunHistory:
         self.run_dir = run_dir
         self.name = name
         self.curves: dict[tuple[str, str], Curve] = {}
+        self.seconds = dict.fromkeys(CAUSES, 0.0)
         self._hours = Curve()
         self._read_metrics()
         if not self.curves:
@@ -177,7 +188,6 @@ class RunHistory:
             )
         self.events: list[dict[str, Any]] = []
         self.num_checkpoints = 0
-        self.stalled_seconds = 0.0
         self.times: tuple[float, float] | None = None
         self._read_events()
         # Read as plain JSON, since other versions have other settings.
@@ -199,7 +209,12 @@ class RunHistory:
                 if not self._hours:
                     self._hours.add(0, 0.0)
                 seconds += line["loop_seconds"]
+                waited = line["loop_seconds"] * line.get("input_bound_share", 0)
+                self.seconds["steps"] += line["loop_seconds"] - waited
+                self.seconds["input"] += waited
                 self._hours.add(step, seconds / SECONDS_PER_HOUR)
+            self.seconds["compiling"] += line.get("compile_seconds", 0.0)
+            self.seconds["evaluation"] += line.get("evaluation_seconds", 0.0)
             for name, value in line.items():
                 self.curves.setdefault((split, name), Curve()).add(step, value)
 
@@ -207,9 +222,10 @@ class RunHistory:
         for event in read_lines(posixpath.join(self.run_dir, EVENTS_FILE)):
             time = event["time"]
             self.times = (self.times[0] if self.times else time, time)
+            for cause, fact in EVENT_FACTS.items():
+                self.seconds[cause] += event.get(fact, 0.0)
             if event["event"] == "checkpoint":
                 self.num_checkpoints += 1
-                self.stalled_seconds += event.get("stalled_s", 0.0)
             else:
                 self.events.append(event)
 

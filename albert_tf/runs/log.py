@@ -24,6 +24,9 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 TENSORBOARD_DIR = "tensorboard"
 
+# Metrics that are times in seconds, which together make up the time of a line.
+DURATIONS = ("loop_seconds", "compile_seconds", "evaluation_seconds")
+
 
 class RunLog:
     """Writes the metrics and events of a run.
@@ -31,6 +34,9 @@ class RunLog:
     If a line cannot be written, e.g. because the disk is full, an error is
     logged and training continues. If the log cannot be opened or rewound,
     the error is raised.
+
+    Attributes:
+        lost_seconds: Time spent on the lines that the last `rewind` dropped.
 
     Example:
         >>> import tempfile
@@ -50,6 +56,7 @@ class RunLog:
         # Files whose last line may be incomplete.
         self._cut_short = {self._events_path}
         self._writer: tf.summary.SummaryWriter | None = None
+        self.lost_seconds = 0.0
 
     @classmethod
     def open(
@@ -74,15 +81,15 @@ class RunLog:
 
     def rewind(self, step: int, evaluates_again: bool = False) -> None:
         """Drops the lines of steps that will be trained or evaluated again."""
-        kept = [
-            json.dumps(line) + "\n"
-            for line in read_metrics(self._run_dir)
-            if line["step"] < step
-            or (
+        kept, self.lost_seconds = [], 0.0
+        for line in read_metrics(self._run_dir):
+            if line["step"] < step or (
                 line["step"] == step
                 and not (evaluates_again and line["split"] == "eval")
-            )
-        ]
+            ):
+                kept.append(json.dumps(line) + "\n")
+            else:
+                self.lost_seconds += sum(line.get(n, 0.0) for n in DURATIONS)
         write_text(self._path, "".join(kept))
         self._cut_short.discard(self._path)
 

@@ -1,6 +1,7 @@
 """Evaluation on held-out records, each counted once, over all replicas."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +186,7 @@ class Evaluator:
         Returns:
             The same as `run`.
         """
+        began = time.monotonic()
         metrics = self.run()
         if metrics is None:
             logging.warning("evaluation at step %d was cut short", step)
@@ -196,7 +198,9 @@ class Evaluator:
         for line in others:
             logging.info("%s", line)
         if run_log:
-            run_log.write("eval", step, metrics)
+            seconds = time.monotonic() - began
+            timed = {**metrics, "evaluation_seconds": seconds}
+            run_log.write("eval", step, timed)
         return metrics
 
 

@@ -14,6 +14,8 @@ from albert_tf.training.listener import Listener
 # settings, interrupted or not.
 TIMING_METRICS = (
     "loop_seconds",
+    "compile_seconds",
+    "evaluation_seconds",
     "steps_per_second",
     "examples_per_second",
     "tokens_per_second",
@@ -141,6 +143,8 @@ class Progress(Listener):
     def advance(self) -> dict[str, float]:
         """Computes the `TIMING_METRICS` of the steps since the last call.
 
+        `loop_seconds` is the time of the steps without compiling, which is
+        `compile_seconds`.
         `input_bound_share` is the fraction of the time that steps waited for
         their batch. `mfu` is included if the peak is known. `goodput` is the
         time of all steps that were not rolled back or lost, divided by the
@@ -177,6 +181,8 @@ class Progress(Listener):
             "step_seconds_p95": float(np.quantile(seconds, 0.95)),
             "goodput": min(self._useful_seconds / elapsed, 1.0),
         }
+        if not steady:
+            metrics["compile_seconds"] = max(total - useful, 0.0)
         if self._peak_flops:
             metrics["mfu"] = flops / self._peak_flops
         share = content.useful_share

@@ -81,7 +81,10 @@ class Recovery:
             config=policy,
         )
         rollbacks.add(rollback, writes=is_chief(self._strategy))
-        self._log_event("rollback", **dataclasses.asdict(rollback))
+        lost_s = self._run_log.lost_seconds if self._run_log else 0.0
+        self._log_event(
+            "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
+        )
 
     def skip_damaged(self, error: tf.errors.OpError, boundary: int) -> None:
         """Finds the damaged records behind an error, and goes back.

@@ -16,6 +16,7 @@ clipping and its gradient accumulation give wrong results or crash.
 """
 
 import math
+import time
 
 import tensorflow as tf
 from absl import logging
@@ -106,6 +107,7 @@ def open_run(
         stop: Request to stop, set by signals and notices.
         initial: Weights that a new run starts from; None for random ones.
     """
+    began = time.monotonic()
     run_dir = config.training.output_dir
     # 1. The batch sizes are divisible by the replicas.
     num_replicas = strategy.num_replicas_in_sync
@@ -149,7 +151,9 @@ def open_run(
         )
     # 4. Variables and position: from the newest checkpoint; or else from
     # another model, at step 0; or else random, at step 0.
+    restore_began = time.monotonic()
     resumed = trainer.start(initial)
+    restore_s = time.monotonic() - restore_began
     position = trainer.position
     check_agreement(strategy, position.step)
     # 5. The log. Lines of steps after the checkpoint are dropped.
@@ -190,12 +194,17 @@ def open_run(
         position.step,
         config.training.num_train_steps,
     )
+    durations = {
+        "start_up_s": time.monotonic() - began - restore_s,
+        "restore_s": restore_s,
+    }
     if resumed:
-        run.log_event("resume")
+        lost_s = run_log.lost_seconds if run_log else 0.0
+        run.log_event("resume", **durations, lost_s=lost_s)
     elif initial:
-        run.log_event("start", warm_start=initial.report)
+        run.log_event("start", **durations, warm_start=initial.report)
     else:
-        run.log_event("start")
+        run.log_event("start", **durations)
     _log_summary(config, objective, data, trainer, num_replicas, per_replica)
     # 6. A new run saves its first checkpoint, to which a rollback may return.
     # A directory without write permission causes an error here, before

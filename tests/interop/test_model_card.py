@@ -16,7 +16,12 @@ def test_the_card_lists_data_settings_and_metrics(tmp_path, tiny_records):
     metadata = (tiny_records / "train" / "metadata.json").read_text()
     (tmp_path / "run" / "records_metadata.json").write_text(metadata)
     lines = [
-        {"split": "eval", "step": 8, "masked_lm_loss": 5.51234},
+        {
+            "split": "eval",
+            "step": 8,
+            "masked_lm_loss": 5.51234,
+            "evaluation_seconds": 7.0,
+        },
         {"split": "train", "step": 8, "masked_lm_loss": 7.7777},
         {"split": "eval", "step": 12, "masked_lm_loss": 4.4},
     ]
@@ -46,6 +51,7 @@ def test_the_card_lists_data_settings_and_metrics(tmp_path, tiny_records):
         assert passage in text
     assert "4.4" not in text
     assert "7.7777" not in text
+    assert "evaluation_seconds" not in text
 
 
 def test_the_card_says_what_is_unknown(folder):

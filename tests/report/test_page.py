@@ -61,11 +61,24 @@ def test_the_table_sums_up_a_run(tmp_path):
     """Expected values by hand: two loops of 10 and 30 seconds."""
     day = 24 * 3600.0
     events = [
-        {"time": 1000.0, "event": "start", "step": 0},
+        {
+            "time": 1000.0,
+            "event": "start",
+            "step": 0,
+            "start_up_s": 5.0,
+            "restore_s": 1.0,
+        },
         {"time": 1010.0, "event": "checkpoint", "step": 1, "stalled_s": 2.0},
         {"time": 1020.0, "event": "checkpoint", "step": 2, "stalled_s": 1.5},
         {"time": 1030.0, "event": "rollback", "step": 1, "diverged_at": 2},
-        {"time": 2000.0, "event": "resume", "step": 1},
+        {
+            "time": 2000.0,
+            "event": "resume",
+            "step": 1,
+            "start_up_s": 7.0,
+            "restore_s": 2.0,
+            "lost_s": 60.0,
+        },
         {
             "time": 2001.0,
             "event": "corrupt_records",
@@ -85,6 +98,7 @@ def test_the_table_sums_up_a_run(tmp_path):
         events,
         SETTINGS,
         loop_seconds=[0.0, 10.0, 30.0],
+        compile_seconds=[0.0, 100.0, 0.0],
         goodput=[0.0, 0.5, 0.1],
         mfu=[0.2, 0.3, 0.4],
     )
@@ -115,6 +129,15 @@ def test_the_table_sums_up_a_run(tmp_path):
     assert facts["waiting for checkpoints"] == "3.5 s for 2"
     # The log of this run holds nothing about it.
     assert "waiting for input, mean" not in facts
+    # Of 183840 s, these are known: 40 + 100 + 12 + 3 + 3.5 + 60.
+    times = {n.removeprefix("time for "): v for n, v in facts.items()}
+    assert times["steps"] == "0.0%, 40.0 s"
+    assert times["compiling"] == "0.1%, 1 min 40 s"
+    assert times["start-up"] == "0.0%, 12.0 s"
+    assert times["restoring"] == "0.0%, 3.0 s"
+    assert times["checkpoints"] == "0.0%, 3.5 s"
+    assert times["lost steps"] == "0.0%, 1 min 0 s"
+    assert times["interruptions and other"] == "99.9%, 2 d 3 h 00 min"
 
 
 @pytest.mark.parametrize(

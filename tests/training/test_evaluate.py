@@ -95,6 +95,7 @@ def test_mode_eval_repeats_the_last_evaluation_of_the_run(
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     expected = json.loads(lines[-1])
     assert expected.pop("split") == "eval"
+    assert expected.pop("evaluation_seconds") > 0
 
     flags = tiny_run.as_flags(config, tmp_path / "model.json")
     done = subprocess.run(
