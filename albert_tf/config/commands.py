@@ -49,6 +49,13 @@ class ConvertConfig(Config):
         "Whether a Hugging Face folder contains pooler and sentence head. "
         "AlbertForPreTraining has them, AlbertForMaskedLM does not.",
     )
+    weights_dtype: str = setting(
+        "float32",
+        "Type of the weights in a Hugging Face folder. float16 rounds them to "
+        "11 bits and halves the size of the file; training then continues "
+        "from the rounded weights.",
+        choices=("float32", "float16"),
+    )
     verify: bool = setting(
         False,
         "Read the written model again and compare it with the original: every "

@@ -55,8 +55,16 @@ def convert(config: ConvertConfig) -> None:
     _check_apart(config.from_, partial)
     source_format = formats.find_format(config.from_)
     target_format = _choose_format(config.to_format, source_format)
+    if config.weights_dtype != "float32" and target_format != HUGGING_FACE:
+        raise UserError(
+            "weights_dtype must be float32 unless the command writes a Hugging "
+            "Face folder",
+            received=config.weights_dtype,
+            remedy="Add --to_format=hugging_face.",
+        )
 
     weights = formats.read_weights(config.from_, config.checkpoint_step)
+    weights = weights.rounded(config.weights_dtype)
     print(describe(weights, source_format))
     if not weights.vocabulary:
         logging.warning(
@@ -120,6 +128,7 @@ def _write(
             run_dir,
             config.licence,
             config.with_sentence_head,
+            config.weights_dtype,
         )
 
 

@@ -251,6 +251,7 @@ def write(
     run_dir: str = "",
     licence: str = "",
     with_sentence_head: bool = True,
+    dtype: str = "float32",
 ) -> None:
     """Writes a folder.
 
@@ -272,6 +273,7 @@ def write(
         licence: Licence of the weights, for the model card: an identifier
             from the Hub's list, e.g. apache-2.0; "" if unknown.
         with_sentence_head: Whether to write pooler and sentence head.
+        dtype: Type of the stored weights, "float32" or "float16".
 
     Raises:
         UserError: If transformers would build a different model, or if the
@@ -297,7 +299,11 @@ def write(
         config, weights.sentence_objective, weights.head
     )
     files[CARD_FILE] = make_model_card(weights, run_dir, licence).encode()
-    files[WEIGHTS_FILE] = save(_to_tensors(weights), {"format": "pt"})
+    tensors = {
+        name: values.astype(dtype)
+        for name, values in _to_tensors(weights).items()
+    }
+    files[WEIGHTS_FILE] = save(tensors, {"format": "pt"})
     for name, content in files.items():
         write_bytes(posixpath.join(directory, name), content)
 

@@ -84,6 +84,31 @@ class ModelWeights:
         """Number of parameters, heads included."""
         return sum(value.size for value in self.values.values())
 
+    def rounded(self, dtype: str) -> Self:
+        """Returns the model with weights that `dtype` can represent.
+
+        They remain float32 arrays. There are no moments.
+
+        Args:
+            dtype: "float32" or "float16".
+
+        Raises:
+            UserError: If a weight is too large for `dtype`.
+        """
+        if dtype == "float32":
+            return self
+        largest = float(np.finfo(dtype).max)
+        values = {}
+        for path, value in self.values.items():
+            if np.abs(value).max(initial=0) > largest:
+                raise UserError(
+                    f"{path} in {self.source} must be at most {largest:g} to "
+                    f"be written as {dtype}",
+                    received=f"{np.abs(value).max():g}",
+                )
+            values[path] = value.astype(dtype).astype(np.float32)
+        return dataclasses.replace(self, values=values, slots={})
+
     def regrouped(self) -> Self:
         """Returns the same model with `parameter_sharing="all"`.
 

@@ -72,6 +72,24 @@ def test_the_sentence_head_can_be_omitted(tmp_path):
     assert not [n for n in names if "pooler" in n or "sop" in n]
 
 
+def test_a_folder_of_float16_has_the_rounded_weights(tmp_path):
+    weights = make_weights()
+    rounded = weights.rounded("float16")
+    path = "albert/masked_lm/output_bias"
+    error = np.abs(rounded.values[path] - weights.values[path])
+    assert 0 < error.max() <= np.abs(weights.values[path]).max() / 2**11
+    hugging_face.write(rounded, str(tmp_path), dtype="float16")
+    assert_equal(hugging_face.read(str(tmp_path)), rounded)
+    stored = safetensors.numpy.load_file(tmp_path / WEIGHTS_FILE)
+    assert {values.dtype for values in stored.values()} == {np.dtype("f2")}
+
+    large = weights.values[path] + np.float32(7e4)
+    with pytest.raises(UserError, match=r"output_bias .* 65504 .* 7000"):
+        dataclasses.replace(
+            weights, values={**weights.values, path: large}
+        ).rounded("float16")
+
+
 @pytest.mark.interop
 @pytest.mark.parametrize("class_name", ["ForPreTraining", "ForMaskedLM"])
 def test_a_model_of_transformers_gives_the_same_outputs_here(
