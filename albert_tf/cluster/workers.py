@@ -62,11 +62,14 @@ def is_one_process(strategy: tf.distribute.Strategy) -> bool:
     ) or not os.environ.get("TF_CONFIG")
 
 
-def is_one_host(strategy: tf.distribute.Strategy) -> bool:
-    """Whether all devices are on this machine, so that no host can be lost."""
+def num_hosts(strategy: tf.distribute.Strategy) -> int:
+    """Number of hosts of a TPU slice, or of processes that train."""
     if isinstance(strategy, tf.distribute.TPUStrategy):
-        return strategy.extended.num_hosts == 1
-    return is_one_process(strategy)
+        return strategy.extended.num_hosts
+    if is_one_process(strategy):
+        return 1
+    cluster, _, _ = read_cluster()
+    return sum(map(len, cluster.values()))
 
 
 def read_cluster() -> tuple[dict[str, list[str]], str, int]:
@@ -167,7 +170,7 @@ def name_lost_workers(
     try:
         yield
     except LOSS_ERRORS as error:
-        if strategy is not None and is_one_host(strategy):
+        if strategy is not None and num_hosts(strategy) == 1:
             raise
         # A failure within this process may look the same, so quote it.
         quoted = f"TensorFlow says: {first_line(error)[:200]}"

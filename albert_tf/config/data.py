@@ -160,6 +160,17 @@ class DataConfig(MaskingConfig):
         at_least=1,
         affects="result",
     )
+    input_lanes: int = setting(
+        1,
+        "Number of streams that each batch is joined from. Stream k reads "
+        "every input_lanes-th shard, from shard k on, so that a host reads the "
+        "shards of its own part of the batch only. The order of the records "
+        "depends on it, not on the number of hosts. It must divide "
+        "global_batch_size and the number of shards of each directory or "
+        "dataset, e.g. 64 for a slice of 64 hosts or fewer.",
+        at_least=1,
+        affects="result",
+    )
     dataset: tuple[str, ...] = setting(
         (),
         "A named set of training records for data_schedule, as NAME=FILES, "
@@ -195,6 +206,11 @@ class DataConfig(MaskingConfig):
     def check(self) -> None:
         super().check()
         self.data_phases()
+        if self.global_batch_size % self.input_lanes:
+            raise UserError(
+                "global_batch_size must be divisible by input_lanes",
+                received=f"{self.global_batch_size} and {self.input_lanes}",
+            )
 
     def datasets(self) -> dict[str, tuple[str, ...]]:
         """The files or globs of each named dataset.

@@ -33,6 +33,7 @@ class FinetuningDataConfig(DataConfig):
     max_predictions_per_seq: int = inherited(
         DataConfig, "max_predictions_per_seq", default=1, has_flag=False
     )
+    input_lanes: int = inherited(DataConfig, "input_lanes", has_flag=False)
     packing: str = inherited(DataConfig, "packing", has_flag=False)
     max_examples_per_row: int = inherited(
         DataConfig, "max_examples_per_row", has_flag=False

@@ -18,7 +18,7 @@ from absl import logging
 from albert_tf.config import DataConfig
 from albert_tf.input import corrupt_records
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
-from albert_tf.input.pipeline import training_dataset
+from albert_tf.input.pipeline import Lane, training_dataset
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 
@@ -146,13 +146,18 @@ class BatchStream:
         """
         phase, batch = self.locate(first)
         last_batch = batch + (last - first) + READ_AHEAD_BATCHES
-        files = corrupt_records.files_between(
-            phase.records,
-            self._config.shuffle_block_size,
-            self._phase_seed(phase),
-            batch * self._config.global_batch_size,
-            last_batch * self._config.global_batch_size,
-        )
+        seed = self._phase_seed(phase)
+        lanes = [
+            Lane.of(lane, phase.records, self._config, seed)
+            for lane in range(self._config.input_lanes)
+        ]
+        files = [
+            file
+            for lane in lanes
+            for file in corrupt_records.files_between(
+                lane, batch * lane.width, last_batch * lane.width
+            )
+        ]
         logging.warning(
             "reading failed: searching %d shards for damaged records",
             len(files),

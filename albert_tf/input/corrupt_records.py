@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError, name_faults
-from albert_tf.input.pipeline import shuffled_files
+from albert_tf.input.pipeline import Lane, shuffled_files
 from albert_tf.input.record_format import RecordFormat, parse_records
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.json_list import JsonList
@@ -144,18 +144,15 @@ def find_in(
     ]
 
 
-def files_between(
-    records: RecordSet, block_size: int, seed: int, first: int, last: int
-) -> list[str]:
-    """Shards that hold the stream's records from `first` to `last`.
+def files_between(lane: Lane, first: int, last: int) -> list[str]:
+    """Shards that hold a stream's records from `first` to `last`.
 
     Args:
-        records: The shards.
-        block_size: Number of consecutive records that are shuffled together.
-        seed: Seed of the stream.
+        lane: The stream.
         first: Number of the first record in the stream.
         last: Number of the last record in the stream.
     """
+    records, seed, block_size, _ = lane
     epoch, offset = divmod(first, records.num_records)
     last -= epoch * records.num_records
     # The stream reads complete blocks.

@@ -7,7 +7,10 @@ the sets alternate, in proportion to the sizes of the sets, before the stream is
 divided into blocks.
 
 With global batches of B records, batch s holds records [s * B, (s + 1) * B) of
-the endless stream. It does not depend on the number of replicas, hosts or
+the endless stream. With `--input_lanes` above 1, there are several such streams
+over separate shards, the lanes; lane k of W fills slots [k * B / W, (k + 1) * B
+/ W) of each batch, and a host reads only the lanes whose slots its replicas
+use. The batch does not depend on the number of replicas, hosts or
 restarts. So a checkpoint needs no state of the pipeline. (Iterators cannot be
 saved under strategies.) `batch_stream` adds what a run notes in its directory:
 skipped batches and damaged records.
@@ -18,6 +21,7 @@ skipped batches and damaged records.
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -33,13 +37,55 @@ from albert_tf.input.record_format import (
 )
 from albert_tf.input.record_sets import RecordSet
 
-# 8 MiB reads keep a gs:// stream busy.
+# 8 MiB reads keep a gs:// stream busy. A host that reads many lanes at the same
+# time uses smaller buffers.
 READ_BUFFER_BYTES = 8 << 20
+SMALLEST_BUFFER_BYTES = 1 << 20
+
+# Difference between the seeds of consecutive lanes.
+_LANE_KEY = 0xD1B54A32D192ED03
 
 # Per-replica batches parsed at the same time.
 PARALLEL_PARSE_CALLS = min(16, os.cpu_count() or 1)
 
 CHOICES_AT_A_TIME = 1024
+
+
+class Lane(NamedTuple):
+    """A stream of records that fills a part of each batch.
+
+    Attributes:
+        records: Its shards.
+        seed: Seed of its order.
+        block_size: Number of consecutive records that are shuffled together.
+        width: Number of records in a batch.
+
+    Example:
+        >>> files = ("a", "b", "c", "d")
+        >>> records = RecordSet(files, (9,) * 4, ("",) * 4, None, "", (files,))
+        >>> config = DataConfig(global_batch_size=6, input_lanes=2)
+        >>> lane = Lane.of(1, records, config, seed=7)
+        >>> lane.records.files, lane.width, lane.block_size
+        (('b', 'd'), 3, 8192)
+    """
+
+    records: RecordSet
+    seed: int
+    block_size: int
+    width: int
+
+    @classmethod
+    def of(
+        cls, lane: int, records: RecordSet, config: DataConfig, seed: int
+    ) -> "Lane":
+        """Lane number `lane` of the stream of a seed."""
+        number = config.input_lanes
+        return cls(
+            records.lane(lane, number),
+            (seed + lane * _LANE_KEY) % 2**63 if lane else seed,
+            max(config.shuffle_block_size // number, 1),
+            config.global_batch_size // number,
+        )
 
 
 def training_dataset(
@@ -76,26 +122,43 @@ def training_dataset(
             return batch
         return record_format.finish(batch, positions, seed)
 
-    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def read_lane(lane: Lane, buffer_bytes: int) -> tf.data.Dataset:
         stream = _shuffled_stream(
-            records,
-            config,
-            seed,
-            first_batch * config.global_batch_size,
+            lane,
+            first_batch * lane.width,
             functools.partial(
                 _read_files,
-                records=records,
+                records=lane.records,
                 stretches=stretches,
                 padding=padding,
+                buffer_bytes=buffer_bytes,
             ),
         )
-        batches = stream.batch(config.global_batch_size, drop_remainder=True)
+        # In a thread of its own: one thread reads about 100,000 records/s.
+        return stream.batch(lane.width, drop_remainder=True).prefetch(1)
+
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        name, batch_size = "global_batch_size", config.global_batch_size
+        slots = _slots_of_host(name, batch_size, context)
+        width = batch_size // config.input_lanes
+        numbers = range(slots.start // width, -(-slots.stop // width))
+        buffer_bytes = max(
+            READ_BUFFER_BYTES // len(numbers), SMALLEST_BUFFER_BYTES
+        )
+        lanes = [
+            read_lane(Lane.of(n, records, config, seed), buffer_bytes)
+            for n in numbers
+        ]
+        batches = tf.data.Dataset.zip(*lanes).map(
+            lambda *parts: tf.concat(parts, axis=0)
+        )
         return _parse_per_replica(
             batches.enumerate(first_batch),
-            "global_batch_size",
-            config.global_batch_size,
+            name,
+            batch_size,
             parse,
             context,
+            first_slot=numbers.start * width,
         )
 
     return make
@@ -164,14 +227,12 @@ def _epoch_key(seed: int, epoch: tf.Tensor | int) -> tf.Tensor:
 
 
 def _shuffled_stream(
-    records: RecordSet,
-    config: DataConfig,
-    seed: int,
+    lane: Lane,
     position: int,
     read_files: Callable[[tf.Tensor], tf.data.Dataset],
 ) -> tf.data.Dataset:
     """Returns the endless stream of serialized records from `position` on."""
-    block_size = config.shuffle_block_size
+    records, seed, block_size, _ = lane
     first_epoch, offset = divmod(position, records.num_records)
 
     def shuffle_block(
@@ -263,6 +324,7 @@ def _read_files(
     records: RecordSet,
     stretches: Mapping[str, Sequence[Stretch]],
     padding: bytes,
+    buffer_bytes: int,
 ) -> tf.data.Dataset:
     """Reads the serialized records of files, one file after another.
 
@@ -277,14 +339,14 @@ def _read_files(
         count = tf.cast(counts[index], tf.int64)
         assert_count = tf.data.experimental.assert_cardinality(count)
         if not stretches:
-            intact = tf.data.TFRecordDataset(file, None, READ_BUFFER_BYTES)
+            intact = tf.data.TFRecordDataset(file, None, buffer_bytes)
             return intact.apply(assert_count)
         # One of the two datasets reads the file; the other is empty.
         is_damaged = tf.reduce_any(file == damaged_names)[tf.newaxis]
         if_intact = tf.boolean_mask(file[tf.newaxis], ~is_damaged)
-        intact = tf.data.TFRecordDataset(if_intact, None, READ_BUFFER_BYTES)
+        intact = tf.data.TFRecordDataset(if_intact, None, buffer_bytes)
         replaced = damaged_shards.read_stretches(
-            file, stretches, padding, READ_BUFFER_BYTES
+            file, stretches, padding, buffer_bytes
         )
         return intact.concatenate(replaced).apply(assert_count)
 
@@ -297,38 +359,41 @@ def _parse_per_replica(
     batch_size: int,
     parse: Callable[[tf.Tensor, tf.Tensor], Batch],
     context: tf.distribute.InputContext,
+    first_slot: int = 0,
 ) -> tf.data.Dataset:
     """Splits global batches among replicas and parses those of this host.
 
     Args:
-        batches: Pairs of the number of a batch and its serialized records.
+        batches: Pairs of the number of a batch and its serialized records, at
+            least those of the slots of this host.
         name: The setting that holds the batch size, for errors.
         batch_size: Number of records in a global batch.
         parse: Parses a per-replica batch from its serialized records and their
             positions in the stream, both `(per_replica_batch_size,)`.
         context: Replicas and hosts.
+        first_slot: The slot in the global batch of the first record of
+            `batches`.
     """
-    num_replicas = context.num_replicas_in_sync
-    per_replica = per_replica_batch_size(name, batch_size, num_replicas)
-    local = num_replicas // context.num_input_pipelines
-    first = context.input_pipeline_id * local
-    local_replicas = slice(first, first + local)
+    slots = _slots_of_host(name, batch_size, context)
+    per_replica = batch_size // context.num_replicas_in_sync
+    records_of_host = slice(slots.start - first_slot, slots.stop - first_slot)
 
     @tf.autograph.experimental.do_not_convert
     def replicas_of_this_host(
         number: tf.Tensor, batch: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        positions = number * batch_size + tf.range(batch_size, dtype=tf.int64)
+        positions = number * batch_size + tf.range(
+            slots.start, slots.stop, dtype=tf.int64
+        )
         return tuple(
-            tf.reshape(values, [num_replicas, per_replica])[local_replicas]
-            for values in (batch, positions)
+            tf.reshape(values, [-1, per_replica])
+            for values in (batch[records_of_host], positions)
         )
 
     options = tf.data.Options()
     options.deterministic = True
-    # Every host reads all files and keeps the batches of its replicas, so the
-    # order does not depend on the number of hosts. Reading is cheap compared
-    # with parsing.
+    # Each host selects the shards that it reads and keeps the batches of its
+    # replicas, so the order does not depend on the number of hosts.
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
@@ -342,3 +407,14 @@ def _parse_per_replica(
         .prefetch(tf.data.AUTOTUNE)
         .with_options(options)
     )
+
+
+def _slots_of_host(
+    name: str, batch_size: int, context: tf.distribute.InputContext
+) -> range:
+    """The slots in a global batch that the replicas of this host use."""
+    num_replicas = context.num_replicas_in_sync
+    per_replica = per_replica_batch_size(name, batch_size, num_replicas)
+    per_host = num_replicas // context.num_input_pipelines * per_replica
+    first = context.input_pipeline_id * per_host
+    return range(first, first + per_host)

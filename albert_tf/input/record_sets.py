@@ -103,6 +103,27 @@ class RecordSet:
             rest -= size
         return counts
 
+    def lane(self, lane: int, num_lanes: int) -> "RecordSet":
+        """Returns the shards of one of several streams.
+
+        Args:
+            lane: Number of the stream.
+            num_lanes: Number of streams, which share the shards of each
+                dataset evenly.
+        """
+        if num_lanes == 1:
+            return self
+        sets = tuple(files[lane::num_lanes] for files in self.sets)
+        files = tuple(sorted(file for of_set in sets for file in of_set))
+        index = [self.files.index(file) for file in files]
+        return dataclasses.replace(
+            self,
+            files=files,
+            counts=tuple(self.counts[i] for i in index),
+            checksums=tuple(self.checksums[i] for i in index),
+            sets=sets,
+        )
+
     def text_settings(self) -> dict[str, object]:
         """Returns the settings that other records must share.
 
@@ -175,6 +196,7 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     if not data.data_schedule:
         records = find_records("input_file", data.input_file, config)
         sets = _by_directory(records.files)
+        _check_lanes("input_file", sets, data.input_lanes)
         return TrainingData(
             (Phase(0, "", dataclasses.replace(records, sets=sets)),)
         )
@@ -186,6 +208,7 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
         records = _find_sets(
             {f"dataset {name}": files[name] for name in names}, config
         )
+        _check_lanes("dataset", records.sets, data.input_lanes)
         for phase in phases:
             if records.metadata is not None:
                 features.check_agreement(
@@ -195,6 +218,21 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
                 )
         phases.append(Phase(first_step, "+".join(names), records))
     return TrainingData(tuple(phases))
+
+
+def _check_lanes(
+    name: str, sets: Sequence[Sequence[str]], num_lanes: int
+) -> None:
+    """Checks that all streams of a batch get equally many shards."""
+    for files in sets:
+        if len(files) % num_lanes:
+            raise UserError(
+                f"the number of shards of {name} must be divisible by "
+                f"input_lanes={num_lanes}, in each directory or dataset",
+                received=f"{len(files)} shards, beginning with {files[0]}",
+                remedy="Build the records with another --num_shards, or change "
+                "--input_lanes.",
+            )
 
 
 def _by_directory(files: Sequence[str]) -> tuple[tuple[str, ...], ...]:

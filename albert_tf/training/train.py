@@ -21,6 +21,7 @@ import time
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster import workers
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
 from albert_tf.cluster.watchdog import watch
@@ -40,6 +41,9 @@ from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import BatchContent, Progress
 from albert_tf.training.run import Run
 from albert_tf.training.trainer import Trainer
+
+# With so many hosts per lane, reading costs more than parsing.
+MANY_HOSTS = 8
 
 
 def train(
@@ -120,6 +124,16 @@ def open_run(
     if held_out is not None:
         per_replica_batch_size(
             "eval_batch_size", config.data.eval_batch_size, num_replicas
+        )
+    num_hosts = workers.num_hosts(strategy)
+    times = num_hosts // config.data.input_lanes
+    if times >= MANY_HOSTS:
+        logging.warning(
+            "each of %d hosts reads %d times the records that it needs: set "
+            "--input_lanes to a multiple of %d in new runs",
+            num_hosts,
+            times,
+            num_hosts,
         )
     # 2. Only the chief writes the settings, and only it logs progress.
     chief = is_chief(strategy)

@@ -137,6 +137,27 @@ def find(config, first_step, last_step, known=()):
     return stream(config, known).find_damage(first_step, last_step)
 
 
+def test_a_damaged_record_of_a_lane_is_found_and_replaced(copied, tmp_path):
+    records = copied("static")
+    config = tiny_run.make_config(
+        records, tmp_path / "run", global_batch_size=12, input_lanes=3
+    )
+    shard = shard_of(records)  # of lane 1
+    damage_content(shard, 30)
+    count = len(offsets_of(shard))
+    steps = -(-count // 4)  # each takes 4 records of the shard
+    with pytest.raises(corrupt_records.READING_ERRORS):
+        batches(config, steps)
+    found = find(config, 0, steps)
+    assert [(r.file, r.number) for r in found] == [(str(shard), 30)]
+    padding = sum(
+        not row.any()
+        for batch in batches(config, steps, found)
+        for row in batch["input_mask"][4:8]
+    )
+    assert padding >= 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("masking", ["static", "dynamic"])

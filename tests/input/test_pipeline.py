@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.errors import UserError
 from albert_tf.input import pipeline
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_files import features_to_read
@@ -147,6 +148,79 @@ def test_hosts_and_replicas_share_the_batch_of_a_single_replica(
             shared += rows(batches[2 * step : 2 * step + 2])
 
     assert shared == alone
+
+
+LANES = {"global_batch_size": 12, "input_lanes": 3}
+
+
+def test_each_lane_fills_its_slots_from_its_own_shards(records, config):
+    """Each in its own order, and each record once in an epoch of its lane."""
+    counts = [records.count_of(file) for file in records.files]
+    batches = take(records, config, 0, -(-max(counts) // 4), **LANES)
+    for lane, (file, count) in enumerate(
+        zip(records.files, counts, strict=True)
+    ):
+        of_lane = [
+            row
+            for batch in batches
+            for row in rows([batch])[4 * lane : 4 * lane + 4]
+        ]
+        stored = stored_rows([file], config.data)
+        assert sorted(of_lane[:count]) == sorted(stored)
+        assert of_lane[:count] != stored
+
+
+def context_of(host, num_hosts, num_replicas):
+    return tf.distribute.InputContext(num_hosts, host, num_replicas)
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "num_replicas"), [(1, 2), (2, 4), (3, 6), (6, 6)]
+)
+def test_lanes_give_the_same_batch_on_any_number_of_hosts(
+    records, config, num_hosts, num_replicas
+):
+    """A host reads one lane, several, half of one, or one and a half."""
+    alone = rows(take(records, config, 0, 12, **LANES))
+    per_host = num_replicas // num_hosts
+    for start in (0, 9):
+        of_hosts = [
+            take(
+                records,
+                config,
+                start,
+                3 * per_host,
+                context_of(host, num_hosts, num_replicas),
+                **LANES,
+            )
+            for host in range(num_hosts)
+        ]
+        together = [
+            row
+            for step in range(3)
+            for batches in of_hosts
+            for row in rows(batches[step * per_host : (step + 1) * per_host])
+        ]
+        assert together == alone[12 * start : 12 * (start + 3)]
+
+
+def test_a_host_reads_no_shards_of_other_lanes(records, config):
+    gone = [f"{file}-of-another-host" for file in records.files]
+    gone[1] = records.files[1]
+    others_gone = dataclasses.replace(
+        records, files=tuple(gone), sets=(tuple(gone),)
+    )
+    assert take(others_gone, config, 0, 2, context_of(1, 3, 3), **LANES)
+    with pytest.raises(tf.errors.NotFoundError):
+        take(others_gone, config, 0, 2, context_of(0, 3, 3), **LANES)
+
+
+def test_lanes_must_divide_the_batch_and_the_shards(config):
+    with pytest.raises(UserError, match="divisible by input_lanes"):
+        dataclasses.replace(config.data, input_lanes=3)
+    two = dataclasses.replace(config.data, input_lanes=2)
+    with pytest.raises(UserError, match="3 shards, beginning with"):
+        find_training_data(dataclasses.replace(config, data=two))
 
 
 def test_batches_hold_int32_and_float32_of_static_shapes(records, config):

@@ -37,6 +37,7 @@ IF_ALLOWED = {
     "data.ngram": 2,
     "data.data_schedule": "0:some",
     "data.global_batch_size": 16,
+    "data.input_lanes": 2,
     "data.shuffle_block_size": 1,
     "optimizer.optimizer": "adamw",
     "optimizer.learning_rate": 0.5,
