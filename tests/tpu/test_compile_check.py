@@ -92,7 +92,7 @@ def test_an_unwritable_picture_is_refused_before_compiling(
         compile_check.main(config)
 
 
-def test_memory_traffic_names_the_micro_batch_it_is_for():
+def test_estimates_are_described_with_what_they_are_for():
     """The compiler counts the body of the loop over parts once."""
     found = estimates.Estimate(
         topology="v5e:2x4",
@@ -124,9 +124,24 @@ def test_memory_traffic_names_the_micro_batch_it_is_for():
         compile_cpu_s=1.0,
     )
     said = compile_check.describe(found)
-    assert "50 GB, for one of 32 micro-batches and the update" in said
-    whole = dataclasses.replace(found, gradient_accumulation_steps=1)
-    assert "50 GB\n" in compile_check.describe(whole)
+    accessed = "50 GB of HBM and on-chip memory"
+    assert f"{accessed}, for one of 32 micro-batches and the update" in said
+    whole = dataclasses.replace(
+        found,
+        gradient_accumulation_steps=1,
+        cycles=10**6,
+        step_s=0.0441,
+        mfu=0.505,
+        tokens_per_s=1e6,
+        tokens_per_s_chip=1e5,
+        days=2.0,
+        chip_hours=400.0,
+    )
+    said = compile_check.describe(whole)
+    assert f"{accessed}\n" in said
+    # Real chips may take half as long again.
+    assert "44.1 to 66.2 ms" in said
+    assert "2.00 to 3.00 days, 400 to 600 chip-hours" in said
 
 
 def test_a_sweep_combines_all_settings():
