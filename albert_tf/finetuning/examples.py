@@ -4,15 +4,43 @@ import posixpath
 from typing import Any
 
 from albert_tf.config.task import TaskConfig
-from albert_tf.config.task_head import CLASSIFICATION, KINDS
+from albert_tf.config.task_head import (
+    CLASSIFICATION,
+    KINDS,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+)
 from albert_tf.errors import UserError
 from albert_tf.finetuning.example_types import ExampleSet
-from albert_tf.finetuning.race_files import add_passage, read_race
-from albert_tf.finetuning.squad_file import read_squad
-from albert_tf.finetuning.table_examples import read_table
-from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
+from albert_tf.finetuning.json_rows import read_passage, read_race, read_squad
+from albert_tf.finetuning.row_examples import add_examples
+from albert_tf.finetuning.tables import (
+    Row,
+    check_columns,
+    read_table,
+    read_text,
+)
+from albert_tf.finetuning.tasks import (
+    DEV,
+    LAYOUTS,
+    TEST,
+    TRAIN,
+    Columns,
+    Task,
+    find_task,
+)
 from albert_tf.finetuning.tfds_rows import read_tfds
 from albert_tf.io import files
+
+_MICROSOFT_MRPC = "msr_paraphrase_train.txt"
+
+# Where TensorFlow Datasets names the texts differently from the files.
+_TFDS_TEXTS = {
+    "mnli": ("premise", "hypothesis"),
+    "ax": ("premise", "hypothesis"),
+    "mrpc": ("sentence1", "sentence2"),
+}
 
 
 def read_examples(
@@ -49,26 +77,103 @@ def read_examples(
         _find_source(config, task, split),
         stop_at_bad=config.on_bad_example == "error",
     )
-    if config.tfds and task.layout == "race":
-        for row in read_tfds(examples, config, ("article", "questions")):
-            values = row.values | {"id": row.values["example_id"]}
-            add_passage(examples, examples.source, values)
-    elif config.tfds:
-        read_table(examples, config)
-    elif task.layout == "race":
-        directories = [examples.source]
-        if examples.source == config.data_dir:
-            directories = [
-                posixpath.join(config.data_dir, name)
-                for name in task.splits[split].files
-            ]
-        read_race(examples, directories)
-    elif task.layout == "squad" or examples.source.endswith(".json"):
-        read_squad(examples)
-    else:
-        read_table(examples, config)
+    columns = _find_columns(config, examples)
+    rows = _read_rows(config, examples, columns)
+    add_examples(examples, rows, columns, config.answer_start_column)
     _check(examples)
     return examples
+
+
+def _read_rows(
+    config: TaskConfig, examples: ExampleSet, columns: Columns
+) -> list[Row]:
+    source, task = examples.source, examples.task
+    if config.tfds:
+        rows = read_tfds(examples, config, columns)
+        if task.layout != "race":
+            return rows
+        return [
+            question
+            for row in rows
+            for question in read_passage(
+                source, row.values | {"id": row.values["example_id"]}
+            )
+        ]
+    layout = _layout_of(examples)
+    if layout == "table":
+        rows = read_table(examples, columns)
+        if source.endswith(_MICROSOFT_MRPC):
+            rows = _split_mrpc(examples, rows)
+        return rows
+    if layout == "race":
+        names = [source]
+        if source == config.data_dir:
+            names = [
+                posixpath.join(source, name)
+                for name in task.splits[examples.split].files
+            ]
+        rows = read_race(names)
+    else:
+        rows = read_squad(examples)
+    for row in rows:
+        check_columns(examples, columns, row.values)
+    return rows
+
+
+def _layout_of(examples: ExampleSet) -> str:
+    """That of the task; questions of one's own may be in the form of SQuAD."""
+    is_json = examples.source.endswith(".json")
+    if is_json and examples.task.kind == QUESTION_ANSWERING:
+        return "squad"
+    return examples.task.layout
+
+
+def _find_columns(config: TaskConfig, examples: ExampleSet) -> Columns:
+    task, layout = examples.task, _layout_of(examples)
+    if layout in LAYOUTS:
+        return LAYOUTS[layout]
+    if task.name in KINDS:
+        has_pairs = task.kind in (CLASSIFICATION, REGRESSION)
+        has_spans = task.kind == QUESTION_ANSWERING
+        has_choices = task.kind == MULTIPLE_CHOICE
+        return Columns(
+            config.text_column,
+            config.text_pair_column if has_pairs else config.question_column,
+            config.answer_column if has_spans else config.label_column,
+            config.id_column,
+            config.choice_columns if has_choices else (),
+        )
+    columns = task.splits[examples.split].columns
+    assert columns is not None
+    if config.tfds:
+        texts = _TFDS_TEXTS.get(task.name, (columns.text, columns.text_pair))
+        return Columns(*texts, id="idx")
+    return columns
+
+
+def _split_mrpc(examples: ExampleSet, rows: list[Row]) -> list[Row]:
+    """The rows of a split of Microsoft's training file.
+
+    GLUE lists the rows for evaluation in `dev_ids.tsv`.
+    """
+    path = posixpath.join(posixpath.dirname(examples.source), "dev_ids.tsv")
+    if not files.exists(path):
+        if examples.split == TRAIN:
+            return rows
+        raise UserError(
+            f"{path} must exist to split {_MICROSOFT_MRPC}",
+            received="no such file",
+            remedy="It belongs to GLUE; or name another file as --dev_file.",
+        )
+    dev_ids = {
+        tuple(line.split()) for line in read_text(path).split("\n") if line
+    }
+    return [
+        row
+        for row in rows
+        if ((row.values["#1 ID"], row.values["#2 ID"]) in dev_ids)
+        == (examples.split == DEV)
+    ]
 
 
 def _find_source(config: TaskConfig, task: Task, split: str) -> str:
@@ -126,7 +231,9 @@ def _check(examples: ExampleSet) -> None:
         raise UserError(
             f"{examples.source} must have usable examples",
             received=f"{len(examples.bad)} bad ones, e.g. "
-            + ": ".join(examples.bad[0]),
+            + ": ".join(examples.bad[0])
+            if examples.bad
+            else "none",
         )
     if task.kind == CLASSIFICATION and len(task.labels) < 2:
         raise UserError(

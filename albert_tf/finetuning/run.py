@@ -56,7 +56,6 @@ def run(config: FinetuningConfig) -> int:
     task = _task_of_run(task, run_dir)
     splits = _splits(config, task, DEV if mode == "eval" else TEST)
     sets = {split: read_examples(config.task, split, task) for split in splits}
-    _log_examples(sets)
     strategy = strategy or make_strategy(config.distribution)
     config = _of_run(config, run_dir)
     base = base_model.of_run(run_dir)
@@ -158,14 +157,7 @@ def _read_training_sets(
         sets |= predict.hold_out(sets[TRAIN], fraction)
     if config.task.dev_file or task.name not in KINDS:
         sets[DEV] = read_examples(config.task, DEV, sets[TRAIN].task)
-    _log_examples(sets)
     return sets
-
-
-def _log_examples(sets: Mapping[str, ExampleSet]) -> None:
-    for examples in sets.values():
-        for line in examples.describe():
-            logging.info("%s", line)
 
 
 def _splits(config: FinetuningConfig, task: Task, kind: str) -> list[str]:
@@ -227,7 +219,10 @@ def _make_features(
     parent: str,
     purpose: str,
 ) -> FeatureFiles:
-    """Writes the features of examples, or finds those of an earlier run."""
+    """Writes the features of examples, or finds those of an earlier run.
+
+    Logs the examples, with those that cannot be used.
+    """
     length = config.data.max_seq_length
     directory = posixpath.join(parent, FEATURES_DIR, purpose)
     splits = {
@@ -260,6 +255,10 @@ def _make_features(
         )
 
     files = make() if is_chief(strategy) else None
+    # Only now, since windows may have cut answers.
+    for examples in sets.values():
+        for line in examples.describe():
+            logging.info("%s", line)
     check_agreement(strategy, 0)  # the other workers wait for the chief
     return files or make()
 

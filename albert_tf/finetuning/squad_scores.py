@@ -16,6 +16,8 @@ import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 
+from absl import logging
+
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.example_types import Question
 
@@ -147,13 +149,19 @@ def _check(
         missing = [
             name for name in ids if given is not None and name not in given
         ]
-        if missing and (may_be_unanswerable or len(missing) == len(ids)):
+        if not missing:
+            continue
+        received = (
+            f"none for {len(missing)} of {len(ids)} questions: "
+            f"{name_faults(missing)}"
+        )
+        if may_be_unanswerable or len(missing) == len(ids):
             raise UserError(
                 f"{what} must have every question of the data",
-                received=f"none for {len(missing)} of {len(ids)} questions: "
-                f"{name_faults(missing)}",
+                received=received,
                 remedy="Predictions of another file?",
             )
+        logging.warning("%s, which score 0: %s", what, received)
 
 
 def _score(

@@ -6,41 +6,40 @@ only a line feed ends a line. That is how the files of GLUE are written.
 
 import csv
 import io
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from albert_tf.config.task_head import KINDS
 from albert_tf.errors import UserError
 from albert_tf.finetuning.example_types import ExampleSet
+from albert_tf.finetuning.tasks import Columns
 from albert_tf.io.files import open_existing
 
 # A file with more malformed lines than this fraction is of another layout.
 _MAX_MALFORMED = 0.1
 
+# Number of a line, and its values or what is wrong.
+_Lines = Iterator[tuple[int, dict[str, Any] | str]]
+
 
 class Row(NamedTuple):
-    """A line of a table.
+    """The values of an example.
 
     Attributes:
-        number: Number of the line, from 1.
-        values: The values by column; text, except for JSON lines.
+        where: The line of a table, e.g. "line 2"; or the id of a question.
+        values: The values by column; text, except for JSON.
     """
 
-    number: int
+    where: str
     values: dict[str, Any]
 
 
-def read_rows(
-    examples: ExampleSet, needed: Sequence[str], header: Sequence[str] = ()
-) -> list[Row]:
-    """Reads the rows of `examples.source`.
+def read_table(examples: ExampleSet, columns: Columns) -> list[Row]:
+    """Reads the rows of the table `examples.source`.
 
     Malformed lines are reported as bad examples and left out.
-
-    Args:
-        examples: The set that the rows belong to.
-        needed: Columns that the table must have.
-        header: Names of the columns of a file that has no header.
 
     Raises:
         UserError: If a column is missing, or too many lines are malformed,
@@ -50,38 +49,84 @@ def read_rows(
     if path.endswith(".csv"):
         # newline="" is what the csv module asks for: fields contain breaks.
         reader = csv.reader(io.StringIO(read_text(path), newline=""))
-        lines = ((reader.line_num, fields) for fields in reader)
-        found = _parse_fields(path, lines, needed, header)
+        fields = ((reader.line_num, values) for values in reader)
+        found = _parse_fields(examples, fields, columns)
     elif path.endswith((".tsv", ".txt")):
         fields = (
             (number, line.removesuffix("\r").split("\t"))
             for number, line in _numbered_lines(path)
         )
-        found = _parse_fields(path, fields, needed, header)
+        found = _parse_fields(examples, fields, columns)
     elif path.endswith(".jsonl"):
-        found = _parse_json_lines(path, needed)
+        found = _parse_json_lines(examples, columns)
     else:
         raise UserError(
-            "files of this task must end in .tsv, .csv or .jsonl", received=path
+            f"files of --task={examples.task.name} must end in .tsv, .csv or "
+            ".jsonl",
+            received=path,
         )
-    rows, malformed = [], []
-    for number, values in found:
-        if isinstance(values, str):
-            malformed.append((number, values))
-        else:
-            rows.append(Row(number, values))
-    if len(malformed) > _MAX_MALFORMED * (len(rows) + len(malformed)):
+    lines = list(found)
+    malformed = [(n, reason) for n, reason in lines if isinstance(reason, str)]
+    if len(malformed) > _MAX_MALFORMED * len(lines):
         number, reason = malformed[0]
         raise UserError(
             f"{path} must be a file of --task={examples.task.name}",
-            received=f"{len(malformed)} of {len(rows) + len(malformed)} lines "
-            f"malformed, line {number}: {reason}",
+            received=f"{len(malformed)} of {len(lines)} lines malformed, line "
+            f"{number}: {reason}",
         )
-    if not rows:
-        raise UserError(f"{path} must have examples", received="none")
     for number, reason in malformed:
         examples.report_bad(f"line {number}", reason)
-    return rows
+    return [
+        Row(f"line {number}", values)
+        for number, values in lines
+        if isinstance(values, dict)
+    ]
+
+
+def check_columns(
+    examples: ExampleSet, columns: Columns, found: Iterable[str]
+) -> None:
+    """Checks the columns of a file.
+
+    Raises:
+        UserError: If it lacks one that `examples` need.
+    """
+    found = list(found)
+    needed = _needed(examples, columns)
+    missing = set(needed) - set(found)
+    if missing:
+        raise _other_columns(
+            examples, needed, found, is_unlabelled=missing == {columns.label}
+        )
+
+
+def _other_columns(
+    examples: ExampleSet,
+    needed: Sequence[str],
+    found: Sequence[str],
+    is_unlabelled: bool = False,
+) -> UserError:
+    """The error for a file without the columns of its task."""
+    task, split = examples.task.name, examples.split
+    remedy = f"Give the {split} file of {task}."
+    if task in KINDS:
+        remedy = "Name the right file, or other columns by --*_column."
+    if is_unlabelled and not examples.is_training:
+        remedy = "Give a file without labels as --test_file."
+    return UserError(
+        f"{examples.source} must have the columns {', '.join(needed)}",
+        received=", ".join(map(repr, found[:20])),
+        remedy=remedy,
+    )
+
+
+def _needed(examples: ExampleSet, columns: Columns) -> list[str]:
+    needed = [columns.text, columns.text_pair, *columns.choices]
+    if examples.has_labels:
+        needed.append(columns.label)
+    if examples.task.name in KINDS:  # an official file may lack the id
+        needed.append(columns.id)
+    return list(filter(None, needed))
 
 
 def read_text(path: str) -> str:
@@ -108,20 +153,17 @@ def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _parse_fields(
-    path: str,
+    examples: ExampleSet,
     lines: Iterator[tuple[int, list[str]]],
-    needed: Sequence[str],
-    header: Sequence[str],
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yields the number of each line, and its values or what is wrong."""
-    if not header:
-        header = next(lines, (0, [""]))[1]
-    if not set(needed) <= set(header):
-        raise UserError(
-            f"{path} must have the columns {', '.join(needed)}",
-            received=", ".join(map(repr, header[:20])),
-            remedy="Name the right file, or other columns by --*_column.",
-        )
+    columns: Columns,
+) -> _Lines:
+    number, header = next(lines, (0, [""]))
+    if columns.header:
+        if len(header) != len(columns.header):
+            raise _other_columns(examples, columns.header, header)
+        lines = itertools.chain([(number, header)], lines)
+        header = list(columns.header)
+    check_columns(examples, columns, header)
     for number, fields in lines:
         if len(fields) == len(header):
             yield number, dict(zip(header, fields, strict=True))
@@ -129,15 +171,23 @@ def _parse_fields(
             yield number, f"{len(fields)} columns instead of {len(header)}"
 
 
-def _parse_json_lines(
-    path: str, needed: Sequence[str]
-) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yields the number of each line, and its values or what is wrong."""
-    for number, line in _numbered_lines(path):
+def _parse_json_lines(examples: ExampleSet, columns: Columns) -> _Lines:
+    lines: list[tuple[int, Any]] = []
+    for number, line in _numbered_lines(examples.source):
         try:
-            values = json.loads(line)
-            missing = [name for name in needed if name not in values]
-        except (json.JSONDecodeError, TypeError) as error:
-            yield number, str(error)
+            lines.append((number, json.loads(line)))
+        except json.JSONDecodeError as error:
+            lines.append((number, error))
+    objects = [values for _, values in lines if isinstance(values, dict)]
+    if objects:
+        check_columns(
+            examples, columns, dict.fromkeys(itertools.chain(*objects))
+        )
+    needed = _needed(examples, columns)
+    for number, values in lines:
+        if not isinstance(values, dict):
+            yield number, f"{values} instead of a JSON object"
+        elif missing := [name for name in needed if name not in values]:
+            yield number, f"no {', '.join(missing)}"
         else:
-            yield number, f"no {', '.join(missing)}" if missing else values
+            yield number, values

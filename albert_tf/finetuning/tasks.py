@@ -18,6 +18,8 @@ from albert_tf.errors import UserError
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of choices, as in RACE
+
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
@@ -27,7 +29,10 @@ class Columns:
         text: The text, passage or document.
         text_pair: The second text of a pair; "" for single texts.
         label: The label; "" for a file without labels.
-        id: Identifies an example; "": examples are numbered from 0.
+        id: Identifies an example. "", or without that column: examples are
+            numbered from 0.
+        choices: The choices of a question: a column for each, or one with the
+            list of all; () for other kinds.
         header: The names of all columns of an official file without header;
             () if the first line has them.
     """
@@ -36,7 +41,15 @@ class Columns:
     text_pair: str = ""
     label: str = "label"
     id: str = ""
+    choices: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
+
+
+# The names of the values of an example in JSON, by layout.
+LAYOUTS: Mapping[str, Columns] = {
+    "squad": Columns("context", "question", "answers", "id"),
+    "race": Columns("article", "questions", "answers", "id", ("options",)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +59,7 @@ class Split:
     Attributes:
         files: Official names in the data directory, of which the first that
             exists is read; for RACE, the directories to read, all of them.
-        columns: The columns of a table; None for JSON.
+        columns: The columns of a table; None for the other layouts.
         tfds: Name of the split in TensorFlow Datasets; "" if it has none.
         submission: File name of predictions for the GLUE leaderboard.
     """

@@ -3,7 +3,6 @@
 Only this module needs TensorFlow Datasets, and imports it in its function.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,12 @@ import numpy as np
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.example_types import ExampleSet
-from albert_tf.finetuning.tables import Row
+from albert_tf.finetuning.tables import Row, check_columns
+from albert_tf.finetuning.tasks import Columns
 
 
 def read_tfds(
-    examples: ExampleSet, config: TaskConfig, needed: Sequence[str]
+    examples: ExampleSet, config: TaskConfig, columns: Columns
 ) -> list[Row]:
     """Reads the split `examples.source`, a name `dataset:split`.
 
@@ -54,12 +54,7 @@ def read_tfds(
             "directory as --tfds_data_dir.",
         ) from error
     features = builder.info.features
-    missing = [name for name in needed if name not in features]
-    if missing:
-        raise UserError(
-            f"{config.tfds} must have the features {', '.join(needed)}",
-            received=", ".join(sorted(features)),
-        )
+    check_columns(examples, columns, sorted(features))
     has_numbers = examples.task.labels[:1] == ("0",)
     rows = []
     for number, element in enumerate(tfds.as_numpy(elements)):
@@ -70,7 +65,7 @@ def read_tfds(
                 label = values[name]
                 is_named = label >= 0 and not has_numbers
                 values[name] = feature.int2str(label) if is_named else label
-        rows.append(Row(number, values))
+        rows.append(Row(f"example {number}", values))
     return rows
 
 

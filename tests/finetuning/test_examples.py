@@ -176,9 +176,69 @@ def test_a_file_of_another_task_is_refused_with_its_columns(tmp_path):
     write_tsv(tmp_path, "train.tsv", "sentence | label", "good | 1")
     with pytest.raises(UserError, match=r"sentence1.*'sentence', 'label'"):
         read(tmp_path, "rte", "train")
-    # CoLA has no header to compare; all lines have another length.
-    with pytest.raises(UserError, match=r"2 of 2 lines malformed.*2 columns"):
+    # CoLA has no header; its lines have another length.
+    with pytest.raises(UserError, match=r"source, label.*: 'sentence', 'label"):
         read(tmp_path, "cola", "train")
+
+
+# By task, the columns of its training file and of a line in it.
+TABLES = {
+    "cola": ("", "gj04 | 1 |  | A."),
+    "sst2": ("sentence | label", "A. | 1"),
+    "mrpc": (MRPC, "1 | 11 | 12 | A. | B."),
+    "stsb": (
+        "index | source1 | source2 | sentence1 | sentence2 | score",
+        "0 | x | y | A. | B. | 3.8",
+    ),
+    "qqp": (
+        "id | qid1 | qid2 | question1 | question2 | is_duplicate",
+        "0 | 1 | 2 | A? | B? | 1",
+    ),
+    "mnli": (
+        "index | genre | sentence1 | sentence2 | label1 | gold_label",
+        "0 | g | A. | B. | neutral | neutral",
+    ),
+    "qnli": ("index | question | sentence | label", "0 | A? | B. | entailment"),
+    "rte": (
+        "index | sentence1 | sentence2 | label",
+        "0 | A. | B. | entailment",
+    ),
+    "wnli": ("index | sentence1 | sentence2 | label", "0 | A. | B. | 1"),
+}
+
+
+@pytest.mark.parametrize("task", TABLES)
+def test_a_task_refuses_the_training_file_of_every_other_task(task, tmp_path):
+    """Where the columns are those of the task, it refuses the labels."""
+    for name, lines in TABLES.items():
+        path = write_tsv(tmp_path, f"{name}.tsv", *filter(None, lines))
+        config = TaskConfig(task=task, train_file=path)
+        if name == task:
+            assert len(read_examples(config, "train").examples) == 1
+            continue
+        with pytest.raises(UserError, match=f"{name}.tsv must (have|be)"):
+            read_examples(config, "train")
+    for path in (
+        write(tmp_path, "squad.json", squad(entry(1, is_impossible=True))),
+        write(tmp_path, "race/1.txt", json.dumps(race_passage())),
+    ):
+        with pytest.raises(UserError, match=path):
+            read_examples(TaskConfig(task=task, train_file=path), "train")
+
+
+def test_squad_and_race_refuse_files_and_directories_of_others(tmp_path):
+    squad_file = write(tmp_path, "squad.json", squad(entry(1)))
+    race_file = write(tmp_path, "race/1.txt", json.dumps(race_passage()))
+    table = write_tsv(tmp_path, "sst2.tsv", *TABLES["sst2"])
+    for task, path in (
+        *(("race", path) for path in (squad_file, table)),
+        *(
+            ("squad_v1", path)
+            for path in (race_file, table, str(tmp_path / "race"))
+        ),
+    ):
+        with pytest.raises(UserError, match=f"{path} must"):
+            read_examples(TaskConfig(task=task, train_file=path), "train")
 
 
 def test_an_unknown_label_is_refused_with_its_line(tmp_path):
@@ -242,7 +302,7 @@ def test_race_is_read_by_level(tmp_path):
     [
         ({"options": [["a"] * 3] * 2}, "must have 4 choices.*3 in high1.txt-0"),
         ({"answers": ["A", "E"]}, "choice 4, counted from 0, in high1.txt-1"),
-        ({"answers": ["A"]}, "must be a JSON file of RACE.*IndexError"),
+        ({"answers": ["A"]}, "must be a JSON file of RACE.*ValueError"),
         ({"questions": None}, "must be a JSON file of RACE"),
     ],
 )
@@ -318,15 +378,29 @@ def test_a_dev_set_without_answers_is_refused(tmp_path):
         read(tmp_path, "squad_v1", "dev")
     found = read(tmp_path, "squad_v1", "test", test_file=path)
     assert len(found.examples) == 1 and not found.bad
+    without = entry(1)
+    del without["answers"]
+    write(tmp_path, "dev-v2.0.json", squad(without))
+    with pytest.raises(
+        UserError, match=r"question, answers.*'id', 'question'.*--test_file"
+    ):
+        read(tmp_path, "squad_v2", "dev")
+    path = write(tmp_path, "d.jsonl", '{"text": "a"}')
+    with pytest.raises(UserError, match=r"text, label.*: 'text'. .*test_file"):
+        read_own("classification", "dev", path)
+
+
+NO_DICTIONARIES = squad(entry(1, is_impossible=False) | {"answers": ["dog"]})
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"paragraphs": []}', "no 'data'"),
-        ('{"data": []}', "must have questions"),
+        ('{"data": []}', "must have usable examples. Received: none"),
         ('{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "no 'context'"),
-        ("sentence\tlabel", "must be JSON"),
+        ("sentence\tlabel", "must be a JSON file in the format of SQuAD"),
+        (NO_DICTIONARIES, "values of answers of .* in q1"),
     ],
 )
 def test_a_file_that_is_not_squad_is_refused(tmp_path, content, message):

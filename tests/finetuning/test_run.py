@@ -8,6 +8,7 @@ import operator
 import numpy as np
 import pytest
 
+from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.config.finetuning import (
     FinetuningOptimizerConfig,
@@ -19,7 +20,7 @@ from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.feature_files import constant_loss
 from albert_tf.finetuning.objective import ChanceWatch, Finetuning
 from albert_tf.finetuning.predict import hold_out
-from albert_tf.finetuning.run import run
+from albert_tf.finetuning.run import _make_features, run
 from albert_tf.finetuning.squad_scores import score_answers
 from albert_tf.interop.formats import read_weights
 from albert_tf.runs.log import read_events, read_metrics
@@ -165,6 +166,45 @@ def test_other_ways_to_compute_a_step_give_its_result(
         numbers = {n: v for n, v in expected.items() if n != "split"}
         del line["split"]
         assert line == pytest.approx(numbers, rel=tolerance, abs=1e-5)
+
+
+def test_answers_that_windows_cut_are_named_and_counted(
+    tiny_tasks, tmp_path, caplog
+):
+    """Besides those that the document does not have."""
+    example = tiny_task.question_answering()[0]
+    document = example["text"]
+    lines = [example]
+    for answer in (document, "Atlantis"):  # cut by each window, and absent
+        lines.append({**example, "answer": answer, "answer_start": 0})
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    config = tiny_task.make_config(
+        "question_answering",
+        tiny_tasks,
+        tmp_path,
+        train_file=str(path),
+        max_query_length=8,
+        max_seq_length=16,
+        doc_stride=2,
+    )
+    config = dataclasses.replace(
+        config, head=TaskHeadConfig("question_answering")
+    )
+    caplog.set_level("INFO")
+    sets = {"train": read_examples(config.task, "train")}
+    base = base_model.find(config, [str(tmp_path)])
+    files = _make_features(
+        config,
+        sets,
+        base,
+        make_strategy(config.distribution),
+        str(tmp_path),
+        "train",
+    )
+    assert "train: 2 bad examples: 2: the document has" in caplog.text
+    assert "; 1: no window has all of the answer" in caplog.text
+    assert files.records("train").num_records
 
 
 @pytest.mark.slow

@@ -56,13 +56,14 @@ def test_the_best_of_several_right_answers_counts():
     assert (scores["exact"], scores["f1"]) == (0, pytest.approx(200 / 3))
 
 
-def test_an_unanswered_question_scores_0_in_version_1():
+def test_an_unanswered_question_scores_0_in_version_1(caplog):
     scores = score_answers(
         [question("q", "dog"), question("r", "cat")],
         {"q": "dog", "other": "x"},
         may_be_unanswerable=False,
     )
     assert scores == {"exact": 50, "f1": 50, "total": 2}
+    assert "which score 0: none for 1 of 2 questions: r" in caplog.text
 
 
 def test_two_answers_without_words_differ_between_the_versions():

@@ -73,7 +73,7 @@ def test_a_dataset_of_another_task_is_refused_with_its_features(store):
         validation=[{"text": "A", "label": 0, "idx": 0}],
     )
     with pytest.raises(
-        UserError, match=r"question, sentence.*: idx, label, text"
+        UserError, match=r"question, sentence.*: 'idx', 'label', 'text'"
     ):
         read_examples(TaskConfig(task="qnli", **where), "dev")
 

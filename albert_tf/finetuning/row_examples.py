@@ -1,0 +1,228 @@
+"""Makes examples of rows, of the kind of their task."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from albert_tf.config.task_head import (
+    CLASSIFICATION,
+    KINDS,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+)
+from albert_tf.errors import UserError, name_faults
+from albert_tf.finetuning.example_types import (
+    Answer,
+    ChoiceExample,
+    ExampleSet,
+    Question,
+    TextExample,
+)
+from albert_tf.finetuning.tables import Row
+from albert_tf.finetuning.tasks import LETTERS, Columns
+
+_Example: TypeAlias = TextExample | ChoiceExample | Question
+
+
+def add_examples(
+    examples: ExampleSet,
+    rows: Sequence[Row],
+    columns: Columns,
+    answer_start_column: str,
+) -> None:
+    """Adds the example of each row to `examples`, unless it is unusable.
+
+    An example for evaluation is added even if it is unusable for training,
+    since it needs a prediction. Labels and the number of choices are
+    collected, if the task has none yet.
+
+    Args:
+        examples: The set.
+        rows: The rows.
+        columns: Their columns.
+        answer_start_column: The column of the first character of an answer,
+            in a table of questions.
+
+    Raises:
+        UserError: If a label, or the number of choices, is not one of the
+            task.
+    """
+    task = examples.task
+    if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
+        labels = _collect_labels(rows, columns.label)
+        examples.task = dataclasses.replace(task, labels=labels)
+    for number, row in enumerate(rows):
+        label = None
+        if examples.has_labels:
+            if row.values[columns.label] == "-" and task.name not in KINDS:
+                # The annotators of MNLI did not agree.
+                examples.report_bad(row.where, "no gold label")
+                continue
+            label = _label_of(examples, row, columns, answer_start_column)
+        name = _text(row.values.get(columns.id, number))
+        example = _make_example(examples, name, row, columns, label)
+        problem = _find_problem(example, examples.has_labels)
+        if problem:
+            is_text = isinstance(example, TextExample)
+            examples.report_bad(row.where if is_text else name, problem)
+        if not (problem and examples.is_training):
+            examples.examples.append(example)
+
+
+# --- labels -----------------------------------------------------------------
+
+
+def _collect_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
+    """The distinct labels, sorted; by value, if all are whole numbers."""
+    labels = {_text(row.values[column]) for row in rows}
+    try:
+        return tuple(sorted(labels, key=int))
+    except ValueError:
+        return tuple(sorted(labels))
+
+
+def _label_of(
+    examples: ExampleSet, row: Row, columns: Columns, answer_start_column: str
+) -> Any:
+    """The class, value, right choice or answers of a row."""
+    task, value = examples.task, row.values[columns.label]
+    if task.kind == CLASSIFICATION and _text(value) not in task.labels:
+        raise UserError(
+            f"labels of {examples.source} must be one of "
+            f"{name_faults(task.labels)}",
+            received=f"{_text(value)!r} in {row.where}",
+            remedy="Check the file and --label_column; a model predicts only "
+            "labels of its training file.",
+        )
+    try:
+        if task.kind == CLASSIFICATION:
+            return task.labels.index(_text(value))
+        if task.kind == REGRESSION:
+            return _finite(value)
+        if task.kind == MULTIPLE_CHOICE:
+            return _parse_choice(value)
+        return _answers(value, row.values.get(answer_start_column, ""))
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"values of {columns.label} of {examples.source} must be those of "
+            f"--task={task.name}",
+            received=f"{value!r} in {row.where}: {error}",
+        ) from None
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not a finite number")
+    return number
+
+
+def _parse_choice(value: Any) -> int:
+    """The index of a choice from its number, from 0, or its letter."""
+    text = str(value).strip()
+    return LETTERS.index(text) if text.isalpha() else int(text)
+
+
+def _answers(value: Any, start: Any) -> tuple[Answer, ...]:
+    """Answers of one text and start, or in the forms of SQuAD.
+
+    They are a list of `{"text": ..., "answer_start": ...}`; or as in TensorFlow
+    Datasets and Hugging Face, a dictionary of two lists.
+    """
+    if isinstance(value, dict):
+        pairs = zip(value["text"], value["answer_start"], strict=True)
+        return tuple(Answer(text, int(begin)) for text, begin in pairs)
+    if isinstance(value, list):
+        return tuple(Answer(v["text"], int(v["answer_start"])) for v in value)
+    return (Answer(_text(value), int(start)),) if _text(value) else ()
+
+
+# --- examples ---------------------------------------------------------------
+
+
+def _make_example(
+    examples: ExampleSet, name: str, row: Row, columns: Columns, label: Any
+) -> _Example:
+    task, values = examples.task, row.values
+    text = _text(values[columns.text])
+    pair = _text(values[columns.text_pair]) if columns.text_pair else None
+    if task.kind == MULTIPLE_CHOICE:
+        choices = _choices_of(row, columns.choices)
+        question = ChoiceExample(name, text, pair or "", choices, label)
+        _check_choices(examples, question)
+        return question
+    if task.kind != QUESTION_ANSWERING:
+        return TextExample(name, text, pair, label)
+    # Files without `is_impossible` have no answers instead.
+    is_impossible = examples.has_labels and bool(
+        values.get("is_impossible", not label)
+    )
+    if is_impossible and not task.may_be_unanswerable:
+        raise UserError(
+            f"every question of {examples.source} must have an answer",
+            received=f"none in {name}",
+            remedy="Use --task=squad_v2 for files of SQuAD 2.0.",
+        )
+    return Question(name, pair or "", text, label or (), is_impossible)
+
+
+def _choices_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+    """The choices: one in each column, or the list in the only column."""
+    choices = [row.values[name] for name in columns]
+    if len(choices) == 1 and isinstance(choices[0], list):
+        choices = choices[0]
+    return tuple(map(_text, choices))
+
+
+def _check_choices(examples: ExampleSet, example: ChoiceExample) -> None:
+    if not examples.task.num_choices:
+        examples.task = dataclasses.replace(
+            examples.task, num_choices=len(example.choices)
+        )
+    num_choices = examples.task.num_choices
+    if len(example.choices) != num_choices:
+        raise UserError(
+            f"questions of {examples.source} must have {num_choices} choices",
+            received=f"{len(example.choices)} in {example.id}",
+        )
+    if example.label is not None and not 0 <= example.label < num_choices:
+        raise UserError(
+            f"the label of a question of {examples.source} must be one of "
+            f"its {num_choices} choices",
+            received=f"choice {example.label}, counted from 0, in {example.id}",
+        )
+
+
+def _find_problem(example: _Example, has_labels: bool) -> str:
+    """What makes an example unusable for training; "" for nothing."""
+    if isinstance(example, TextExample):
+        texts = [t for t in (example.text, example.text_pair) if t is not None]
+        return "" if all(map(str.strip, texts)) else "a text is empty"
+    if isinstance(example, ChoiceExample):
+        texts = [example.passage, *example.choices]
+        is_full = all(map(str.strip, texts))
+        return "" if is_full else "the passage or a choice is empty"
+    if not example.question.strip():
+        return "the question is empty"
+    if not example.document.strip():
+        return "the document is empty"
+    if not has_labels or example.is_impossible:
+        return ""
+    if not example.answers:
+        return "no answer, though the question is not marked as impossible"
+    text, start = example.answers[0]
+    found = example.document[max(start, 0) : start + len(text)]
+    if not text.strip():
+        return "the answer is empty"
+    if start < 0 or found != text:
+        return (
+            f"the document has {found[:40]!r} at answer_start {start}, not the "
+            f"answer {text[:40]!r}"
+        )
+    return ""
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
