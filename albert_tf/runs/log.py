@@ -24,6 +24,9 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 TENSORBOARD_DIR = "tensorboard"
 
+# Lines in a file of TensorBoard. On gs://, each line uploads its file again.
+LINES_PER_FILE = 1000
+
 # Metrics that are times in seconds, which together make up the time of a line.
 DURATIONS = ("loop_seconds", "compile_seconds", "evaluation_seconds")
 
@@ -56,6 +59,7 @@ class RunLog:
         # Files whose last line may be incomplete.
         self._cut_short = {self._events_path}
         self._writer: tf.summary.SummaryWriter | None = None
+        self._num_lines = 0  # written to TensorBoard
         self.lost_seconds = 0.0
 
     @classmethod
@@ -115,7 +119,11 @@ class RunLog:
                 for name, value in metrics.items():
                     tf.summary.scalar(f"{split}/{name}", value, step=step)
             writer.flush()
-            self._writer = writer
+            self._num_lines += 1
+            if self._num_lines % LINES_PER_FILE:
+                self._writer = writer
+            else:
+                writer.close()  # the next line begins a new file
 
         self._try_to(write_all, self._path)
 

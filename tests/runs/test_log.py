@@ -152,3 +152,21 @@ def test_a_full_disk_stops_the_log_but_not_the_training(
     assert steps_of(read_metrics(run_dir)) == [*kept, 400, 402]
     assert steps_of(read_events(run_dir))[-2:] == [400, 402]
     assert [step for step, _, _ in scalars_in(small_disk)][-2:] == [400, 402]
+
+
+def test_files_of_tensorboard_are_bounded(monkeypatch, tmp_path):
+    """Each line uploads its file again, on gs://."""
+    monkeypatch.setattr(run_log, "LINES_PER_FILE", 2)
+    log = RunLog.open(str(tmp_path), 0)
+    for step in range(5):
+        log.write("train", step, {"loss": float(step)})
+    files = sorted((tmp_path / "tensorboard").iterdir())
+    steps = [
+        [
+            event.step
+            for event in tf.compat.v1.train.summary_iterator(str(file))
+            if event.HasField("summary")
+        ]
+        for file in files
+    ]
+    assert sorted(steps) == [[0, 1], [2, 3], [4]]
