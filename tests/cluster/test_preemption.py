@@ -16,11 +16,8 @@ from albert_tf.cluster import preemption
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events
 from tests.helpers import tiny_run
-from tests.helpers.run_processes import (
-    PATIENCE_S,
-    RunProcesses,
-    free_ports,
-)
+from tests.helpers.remote_host import run_on_host
+from tests.helpers.run_processes import PATIENCE_S, RunProcesses
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -43,26 +40,6 @@ with watch_for_stop() as stop:
     int(loop()[0])  # a call on another host returns before the loop ends
     print(stop.reason, flush=True)
 sys.exit(stop.exit_status)
-"""
-
-SERVER = """
-import sys
-import tensorflow as tf
-
-cluster = tf.train.ClusterSpec({"worker": [f"localhost:{sys.argv[1]}"]})
-tf.distribute.Server(cluster, job_name="worker", task_index=0).join()
-"""
-# As on a slice: the flag is a variable of host 0, and the loop runs there.
-CONNECT = """
-import sys
-import tensorflow as tf
-
-server = f"localhost:{sys.argv[1]}"
-cluster = tf.train.ClusterSpec({"worker": [server]})
-resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-    cluster, master=server
-)
-tf.config.experimental_connect_to_cluster(resolver)
 """
 
 
@@ -227,24 +204,11 @@ def test_a_second_signal_does_not_wait_for_the_devices():
 @pytest.mark.slow
 def test_sigterm_stops_a_loop_that_runs_on_another_host():
     """The flag is set while the loop, a remote operation, is running."""
-    port = str(free_ports(1)[0])
-    with contextlib.ExitStack() as processes:
-        started = []
-        for code in (SERVER, CONNECT + LOOP):
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, port],
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=REPOSITORY,
-            )
-            processes.enter_context(process)
-            processes.callback(process.kill)
-            started.append(process)
-        assert started[1].stdout.readline() == "begins\n"
+    with run_on_host(LOOP) as (_, program):
         time.sleep(2)  # the loop's first step is not announced
-        started[1].send_signal(signal.SIGTERM)
-        assert started[1].wait(30) == 143
-        assert "SIGTERM" in started[1].stdout.read()
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(30) == 143
+        assert "SIGTERM" in program.stdout.read()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The watchdog ends processes that hang, and only those."""
 
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from albert_tf.cluster.watchdog import Watchdog, watch
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS
 from tests.helpers import tpu_bridge
+from tests.helpers.remote_host import run_on_host
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -30,6 +32,26 @@ def wait_for_devices():
 
 with Watchdog(timeout_s=1).limit("the device loop"):
     wait_for_devices()
+"""
+
+
+# On a slice the loop is one operation of another host.
+WAITS_FOR_HOST = """
+import sys
+from albert_tf.cluster import workers
+from albert_tf.cluster.watchdog import Watchdog
+from albert_tf.errors import RETRY_STATUS
+
+@tf.function
+def loop_for_ever():
+    return tf.while_loop(lambda n: n >= 0, lambda n: (n * 1,), (0,))
+
+print("begins", flush=True)
+try:
+    with Watchdog(timeout_s=8).limit("the device loop"):
+        int(loop_for_ever()[0])
+except workers.LOSS_ERRORS:
+    sys.exit(RETRY_STATUS)
 """
 
 
@@ -78,6 +100,20 @@ def test_runs_that_wait_for_other_hosts_or_tpus_are_watched(
     assert (
         watch(config, tf.distribute.OneDeviceStrategy("CPU:0")).limit_s() == 0
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_or_silent_host_ends_the_program_with_the_status_for_retry(
+    number,
+):
+    """A host that is killed is an error; one that is silent is a hang."""
+    with run_on_host(WAITS_FOR_HOST) as (host, program):
+        time.sleep(2)  # the loop's first step is not announced
+        host.send_signal(number)
+        assert program.wait(60) == RETRY_STATUS
+        is_silent = number == signal.SIGSTOP
+        assert ("THE RUN HANGS" in program.stderr.read()) == is_silent
 
 
 @pytest.mark.slow
