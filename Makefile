@@ -1,6 +1,7 @@
 # Targets that need Python packages first set them up in .venv-2.21.
 #
-# make demo          trains and exports a small ALBERT from text, in build/demo
+# make demo          trains and exports a small ALBERT from text, and asks the
+#                    released one, in build/demo
 # make test          runs the fast tests, in a few minutes
 # make slow-test     runs the tests that start processes, compile large programs
 #                    or take long
@@ -95,33 +96,62 @@ typecheck: $(VENV)/installed
 # --- the demo ----------------------------------------------------------------
 
 DEMO := build/demo
+MINI := models/albert_mini_en
+QUESTIONS := data_prep/sample_questions
+ASK := $(BIN)/python -m albert_tf.predict --saved_model_dir
 
 # Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
-	@echo "1/6 trains the vocabulary"
+	@echo "1/8 trains a vocabulary on the sample corpus"
 	$(BIN)/python -m data_prep.train_tokenizer \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --vocab_size=8000 --model_prefix=$(DEMO)/spm
-	@echo "2/6 builds the records"
+	@echo "2/8 builds the records"
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --spm_model_file=$(DEMO)/spm.model --output_dir=$(DEMO)/records \
-	    --max_seq_length=128 --max_predictions_per_seq=20 \
+	    --max_seq_length=16 --max_predictions_per_seq=3 --ngram=1 \
+	    --sentence_objective=none --short_seq_prob=0 \
+	    --masking=dynamic --dupe_factor=1 \
 	    --num_shards=4 --holdout_fraction=0.09
-	@echo "3/6 trains the model, and evaluates it on the held-out records"
+	@echo "3/8 trains a model, and evaluates it on the held-out records"
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo.flags
-	@echo "4/6 exports a SavedModel, about 10 seconds"
+	@echo "4/8 exports a SavedModel, about 10 seconds"
 	$(BIN)/python -m albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
-	@echo "5/6 fills masks with the SavedModel, about 10 seconds"
+	@echo "5/8 fills masks with the SavedModel, about 10 seconds"
 	$(BIN)/python -m albert_tf.fill_mask --saved_model_dir=$(DEMO)/saved_model \
 	    --text='The city is the [MASK] of the country.' \
 	    --text='He was one of the [MASK] important scientists of his time.' \
 	    --text='"I do not know," said [MASK].'
-	@echo "6/6 draws the curves, about 10 seconds"
+	@echo "6/8 draws the curves, about 10 seconds"
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
+	@echo "7/8 asks the released model for masked words and sentence order"
+	test -e $(DEMO)/mini || $(BIN)/python -m albert_tf.convert_checkpoint \
+	    --from=$(MINI) --to=$(DEMO)/mini
+	$(BIN)/python -m albert_tf.export_saved_model \
+	    --run_dir=$(DEMO)/mini --export_dir=$(DEMO)/mini_saved_model
+	$(ASK)=$(DEMO)/mini_saved_model \
+	    --text='The city is the [MASK] of the country.' \
+	    --text='He was one of the [MASK] important scientists of his time.' \
+	    --text='"I do not know," said [MASK].'
+	$(ASK)=$(DEMO)/mini_saved_model \
+	    --text='He was born in London in 1850.' \
+	    --text_pair='In 1870, he moved to Paris, where he later died.'
+	$(ASK)=$(DEMO)/mini_saved_model \
+	    --text='In 1870, he moved to Paris, where he later died.' \
+	    --text_pair='He was born in London in 1850.'
+	@echo "8/8 continues its pretraining on the questions of a bank's customers"
+	$(BIN)/python -m data_prep.build_tfrecords \
+	    --input_file=$(QUESTIONS)/train.jsonl,$(QUESTIONS)/test.jsonl \
+	    --spm_model_file=$(MINI)/spiece.model --output_dir=$(DEMO)/questions \
+	    --max_seq_length=32 --max_predictions_per_seq=5 --ngram=1 \
+	    --sentence_objective=none --masking=dynamic --dupe_factor=1 \
+	    --num_shards=1 --holdout_fraction=0.05
+	$(BIN)/python -m albert_tf.run_pretraining \
+	    --flagfile=configs/pretrain/demo_questions.flags
 	@echo
 	@echo "vocabulary   $(DEMO)/spm.model"
 	@echo "records      $(DEMO)/records/train, $(DEMO)/records/eval"
@@ -129,6 +159,8 @@ demo: $(VENV)/installed
 	@echo "             tensorboard"
 	@echo "SavedModel   $(DEMO)/saved_model"
 	@echo "curves       $(DEMO)/curves.png"
+	@echo "released     models/albert_mini_en, exported to"
+	@echo "             $(DEMO)/mini_saved_model, continued in $(DEMO)/questions_run"
 
 # --- upkeep ------------------------------------------------------------------
 

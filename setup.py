@@ -26,7 +26,7 @@ setup(
     packages=find_packages(include=["albert_tf*", "data_prep*", "tpu*"]),
     package_data={
         "albert_tf.serving": ["*.c", "*.config"],
-        "data_prep": ["sample_corpus/*"],
+        "data_prep": ["sample_corpus/*", "sample_questions/*"],
     },
     install_requires=[
         "absl-py>=2.1",

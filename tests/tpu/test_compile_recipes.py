@@ -15,7 +15,14 @@ from tpu.estimates import Estimate
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted(path.stem for path in ROOT.glob("configs/pretrain/*.flags"))
-ON_CPUS = {"demo", "tiny_cpu"}
+ON_CPUS = {
+    "demo",
+    "demo_questions",
+    "mini_en_16",
+    "mini_en_64",
+    "mini_en_128",
+    "tiny_cpu",
+}
 
 
 @pytest.fixture(autouse=True)
