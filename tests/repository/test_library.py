@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import albert_tf
+from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -75,3 +76,20 @@ def test_the_example_of_the_readme_runs(tiny_records, tmp_path, monkeypatch):
     other = albert_tf.encode(names["tokenizer"], ["Rome burns."])
     _, pooled = trained.backbone(*other)
     assert np.abs(embedding - pooled.numpy()).max() > 1e-5
+
+
+def test_the_released_model_fills_a_mask():
+    """With a word that fits: it has learned English, not token frequencies."""
+    model, tokenizer = albert_tf.load(str(ROOT / "models" / "albert_mini_en"))
+    text = "He was one of the [MASK] important scientists of his time."
+    ids = [CLS_ID, *tokenizer.encode_with_masks(text), SEP_ID]
+    outputs = model(
+        {
+            "input_ids": np.array([ids]),
+            "input_mask": np.ones([1, len(ids)], int),
+            "segment_ids": np.zeros([1, len(ids)], int),
+            "masked_lm_positions": np.array([[ids.index(MASK_ID)]]),
+        }
+    )
+    best = int(np.argmax(outputs["mlm_logits"][0, 0]))
+    assert tokenizer.id_to_piece(best) == "▁most"
