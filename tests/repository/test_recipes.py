@@ -152,9 +152,10 @@ def test_a_packed_recipe_differs_only_in_rows_that_hold_the_paper_s_examples(
     assert packed == dataclasses.replace(
         unpacked, data=dataclasses.replace(unpacked.data, **changed)
     )
-    # 4,096 examples, rounded up to rows of 256 replicas and all micro-batches.
+    # 4,096 examples, rounded up to rows of all replicas and micro-batches.
     micro_batches = re.search(r"gradient_accumulation_steps=(\d+)", text)
-    multiple = 256 * int(micro_batches[1])
+    width, height = re.search(r"Slice: v5e:(\d+)x(\d+)", text).groups()
+    multiple = int(width) * int(height) * int(micro_batches[1])
     rows = packed.data.global_batch_size
     assert rows % multiple == 0
     assert (rows - multiple) * EXAMPLES_PER_ROW < 4096

@@ -2,7 +2,9 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import math
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -232,20 +234,74 @@ def test_a_large_product_runs_at_the_peak():
     assert all(0.75 < share < 1.02 for share in shares.values()), shares
 
 
+# Rows per core, heads, and tokens of a row, of the full compile. As for the
+# recipes, the on-chip memory holds the attention bias of packed rows, but not
+# the exponentials that all layers keep for the backward pass.
+ROWS, HEADS, TOKENS = 32, 16, 256
+
+
+@pytest.fixture(scope="module")
+def full_compile():
+    """The estimate of a step on packed rows, and its program."""
+    config = small_config(
+        global_batch_size=8 * ROWS,
+        dropout_schedule="0:0.1",
+        packing="best_fit",
+    )
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model,
+            num_hidden_layers=3,
+            num_attention_heads=HEADS,
+            max_position_embeddings=TOKENS,
+        ),
+        data=dataclasses.replace(config.data, max_seq_length=TOKENS),
+    )
+    programs, compile_program = [], tpu_compiler.compile_program
+
+    def compile_and_keep(*args, **settings):
+        programs.append(compile_program(*args, **settings))
+        return programs[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tpu_compiler, "compile_program", compile_and_keep)
+        found = estimates.estimate(config, topologies.parse("v5e:2x4"))
+    (program,) = programs
+    return found, program
+
+
 @pytest.mark.tpu_compile
-def test_a_full_compile_estimates_times():
-    where = topologies.parse("v5e:2x4")
-    config = small_config(global_batch_size=64, dropout_schedule="0:0.1")
-    found = estimates.estimate(config, where)
+def test_a_full_compile_estimates_times(full_compile):
+    found, _ = full_compile
     assert found.cycles > 10_000
     assert found.step_s > found.cycles / 1.5e9
     assert 0 < found.mfu < 1
-    assert found.tokens_per_s == pytest.approx(64 * 128 / found.step_s)
+    num_tokens = 8 * ROWS * TOKENS
+    assert found.tokens_per_s == pytest.approx(num_tokens / found.step_s)
     assert found.tokens_per_s_chip == pytest.approx(found.tokens_per_s / 8)
     assert found.chip_hours == pytest.approx(found.days * 24 * 8)
     # Of seeds alone, by the chip's own generator: masks are computed.
     assert 0 < found.random_bytes < 1000
     assert "8 chips" in compile_check.describe(found)
+
+
+@pytest.mark.tpu_compile
+def test_hbm_holds_no_attention_bias_of_packed_rows(full_compile):
+    """No array in HBM has a number for each pair of positions of each row,
+    except those with a number for each head."""
+    _, program = full_compile
+    in_hbm, in_fusion = set(), False
+    for line in program.hlo.splitlines():
+        if line.endswith("{"):
+            # Values inside a fusion are in no memory.
+            in_fusion = line.startswith("%fused_computation")
+        for shape, layout in re.findall(r"\w\[([\d,]+)\]\{(\S*?)\}", line):
+            if not in_fusion and "S(1)" not in layout:  # of on-chip memory
+                in_hbm.add(tuple(map(int, shape.split(","))))
+    sizes = {math.prod(s) for s in in_hbm if s[-2:] == (TOKENS, TOKENS)}
+    assert ROWS * HEADS * TOKENS**2 in sizes  # the exponentials
+    assert ROWS * TOKENS**2 not in sizes
 
 
 @pytest.mark.tpu_compile

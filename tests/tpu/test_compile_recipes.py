@@ -130,6 +130,32 @@ def test_the_table_in_the_repository_matches_compiled_json():
     assert compile_recipes.table(found) in compile_recipes.TABLE.read_text()
 
 
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - ON_CPUS))
+def test_the_table_has_the_slice_and_the_rows_of_each_recipe(name):
+    found = Estimate(**json.loads(compile_recipes.FOUND.read_text())[name])
+    config, where = compile_recipes.read_recipe(name)
+    micro_batches = config.data.gradient_accumulation_steps
+    assert found.topology == str(where)
+    assert found.gradient_accumulation_steps == micro_batches
+    assert found.packing == config.data.packing
+    rows = found.batch_size * micro_batches * where.num_cores
+    assert rows == config.data.global_batch_size
+
+
+@pytest.mark.parametrize(
+    "name", [recipe for recipe in RECIPES if recipe.endswith("_packed")]
+)
+def test_packed_rows_take_at_most_2_percent_more_cycles(name):
+    found = json.loads(compile_recipes.FOUND.read_text())
+
+    def cycles_per_row(name):
+        one = Estimate(**found[name])
+        return one.cycles / (one.batch_size * one.gradient_accumulation_steps)
+
+    unpacked = cycles_per_row(name.removesuffix("_packed"))
+    assert cycles_per_row(name) <= 1.02 * unpacked
+
+
 def test_only_the_table_is_replaced(tmp_path, monkeypatch):
     text = f"before\n{compile_recipes.BEGIN}old\n{compile_recipes.END}after\n"
     monkeypatch.setattr(compile_recipes, "TABLE", tmp_path / "COMPILED.md")
