@@ -174,6 +174,14 @@ def check_packing(
     (directory, packing), *_ = found.items()
     wanted = _describe_packing(config)
     fits = {wanted} | ({UNPACKED} if may_be_unpacked else set())
+    if packing not in fits and metadata_of[directory] is None:
+        raise UserError(
+            f"{name} must hold records of {wanted}",
+            received=f"{directory or '.'} without {features.METADATA_FILE}, "
+            "which says how records are packed",
+            remedy="Copy it from the directory of the build. For records of "
+            "google-research/albert, set --packing=none.",
+        )
     if packing not in fits:
         raise UserError(
             f"{name} must hold records of {wanted}",

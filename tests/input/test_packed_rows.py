@@ -220,15 +220,56 @@ def test_packed_and_unpacked_records_are_not_mixed(
     )
 
 
+def test_packed_datasets_of_one_k_are_mixed(tiny_packed_records, tmp_path):
+    """And no others: the second copy says that its rows hold more examples."""
+    first, second = tiny_packed_records, tmp_path / "second"
+    shutil.copytree(first, second)
+    config = make_config(
+        first,
+        tmp_path,
+        input_file=(),
+        dataset=tuple(
+            f"{name}={records}/train/*.tfrecord"
+            for name, records in (("wiki", first), ("books", second))
+        ),
+        data_schedule="0:wiki,2:wiki+books",
+    )
+    wiki, both = record_sets.find_training_data(config).phases
+    assert both.records.num_records == 2 * wiki.records.num_records
+    assert both.records.examples_per_row == wiki.records.examples_per_row
+    assert both.records.useful_share == wiki.records.useful_share
+    for batch in batches(config, 4):
+        assert batch["next_sentence_positions"].shape == (8, K)
+        assert batch["input_mask"].max() > 1
+
+    file = second / "train/metadata.json"
+    values = json.loads(file.read_text()) | {"max_examples_per_row": K + 1}
+    file.write_text(json.dumps(values))
+    refuse(
+        config,
+        "dataset wiki, dataset books must hold records of one packing",
+        f"max_examples_per_row={K} in {first}/train",
+        f"max_examples_per_row={K + 1} in {second}/train",
+    )
+
+
 def test_packed_records_without_metadata_are_refused(
     tiny_packed_records, tmp_path
 ):
     for shard in (tiny_packed_records / "train").glob("*.tfrecord"):
         shutil.copy(shard, tmp_path)
-    config = tiny_run.make_config(
-        tiny_packed_records, tmp_path, input_file=(f"{tmp_path}/*.tfrecord",)
+    shards = {"input_file": (f"{tmp_path}/*.tfrecord",)}
+    refuse(
+        tiny_run.make_config(tiny_packed_records, tmp_path, **shards),
+        "metadata.json must be in the directory of packed records",
+        f"{tmp_path}/train-0000",
     )
-    refuse(config, "metadata.json must be in the directory of packed records")
+    refuse(
+        make_config(tiny_packed_records, tmp_path, **shards),
+        "must hold records of packing=best_fit, max_examples_per_row=4",
+        f"{tmp_path} without metadata.json",
+        "Copy it from the directory of the build",
+    )
 
 
 def test_dynamic_packed_records_need_the_masking_of_their_build(
