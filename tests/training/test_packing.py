@@ -23,13 +23,13 @@ from albert_tf.config import (
     TrainingConfig,
 )
 from albert_tf.input.pipeline import evaluation_dataset
-from albert_tf.input.record_sets import find_records
+from albert_tf.input.record_sets import find_records, find_training_data
 from albert_tf.io.files import load_json, write_text
 from albert_tf.modeling import backbone
 from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.serving.export import export
-from albert_tf.training import losses, train_step
+from albert_tf.training import losses, train_step, warm_start
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from data_prep import build_tfrecords
@@ -320,18 +320,43 @@ def test_packing_changes_no_variable():
         np.testing.assert_array_equal(variables[1][name], value, err_msg=name)
 
 
+def plan_warm_start(run_dir, records, tmp_path):
+    """Plans a run on packed records that starts from the weights of another."""
+    config = tiny_run.make_config(
+        records,
+        tmp_path / "new",
+        init_checkpoint=str(run_dir),
+        **tiny_run.PACKING,
+    )
+    model = dataclasses.replace(
+        exportable_run.MODEL,
+        vocab_size=config.model.vocab_size,
+        max_position_embeddings=config.data.max_seq_length,
+    )
+    config = dataclasses.replace(config, model=model)
+    return warm_start.read(config, find_training_data(config))
+
+
 @pytest.mark.slow
-def test_a_run_on_packed_rows_is_converted_and_exported_as_any_other(tmp_path):
-    """The settings of the run say that its records are packed."""
+def test_a_run_on_packed_rows_is_converted_and_exported_as_any_other(
+    tiny_packed_records, tmp_path
+):
+    """Its settings and its metadata say that its records are packed. Other
+    runs start from its weights as well, also those on packed records."""
     runs = tmp_path / "unpacked", tmp_path / "packed"
-    published, outputs = [], []
+    published, outputs, plans = [], [], []
     exportable_run.write_run(runs[0], steps=(20,))
     exportable_run.write_records_files(runs[0])
     shutil.copytree(*runs)
     file = str(runs[1] / "config.json")
     config = packed(PretrainingConfig.from_dict(load_json(file)))
     write_text(file, json.dumps(config.to_dict()))
+    file = str(runs[1] / "records_metadata.json")
+    metadata = load_json(str(tiny_packed_records / "train/metadata.json"))
+    write_text(file, json.dumps(metadata | load_json(file)))
+    assert load_json(file)["packing"] == "best_fit"
     for run_dir in runs:
+        plans.append(plan_warm_start(run_dir, tiny_packed_records, tmp_path))
         published.append(converted(run_dir, tmp_path / f"{run_dir.name}_tf1"))
         export_dir = str(tmp_path / f"{run_dir.name}_export")
         export(
@@ -351,5 +376,8 @@ def test_a_run_on_packed_rows_is_converted_and_exported_as_any_other(tmp_path):
             )
         )
     assert_same_weights(*published)
+    assert_same_weights(plans[1].weights, plans[0].weights)
+    assert plans[1].sources == plans[0].sources
+    np.testing.assert_array_equal(plans[1].kept_pieces, plans[0].kept_pieces)
     for name, value in outputs[0].items():
         np.testing.assert_array_equal(outputs[1][name], value, err_msg=name)
