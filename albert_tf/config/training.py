@@ -294,6 +294,15 @@ class TrainingConfig(Config):
         affects="model",
         in_program=True,
     )
+    eval_sentence_objective: str = setting(
+        "same",
+        "Sentence objective of the records of eval_input_file, with "
+        "--mode=eval: same is that of the run. nsp, for example, measures how "
+        "well a model that was trained on sentence order tells next sentences "
+        "from random ones (Table 5 of the paper).",
+        choices=("same", "sop", "nsp"),
+        affects="nothing",
+    )
     dropout_schedule: str = setting(
         "",
         "Dropout rate by step, as STEP:RATE,..., for hidden layers and "
@@ -313,12 +322,23 @@ class TrainingConfig(Config):
     def check(self) -> None:
         self.dropout_phases()
         self.profiled_steps()
+        if self.eval_sentence_objective != "same" and self.mode != "eval":
+            raise UserError(
+                "eval_sentence_objective needs --mode=eval",
+                received=f"--mode={self.mode}",
+            )
         if set(self.output_dir) & set("*?[]\\"):
             raise UserError(
                 "output_dir must not contain * ? [ ] or \\: TensorFlow reads "
                 "checkpoints by patterns",
                 received=self.output_dir,
             )
+
+    def held_out_objective(self) -> str:
+        """The sentence objective of the records of `eval_input_file`."""
+        if self.eval_sentence_objective == "same":
+            return self.sentence_objective
+        return self.eval_sentence_objective
 
     def profiled_steps(self) -> tuple[int, int] | None:
         """`profile_steps` as (first, last), or None.

@@ -245,10 +245,20 @@ def _by_directory(files: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 def find_held_out(config: PretrainingConfig) -> RecordSet:
     """Finds the records of `eval_input_file`.
 
+    They must have the sentence objective of the run, or that of
+    `eval_sentence_objective`.
+
     Raises:
         UserError: See `find_records`; also if the records hold no masks: all
             evaluations must predict the same tokens.
     """
+    training = config.training
+    config = dataclasses.replace(
+        config,
+        training=dataclasses.replace(
+            training, sentence_objective=training.held_out_objective()
+        ),
+    )
     held_out = find_records(
         "eval_input_file",
         config.data.eval_input_file,

@@ -122,8 +122,14 @@ class Pretraining(Objective):
     def describe_evaluation(
         self, values: Mapping[str, float], records: RecordSet
     ) -> list[str]:
-        reference = metrics.describe_reference(self._sentence_objective)
-        lines = [f"{self.describe(values)}; {reference}"]
+        task = self._config.training.held_out_objective()
+        reference = metrics.describe_reference(self._sentence_objective, task)
+        lines = [f"{metrics.describe(values, task)}; {reference}"]
+        if task != self._sentence_objective:
+            lines.append(
+                f"{task} records, evaluated on a model that was trained with "
+                f"sentence_objective={self._sentence_objective}"
+            )
         if records.metadata is not None:
             lines.append(
                 f"held-out mlm loss {values['masked_lm_loss']:.3f} nats; "

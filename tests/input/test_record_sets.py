@@ -101,6 +101,42 @@ def test_records_of_another_length_are_refused_with_both_values(
     ("name", "value"),
     [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
 )
+def test_held_out_records_have_the_objective_that_the_settings_name(
+    tiny_records, tmp_path, config
+):
+    """That of the run, or of --eval_sentence_objective."""
+    shutil.copytree(tiny_records / "eval", tmp_path / "eval")
+    metadata = tmp_path / "eval" / "metadata.json"
+    stored = json.loads(metadata.read_text())
+    assert stored["sentence_objective"] == "sop"
+    metadata.write_text(json.dumps({**stored, "sentence_objective": "nsp"}))
+
+    def find(**training):
+        return record_sets.find_held_out(
+            dataclasses.replace(
+                config,
+                data=dataclasses.replace(
+                    config.data,
+                    eval_input_file=(f"{tmp_path}/eval/*.tfrecord",),
+                ),
+                training=dataclasses.replace(
+                    config.training, mode="eval", **training
+                ),
+            )
+        )
+
+    assert find(eval_sentence_objective="nsp").num_records
+    for training in (
+        {},
+        {"eval_sentence_objective": "sop"},
+        {"eval_sentence_objective": "sop", "sentence_objective": "none"},
+    ):
+        with pytest.raises(UserError, match="sentence_objective"):
+            find(**training)
+    with pytest.raises(UserError, match="needs --mode=eval"):
+        dataclasses.replace(config.training, eval_sentence_objective="nsp")
+
+
 def test_a_held_out_set_with_another_vocabulary_is_refused(
     tiny_records, config, records, tmp_path, name, value
 ):

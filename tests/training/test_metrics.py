@@ -42,6 +42,10 @@ def test_the_reference_accuracies_are_those_of_table_5():
     assert line("sop").endswith("mlm 54.0%, sop 86.5% accuracy")
     assert line("nsp").endswith("mlm 54.5%, nsp 90.5% accuracy")
     assert line("none").endswith("mlm 54.9% accuracy")
+    # Columns of the other task.
+    assert line("sop", "sop") == line("sop")
+    assert line("sop", "nsp").endswith("mlm 54.0%, nsp 78.9% accuracy")
+    assert line("nsp", "sop").endswith("mlm 54.5%, sop 52.0% accuracy")
 
 
 def test_the_sentence_objective_is_named_in_the_progress_line():
