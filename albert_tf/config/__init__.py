@@ -7,6 +7,7 @@ from albert_tf.config.commands import (
     PredictConfig,
     ReportConfig,
     ServingClientConfig,
+    SweepConfig,
     TextsConfig,
 )
 from albert_tf.config.data import (
@@ -55,6 +56,7 @@ __all__ = [
     "ReportConfig",
     "SequenceConfig",
     "ServingClientConfig",
+    "SweepConfig",
     "TaskConfig",
     "TaskHeadConfig",
     "TextsConfig",

@@ -231,3 +231,92 @@ class ReportConfig(Config):
                     received=path,
                     remedy="Example: --output_file=build/report.html",
                 )
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig(Config):
+    """Settings of `python -m albert_tf.sweep`.
+
+    Example:
+        >>> config = SweepConfig(
+        ...     variant=("narrow: --model=embedding_size=64",), seeds=("1", "2")
+        ... )
+        >>> config.parallel_runs
+        1
+    """
+
+    output_dir: str = setting(
+        "",
+        "Directory of the sweep, local or gs://, with a run directory for each "
+        "run, e.g. build/table5. If it holds this sweep, finished runs are "
+        "used again and others continue.",
+    )
+    records_dir: str = setting(
+        "",
+        "Replaces {records_dir} in base_flags, variant and evaluation, e.g. "
+        "gs://bucket/records.",
+    )
+    base_flagfile: str = setting(
+        "",
+        "Flag file of run_pretraining that all runs begin with, e.g. "
+        "configs/pretrain/base_v1_125k.flags.",
+    )
+    base_flags: tuple[str, ...] = setting(
+        (),
+        "Flags of run_pretraining for all runs, separated by spaces. The flag "
+        "may be given several times, e.g. "
+        "--base_flags='--num_train_steps=1000 --eval_batch_size=128'.",
+        repeated=True,
+    )
+    variant: tuple[str, ...] = setting(
+        (),
+        "A variant to train, as NAME: FLAGS, with flags of run_pretraining "
+        "that override those of all runs, e.g. "
+        "--variant='narrow: --model=embedding_size=64'. Give the flag once per "
+        "variant.",
+        repeated=True,
+    )
+    seeds: tuple[str, ...] = setting(
+        (),
+        "Seeds, comma-separated, e.g. 1,2,3: each variant is trained once with "
+        "each seed. Empty: once, with the seed of its flags.",
+    )
+    evaluation: tuple[str, ...] = setting(
+        (),
+        "A further evaluation of each finished run, as NAME: FLAGS, with flags "
+        "of run_pretraining --mode=eval, e.g. --evaluation='nsp: "
+        "--eval_sentence_objective=nsp "
+        "--eval_input_file=records/nsp/eval/*.tfrecord'. Its metrics are "
+        "called NAME/METRIC. Give the flag once per evaluation.",
+        repeated=True,
+    )
+    metrics: tuple[str, ...] = setting(
+        ("masked_lm_loss", "masked_lm_accuracy", "sentence_order_accuracy"),
+        "Columns of the table, comma-separated: metrics of the last evaluation "
+        "of a run, metrics of an evaluation as NAME/METRIC, or "
+        "training_seconds, the time of all kept steps.",
+    )
+    compare: tuple[str, ...] = setting(
+        (),
+        "Pairs of variants whose difference is printed with its standard "
+        "error, comma-separated, e.g. sop:nsp for sop minus nsp. Differences "
+        "are taken between runs of the same seed.",
+    )
+    paper: tuple[str, ...] = setting(
+        (),
+        "Published values of a variant, as NAME: METRIC=VALUE ..., for a "
+        "column beside the measured one, e.g. --paper='sop: "
+        "masked_lm_accuracy=0.54 downstream_average=80.1'. Give the flag once "
+        "per variant.",
+        repeated=True,
+    )
+    parallel_runs: int = setting(
+        1,
+        "Number of runs to train at the same time. Runs share the devices and "
+        "processors of the machine.",
+        at_least=1,
+    )
+    dry_run: bool = setting(
+        False,
+        "Check the settings of all runs, print the runs, and exit.",
+    )

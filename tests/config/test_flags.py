@@ -17,6 +17,7 @@ from albert_tf.config import (
     PretrainingConfig,
     ReportConfig,
     ServingClientConfig,
+    SweepConfig,
     TrainingConfig,
     fields_with_types,
     flags,
@@ -44,6 +45,7 @@ COMMANDS = (
     PredictConfig,
     ServingClientConfig,
     ReportConfig,
+    SweepConfig,
     CompileCheckConfig,
     CompileRecipesConfig,
 )

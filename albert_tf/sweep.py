@@ -1,0 +1,82 @@
+r"""Train variants of a model, and compare them in one table.
+
+A sweep is a list of variants: flags of `run_pretraining` that override those of
+all runs. This command trains each variant with two seeds, and prints means,
+standard deviations and the difference of the variants:
+
+    python -m albert_tf.sweep \
+      --base_flagfile=configs/pretrain/tiny_cpu.flags \
+      --base_flags='--input_file=build/records/train/*.tfrecord' \
+      --base_flags='--eval_input_file=build/records/eval/*.tfrecord' \
+      --variant='shared:' \
+      --variant='not_shared: --model=parameter_sharing=none' \
+      --seeds=1,2 --compare=shared:not_shared \
+      --output_dir=build/sharing
+
+Sweeps of the paper's tables are in configs/ablations:
+
+    python -m albert_tf.sweep \
+      --flagfile=configs/ablations/table5_mini.flags \
+      --records_dir=build --output_dir=build/table5
+
+Each run is a process of `run_pretraining` with its own run directory,
+OUTPUT_DIR/runs/VARIANT-seedN; OUTPUT_DIR/logs has its output. The same command
+continues an interrupted sweep: finished runs are used again, and others resume
+from their checkpoints. Variants and seeds can be added to a finished sweep.
+
+At the end, OUTPUT_DIR has table.md, table.json and table.png. `python -m
+albert_tf.report --run_dirs=...` draws all curves of the runs.
+
+Exit status: 0 when all runs have finished; 1 for an error, or if a run failed;
+130 (Ctrl-C) or 143 (SIGTERM) when interrupted.
+"""
+
+from absl import logging
+
+from albert_tf.config import SweepConfig, flags
+from albert_tf.errors import UserError
+from albert_tf.io.files import write_bytes, write_text
+from albert_tf.sweeps import plan as plans
+
+
+def main(config: SweepConfig) -> int:
+    """Trains the variants that the flags name; returns the exit status."""
+    plan = plans.make_plan(config)
+    if config.dry_run:
+        print("\n".join(plans.describe(plan)))
+        return 0
+    config.require("output_dir")
+    plans.check_records(plan)
+    plans.claim_directory(config.output_dir, plan)
+    # Imported here so that invalid settings answer at once.
+    from albert_tf.sweeps.picture import picture
+    from albert_tf.sweeps.results import as_json, markdown, read_results
+    from albert_tf.sweeps.runner import Sweep
+
+    for line in plans.describe(plan):
+        logging.info("%s", line)
+    sweep = Sweep(config.output_dir, plan, config.parallel_runs)
+    sweep.run()
+    results = read_results(config.output_dir, plan)
+    if results.values:
+        directory = config.output_dir.rstrip("/")
+        write_text(f"{directory}/table.md", markdown(results))
+        write_text(f"{directory}/table.json", as_json(results))
+        write_bytes(
+            f"{directory}/table.png", picture(results, config.output_dir)
+        )
+        print(markdown(results))
+        print(f"files: {directory}/table.md, table.json, table.png")
+    if sweep.interrupted:
+        return 128 + sweep.interrupted
+    if sweep.failed:
+        raise UserError(
+            "all runs of a sweep must finish",
+            received=f"failed: {', '.join(sweep.failed)}",
+            remedy=f"See {sweep.log_dir}. The same command tries again.",
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    flags.run(main, SweepConfig)

@@ -1,0 +1,1 @@
+"""Sweeps: runs of pretraining that are compared in one table."""

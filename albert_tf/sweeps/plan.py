@@ -1,0 +1,426 @@
+"""The runs of a sweep, made of its settings and checked before any starts.
+
+A variant is a set of flags; a run is a variant with a seed. The flags of a run
+are those of `base_flagfile`, `base_flags`, the variant and the seed, in this
+order, so that later ones override earlier ones.
+"""
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from absl import flags as absl_flags
+
+from albert_tf.config import (
+    PretrainingConfig,
+    SweepConfig,
+    flags,
+    flatten,
+    settings_by_path,
+)
+from albert_tf.errors import UserError, name_faults
+from albert_tf.io.files import find, load_json_if_any, write_text
+
+SWEEP_FILE = "sweep.json"
+RUNS_DIR = "runs"
+
+# Metrics of an evaluation; those of the sentence only with a sentence head.
+EVALUATION_METRICS = (
+    "loss",
+    "masked_lm_loss",
+    "masked_lm_accuracy",
+    "sentence_order_loss",
+    "sentence_order_accuracy",
+)
+TRAINING_SECONDS = "training_seconds"
+
+# Settings that the sweep decides.
+_OWN_SETTINGS = ("output_dir", "mode", "dry_run")
+_NAME = re.compile(r"[A-Za-z0-9][\w.]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """A run of the sweep.
+
+    Attributes:
+        variant: Name of its variant.
+        seed: Its seed; None for that of its flags.
+        flags: Flags of run_pretraining, without the output directory.
+        config: The settings that they describe.
+
+    Example:
+        >>> run = PlannedRun("narrow", 2, (), PretrainingConfig())
+        >>> run.name
+        'narrow-seed2'
+    """
+
+    variant: str
+    seed: int | None
+    flags: tuple[str, ...]
+    config: PretrainingConfig
+
+    @property
+    def name(self) -> str:
+        """Name of the run, and of its directory."""
+        if self.seed is None:
+            return self.variant
+        return f"{self.variant}-seed{self.seed}"
+
+    def run_dir(self, sweep_dir: str) -> str:
+        """Returns the run directory."""
+        return f"{sweep_dir.rstrip('/')}/{RUNS_DIR}/{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A sweep, checked.
+
+    Attributes:
+        runs: The runs, all variants of the first seed first, so that a table
+            of all variants is there early.
+        evaluations: Flags of each further evaluation, by name.
+        metrics: Columns of the table.
+        pairs: Variants to compare; the difference is first minus second.
+        paper: Published values by variant and metric.
+
+    Example:
+        >>> runs = [
+        ...     PlannedRun(variant, seed, (), PretrainingConfig())
+        ...     for seed in (1, 2) for variant in ("narrow", "wide")
+        ... ]
+        >>> Plan(tuple(runs), {}, ("loss",), (("narrow", "wide"),), {}).variants
+        ('narrow', 'wide')
+    """
+
+    runs: tuple[PlannedRun, ...]
+    evaluations: Mapping[str, tuple[str, ...]]
+    metrics: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+    paper: Mapping[str, Mapping[str, float]]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants, in order."""
+        return tuple(dict.fromkeys(run.variant for run in self.runs))
+
+
+def make_plan(config: SweepConfig) -> Plan:
+    """Makes the plan of a sweep; reads flag files and architectures only.
+
+    Raises:
+        UserError: For an unknown or invalid flag, a variant or run that is
+            listed twice, or names of variants and metrics that do not exist.
+    """
+    if not config.variant:
+        raise UserError(
+            "--variant is required",
+            remedy="Give it once per variant, or a --flagfile of "
+            "configs/ablations.",
+        )
+    base = (
+        [f"--flagfile={config.base_flagfile}"] if config.base_flagfile else []
+    )
+    for text in config.base_flags:
+        base += _split("base_flags", text, config.records_dir)
+    variants = _named("variant", config.variant, config.records_dir)
+    evaluations = _named("evaluation", config.evaluation, config.records_dir)
+    seeds = _parse_seeds(config.seeds)
+    runs = []
+    for seed in seeds:
+        for name, own in variants.items():
+            if seed is not None and any(
+                flag.lstrip("-").startswith("seed=") for flag in own
+            ):
+                raise UserError(
+                    f"variant {name} must not set --seed: --seeds does",
+                    received=" ".join(own),
+                )
+            all_flags = [*base, *own]
+            if seed is not None:
+                all_flags.append(f"--seed={seed}")
+            settings = _parse(f"variant {name}", all_flags)
+            _check_own_settings(name, settings)
+            for evaluation, further in evaluations.items():
+                _parse(
+                    f"evaluation {evaluation} of variant {name}",
+                    [*all_flags, *further, "--mode=eval"],
+                )
+            runs.append(PlannedRun(name, seed, tuple(all_flags), settings))
+    _check_different(runs)
+    metrics = _check_metrics(config.metrics, evaluations)
+    return Plan(
+        tuple(runs),
+        evaluations,
+        metrics,
+        _parse_pairs(config.compare, variants),
+        _parse_paper(config.paper, variants),
+    )
+
+
+def check_records(plan: Plan) -> None:
+    """Checks that each pattern of records matches a file.
+
+    Raises:
+        UserError: Naming the patterns without a file.
+    """
+    missing: dict[str, None] = {}
+    for run in plan.runs:
+        configs = {"": run.config} | {
+            name: _parse(name, [*run.flags, *further, "--mode=eval"])
+            for name, further in plan.evaluations.items()
+        }
+        for name, config in configs.items():
+            data = config.data
+            patterns = list(data.eval_input_file)
+            if not name:
+                config.require(
+                    "data_schedule" if data.dataset else "input_file"
+                )
+                patterns += data.input_file
+                for files in data.datasets().values():
+                    patterns += files
+            missing |= dict.fromkeys(p for p in patterns if not find(p))
+    if missing:
+        raise UserError(
+            "all records of a sweep must exist before it starts",
+            received="no file matches " + name_faults(list(missing)),
+            remedy="Check --records_dir.",
+        )
+
+
+def claim_directory(sweep_dir: str, plan: Plan) -> None:
+    """Writes the runs of the sweep into its directory.
+
+    Raises:
+        UserError: If the directory belongs to another sweep, or to none.
+    """
+    path = f"{sweep_dir.rstrip('/')}/{SWEEP_FILE}"
+    stored = load_json_if_any(path)
+    settings = {run.name: _result_settings(run.config) for run in plan.runs}
+    if stored is None:
+        others = find(f"{sweep_dir.rstrip('/')}/*")
+        if others:
+            raise UserError(
+                "output_dir must be new or hold this sweep",
+                received=f"{sweep_dir}, which holds {name_faults(others)}",
+            )
+        stored = {}
+    elif not set(stored) & set(settings):
+        raise UserError(
+            "output_dir must be new or hold this sweep",
+            received=f"{sweep_dir}, a sweep with the runs "
+            + name_faults(list(stored)),
+            remedy="Choose another --output_dir.",
+        )
+    for name in set(stored) & set(settings):
+        changed = [
+            f"{key} was {stored[name].get(key)!r} and is {value!r}"
+            for key, value in settings[name].items()
+            if stored[name].get(key) != value
+        ]
+        if changed:
+            raise UserError(
+                f"the sweep in {sweep_dir} must continue with its own settings",
+                received=f"run {name}: {name_faults(changed)}",
+                remedy="Restore them or choose another --output_dir.",
+            )
+    write_text(path, json.dumps(stored | settings, indent=2) + "\n")
+
+
+def describe(plan: Plan) -> list[str]:
+    """Describes the runs: for each, the settings that differ between runs."""
+    flat = {run.name: flatten(run.config.to_dict()) for run in plan.runs}
+    names = dict.fromkeys(name for values in flat.values() for name in values)
+    differ = [
+        name
+        for name in names
+        if len({json.dumps(values[name]) for values in flat.values()}) > 1
+    ]
+    return [
+        f"{run}: "
+        + ", ".join(f"{n.split('.')[-1]}={_plain(values[n])}" for n in differ)
+        for run, values in flat.items()
+    ]
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _result_settings(config: PretrainingConfig) -> dict[str, Any]:
+    """The settings that affect the result, by dotted name."""
+    settings = settings_by_path(PretrainingConfig)
+    return {
+        name: value
+        for name, value in flatten(config.to_dict()).items()
+        if settings[name].metadata["affects"] != "nothing"
+    }
+
+
+def _split(source: str, text: str, records_dir: str) -> list[str]:
+    """Splits flags, and fills in the directory of the records."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(
+            f"{source} must be flags separated by spaces: {error}",
+            received=text,
+        ) from None
+    for word in words:
+        if "{records_dir}" in word and not records_dir:
+            raise UserError(
+                "--records_dir is required",
+                remedy=f"It is part of {word} in {source}.",
+            )
+    return [word.replace("{records_dir}", records_dir) for word in words]
+
+
+def _named(
+    setting: str, texts: Iterable[str], records_dir: str
+) -> dict[str, tuple[str, ...]]:
+    """Parses `NAME: FLAGS`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, colon, rest = text.partition(":")
+        name = name.strip()
+        if not colon or not _NAME.fullmatch(name):
+            raise UserError(
+                f"{setting} must be NAME: FLAGS, with a name of letters, "
+                "digits, _ and .",
+                received=repr(text),
+                remedy=f"Example: --{setting}='narrow: "
+                "--model=embedding_size=64'",
+            )
+        if name in found:
+            raise UserError(
+                f"{setting} must have each name once", received=name
+            )
+        found[name] = tuple(_split(f"{setting} {name}", rest, records_dir))
+    return found
+
+
+def _parse(source: str, arguments: Sequence[str]) -> PretrainingConfig:
+    """Parses flags of run_pretraining; errors name their source."""
+    values = absl_flags.FlagValues()
+    flags.define(PretrainingConfig, values)
+    try:
+        _, *rest = values(["run_pretraining", *arguments])
+        if rest:
+            raise UserError(
+                "settings must be given as --name=value",
+                received=" ".join(rest),
+            )
+        return flags.parse(PretrainingConfig, values)
+    except absl_flags.Error as error:
+        raise UserError(f"{source}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def _check_own_settings(name: str, config: PretrainingConfig) -> None:
+    default = PretrainingConfig().training
+    for setting in _OWN_SETTINGS:
+        value = getattr(config.training, setting)
+        if value != getattr(default, setting):
+            raise UserError(
+                f"variant {name} must not set --{setting}: the sweep does",
+                received=value,
+            )
+
+
+def _check_different(runs: Sequence[PlannedRun]) -> None:
+    """Refuses two runs with the same settings."""
+    seen: dict[str, str] = {}
+    for run in runs:
+        key = json.dumps(run.config.to_dict())
+        if key in seen:
+            raise UserError(
+                "a sweep must list each run once",
+                received=f"equal settings in {seen[key]} and {run.name}",
+            )
+        seen[key] = run.name
+
+
+def _parse_seeds(seeds: Sequence[str]) -> list[int | None]:
+    if not seeds:
+        return [None]
+    if not all(seed.isdecimal() for seed in seeds) or (
+        len(set(map(int, seeds))) < len(seeds)
+    ):
+        raise UserError(
+            "seeds must be different whole numbers",
+            received=",".join(seeds),
+            remedy="Example: --seeds=1,2",
+        )
+    return [int(seed) for seed in seeds]
+
+
+def _check_metrics(
+    metrics: Sequence[str], evaluations: Mapping[str, Any]
+) -> tuple[str, ...]:
+    known = [
+        *EVALUATION_METRICS,
+        TRAINING_SECONDS,
+        *(
+            f"{e}/{metric}"
+            for e in evaluations
+            for metric in EVALUATION_METRICS
+        ),
+    ]
+    for metric in metrics:
+        if metric not in known:
+            raise UserError(
+                "metrics must be metrics of the runs",
+                received=metric,
+                remedy=f"Known: {', '.join(known)}.",
+            )
+    return tuple(metrics)
+
+
+def _parse_pairs(
+    texts: Sequence[str], variants: Mapping[str, Any]
+) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for text in texts:
+        first, _, second = text.partition(":")
+        if first not in variants or second not in variants or first == second:
+            raise UserError(
+                "compare must be pairs of variants, as A:B,...",
+                received=text,
+                remedy=f"Variants: {', '.join(variants)}.",
+            )
+        pairs.append((first, second))
+    return tuple(pairs)
+
+
+def _parse_paper(
+    texts: Sequence[str], variants: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for text in texts:
+        name, _, rest = text.partition(":")
+        name = name.strip()
+        if name not in variants or name in found:
+            raise UserError(
+                "paper must be NAME: METRIC=VALUE ..., once for a variant",
+                received=text,
+                remedy=f"Variants: {', '.join(variants)}.",
+            )
+        try:
+            found[name] = {
+                metric: float(value)
+                for metric, value in (
+                    item.split("=", 1) for item in rest.split()
+                )
+            }
+        except ValueError:
+            raise UserError(
+                "paper must be NAME: METRIC=VALUE ..., with numbers",
+                received=text,
+                remedy="Example: --paper='sop: masked_lm_accuracy=0.54'",
+            ) from None
+    return found

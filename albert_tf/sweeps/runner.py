@@ -1,0 +1,353 @@
+"""Trains the runs of a sweep, each in a process of its own.
+
+    SWEEP/sweep.json                     the settings of each run
+    SWEEP/runs/NAME/                     run directories
+    SWEEP/evaluations/NAME/EVALUATION.json    metrics of further evaluations
+    SWEEP/logs/NAME.log                  output of the processes of a run
+    SWEEP/locks/                         locks that the processes hold
+
+Logs and locks of a sweep on gs:// are in a directory of this machine.
+
+A process that outlives a killed sweep keeps the lock of its run. The next
+sweep waits for it instead of training the run a second time.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from absl import logging
+
+from albert_tf.errors import UserError
+from albert_tf.io.files import is_remote, load_json_if_any, write_text
+from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.sweeps.plan import Plan, PlannedRun
+from albert_tf.training import step_cost
+
+TRAINER = (sys.executable, "-m", "albert_tf.run_pretraining")
+
+PROGRESS_SECONDS = 30.0
+_POLL_SECONDS = 0.5
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Sweep:
+    """The runs of a sweep and their processes.
+
+    Args:
+        sweep_dir: `--output_dir` of the sweep.
+        plan: Its runs.
+        parallel_runs: Number of runs to train at the same time.
+        trainer: Command that trains and evaluates.
+
+    Attributes:
+        log_dir: Local directory with the output of the processes.
+        failed: Exit status by name of the run, for runs that failed.
+        interrupted: The signal that interrupted the sweep; 0 without one.
+    """
+
+    def __init__(
+        self,
+        sweep_dir: str,
+        plan: Plan,
+        parallel_runs: int = 1,
+        trainer: Sequence[str] = TRAINER,
+    ) -> None:
+        self._dir = sweep_dir.rstrip("/")
+        self._plan = plan
+        self._parallel_runs = parallel_runs
+        self._trainer = tuple(trainer)
+        self._local_dir = self._dir
+        if is_remote(self._dir):
+            key = hashlib.sha256(self._dir.encode()).hexdigest()[:12]
+            self._local_dir = os.path.join(
+                tempfile.gettempdir(), f"albert_tf_sweep_{key}"
+            )
+        self.log_dir = os.path.join(self._local_dir, "logs")
+        self._lock_dir = os.path.join(self._local_dir, "locks")
+        for directory in (self.log_dir, self._lock_dir):
+            os.makedirs(directory, exist_ok=True)
+        self.failed: dict[str, int] = {}
+        self.interrupted = 0
+        # By name of the run: its step and the process.
+        self._processes: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
+        self._num_requests = 0  # to stop
+        self._num_forwarded: dict[str, int] = {}
+        self._waiting_for: set[str] = set()
+        # Costs are in operations, so that runs of any size add up.
+        self._costs = {
+            run.name: step_cost.flops_per_step(
+                run.config.model,
+                run.config.data,
+                run.config.training.sentence_objective,
+            )
+            for run in plan.runs
+        }
+
+    def run(self) -> None:
+        """Trains and evaluates all runs that are not finished.
+
+        Returns when all runs have finished or failed, or, after Ctrl-C or
+        SIGTERM, when the runs have saved their checkpoints and stopped.
+
+        Raises:
+            UserError: If another process runs this sweep.
+        """
+        with self._only_one(), self._forward_signals():
+            queue = [run for run in self._plan.runs if self._next_step(run)]
+            reused = len(self._plan.runs) - len(queue)
+            if reused:
+                logging.info("%d runs are finished and used again", reused)
+            active: list[PlannedRun] = []
+            self._began, self._cost_at_start = time.monotonic(), self._done()
+            next_report = self._began + PROGRESS_SECONDS
+            while (queue and not self.interrupted) or active:
+                for run in list(queue):
+                    if (
+                        not self.interrupted
+                        and len(active) < self._parallel_runs
+                        and self._start(run)
+                    ):
+                        queue.remove(run)
+                        active.append(run)
+                time.sleep(_POLL_SECONDS)
+                self._forward_requests()
+                for run in list(active):
+                    if self._has_ended(run):
+                        active.remove(run)
+                        self._on_end(run, queue)
+                if time.monotonic() >= next_report:
+                    logging.info("%s", self._describe_progress(active))
+                    next_report = time.monotonic() + PROGRESS_SECONDS
+
+    def log_file(self, run: PlannedRun) -> str:
+        """Returns the file with the output of the processes of a run."""
+        return os.path.join(self.log_dir, f"{run.name}.log")
+
+    # --- The steps of a run: training, then each evaluation. -----------------
+
+    def _next_step(self, run: PlannedRun) -> str:
+        """Returns "train", the name of an evaluation, or "" for the end."""
+        if not is_trained(run, self._dir):
+            return "train"
+        for name in self._plan.evaluations:
+            if read_evaluation(self._dir, self._plan, run, name) is None:
+                return name
+        return ""
+
+    def _command(self, run: PlannedRun, step: str) -> list[str]:
+        flags = [*run.flags, f"--output_dir={run.run_dir(self._dir)}"]
+        if step != "train":
+            flags += [*self._plan.evaluations[step], "--mode=eval"]
+        return [*self._trainer, *flags]
+
+    def _start(self, run: PlannedRun) -> bool:
+        """Starts the next step of a run; returns whether it has started."""
+        lock = os.path.join(self._lock_dir, run.name)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if run.name not in self._waiting_for:
+                    self._waiting_for.add(run.name)
+                    logging.warning(
+                        "a process of an earlier sweep still trains %s: "
+                        "waiting for it",
+                        run.name,
+                    )
+                return False
+            step = self._next_step(run)
+            if not step:  # the earlier process has finished it
+                return True
+            logging.info(
+                "%s: %s; its output is in %s",
+                run.name,
+                "training" if step == "train" else f"evaluating on {step}",
+                self.log_file(run),
+            )
+            with (
+                open(self.log_file(run), "ab") as log,
+                open(self._output_file(run), "wb") as output,
+            ):
+                # In a session of its own, so that Ctrl-C reaches only the
+                # sweep, which asks the run to stop once. The process inherits
+                # the lock.
+                process = subprocess.Popen(
+                    self._command(run, step),
+                    stdout=output,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=[descriptor],
+                )
+            self._processes[run.name] = step, process
+            self._num_forwarded[run.name] = 0
+            return True
+        finally:
+            os.close(descriptor)
+
+    def _output_file(self, run: PlannedRun) -> str:
+        return os.path.join(self.log_dir, f"{run.name}.out")
+
+    def _has_ended(self, run: PlannedRun) -> bool:
+        if run.name not in self._processes:
+            return True
+        _, process = self._processes[run.name]
+        return process.poll() is not None
+
+    def _on_end(self, run: PlannedRun, queue: list[PlannedRun]) -> None:
+        """Records the result of a process; queues the next step of its run."""
+        if run.name not in self._processes:
+            return
+        step, process = self._processes.pop(run.name)
+        if self.interrupted:
+            return
+        if process.returncode == 0 and step != "train":
+            with open(self._output_file(run), encoding="utf-8") as file:
+                *_, metrics = file
+            result = {
+                "flags": self._plan.evaluations[step],
+                "metrics": json.loads(metrics),
+            }
+            write_text(
+                _evaluation_file(self._dir, run, step),
+                json.dumps(result) + "\n",
+            )
+        next_step = self._next_step(run)
+        if process.returncode or next_step == step:
+            self.failed[run.name] = process.returncode
+            logging.error(
+                "%s failed with status %d; the end of %s:\n%s",
+                run.name,
+                process.returncode,
+                self.log_file(run),
+                _tail(self.log_file(run)),
+            )
+        elif next_step:
+            queue.insert(0, run)
+        else:
+            logging.info("%s: finished", run.name)
+
+    # --- One process, interrupts. --------------------------------------------
+
+    @contextlib.contextmanager
+    def _only_one(self) -> Iterator[None]:
+        path = os.path.join(self._lock_dir, "sweep")
+        with open(path, "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    "a sweep must run once at a time",
+                    received=f"another process that runs {self._dir}",
+                ) from None
+            yield
+
+    @contextlib.contextmanager
+    def _forward_signals(self) -> Iterator[None]:
+        """Asks the runs to stop when the sweep is asked to."""
+
+        def stop(number: int, frame: Any) -> None:
+            del frame
+            logging.warning(
+                "%s: the runs save a checkpoint and stop; the same command "
+                "continues them",
+                signal.Signals(number).name,
+            )
+            self.interrupted = number
+            self._num_requests += 1
+            self._forward_requests()
+
+        before = {number: signal.signal(number, stop) for number in _INTERRUPTS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _forward_requests(self) -> None:
+        """Sends SIGTERM for each request to stop; a second one ends a run."""
+        for name, (_, process) in self._processes.items():
+            while self._num_forwarded[name] < self._num_requests:
+                process.send_signal(signal.SIGTERM)
+                self._num_forwarded[name] += 1
+
+    # --- Progress. -----------------------------------------------------------
+
+    def _done(self) -> float:
+        """Operations of all steps that are done."""
+        return sum(
+            self._costs[run.name] * _last_step(run, self._dir)
+            for run in self._plan.runs
+        )
+
+    def _describe_progress(self, active: Sequence[PlannedRun]) -> str:
+        total = sum(
+            self._costs[run.name] * run.config.training.num_train_steps
+            for run in self._plan.runs
+        )
+        finished = sum(not self._next_step(run) for run in self._plan.runs)
+        done = self._done()
+        parts = [
+            f"{finished}/{len(self._plan.runs)} runs finished",
+            f"{done / total:.1%} of the training",
+        ]
+        for run in active:
+            step = _last_step(run, self._dir)
+            steps = run.config.training.num_train_steps
+            parts.append(f"{run.name}: step {step}/{steps}")
+        gained = done - self._cost_at_start
+        if gained > 0:
+            seconds = time.monotonic() - self._began
+            left = (total - done) / gained * seconds
+            parts.append(f"ETA {left // 3600:.0f}h{left % 3600 // 60:02.0f}m")
+        if self.failed:
+            parts.append(f"failed: {', '.join(self.failed)}")
+        return " | ".join(parts)
+
+
+def is_trained(run: PlannedRun, sweep_dir: str) -> bool:
+    """Whether a run has done all its steps and its last evaluation."""
+    return any(
+        event["event"] == "finish"
+        and event["step"] == run.config.training.num_train_steps
+        for event in read_events(run.run_dir(sweep_dir))
+    )
+
+
+def read_evaluation(
+    sweep_dir: str, plan: Plan, run: PlannedRun, name: str
+) -> dict[str, float] | None:
+    """Reads the metrics of a further evaluation.
+
+    Returns:
+        The metrics; None if the evaluation is missing, or had other flags.
+    """
+    stored = load_json_if_any(_evaluation_file(sweep_dir, run, name))
+    if stored is None or tuple(stored["flags"]) != plan.evaluations[name]:
+        return None
+    return stored["metrics"]
+
+
+def _evaluation_file(sweep_dir: str, run: PlannedRun, name: str) -> str:
+    return f"{sweep_dir.rstrip('/')}/evaluations/{run.name}/{name}.json"
+
+
+def _last_step(run: PlannedRun, sweep_dir: str) -> int:
+    lines = read_metrics(run.run_dir(sweep_dir))
+    return max((line["step"] for line in lines), default=0)
+
+
+def _tail(path: str, num_lines: int = 5) -> str:
+    with open(path, errors="replace") as file:
+        return "".join(file.readlines()[-num_lines:]).rstrip()

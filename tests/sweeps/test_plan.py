@@ -1,0 +1,184 @@
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from albert_tf.config import SweepConfig
+from albert_tf.errors import UserError
+from albert_tf.sweeps import plan as plans
+from albert_tf.training import metrics
+
+MODEL = {
+    "vocab_size": 40,
+    "embedding_size": 4,
+    "hidden_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.fixture
+def base(tmp_path):
+    """Settings of a sweep of two variants; changes by name."""
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    (tmp_path / "base.flags").write_text(
+        f"--albert_config_file={tmp_path}/model.json\n"
+        "--max_seq_length=16\n--max_predictions_per_seq=3\n"
+        "--num_train_steps=50\n--num_warmup_steps=5\n"
+    )
+    config = SweepConfig(
+        base_flagfile=f"{tmp_path}/base.flags",
+        base_flags=("--input_file={records_dir}/train/*.tfrecord",),
+        variant=(
+            "narrow: --model=embedding_size=2",
+            "long: --num_train_steps=70 --num_warmup_steps=7",
+        ),
+        records_dir=f"{tmp_path}/records",
+        output_dir=f"{tmp_path}/sweep",
+    )
+    return lambda **changes: dataclasses.replace(config, **changes)
+
+
+def test_flags_of_a_variant_override_those_of_all_runs(base, tmp_path):
+    narrow, long = plans.make_plan(base()).runs
+    assert narrow.config.model.embedding_size == 2
+    assert narrow.config.training.num_train_steps == 50
+    assert long.config.model.embedding_size == 4
+    assert long.config.training.num_train_steps == 70
+    assert narrow.config.data.input_file == (
+        f"{tmp_path}/records/train/*.tfrecord",
+    )
+    assert narrow.run_dir("sweep/") == "sweep/runs/narrow"
+
+
+def test_all_variants_of_a_seed_come_before_the_next_seed(base):
+    runs = plans.make_plan(base(seeds=("7", "3"))).runs
+    assert [(run.name, run.config.training.seed) for run in runs] == [
+        ("narrow-seed7", 7),
+        ("long-seed7", 7),
+        ("narrow-seed3", 3),
+        ("long-seed3", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variant": ()}, "--variant is required"),
+        (
+            {"variant": ("a: --no_such_flag=1",)},
+            "a: Unknown .* .no_such",
+        ),
+        ({"variant": ("a: --seed=x",)}, "variant a: .*seed"),
+        ({"variant": ("a: --beta_2=2",)}, "variant a: beta_2 must be below 1"),
+        ({"variant": ("a: --model=width=3",)}, "variant a: .*width"),
+        ({"variant": ("a: word",)}, "variant a: .*Received: word"),
+        ({"variant": ("a --beta_2=0.9",)}, "NAME: FLAGS"),
+        ({"variant": ("a/b: --beta_2=0.9",)}, "NAME: FLAGS"),
+        ({"variant": ("a: 'b",)}, "No closing quotation"),
+        ({"variant": ("a:", "a: --beta_2=0.9")}, "each name once"),
+        ({"variant": ("a:", "b:")}, "equal settings in a and b"),
+        ({"variant": ("a: --output_dir=x",)}, "a must not set --output_dir"),
+        ({"variant": ("a: --mode=eval",)}, "a must not set --mode"),
+        (
+            {"variant": ("a: --seed=4",), "seeds": ("1",)},
+            "a must not set --seed",
+        ),
+        ({"base_flagfile": "none.flags"}, "none.flags"),
+        ({"records_dir": ""}, "--records_dir is required.*base_flags"),
+        ({"seeds": ("1", "01")}, "seeds must be different"),
+        ({"seeds": ("one",)}, "seeds must be different whole numbers"),
+        ({"metrics": ("mlm",)}, "metrics must be .*Received: mlm"),
+        ({"metrics": ("nsp/loss",)}, "metrics must be .*Received: nsp/loss"),
+        ({"compare": ("narrow:wide",)}, "compare must be pairs"),
+        ({"compare": ("long:long",)}, "compare must be pairs"),
+        ({"paper": ("wide: loss=1",)}, "paper must be .*narrow, long"),
+        ({"paper": ("long: loss",)}, "with numbers"),
+        (
+            {"evaluation": ("e: --eval_sentence_objective=none",)},
+            "evaluation e of variant narrow",
+        ),
+    ],
+)
+def test_mistakes_are_found_before_a_run_starts(base, changes, message):
+    with pytest.raises(UserError, match=message):
+        plans.make_plan(base(**changes))
+
+
+def test_an_evaluation_has_flags_and_metrics_of_its_own(base):
+    plan = plans.make_plan(
+        base(
+            evaluation=(
+                "nsp: --eval_sentence_objective=nsp "
+                "--eval_input_file={records_dir}/nsp/*.tfrecord",
+            ),
+            metrics=("nsp/sentence_order_accuracy", "training_seconds"),
+        )
+    )
+    (flags,) = plan.evaluations.values()
+    assert flags[0] == "--eval_sentence_objective=nsp"
+    assert "{" not in flags[1]
+    assert set(plans.EVALUATION_METRICS) == set(metrics.names("sop"))
+
+
+def test_published_values_are_read_by_variant(base):
+    plan = plans.make_plan(base(paper=("long: loss=1.5 average=80.1",)))
+    assert plan.paper == {"long": {"loss": 1.5, "average": 80.1}}
+
+
+def test_records_without_files_are_named(base, tmp_path):
+    plan = plans.make_plan(base())
+    with pytest.raises(UserError, match=r"records/train/\*.tfrecord"):
+        plans.check_records(plan)
+    shard = tmp_path / "records" / "train" / "a.tfrecord"
+    shard.parent.mkdir(parents=True)
+    shard.touch()
+    plans.check_records(plan)
+    with pytest.raises(UserError, match="input_file is required"):
+        plans.check_records(plans.make_plan(base(base_flags=())))
+    with pytest.raises(UserError, match=r"no file matches .*none.tfrecord"):
+        plans.check_records(
+            plans.make_plan(
+                base(evaluation=("e: --eval_input_file=none.tfrecord",))
+            )
+        )
+
+
+def test_a_directory_belongs_to_one_sweep(base):
+    first = base()
+    directory = first.output_dir
+    plans.claim_directory(directory, plans.make_plan(first))
+    # The same sweep; with a further variant and seed; on fewer devices.
+    plans.claim_directory(directory, plans.make_plan(first))
+    more = base(
+        variant=(*first.variant, "wide: --model=embedding_size=5"),
+        base_flags=(*first.base_flags, "--eval_batch_size=16"),
+    )
+    plans.claim_directory(directory, plans.make_plan(more))
+
+    changed = base(base_flags=(*first.base_flags, "--learning_rate=0.5"))
+    with pytest.raises(UserError, match=r"learning_rate was .* is 0\.5"):
+        plans.claim_directory(directory, plans.make_plan(changed))
+    other = base(variant=("deep: --model=num_hidden_layers=3",))
+    with pytest.raises(UserError, match="runs narrow; long; wide"):
+        plans.claim_directory(directory, plans.make_plan(other))
+    stored = json.loads((pathlib.Path(directory) / "sweep.json").read_text())
+    assert set(stored) == {"narrow", "long", "wide"}
+
+
+def test_a_directory_with_other_files_is_refused(base, tmp_path):
+    config = base()
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"must be new .*notes.txt"):
+        plans.claim_directory(config.output_dir, plans.make_plan(config))
+
+
+def test_runs_are_described_by_what_differs(base):
+    assert plans.describe(plans.make_plan(base())) == [
+        "narrow: embedding_size=2, num_warmup_steps=5, num_train_steps=50",
+        "long: embedding_size=4, num_warmup_steps=7, num_train_steps=70",
+    ]
