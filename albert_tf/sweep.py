@@ -31,8 +31,11 @@ Exit status: 0 when all runs have finished; 1 for an error, or if a run failed;
 130 (Ctrl-C) or 143 (SIGTERM) when interrupted.
 """
 
+import os
+
 from absl import logging
 
+from albert_tf.cluster import versions
 from albert_tf.config import SweepConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.io.files import write_bytes, write_text
@@ -48,14 +51,20 @@ def main(config: SweepConfig) -> int:
     config.require("output_dir")
     plans.check_records(plan)
     plans.claim_directory(config.output_dir, plan)
+    environment = dict(os.environ)
+    # The TPU belongs to the runs: the first process that loads its library
+    # reserves it.
+    os.environ["TPU_LOAD_LIBRARY"] = "0"
     # Imported here so that invalid settings answer at once.
+    with versions.quick_import():
+        import tensorflow  # noqa: F401
     from albert_tf.sweeps.picture import picture
     from albert_tf.sweeps.results import as_json, markdown, read_results
     from albert_tf.sweeps.runner import Sweep
 
     for line in plans.describe(plan):
         logging.info("%s", line)
-    sweep = Sweep(config.output_dir, plan, config.parallel_runs)
+    sweep = Sweep(config.output_dir, plan, config.parallel_runs, environment)
     sweep.run()
     results = read_results(config.output_dir, plan)
     if results.values:

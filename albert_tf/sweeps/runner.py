@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -32,8 +32,6 @@ from albert_tf.io.files import is_remote, load_json_if_any, write_text
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.sweeps.plan import Plan, PlannedRun
 from albert_tf.training import step_cost
-
-TRAINER = (sys.executable, "-m", "albert_tf.run_pretraining")
 
 PROGRESS_SECONDS = 30.0
 _POLL_SECONDS = 0.5
@@ -47,7 +45,7 @@ class Sweep:
         sweep_dir: `--output_dir` of the sweep.
         plan: Its runs.
         parallel_runs: Number of runs to train at the same time.
-        trainer: Command that trains and evaluates.
+        environment: Environment of the runs; None is that of this process.
 
     Attributes:
         log_dir: Local directory with the output of the processes.
@@ -60,12 +58,12 @@ class Sweep:
         sweep_dir: str,
         plan: Plan,
         parallel_runs: int = 1,
-        trainer: Sequence[str] = TRAINER,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._dir = sweep_dir.rstrip("/")
         self._plan = plan
         self._parallel_runs = parallel_runs
-        self._trainer = tuple(trainer)
+        self._environment = environment
         self._local_dir = self._dir
         if is_remote(self._dir):
             key = hashlib.sha256(self._dir.encode()).hexdigest()[:12]
@@ -148,7 +146,7 @@ class Sweep:
         flags = [*run.flags, f"--output_dir={run.run_dir(self._dir)}"]
         if step != "train":
             flags += [*self._plan.evaluations[step], "--mode=eval"]
-        return [*self._trainer, *flags]
+        return [sys.executable, "-m", "albert_tf.run_pretraining", *flags]
 
     def _start(self, run: PlannedRun) -> bool:
         """Starts the next step of a run; returns whether it has started."""
@@ -187,6 +185,7 @@ class Sweep:
                     stdout=output,
                     stderr=log,
                     stdin=subprocess.DEVNULL,
+                    env=self._environment,
                     start_new_session=True,
                     pass_fds=[descriptor],
                 )

@@ -97,10 +97,6 @@ def test_records_of_another_length_are_refused_with_both_values(
     assert "max_predictions_per_seq is 6 there and 5 here" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
-)
 def test_held_out_records_have_the_objective_that_the_settings_name(
     tiny_records, tmp_path, config
 ):
@@ -137,6 +133,10 @@ def test_held_out_records_have_the_objective_that_the_settings_name(
         dataclasses.replace(config.training, eval_sentence_objective="nsp")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
+)
 def test_a_held_out_set_with_another_vocabulary_is_refused(
     tiny_records, config, records, tmp_path, name, value
 ):
