@@ -6,8 +6,13 @@
 
 If a step is trained a second time, its lines in `metrics.jsonl` are replaced.
 Lines in `events.jsonl` are never removed.
+
+A line that is appended to an object on gs:// uploads the object again. So there
+each file ends after LINES_PER_FILE lines, and the next lines are in
+`metrics.jsonl.1`, `metrics.jsonl.2`, ...
 """
 
+import itertools
 import json
 import posixpath
 import time
@@ -18,13 +23,19 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.errors import first_line
-from albert_tf.io.files import open_existing, write_text
+from albert_tf.io.files import (
+    exists,
+    is_remote,
+    open_existing,
+    remove,
+    write_text,
+)
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 TENSORBOARD_DIR = "tensorboard"
 
-# Lines in a file of TensorBoard. On gs://, each line uploads its file again.
+# Lines in a file of TensorBoard, or in a file on gs://.
 LINES_PER_FILE = 1000
 
 # Metrics that are times in seconds, which together make up the time of a line.
@@ -55,9 +66,12 @@ class RunLog:
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
         self._path = posixpath.join(run_dir, METRICS_FILE)
+        self._replacement = self._path + ".new"
         self._events_path = posixpath.join(run_dir, EVENTS_FILE)
         # Files whose last line may be incomplete.
         self._cut_short = {self._events_path}
+        # The part of each file that the next line belongs to, and its lines.
+        self._parts: dict[str, tuple[int, int]] = {}
         self._writer: tf.summary.SummaryWriter | None = None
         self._num_lines = 0  # written to TensorBoard
         self.lost_seconds = 0.0
@@ -85,6 +99,8 @@ class RunLog:
 
     def rewind(self, step: int, evaluates_again: bool = False) -> None:
         """Drops the lines of steps that will be trained or evaluated again."""
+        if exists(self._replacement):  # an earlier process was interrupted
+            self._replace()
         kept, self.lost_seconds = [], 0.0
         for line in read_metrics(self._run_dir):
             if line["step"] < step or (
@@ -94,8 +110,16 @@ class RunLog:
                 kept.append(json.dumps(line) + "\n")
             else:
                 self.lost_seconds += sum(line.get(n, 0.0) for n in DURATIONS)
-        write_text(self._path, "".join(kept))
+        write_text(self._replacement, "".join(kept))
+        self._replace()
+        self._parts[self._path] = 0, len(kept)
         self._cut_short.discard(self._path)
+
+    def _replace(self) -> None:
+        """Replaces all parts of `metrics.jsonl` by one file."""
+        for part in reversed(list(_parts(self._path))[1:]):
+            remove(part)
+        tf.io.gfile.rename(self._replacement, self._path, overwrite=True)
 
     def write(
         self, split: str, step: int, metrics: Mapping[str, float]
@@ -146,9 +170,24 @@ class RunLog:
         # Readers skip empty and incomplete lines.
         begin = "\n" if path in self._cut_short else ""
         self._cut_short.add(path)
-        with tf.io.gfile.GFile(path, "a") as file:
+        part = self._next_part(path)
+        with tf.io.gfile.GFile(part, "a") as file:
             file.write(f"{begin}{json.dumps(line)}\n")
         self._cut_short.discard(path)
+
+    def _next_part(self, path: str) -> str:
+        """The part of a file that the next line belongs to."""
+        if not is_remote(path):
+            return path
+        if path not in self._parts:  # written by an earlier process
+            parts = list(_parts(path))
+            lines = sum(1 for _ in _read_part(parts[-1])) if parts else 0
+            self._parts[path] = max(0, len(parts) - 1), lines
+        number, lines = self._parts[path]
+        if lines >= LINES_PER_FILE:
+            number, lines = number + 1, 0
+        self._parts[path] = number, lines + 1
+        return _part(path, number)
 
     def _try_to(self, write: Callable[[], None], path: str) -> None:
         try:
@@ -172,11 +211,27 @@ def read_events(run_dir: str) -> list[dict[str, Any]]:
 
 def read_lines(path: str) -> Iterator[dict[str, Any]]:
     """Reads the lines of a log one at a time; see `read_metrics`."""
-    try:
-        file = open_existing(path)
-    except FileNotFoundError:
-        return
-    with file:
+    for part in _parts(path):
+        yield from _read_part(part)
+
+
+def _part(path: str, number: int) -> str:
+    return f"{path}.{number}" if number else path
+
+
+def _parts(path: str) -> Iterator[str]:
+    """The parts of a file that exist."""
+    for number in itertools.count():
+        part = _part(path, number)
+        if not exists(part):
+            return
+        yield part
+        if not is_remote(path):
+            return
+
+
+def _read_part(path: str) -> Iterator[dict[str, Any]]:
+    with open_existing(path) as file:
         for line in file:
             try:
                 yield json.loads(line)
