@@ -73,3 +73,45 @@ def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
     np.testing.assert_allclose(
         losses_of(tmp_path / "replicas"), losses_of(tmp_path / "alone"), 1e-4
     )
+
+
+@pytest.mark.slow
+def test_a_diverged_run_on_packed_records_rolls_back_and_resumes_exactly(
+    tiny_dynamic_packed_records, tmp_path
+):
+    """At a rate far too high, which the rollback lowers."""
+
+    def run(name):
+        config = tiny_run.make_config(
+            tiny_dynamic_packed_records,
+            tmp_path / name,
+            **tiny_run.PACKING,
+            global_batch_size=NUM_ROWS,
+            learning_rate=0.8,
+            num_warmup_steps=60,
+            num_train_steps=240,
+            steps_per_loop=10,
+            save_checkpoints_steps=20,
+            keep_checkpoint_max=20,
+            on_divergence="rollback",
+            divergence_loss_increase=0.4,
+            rollback_learning_rate_scale=0.02,
+        )
+        assert train(config) == 0
+
+    run("alone")
+    rollbacks = json.loads((tmp_path / "alone/rollbacks.json").read_text())
+    assert rollbacks
+    lines = read_metrics(str(tmp_path / "alone"))
+    steps = [line["step"] for line in lines if line["split"] == "train"]
+    assert steps == list(range(10, 241, 10)), "each step is there once"
+
+    # As after a crash in the loop after the last rollback.
+    shutil.copytree(tmp_path / "alone", tmp_path / "resumed")
+    for checkpoint in list_checkpoints(str(tmp_path / "resumed/checkpoints")):
+        if checkpoint.step > rollbacks[-1]["resumed_from"]:
+            shutil.rmtree(checkpoint.path)
+    run("resumed")
+    assert lines_without_timing(tmp_path / "resumed") == lines_without_timing(
+        tmp_path / "alone"
+    )
