@@ -3,6 +3,7 @@
 import gc
 import resource
 import sys
+from multiprocessing import forkserver
 
 GIB = 2**30
 # No process of a test run may need more.
@@ -37,7 +38,9 @@ def peak() -> int:
     """The most memory, in bytes, of this process or any that it started.
 
     Until a child process starts its program, it counts as large as this one.
+    Ends the fork server of `forked_program`: its processes count from then on.
     """
+    forkserver._forkserver._stop()
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * max(
         resource.getrusage(who).ru_maxrss

@@ -5,14 +5,13 @@ import os
 import pathlib
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.runs.log import read_metrics
 from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_run
+from tests.helpers.forked_program import ForkedProgram, start_interpreter
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 PATIENCE_S = 600
@@ -26,6 +25,8 @@ class RunProcesses:
         directory: Where the log of the processes is, one for all.
         workers: Processes that find each other by TF_CONFIG.
         options: More flags.
+        forked: Whether each process is forked from one that has imported
+            TensorFlow, instead of started by `python -m`.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class RunProcesses:
         directory: pathlib.Path,
         workers: int = 1,
         options: tuple[str, ...] = (),
+        forked: bool = True,
     ) -> None:
         self.run_dir = config.training.output_dir
         self.log_file = directory / "log"
@@ -60,20 +62,15 @@ class RunProcesses:
                 environment["TF_CONFIG"] = json.dumps(
                     {"cluster": cluster, "task": task}
                 )
-            # A file, since nobody empties a pipe.
-            with open(self.log_file, "a") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        [
-                            sys.executable,
-                            "-m",
-                            "albert_tf.run_pretraining",
-                            *flags,
-                        ],
-                        env=environment,
-                        stderr=log,
-                    )
+            start = ForkedProgram if forked else start_interpreter
+            self.processes.append(
+                start(
+                    "albert_tf.run_pretraining",
+                    flags,
+                    environment,
+                    self.log_file,
                 )
+            )
 
     def log(self) -> str:
         """What the processes have told."""

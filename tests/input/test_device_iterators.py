@@ -45,7 +45,7 @@ def test_a_run_that_has_stopped_ends_within_seconds(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records, tmp_path / "run", num_train_steps=1_000_000
     )
-    processes = RunProcesses(config, tmp_path)
+    processes = RunProcesses(config, tmp_path, forked=False)
     processes.wait_for_step(2)
     processes.signal(signal.SIGTERM)
     assert processes.wait() == [128 + signal.SIGTERM]

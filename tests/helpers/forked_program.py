@@ -1,0 +1,99 @@
+"""Commands of albert_tf in processes that start in a tenth of a second.
+
+TensorFlow takes several CPU seconds to import, which is more than most commands
+of the tests take. Here, the fork server of `multiprocessing` imports it once.
+Each command is then a process of its own, forked from there: with its own
+devices, programs, signals and exit status. Only the end of the interpreter is
+shorter than that of `python -m`.
+"""
+
+import multiprocessing
+import os
+import pathlib
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tensorflow", "albert_tf.training.train"])
+
+
+class ForkedProgram:
+    """A module that runs as `python -m` would run it.
+
+    Args:
+        module: Its name.
+        arguments: Of its command line.
+        environment: All environment variables that it sees.
+        log_file: Where its standard error is appended.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log_file: pathlib.Path,
+    ) -> None:
+        log_file.touch()
+        self._process = _CONTEXT.Process(
+            target=_run_module,
+            args=(module, [*arguments], {**environment}, str(log_file)),
+        )
+        self._process.start()
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit status, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It runs for longer than `timeout_s`.
+        """
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout_s)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start_interpreter(
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log_file: pathlib.Path,
+) -> subprocess.Popen:
+    """Starts the module by `python -m`; arguments as of `ForkedProgram`."""
+    # A file, since nobody empties a pipe.
+    with open(log_file, "a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=environment,
+            stderr=log,
+        )
+
+
+def _run_module(
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    log_file: str,
+) -> None:
+    with open(log_file, "a") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
