@@ -53,7 +53,12 @@ class FinetuningDataConfig(DataConfig):
         "sequences, with the same result.",
     )
     global_batch_size: int = inherited(
-        DataConfig, "global_batch_size", default=32
+        DataConfig,
+        "global_batch_size",
+        default=32,
+        help="Number of examples in a step, over all replicas. An example is a "
+        "text or a pair of texts, a question with all its choices, or one "
+        "window of a document.",
     )
 
 
@@ -170,16 +175,18 @@ class FinetuningTrainingConfig(TrainingConfig):
     )
     null_threshold: float = setting(
         0.0,
-        "Null odds above which a question of SQuAD 2.0 has no answer. They "
-        "are the score of no answer, minus that of the best answer for the "
-        "plain head.",
+        "For squad_v2 and question_answering: the predicted answer is empty if "
+        "the null odds of a question exceed this number. For "
+        "--squad_head=plain, null odds are the score of no answer minus the "
+        "score of the best answer; for beam, the logit of no answer.",
         affects="nothing",
     )
     null_holdout_fraction: float = setting(
         0.0,
-        "Fraction of the training documents of SQuAD 2.0 that are not trained "
-        "on. After the training, they decide the threshold, which is stored "
-        "in the run and replaces null_threshold.",
+        "Fraction of the training documents that are not trained on, for "
+        "squad_v2 and question_answering, e.g. 0.05. After the training, they "
+        "decide the threshold, which is stored in the run and replaces "
+        "null_threshold.",
         at_least=0,
         below=0.5,
         affects="result",

@@ -10,12 +10,11 @@ ALWAYS_ANSWERABLE = "squad_v1"
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig(Config):
-    """Files of a task, and how their text becomes features.
+class ColumnsConfig(Config):
+    """The task, and the columns of files of one's own.
 
     Example:
-        >>> config = TaskConfig(task="mrpc", data_dir="glue_data/MRPC")
-        >>> config.label_column
+        >>> ColumnsConfig(task="classification").label_column
         'label'
     """
 
@@ -26,36 +25,6 @@ class TaskConfig(Config):
         "your own, classification, regression, multiple_choice or "
         "question_answering.",
         affects="model",
-    )
-    data_dir: str = setting(
-        "",
-        "Directory with the official files of the task under their official "
-        "names, local or gs://, e.g. glue_data/MRPC.",
-        affects="result",
-    )
-    train_file: str = setting(
-        "",
-        "Training file, instead of the official one in data_dir. Files of "
-        "your own are .tsv, .csv or .jsonl with named columns; those of "
-        "question_answering also .json in the format of SQuAD.",
-        affects="result",
-    )
-    dev_file: str = setting(
-        "", "File for evaluation, as train_file.", affects="result"
-    )
-    test_file: str = setting(
-        "", "File for predictions, as train_file.", affects="nothing"
-    )
-    tfds: str = setting(
-        "",
-        "Dataset of TensorFlow Datasets that replaces the files of data_dir, "
-        "e.g. glue/mrpc, squad/v2.0 or race/high.",
-        affects="result",
-    )
-    tfds_data_dir: str = setting(
-        "",
-        "Directory of prepared TensorFlow Datasets; empty for the default one.",
-        affects="nothing",
     )
     text_column: str = setting(
         "text",
@@ -105,6 +74,51 @@ class TaskConfig(Config):
         "Column of the answer's first character in the document, counted from "
         "0, for question_answering.",
         affects="result",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig(ColumnsConfig):
+    """Files of a task, and how their text becomes features.
+
+    Example:
+        >>> config = TaskConfig(task="mrpc", data_dir="glue_data/MRPC")
+        >>> config.max_answer_length
+        30
+    """
+
+    data_dir: str = setting(
+        "",
+        "Directory with the official files of the task under their official "
+        "names, local or gs://, e.g. glue_data/MRPC.",
+        affects="result",
+    )
+    train_file: str = setting(
+        "",
+        "Training file, instead of the official one in data_dir. Files of "
+        "your own are .tsv, .csv or .jsonl with named columns; those of "
+        "question_answering also .json in the format of SQuAD.",
+        affects="result",
+    )
+    dev_file: str = setting(
+        "", "File for evaluation, as train_file.", affects="result"
+    )
+    test_file: str = setting(
+        "",
+        "File to predict with --mode=predict, in the form of train_file. Its "
+        "labels, if it has any, are not read.",
+        affects="nothing",
+    )
+    tfds: str = setting(
+        "",
+        "Dataset of TensorFlow Datasets that replaces the files of data_dir, "
+        "e.g. glue/mrpc, squad/v2.0 or race/high.",
+        affects="result",
+    )
+    tfds_data_dir: str = setting(
+        "",
+        "Directory of prepared TensorFlow Datasets; empty for the default one.",
+        affects="nothing",
     )
     doc_stride: int = setting(
         128,
@@ -162,7 +176,7 @@ class TaskConfig(Config):
 class ScoreConfig(Config):
     """Settings of `python -m albert_tf.finetuning.score`."""
 
-    task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
+    task: ColumnsConfig = dataclasses.field(default_factory=ColumnsConfig)
     data_file: str = setting(
         "",
         "File with the right answers or labels, e.g. dev-v2.0.json; for race, "

@@ -16,7 +16,7 @@ import json
 import numpy as np
 
 from albert_tf.config import flags
-from albert_tf.config.task import ScoreConfig
+from albert_tf.config.task import ScoreConfig, TaskConfig
 from albert_tf.config.task_head import QUESTION_ANSWERING
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
@@ -34,8 +34,9 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
         UserError: If a file is missing, or belongs to another task or file.
     """
     config.require("data_file", "predictions_file")
+    columns = dataclasses.asdict(config.task)
     examples = read_examples(
-        dataclasses.replace(config.task, dev_file=config.data_file), DEV
+        TaskConfig(**columns, dev_file=config.data_file), DEV
     )
     if examples.task.kind != QUESTION_ANSWERING:
         labels = np.array([example.label for example in examples.examples])

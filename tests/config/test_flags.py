@@ -22,6 +22,7 @@ from albert_tf.config import (
     fields_with_types,
     flags,
 )
+from albert_tf.config.task import ScoreConfig
 from albert_tf.errors import UserError
 from data_prep.config import (
     InspectConfig,
@@ -46,6 +47,7 @@ COMMANDS = (
     ServingClientConfig,
     ReportConfig,
     SweepConfig,
+    ScoreConfig,
     CompileCheckConfig,
     CompileRecipesConfig,
 )

@@ -7,8 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from absl import flags as absl_flags
 
-from albert_tf.config.task import ScoreConfig, TaskConfig
+from albert_tf.config import flags
+from albert_tf.config.task import ColumnsConfig, ScoreConfig, TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.answers import Candidate, QuestionAnswer
 from albert_tf.finetuning.example_types import ExampleSet, TextExample
@@ -25,7 +27,7 @@ QNLI = str(EXCERPTS / "qnli-excerpt.tsv")
 def scores_of(task, data_file, predictions_file, **settings):
     return compute_scores(
         ScoreConfig(
-            task=TaskConfig(task=task),
+            task=ColumnsConfig(task=task),
             data_file=str(data_file),
             predictions_file=str(predictions_file),
             **settings,
@@ -143,6 +145,17 @@ def test_predictions_that_are_no_object_are_refused(tmp_path):
     path.write_text("[]")
     with pytest.raises(UserError, match=r"p.json must be a JSON object"):
         scores_of("squad_v2", SQUAD, path)
+
+
+def test_the_command_has_the_flags_that_it_reads():
+    """Files, task and columns; no training file, lengths or windows."""
+    flag_values = absl_flags.FlagValues()
+    flags.define(ScoreConfig, flag_values)
+    names = {name for name in flag_values if not name.endswith("_column")}
+    assert names == {
+        *("task", "data_file", "predictions_file", "choice_columns"),
+        *("null_odds_file", "na_prob_thresh"),
+    }
 
 
 @pytest.mark.slow
