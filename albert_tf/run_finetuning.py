@@ -1,16 +1,16 @@
 r"""Fine-tune ALBERT on a task: GLUE, SQuAD, RACE, or one of your own.
 
     python -m albert_tf.run_finetuning \
-      --flagfile=configs/finetune/mrpc.flags \
-      --data_dir=glue_data/MRPC \
+      --flagfile=configs/finetune/sst2.flags \
+      --data_dir=glue_data/SST-2 \
       --init_checkpoint=albert_base_v2.tar.gz \
-      --output_dir=runs/mrpc
+      --output_dir=runs/sst2
 
 The command reads the official files, writes features, trains, evaluates, and
 prints the scores as JSON. The same command resumes an interrupted run.
 `--dry_run` checks everything and times a few steps. `--mode=predict` writes
 predictions for the leaderboard of GLUE or the scripts of SQuAD to
-runs/mrpc/predictions. `--num_runs=5` trains five seeds.
+runs/sst2/predictions. `--num_runs=5` trains five seeds.
 
 A task of one's own needs files with named columns, in .tsv, .csv or .jsonl:
 
