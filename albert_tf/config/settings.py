@@ -168,6 +168,8 @@ class Config:
         ...     batch_size: int = setting(8, "Number of examples in a step.")
         >>> BatchConfig.from_dict({"batch_size": 4}).to_dict()
         {'batch_size': 4}
+        >>> BatchConfig().replace(batch_size=2)
+        BatchConfig(batch_size=2)
         >>> BatchConfig.from_dict({"batch": 4}, source="run/config.json")
         Traceback (most recent call last):
         albert_tf.errors.UserError: run/config.json: unknown key batch. Known
@@ -199,6 +201,25 @@ class Config:
                     f"--{flag_name(name)} is required",
                     remedy="See --help for its form and an example.",
                 )
+
+    def replace(self, **values: Any) -> Self:
+        """Returns the settings with other values, also in nested configs.
+
+        Args:
+            values: New values by the name of the setting. If a nested config
+                has a setting with the name of a config, that setting.
+
+        Raises:
+            TypeError: If there is no such setting.
+        """
+        changes = {}
+        for field in dataclasses.fields(self):
+            nested = getattr(self, field.name)
+            if isinstance(nested, Config):
+                names = {f.name for f in dataclasses.fields(nested)}
+                new = {name: values.pop(name) for name in names & set(values)}
+                changes[field.name] = dataclasses.replace(nested, **new)
+        return dataclasses.replace(self, **changes | values)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dictionaries and lists that JSON can represent."""

@@ -1,7 +1,6 @@
 """Text -> the features of records, for each kind of task."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from albert_tf.finetuning.example_types import (
 )
 from albert_tf.finetuning.features import Record
 from albert_tf.finetuning.windows import DocumentWindows, WindowMaker
-from albert_tf.records.encoding import truncate_pair
-from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID
+from albert_tf.records.encoding import ModelInputs, join, truncate
 from albert_tf.records.tokenization import Tokenizer
 
 _BATCH = 1000  # texts to tokenize in one call
@@ -62,15 +60,15 @@ def make_records(
                     )
         return
     label_dtype = np.float32 if kind == REGRESSION else np.int64
-    numbered = enumerate(examples.examples)
-    for batch in iter(lambda: list(itertools.islice(numbered, _BATCH)), []):
-        rows = [example for _, example in batch]
+    for begin in range(0, len(examples.examples), _BATCH):
+        batch = examples.examples[begin : begin + _BATCH]
         sequences = (
-            _choice_sequences(rows, tokenizer, config, max_seq_length)
+            _choice_sequences(batch, tokenizer, config, max_seq_length)
             if kind == MULTIPLE_CHOICE
-            else _text_sequences(rows, tokenizer, max_seq_length)
+            else _text_sequences(batch, tokenizer, max_seq_length)
         )
-        for (number, example), sequence in zip(batch, sequences, strict=True):
+        pairs = zip(batch, sequences, strict=True)
+        for number, (example, sequence) in enumerate(pairs, begin):
             label = np.array([example.label or 0], label_dtype)
             yield _shared(number) | sequence | {"label": label}
 
@@ -86,39 +84,11 @@ def _shared(number: int) -> dict[str, np.ndarray]:
     }
 
 
-def sequence_features(
-    first: Sequence[int], second: Sequence[int] | None, max_seq_length: int
-) -> dict[str, np.ndarray]:
-    """The features of `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`.
-
-    Args:
-        first: Token ids.
-        second: Token ids, or None; `()` gives `[CLS] first [SEP] [SEP]`.
-        max_seq_length: Length of the features.
-
-    Returns:
-        int64 `input_ids`, `input_mask`, `segment_ids`, `(max_seq_length,)`.
-
-    Example:
-        >>> features = sequence_features([7], [8, 9], 7)
-        >>> features["input_ids"].tolist()
-        [2, 7, 3, 8, 9, 3, 0]
-        >>> features["segment_ids"].tolist()
-        [0, 0, 0, 1, 1, 1, 0]
-    """
-    tokens = [CLS_ID, *first, SEP_ID]
-    segment_ids = np.zeros(max_seq_length, np.int64)
-    if second is not None:
-        segment_ids[len(tokens) : len(tokens) + len(second) + 1] = 1
-        tokens += [*second, SEP_ID]
-    input_ids = np.full(max_seq_length, PAD_ID, np.int64)
-    input_ids[: len(tokens)] = tokens
+def _features(arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
+    """The features of the arrays of `ModelInputs`, one row after another."""
     return {
-        "input_ids": input_ids,
-        "input_mask": (np.arange(max_seq_length) < len(tokens)).astype(
-            np.int64
-        ),
-        "segment_ids": segment_ids,
+        name: values.ravel().astype(np.int64)
+        for name, values in zip(ModelInputs._fields, arrays, strict=True)
     }
 
 
@@ -131,15 +101,11 @@ def _text_sequences(
     examples: Sequence[TextExample], tokenizer: Tokenizer, length: int
 ) -> Iterator[dict[str, np.ndarray]]:
     firsts = _tokenize(tokenizer, [e.text for e in examples])
-    if examples[0].text_pair is None:
-        for first in firsts:
-            yield sequence_features(first[: length - 2], None, length)
-        return
-    seconds = _tokenize(tokenizer, [e.text_pair or "" for e in examples])
-    for first, second in zip(firsts, seconds, strict=True):
-        yield sequence_features(
-            *truncate_pair(first, second, length - 3), length
-        )
+    seconds = None
+    if examples[0].text_pair is not None:
+        seconds = _tokenize(tokenizer, [e.text_pair or "" for e in examples])
+    inputs = join(*truncate(firsts, seconds, length), length)
+    return map(_features, zip(*inputs, strict=True))
 
 
 def _choice_sequences(
@@ -163,15 +129,9 @@ def _choice_sequences(
             else f"{example.question} {choice}"
             for choice in example.choices
         ]
-        sequences = []
-        for tokens in _tokenize(tokenizer, texts):
-            second = tokens[-longest:]
-            first = passage[: length - 3 - len(second)]
-            sequences.append(sequence_features(first, second, length))
-        yield {
-            name: np.concatenate([sequence[name] for sequence in sequences])
-            for name in sequences[0]
-        }
+        seconds = [ids[-longest:] for ids in _tokenize(tokenizer, texts)]
+        firsts = [passage[: length - 3 - len(second)] for second in seconds]
+        yield _features(join(firsts, seconds, length))
 
 
 def _window_features(
@@ -182,9 +142,8 @@ def _window_features(
     p_mask[0] = 0
     p_mask[windows.offset : windows.offset + end - begin] = 0
     first, last = windows.answer_in(window)
-    return sequence_features(
-        windows.query, windows.tokens.ids[begin:end].tolist(), length
-    ) | {
+    tokens = windows.tokens.ids[begin:end].tolist()
+    return _features(join([windows.query], [tokens], length)) | {
         "window_number": np.array([window]),
         "p_mask": p_mask,
         "start_position": np.array([first]),

@@ -17,14 +17,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from scipy.special import entr
 
 from albert_tf.config.task_head import (
     QUESTION_ANSWERING,
     REGRESSION,
     TaskHeadConfig,
 )
-from albert_tf.finetuning.features import Record, TaskFeature
+from albert_tf.finetuning.features import (
+    Record,
+    TaskFeature,
+    task_features,
+)
 from albert_tf.finetuning.tasks import TRAIN
+from albert_tf.input.record_format import serialize
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.files import (
     atomic_write,
@@ -106,7 +112,6 @@ def digest(examples: Sequence[object]) -> str:
 def find_or_write(
     directory: str,
     splits: Mapping[str, MakeRecords],
-    features: Sequence[TaskFeature],
     head: TaskHeadConfig,
     max_seq_length: int,
     inputs: Mapping[str, Any],
@@ -117,8 +122,7 @@ def find_or_write(
         directory: The directory; other features in it are removed.
         splits: Makes the records of each split. Those of "train" are written
             in random order, the others in order.
-        features: The features of a record.
-        head: What the model predicts, for the constant loss.
+        head: What the model predicts.
         max_seq_length: Length of the sequences in the records.
         inputs: All that decides the features, as JSON.
     """
@@ -128,7 +132,7 @@ def find_or_write(
     if stored is None or stored["inputs_sha256"] != inputs_sha256:
         remove_directory(directory)
         tf.io.gfile.makedirs(directory)
-        metadata = _write(directory, splits, features, head, max_seq_length)
+        metadata = _write(directory, splits, head, max_seq_length)
         metadata["inputs_sha256"] = inputs_sha256
         write_text(path, json.dumps(metadata, indent=2) + "\n")
         stored = load_json(path)
@@ -140,11 +144,11 @@ def find_or_write(
 def _write(
     directory: str,
     splits: Mapping[str, MakeRecords],
-    features: Sequence[TaskFeature],
     head: TaskHeadConfig,
     max_seq_length: int,
 ) -> dict[str, Any]:
     """Writes the shards; returns the metadata."""
+    features = task_features(head.kind, head.num_choices)
     records = {
         split: [_without_padding(record, features) for record in make()]
         for split, make in splits.items()
@@ -173,7 +177,8 @@ def _write(
                 TFRecordWriter(file) as writer,
             ):
                 for record in of_shard:
-                    writer.write(_serialize(record, features, length))
+                    padded = _padded(record, features, length)
+                    writer.write(serialize(features, padded))
                 checksums[name] = writer.sha256()
             counts[split][name] = len(of_shard)
     return {
@@ -205,25 +210,21 @@ def _without_padding(
     return cut
 
 
-def _serialize(
+def _padded(
     record: Record, features: Sequence[TaskFeature], length: int
-) -> bytes:
-    example = tf.train.Example()
+) -> dict[str, list[float]]:
+    """Lists the values of a record, with sequences of that length."""
+    values = dict(record)
     for feature in features:
-        values = record[feature.name]
         if feature.num_sequences:
-            padding = length - values.shape[1]
-            # Padding of p_mask is 1: no answer contains it.
-            values = np.pad(
-                values,
-                ((0, 0), (0, padding)),
+            cut = record[feature.name]
+            values[feature.name] = np.pad(
+                cut,
+                ((0, 0), (0, length - cut.shape[1])),
+                # No answer contains padding.
                 constant_values=int(feature.name == "p_mask"),
             )
-        target = example.features.feature[feature.name]
-        is_float = feature.dtype == "float32"
-        numbers = target.float_list if is_float else target.int64_list
-        numbers.value.extend(values.ravel().tolist())
-    return example.SerializeToString()
+    return {name: value.ravel().tolist() for name, value in values.items()}
 
 
 def constant_loss(records: Sequence[Record], head: TaskHeadConfig) -> float:
@@ -242,8 +243,7 @@ def constant_loss(records: Sequence[Record], head: TaskHeadConfig) -> float:
     def entropy(name: str) -> float:
         values = np.concatenate([record[name] for record in records])
         _, counts = np.unique(values, return_counts=True)
-        shares = counts / counts.sum()
-        return float(-(shares * np.log(shares)).sum())
+        return float(entr(counts / counts.sum()).sum())
 
     if head.kind == REGRESSION:
         return float(np.var([record["label"][0] for record in records]))

@@ -12,6 +12,7 @@ from absl import logging
 
 from albert_tf.config import FinetuningConfig
 from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
+from albert_tf.errors import name_faults
 from albert_tf.finetuning.base_model import BaseModel, plan_start
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.features import task_features
@@ -88,8 +89,7 @@ class Finetuning(Objective):
         labels = self._head.labels
         line = self._head.kind.replace("_", " ")
         if labels:
-            line += f" into {len(labels)} classes: {', '.join(labels[:5])}"
-            line += ", ..." if len(labels) > 5 else ""
+            line += f" into {len(labels)} classes: {name_faults(labels)}"
         loss = self._files.constant_loss[TRAIN]
         return [line, f"loss of constant predictions: {loss:.3f}"]
 

@@ -6,14 +6,13 @@ import posixpath
 import statistics
 import tempfile
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.workers import check_agreement, is_chief
-from albert_tf.config import FinetuningConfig, TaskHeadConfig
+from albert_tf.config import FinetuningConfig
 from albert_tf.config.task_head import KINDS
 from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model, feature_files, predict
@@ -22,7 +21,6 @@ from albert_tf.finetuning.encoding import make_records
 from albert_tf.finetuning.example_types import ExampleSet
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.feature_files import FeatureFiles
-from albert_tf.finetuning.features import task_features
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Scorer
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
@@ -97,15 +95,11 @@ def _train(
     directories = run_dirs(config)
     base = base_model.find(config, directories)
     _warn_of_other_start(task, base)
-    config = dataclasses.replace(
-        config,
+    config = config.replace(
         model=base.config,
-        head=TaskHeadConfig(
-            task.kind,
-            task.labels,
-            max(task.num_choices, 1),
-            config.head.squad_head,
-        ),
+        kind=task.kind,
+        labels=task.labels,
+        num_choices=max(task.num_choices, 1),
     )
     scorers = {
         split: Scorer(config, examples, base, config.training.null_threshold)
@@ -123,10 +117,8 @@ def _train(
         )
         config = _with_lengths(config, files)
         for index, directory in enumerate(directories):
-            of_run = _with_training(
-                config,
-                output_dir=directory,
-                seed=config.training.seed + index,
+            of_run = config.replace(
+                output_dir=directory, seed=config.training.seed + index
             )
             objective = Finetuning(
                 of_run, files, base, scorers.get(DEV), task.metrics[0]
@@ -246,12 +238,7 @@ def _make_features(
 
     def make() -> FeatureFiles:
         return feature_files.find_or_write(
-            directory,
-            splits,
-            task_features(config.head.kind, config.head.num_choices),
-            config.head,
-            length,
-            inputs,
+            directory, splits, config.head, length, inputs
         )
 
     files = make() if is_chief(strategy) else None
@@ -267,32 +254,23 @@ def _with_lengths(
     config: FinetuningConfig, files: FeatureFiles
 ) -> FinetuningConfig:
     """Settings with the length of the features and the names of the files."""
-    data = dataclasses.replace(
-        config.data,
+    return config.replace(
         max_seq_length=files.max_seq_length,
         input_file=files.names(TRAIN),
         eval_input_file=files.names(DEV),
     )
-    return dataclasses.replace(config, data=data)
 
 
 # --- runs -------------------------------------------------------------------
-
-
-def _with_training(
-    config: FinetuningConfig, **changes: Any
-) -> FinetuningConfig:
-    return dataclasses.replace(
-        config, training=dataclasses.replace(config.training, **changes)
-    )
 
 
 def _of_run(config: FinetuningConfig, run_dir: str) -> FinetuningConfig:
     """Settings for the model of a run, on the devices and files of now."""
     stored = load_config(run_dir, FinetuningConfig)
     assert isinstance(stored, FinetuningConfig)
-    config = dataclasses.replace(config, model=stored.model, head=stored.head)
-    return _with_training(config, output_dir=run_dir)
+    return config.replace(
+        model=stored.model, head=stored.head, output_dir=run_dir
+    )
 
 
 def _best_run(config: FinetuningConfig, task: Task) -> str:
@@ -306,11 +284,9 @@ def _best_run(config: FinetuningConfig, task: Task) -> str:
 
 
 def _last_evaluation(run_dir: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for line in read_metrics(run_dir):
-        if line.get("split") == "eval":
-            found = {n: v for n, v in line.items() if n not in ("split", "t")}
-    return found
+    lines = [m for m in read_metrics(run_dir) if m.get("split") == "eval"]
+    last = lines[-1] if lines else {}
+    return {n: v for n, v in last.items() if n not in ("split", "t")}
 
 
 def summarize(directories: list[str], task: Task) -> dict[str, object]:

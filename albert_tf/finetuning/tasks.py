@@ -5,6 +5,7 @@ The settings of the paper for each task are flag files, `configs/finetune`.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from albert_tf.config.task import ALWAYS_ANSWERABLE, TaskConfig
 from albert_tf.config.task_head import (
@@ -153,6 +154,31 @@ def _own_task(config: TaskConfig) -> Task:
     return Task(config.task, config.task, metrics=metrics[config.task])
 
 
+# The splits of a GLUE task, as (split, official files, name in TensorFlow
+# Datasets, end of the submission's name).
+_Parts: TypeAlias = tuple[tuple[str, tuple[str, ...], str, str], ...]
+
+_PARTS: _Parts = (
+    (TRAIN, ("train.tsv",), TRAIN, ""),
+    (DEV, ("dev.tsv",), "validation", ""),
+    (TEST, ("test.tsv",), TEST, ""),
+)
+# The files of GLUE; or those of Microsoft with dev_ids.tsv of GLUE.
+_MRPC_PARTS: _Parts = (
+    (TRAIN, ("train.tsv", "msr_paraphrase_train.txt"), TRAIN, ""),
+    (DEV, ("dev.tsv", "msr_paraphrase_train.txt"), "validation", ""),
+    (TEST, ("test.tsv", "msr_paraphrase_test.txt"), TEST, ""),
+)
+# Two sets for evaluation: of the genres of the training set, and of others.
+_MNLI_PARTS: _Parts = (
+    (TRAIN, ("train.tsv",), TRAIN, ""),
+    (DEV, ("dev_matched.tsv",), "validation_matched", ""),
+    (TEST, ("test_matched.tsv",), "test_matched", "-m"),
+    ("dev_mismatched", ("dev_mismatched.tsv",), "validation_mismatched", ""),
+    ("test_mismatched", ("test_mismatched.tsv",), "test_mismatched", "-mm"),
+)
+
+
 def _glue(
     name: str,
     submission: str,
@@ -161,61 +187,22 @@ def _glue(
     metrics: tuple[str, ...] = ("accuracy",),
     starts_from: str = "",
     test_id: str = "index",
+    parts: _Parts = _PARTS,
 ) -> Task:
-    """A task with the files train.tsv, dev.tsv and test.tsv."""
     test = dataclasses.replace(columns, label="", header=(), id=test_id)
     return Task(
         name,
         CLASSIFICATION if labels else REGRESSION,
         splits={
-            TRAIN: Split(("train.tsv",), columns, TRAIN),
-            DEV: Split(("dev.tsv",), columns, "validation"),
-            TEST: Split(("test.tsv",), test, TEST, f"{submission}.tsv"),
+            split: Split(files, test, tfds, f"{submission}{end}.tsv")
+            if split.startswith(TEST)
+            else Split(files, columns, tfds)
+            for split, files, tfds, end in parts
         },
         labels=labels,
         metrics=metrics,
         starts_from=starts_from,
     )
-
-
-def _mrpc() -> Task:
-    """The files of GLUE; or those of Microsoft with dev_ids.tsv of GLUE."""
-    task = _glue(
-        "mrpc",
-        "MRPC",
-        Columns("#1 String", "#2 String", "Quality"),
-        metrics=("accuracy", "f1"),
-        starts_from="mnli",
-    )
-    microsoft = {TRAIN: "train", DEV: "train", TEST: "test"}
-    splits = {
-        name: dataclasses.replace(
-            split,
-            files=(*split.files, f"msr_paraphrase_{microsoft[name]}.txt"),
-        )
-        for name, split in task.splits.items()
-    }
-    return dataclasses.replace(task, splits=splits)
-
-
-def _mnli() -> Task:
-    """Has two sets for evaluation: of the genres of the training, and not."""
-    task = _glue("mnli", "MNLI", _MNLI, _MNLI_LABELS)
-    splits = {TRAIN: task.splits[TRAIN]}
-    for end, genres, letters in (
-        ("", "matched", "m"),
-        ("_mismatched", "mismatched", "mm"),
-    ):
-        splits[DEV + end] = Split(
-            (f"dev_{genres}.tsv",), _MNLI, f"validation_{genres}"
-        )
-        splits[TEST + end] = Split(
-            (f"test_{genres}.tsv",),
-            task.splits[TEST].columns,
-            f"test_{genres}",
-            f"MNLI-{letters}.tsv",
-        )
-    return dataclasses.replace(task, splits=splits)
 
 
 def _race(name: str, *levels: str) -> Task:
@@ -251,10 +238,17 @@ _STSB = Columns("sentence1", "sentence2", "score", "index")
 _ALL = (
     _glue("cola", "CoLA", _COLA, metrics=("matthews",)),
     _glue("sst2", "SST-2", Columns("sentence")),
-    _mrpc(),
+    _glue(
+        "mrpc",
+        "MRPC",
+        Columns("#1 String", "#2 String", "Quality"),
+        metrics=("accuracy", "f1"),
+        starts_from="mnli",
+        parts=_MRPC_PARTS,
+    ),
     _glue("stsb", "STS-B", _STSB, (), ("pearson", "spearman"), "mnli"),
     _glue("qqp", "QQP", _QQP, metrics=("accuracy", "f1"), test_id="id"),
-    _mnli(),
+    _glue("mnli", "MNLI", _MNLI, _MNLI_LABELS, parts=_MNLI_PARTS),
     _glue("qnli", "QNLI", _QNLI, _ENTAILMENT),
     _glue("rte", "RTE", _SENTENCES, _ENTAILMENT, starts_from="mnli"),
     _glue("wnli", "WNLI", _SENTENCES),

@@ -5,8 +5,6 @@ Only this module needs TensorFlow Datasets, and imports it in its function.
 
 from typing import Any
 
-import numpy as np
-
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.example_types import ExampleSet
@@ -71,12 +69,12 @@ def read_tfds(
 
 def _plain(value: Any) -> Any:
     """NumPy's values as text, numbers, lists and dictionaries."""
-    if isinstance(value, bytes):
-        return value.decode()
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if hasattr(value, "to_list"):  # of a ragged tensor
         value = value.to_list()
-    if isinstance(value, (list, np.ndarray)):
+    if hasattr(value, "tolist"):  # an array or a number
+        value = value.tolist()
+    if isinstance(value, list):
         return [_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
+    return value.decode() if isinstance(value, bytes) else value

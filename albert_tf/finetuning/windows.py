@@ -9,6 +9,7 @@ the first one of equals, as in google-research/albert.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +38,7 @@ class DocumentWindows:
     """
 
     document: str
-    query: Sequence[int]
+    query: list[int]
     tokens: AlignedTokens
     spans: Sequence[tuple[int, int]]
     best_window: np.ndarray
@@ -111,14 +112,14 @@ class WindowMaker:
         self._tokenizer = tokenizer
         self._config = config
         self._room = max_seq_length - 3
-        self._aligned = ("", align(tokenizer, ""))
+        # Consecutive questions may share a document.
+        self._align = functools.lru_cache(1)(
+            functools.partial(align, tokenizer)
+        )
 
     def make(self, question: Question) -> DocumentWindows:
-        """Makes the windows; consecutive questions may share a document."""
-        if self._aligned[0] != question.document:
-            tokens = align(self._tokenizer, question.document)
-            self._aligned = (question.document, tokens)
-        tokens = self._aligned[1]
+        """Makes the windows."""
+        tokens = self._align(question.document)
         query = self._tokenizer.encode_batch([question.question]).ids.tolist()
         query = query[: self._config.max_query_length]
         spans = split(

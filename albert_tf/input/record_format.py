@@ -9,7 +9,7 @@ tokens.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import tensorflow as tf
@@ -182,16 +182,27 @@ def parse_intact(
     return batch
 
 
+def serialize(
+    features: Sequence[StoredFeature], values: Mapping[str, Iterable[float]]
+) -> bytes:
+    """Returns a serialized record.
+
+    Args:
+        features: The features of the record.
+        values: The values of each feature, by name.
+    """
+    example = tf.train.Example()
+    for feature in features:
+        stored = example.features.feature[feature.name]
+        is_float = feature.dtype == "float32"
+        numbers = stored.float_list if is_float else stored.int64_list
+        numbers.value.extend(values[feature.name])
+    return example.SerializeToString()
+
+
 def padding_example(
     features: Sequence[StoredFeature], shape: SequenceConfig
 ) -> bytes:
     """Returns a serialized record of zeros, which is an example of weight 0."""
-    example = tf.train.Example()
-    for feature in features:
-        values = [0] * feature.length(shape)
-        target = example.features.feature[feature.name]
-        if feature.dtype == "float32":
-            target.float_list.value.extend(values)
-        else:
-            target.int64_list.value.extend(values)
-    return example.SerializeToString()
+    zeros = {feature.name: [0] * feature.length(shape) for feature in features}
+    return serialize(features, zeros)

@@ -5,12 +5,14 @@ graph (`serving.text_tokenizer`), have the same inputs for the same texts.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
+
+Tokens: TypeAlias = Sequence[list[int]]
 
 
 class ModelInputs(NamedTuple):
@@ -45,6 +47,65 @@ def truncate_pair(
     return first, second[: room - len(first)]
 
 
+def truncate(
+    firsts: Tokens, seconds: Tokens | None, max_seq_length: int
+) -> tuple[Tokens, Tokens | None]:
+    """Cuts texts, or pairs of texts, to the room of a sequence.
+
+    Args:
+        firsts: Token ids of each text.
+        seconds: Token ids of each second text; None for single texts.
+        max_seq_length: Number of tokens, with `[CLS]` and `[SEP]`.
+
+    Raises:
+        ValueError: If `firsts` and `seconds` differ in length.
+    """
+    if seconds is None:
+        return [first[: max_seq_length - 2] for first in firsts], None
+    pairs = [
+        truncate_pair(first, second, max_seq_length - 3)
+        for first, second in zip(firsts, seconds, strict=True)
+    ]
+    return [first for first, _ in pairs], [second for _, second in pairs]
+
+
+def join(
+    firsts: Tokens, seconds: Tokens | None = None, length: int = 0
+) -> ModelInputs:
+    """Makes the sequences of texts, or of pairs of texts.
+
+    Args:
+        firsts: Token ids of each text.
+        seconds: Token ids of each second text; None for single texts.
+        length: Length of the rows; 0 for that of the longest sequence.
+
+    Example:
+        >>> inputs = join([[7], [7, 7]], [[8, 9], []])
+        >>> inputs.input_ids.tolist()
+        [[2, 7, 3, 8, 9, 3], [2, 7, 7, 3, 3, 0]]
+        >>> inputs.segment_ids.tolist()
+        [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0]]
+    """
+    begins = [[CLS_ID, *first, SEP_ID] for first in firsts]
+    rows = begins
+    if seconds is not None:
+        rows = [
+            [*begin, *second, SEP_ID]
+            for begin, second in zip(begins, seconds, strict=True)
+        ]
+    shape = (len(rows), length or max(map(len, rows), default=0))
+    inputs = ModelInputs(
+        np.full(shape, PAD_ID, np.int32),
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.int32),
+    )
+    for i, (begin, row) in enumerate(zip(begins, rows, strict=True)):
+        inputs.input_ids[i, : len(row)] = row
+        inputs.input_mask[i, : len(row)] = 1
+        inputs.segment_ids[i, len(begin) : len(row)] = 1
+    return inputs
+
+
 def encode(
     tokenizer: Tokenizer,
     texts: Sequence[str],
@@ -76,29 +137,8 @@ def encode(
         >>> inputs.input_mask.tolist()
         [[1, 1, 1, 1], [1, 1, 1, 0]]
     """
-    rows: list[tuple[list[int], list[int]]] = []
-    if text_pairs is None:
-        for text in texts:
-            first = tokenizer.encode_with_masks(text)[: max_seq_length - 2]
-            rows.append(([CLS_ID, *first, SEP_ID], []))
-    else:
-        room = max_seq_length - 3
-        for text, text_pair in zip(texts, text_pairs, strict=True):
-            first = tokenizer.encode_with_masks(text)
-            second = tokenizer.encode_with_masks(text_pair)
-            first, second = truncate_pair(first, second, room)
-            rows.append(([CLS_ID, *first, SEP_ID], [*second, SEP_ID]))
-    length = max(
-        (len(first) + len(second) for first, second in rows), default=0
-    )
-    inputs = ModelInputs(
-        np.full((len(rows), length), PAD_ID, np.int32),
-        np.zeros((len(rows), length), np.int32),
-        np.zeros((len(rows), length), np.int32),
-    )
-    for row, (first, second) in enumerate(rows):
-        end = len(first) + len(second)
-        inputs.input_ids[row, :end] = first + second
-        inputs.input_mask[row, :end] = 1
-        inputs.segment_ids[row, len(first) : end] = 1
-    return inputs
+    firsts = [tokenizer.encode_with_masks(text) for text in texts]
+    seconds = None
+    if text_pairs is not None:
+        seconds = [tokenizer.encode_with_masks(text) for text in text_pairs]
+    return join(*truncate(firsts, seconds, max_seq_length))

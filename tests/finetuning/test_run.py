@@ -251,7 +251,7 @@ def glue_config(tiny_tasks, task, run_dir, **changes):
         dev_file="",
         data_dir=str(run_dir.parent / task),
     )
-    return tiny_task.replace(config, **SHORT | changes)
+    return config.replace(**SHORT | changes)
 
 
 @pytest.mark.slow
@@ -464,7 +464,7 @@ def test_held_out_documents_choose_the_null_threshold(
     (tmp_path / "null_threshold.json").write_text(
         json.dumps({"null_threshold": threshold})
     )
-    assert run(tiny_task.replace(config, mode="predict")) == 0
+    assert run(config.replace(mode="predict")) == 0
     answers = predicted("predictions")
     assert {n for n in odds if not answers[n]} == {
         name for name, value in odds.items() if value > threshold

@@ -75,7 +75,6 @@ def make_task(
     files = find_or_write(
         str(directory),
         {"train": lambda: records, "dev": lambda: records},
-        features,
         head,
         LENGTH,
         {"head": str(head)},
@@ -99,6 +98,6 @@ def make_task(
         "strategy": "one_device",
         "eval_batch_size": 8,
     }
-    config = tiny_task.replace(config, **settings | changes)
+    config = config.replace(**settings | changes)
     base = BaseModel(config.model, "", None, None)
     return Task(config, Finetuning(config, files, base))

@@ -150,17 +150,4 @@ def make_config(
         "classifier_dropout": 0.0,
         **changes,
     }
-    return replace(FinetuningConfig(), **values)
-
-
-def replace(config: FinetuningConfig, **values: object) -> FinetuningConfig:
-    """The settings with some values changed, in any group."""
-    groups = {}
-    for field in dataclasses.fields(config):
-        group = getattr(config, field.name)
-        names = {f.name for f in dataclasses.fields(group)} & set(values)
-        groups[field.name] = dataclasses.replace(
-            group, **{name: values.pop(name) for name in names}
-        )
-    assert not values, f"no such settings: {values}"
-    return FinetuningConfig(**groups)
+    return FinetuningConfig().replace(**values)
