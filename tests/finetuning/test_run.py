@@ -34,6 +34,22 @@ PERFECT = {
     "question_answering": {"exact": 100, "f1": 100},
 }
 
+# Predictions of a perfect model.
+RIGHT = {
+    "classification": lambda: labels_of(tiny_task.classification()),
+    "regression": lambda: labels_of(tiny_task.regression()),
+    "multiple_choice": lambda: [
+        "ABC"[label] for label in labels_of(tiny_task.multiple_choice())
+    ],
+    "question_answering": lambda: [
+        example["answer"] for example in tiny_task.question_answering()
+    ],
+}
+
+
+def labels_of(examples):
+    return [example["label"] for example in examples]
+
 
 def printed(capsys):
     """The JSON objects of the command's output."""
@@ -48,20 +64,44 @@ def printed(capsys):
 def test_a_tiny_model_learns_examples_by_heart(
     kind, head, tiny_tasks, tmp_path, capsys
 ):
+    """And predicts their labels, values, choices or answers."""
     # A value needs more steps than a class.
     steps = 200 if kind == "regression" else 150
     config = tiny_task.make_config(
-        kind, tiny_tasks, tmp_path, squad_head=head, num_train_steps=steps
+        kind,
+        tiny_tasks,
+        tmp_path,
+        squad_head=head,
+        num_train_steps=steps,
+        mode="train_and_predict",
     )
 
     assert run(config) == 0
 
-    (scores,) = printed(capsys)
+    # The summary of the training, and the scores of the predictions.
+    scores, predicted = printed(capsys)
+    assert predicted["split"] == "dev"
     for name, value in PERFECT[kind].items():
         assert scores[name] == pytest.approx(value, abs=0.02), name
+        assert predicted[name] == pytest.approx(scores[name]), name
+    assert read_predictions(tmp_path / "predictions", kind) == RIGHT[kind]()
     kinds = [event["event"] for event in read_events(str(tmp_path))]
     assert kinds.count("start") == 1
     assert "loss_at_chance" not in kinds
+
+
+def read_predictions(directory, kind):
+    """The predicted label, choice, value or answer of each example."""
+    if kind == "question_answering":
+        text = (directory / "predictions.json").read_text()
+        return list(json.loads(text).values())
+    header, *lines = (directory / "dev.tsv").read_text().splitlines()
+    assert header == "index\tprediction"
+    numbers, values = zip(*(line.split("\t") for line in lines), strict=True)
+    assert numbers == tuple(map(str, range(len(lines))))
+    if kind == "regression":
+        return [round(float(value)) for value in values]
+    return list(values)
 
 
 def lines_of(run_dir):

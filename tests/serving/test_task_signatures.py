@@ -39,6 +39,20 @@ def softmax(logits):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
+def answers_in_memory(examples, weights):
+    """The answers of mode=predict, and the number of windows."""
+    tokenizer = Tokenizer(str(VOCABULARY))
+    records = list(make_records(examples, tokenizer, TASK, LENGTH))
+    is_beam = weights.head.is_beam
+    names = (*INPUTS, "p_mask") if is_beam else INPUTS
+    outputs = predict(weights, stack(records, *names))
+    predictions = outputs | stack(records, "example_number", "window_number")
+    if is_beam:  # mode=predict collects the other outputs only
+        del predictions["start_logits"]
+    answers = decode(examples, tokenizer, TASK, LENGTH, predictions)
+    return list(answers), len(records)
+
+
 @pytest.mark.parametrize("pairs", [None, ["It lies on a river.", ""]])
 @pytest.mark.parametrize("kind", ["classification", "regression"])
 def test_served_labels_and_values_are_those_of_the_model(
@@ -102,17 +116,7 @@ def test_served_choices_are_those_of_the_model(exported_task):
 def test_served_answers_are_those_of_mode_predict(head, exported_task):
     squad = squad_examples()
     weights, _, client = exported_task(head)
-    records = list(
-        make_records(squad, Tokenizer(str(VOCABULARY)), TASK, LENGTH)
-    )
-    names = (*INPUTS, "p_mask") if head == "beam" else INPUTS
-    outputs = predict(weights, stack(records, *names))
-    predictions = outputs | stack(records, "example_number", "window_number")
-    if head == "beam":  # mode=predict collects the other outputs only
-        del predictions["start_logits"]
-    expected = list(
-        decode(squad, Tokenizer(str(VOCABULARY)), TASK, LENGTH, predictions)
-    )
+    expected, num_records = answers_in_memory(squad, weights)
     threshold = NULL_THRESHOLD[head]
 
     found = client.predict(
@@ -146,7 +150,30 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
         assert (start, end) == ((best.begin, best.end) if text else (0, 0))
         texts.append(text)
     # Most documents have several windows; the threshold divides the answers.
-    assert len(records) > 2 * len(expected)
+    assert num_records > 2 * len(expected)
     assert len(texts) > len(expected) - 5
     assert 30 < texts.count("") < len(expected) - 30
     assert len(set(texts)) > 25
+
+
+def test_an_answer_is_found_in_a_context_of_100_000_words(exported_task):
+    """The model reads its thousands of windows in parts."""
+    squad = squad_examples()
+    words = " ".join(q.document for q in squad.examples).split(" ")
+    context = " ".join(np.random.default_rng(0).choice(words, 100_000))
+    question = squad.examples[0]._replace(document=context)
+    squad.examples[:] = [question]
+    weights, _, client = exported_task("plain")
+    (expected,), num_records = answers_in_memory(squad, weights)
+    assert num_records > 2000
+
+    found = client.predict(
+        "find_answer_text",
+        {"question": [question.question], "context": [context]},
+    )
+
+    start, end = found["start"][0], found["end"][0]
+    assert found["answer"][0] == context[start:end]
+    best = expected.candidates[0]
+    assert (start, end) == (best.begin, best.end)
+    assert found["score"][0] == pytest.approx(best.score, abs=1e-5)
