@@ -29,6 +29,7 @@ from albert_tf.config import (
     flags,
     setting,
 )
+from albert_tf.io.ownership import Owner
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.records.features import read_metadata
 from albert_tf.records.tokenization import Tokenizer
@@ -285,6 +286,7 @@ def _profile(
         own.spm_model_file,
         str(work / "profile_scratch"),
         {},
+        Owner(),
     )
     profile.disable()
     stats = pstats.Stats(profile)

@@ -26,7 +26,7 @@ from albert_tf.config import (
 )
 from albert_tf.config.model import override_types
 from albert_tf.errors import UserError
-from albert_tf.io.files import is_full_disk
+from albert_tf.io import faults
 
 # --help then lists the flags under the command instead of this module.
 absl_flags.disclaim_key_flags()
@@ -156,8 +156,9 @@ def run(
 ) -> None:
     """Runs a command: defines its flags, parses them, calls `main(config)`.
 
-    An error that a person can fix, a `UserError` or a full disk, ends the
-    command with one line on standard error and status 1, or that of the error.
+    An error that a person can mend, a `UserError` or one that `io.faults`
+    explains, ends the command with one line on standard error and status 1, or
+    that of the error. `--verbosity=1` also logs its traceback.
     Ctrl-C ends it with status 130.
     """
 
@@ -171,9 +172,6 @@ def run(
                     received=" ".join(arguments[1:]),
                 )
             return main(parse(config_class)) or 0
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return error.exit_status
         except KeyboardInterrupt:
             print(
                 "interrupted; run the same command again to continue",
@@ -181,16 +179,12 @@ def run(
             )
             return EXIT_INTERRUPTED
         except Exception as error:
-            if not is_full_disk(error):
+            explained = faults.explain(error)
+            if explained is None:
                 raise
-            # TensorFlow puts the operation in braces before the message.
-            reason = str(error).splitlines()[0].rpartition("}} ")[2]
-            print(
-                f"error: the disk is full: {reason}. Finished work is kept; "
-                "free some space and run the same command again.",
-                file=sys.stderr,
-            )
-        return 1
+            logging.debug("traceback of the error", exc_info=True)
+            print(f"error: {explained}", file=sys.stderr)
+            return explained.exit_status
 
     define(config_class)
     absl_flags.FLAGS.set_default("verbosity", logging.INFO)

@@ -2,7 +2,9 @@
 
 TensorFlow's reader reports that a record is damaged, but not which one.
 `BatchStream.find_damage` therefore reads the shards that a failed step may have
-used a second time, record by record. RUN/corrupt_records.json lists the damaged
+used a second time, record by record. A network may return wrong bytes once, so
+a record counts as damaged only if several reads find the same damage.
+RUN/corrupt_records.json lists the damaged
 records. From then on, each of them is replaced with an example of weight 0, so
 the batch of a step is a function of the seed, the step and this file.
 """
@@ -20,6 +22,8 @@ from albert_tf.errors import UserError, name_faults
 from albert_tf.input.pipeline import Lane, shuffled_files
 from albert_tf.input.record_format import RecordFormat, parse_records
 from albert_tf.input.record_sets import RecordSet
+from albert_tf.io import faults
+from albert_tf.io.files import READ_ATTEMPTS
 from albert_tf.io.json_list import JsonList
 from albert_tf.io.tfrecord import read_records
 
@@ -30,6 +34,10 @@ READING_ERRORS = (
     tf.errors.InvalidArgumentError,
     tf.errors.FailedPreconditionError,
 )
+
+# They also include the error for an answer of gs:// that is too short; see
+# `may_be_damage`.
+TRAINING_ERRORS = (*READING_ERRORS, tf.errors.InternalError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +131,11 @@ class CorruptRecords(JsonList[CorruptRecord]):
         )
 
 
+def may_be_damage(error: tf.errors.OpError) -> bool:
+    """Whether an error may come from a damaged or incomplete read."""
+    return isinstance(error, READING_ERRORS) or faults.is_incomplete_read(error)
+
+
 def find_in(
     files: Iterable[str],
     records: RecordSet,
@@ -130,6 +143,8 @@ def find_in(
     record_format: RecordFormat,
 ) -> list[CorruptRecord]:
     """Finds the damaged records of some shards by reading each record.
+
+    A shard with damage is read again. Only damage that all reads find counts.
 
     Args:
         files: Shards of `records`.
@@ -140,7 +155,9 @@ def find_in(
     return [
         record
         for file in files
-        for record in _damaged_in(records, file, config, record_format)
+        for record in _damaged_in_all_reads(
+            records, file, config, record_format
+        )
     ]
 
 
@@ -175,6 +192,28 @@ def files_between(lane: Lane, first: int, last: int) -> list[str]:
                 position += count
         epoch, begin, end = epoch + 1, 0, end - records.num_records
     return list(dict.fromkeys(files))
+
+
+def _damaged_in_all_reads(
+    records: RecordSet,
+    file: str,
+    config: DataConfig,
+    record_format: RecordFormat,
+) -> list[CorruptRecord]:
+    damaged: list[CorruptRecord] | None = None
+    for _ in range(READ_ATTEMPTS):
+        try:
+            found = list(_damaged_in(records, file, config, record_format))
+        except tf.errors.InternalError as error:
+            if not faults.is_incomplete_read(error):
+                raise
+            continue
+        again = set(found)
+        damaged = found if damaged is None else damaged
+        damaged = [record for record in damaged if record in again]
+        if not damaged:
+            return []
+    return damaged or []
 
 
 def _damaged_in(

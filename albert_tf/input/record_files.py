@@ -13,7 +13,9 @@ from absl import logging
 from tqdm import tqdm
 
 from albert_tf.config import DataConfig, PretrainingConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
+from albert_tf.io import faults
+from albert_tf.io.files import READ_ATTEMPTS
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
@@ -278,13 +280,22 @@ def checksum(file: str, metadata_of: MetadataByDirectory) -> str:
 
 
 def _count_records(file: str, config: DataConfig) -> int:
-    """Counts the records of a file without initializing devices."""
-    count = 0
+    """Counts the records of a file without initializing devices.
+
+    A file that looks damaged is read again.
+    """
+    for _ in range(1, READ_ATTEMPTS):
+        try:
+            return _count_intact_records(file, config)
+        except tf.errors.OpError as error:
+            if not (
+                isinstance(error, tf.errors.DataLossError)
+                or faults.is_incomplete_read(error)
+            ):
+                raise
+            logging.warning("reading %s again: %s", file, first_line(error))
     try:
-        for serialized in tf.compat.v1.io.tf_record_iterator(file):
-            if not count:
-                _check_lengths(file, serialized, config)
-            count += 1
+        return _count_intact_records(file, config)
     except tf.errors.DataLossError as error:
         if config.on_corrupt_record == "error":
             raise UserError(
@@ -294,6 +305,14 @@ def _count_records(file: str, config: DataConfig) -> int:
             ) from None
         with tf.io.gfile.GFile(file, "rb") as opened:
             return sum(1 for record in read_records(opened))
+
+
+def _count_intact_records(file: str, config: DataConfig) -> int:
+    count = 0
+    for serialized in tf.compat.v1.io.tf_record_iterator(file):
+        if not count:
+            _check_lengths(file, serialized, config)
+        count += 1
     return count
 
 

@@ -6,16 +6,28 @@ commands on local files start at once.
 
 import contextlib
 import errno
+import functools
 import glob
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from absl import logging
 
 from albert_tf.errors import UserError
+from albert_tf.io import faults
 
 PARTIAL_SUFFIX = ".partial"
+
+# A network may return wrong bytes once. What looks damaged is damaged only if
+# it looks the same in so many reads.
+READ_ATTEMPTS = 3
+
+Result = TypeVar("Result")
 
 
 def is_remote(path: str) -> bool:
@@ -54,10 +66,15 @@ def count_bytes(path: str) -> int:
 
 
 def make_directories(path: str) -> None:
-    """Makes a directory and its parents, if they do not exist."""
+    """Makes a directory and its parents, if they do not exist.
+
+    Raises:
+        UserError: If the bucket does not exist.
+    """
     if is_remote(path):
         import tensorflow as tf
 
+        check_bucket(path)  # without it, `makedirs` does not return
         tf.io.gfile.makedirs(path)
     elif path:
         os.makedirs(path, exist_ok=True)
@@ -94,12 +111,14 @@ def open_existing(path: str, mode: str = "r") -> Any:
 
     Raises:
         FileNotFoundError: If the file does not exist.
+        UserError: If its bucket does not exist.
     """
     if not is_remote(path):
         return open(path, mode, encoding=None if "b" in mode else "utf-8")
     import tensorflow as tf
 
     if not tf.io.gfile.exists(path):
+        check_bucket(path)
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
     return tf.io.gfile.GFile(path, mode)
 
@@ -110,13 +129,21 @@ def load_json(path: str) -> Any:
     Raises:
         UserError: If the file is missing or is not JSON.
     """
-    try:
-        with open_existing(path) as file:
-            return json.load(file)
-    except FileNotFoundError:
-        raise UserError(f"{path} must exist", received="no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} must be JSON", received=str(error)) from None
+
+    def load() -> Any:
+        try:
+            with open_existing(path) as file:
+                return json.load(file)
+        except FileNotFoundError:
+            raise UserError(
+                f"{path} must exist", received="no such file"
+            ) from None
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise DamagedFileError(
+                f"{path} must be JSON", received=str(e)
+            ) from None
+
+    return read_again_if_damaged(load, path)
 
 
 def load_json_if_any(path: str) -> Any:
@@ -133,14 +160,86 @@ def load_json_if_any(path: str) -> Any:
     return load_json(path)
 
 
-def is_full_disk(error: BaseException) -> bool:
-    """Whether Python or TensorFlow raised an error because the disk is full."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # Compared by name, since TensorFlow may not have been imported.
-    return type(
-        error
-    ).__name__ == "ResourceExhaustedError" and "No space left" in str(error)
+class DamagedFileError(UserError):
+    """A file does not have the content that it must have.
+
+    Example:
+        >>> raise DamagedFileError("a.json must be JSON")
+        Traceback (most recent call last):
+        albert_tf.io.files.DamagedFileError: a.json must be JSON.
+    """
+
+
+def read_again_if_damaged(read: Callable[[], Result], path: str) -> Result:
+    """Reads a remote file, a second and a third time if it looks damaged.
+
+    Args:
+        read: Reads the file; called again after a `DamagedFileError`, and after
+            an incomplete read of gs://.
+        path: The file. A local file is read once.
+
+    Returns:
+        The result of the first read without such an error.
+    """
+    for attempt in range(1, READ_ATTEMPTS + 1):
+        try:
+            return read()
+        except Exception as error:
+            may_be_intact = is_remote(path) and (
+                isinstance(error, DamagedFileError)
+                or faults.is_incomplete_read(error)
+            )
+            if not may_be_intact or attempt == READ_ATTEMPTS:
+                raise
+            logging.warning("reading %s again: %s", path, error)
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def log_delays(path: str, interval_s: float = 30.0) -> Iterator[None]:
+    """Logs a warning at an interval while an access to a remote file waits.
+
+    TensorFlow retries for up to 13 minutes when Cloud Storage does not answer.
+    """
+    if not is_remote(path):
+        yield
+        return
+    ended = threading.Event()
+
+    def log() -> None:
+        began = time.monotonic()
+        while not ended.wait(interval_s):
+            logging.warning(
+                "waiting for %s since %.0f s: Cloud Storage does not answer, "
+                "or the network is slow",
+                path,
+                time.monotonic() - began,
+            )
+
+    threading.Thread(target=log, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+@functools.cache
+def check_bucket(path: str) -> None:
+    """Checks that the bucket of a path on gs:// exists.
+
+    Raises:
+        UserError: If it does not exist.
+    """
+    if not path.startswith("gs://"):
+        return
+    bucket = "/".join(path.split("/")[:3]) + "/"
+    if path != bucket:
+        check_bucket(bucket)  # asks once for each bucket
+        return
+    import tensorflow as tf
+
+    if not tf.io.gfile.isdir(bucket):
+        raise faults.missing_bucket(bucket)
 
 
 @contextlib.contextmanager
@@ -184,6 +283,14 @@ def write_bytes(path: str, content: bytes) -> None:
     """Writes a file completely or not at all."""
     with atomic_write(path) as file:
         file.write(content)
+
+
+def write_object(path: str, text: str) -> None:
+    """Writes a small UTF-8 file on gs://, where uploads are atomic."""
+    import tensorflow as tf
+
+    with tf.io.gfile.GFile(path, "w") as file:
+        file.write(text)
 
 
 def write_text(path: str, text: str) -> None:

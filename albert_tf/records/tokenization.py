@@ -16,6 +16,7 @@ import numpy as np
 import sentencepiece
 
 from albert_tf.errors import UserError
+from albert_tf.io import faults
 from albert_tf.io.files import open_existing
 from albert_tf.records.features import (
     MASK_ID,
@@ -334,6 +335,9 @@ def _read_model(model_file: str) -> bytes:
         with open_existing(model_file, "rb") as file:
             return file.read()
     except OSError as error:
+        explained = faults.explain(error)
+        if explained is not None and not isinstance(error, FileNotFoundError):
+            raise explained from None
         raise UserError(
             f"the vocabulary {model_file!r} must be a readable file",
             received=error.strerror,

@@ -29,7 +29,13 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.errors import UserError, first_line
-from albert_tf.io.files import flush_to_disk, write_text
+from albert_tf.io import faults
+from albert_tf.io.files import (
+    READ_ATTEMPTS,
+    flush_to_disk,
+    is_remote,
+    write_text,
+)
 
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
@@ -82,15 +88,29 @@ def list_checkpoints(directory: str) -> list[Checkpoint]:
     found = []
     for name in list_step_directories(directory):
         path = posixpath.join(directory, name)
-        try:
-            with tf.io.gfile.GFile(posixpath.join(path, COMMIT_FILE)) as file:
-                text = file.read()
-        except tf.errors.NotFoundError:
-            continue  # never committed
-        except UnicodeDecodeError:
-            text = ""
-        found.append(_parse_commit(path, int(name.removeprefix("step-")), text))
+        checkpoint = _read_commit(path, int(name.removeprefix("step-")))
+        for _ in range(1, READ_ATTEMPTS if is_remote(path) else 1):
+            if checkpoint is not None and checkpoint.fault:
+                checkpoint = _read_commit(path, checkpoint.step)
+        if checkpoint is not None:  # None was never committed
+            found.append(checkpoint)
     return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _read_commit(path: str, step: int) -> Checkpoint | None:
+    """Reads `checkpoint.json`; returns None if there is no such file."""
+    try:
+        with tf.io.gfile.GFile(posixpath.join(path, COMMIT_FILE)) as file:
+            text = file.read()
+    except tf.errors.NotFoundError:
+        return None
+    except UnicodeDecodeError:
+        text = ""
+    except tf.errors.InternalError as error:
+        if not faults.is_incomplete_read(error):
+            raise
+        text = ""
+    return _parse_commit(path, step, text)
 
 
 def list_step_directories(directory: str) -> list[str]:
@@ -158,6 +178,8 @@ def read_values(
 ) -> dict[str, tf.Tensor]:
     """Reads the values of a checkpoint.
 
+    What looks damaged on gs:// is read again.
+
     Args:
         checkpoint: The checkpoint to read.
         variables: The variables to read, by path; None reads all values.
@@ -166,6 +188,18 @@ def read_values(
         TornCheckpointError: If files are missing or damaged.
         UserError: If a variable is missing or has another shape.
     """
+    attempts = READ_ATTEMPTS if is_remote(checkpoint.path) else 1
+    for _ in range(1, attempts):
+        try:
+            return _read_values(checkpoint, variables)
+        except TornCheckpointError as error:
+            logging.warning("reading %s again: %s", checkpoint.path, error)
+    return _read_values(checkpoint, variables)
+
+
+def _read_values(
+    checkpoint: Checkpoint, variables: Mapping[str, tf.Variable] | None
+) -> dict[str, tf.Tensor]:
     _check_files(checkpoint)
     prefix = posixpath.join(checkpoint.path, VARIABLES)
     try:
@@ -238,4 +272,6 @@ def remove_if_possible(directory: str) -> None:
     try:
         remove(directory)
     except (OSError, tf.errors.OpError) as error:
-        logging.error("%s could not be removed: %s", directory, error)
+        logging.error(
+            "%s could not be removed: %s", directory, faults.describe(error)
+        )

@@ -18,7 +18,9 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import FinetuningConfig, PretrainingConfig
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import UserError
+from albert_tf.io import faults, files
+from albert_tf.io.ownership import Owner
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.runs import checkpoint_files
@@ -48,6 +50,7 @@ class CheckpointStore:
             removed; 0 removes them like any other.
         writes: Whether this process saves. Only the chief does, since all
             workers of a run hold equal variables.
+        owner: Checked before each change of a file.
 
     Attributes:
         failed: Why the last save failed; "" if it succeeded.
@@ -76,7 +79,9 @@ class CheckpointStore:
         keep_max: int = 5,
         keep_every_n_steps: int = 0,
         writes: bool = True,
+        owner: Owner | None = None,
     ) -> None:
+        self._owner = owner or Owner()
         self._run_dir = run_dir
         self._directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
         self._best_directory = posixpath.join(run_dir, BEST_DIR)
@@ -285,17 +290,20 @@ class CheckpointStore:
     ) -> None:
         directory = posixpath.join(parent, f"step-{step:08d}")
         started = time.monotonic()
+        self._owner.check()
         try:
-            checkpoint_files.remove(directory)
-            checkpoint_files.write_checkpoint(directory, step, notes, values)
+            with files.log_delays(directory):
+                checkpoint_files.remove(directory)
+                checkpoint_files.write_checkpoint(
+                    directory, step, notes, values
+                )
         except (OSError, tf.errors.OpError) as error:
             if parent == self._directory:
                 self._saved_steps.discard(step)
-            self.failed = f"{directory}: {first_line(error)}"
+            self.failed = f"{directory}: {faults.describe(error)}"
             logging.error(
                 "CHECKPOINT NOT SAVED: %s. Training continues and will try "
-                "the next checkpoint; older checkpoints are intact. Free some "
-                "space or fix the path, or stop the run",
+                "the next checkpoint; older checkpoints are intact",
                 self.failed,
             )
             checkpoint_files.remove_if_possible(directory)
@@ -308,7 +316,7 @@ class CheckpointStore:
             logging.error(
                 "old checkpoints in %s were not removed: %s",
                 parent,
-                first_line(error),
+                faults.describe(error),
             )
         logging.info(
             "saved %s in %.1f s, in the background",

@@ -22,14 +22,17 @@ from typing import Any, Self
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.errors import first_line
+from albert_tf.errors import UserError
+from albert_tf.io import faults
 from albert_tf.io.files import (
     exists,
     is_remote,
+    log_delays,
     open_existing,
     remove,
     write_text,
 )
+from albert_tf.io.ownership import Owner
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
@@ -46,8 +49,8 @@ class RunLog:
     """Writes the metrics and events of a run.
 
     If a line cannot be written, e.g. because the disk is full, an error is
-    logged and training continues. If the log cannot be opened or rewound,
-    the error is raised.
+    logged and training continues; the line is written before the next one, or
+    by `finish`. If the log cannot be opened or rewound, the error is raised.
 
     Attributes:
         lost_seconds: Time spent on the lines that the last `rewind` dropped.
@@ -63,7 +66,7 @@ class RunLog:
         [{'split': 'train', 'step': 100, 'loss': 6.5}]
     """
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, owner: Owner) -> None:
         self._run_dir = run_dir
         self._path = posixpath.join(run_dir, METRICS_FILE)
         self._replacement = self._path + ".new"
@@ -72,13 +75,20 @@ class RunLog:
         self._cut_short = {self._events_path}
         # The part of each file that the next line belongs to, and its lines.
         self._parts: dict[str, tuple[int, int]] = {}
+        # Lines that could not be written, by file.
+        self._unwritten: dict[str, list[str]] = {}
+        self._owner = owner
         self._writer: tf.summary.SummaryWriter | None = None
         self._num_lines = 0  # written to TensorBoard
         self.lost_seconds = 0.0
 
     @classmethod
     def open(
-        cls, run_dir: str, step: int, evaluates_again: bool = False
+        cls,
+        run_dir: str,
+        step: int,
+        evaluates_again: bool = False,
+        owner: Owner | None = None,
     ) -> Self:
         """Opens the log of a new or resumed run, and rewinds it.
 
@@ -86,8 +96,9 @@ class RunLog:
             run_dir: `--output_dir` of the run.
             step: The step that the run starts from.
             evaluates_again: Whether the evaluation at that step is repeated.
+            owner: Checked before each change of a file.
         """
-        log = cls(run_dir)
+        log = cls(run_dir, owner or Owner())
         log.rewind(step, evaluates_again)
         log._writer = log._make_writer()
         return log
@@ -102,7 +113,8 @@ class RunLog:
         if exists(self._replacement):  # an earlier process was interrupted
             self._replace()
         kept, self.lost_seconds = [], 0.0
-        for line in read_metrics(self._run_dir):
+        unwritten = self._unwritten.pop(self._path, [])
+        for line in (*read_metrics(self._run_dir), *map(json.loads, unwritten)):
             if line["step"] < step or (
                 line["step"] == step
                 and not (evaluates_again and line["split"] == "eval")
@@ -110,6 +122,7 @@ class RunLog:
                 kept.append(json.dumps(line) + "\n")
             else:
                 self.lost_seconds += sum(line.get(n, 0.0) for n in DURATIONS)
+        self._owner.check()
         write_text(self._replacement, "".join(kept))
         self._replace()
         self._parts[self._path] = 0, len(kept)
@@ -156,7 +169,8 @@ class RunLog:
 
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
-                corrupt_records, dropout, data, checkpoint or profile.
+                corrupt_records, read_again, dropout, data, checkpoint or
+                profile.
             step: Training steps done.
             facts: Further JSON values, by key.
         """
@@ -166,14 +180,45 @@ class RunLog:
             self._events_path,
         )
 
+    def finish(self) -> None:
+        """Writes the lines that could not be written before.
+
+        Raises:
+            UserError: If that fails again.
+        """
+        for path in [p for p, lines in self._unwritten.items() if lines]:
+            number = len(self._unwritten[path])
+            try:
+                self._append_unwritten(path)
+            except (OSError, tf.errors.OpError) as error:
+                raise UserError(
+                    f"{path} must be written to its end",
+                    received=f"{number} lines that could not be written: "
+                    f"{faults.describe(error)}",
+                    remedy="Checkpoints are not affected. The missing lines "
+                    "are in the log of the command.",
+                ) from None
+
     def _append_line(self, path: str, line: Mapping[str, Any]) -> None:
+        self._unwritten.setdefault(path, []).append(json.dumps(line))
+        self._append_unwritten(path)
+
+    def _append_unwritten(self, path: str) -> None:
+        lines = self._unwritten[path]
         # Readers skip empty and incomplete lines.
         begin = "\n" if path in self._cut_short else ""
+        if len(lines) > 1:
+            # A write that failed may have had its effect.
+            written = {json.dumps(line) for line in read_lines(path)}
+            lines = [line for line in lines if line not in written]
+        self._owner.check()
         self._cut_short.add(path)
+        text = "".join(f"{line}\n" for line in lines)
         part = self._next_part(path)
-        with tf.io.gfile.GFile(part, "a") as file:
-            file.write(f"{begin}{json.dumps(line)}\n")
+        with log_delays(part), tf.io.gfile.GFile(part, "a") as file:
+            file.write(begin + text)
         self._cut_short.discard(path)
+        self._unwritten[path] = []
 
     def _next_part(self, path: str) -> str:
         """The part of a file that the next line belongs to."""
@@ -193,7 +238,7 @@ class RunLog:
         try:
             write()
         except (OSError, tf.errors.OpError) as error:
-            logging.error("%s NOT WRITTEN: %s", path, first_line(error))
+            logging.error("%s NOT WRITTEN: %s", path, faults.describe(error))
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:

@@ -17,12 +17,14 @@ from albert_tf.cluster.strategy import (
     per_replica_batch_size,
 )
 from albert_tf.cluster.watchdog import Watchdog
+from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError, name_faults
+from albert_tf.errors import UserError, first_line, name_faults
 from albert_tf.input import corrupt_records, device_iterators
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.record_format import Batch
 from albert_tf.input.record_sets import RecordSet
+from albert_tf.io.files import READ_ATTEMPTS
 from albert_tf.modeling.dropout import NO_DROPOUT
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs import checkpoints
@@ -61,6 +63,7 @@ class Evaluator:
         self._config = config
         self._objective = objective
         self._held_out = held_out
+        self._strategy = strategy
         self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
             held_out, config.data, self._format
@@ -130,22 +133,35 @@ class Evaluator:
         Raises:
             UserError: If a record is damaged; the error names it.
         """
-        try:
-            return self._collect()
-        except corrupt_records.READING_ERRORS as error:
-            found = corrupt_records.find_in(
-                self._held_out.files,
-                self._held_out,
-                self._config.data,
-                self._format,
-            )
-            if not found:
-                raise
-            raise UserError(
-                "held-out records must be intact",
-                received=name_faults([str(record) for record in found]),
-                remedy="Build or copy that shard again.",
-            ) from error
+        for attempt in range(1, READ_ATTEMPTS + 1):
+            try:
+                return self._collect()
+            except corrupt_records.TRAINING_ERRORS as error:
+                if not corrupt_records.may_be_damage(error):
+                    raise
+                found = corrupt_records.find_in(
+                    self._held_out.files,
+                    self._held_out,
+                    self._config.data,
+                    self._format,
+                )
+                if found:
+                    raise UserError(
+                        "held-out records must be intact",
+                        received=name_faults([str(r) for r in found]),
+                        remedy="Build or copy that shard again.",
+                    ) from error
+                # Other workers wait for this one in the batch that failed.
+                if attempt == READ_ATTEMPTS or not is_one_process(
+                    self._strategy
+                ):
+                    raise
+                logging.warning(
+                    "reading held-out records failed, but all are intact, so "
+                    "they are read again: %s",
+                    first_line(error),
+                )
+        raise AssertionError("unreachable")
 
     def _collect(
         self,

@@ -3,7 +3,8 @@
 In both cases the run returns to the newest checkpoint. After divergence it
 skips the batches read since that checkpoint; a damaged record is replaced with
 padding. The run directory stores both, so that every later process reads the
-same batches.
+same batches. If reading failed but all records are intact, the run reads them
+again.
 """
 
 import dataclasses
@@ -18,10 +19,15 @@ from albert_tf.cluster.workers import (
     is_one_process,
 )
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import RetryError
+from albert_tf.errors import RetryError, first_line
+from albert_tf.input.corrupt_records import may_be_damage
 from albert_tf.runs.log import RunLog
 from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.trainer import Trainer
+
+# Returns to a checkpoint without a step of progress between them, after reads
+# that failed although all records are intact.
+MAX_REREADS = 3
 
 
 class Recovery:
@@ -52,6 +58,8 @@ class Recovery:
         self._run_log = run_log
         self._listeners = listeners
         self._log_event = log_event
+        self._rereads = 0
+        self._reread_at = -1  # the step of the last failed read
 
     def roll_back(self, reason: str, metrics: Mapping[str, float]) -> None:
         """Returns to the newest checkpoint, to continue with later data.
@@ -96,12 +104,17 @@ class Recovery:
         Raises:
             UserError: If the settings require the run to stop instead.
             RetryError: If other workers take part, which must be restarted.
-            tf.errors.OpError: `error` itself, if no record is damaged.
+            tf.errors.OpError: `error` itself, if it has another cause, or if
+                reading fails again and again although no record is damaged.
         """
-        trainer = self._trainer
-        found = trainer.stream.find_damage(trainer.position.step, boundary)
-        if not found:
+        if not may_be_damage(error):
             raise error
+        trainer = self._trainer
+        step = trainer.position.step
+        found = trainer.stream.find_damage(step, boundary)
+        if not found:
+            self._read_again(error, step)
+            return
         # Every worker that reads a damaged record writes the file, since the
         # others do not read that shard.
         trainer.corrupt_records.add(found, self._config.data)
@@ -113,6 +126,27 @@ class Recovery:
                 received=f"{len(found)} damaged records, now listed in "
                 f"{trainer.corrupt_records.FILE_NAME}",
                 remedy="Start the job again: it continues without them.",
+            )
+        self._go_back()
+
+    def _read_again(self, error: tf.errors.OpError, step: int) -> None:
+        """Goes back after a read that failed although no record is damaged."""
+        self._rereads = self._rereads + 1 if step <= self._reread_at else 1
+        self._reread_at = max(step, self._reread_at)
+        if self._rereads > MAX_REREADS:
+            raise error
+        self._log_event("read_again", reason=first_line(error))
+        logging.warning(
+            "reading failed at step %d, but all records are intact, so they "
+            "are read again: %s",
+            step,
+            first_line(error),
+        )
+        if not is_one_process(self._strategy):
+            raise RetryError(
+                "all workers must be restarted after a failed read",
+                received=f"{first_line(error)}; all records are intact",
+                remedy="Start the job again.",
             )
         self._go_back()
 

@@ -15,7 +15,7 @@ from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.cluster.workers import check_agreement, from_chief, is_chief
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input.corrupt_records import READING_ERRORS
+from albert_tf.input.corrupt_records import TRAINING_ERRORS
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs import checkpoints, intervals
 from albert_tf.runs.log import RunLog
@@ -101,7 +101,7 @@ class Run:
                     boundary, stops = self._measure(boundary)
                 if not stops:
                     stops = self._advance(boundary)
-            except READING_ERRORS as error:
+            except TRAINING_ERRORS as error:
                 self.recovery.skip_damaged(error, boundary)
                 continue
             if position.step < boundary:
@@ -261,8 +261,8 @@ class Run:
             raise UserError(
                 "the last checkpoint must be written",
                 received=store.failed,
-                remedy="Make room and start again: the run continues from the "
-                "newest intact checkpoint.",
+                remedy="Start again: the run continues from the newest intact "
+                "checkpoint.",
             )
         # If this worker ended before the others, they would report it as lost.
         check_agreement(self.strategy, self.position.step)
@@ -297,6 +297,7 @@ class Run:
         self.finish_saving()
         reason = self.stop.reason or "another worker was asked to stop"
         self.log_event("stop", reason=reason)
+        self._finish_log()
         logging.warning(
             "%s: stopped at step %d; the same command continues from the "
             "newest checkpoint",
@@ -318,12 +319,17 @@ class Run:
         ):
             return self._stop_early()
         self.log_event("finish")
+        self._finish_log()
         logging.info(
             "finished %d steps; the run is in %s",
             last_step,
             self.config.training.output_dir,
         )
         return 0
+
+    def _finish_log(self) -> None:
+        if self.run_log:
+            self.run_log.finish()
 
     def log_event(self, kind: str, **facts: Any) -> None:
         """Logs an event at the current step."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
-from albert_tf.io import files
+from albert_tf.io import faults, files
 from albert_tf.runs.checkpoint_files import (
     BEST_DIR,
     CHECKPOINTS_DIR,
@@ -78,8 +78,12 @@ class StorageChecks:
                     "supports it, or pip install 'tensorflow[gcs-filesystem]'.",
                 )
             except tf.errors.OpError as error:
+                explained = faults.explain(error)
                 text = f"{path}: {first_line(error)}"
-                self._checks.add(FAIL, name, text, REMEDY)
+                if explained is not None:
+                    text = explained.fault
+                remedy = explained.remedy if explained else REMEDY
+                self._checks.add(FAIL, name, text, remedy)
             else:
                 self._checks.add(OK, name, f"{path} answers")
 

@@ -15,6 +15,7 @@ Keras 3 supplies the layers, not the loop: under strategies, its `fit`, its
 clipping and its gradient accumulation give wrong results or crash.
 """
 
+import contextlib
 import math
 import time
 
@@ -32,6 +33,8 @@ from albert_tf.cluster.workers import (
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.io.files import make_directories
+from albert_tf.io.ownership import Owner, own
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.log import RunLog
 from albert_tf.training import schedules, step_cost
@@ -84,11 +87,29 @@ def train(
         initial = objective.initial_weights(data)
         # 3. The run: resumed, warm-started or fresh. 4. The loop.
         watchdog = watch(config.distribution, strategy)
-        with watchdog.limit("the start of the run"):
-            run = open_run(
-                config, objective, data, held_out, strategy, stop, initial
-            )
-        return run.train()
+        with _own_directory(config, strategy) as owner:
+            with watchdog.limit("the start of the run"):
+                run = open_run(
+                    config,
+                    objective,
+                    data,
+                    held_out,
+                    strategy,
+                    stop,
+                    initial,
+                    owner,
+                )
+            return run.train()
+
+
+def _own_directory(
+    config: PretrainingConfig, strategy: tf.distribute.Strategy
+) -> contextlib.AbstractContextManager[Owner]:
+    """Makes the chief the owner of the run directory."""
+    if not is_chief(strategy):
+        return contextlib.nullcontext(Owner())
+    make_directories(config.training.output_dir)
+    return own(config.training.output_dir)
 
 
 def open_run(
@@ -99,6 +120,7 @@ def open_run(
     strategy: tf.distribute.Strategy,
     stop: StopRequest,
     initial: InitialWeights | None = None,
+    owner: Owner | None = None,
 ) -> Run:
     """Opens a run: resumes it, or starts a new one.
 
@@ -110,6 +132,7 @@ def open_run(
         strategy: Devices.
         stop: Request to stop, set by signals and notices.
         initial: Weights that a new run starts from; None for random ones.
+        owner: Checked before each change of the run directory.
     """
     began = time.monotonic()
     run_dir = config.training.output_dir
@@ -150,6 +173,7 @@ def open_run(
         strategy,
         stop.flag,
         saves=chief,
+        owner=owner,
         watchdog=watchdog,
     )
     evaluator = None
@@ -173,7 +197,9 @@ def open_run(
     # 5. The log. Lines of steps after the checkpoint are dropped.
     run_log = None
     if chief:
-        run_log = RunLog.open(run_dir, position.step, position.to_evaluate)
+        run_log = RunLog.open(
+            run_dir, position.step, position.to_evaluate, owner
+        )
 
     def content_at(step: int) -> BatchContent:
         rows, records = config.data.global_batch_size, data.at(step).records

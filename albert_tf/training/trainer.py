@@ -15,6 +15,7 @@ from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.corrupt_records import CorruptRecords
 from albert_tf.input.record_sets import TrainingData
+from albert_tf.io.ownership import Owner
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training import schedules
@@ -44,6 +45,7 @@ class Trainer:
         strategy: Devices.
         stop_flag: float32 scalar; not 0 after a request to stop this process.
         saves: Whether `store` writes checkpoints in this process.
+        owner: Checked before each change of the run directory.
         watchdog: Ends the process if the devices hang; None sets no limits.
 
     Attributes:
@@ -64,6 +66,7 @@ class Trainer:
         strategy: tf.distribute.Strategy,
         stop_flag: tf.Variable | None = None,
         saves: bool = False,
+        owner: Owner | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
         self._config = config
@@ -81,6 +84,7 @@ class Trainer:
             keep_max=config.training.keep_checkpoint_max,
             keep_every_n_steps=config.training.keep_every_n_steps,
             writes=saves,
+            owner=owner,
         )
         self.rollbacks = Rollbacks.read(run_dir)
         self.corrupt_records = CorruptRecords.read(run_dir)

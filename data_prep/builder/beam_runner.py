@@ -28,6 +28,7 @@ import numpy as np
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from albert_tf.io.ownership import Owner
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder import directory
@@ -81,8 +82,10 @@ def build(
     vocabulary: str,
     scratch: str,
     build_id: Mapping[str, Any],
+    owner: Owner,
 ) -> BuiltRecords:
     """Builds all shards; see `local_runner.build`."""
+    owner.check()
     with open(vocabulary, "rb") as file:
         model = file.read()
     results_path = posixpath.join(config.output_dir, _RESULTS_FILE)

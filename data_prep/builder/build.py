@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from absl import logging
 
 from albert_tf.io import files
+from albert_tf.io.ownership import own
 from albert_tf.records.features import (
     TOKENIZER_FILE,
     sha256_of,
@@ -65,7 +66,11 @@ def build_records(config: RecordsConfig) -> None:
         return
 
     files.make_directories(config.output_dir)
-    with _scratch_directory(config, scratch_key) as scratch:
+    with (
+        own(config.output_dir) as owner,
+        _scratch_directory(config, scratch_key) as scratch,
+        own(scratch),
+    ):
         vocabulary = os.path.join(scratch, TOKENIZER_FILE)
         with files.open_existing(config.spm_model_file, "rb") as file:
             files.write_bytes(vocabulary, file.read())
@@ -74,7 +79,8 @@ def build_records(config: RecordsConfig) -> None:
             from data_prep.builder import beam_runner
 
             build = beam_runner.build
-        built = build(config, sources, vocabulary, scratch, build_id)
+        built = build(config, sources, vocabulary, scratch, build_id, owner)
+        owner.check()
         metadata = {
             split: describe_split(
                 config, split, built, tokenizer, inputs_sha256

@@ -14,12 +14,13 @@ import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from albert_tf.io import files
+from albert_tf.io.ownership import Owner
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder import directory
 from data_prep.builder.examples import (
@@ -107,6 +108,7 @@ def build(
     vocabulary: str,
     scratch: str,
     build_id: Mapping[str, Any],
+    owner: Owner,
 ) -> BuiltRecords:
     """Builds all shards.
 
@@ -117,6 +119,7 @@ def build(
         scratch: Local directory. Finished work of an interrupted call with
             the same arguments is reused.
         build_id: Identifies the build, see `directory.is_up_to_date`.
+        owner: Checked before each change of the output directory.
 
     Raises:
         UserError: If a split would be empty; existing records are kept then.
@@ -130,8 +133,9 @@ def build(
         num_examples, built = _sum_units(state)
         directory.check_not_empty(config, num_examples, built.skipped, sources)
         _find_duplicates(state, processes, built)
+        owner.check()
         directory.begin_build(config.output_dir, build_id)
-        _write_shards(state, processes, built, num_examples.total())
+        _write_shards(state, processes, built, num_examples.total(), owner)
     return built
 
 
@@ -274,12 +278,21 @@ def _move_duplicates(state: _State, shard: int) -> int:
 
 
 def _write_shards(
-    state: _State, processes: Processes, built: BuiltRecords, num_examples: int
+    state: _State,
+    processes: Processes,
+    built: BuiltRecords,
+    num_examples: int,
+    owner: Owner,
 ) -> None:
+    def numbers() -> Iterator[int]:
+        for number in range(len(state.shards)):
+            owner.check()
+            yield number
+
     # With --deduplicate, the total includes the dropped examples.
     with show_count("writing shards", num_examples, "example") as bar:
-        tasks = range(len(state.shards))
-        for number, done in enumerate(processes.map(_write_shard, tasks)):
+        written = processes.map(_write_shard, numbers())
+        for number, done in enumerate(written):
             built.shards[state.shards[number]] = done.result
             bar.update(done.result.counts.get("examples", 0))
             annotate(bar, peak_memory=done.peak_memory)

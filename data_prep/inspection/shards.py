@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from albert_tf.io.files import open_existing
+from albert_tf.io.files import READ_ATTEMPTS, is_remote, open_existing
 from albert_tf.io.tfrecord import StoredRecord, read_records
 from albert_tf.records.features import EXAMPLE_NUMBERS
 from data_prep.inspection.checks import RecordRules, check_examples
@@ -89,7 +89,19 @@ class ShardReport:
 
 
 def inspect_shard(_state: Any, task: ShardTask) -> ShardReport:
-    """Reads and checks a shard; the tasks share no state."""
+    """Reads and checks a shard; the tasks share no state.
+
+    On gs://, a shard with faults is read again, since a network may return
+    wrong bytes once.
+    """
+    report = _inspect_once(task)
+    for _ in range(1, READ_ATTEMPTS if is_remote(task.path) else 1):
+        if report.num_faults:
+            report = _inspect_once(task)
+    return report
+
+
+def _inspect_once(task: ShardTask) -> ShardReport:
     report = ShardReport(task.path, empty_statistics(task.rules))
     batch_size = max(16, _TOKENS_PER_BATCH // task.rules.max_seq_length)
     batch: list[StoredRecord] = []

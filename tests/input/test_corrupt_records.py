@@ -424,3 +424,24 @@ def test_a_damaged_note_is_refused(tmp_path):
     (tmp_path / "corrupt_records.json").write_text('[{"file": "a"}]')
     with pytest.raises(UserError, match=r"corrupt_records\.json must hold"):
         CorruptRecords.read(str(tmp_path))
+
+
+def test_damage_in_one_read_is_not_damage(copied, tmp_path, monkeypatch):
+    """A network may return a wrong bit or too few bytes once."""
+    shard = shard_of(copied("static"))
+    damage_content(shard, 31)
+    config = tiny_run.make_config(shard.parents[1], tmp_path / "run")
+    faults = [{30: "a bit"}, {}, {29: "another"}]
+
+    def read_with_faults(file):
+        for record in read_records(file):
+            if file.name == str(shard) and record.number in faults[0]:
+                yield record._replace(content=b"", fault="a wrong bit")
+            elif file.name != str(shard) or record.number < 40 or faults[1:]:
+                yield record
+        if file.name == str(shard) and faults[1:]:
+            del faults[0]
+
+    monkeypatch.setattr(corrupt_records, "read_records", read_with_faults)
+    assert [record.number for record in find(config, 0, 200)] == [31]
+    assert len(faults) == 1, "the shard is read three times"

@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.errors import UserError
-from albert_tf.io import files
+from albert_tf.io import faults, files
 
 
 def test_a_full_disk_leaves_the_old_file(small_disk):
@@ -10,7 +10,7 @@ def test_a_full_disk_leaves_the_old_file(small_disk):
     files.write_text(str(path), "old")
     with pytest.raises(OSError) as error:
         files.write_text(str(path), "new" * small_disk.free())
-    assert files.is_full_disk(error.value)
+    assert faults.is_full_disk(error.value)
     assert path.read_text() == "old"
 
 
@@ -20,10 +20,10 @@ def test_a_full_disk_is_recognised_in_tensorflows_error(small_disk):
         tf.io.gfile.GFile(str(small_disk / "shard"), "wb") as file,
     ):
         file.write(bytes(2 * small_disk.free()))
-    assert files.is_full_disk(error.value)
+    assert faults.is_full_disk(error.value)
 
     out_of_memory = tf.errors.ResourceExhaustedError(None, None, "OOM")
-    assert not files.is_full_disk(out_of_memory)
+    assert not faults.is_full_disk(out_of_memory)
 
 
 def test_a_failed_block_leaves_no_file_of_the_final_name(tmp_path):

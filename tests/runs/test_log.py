@@ -3,6 +3,7 @@ import types
 import pytest
 import tensorflow as tf
 
+from albert_tf.errors import UserError
 from albert_tf.runs import log as run_log
 from albert_tf.runs.log import RunLog, read_events, read_metrics
 
@@ -140,7 +141,8 @@ def test_a_full_disk_stops_the_log_but_not_the_training(
         assert all("NOT WRITTEN" in e and "No space" in e for e in told)
     assert not (small_disk / "metrics.jsonl").read_text().endswith("\n")
     assert not (small_disk / "events.jsonl").read_text().endswith("\n")
-    kept = steps_of(read_metrics(run_dir))
+    with pytest.raises(UserError, match="must be written to its end"):
+        log.finish()
 
     filler.unlink()
     del errors[:]
@@ -149,8 +151,9 @@ def test_a_full_disk_stops_the_log_but_not_the_training(
         log.write_event("stop", step)
 
     assert not errors
-    assert steps_of(read_metrics(run_dir)) == [*kept, 400, 402]
-    assert steps_of(read_events(run_dir))[-2:] == [400, 402]
+    log.finish()
+    assert steps_of(read_metrics(run_dir)) == list(range(2, 404, 2))
+    assert steps_of(read_events(run_dir)) == [0, *range(4, 404, 2)]
     assert [step for step, _, _ in scalars_in(small_disk)][-2:] == [400, 402]
 
 

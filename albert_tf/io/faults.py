@@ -1,0 +1,214 @@
+"""Turns errors of file systems into messages that say what to do.
+
+Python raises OSError. TensorFlow raises its own errors, for local files and for
+gs://, where its message names the object, the request and the HTTP status.
+TensorFlow's errors are recognised by their text, since TensorFlow may not have
+been imported.
+"""
+
+import errno
+import os
+import re
+import sys
+
+from albert_tf.errors import RetryError, UserError, first_line
+
+_HTTP_STATUS = re.compile(r"HTTP response code (\d+)")
+_REQUEST = re.compile(r"\bwhen ([a-z ]+?) (gs://[^\s'\";]+)")
+_REMOTE_PATH = re.compile(r"gs://[^\s'\",;]+")
+_BUCKET_IS_MISSING = "bucket does not exist"
+
+# What TensorFlow says when Cloud Storage does not answer in spite of retries,
+# and when an answer is incomplete.
+_NO_ANSWER = re.compile(
+    r"retry attempts failed|libcurl code|HTTP response code (429|5\d\d)"
+)
+_INCOMPLETE_READ = "File contents are inconsistent"
+
+# The permission for a request, by the first word of TensorFlow's description.
+_WRITING = "storage.objects.create and storage.objects.delete", "User"
+_READING = "storage.objects.get and storage.objects.list", "Viewer"
+_ROLES = dict.fromkeys(
+    ("initiating", "uploading", "deleting", "renaming", "creating"), _WRITING
+)
+
+_AGAIN = "Finished work is kept: run the same command again"
+
+# What to do about the errors of a local file system.
+_REMEDIES = {
+    errno.EACCES: "Change its permissions, or choose another path.",
+    errno.EPERM: "Change its permissions, or choose another path.",
+    errno.EROFS: "Choose a path on a file system that can be written to.",
+    errno.ENOTDIR: "Correct the path: one of its parents is a file.",
+    errno.EISDIR: "Give the path of a file.",
+    errno.ELOOP: "Correct the symbolic links.",
+    errno.ENAMETOOLONG: "Choose a shorter path.",
+    errno.EMFILE: "Raise the limit of open files, e.g. ulimit -n 4096.",
+    errno.ENFILE: "Close other programs: they hold too many open files.",
+    errno.EFBIG: f"Raise the limit of the size of files, ulimit -f. {_AGAIN}.",
+    errno.EIO: f"Check the disk. {_AGAIN}.",
+    errno.ESTALE: f"Check the network file system. {_AGAIN}.",
+    errno.ENOENT: "Check the path.",
+    errno.ENXIO: "Give the path of a file.",
+    errno.EINVAL: "Give the path of a file.",
+    errno.ENOMEM: "Close other programs, or raise the limit ulimit -v.",
+    errno.EAGAIN: "Raise the limit of processes and threads, ulimit -u.",
+}
+_NUMBERS = {os.strerror(number): number for number in _REMEDIES}
+
+
+def explain(error: BaseException) -> UserError | None:
+    """Explains an error that a person can mend.
+
+    Args:
+        error: Raised by Python or TensorFlow.
+
+    Returns:
+        The message, or None for any other error. A `RetryError` if the same
+        command may succeed without a change.
+
+    Example:
+        >>> print(explain(PermissionError(13, "Permission denied", "run/log")))
+        run/log must be accessible. Received: Permission denied. Change its
+        permissions, or choose another path.
+    """
+    if isinstance(error, UserError):
+        return error
+    if is_full_disk(error):
+        return _explain_full_disk(error)
+    if isinstance(error, OSError):
+        return _explain_local(error.errno, error.filename, error.strerror)
+    if isinstance(error, UnicodeEncodeError):
+        return _explain_encoding(error)
+    if isinstance(error, MemoryError):
+        return UserError(
+            "memory must suffice",
+            received=str(error) or "no memory left",
+            remedy=_REMEDIES[errno.ENOMEM],
+        )
+    if not is_from_tensorflow(error):
+        return None
+    text = str(error)
+    if _REMOTE_PATH.search(text):
+        return _explain_remote(text, first_line(error))
+    line = first_line(error).rpartition("}} ")[2]
+    path, found, reason = line.rpartition("; ")
+    if found and reason in _NUMBERS:
+        return _explain_local(_NUMBERS[reason], path, reason)
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """Describes an error in one line, for a log; with the remedy if known."""
+    return str(explain(error) or first_line(error))
+
+
+def is_from_tensorflow(error: BaseException) -> bool:
+    """Whether an error is a `tf.errors.OpError`."""
+    return any(c.__name__ == "OpError" for c in type(error).__mro__)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether Python or TensorFlow raised an error because the disk is full."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return type(
+        error
+    ).__name__ == "ResourceExhaustedError" and "No space left" in str(error)
+
+
+def is_incomplete_read(error: BaseException) -> bool:
+    """Whether gs:// returned fewer bytes than the object has."""
+    return is_from_tensorflow(error) and _INCOMPLETE_READ in str(error)
+
+
+def missing_bucket(path: str) -> UserError:
+    """The error for a path on gs:// whose bucket does not exist."""
+    bucket = "/".join(path.split("/")[:3])
+    return UserError(
+        f"the bucket of {path} must exist",
+        received=f"no bucket {bucket} (HTTP 404)",
+        remedy="Correct the name, or create the bucket: gcloud storage buckets "
+        f"create {bucket}",
+    )
+
+
+def _explain_full_disk(error: BaseException) -> UserError:
+    # TensorFlow puts the operation in braces before the message.
+    reason = str(error).splitlines()[0].rpartition("}} ")[2]
+    return UserError(
+        f"the disk is full: {reason}",
+        remedy="Finished work is kept; free some space and run the same "
+        "command again.",
+    )
+
+
+def _explain_local(
+    number: int | None, path: object, reason: str | None
+) -> UserError | None:
+    if number not in _REMEDIES or path in (None, ""):
+        return None
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    must = "exist" if number == errno.ENOENT else "be accessible"
+    return UserError(
+        f"{path} must {must}", received=reason, remedy=_REMEDIES[number]
+    )
+
+
+def _explain_encoding(error: UnicodeEncodeError) -> UserError | None:
+    if sys.getfilesystemencoding() == "utf-8":
+        return None
+    return UserError(
+        "the locale must be able to encode all paths",
+        received=f"{error.object!a}, which is not {error.encoding}",
+        remedy="Set LC_ALL=C.UTF-8.",
+    )
+
+
+def _explain_remote(text: str, line: str) -> UserError | None:
+    request = _REQUEST.search(text)
+    found = _REMOTE_PATH.search(text)
+    assert found
+    doing = request[1] if request else ""
+    path = (request[2] if request else found[0]).rstrip(".,:)")
+    http = _HTTP_STATUS.search(text)
+    status = int(http[1]) if http else 0
+    if status == 404 and _BUCKET_IS_MISSING in text:
+        return missing_bucket(path)
+    received = f"HTTP {status}" + (f" when {doing} it" if doing else "")
+    if status == 401:
+        return UserError(
+            f"{path} must accept the credentials of this machine",
+            received=f"{received}: there are none, or they have expired",
+            remedy="Run `gcloud auth application-default login`, or attach a "
+            f"service account to the machine. {_AGAIN}.",
+        )
+    if status == 403:
+        permission, role = _ROLES.get(doing.partition(" ")[0], _READING)
+        return UserError(
+            f"{path} must be accessible to the account of this machine",
+            received=received,
+            remedy=f"It needs {permission}: grant it the role Storage Object "
+            f"{role} (roles/storage.object{role}) on the bucket. {_AGAIN}.",
+        )
+    if status == 404:
+        return UserError(
+            f"{path} must exist",
+            received=received,
+            remedy="Check the path; another program may have removed it.",
+        )
+    if _INCOMPLETE_READ in text:
+        return RetryError(
+            f"{path} must be read to its end",
+            received="fewer bytes than the object has",
+            remedy=f"{_AGAIN}.",
+        )
+    if _NO_ANSWER.search(text):
+        return RetryError(
+            f"{path} must answer",
+            received=received if status else line[:200],
+            remedy="Cloud Storage has failed in spite of retries, or is not "
+            f"reachable from this machine. {_AGAIN} later.",
+        )
+    return None

@@ -1,0 +1,135 @@
+"""Keeps two commands from writing to one output directory.
+
+A scheduler may start a job twice, and a process that was stopped may continue
+after its successor has started.
+
+On a local file system, a command locks the directory as long as it lives. A
+second command is refused.
+
+Cloud Storage has no locks that end with their owner. There, a command writes
+its id to OUTPUT_DIR/owner.json and becomes the owner. An earlier owner reads
+the file before each change of the directory; if it finds another id, it ends.
+One change of an earlier owner can still take effect if its successor starts
+between the look at the file and the change, since TensorFlow's client has no
+conditional writes. Such a change has the content that the successor writes,
+too, if both commands have the same settings.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import posixpath
+import socket
+import uuid
+from collections.abc import Iterator
+
+from albert_tf.errors import UserError
+from albert_tf.io import files
+
+OWNER_FILE = "owner.json"
+
+
+class Owner:
+    """The command that may change an output directory.
+
+    Args:
+        directory: The directory.
+        identity: The id of this command in `owner.json`; "" if a lock on the
+            directory makes checks unnecessary.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     with own(directory) as owner:
+        ...         owner.check()
+        ...         with own(directory):
+        ...             pass
+        Traceback (most recent call last):
+        albert_tf.errors.UserError: the output directory ... must be used by
+        one command at a time. Received: another command that uses it...
+    """
+
+    def __init__(self, directory: str = "", identity: str = "") -> None:
+        self._directory = directory
+        self._identity = identity
+
+    def check(self) -> None:
+        """Checks that no other command has taken over the directory.
+
+        Raises:
+            UserError: If one has.
+        """
+        if not self._identity:
+            return
+        found = _read_owner(self._directory)
+        if found.get("id") != self._identity:
+            raise UserError(
+                f"the output directory {self._directory} must be used by one "
+                "command at a time",
+                received=f"process {found.get('pid', 'unknown')} of "
+                f"{found.get('host', 'an unknown host')}, which has taken it "
+                "over",
+                remedy="This command ends, and the other one goes on. Stop the "
+                "other one before you start a command again.",
+            )
+
+    def release(self) -> None:
+        """Gives up a directory on Cloud Storage, unless it has a new owner."""
+        path = posixpath.join(self._directory, OWNER_FILE)
+        if _read_owner(self._directory).get("id") == self._identity:
+            files.remove(path)
+
+
+@contextlib.contextmanager
+def own(directory: str) -> Iterator[Owner]:
+    """Makes this command the owner of an existing directory.
+
+    Raises:
+        UserError: If another command has locked it.
+    """
+    if files.is_remote(directory):
+        owner = _take_over(directory)
+        yield owner
+        owner.release()
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        _lock(descriptor, directory)
+        yield Owner()
+    finally:
+        os.close(descriptor)  # ends the lock
+
+
+def _lock(descriptor: int, directory: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"the output directory {directory} must be used by one command at "
+            "a time",
+            received="another command that uses it",
+            remedy="Wait until it has ended, or stop it: `fuser "
+            f"{directory}` shows its process.",
+        ) from None
+    except OSError:
+        # Some network file systems have no locks for directories.
+        return
+
+
+def _take_over(directory: str) -> Owner:
+    identity = uuid.uuid4().hex
+    content = {
+        "id": identity,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    # Not by a partial file and a copy: the object has one content or the other.
+    path = posixpath.join(directory, OWNER_FILE)
+    files.write_object(path, json.dumps(content) + "\n")
+    return Owner(directory, identity)
+
+
+def _read_owner(directory: str) -> dict[str, object]:
+    found = files.load_json_if_any(posixpath.join(directory, OWNER_FILE))
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,514 @@
+"""A Cloud Storage of this machine that TensorFlow's gs:// takes for Google's.
+
+It serves the requests of TensorFlow's client over TLS, behind an HTTP proxy. A
+process uses it if its environment has the variables of
+`FakeStorage.environment`: libcurl, which TensorFlow contains, reads the proxy
+and the certificate authority from there, and TensorFlow the token. Nothing else
+of the machine changes. The certificate is made with the `openssl` command.
+
+    with serve(directory) as storage:
+        subprocess.run(command, env={**os.environ, **storage.environment()})
+        storage.set_rules([Rule("put", status=503, times=1)])
+
+It is a process of its own: TensorFlow holds Python's lock while it closes a
+file whose upload has failed.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import functools
+import http.server
+import json
+import multiprocessing
+import multiprocessing.managers
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+HOSTS = ("www.googleapis.com", "storage.googleapis.com")
+TOKEN = "token"
+
+
+@dataclasses.dataclass
+class Rule:
+    """A fault of some requests.
+
+    Attributes:
+        kind: Regular expression of the kind of a request: stat, list, read,
+            start (of an upload), put, status (of an upload), delete, rewrite
+            (a copy), mkdir, bucket or layout (of a bucket).
+        name: Regular expression that is searched in the name of the object.
+        skip: Number of matching requests before the first fault.
+        times: Number of faults; -1 is no limit.
+        probability: Of a fault of a matching request.
+        status: HTTP status of the answer; 0 gives the right answer, except for
+            `action` and `kill`.
+        action: "reset" before the request has an effect, "reset_after" its
+            effect, "half" of the content and a reset, "short": half of the
+            content as if it were all, "flip" a bit of the content.
+        delay_s: Time before the answer.
+        kill: Process to kill before the request has an effect.
+    """
+
+    kind: str = ".*"
+    name: str = ""
+    skip: int = 0
+    times: int = -1
+    probability: float = 1.0
+    status: int = 0
+    action: str = ""
+    kill: int = 0
+    num_faults: int = 0
+
+    def applies(self, kind: str, name: str) -> bool:
+        """Whether the next request fails; counts it."""
+        if not re.fullmatch(self.kind, kind) or not re.search(self.name, name):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        if self.num_faults == self.times or (
+            self.probability < 1 and random.random() >= self.probability
+        ):
+            return False
+        self.num_faults += 1
+        return True
+
+
+@dataclasses.dataclass
+class Request:
+    """A request that was served.
+
+    Attributes:
+        kind, bucket, name: As in `Rule`.
+        status: HTTP status of the answer; 0 without an answer.
+        num_bytes: Size of the request's content and of the answer's.
+    """
+
+    kind: str
+    bucket: str
+    name: str
+    status: int = 0
+    num_bytes: int = 0
+
+
+class FakeStorage:
+    """Buckets of objects in memory; gs://bucket exists and is empty.
+
+    Args:
+        directory: For the certificates.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.buckets: dict[str, dict[str, tuple[bytes, int]]] = {"bucket": {}}
+        self.rules: list[Rule] = []
+        self.requests: list[Request] = []
+        self.uploads: dict[str, dict[str, Any]] = {}
+        self.lock = threading.RLock()
+        self._generation = 1
+        _make_certificates(directory)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(directory / "cert.pem", directory / "key.pem")
+        handler = functools.partial(_Handler, storage=self, tls=tls)
+        server = _Server(("127.0.0.1", 0), handler)
+        self._environment = {
+            "https_proxy": f"http://127.0.0.1:{server.server_address[1]}",
+            "CURL_CA_BUNDLE": str(directory / "ca.pem"),
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": TOKEN,
+            "NO_GCE_CHECK": "true",
+        }
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def environment(self) -> dict[str, str]:
+        """Variables of the processes that use the storage."""
+        return self._environment
+
+    def set_rules(self, rules: list[Rule]) -> None:
+        """Sets the faults; the first that applies to a request counts."""
+        with self.lock:
+            self.rules = rules
+
+    def num_faults(self) -> int:
+        """Number of faults of the present rules."""
+        with self.lock:
+            return sum(rule.num_faults for rule in self.rules)
+
+    def put(self, name: str, content: bytes, bucket: str = "bucket") -> None:
+        """Writes an object."""
+        with self.lock:
+            self._generation += 1
+            self.buckets[bucket][name] = content, self._generation
+
+    def put_files(self, directory: pathlib.Path, prefix: str) -> None:
+        """Writes the files of a directory to `bucket` under a prefix."""
+        for path in directory.rglob("*"):
+            if path.is_file():
+                name = f"{prefix}/{path.relative_to(directory)}"
+                self.put(name, path.read_bytes())
+
+    def read(self, prefix: str = "") -> dict[str, bytes]:
+        """The content of the objects in `bucket` under a prefix, by name."""
+        with self.lock:
+            return {
+                name.removeprefix(prefix): content
+                for name, (content, _) in sorted(self.buckets["bucket"].items())
+                if name.startswith(prefix) and not name.endswith("/")
+            }
+
+    def remove(self, prefix: str) -> None:
+        """Removes the objects in `bucket` under a prefix."""
+        with self.lock:
+            for name in list(self.buckets["bucket"]):
+                if name.startswith(prefix):
+                    del self.buckets["bucket"][name]
+
+    def count(self) -> Counter[str]:
+        """Number of requests by kind since the last call."""
+        with self.lock:
+            counts = Counter(request.kind for request in self.requests)
+            self.requests.clear()
+        return counts
+
+    def take_requests(self) -> list[Request]:
+        """The requests since the last call."""
+        with self.lock:
+            taken, self.requests = self.requests, []
+        return taken
+
+    def find_fault(self, kind: str, name: str) -> Rule | None:
+        """The rule that a request falls under."""
+        with self.lock:
+            return next((r for r in self.rules if r.applies(kind, name)), None)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Serves one connection: CONNECT, then requests over TLS."""
+
+    protocol_version = "HTTP/1.1"
+    fault = ""
+
+    def __init__(
+        self, *arguments: Any, storage: FakeStorage, tls: ssl.SSLContext
+    ) -> None:
+        self.storage = storage
+        self.tls = tls
+        self.host = ""
+        self.request_: Request
+        super().__init__(*arguments)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def handle(self) -> None:
+        # Clients may be killed, and rules reset connections.
+        with contextlib.suppress(OSError, ValueError):
+            super().handle()
+
+    def do_CONNECT(self) -> None:
+        self.host = self.path.partition(":")[0]
+        if self.host not in HOSTS:
+            self.send_error(502, f"{self.host} is not served here")
+            return
+        self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = self.tls.wrap_socket(
+            self.connection, server_side=True
+        )
+        self.rfile = self.connection.makefile("rb")
+        self.wfile = self.connection.makefile("wb")
+        self.close_connection = False
+        while not self.close_connection:
+            self.handle_one_request()
+        self.connection.close()
+
+    def handle_expect_100(self) -> bool:
+        super().handle_expect_100()
+        self.wfile.flush()  # the client waits for it
+        return True
+
+    def do_any(self) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        query = {
+            name: values[0]
+            for name, values in urllib.parse.parse_qs(url.query).items()
+        }
+        kind, bucket, name = self._classify(url.path, query)
+        self.request_ = Request(kind, bucket, name)
+        with self.storage.lock:
+            self.storage.requests.append(self.request_)
+        rule = self.storage.find_fault(kind, name)
+        self.fault = rule.action if rule else ""
+        if rule and rule.kill:
+            os.kill(rule.kill, signal.SIGKILL)
+        if self.fault == "reset":
+            self._reset()
+        content = self._content()
+        self.request_.num_bytes = len(content)
+        if rule and rule.status:
+            self._fail(rule.status, "a fault of the test")
+        elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self._fail(401, "Invalid Credentials")
+        elif bucket not in self.storage.buckets:
+            self._fail(404, "The specified bucket does not exist.")
+        else:
+            with self.storage.lock:
+                getattr(self, f"_{kind}")(bucket, name, query, content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_any  # noqa: N815
+
+    def _classify(
+        self, path: str, query: dict[str, str]
+    ) -> tuple[str, str, str]:
+        """Returns the kind of a request, the bucket and the object."""
+        if self.host == "storage.googleapis.com" and not path.startswith(
+            ("/storage/v1", "/upload/")
+        ):
+            _, bucket, name = urllib.parse.unquote(path).split("/", 2)
+            return "read", bucket, name
+        if match := re.fullmatch(r"/upload/storage/v1/b/([^/]+)/o", path):
+            if "upload_id" in query:
+                upload = self.storage.uploads.get(query["upload_id"], {})
+                asks = self.headers["Content-Range"].startswith("bytes */")
+                kind = "status" if asks else "put"
+                return kind, match[1], upload.get("name", "")
+            kind = "start" if query["uploadType"] == "resumable" else "mkdir"
+            return kind, match[1], query["name"]
+        match = re.fullmatch(r"/storage/v1/b/([^/]+)(?:/(.*))?", path)
+        assert match, path
+        bucket, rest = match[1], match[2]
+        if not rest:
+            return "bucket", bucket, ""
+        if rest == "storageLayout":
+            return "layout", bucket, ""
+        if rest == "o":
+            return "list", bucket, query.get("prefix", "")
+        name = urllib.parse.unquote(rest.split("/")[1])
+        if "/rewriteTo/" in rest:
+            return "rewrite", bucket, name
+        return "delete" if self.command == "DELETE" else "stat", bucket, name
+
+    def _content(self) -> bytes:
+        """The content of the request, which libcurl may send in chunks."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        chunks = []
+        while size := int(self.rfile.readline().split(b";")[0] or b"0", 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return b"".join(chunks)
+
+    def _reset(self) -> None:
+        self.close_connection = True
+        # Closing sends RST instead of FIN.
+        self.connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        self.connection.close()
+        raise ConnectionResetError
+
+    def _answer(
+        self, status: int, content: bytes = b"", **headers: object
+    ) -> None:
+        if self.fault == "reset_after":
+            self._reset()
+        self.request_.status = status
+        self.request_.num_bytes += len(content)
+        lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(content)}"]
+        lines += [f"{n.replace('_', '-')}: {v}" for n, v in headers.items()]
+        self.wfile.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        if self.fault == "half":
+            self.wfile.write(content[: len(content) // 2])
+            self.wfile.flush()
+            self._reset()
+        self.wfile.write(content)
+        self.wfile.flush()
+
+    def _json(self, status: int = 200, **values: object) -> None:
+        self._answer(status, json.dumps(values).encode())
+
+    def _fail(self, status: int, message: str) -> None:
+        self._json(status, error={"code": status, "message": message})
+
+    # --- the kinds of requests: bucket, object, query, content ---------------
+
+    def _bucket(self, bucket: str, *_: Any) -> None:
+        self._json(name=bucket, location="US")
+
+    def _layout(self, bucket: str, *_: Any) -> None:
+        self._json(bucket=bucket, hierarchicalNamespace={"enabled": False})
+
+    def _stat(self, bucket: str, name: str, *_: Any) -> None:
+        found = self.storage.buckets[bucket].get(name)
+        if found is None:
+            self._fail(404, f"No such object: {bucket}/{name}")
+            return
+        self._json(
+            name=name,
+            size=str(len(found[0])),
+            generation=str(found[1]),
+            updated="2026-01-01T00:00:00.000Z",
+        )
+
+    def _list(
+        self, bucket: str, prefix: str, query: dict[str, str], _: bytes
+    ) -> None:
+        delimiter = query.get("delimiter", "")
+        limit = int(query.get("maxResults", 1000))
+        after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
+        entries: dict[str, str] = {}
+        for name in sorted(self.storage.buckets[bucket]):
+            if not name.startswith(prefix):
+                continue
+            head, found, _ = name[len(prefix) :].partition(delimiter or "\0")
+            entry = f"{prefix}{head}{found}"
+            if entry > after:
+                entries[entry] = "prefixes" if found else "items"
+        listed = list(entries)[:limit]
+        values: dict[str, Any] = {}
+        for entry in listed:
+            is_item = entries[entry] == "items"
+            values.setdefault(entries[entry], []).append(
+                {"name": entry} if is_item else entry
+            )
+        if len(listed) < len(entries):
+            token = base64.urlsafe_b64encode(listed[-1].encode())
+            values["nextPageToken"] = token.decode()
+        self._json(**values)
+
+    def _read(self, bucket: str, name: str, *_: Any) -> None:
+        found = self.storage.buckets[bucket].get(name)
+        if found is None:
+            self._fail(404, "NoSuchKey")
+            return
+        content, first, status = found[0], 0, 200
+        asked = re.fullmatch(
+            r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")
+        )
+        if asked:
+            first, status = int(asked[1]), 206
+            if first >= len(content):
+                self._fail(416, "InvalidRange")
+                return
+            end = int(asked[2]) + 1 if asked[2] else len(content)
+            content = content[first:end]
+        if self.fault == "short":
+            content = content[: len(content) // 2]
+        if self.fault == "flip":
+            middle = len(content) // 2
+            flipped = bytes([content[middle] ^ 4])
+            content = content[:middle] + flipped + content[middle + 1 :]
+        self._answer(status, content)
+
+    def _mkdir(
+        self, bucket: str, name: str, query: dict[str, str], _: bytes
+    ) -> None:
+        exists = name in self.storage.buckets[bucket]
+        if query.get("ifGenerationMatch") == "0" and exists:
+            self._fail(412, "Precondition Failed")
+            return
+        self.storage.put(name, b"", bucket)
+        self._json(name=name)
+
+    def _start(self, bucket: str, name: str, *_: Any) -> None:
+        upload = f"{random.getrandbits(64):x}"
+        self.storage.uploads[upload] = {"name": name, "done": False}
+        self._answer(
+            200,
+            Location=f"https://www.googleapis.com/upload/storage/v1/b/{bucket}/o"
+            f"?uploadType=resumable&upload_id={upload}",
+        )
+
+    def _status(
+        self, bucket: str, name: str, query: dict[str, str], _: bytes
+    ) -> None:
+        if self.storage.uploads[query["upload_id"]]["done"]:
+            self._json(name=name)
+        else:
+            self._answer(308)
+
+    def _put(
+        self, bucket: str, name: str, query: dict[str, str], content: bytes
+    ) -> None:
+        self.storage.uploads[query["upload_id"]]["done"] = True
+        self.storage.put(name, content, bucket)
+        self._json(name=name)
+
+    def _delete(self, bucket: str, name: str, *_: Any) -> None:
+        if self.storage.buckets[bucket].pop(name, None) is None:
+            self._fail(404, f"No such object: {bucket}/{name}")
+        else:
+            self._answer(204)
+
+    def _rewrite(self, bucket: str, name: str, *_: Any) -> None:
+        found = self.storage.buckets[bucket].get(name)
+        if found is None:
+            self._fail(404, f"No such object: {bucket}/{name}")
+            return
+        path = urllib.parse.urlsplit(self.path).path
+        target_bucket, target = path.partition("/rewriteTo/b/")[2].split("/o/")
+        self.storage.put(urllib.parse.unquote(target), found[0], target_bucket)
+        self._json(done=True, resource={"name": target})
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        pass
+
+
+class _Manager(multiprocessing.managers.BaseManager):
+    pass
+
+
+_Manager.register("storage", FakeStorage)
+
+
+@contextlib.contextmanager
+def serve(directory: pathlib.Path) -> Iterator[FakeStorage]:
+    """Serves a storage from a process of its own.
+
+    Args:
+        directory: For the certificates.
+
+    Yields:
+        A proxy, which has the methods of the storage but not its attributes.
+    """
+    with _Manager(ctx=multiprocessing.get_context("spawn")) as manager:
+        yield manager.storage(directory)  # type: ignore[attr-defined]
+
+
+def _make_certificates(directory: pathlib.Path) -> None:
+    """Makes ca.pem, and cert.pem with key.pem for the hosts."""
+
+    def openssl(arguments: str) -> None:
+        subprocess.run(
+            ["openssl", *arguments.split()],
+            check=True,
+            capture_output=True,
+            cwd=directory,
+        )
+
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    openssl(f"req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca")
+    openssl(f"req {key} -keyout key.pem -out request.pem -subj /CN={HOSTS[0]}")
+    names = ",".join(f"DNS:{host}" for host in HOSTS)
+    (directory / "extensions").write_text(f"subjectAltName={names}\n")
+    openssl(
+        "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial "
+        "-out cert.pem -days 2 -extfile extensions"
+    )

@@ -1,0 +1,138 @@
+"""Messages of Python and TensorFlow, as they were seen, and their remedies."""
+
+import errno
+import os
+import pathlib
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.errors import RetryError, UserError
+from albert_tf.io import faults
+
+HTTP = "Error executing an HTTP request: HTTP response code "
+# TensorFlow's error, and words of the explanation.
+REMOTE = {
+    "forbidden upload": (
+        tf.errors.PermissionDeniedError,
+        HTTP + "403 with body '{}'\n\t when initiating an upload to gs://b/r/x",
+        ["gs://b/r/x", "storage.objects.create", "roles/storage.objectUser"],
+    ),
+    "forbidden read": (
+        tf.errors.PermissionDeniedError,
+        HTTP + "403 with body '{}'\n\t when reading metadata of gs://b/r/x",
+        ["gs://b/r/x", "storage.objects.get", "roles/storage.objectViewer"],
+    ),
+    "no credentials": (
+        tf.errors.PermissionDeniedError,
+        HTTP + "401 with body '{}'\n\t when reading gs://b/r",
+        ["gs://b/r", "have expired", "gcloud auth application-default login"],
+    ),
+    "missing bucket": (
+        tf.errors.NotFoundError,
+        HTTP + '404 with body \'{"error": {"code": 404, "message": "The '
+        "specified bucket does not exist.\"}}'\n\t when initiating an upload "
+        "to gs://none/run/x",
+        ["gs://none/run/x", "gcloud storage buckets create gs://none"],
+    ),
+    "missing object": (
+        tf.errors.NotFoundError,
+        HTTP + "404 with body '{}'\n\t when reading gs://b/r/x",
+        ["gs://b/r/x must exist"],
+    ),
+}
+RETRIES = {
+    "unavailable": (
+        tf.errors.AbortedError,
+        "All 10 retry attempts failed. The last failure: " + HTTP + "503 with "
+        "body '{}'\n\t when reading metadata of gs://b/r/x",
+        ["gs://b/r/x must answer", "HTTP 503", "run the same command again"],
+    ),
+    "no network": (
+        tf.errors.AbortedError,
+        "All 10 retry attempts failed. The last failure: Error executing an "
+        "HTTP request: libcurl code 6 meaning 'Couldn't resolve host name', "
+        "error details: Could not resolve host\n\t when reading gs://b/r/x",
+        ["gs://b/r/x must answer", "libcurl code 6"],
+    ),
+    "incomplete": (
+        tf.errors.InternalError,
+        "File contents are inconsistent for file: gs://b/r/x @ 0.",
+        ["gs://b/r/x must be read to its end"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*REMOTE, *RETRIES])
+def test_errors_of_cloud_storage_name_path_and_remedy(name):
+    make, text, words = {**REMOTE, **RETRIES}[name]
+    explained = faults.explain(make(None, None, text))
+    assert isinstance(explained, UserError)
+    assert isinstance(explained, RetryError) == (name in RETRIES)
+    assert all(word in str(explained) for word in words), explained
+    assert "\n" not in str(explained)
+
+
+def test_errors_of_local_files_name_path_and_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, remedy in {
+        "file/child": "one of its parents is a file",
+        "loop": "symbolic links",
+        ".": "path of a file",
+        "x" * 300: "shorter path",
+    }.items():
+        with pytest.raises(OSError) as error:
+            (tmp_path / path).read_bytes()
+        explained = str(faults.explain(error.value))
+        assert str(tmp_path / path) in explained
+        assert remedy in explained
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EACCES, errno.EROFS, errno.EMFILE, errno.EFBIG]
+)
+def test_python_and_tensorflow_are_explained_alike(number):
+    reason = os.strerror(number)
+    python = faults.explain(OSError(number, reason, "run/log"))
+    operation = "{{function_node __wrapped__SaveV2}} "
+    tensorflow = faults.explain(
+        tf.errors.UnknownError(None, None, f"{operation}run/log; {reason}")
+    )
+    assert str(python) == str(tensorflow)
+    assert "run/log must be accessible" in str(python)
+
+
+def test_a_real_error_of_tensorflow_is_explained(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(tf.errors.OpError) as error:
+        tf.io.gfile.GFile(str(tmp_path / "file" / "x"), "w").write("a")
+    assert "parents is a file" in faults.describe(error.value)
+
+
+def test_other_errors_are_not_explained():
+    for error in (
+        ValueError("gs://bucket/x"),
+        OSError(errno.ECHILD, "No child processes"),
+        tf.errors.InternalError(None, None, "a bug near gs://bucket/x"),
+        tf.errors.InvalidArgumentError(None, None, "shape; Permission"),
+    ):
+        assert faults.explain(error) is None
+
+
+def test_a_path_that_the_locale_cannot_encode(monkeypatch):
+    with pytest.raises(UnicodeEncodeError) as error:
+        "büro".encode("ascii")
+    assert faults.explain(error.value) is None  # not the fault of the locale
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    assert "LC_ALL=C.UTF-8" in str(faults.explain(error.value))
+
+
+def test_memory_that_does_not_suffice():
+    assert "ulimit -v" in str(faults.explain(MemoryError()))
+
+
+def test_a_missing_file_must_exist():
+    with pytest.raises(FileNotFoundError) as error:
+        pathlib.Path("no/such/file").read_bytes()
+    assert "no/such/file must exist" in str(faults.explain(error.value))

@@ -1,0 +1,219 @@
+"""Commands on gs://, with faults; see tests/helpers/fake_gcs.py."""
+
+import dataclasses
+import json
+import pathlib
+import posixpath
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config.commands import ConvertConfig, ReportConfig
+from albert_tf.errors import UserError
+from albert_tf.interop.convert import convert
+from albert_tf.io import faults, files
+from albert_tf.io.ownership import own
+from albert_tf.report import __main__ as report
+from albert_tf.runs.checkpoint_files import list_checkpoints, read_values
+from albert_tf.runs.log import read_events
+from albert_tf.training.evaluate import evaluate_run
+from albert_tf.training.train import train
+from data_prep import build_tfrecords, inspect_records
+from data_prep.config import InspectConfig
+from tests.helpers import fake_gcs, tiny_run
+from tests.helpers.fake_gcs import Rule
+from tests.helpers.run_processes import lines_without_timing
+from tests.helpers.small_builds import read_files
+
+pytestmark = pytest.mark.slow
+
+RUN = "gs://bucket/run"
+RECORDS = "gs://bucket/records"
+
+# The requests that cost most: without those for metadata, some of which
+# TensorFlow answers from a cache. Resumed at step 8 of 12: two lines of the log
+# and one of an evaluation, a checkpoint, the best checkpoint, two events.
+REQUESTS_OF_A_RESUMED_RUN: dict[str, int] = {}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command")
+    with fake_gcs.serve(tmp_path_factory.mktemp("storage")) as storage:
+        yield storage
+
+
+@pytest.fixture
+def storage(served, monkeypatch):
+    """An empty storage, which this process takes for Google's."""
+    for name, value in served.environment().items():
+        monkeypatch.setenv(name, value)
+    yield served
+    served.set_rules([])
+    served.remove("")
+
+
+@pytest.fixture
+def settings(storage, tiny_records):
+    """Settings of a build and of a run on gs://."""
+    for name in ("text.txt", "spm.model"):
+        content = (tiny_records.parent / name).read_bytes()
+        storage.put(f"source/{name}", content)
+    build = dataclasses.replace(
+        tiny_run.records_config(tiny_records.parent),
+        input_file=("gs://bucket/source/text.txt",),
+        spm_model_file="gs://bucket/source/spm.model",
+        output_dir=RECORDS,
+    )
+    return build, tiny_run.make_config(RECORDS, RUN)
+
+
+def weights(run_dir):
+    checkpoint = list_checkpoints(posixpath.join(run_dir, "checkpoints"))[-1]
+    assert checkpoint.step == 12
+    values = read_values(checkpoint)
+    return {name: value.numpy() for name, value in values.items()}
+
+
+def check_same_run(source):
+    assert lines_without_timing(RUN) == lines_without_timing(source)
+    expected = weights(str(source))
+    for name, value in weights(RUN).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_faults_of_the_moment_change_nothing(
+    storage, settings, source, tiny_records, tmp_path, capsys
+):
+    build, config = settings
+    storage.set_rules(
+        [
+            *(
+                Rule(kind, status=503, times=1)
+                for kind in ("stat", "list", "read", "start", "rewrite")
+            ),
+            Rule("put", action="reset_after", times=2),
+            Rule("delete", action="reset_after", times=1),
+        ]
+    )
+    build_tfrecords.main(build)
+    assert storage.num_faults() == 8
+    assert storage.read("records/") == read_files(tiny_records)
+
+    storage.set_rules(
+        [
+            Rule("read", r"train/.*tfrecord", skip=1, times=1, action="flip"),
+            Rule("read", r"train/.*tfrecord", skip=2, times=1, action="short"),
+            Rule("read", r"eval/.*tfrecord", times=1, action="flip"),
+            Rule("put", "checkpoints", skip=3, times=1, status=503),
+            Rule("put", "metrics", times=1, action="reset_after"),
+        ]
+    )
+    assert train(config) == 0
+    assert storage.num_faults() == 5
+    events = [event["event"] for event in read_events(RUN)]
+    assert "read_again" in events
+    assert "corrupt_records" not in events
+    check_same_run(source)
+
+    # A run that lost its last checkpoint, without faults.
+    storage.set_rules([])
+    storage.remove("run/checkpoints/step-00000012")
+    storage.count()
+    assert train(config) == 0
+    counts = storage.count()
+    check_same_run(source)
+    assert {
+        kind: number
+        for kind, number in counts.items()
+        if kind not in ("stat", "bucket", "layout")
+    } == REQUESTS_OF_A_RESUMED_RUN
+
+    # The commands that read.
+    storage.set_rules([Rule("read", "checkpoints", times=1, action="flip")])
+    evaluate_run(config)
+    assert json.loads(capsys.readouterr().out)["step"] == 12
+    assert storage.num_faults() == 1
+    storage.set_rules(
+        [Rule("read", r"train/.*tfrecord", times=1, action="flip")]
+    )
+    inspect_records.main(InspectConfig(input_file=(RECORDS,), num_workers=1))
+    assert storage.num_faults() == 1
+    convert(ConvertConfig(from_=RUN, to="gs://bucket/converted"))
+    assert Counter(map(pathlib.Path, storage.read("converted/")))
+    report.main(
+        ReportConfig(run_dirs=(RUN,), output_file=("gs://bucket/report.html",))
+    )
+    assert b"<html" in storage.read("report.html")[""]
+
+
+FAULTS = {
+    "the bucket is missing": ([], "gs://none", ["gs://none", "must exist"]),
+    "no permission to write": (
+        [Rule("start|mkdir", status=403)],
+        "gs://bucket",
+        ["storage.objects.create", "gs://bucket/new"],
+    ),
+    "no permission to read": (
+        [Rule("stat|read", status=403)],
+        "gs://bucket",
+        ["storage.objects.get", "gs://bucket/"],
+    ),
+    "no permission to list": (
+        [Rule("list", status=403)],
+        "gs://bucket",
+        ["storage.objects.list", "gs://bucket/"],
+    ),
+    "the token has expired": (
+        [Rule(status=401)],
+        "gs://bucket",
+        ["have expired", "gcloud auth"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_a_person_can_mend_is_one_line(
+    name, storage, settings, tiny_records
+):
+    rules, bucket, words = FAULTS[name]
+    build, config = settings
+    storage.put_files(tiny_records, "records")
+    build = dataclasses.replace(build, output_dir=f"{bucket}/new/records")
+    config = tiny_run.make_config(RECORDS, f"{bucket}/new/run")
+    for main, changed in ((build_tfrecords.main, build), (train, config)):
+        storage.set_rules(rules)
+        with pytest.raises((UserError, tf.errors.OpError)) as error:
+            main(changed)
+        explained = str(faults.explain(error.value))
+        assert all(word in explained for word in words), explained
+        assert "\n" not in explained
+
+
+def test_a_successor_takes_over(storage):
+    """The first notices it before its next change, and leaves the file."""
+    with own(RUN) as second:
+        pass
+    assert not storage.read("run/")
+    with pytest.raises(UserError, match="which has taken it over"):
+        second.check()
+    with own(RUN) as first, own(RUN) as second:
+        second.check()
+        with pytest.raises(UserError, match="which has taken it over"):
+            first.check()
+        first.release()
+        second.check()
+
+
+def test_damaged_json_is_read_again(storage):
+    storage.put("a.json", b'{"a": 1}')
+    for action in ("short", "flip"):
+        storage.set_rules([Rule("read", action=action, times=2)])
+        assert files.load_json("gs://bucket/a.json") == {"a": 1}
+    storage.put("a.json", b'{"a": ')
+    with pytest.raises(UserError, match="must be JSON"):
+        files.load_json("gs://bucket/a.json")
