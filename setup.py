@@ -15,6 +15,8 @@ from setuptools import find_packages, setup
 # tensorflow-text tokenizes in served models. It has no wheels for Windows. The
 # extra `tpu` leaves it out, because it would install a second TensorFlow.
 TEXT = ['tensorflow-text>=2.20,<2.22; sys_platform != "win32"']
+# Builds records with the workers of a cluster.
+DASK = ["distributed>=2024.8"]
 SERVING = ["tensorflow-serving-api>=2.20,<2.22"]
 
 setup(
@@ -56,9 +58,11 @@ setup(
         # tensorflow-datasets 4.9.10 imports importlib_resources undeclared.
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
         "beam": ["apache-beam[gcp]>=2.60"],
+        "dask": DASK,
         "interop": ["torch>=2.4", "transformers>=4.46"],
         "serving": SERVING,
         "test": [
+            *DASK,
             *SERVING,
             "hypothesis>=6.100",
             "mypy>=1.11",

@@ -6,6 +6,7 @@ from typing import Any
 from albert_tf.config import SENTENCE_OBJECTIVES, Config, setting
 from albert_tf.config.data import MaskingConfig
 from albert_tf.config.settings import inherited
+from albert_tf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,9 +261,17 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     runner: str = setting(
         "local",
-        "What builds the records: local, processes of this machine; or the "
-        "name of an Apache Beam runner, e.g. DirectRunner, DataflowRunner, "
-        "FlinkRunner or SparkRunner. Does not affect the records.",
+        "What builds the records: local, processes of this machine; dask, the "
+        "workers of --dask_scheduler; or the name of an Apache Beam runner, "
+        "e.g. DirectRunner, DataflowRunner, FlinkRunner or SparkRunner. Does "
+        "not affect the records.",
+        affects="nothing",
+    )
+    dask_scheduler: str = setting(
+        "",
+        "Address of the Dask scheduler for --runner=dask, e.g. "
+        "tcp://10.0.0.2:8786. All workers must see --output_dir and "
+        "--scratch_dir under the same paths.",
         affects="nothing",
     )
     beam_option: tuple[str, ...] = setting(
@@ -285,6 +294,28 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "Replace records that were built with other settings.",
         affects="nothing",
     )
+
+    def check(self) -> None:
+        """Checks settings that depend on each other."""
+        super().check()
+        if (self.runner == "dask") != bool(self.dask_scheduler):
+            raise UserError(
+                "--runner=dask and --dask_scheduler need each other",
+                received=f"runner={self.runner}, "
+                f"dask_scheduler={self.dask_scheduler!r}",
+                remedy="Give the address, e.g. "
+                "--dask_scheduler=tcp://10.0.0.2:8786.",
+            )
+        if (
+            self.runner == "dask"
+            and not self.scratch_dir
+            and "://" in (self.output_dir)
+        ):
+            raise UserError(
+                "--runner=dask needs --scratch_dir if output_dir is remote",
+                received=self.output_dir,
+                remedy="Name a directory that all workers share.",
+            )
 
     def result_settings(self) -> dict[str, Any]:
         """Without those of packing: see `packing_settings`."""

@@ -58,7 +58,7 @@ class Processes:
     ) -> None:
         self.num_workers = num_workers or os.cpu_count() or 1
         if self.num_workers == 1:
-            _start(make_state, arguments)
+            start_state(make_state, arguments)
             return
         self._pool = concurrent.futures.ProcessPoolExecutor(
             self.num_workers,
@@ -88,14 +88,14 @@ class Processes:
         """
         if self.num_workers == 1:
             for task in tasks:
-                yield _run(function, task)
+                yield run_task(function, task)
             return
         pending: collections.deque[concurrent.futures.Future[Done]] = (
             collections.deque()
         )
         with _explain_broken_pool():
             for task in tasks:
-                pending.append(self._pool.submit(_run, function, task))
+                pending.append(self._pool.submit(run_task, function, task))
                 if len(pending) > self.num_workers + 2:
                     yield pending.popleft().result()
             while pending:
@@ -114,7 +114,10 @@ def _explain_broken_pool() -> Iterator[None]:
         ) from None
 
 
-def _start(make_state: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def start_state(
+    make_state: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    """Makes the state of this process."""
     _worker["state"] = make_state(*arguments)
 
 
@@ -124,7 +127,7 @@ def _start_process(
     # Ctrl-C reaches all processes; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _start(make_state, arguments)
+    start_state(make_state, arguments)
 
 
 def _exit_with_parent() -> None:
@@ -135,7 +138,8 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def _run(function: Callable[[Any, Any], Any], task: Any) -> Done:
+def run_task(function: Callable[[Any, Any], Any], task: Any) -> Done:
+    """Runs a task in this process."""
     result = function(_worker["state"], task)
     # Linux reports KiB.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -75,7 +75,7 @@ def build_records(config: RecordsConfig) -> None:
         with files.open_existing(config.spm_model_file, "rb") as file:
             files.write_bytes(vocabulary, file.read())
         build = local_runner.build
-        if config.runner != "local":
+        if config.runner not in ("local", "dask"):
             from data_prep.builder import beam_runner
 
             build = beam_runner.build

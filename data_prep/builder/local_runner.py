@@ -1,4 +1,4 @@
-"""Builds shards with the processes of one machine.
+"""Builds shards with the processes of one machine, or with Dask workers.
 
 1. Each unit of work, a few MB of text, becomes a spill file of unmasked
    examples.
@@ -47,6 +47,7 @@ from data_prep.builder.shuffle import (
 )
 from data_prep.builder.unmasked_examples import UnmaskedExamples, token_dtype
 from data_prep.config import RecordsConfig
+from data_prep.dask_processes import DaskProcesses
 from data_prep.processes import Processes
 from data_prep.progress import annotate, show_bytes, show_count
 from data_prep.text import corpus
@@ -128,7 +129,7 @@ def build(
         os.makedirs(os.path.join(scratch, kind), exist_ok=True)
     arguments = (config, vocabulary, scratch)
     state = _make_state(*arguments)
-    with Processes(config.num_workers, _make_state, *arguments) as processes:
+    with _start_processes(config, *arguments) as processes:
         make_units(state, sources, processes)
         num_examples, built = _sum_units(state)
         directory.check_not_empty(config, num_examples, built.skipped, sources)
@@ -137,6 +138,14 @@ def build(
         directory.begin_build(config.output_dir, build_id)
         _write_shards(state, processes, built, num_examples.total(), owner)
     return built
+
+
+def _start_processes(
+    config: RecordsConfig, *arguments: Any
+) -> Processes | DaskProcesses:
+    if config.runner == "dask":
+        return DaskProcesses(config.dask_scheduler, _make_state, *arguments)
+    return Processes(config.num_workers, _make_state, *arguments)
 
 
 def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
@@ -231,7 +240,7 @@ def _sum_units(state: _State) -> tuple[Counter[str], BuiltRecords]:
 
 
 def _find_duplicates(
-    state: _State, processes: Processes, built: BuiltRecords
+    state: _State, processes: Processes | DaskProcesses, built: BuiltRecords
 ) -> None:
     tasks = range(len(state.shards))
     with show_count("comparing documents", len(tasks), "shard") as bar:
@@ -279,7 +288,7 @@ def _move_duplicates(state: _State, shard: int) -> int:
 
 def _write_shards(
     state: _State,
-    processes: Processes,
+    processes: Processes | DaskProcesses,
     built: BuiltRecords,
     num_examples: int,
     owner: Owner,
