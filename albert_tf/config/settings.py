@@ -245,6 +245,11 @@ class Config:
             UserError: For an unknown key or an invalid value.
         """
         where = f"{source}: " if source else ""
+        if not isinstance(values, Mapping):
+            raise UserError(
+                f"{where}settings must be a JSON object",
+                received=repr(values)[:80],
+            )
         known = {f.name: t for f, t in fields_with_types(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:

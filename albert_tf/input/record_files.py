@@ -5,6 +5,7 @@ counted by reading them; the first record of each shard shows its lengths.
 """
 
 import dataclasses
+import os
 import posixpath
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +16,7 @@ from tqdm import tqdm
 from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults
-from albert_tf.io.files import READ_ATTEMPTS
+from albert_tf.io.files import READ_ATTEMPTS, is_remote
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
@@ -77,6 +78,13 @@ def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
                 remedy="Build records with python -m "
                 "data_prep.build_tfrecords.",
             )
+        for match in matches:
+            # Reading from a pipe may never end.
+            if not is_remote(match) and not os.path.isfile(match):
+                raise UserError(
+                    f"{name} must match regular files",
+                    received=f"{match}, a directory, a pipe or a device",
+                )
         files.update(matches)
     return files
 

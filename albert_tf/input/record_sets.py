@@ -349,7 +349,11 @@ def _find_sets(
             record_files.check_metadata(directory, metadata, config)
     counts = record_files.count_files(files, metadata_of, config.data)
     if not sum(counts):
-        raise UserError(f"{name} must hold records", received="no record")
+        raise UserError(
+            f"{name} must hold records",
+            received=f"no record in {', '.join(files[:3])}"
+            + (", ..." if len(files) > 3 else ""),
+        )
     # Vocabulary and lengths are those of the first directory with metadata.
     directory, first = next(
         (item for item in metadata_of.items() if item[1] is not None),

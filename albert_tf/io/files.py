@@ -111,9 +111,18 @@ def open_existing(path: str, mode: str = "r") -> Any:
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        UserError: If its bucket does not exist.
+        UserError: If its bucket does not exist, or if it is a pipe or device,
+            which may never end.
     """
     if not is_remote(path):
+        if (
+            os.path.exists(path)
+            and not os.path.isfile(path)
+            and not os.path.isdir(path)
+        ):
+            raise UserError(
+                f"{path} must be a regular file", received="a pipe or a device"
+            )
         return open(path, mode, encoding=None if "b" in mode else "utf-8")
     import tensorflow as tf
 
@@ -138,7 +147,7 @@ def load_json(path: str) -> Any:
             raise UserError(
                 f"{path} must exist", received="no such file"
             ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
+        except (ValueError, RecursionError) as e:
             raise DamagedFileError(
                 f"{path} must be JSON", received=str(e)
             ) from None

@@ -292,6 +292,10 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
     """
     path = posixpath.join(records_dir, METADATA_FILE)
     values = load_json(path)
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{path} must hold a JSON object", received=repr(values)[:80]
+        )
     version = values.pop("schema_version", None)
     if version == SCHEMA_VERSION:
         values |= {
@@ -309,12 +313,32 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
             remedy="Build the records again with this version.",
         )
     try:
-        return RecordsMetadata(**values)
+        metadata = RecordsMetadata(**values)
     except TypeError as error:
         raise UserError(
             f"{path} must have the keys of schema {version}",
             received=str(error),
         ) from None
+    for field in dataclasses.fields(metadata):
+        value = getattr(metadata, field.name)
+        if not _has_type(value, field.type):
+            raise UserError(
+                f"{field.name} of {path} must be of type {field.type}",
+                received=repr(value)[:80],
+                remedy="Build the records again.",
+            )
+    return metadata
+
+
+def _has_type(value: object, wanted: object) -> bool:
+    """Whether a value of JSON has the type of a field of `RecordsMetadata`."""
+    if wanted in (dict[str, int], dict[str, str]):
+        item_type = int if wanted == dict[str, int] else str
+        return isinstance(value, dict) and all(
+            type(item) is item_type for item in value.values()
+        )
+    # bool is a subclass of int, so the type itself is compared.
+    return type(value) is wanted or (wanted is float and type(value) is int)
 
 
 def check_agreement(

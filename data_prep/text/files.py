@@ -107,6 +107,10 @@ class TextFile:
                     f"{where} must be JSON",
                     received=f"{error.msg}, at character {error.pos}",
                 ) from None
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{where} must be JSON", received=str(error)
+                ) from None
             text = None
             if isinstance(found, dict):
                 text = found.get(config.text_field)

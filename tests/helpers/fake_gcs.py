@@ -280,7 +280,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/upload/storage/v1/b/([^/]+)/o", path):
             if "upload_id" in query:
                 upload = self.storage.uploads.get(query["upload_id"], {})
-                asks = self.headers["Content-Range"].startswith("bytes */")
+                # An empty object is uploaded without this header.
+                content_range = self.headers.get("Content-Range", "")
+                asks = content_range.startswith("bytes */")
                 kind = "status" if asks else "put"
                 return kind, match[1], upload.get("name", "")
             kind = "start" if query["uploadType"] == "resumable" else "mkdir"
