@@ -157,7 +157,9 @@ def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
 
 
 def make_units(
-    state: _State, sources: Sequence[Source], processes: Processes
+    state: _State,
+    sources: Sequence[Source],
+    processes: Processes | DaskProcesses,
 ) -> None:
     """Writes the spill file of every unit."""
     finished_path = os.path.join(state.scratch, "units.json")
