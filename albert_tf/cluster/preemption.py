@@ -39,6 +39,9 @@ NOTICES = {
     "instance/preempted": "TRUE",
     "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
 }
+# Maintenance that is planned, as JSON, up to weeks ahead.
+PLANNED_MAINTENANCE = "instance/upcoming-maintenance"
+PLANS_PAUSE_S = 600  # between requests
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
 METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
 WAIT_S = 60  # longest time that the server waits for a change
@@ -110,6 +113,9 @@ def watch_for_stop() -> Iterator[StopRequest]:
                 args=(host, path, stop_value, request, ended),
                 daemon=True,  # it may be waiting for a response
             ).start()
+        threading.Thread(
+            target=_report_planned_maintenance, args=(host, ended), daemon=True
+        ).start()
     try:
         with _watch_signals(request):
             yield request
@@ -174,6 +180,42 @@ def metadata_host() -> str:
     return "metadata.google.internal" if is_google else ""
 
 
+def _report_planned_maintenance(host: str, ended: threading.Event) -> None:
+    """Logs each plan to maintain this machine. It does not stop the run."""
+    url = f"http://{host}/computeMetadata/v1/{PLANNED_MAINTENANCE}?alt=json"
+    reported = ""
+    while True:
+        try:
+            value, _ = _ask(url)
+        except (OSError, ValueError, http.client.HTTPException):
+            value = ""  # there is no plan, or no answer
+        if value not in ("", "NONE", "{}", reported):
+            reported = value
+            logging.warning(
+                "Google Cloud plans maintenance of this machine: %s. At its "
+                "beginning, the run saves a checkpoint and stops",
+                " ".join(value.split()),
+            )
+        if ended.wait(PLANS_PAUSE_S):
+            return
+
+
+def _ask(url: str) -> tuple[str, str]:
+    """The answer of the metadata server, and its ETag.
+
+    Raises:
+        OSError, ValueError, HTTPException: If there is no answer from Google.
+    """
+    # A proxy would not reach the server of this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    query = urllib.request.Request(url, headers=METADATA_FLAVOR)
+    with opener.open(query, timeout=2 * WAIT_S) as response:
+        if response.headers.get("Metadata-Flavor") != "Google":
+            raise OSError(f"{url} is not a Google metadata server")
+        etag = response.headers.get("ETag", "none")
+        return response.read().decode().strip(), etag
+
+
 def _watch_metadata(
     host: str,
     path: str,
@@ -183,20 +225,13 @@ def _watch_metadata(
 ) -> None:
     etag = "0"  # matches no state, so that the server responds at once
     failed = False
-    # A proxy would not reach the server of this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while not ended.wait(PAUSE_S if failed or etag != "0" else 0):
         url = (
             f"http://{host}/computeMetadata/v1/{path}?wait_for_change=true"
             f"&timeout_sec={WAIT_S}&last_etag={etag}"
         )
-        query = urllib.request.Request(url, headers=METADATA_FLAVOR)
         try:
-            with opener.open(query, timeout=2 * WAIT_S) as response:
-                if response.headers.get("Metadata-Flavor") != "Google":
-                    raise OSError(f"{host} is not a Google metadata server")
-                etag = response.headers.get("ETag", "none")
-                value = response.read().decode().strip()
+            value, etag = _ask(url)
         except (OSError, ValueError, http.client.HTTPException) as error:
             if not failed and not ended.is_set():
                 logging.warning("%s does not answer: %s", url, error)

@@ -70,7 +70,8 @@ class MetadataServer(http.server.ThreadingHTTPServer):
         deadline = time.monotonic() + PATIENCE_S
         while not paths <= set(self.asked) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert paths == set(self.asked)
+        planned = f"/computeMetadata/v1/{preemption.PLANNED_MAINTENANCE}"
+        assert paths == set(self.asked) - {planned}
 
     def set(self, key, value):
         with self.changed:
@@ -88,6 +89,9 @@ class MetadataHandler(http.server.BaseHTTPRequestHandler):
         self.server.asked.append(url.path)
         key = url.path.removeprefix("/computeMetadata/v1/instance/")
 
+        if key not in self.server.values:
+            self.send_error(404)
+            return
         with self.server.changed:
             if query.get("wait_for_change") == "true":
                 self.server.changed.wait_for(
@@ -209,6 +213,37 @@ def test_sigterm_stops_a_loop_that_runs_on_another_host():
         program.send_signal(signal.SIGTERM)
         assert program.wait(30) == 143
         assert "SIGTERM" in program.stdout.read()
+
+
+def test_planned_maintenance_is_logged_once_and_stops_nothing(
+    metadata_server, monkeypatch
+):
+    warnings = []
+    monkeypatch.setattr(
+        preemption.logging,
+        "warning",
+        lambda form, *values: warnings.append(form % values),
+    )
+    monkeypatch.setattr(preemption, "PLANS_PAUSE_S", 0.01)
+    monkeypatch.setenv(preemption.METADATA_HOST_VARIABLE, metadata_server.host)
+    path = f"/computeMetadata/v1/{preemption.PLANNED_MAINTENANCE}"
+
+    def wait_for_requests(number):
+        wanted = metadata_server.asked.count(path) + number
+        deadline = time.monotonic() + PATIENCE_S
+        while metadata_server.asked.count(path) < wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    with preemption.watch_for_stop() as stop:
+        wait_for_requests(3)
+        assert warnings == []  # 404: there is no plan
+        plan = '{"type": "SCHEDULED",\n "windowStartTime": "2026-12-01"}'
+        metadata_server.set("upcoming-maintenance", plan)
+        wait_for_requests(5)
+    (warning,) = warnings
+    assert '"SCHEDULED", "windowStartTime": "2026-12-01"' in warning
+    assert not stop.reason
 
 
 @pytest.mark.slow
