@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.replicas import Replicas
 from albert_tf.config import FinetuningConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.io import faults, files
@@ -53,6 +54,7 @@ class CheckpointStore:
         owner: Checked before each change of a file.
 
     Attributes:
+        replicas: The variables on all replicas.
         failed: Why the last save failed; "" if it succeeded.
         seconds_stalled: Time that training waited for the last save.
 
@@ -86,6 +88,7 @@ class CheckpointStore:
         self._directory = posixpath.join(run_dir, CHECKPOINTS_DIR)
         self._best_directory = posixpath.join(run_dir, BEST_DIR)
         self._variables = dict(variables)
+        self.replicas = Replicas(variables)
         self._keep_max = keep_max
         self._keep_every_n_steps = keep_every_n_steps
         self._writes = writes
@@ -180,8 +183,7 @@ class CheckpointStore:
             return None
         checkpoint, values = found
         self.wait()  # and so forgets the values of steps that are repeated
-        for name, variable in self._variables.items():
-            variable.assign(values[name])
+        self.replicas.assign(values)
         self._saved_steps = {
             s for s in self._saved_steps if s < checkpoint.step
         } | {checkpoint.step}
@@ -268,8 +270,7 @@ class CheckpointStore:
         copy = self._copy
         if copy is None or copy[0] != step:
             self.wait()
-            values = {n: v.numpy() for n, v in self._variables.items()}
-            copy = self._copy = step, values
+            copy = self._copy = step, self.replicas.read()
         self._writing.append(
             self._writer.submit(self._write, parent, step, dict(notes), copy[1])
         )

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.replicas import values_on_first
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
@@ -73,7 +74,7 @@ class Trainer:
         self._watchdog = watchdog or Watchdog()
         self._strategy = strategy
         run_dir = config.training.output_dir
-        with strategy.scope():
+        with values_on_first(strategy), strategy.scope():
             self.state = make_state(config, objective)
             self._train_steps = make_train_steps(
                 strategy, self.state, config, stop_flag
@@ -86,6 +87,7 @@ class Trainer:
             writes=saves,
             owner=owner,
         )
+        self.store.replicas.copy_from_first()
         self.rollbacks = Rollbacks.read(run_dir)
         self.corrupt_records = CorruptRecords.read(run_dir)
         self.stream = BatchStream(

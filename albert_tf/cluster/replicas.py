@@ -1,0 +1,147 @@
+"""The values of variables, which are equal on all replicas of a TPU slice.
+
+`tf.Variable.assign` and the creation of a variable send the value from host 0
+to each replica: 256 times on a slice of 256 chips. Here, host 0 sends it to the
+first replica only, and one program copies it to the others, over the links
+between the chips. Other strategies have few replicas, and need no program.
+"""
+
+import contextlib
+import queue
+import re
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# How `TPUStrategy` names the variable of each replica but the first.
+_OTHER_REPLICA = re.compile(r"/replica_(\d+)/$")
+
+
+class Replicas:
+    """The values of variables on all replicas.
+
+    Args:
+        variables: Equal on all replicas, except before `copy_from_first`.
+
+    Example:
+        >>> replicas = Replicas({"kernel": tf.Variable([1.0, 2.0])})
+        >>> replicas.assign({"kernel": tf.constant([3.0, 4.0])})
+        >>> replicas.read()
+        {'kernel': array([3., 4.], dtype=float32)}
+    """
+
+    def __init__(self, variables: Mapping[str, tf.Variable]) -> None:
+        self._variables = dict(variables)
+        self._strategy: tf.distribute.TPUStrategy | None = None
+        for variable in self._variables.values():
+            strategy = getattr(variable, "distribute_strategy", None)
+            if _has_program(strategy):
+                self._strategy = strategy
+        self._copied = {
+            name: variable
+            for name, variable in self._variables.items()
+            if self._strategy is not None and _is_copied(variable.dtype)
+        }
+        self._program = tf.function(self._copy_on_all, autograph=False)
+
+    def assign(self, values: Mapping[str, tf.Tensor]) -> None:
+        """Assigns values by name, on all replicas."""
+        for name, variable in self._variables.items():
+            if name in self._copied:
+                variable = self._on_replica(variable, 0)
+            variable.assign(values[name])
+        self.copy_from_first()
+
+    def copy_from_first(self) -> None:
+        """Makes the variables equal to those of the first replica."""
+        if self._copied:
+            self._program()
+
+    def read(self) -> dict[str, np.ndarray]:
+        """The values by name.
+
+        On a slice, each chip of host 0 sends a part of them.
+        """
+        if self._strategy is None:
+            return {n: v.numpy() for n, v in self._variables.items()}
+        # Large ones first, so that all chips end at about the same time.
+        names: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in sorted(
+            self._variables,
+            key=lambda n: -self._variables[n].shape.num_elements(),
+        ):
+            names.put(name)
+        values: dict[str, np.ndarray] = {}
+
+        def read_some(replica: int) -> None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    name = names.get_nowait()
+                    variable = self._on_replica(self._variables[name], replica)
+                    values[name] = variable.numpy()
+
+        number = self._strategy.extended.num_replicas_per_host
+        with futures.ThreadPoolExecutor(number) as pool:
+            list(pool.map(read_some, range(number)))
+        return {name: values[name] for name in self._variables}
+
+    def _on_replica(self, variable: tf.Variable, replica: int) -> tf.Variable:
+        assert self._strategy is not None
+        return self._strategy.experimental_local_results(variable)[replica]
+
+    def _copy_on_all(self) -> None:
+        assert self._strategy is not None
+        self._strategy.run(self._copy_on_replica)
+
+    @tf.autograph.experimental.do_not_convert
+    def _copy_on_replica(self) -> None:
+        replica = tf.distribute.get_replica_context()
+        is_first = tf.equal(replica.replica_id_in_sync_group, 0)
+        for variable in self._copied.values():
+            value = tf.convert_to_tensor(variable)
+            sent = tf.where(is_first, value, tf.zeros_like(value))
+            variable.assign(
+                replica.all_reduce(tf.distribute.ReduceOp.SUM, sent)
+            )
+
+
+@contextlib.contextmanager
+def values_on_first(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Variables that are created in the block have values on one replica only.
+
+    On the others they are 0 until `Replicas.copy_from_first`. Enter it outside
+    of the strategy's scope.
+    """
+    if not _has_program(strategy):
+        yield
+        return
+
+    def create(next_creator: Any, **settings: Any) -> tf.Variable:
+        other = _OTHER_REPLICA.search(settings.get("name") or "")
+        value = settings["initial_value"]
+        if other and tf.is_tensor(value) and _is_copied(value.dtype):
+            device = strategy.extended.worker_devices[int(other[1])]
+            host = tf.DeviceSpec.from_string(device).replace(
+                device_type="CPU", device_index=0
+            )
+            with tf.device(host.to_string()):
+                settings["initial_value"] = tf.zeros(value.shape, value.dtype)
+        return next_creator(**settings)
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _has_program(strategy: tf.distribute.Strategy | None) -> bool:
+    return (
+        isinstance(strategy, tf.distribute.TPUStrategy)
+        and strategy.num_replicas_in_sync > 1
+    )
+
+
+def _is_copied(dtype: tf.DType) -> bool:
+    # TPUs cannot sum int64, of which there is one number, the step.
+    return dtype == tf.float32
