@@ -15,6 +15,7 @@ Four guards end the run instead, within `--worker_timeout_s`:
 `watchdog` detects what TensorFlow does not: hosts of a slice that are silent.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -70,6 +71,14 @@ def num_hosts(strategy: tf.distribute.Strategy) -> int:
         return 1
     cluster, _, _ = read_cluster()
     return sum(map(len, cluster.values()))
+
+
+def slice_servers(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+    """HOST:PORT of the servers of a TPU slice; () without servers."""
+    if not isinstance(strategy, tf.distribute.TPUStrategy):
+        return ()
+    cluster = strategy.cluster_resolver.cluster_spec()
+    return tuple(cluster.as_dict().get("worker", ())) if cluster else ()
 
 
 def read_cluster() -> tuple[dict[str, list[str]], str, int]:
@@ -175,6 +184,9 @@ def name_lost_workers(
         # A failure within this process may look the same, so quote it.
         quoted = f"TensorFlow says: {first_line(error)[:200]}"
         if isinstance(strategy, tf.distribute.TPUStrategy):
+            # At exit, TPUStrategy waits for the hosts, and reports the lost one
+            # a second time, with a traceback.
+            atexit.unregister(context.async_wait)
             cluster = strategy.cluster_resolver.cluster_spec().as_dict()
             raise RetryError(
                 "all hosts of the TPU slice must answer",

@@ -1,12 +1,25 @@
-"""Profiles of training steps, for TensorBoard."""
+"""Profiles of training steps, for TensorBoard.
+
+On a slice of several hosts, the chips belong to the servers of the hosts. So
+the servers make the profile, for a number of seconds instead of steps.
+"""
 
 import posixpath
+from collections.abc import Mapping
+from concurrent import futures
 
 import tensorflow as tf
+from absl import logging
 
 from albert_tf.config import PretrainingConfig
+from albert_tf.errors import first_line
 from albert_tf.runs.log import TENSORBOARD_DIR
 from albert_tf.training.listener import Listener, LogEvent
+
+# A profile of a slice takes the estimated time of its steps, within these
+# limits: a long one would fill the memory of the hosts.
+SHORTEST_S = 1.0
+LONGEST_S = 20.0
 
 
 class Profiler(Listener):
@@ -15,14 +28,24 @@ class Profiler(Listener):
     Args:
         config: Settings of the run.
         log_event: Logs the end of the profile.
+        servers: HOST:PORT of the servers of a slice; () profiles this process.
     """
 
-    def __init__(self, config: PretrainingConfig, log_event: LogEvent) -> None:
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        log_event: LogEvent,
+        servers: tuple[str, ...] = (),
+    ) -> None:
         self._steps = config.training.profiled_steps()
         self._directory = posixpath.join(
             config.training.output_dir, TENSORBOARD_DIR
         )
         self._log_event = log_event
+        self._servers = servers
+        self._pool = futures.ThreadPoolExecutor(1, "profile")
+        self._traced: futures.Future[None] | None = None
+        self._steps_per_second = 0.0
         self._running = False
 
     def on_loop_begin(self, step: int) -> None:
@@ -30,10 +53,12 @@ class Profiler(Listener):
             return
         first, last = self._steps
         if step == first and not self._running:
-            tf.profiler.experimental.start(self._directory)
-            self._running = True
+            self._start(last - first)
         elif step >= last:
             self._stop()
+
+    def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._steps_per_second = metrics["steps_per_second"]
 
     def on_rollback(self, step: int) -> None:
         self._stop()
@@ -41,8 +66,31 @@ class Profiler(Listener):
     def on_stop(self, step: int) -> None:
         self._stop()
 
+    def _start(self, num_steps: int) -> None:
+        self._running = True
+        if not self._servers:
+            tf.profiler.experimental.start(self._directory)
+            return
+        seconds = SHORTEST_S
+        if self._steps_per_second:
+            seconds = max(seconds, num_steps / self._steps_per_second)
+        self._traced = self._pool.submit(
+            tf.profiler.experimental.client.trace,
+            ",".join(f"grpc://{server}" for server in self._servers),
+            self._directory,
+            int(1000 * min(seconds, LONGEST_S)),
+        )
+
     def _stop(self) -> None:
-        if self._running:
+        if not self._running:
+            return
+        self._running = False
+        if self._traced is None:
             tf.profiler.experimental.stop()
-            self._running = False
-            self._log_event("profile")
+        else:
+            try:
+                self._traced.result(LONGEST_S + 60)
+            except (TimeoutError, tf.errors.OpError) as error:
+                logging.error("NO PROFILE of the slice: %s", first_line(error))
+                return
+        self._log_event("profile")

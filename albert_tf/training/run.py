@@ -12,7 +12,12 @@ from absl import logging
 
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.watchdog import Watchdog
-from albert_tf.cluster.workers import check_agreement, from_chief, is_chief
+from albert_tf.cluster.workers import (
+    check_agreement,
+    from_chief,
+    is_chief,
+    slice_servers,
+)
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.corrupt_records import TRAINING_ERRORS
@@ -69,7 +74,7 @@ class Run:
         self.run_log = run_log
         self.progress = progress
         self.listeners: Sequence[Listener] = (
-            *([Profiler(config, self.log_event)] if run_log else []),
+            *([self._profiler(config)] if run_log else []),
             DropoutSwitch(config, progress, self.log_event),
             DataSwitch(config, data, self.log_event),
             *trainer.state.objective.listeners(self.log_event),
@@ -78,6 +83,9 @@ class Run:
         self.recovery = Recovery(
             config, trainer, strategy, run_log, self.listeners, self.log_event
         )
+
+    def _profiler(self, config: PretrainingConfig) -> Profiler:
+        return Profiler(config, self.log_event, slice_servers(self.strategy))
 
     def train(self) -> int:
         """Trains to the last step, or until a request to stop.
