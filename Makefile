@@ -7,6 +7,10 @@
 #                    or take long
 # make extras-test   runs the tests that need PyTorch, Apache Beam, TensorFlow
 #                    Datasets or the TPU compiler
+# make tpu-wheel-test
+#                    passes the programs of the trainer through the TPU bridge
+#                    of tensorflow-tpu, which has the kernels for TPUs; sets up
+#                    .venv-tpu
 # make test-all      runs all tests: test, slow-test and extras-test
 # make lint          checks the style of the code
 # make typecheck     checks the types of the code
@@ -36,7 +40,7 @@ INSTALL_SELF := $(INSTALL) --no-build-isolation -e
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test slow-test extras-test test-all lint typecheck lock clean
+.PHONY: help demo test slow-test extras-test tpu-wheel-test test-all lint typecheck lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
@@ -83,6 +87,27 @@ extras-test: $(VENV)/installed-extras
 	$(BIN)/python -c "import apache_beam, tensorflow_datasets"
 	$(BIN)/python -c "import jax, libtpu"
 	$(PYTEST) -m "$(EXTRAS)" $(PYTEST_ARGS)
+
+TPU_BIN := .venv-tpu/bin
+
+# As tpu/on_host.sh installs it: the pins are for other extras. Packages of the
+# extra `test` would install tensorflow over tensorflow-tpu.
+.venv-tpu/installed: setup.py constraints/tensorflow-2.20.txt
+	@$(PYTHON) -c "$$CHECK_PYTHON"
+	$(PYTHON) -m venv .venv-tpu
+	$(TPU_BIN)/python -m pip install --quiet uv
+	sed -E '/^(libtpu|tensorflow)==/d' constraints/tensorflow-2.20.txt \
+	    > .venv-tpu/constraints.txt
+	$(TPU_BIN)/uv pip install --quiet --python $(TPU_BIN)/python \
+	    -c .venv-tpu/constraints.txt -e '.[tpu]' \
+	    pytest pytest-xdist hypothesis
+	@touch $@
+
+# Without a TPU, libtpu would query a metadata server for minutes.
+tpu-wheel-test: .venv-tpu/installed
+	TPU_SKIP_MDS_QUERY=1 $(TPU_BIN)/python -m pytest -q \
+	    tests/training/test_tpu_bridge.py tests/finetuning/test_tpu_bridge.py \
+	    tests/cluster/test_replicas.py $(PYTEST_ARGS)
 
 test-all: test slow-test extras-test
 
@@ -183,6 +208,6 @@ lock-%: .venv-lock/installed
 	@touch $@
 
 clean:
-	rm -rf build .venv-2.20 .venv-2.21 .venv-lock albert_tf.egg-info
+	rm -rf build .venv-2.20 .venv-2.21 .venv-tpu .venv-lock albert_tf.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

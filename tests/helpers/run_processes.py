@@ -27,6 +27,7 @@ class RunProcesses:
         options: More flags.
         forked: Whether each process is forked from one that has imported
             TensorFlow, instead of started by `python -m`.
+        command: The module to run, and arguments before the flags.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class RunProcesses:
         workers: int = 1,
         options: tuple[str, ...] = (),
         forked: bool = True,
+        command: tuple[str, ...] = ("albert_tf.run_pretraining",),
     ) -> None:
         self.run_dir = config.training.output_dir
         self.log_file = directory / "log"
@@ -65,8 +67,8 @@ class RunProcesses:
             start = ForkedProgram if forked else start_interpreter
             self.processes.append(
                 start(
-                    "albert_tf.run_pretraining",
-                    flags,
+                    command[0],
+                    [*command[1:], *flags],
                     environment,
                     self.log_file,
                 )

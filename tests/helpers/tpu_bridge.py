@@ -18,17 +18,20 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from albert_tf.cluster.versions import installed_tensorflows
 from albert_tf.training import evaluate, schedules, train_step
 
 BRIDGE = "tf-replicated-clustering-bridge-v2"
-# The kernels of XLA for CPUs: those for TPUs need the wheel tensorflow-tpu.
+# Only the wheel tensorflow-tpu has the kernels for TPUs; see `make
+# tpu-wheel-test`.
+DEVICE = "TPU" if "tensorflow-tpu" in installed_tensorflows() else "CPU"
 LEGALIZE = (
     "tf-standard-pipeline,"
-    "xla-legalize-tf{use-tf2xla-fallback=true device-type=XLA_CPU_JIT}"
+    f"xla-legalize-tf{{use-tf2xla-fallback=true device-type=XLA_{DEVICE}_JIT}}"
 )
 
 
-class _DeviceName(str):
+class DeviceName(str):
     """A name of a CPU that passes `TPUStrategy`'s search for TPUs."""
 
     def __contains__(self, part):
@@ -43,7 +46,7 @@ class _Resolver(tf.distribute.cluster_resolver.TPUClusterResolver):
         cpus = tf.config.list_logical_devices("CPU")
         self._cores = tuple(
             types.SimpleNamespace(
-                name=_DeviceName(f"/job:localhost/replica:0/task:0{cpu.name}")
+                name=DeviceName(f"/job:localhost/replica:0/task:0{cpu.name}")
             )
             for cpu in cpus[1 : 1 + num_replicas]
         )

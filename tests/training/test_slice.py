@@ -1,0 +1,111 @@
+"""A rehearsal of a TPU slice: two hosts with servers, and what befalls them."""
+
+import shutil
+import signal
+import time
+
+import pytest
+
+from albert_tf.errors import RETRY_STATUS
+from albert_tf.runs.checkpoint_files import list_checkpoints
+from albert_tf.runs.log import read_events, read_metrics
+from tests.helpers import tiny_run
+from tests.helpers.slice_processes import Slice
+
+# No test waits for the end of such a loop.
+LONG_LOOP = 20_000
+
+
+@pytest.mark.slow
+def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
+    tiny_records, tmp_path
+):
+    """`tpu/launch.sh run` ends at 0, and starts again at 143 and 75."""
+    records = tmp_path / "records"
+    shutil.copytree(tiny_records, records)
+    damage_records(records)
+
+    def config(**changes):
+        return tiny_run.make_config(
+            records,
+            tmp_path / "run",
+            num_hidden_layers=1,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            optimizer="adamw",
+            on_corrupt_record="skip",
+            allow_config_change=True,
+            **changes,
+        )
+
+    def long_run(**changes):
+        changes = {"steps_per_loop": LONG_LOOP, **changes}
+        return config(num_train_steps=10**6, **changes)
+
+    def newest_step():
+        return list_checkpoints(str(tmp_path / "run/checkpoints"))[-1].step
+
+    with Slice() as hosts:
+        run = hosts.train(
+            config(
+                num_train_steps=4,
+                eval_every_n_steps=4,
+                save_checkpoints_steps=2,
+                profile_steps="2:4",
+            ),
+            tmp_path / "first",
+        )
+        assert run.wait() == [0], run.log()
+        assert "Traceback" not in run.log()
+        assert "strategy tpu: 2 replicas" in run.log()
+        lines = read_metrics(str(tmp_path / "run"))
+        assert [(line["split"], line["step"]) for line in lines] == [
+            ("train", 2),
+            ("train", 4),
+            ("eval", 4),
+        ]
+        assert newest_step() == 4
+        (best,) = list_checkpoints(str(tmp_path / "run/best"))
+        assert best.step == 4
+        events = [e["event"] for e in read_events(str(tmp_path / "run"))]
+        assert {"corrupt_records", "profile"} <= set(events)
+        profiles = (tmp_path / "run/tensorboard").rglob("*.xplane.pb")
+        assert len(list(profiles)) == 2  # of each host
+
+        # A request to stop within a loop that would take hours.
+        run = hosts.train(long_run(), tmp_path / "stopped")
+        run.wait_for_log("compiled and trained step 5 ")
+        time.sleep(3)  # the long call of the program is not announced
+        run.signal(signal.SIGTERM)
+        assert run.wait() == [143], run.log()
+        stopped = newest_step()
+        assert 5 <= stopped < LONG_LOOP
+        assert f"signal 15 (SIGTERM): stopped at step {stopped}" in run.log()
+
+        # A server that ends: TensorFlow reports an error.
+        run = hosts.train(long_run(), tmp_path / "killed")
+        run.wait_for_log(f"compiled and trained step {stopped + 1} ")
+        hosts.kill()
+        assert run.wait() == [RETRY_STATUS], run.log()
+        assert f"step-{stopped:08d} at step {stopped} of" in run.log()
+        lost = f"no answer from worker 1 at {hosts.addresses[1]}"
+        assert run.log().splitlines()[-1].startswith("error: all hosts of the")
+        assert lost in run.log().splitlines()[-1]
+
+        # A host that is silent: TensorFlow waits for it for ever.
+        hosts.serve(1)
+        run = hosts.train(long_run(steps_per_loop=10), tmp_path / "silent")
+        run.wait_for_step(stopped + 30)
+        hosts.silence()
+        assert run.wait() == [RETRY_STATUS], run.log()
+        assert "THE RUN HANGS: the device loop of" in run.log()
+    if not hosts.has_own_network:
+        pytest.skip("no network namespaces: the last host was only stopped")
+
+
+def damage_records(records):
+    """Changes a byte of the first record of each training shard."""
+    for shard in (records / "train").glob("*.tfrecord"):
+        content = bytearray(shard.read_bytes())
+        content[52] ^= 1
+        shard.write_bytes(content)
