@@ -187,6 +187,12 @@ class DataConfig(MaskingConfig):
         "to the sizes of the sets, so that an epoch reads each record once.",
         affects="result",
     )
+    synthetic_input: bool = setting(
+        False,
+        "Train on made-up batches instead of input_file, to measure the speed "
+        "of training without records. The model learns nothing.",
+        affects="result",
+    )
     on_corrupt_record: str = setting(
         "error",
         "What to do with a damaged training record: error stops the run and "
@@ -206,6 +212,11 @@ class DataConfig(MaskingConfig):
     def check(self) -> None:
         super().check()
         self.data_phases()
+        if self.synthetic_input and (self.input_file or self.data_schedule):
+            raise UserError(
+                "synthetic_input replaces input_file and data_schedule: only "
+                "one may be given"
+            )
         if self.global_batch_size % self.input_lanes:
             raise UserError(
                 "global_batch_size must be divisible by input_lanes",

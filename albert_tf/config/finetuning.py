@@ -30,6 +30,9 @@ class FinetuningDataConfig(DataConfig):
     )
     dataset: tuple[str, ...] = inherited(DataConfig, "dataset", has_flag=False)
     data_schedule: str = inherited(DataConfig, "data_schedule", has_flag=False)
+    synthetic_input: bool = inherited(
+        DataConfig, "synthetic_input", has_flag=False
+    )
     max_predictions_per_seq: int = inherited(
         DataConfig, "max_predictions_per_seq", default=1, has_flag=False
     )

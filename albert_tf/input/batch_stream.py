@@ -16,9 +16,10 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import DataConfig
-from albert_tf.input import corrupt_records
+from albert_tf.input import corrupt_records, synthetic
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
 from albert_tf.input.pipeline import Lane, training_dataset
+from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 
@@ -107,6 +108,12 @@ class BatchStream:
             `pipeline.training_dataset`.
         """
         phase, batch = self.locate(step)
+        if self._config.synthetic_input:
+            return synthetic.make_dataset(
+                self._config,
+                features_to_read("static", self._config.packing),
+                self._format_of(phase.records).limits,
+            )
         return training_dataset(
             phase.records,
             self._config,

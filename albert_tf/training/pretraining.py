@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.input import record_sets
+from albert_tf.input import record_sets, synthetic
 from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
@@ -41,6 +41,9 @@ class Pretraining(Objective):
         self.metric_names = metrics.names(self._sentence_objective)
 
     def find_training_data(self) -> TrainingData:
+        if self._config.data.synthetic_input:
+            phase = record_sets.Phase(0, "", synthetic.RECORDS)
+            return TrainingData((phase,))
         return record_sets.find_training_data(self._config)
 
     def find_held_out(
