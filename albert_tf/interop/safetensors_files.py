@@ -121,7 +121,8 @@ def _to_float32(path: str, name: str, tensor: Mapping[str, Any]) -> np.ndarray:
         values = np.frombuffer(content, "<u2").astype(np.uint32) << 16
         values = values.view(np.float32)
     elif dtype in _FLOATS:
-        values = np.frombuffer(content, _FLOATS[dtype]).astype(np.float32)
+        with np.errstate(over="ignore"):  # a large float64 becomes infinite
+            values = np.frombuffer(content, _FLOATS[dtype]).astype(np.float32)
     else:
         raise UserError(
             f"{name} in {path} must hold floating-point numbers", received=dtype

@@ -141,9 +141,14 @@ class Tokenizer:
                 received=f"{len(content)} bytes in another format",
             ) from None
         self.vocab_size: int = self._model.vocab_size()
-        self._pieces: list[str] = self._model.id_to_piece(
-            list(range(self.vocab_size))
-        )
+        try:
+            self._pieces: list[str] = self._model.id_to_piece(
+                list(range(self.vocab_size))
+            )
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"the pieces of {model_file} must be UTF-8", received=str(error)
+            ) from None
         self._check_special_ids(model_file)
         self.kind, self.do_lower_case = _find_kind(
             model_file, content, do_lower_case

@@ -1,0 +1,352 @@
+"""Damaged and hostile files are refused; see SECURITY.md.
+
+Each reader receives files that hypothesis has changed: bits, lengths, order,
+and for JSON the values. It must return, or raise `UserError`.
+"""
+
+import bz2
+import contextlib
+import copy
+import dataclasses
+import gzip
+import io
+import json
+import math
+import pathlib
+import tarfile
+import tempfile
+import tracemalloc
+
+import hypothesis
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import strategies as st
+
+from albert_tf.config import ModelConfig, PretrainingConfig
+from albert_tf.errors import UserError
+from albert_tf.interop import archive, safetensors_files
+from albert_tf.interop.hugging_face_config import read_config
+from albert_tf.io import files
+from albert_tf.io.json_list import JsonList
+from albert_tf.io.tfrecord import TFRecordWriter, read_records
+from albert_tf.records import features
+from albert_tf.records.tokenization import Tokenizer
+from albert_tf.runs import checkpoint_files
+from albert_tf.runs.rollback import Rollbacks
+from data_prep.text.lines import read_lines
+
+pytestmark = pytest.mark.slow
+
+TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
+
+
+def fuzz(max_examples):
+    """Runs a test on files that hypothesis changes, always on the same."""
+    return hypothesis.settings(
+        max_examples=max_examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+
+
+# Edits of a file: what, where as a fraction of its length, and bytes.
+EDITS = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "insert", "repeat", "replace"]),
+        st.floats(0, 1, exclude_max=True),
+        st.binary(min_size=1, max_size=9),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def edit(content, edits):
+    for what, where, new in edits:
+        at = int(where * len(content))
+        head, tail = content[:at], content[at:]
+        if what == "flip" and tail:
+            content = head + bytes([tail[0] ^ new[0]]) + tail[1:]
+        elif what == "cut":
+            content = head + tail[len(new) * len(new) :]
+        elif what == "insert":
+            content = head + new + tail
+        elif what == "repeat":
+            content = content + tail
+        elif what == "replace":
+            content = head + new + tail[len(new) :]
+    return content
+
+
+JSON_VALUES = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0,
+        10**30,
+        0.5,
+        math.nan,
+        math.inf,
+        "",
+        "text",
+        "\ud800",
+        "../../etc/passwd",
+        [],
+        [1],
+        {},
+        {"a": [None]},
+    ]
+)
+JSON_EDITS = st.lists(
+    st.tuples(st.integers(0, 10**6), JSON_VALUES), min_size=1, max_size=3
+)
+
+
+def places_in(value, place=()):
+    """The path of each value in nested lists and dictionaries."""
+    yield place
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places_in(value[key], (*place, key))
+
+
+def edit_json(value, edits):
+    value = json.loads(json.dumps(value))
+    for number, new in edits:
+        places = list(places_in(value))
+        *place, last = places[number % len(places)] or (None,)
+        if last is None:
+            return copy.deepcopy(new)
+        parent = value
+        for key in place:
+            parent = parent[key]
+        parent[last] = copy.deepcopy(new)
+    return value
+
+
+def refuse_or_read(read, *arguments):
+    """Calls a reader, which may refuse its input."""
+    with contextlib.suppress(UserError):
+        return read(*arguments)
+
+
+@fuzz(625)
+@hypothesis.given(EDITS)
+def test_records(edits):
+    """Damage is reported, and intact records are those that were written."""
+    file = io.BytesIO()
+    written = [bytes([i]) * (i * i) for i in range(9)]
+    with TFRecordWriter(file) as writer:
+        for record in written:
+            writer.write(record)
+    for record in read_records(io.BytesIO(edit(file.getvalue(), edits))):
+        assert record.fault or record.content in written
+
+
+def test_a_length_of_exabytes_is_not_allocated():
+    file = io.BytesIO()
+    with TFRecordWriter(file) as writer:
+        writer.write(b"a")
+    from albert_tf.io import tfrecord
+
+    head = tfrecord._head(1 << 60)
+    (record,) = read_records(io.BytesIO(head + file.getvalue()))
+    assert "the file ends" in record.fault
+
+
+PACK = {
+    ".txt": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_text(suffix):
+    text = "Ein Satz.\r\nΣigma\n\n\ufeffend".encode() * 40
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory, "corpus" + suffix)
+
+        @fuzz(250)
+        @hypothesis.given(EDITS)
+        def check(edits):
+            path.write_bytes(edit(PACK[suffix](text), edits))
+            refuse_or_read(lambda: list(read_lines(str(path), len, 99)))
+
+        check()
+
+
+def test_text_that_expands_is_read_in_bounded_memory(tmp_path):
+    """64 MiB without a line ending, in 64 KiB."""
+    path = tmp_path / "corpus.gz"
+    path.write_bytes(gzip.compress(bytes(64 << 20)))
+    tracemalloc.start()
+    try:
+        num_bytes = sum(
+            len(line.content) for line in read_lines(str(path), len, 1 << 20)
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert num_bytes == 64 << 20
+    assert peak < 16 << 20
+
+
+VALUES = {int: 3, float: 0.5, str: "sop", bool: True}
+METADATA = {
+    "schema_version": features.SCHEMA_VERSION,
+    **{
+        field.name: VALUES.get(field.type, {"a.tfrecord": 3})
+        for field in dataclasses.fields(features.RecordsMetadata)
+        if field.name not in ("packing", "max_examples_per_row", "num_rows")
+    },
+    "checksums": {"a.tfrecord": "00"},
+}
+
+
+class Notes(JsonList):
+    FILE_NAME, ITEM_TYPE = "notes.json", Rollbacks.ITEM_TYPE
+    CONTENT, REMEDY = "notes", ""
+
+
+def read_run_config(path):
+    return PretrainingConfig.from_dict(files.load_json(path), source=path)
+
+
+JSON_FILES = {
+    "config.json": (PretrainingConfig().to_dict(), read_run_config),
+    "albert_config.json": (
+        ModelConfig().to_dict(),
+        ModelConfig.from_json_file,
+    ),
+    "hugging_face.json": (
+        {"model_type": "albert", "hidden_act": "gelu", "vocab_size": 30},
+        read_config,
+    ),
+    "metadata.json": (
+        METADATA,
+        lambda path: features.read_metadata(str(pathlib.Path(path).parent)),
+    ),
+    "notes.json": (
+        [{"step": 1}, {"step": 2}],
+        lambda path: Notes.read(str(pathlib.Path(path).parent)),
+    ),
+    "model.safetensors.index.json": (
+        {"weight_map": {"a": "model-1.safetensors"}},
+        lambda path: safetensors_files.read_tensors(
+            str(pathlib.Path(path).parent)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_json(name):
+    content, read = JSON_FILES[name]
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory, name)
+
+        @fuzz(250)
+        @hypothesis.given(JSON_EDITS)
+        def check_values(edits):
+            path.write_text(json.dumps(edit_json(content, edits)))
+            refuse_or_read(read, str(path))
+
+        @fuzz(100)
+        @hypothesis.given(EDITS)
+        def check_bytes(edits):
+            path.write_bytes(edit(json.dumps(content).encode(), edits))
+            refuse_or_read(read, str(path))
+
+        check_values()
+        check_bytes()
+        for text in ("[" * 10**6, "9" * 5000, "\ufeff{}", "", "nul", "\0"):
+            path.write_text(text)
+            with pytest.raises(UserError, match=r"must be JSON|must h"):
+                read(str(path))
+
+
+def test_archives(tmp_path):
+    """Nothing is written outside of the temporary directory."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in ("m/albert_config.json", "m/a.index", "m/a.data-0"):
+            member = tarfile.TarInfo(name)
+            member.size = 20
+            tar.addfile(member, io.BytesIO(b"0" * 20))
+    path = tmp_path / "in" / "model.tar"
+    path.parent.mkdir()
+
+    @fuzz(300)
+    @hypothesis.given(EDITS)
+    def check(edits):
+        path.write_bytes(edit(packed.getvalue(), edits))
+        with contextlib.suppress(UserError), archive.unpacked(str(path)):
+            pass
+
+    check()
+    assert [p.name for p in tmp_path.rglob("*")] == ["in", "model.tar"]
+
+
+def test_safetensors(tmp_path):
+    from safetensors.numpy import save
+
+    content = save({"a": np.ones((2, 3), np.float32), "b": np.ones(5)})
+    path = tmp_path / safetensors_files.WEIGHTS_FILE
+
+    @fuzz(300)
+    @hypothesis.given(EDITS)
+    def check(edits):
+        path.write_bytes(edit(content, edits))
+        refuse_or_read(safetensors_files.read_tensors, str(tmp_path))
+
+    check()
+
+
+def test_checkpoints(tmp_path):
+    """A changed file makes a checkpoint torn, or does not change its values."""
+    directory = tmp_path / "step-00000007"
+    values = {"a": np.arange(6.0), "b/c": np.ones((2, 3), np.float32)}
+    checkpoint_files.write_checkpoint(str(directory), 7, {"x": 1}, values)
+    (checkpoint,) = checkpoint_files.list_checkpoints(str(tmp_path))
+    for name in (checkpoint_files.COMMIT_FILE, *checkpoint.sizes):
+        check_file_of_checkpoint(directory / name, values)
+
+
+def check_file_of_checkpoint(path, values):
+    content = path.read_bytes()
+
+    @fuzz(150)
+    @hypothesis.given(EDITS)
+    def check(edits):
+        path.write_bytes(edit(content, edits))
+        for found in checkpoint_files.list_checkpoints(str(path.parents[1])):
+            with contextlib.suppress(
+                UserError, checkpoint_files.TornCheckpointError
+            ):
+                read = checkpoint_files.read_values(found)
+                for key, value in values.items():
+                    np.testing.assert_array_equal(read[key], value)
+
+    check()
+    path.write_bytes(content)
+
+
+def test_vocabularies(tmp_path):
+    content = (TESTDATA / "self-contained-500.model").read_bytes()
+    path = tmp_path / "spm.model"
+
+    @fuzz(125)
+    @hypothesis.given(EDITS)
+    def check(edits):
+        path.write_bytes(edit(content, edits))
+        tokenizer = refuse_or_read(Tokenizer, str(path))
+        if tokenizer is not None:
+            tokenizer.encode_batch(["A sentence, 1,000 words."])
+
+    check()
