@@ -1,18 +1,21 @@
 r"""Compares fine-tuning of a pretrained model with training from scratch.
 
-    git clone --depth=1 https://github.com/PolyAI-LDN/task-specific-datasets
     python -m benchmarks.finetune_banking77 \
-      --data_dir=task-specific-datasets/banking_data \
-      --init_checkpoint=runs/base --work_dir=build/banking77
+      --init_checkpoint=models/albert_mini_en --work_dir=build/banking77 \
+      --learning_rate=5e-4 --scratch_learning_rate=3e-4 \
+      --num_train_steps=600 --max_seq_length=32
 
 Runs `python -m albert_tf.run_finetuning` on Banking77, which has 77 classes of
 questions of a bank's customers ([Casanueva et al.,
-2020](https://arxiv.org/abs/2003.04807)): from the pretrained model, and from
-random weights with the same architecture, vocabulary, settings and seeds.
-Prints a Markdown table with the accuracy on the test set after the last step.
-The same command continues an interrupted benchmark.
+2020](https://arxiv.org/abs/2003.04807)) and is in `data_prep/sample_questions`:
+from the pretrained model, and from random weights with the same architecture,
+vocabulary, settings and seeds. `--examples_per_class=10` trains on the first
+ten questions of each class. Prints a Markdown table with the accuracy on the
+test set after the last step. The same command continues an interrupted
+benchmark.
 """
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -29,8 +32,15 @@ class BenchmarkConfig(Config):
     """Data, model and settings of the runs."""
 
     data_dir: str = setting(
-        "",
-        "Directory with train.csv and test.csv of Banking77.",
+        "data_prep/sample_questions",
+        "Directory with train.jsonl and test.jsonl, whose objects have text "
+        "and category.",
+    )
+    examples_per_class: int = setting(
+        0,
+        "Number of training questions of each class, the first ones of the "
+        "file; 0 is all.",
+        at_least=0,
     )
     init_checkpoint: str = setting(
         "", "Pretrained model with its vocabulary, e.g. runs/base."
@@ -40,6 +50,9 @@ class BenchmarkConfig(Config):
     )
     num_runs: int = setting(
         5, "Number of seeds of each kind of run.", at_least=1
+    )
+    max_seq_length: int = setting(
+        64, "Number of tokens after which a question is cut.", at_least=3
     )
     num_train_steps: int = setting(
         1500, "Number of training steps of a run.", at_least=1
@@ -60,7 +73,7 @@ class BenchmarkConfig(Config):
 
 def main(config: BenchmarkConfig) -> None:
     """Trains from both starts, and prints the table."""
-    config.require("data_dir", "init_checkpoint", "work_dir")
+    config.require("init_checkpoint", "work_dir")
     # Imported here so that --help answers at once.
     from albert_tf.interop.formats import read_weights
 
@@ -74,8 +87,11 @@ def main(config: BenchmarkConfig) -> None:
     work_dir.mkdir(parents=True, exist_ok=True)
     architecture = work_dir / "albert_config.json"
     architecture.write_text(json.dumps(dataclasses.asdict(weights.config)))
-    # Most questions are shorter than 64 tokens, and the longest than 128.
-    length = min(128, weights.config.max_position_embeddings)
+    train_file = work_dir / "train.jsonl"
+    questions = first_questions(
+        pathlib.Path(config.data_dir), config.examples_per_class
+    )
+    train_file.write_text("\n".join(questions) + "\n")
     starts = {
         "pretrained": (
             f"--init_checkpoint={config.init_checkpoint}",
@@ -90,33 +106,54 @@ def main(config: BenchmarkConfig) -> None:
         ),
     }
     accuracies = {
-        name: _run(config, work_dir / name.replace(" ", "-"), length, start)
+        name: _run(config, train_file, work_dir / name.replace(" ", "-"), start)
         for name, start in starts.items()
     }
     _print_table(config, accuracies)
 
 
+def first_questions(
+    data_dir: pathlib.Path, examples_per_class: int
+) -> list[str]:
+    """The first training questions of each class, as lines of JSON.
+
+    Args:
+        data_dir: Directory with train.jsonl.
+        examples_per_class: Number of questions; 0 is all.
+    """
+    lines = (data_dir / "train.jsonl").read_text().splitlines()
+    if not examples_per_class:
+        return lines
+    counts: collections.Counter[str] = collections.Counter()
+    kept = []
+    for line in lines:
+        category = json.loads(line)["category"]
+        counts[category] += 1
+        if counts[category] <= examples_per_class:
+            kept.append(line)
+    return kept
+
+
 def _run(
     config: BenchmarkConfig,
+    train_file: pathlib.Path,
     output_dir: pathlib.Path,
-    max_seq_length: int,
     start: tuple[str, ...],
 ) -> list[float]:
     """Runs the command; returns the accuracy of each seed."""
-    data_dir = pathlib.Path(config.data_dir)
     command = (
         *(sys.executable, "-m", "albert_tf.run_finetuning"),
         "--task=classification",
         "--label_column=category",
-        f"--train_file={data_dir / 'train.csv'}",
-        f"--dev_file={data_dir / 'test.csv'}",
+        f"--train_file={train_file}",
+        f"--dev_file={pathlib.Path(config.data_dir) / 'test.jsonl'}",
         f"--output_dir={output_dir}",
         f"--num_runs={config.num_runs}",
         f"--num_train_steps={config.num_train_steps}",
         f"--num_warmup_steps={config.num_train_steps // 10}",
         f"--save_checkpoints_steps={config.num_train_steps}",
         f"--global_batch_size={config.global_batch_size}",
-        f"--max_seq_length={max_seq_length}",
+        f"--max_seq_length={config.max_seq_length}",
         *start,
     )
     finished = subprocess.run(command, stdout=subprocess.PIPE, check=False)
