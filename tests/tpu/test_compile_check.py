@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -284,6 +285,37 @@ def test_a_full_compile_estimates_times(full_compile):
     # Of seeds alone, by the chip's own generator: masks are computed.
     assert 0 < found.random_bytes < 1000
     assert "8 chips" in compile_check.describe(found)
+
+
+# What the program of `full_compile` cost when it was last changed on purpose.
+GOLDEN = ROOT / "tests" / "testdata" / "compiled_step.json"
+GOLDEN_SIZES = (
+    "flops",
+    "accessed_bytes",
+    "peak_bytes",
+    "code_bytes",
+    "all_reduce_bytes",
+    "num_all_reduces",
+    "cycles",
+)
+GOLDEN_OPERATIONS = ("fusion", "convolution", "copy", "custom-call", "while")
+
+
+@pytest.mark.tpu_compile
+def test_the_step_is_as_good_as_its_golden(full_compile):
+    """A change that makes the program 3 % worse fails. After a change that is
+    better, or worth its cost, put the numbers found into the file, and run
+    `python -m tpu.compile_recipes`."""
+    found, program = full_compile
+    kinds = collections.Counter(
+        re.findall(r"^ .* = .*? ([a-z][a-z-]*)\(%", program.hlo, re.M)
+    )
+    numbers = {
+        **{name: getattr(found, name) for name in GOLDEN_SIZES},
+        **{kind: kinds[kind] for kind in GOLDEN_OPERATIONS},
+    }
+    golden = json.loads(GOLDEN.read_text())
+    assert numbers == pytest.approx(golden, rel=0.03), json.dumps(numbers)
 
 
 @pytest.mark.tpu_compile
