@@ -4,7 +4,7 @@ import dataclasses
 import posixpath
 from typing import Any
 
-from albert_tf.config import FinetuningConfig, ModelConfig
+from albert_tf.config import FinetuningConfig, ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.interop import formats, loading
 from albert_tf.interop.model_weights import ModelWeights
@@ -30,12 +30,14 @@ class BaseModel:
         tokenizer: The vocabulary.
         weights: Initial weights; None for random weights, and for runs that
             all have a checkpoint.
+        head: What a run of fine-tuning predicts; None for other models.
     """
 
     config: ModelConfig
     vocabulary: str
     tokenizer: Tokenizer
     weights: ModelWeights | None = None
+    head: TaskHeadConfig | None = None
 
     def describe_vocabulary(self) -> dict[str, Any]:
         """The content of `records_metadata.json` of a run."""
@@ -108,7 +110,8 @@ def of_run(run_dir: str) -> BaseModel:
         {"sha256": stored.get("vocabulary_sha256", tokenizer.sha256)},
         remedy="Restore the vocabulary of the run.",
     )
-    return BaseModel(config.model, vocabulary, tokenizer)
+    assert isinstance(config, FinetuningConfig)
+    return BaseModel(config.model, vocabulary, tokenizer, head=config.head)
 
 
 def _check_architecture(

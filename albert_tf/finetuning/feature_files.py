@@ -104,11 +104,6 @@ class FeatureFiles:
         )
 
 
-def digest(examples: Sequence[object]) -> str:
-    """SHA-256 of examples, in order."""
-    return sha256_of("\n".join(map(repr, examples)).encode())
-
-
 def find_or_write(
     directory: str,
     splits: Mapping[str, MakeRecords],

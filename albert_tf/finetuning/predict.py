@@ -71,7 +71,7 @@ class Scorer:
             return self.score_answers(self.find_answers(collected))
         return scores.score(
             task,
-            np.array([example.label for example in self.examples.examples]),
+            [example.label for example in self.examples.examples],
             self.labels_of(collected),
         )
 

@@ -8,7 +8,7 @@ nbest.json         the best answers to each question, with probabilities
 
 import json
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def read_predictions(path: str, examples: ExampleSet) -> np.ndarray:
 
 def write_answers(
     directory: str,
-    answers: Iterable[QuestionAnswer],
+    answers: Sequence[QuestionAnswer],
     null_threshold: float | None = None,
 ) -> None:
     """Writes `predictions.json`, `null_odds.json` and `nbest.json`.
@@ -104,7 +104,6 @@ def write_answers(
         null_threshold: In `predictions.json`, an answer with larger null odds
             is ""; None: no answer is.
     """
-    answers = list(answers)
     contents: Mapping[str, Mapping[str, Any]] = {
         "predictions.json": {a.id: a.text(null_threshold) for a in answers},
         "null_odds.json": {a.id: a.null_odds for a in answers},

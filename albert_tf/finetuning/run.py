@@ -24,6 +24,7 @@ from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Scorer
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
+from albert_tf.records.features import sha256_of
 from albert_tf.runs.directory import load_config, null_threshold
 from albert_tf.runs.log import read_metrics
 from albert_tf.training import preflight
@@ -39,24 +40,30 @@ def run(config: FinetuningConfig) -> int:
         UserError: For settings, files or models that do not fit.
     """
     mode = config.training.mode
-    if config.training.dry_run and mode in ("eval", "predict"):
+    is_training = mode in ("train", "train_and_predict")
+    if config.training.dry_run and not is_training:
         raise UserError("dry_run must be off with mode=eval and mode=predict")
-    # Errors in the task's name or its files come before the devices start.
+    # All files are read first, so that their errors come before the training.
     task = find_task(config.task)
-    strategy, status = None, 0
-    if mode in ("train", "train_and_predict"):
-        sets = _read_training_sets(config, task)
-        strategy = make_strategy(config.distribution)
-        status = _train(config, sets, strategy)
-    if status or mode == "train" or config.training.dry_run:
-        return status
+    if is_training:
+        training_sets = _read_training_sets(config, task)
+        task = training_sets[TRAIN].task
+    else:
+        task = _task_of_run(task, _best_run(config, task))
+    sets = {
+        split: read_examples(config.task, split, task)
+        for split in _splits(config, task)
+    }
+    strategy = make_strategy(config.distribution)
+    if is_training:
+        status = _train(config, training_sets, strategy)
+        if status or not sets or config.training.dry_run:
+            return status
     run_dir = _best_run(config, task)
-    task = _task_of_run(task, run_dir)
-    splits = _splits(config, task, DEV if mode == "eval" else TEST)
-    sets = {split: read_examples(config.task, split, task) for split in splits}
-    strategy = strategy or make_strategy(config.distribution)
-    config = _of_run(config, run_dir)
     base = base_model.of_run(run_dir)
+    config = config.replace(
+        model=base.config, head=base.head, output_dir=run_dir
+    )
     threshold = null_threshold(run_dir, config)
     scorers = {
         split: Scorer(config, examples, base, threshold)
@@ -152,15 +159,18 @@ def _read_training_sets(
     return sets
 
 
-def _splits(config: FinetuningConfig, task: Task, kind: str) -> list[str]:
-    """The splits to evaluate (`DEV`) or predict (`TEST`)."""
-    if kind == TEST and config.task.test_file:
+def _splits(config: FinetuningConfig, task: Task) -> list[str]:
+    """The splits to evaluate or predict, after the training if there is one."""
+    mode = config.training.mode
+    if mode == "train":
+        return []
+    if mode != "eval" and config.task.test_file:
         return [TEST]
     if task.name in KINDS:
         return [DEV]
     tests = [name for name in task.splits if name.startswith(TEST)]
     devs = [name for name in task.splits if name.startswith(DEV)]
-    return tests if tests and kind == TEST else devs
+    return tests if tests and mode != "eval" else devs
 
 
 def _task_of_run(task: Task, run_dir: str) -> Task:
@@ -225,7 +235,7 @@ def _make_features(
     }
     inputs = {
         "examples": {
-            split: feature_files.digest(examples.examples)
+            split: sha256_of("\n".join(map(repr, examples.examples)).encode())
             for split, examples in sets.items()
         },
         "vocabulary": base.describe_vocabulary(),
@@ -262,15 +272,6 @@ def _with_lengths(
 
 
 # --- runs -------------------------------------------------------------------
-
-
-def _of_run(config: FinetuningConfig, run_dir: str) -> FinetuningConfig:
-    """Settings for the model of a run, on the devices and files of now."""
-    stored = load_config(run_dir, FinetuningConfig)
-    assert isinstance(stored, FinetuningConfig)
-    return config.replace(
-        model=stored.model, head=stored.head, output_dir=run_dir
-    )
 
 
 def _best_run(config: FinetuningConfig, task: Task) -> str:

@@ -13,8 +13,6 @@ leaderboard. It needs no TensorFlow.
 import dataclasses
 import json
 
-import numpy as np
-
 from albert_tf.config import flags
 from albert_tf.config.task import ScoreConfig, TaskConfig
 from albert_tf.config.task_head import QUESTION_ANSWERING
@@ -39,7 +37,7 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
         TaskConfig(**columns, dev_file=config.data_file), DEV
     )
     if examples.task.kind != QUESTION_ANSWERING:
-        labels = np.array([example.label for example in examples.examples])
+        labels = [example.label for example in examples.examples]
         predictions = read_predictions(config.predictions_file, examples)
         return score(examples.task, labels, predictions)
     return score_answers(

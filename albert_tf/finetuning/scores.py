@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from albert_tf.finetuning.tasks import Task
 
 
 def score(
-    task: Task, labels: np.ndarray, predictions: np.ndarray
+    task: Task, labels: Sequence[float] | np.ndarray, predictions: np.ndarray
 ) -> dict[str, float]:
     """Computes the scores of a task, with scikit-learn and SciPy.
 

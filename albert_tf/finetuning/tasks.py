@@ -4,8 +4,7 @@ The settings of the paper for each task are flag files, `configs/finetune`.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 from albert_tf.config.task import ALWAYS_ANSWERABLE, TaskConfig
 from albert_tf.config.task_head import (
@@ -156,21 +155,19 @@ def _own_task(config: TaskConfig) -> Task:
 
 # The splits of a GLUE task, as (split, official files, name in TensorFlow
 # Datasets, end of the submission's name).
-_Parts: TypeAlias = tuple[tuple[str, tuple[str, ...], str, str], ...]
-
-_PARTS: _Parts = (
+_PARTS = (
     (TRAIN, ("train.tsv",), TRAIN, ""),
     (DEV, ("dev.tsv",), "validation", ""),
     (TEST, ("test.tsv",), TEST, ""),
 )
 # The files of GLUE; or those of Microsoft with dev_ids.tsv of GLUE.
-_MRPC_PARTS: _Parts = (
+_MRPC_PARTS = (
     (TRAIN, ("train.tsv", "msr_paraphrase_train.txt"), TRAIN, ""),
     (DEV, ("dev.tsv", "msr_paraphrase_train.txt"), "validation", ""),
     (TEST, ("test.tsv", "msr_paraphrase_test.txt"), TEST, ""),
 )
 # Two sets for evaluation: of the genres of the training set, and of others.
-_MNLI_PARTS: _Parts = (
+_MNLI_PARTS = (
     (TRAIN, ("train.tsv",), TRAIN, ""),
     (DEV, ("dev_matched.tsv",), "validation_matched", ""),
     (TEST, ("test_matched.tsv",), "test_matched", "-m"),
@@ -187,7 +184,7 @@ def _glue(
     metrics: tuple[str, ...] = ("accuracy",),
     starts_from: str = "",
     test_id: str = "index",
-    parts: _Parts = _PARTS,
+    parts: Sequence[tuple[str, tuple[str, ...], str, str]] = _PARTS,
 ) -> Task:
     test = dataclasses.replace(columns, label="", header=(), id=test_id)
     return Task(

@@ -443,6 +443,22 @@ def test_without_a_model_it_refuses(tiny_tasks, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_missing_file_to_predict_is_named_before_the_training(
+    tiny_tasks, tmp_path
+):
+    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
+    settings = {"mode": "train_and_predict", "dev_file": ""}
+    config = glue_config(tiny_tasks, "rte", tmp_path / "run", **settings)
+    with pytest.raises(UserError, match=r"must contain test.tsv, the test"):
+        run(config)
+    config = tiny_task.make_config(
+        "classification", tiny_tasks, tmp_path / "run", **settings
+    )
+    with pytest.raises(UserError, match="must have a file for dev"):
+        run(config)
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_vocabulary_is_refused(tiny_tasks, tmp_path):
     config = tiny_task.make_config(
         "classification",
