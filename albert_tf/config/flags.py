@@ -8,12 +8,13 @@ A command ends with
 and its `main` receives the config that the command line describes.
 """
 
+import contextlib
 import dataclasses
 import logging as python_logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 from absl import app, logging
 from absl import flags as absl_flags
@@ -186,9 +187,51 @@ def run(
             print(f"error: {explained}", file=sys.stderr)
             return explained.exit_status
 
+    _open_standard_streams()
     define(config_class)
     absl_flags.FLAGS.set_default("verbosity", logging.INFO)
     app.run(call_main)
+
+
+class _TolerantStream:
+    """A stream that drops what it cannot write.
+
+    A full disk or a closed pipe behind standard error must not end a command.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def _open_standard_streams() -> None:
+    """Replaces closed standard streams, and makes standard error tolerant.
+
+    If standard error is closed, the next file that the command opens would get
+    its number, and TensorFlow would write messages into that file.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = cast(TextIO, _TolerantStream(sys.stderr))
+    logging.get_absl_handler().python_handler.stream = sys.stderr
 
 
 def _should_log(record: python_logging.LogRecord) -> bool:

@@ -268,9 +268,13 @@ def atomic_write(path: str) -> Iterator[Any]:
         tf.io.gfile.rename(partial, path, overwrite=True)
         return
     with open(partial, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = error.filename or path
+            raise
     os.replace(partial, path)
 
 

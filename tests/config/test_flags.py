@@ -325,3 +325,36 @@ def test_an_interrupted_command_says_so():
     done = run_command("raise KeyboardInterrupt")
     assert done.returncode == 130
     assert done.stderr.startswith("interrupted; run the same command again")
+
+
+@pytest.mark.parametrize("stderr", ["closed", "full"])
+def test_a_command_survives_without_standard_error(stderr, tmp_path):
+    """A file that it opens does not get the number of standard error."""
+    source = (
+        "import os, sys\n"
+        "from absl import logging\n"
+        "from albert_tf.config import flags, ExportConfig\n"
+        "def main(config):\n"
+        "    file = open(sys.argv[1].partition('=')[2], 'w')\n"
+        "    assert file.fileno() > 2\n"
+        "    logging.info('progress')\n"
+        "    print('a bar', file=sys.stderr, flush=True)\n"
+        "    print('done')\n"
+        "flags.run(main, ExportConfig)\n"
+    )
+    redirected = "2>&-" if stderr == "closed" else "2>/dev/full"
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f'"$0" "$@" {redirected}',
+            sys.executable,
+            "-c",
+            source,
+            f"--export_dir={tmp_path}/file",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert (tmp_path / "file").read_text() == ""
