@@ -53,12 +53,12 @@ class Rule:
         skip: Number of matching requests before the first fault.
         times: Number of faults; -1 is no limit.
         probability: Of a fault of a matching request.
+        at: Where "half", "short" and "flip" damage the content, as a fraction.
         status: HTTP status of the answer; 0 gives the right answer, except for
             `action` and `kill`.
         action: "reset" before the request has an effect, "reset_after" its
             effect, "half" of the content and a reset, "short": half of the
             content as if it were all, "flip" a bit of the content.
-        delay_s: Time before the answer.
         kill: Process to kill before the request has an effect.
     """
 
@@ -67,6 +67,7 @@ class Rule:
     skip: int = 0
     times: int = -1
     probability: float = 1.0
+    at: float = 0.5
     status: int = 0
     action: str = ""
     kill: int = 0
@@ -198,6 +199,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     fault = ""
+    fault_at = 0.5
 
     def __init__(
         self, *arguments: Any, storage: FakeStorage, tls: ssl.SSLContext
@@ -250,6 +252,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.storage.requests.append(self.request_)
         rule = self.storage.find_fault(kind, name)
         self.fault = rule.action if rule else ""
+        self.fault_at = rule.at if rule else 0.5
         if rule and rule.kill:
             os.kill(rule.kill, signal.SIGKILL)
         if self.fault == "reset":
@@ -333,7 +336,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         lines += [f"{n.replace('_', '-')}: {v}" for n, v in headers.items()]
         self.wfile.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         if self.fault == "half":
-            self.wfile.write(content[: len(content) // 2])
+            self.wfile.write(content[: int(len(content) * self.fault_at)])
             self.wfile.flush()
             self._reset()
         self.wfile.write(content)
@@ -408,11 +411,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             end = int(asked[2]) + 1 if asked[2] else len(content)
             content = content[first:end]
         if self.fault == "short":
-            content = content[: len(content) // 2]
+            content = content[: int(len(content) * self.fault_at)]
         if self.fault == "flip":
-            middle = len(content) // 2
-            flipped = bytes([content[middle] ^ 4])
-            content = content[:middle] + flipped + content[middle + 1 :]
+            place = int(len(content) * self.fault_at)
+            flipped = bytes([content[place] ^ 4])
+            content = content[:place] + flipped + content[place + 1 :]
         self._answer(status, content)
 
     def _mkdir(

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 
 RUN = "gs://bucket/run"
 RECORDS = "gs://bucket/records"
+SHARD = r"train/.*tfrecord"
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def check_same_run(source):
 
 
 def test_faults_of_the_moment_change_nothing(
-    storage, settings, source, tiny_records, tmp_path, capsys
+    storage, settings, source, tiny_records, tmp_path
 ):
     build, config = settings
     storage.set_rules(
@@ -101,8 +102,9 @@ def test_faults_of_the_moment_change_nothing(
 
     storage.set_rules(
         [
-            Rule("read", r"train/.*tfrecord", skip=1, times=1, action="flip"),
-            Rule("read", r"train/.*tfrecord", skip=2, times=1, action="short"),
+            # The step fails, and the first search for damage, too.
+            Rule("read", SHARD, at=0.02, times=1, action="flip"),
+            Rule("read", SHARD, skip=1, times=1, action="short"),
             Rule("read", r"eval/.*tfrecord", times=1, action="flip"),
             Rule("put", "checkpoints", skip=3, times=1, status=503),
             Rule("put", "metrics", times=1, action="reset_after"),
@@ -123,14 +125,20 @@ def test_faults_of_the_moment_change_nothing(
     counts = storage.count()
     check_same_run(source)
 
-    # The commands that read.
+    (tmp_path / "requests.json").write_text(json.dumps(counts))
+
+
+def test_commands_read_again_what_looks_damaged(
+    storage, settings, source, tiny_records, capsys
+):
+    _, config = settings
+    storage.put_files(source, "run")
+    storage.put_files(tiny_records, "records")
     storage.set_rules([Rule("read", "checkpoints", times=1, action="flip")])
     evaluate_run(config)
     assert json.loads(capsys.readouterr().out)["step"] == 12
     assert storage.num_faults() == 1
-    storage.set_rules(
-        [Rule("read", r"train/.*tfrecord", times=1, action="flip")]
-    )
+    storage.set_rules([Rule("read", SHARD, times=1, action="flip")])
     inspect_records.main(InspectConfig(input_file=(RECORDS,), num_workers=1))
     assert storage.num_faults() == 1
     convert(ConvertConfig(from_=RUN, to="gs://bucket/converted"))
@@ -139,7 +147,6 @@ def test_faults_of_the_moment_change_nothing(
         ReportConfig(run_dirs=(RUN,), output_file=("gs://bucket/report.html",))
     )
     assert b"<html" in storage.read("report.html")[""]
-    (tmp_path / "requests.json").write_text(json.dumps(counts))
 
 
 FAULTS = {
