@@ -1,5 +1,6 @@
 """Strategies: which devices a run uses, and the batch of each replica."""
 
+import contextlib
 import functools
 import json
 import os
@@ -34,6 +35,7 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         UserError: If the devices of the strategy do not exist.
     """
     kind = config.strategy
+    _grow_gpu_memory()
     if config.num_logical_cpus > 1:
         _split_cpu(config.num_logical_cpus)
     if kind == "auto":
@@ -109,6 +111,17 @@ def _best_kind(config: DistributionConfig) -> str:
     if len(tf.config.list_physical_devices("GPU")) > 1:
         return "mirrored"
     return "mirrored" if config.num_logical_cpus > 1 else "one_device"
+
+
+def _grow_gpu_memory() -> None:
+    """Lets TensorFlow take the memory of GPUs as it needs it, not all at once.
+
+    So an evaluation may use the GPU next to training, and other programs show
+    how much memory a run needs.
+    """
+    for gpu in tf.config.list_physical_devices("GPU"):
+        with contextlib.suppress(RuntimeError):  # TensorFlow has started
+            tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def _split_cpu(num_devices: int) -> None:

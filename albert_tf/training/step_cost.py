@@ -12,6 +12,7 @@ import math
 import os
 import pathlib
 import resource
+import subprocess
 import sys
 
 import tensorflow as tf
@@ -201,9 +202,25 @@ def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
         chip = _tpu_of_this_machine()
         return chip.memory_bytes if chip else None
     if kind == "GPU":
-        return None  # TensorFlow does not report it
+        return _gpu_memory_bytes()
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return pages * size // strategy.num_replicas_in_sync
+
+
+def _gpu_memory_bytes() -> int | None:
+    """Memory of the smallest GPU; None without the driver's program.
+
+    TensorFlow does not report it.
+    """
+    query = ["nvidia-smi", "--query-gpu=memory.total"]
+    query.append("--format=csv,noheader,nounits")
+    try:
+        done = subprocess.run(
+            query, capture_output=True, text=True, check=True, timeout=60
+        )
+        return min(int(line) for line in done.stdout.split()) * 2**20
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def memory_owner() -> str:

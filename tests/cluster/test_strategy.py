@@ -32,6 +32,22 @@ def test_mirrored_has_a_replica_on_each_logical_cpu():
     assert strategy.num_replicas_in_sync == 3
 
 
+def test_gpus_give_memory_as_it_is_needed(monkeypatch):
+    find, grown = tf.config.list_physical_devices, []
+    monkeypatch.setattr(
+        tf.config,
+        "list_physical_devices",
+        lambda kind=None: ["one", "two"] if kind == "GPU" else find(kind),
+    )
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "set_memory_growth",
+        lambda gpu, grows: grown.append((gpu, grows)),
+    )
+    make_strategy(DistributionConfig(strategy="one_device"))
+    assert grown == [("one", True), ("two", True)]
+
+
 @pytest.mark.slow
 def test_a_missing_tpu_is_refused_within_seconds():
     code = (

@@ -272,3 +272,25 @@ def test_the_peak_of_a_tpu_is_known_from_its_chip(monkeypatch):
     assert peak == 2 * 197e12
     monkeypatch.setattr(step_cost.tpu_chips, "find_chips", lambda: [])
     assert step_cost.peak_flops(strategy, DistributionConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "memory"),
+    [
+        ("echo 81559; echo 40960", 40960 * 2**20),
+        ("echo '[N/A]'", None),
+        ("exit 9", None),
+    ],
+)
+def test_the_memory_of_gpus_is_that_of_the_smallest(
+    monkeypatch, tmp_path, answer, memory
+):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(step_cost, "device_type", lambda strategy: "GPU")
+    strategy = tf.distribute.get_strategy()
+    assert step_cost.device_memory_bytes(strategy) == memory
+    program.unlink()
+    assert step_cost.device_memory_bytes(strategy) is None
