@@ -6,7 +6,7 @@ from typing import ClassVar
 from albert_tf.config.data import DataConfig
 from albert_tf.config.settings import inherited, setting
 from albert_tf.config.task import TaskConfig
-from albert_tf.config.task_head import TaskHeadConfig
+from albert_tf.config.task_head import QUESTION_ANSWERING, TaskHeadConfig
 from albert_tf.config.training import (
     InitializationConfig,
     OptimizerConfig,
@@ -237,6 +237,16 @@ class FinetuningConfig(PretrainingConfig):
     )
     task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
     head: TaskHeadConfig = dataclasses.field(default_factory=TaskHeadConfig)
+
+    def check(self) -> None:
+        super().check()
+        fraction = self.training.null_holdout_fraction
+        if fraction and self.task.task not in ("squad_v2", QUESTION_ANSWERING):
+            raise UserError(
+                "null_holdout_fraction needs a task with questions that may "
+                "have no answer, squad_v2 or question_answering",
+                received=f"{fraction:g} and --task={self.task.task}",
+            )
 
     def check_evaluation(self) -> None:
         """A task without a development set is not evaluated."""

@@ -152,7 +152,7 @@ def _read_training_sets(
 ) -> dict[str, ExampleSet]:
     sets = {TRAIN: read_examples(config.task, TRAIN, task)}
     fraction = config.training.null_holdout_fraction
-    if fraction and task.may_be_unanswerable:
+    if fraction:
         sets |= predict.hold_out(sets[TRAIN], fraction)
     if config.task.dev_file or task.name not in KINDS:
         sets[DEV] = read_examples(config.task, DEV, sets[TRAIN].task)

@@ -6,6 +6,7 @@ import pytest
 
 from albert_tf.config import (
     DataConfig,
+    FinetuningConfig,
     ModelConfig,
     OptimizerConfig,
     PretrainingConfig,
@@ -191,3 +192,23 @@ def test_find_setting_searches_nested_configs():
     assert find_setting(config, "global_batch_size") == 7
     with pytest.raises(KeyError):
         find_setting(config, "no_such_setting")
+
+
+def test_replace_changes_settings_in_nested_configs():
+    config = PretrainingConfig()
+    changed = config.replace(seed=7, ngram=1, model=ModelConfig(11))
+    assert changed.training.seed == 7
+    assert changed.data == dataclasses.replace(config.data, ngram=1)
+    assert changed.model == ModelConfig(11)
+    assert config == PretrainingConfig()
+    with pytest.raises(TypeError, match="seeds"):
+        config.replace(seeds=7)
+
+
+def test_a_holdout_for_the_null_threshold_needs_a_task_with_null_answers():
+    config = FinetuningConfig().replace(null_holdout_fraction=0.0)
+    for task in ("squad_v2", "question_answering"):
+        config.replace(task=task, null_holdout_fraction=0.05)
+    for task in ("squad_v1", "rte"):
+        with pytest.raises(UserError, match=f"0.05 and --task={task}"):
+            config.replace(task=task, null_holdout_fraction=0.05)
