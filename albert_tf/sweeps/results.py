@@ -61,6 +61,7 @@ class Results:
             metric that a run lacks, are missing.
 
     Example:
+        >>> from albert_tf.config import PretrainingConfig
         >>> runs = [
         ...     PlannedRun(variant, seed, (), PretrainingConfig())
         ...     for variant in ("a", "b") for seed in (1, 2)

@@ -39,6 +39,7 @@ WITHOUT_EXAMPLE = {
     "Finetuning": PART_OF_FINETUNING,
     "Predictor": PART_OF_FINETUNING,
     "Scorer": PART_OF_FINETUNING,
+    "Sweep": "starts processes; albert_tf.sweep uses it",
     "RecordsMetadata": "read_metadata has an example",
     "GrpcClient": "needs a server; RestClient has an example",
     "SliceContext": "exists only inside of a program of tpu.replica_program",

@@ -36,6 +36,7 @@ IF_ALLOWED = {
     "data.masked_lm_prob": 0.2,
     "data.ngram": 2,
     "data.data_schedule": "0:some",
+    "data.synthetic_input": True,
     "data.global_batch_size": 16,
     "data.input_lanes": 2,
     "data.shuffle_block_size": 1,
@@ -79,6 +80,7 @@ FREE = {
     "distribution.hang_timeout_s": 60,
     "distribution.peak_tflops": 197.0,
     "training.mode": "eval",
+    "training.eval_sentence_objective": "nsp",
     "training.steps_per_loop": 1,
     "training.save_checkpoints_steps": 2,
     "training.loop_seconds": 10.0,
@@ -103,6 +105,10 @@ def with_setting(run, name, value, **others):
     """Settings with one value changed; `name` includes its group."""
     if name == "data.data_schedule":  # replaces input_file
         others |= {"input_file": (), "dataset": ("some=elsewhere/*",)}
+    if name == "data.synthetic_input":  # replaces it, too
+        others |= {"input_file": ()}
+    if name == "training.eval_sentence_objective":
+        others |= {"mode": "eval"}
     return run(**{name.split(".")[1]: value}, **others)
 
 
