@@ -27,6 +27,10 @@ PARTIAL_SUFFIX = ".partial"
 # it looks the same in so many reads.
 READ_ATTEMPTS = 3
 
+# TensorFlow caches the size of an object for 5 s. If another process has
+# rewritten the object since, a read looks incomplete during this time.
+REREAD_WAIT_S = 2.0
+
 Result = TypeVar("Result")
 
 
@@ -38,10 +42,9 @@ def is_remote(path: str) -> bool:
 def find(pattern: str) -> list[str]:
     """Returns the files that match a glob, sorted, or the file of that name."""
     if is_remote(pattern):
-        import tensorflow as tf
-
-        matches = tf.io.gfile.glob(pattern)
-        return sorted(p for p in matches if not tf.io.gfile.isdir(p))
+        with _tensorflow(pattern) as tf:
+            matches = tf.io.gfile.glob(pattern)
+            return sorted(p for p in matches if not tf.io.gfile.isdir(p))
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
     return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
@@ -50,18 +53,16 @@ def find(pattern: str) -> list[str]:
 def exists(path: str) -> bool:
     """Whether a file or directory exists."""
     if is_remote(path):
-        import tensorflow as tf
-
-        return tf.io.gfile.exists(path)
+        with _tensorflow(path) as tf:
+            return tf.io.gfile.exists(path)
     return os.path.exists(path)
 
 
 def count_bytes(path: str) -> int:
     """Size of a file in bytes, as stored."""
     if is_remote(path):
-        import tensorflow as tf
-
-        return tf.io.gfile.stat(path).length
+        with _tensorflow(path) as tf:
+            return tf.io.gfile.stat(path).length
     return os.path.getsize(path)
 
 
@@ -72,10 +73,9 @@ def make_directories(path: str) -> None:
         UserError: If the bucket does not exist.
     """
     if is_remote(path):
-        import tensorflow as tf
-
-        check_bucket(path)  # without it, `makedirs` does not return
-        tf.io.gfile.makedirs(path)
+        with _tensorflow(path) as tf:
+            check_bucket(path)  # without it, `makedirs` does not return
+            tf.io.gfile.makedirs(path)
     elif path:
         os.makedirs(path, exist_ok=True)
 
@@ -83,9 +83,8 @@ def make_directories(path: str) -> None:
 def remove(path: str) -> None:
     """Removes a file."""
     if is_remote(path):
-        import tensorflow as tf
-
-        tf.io.gfile.remove(path)
+        with _tensorflow(path) as tf:
+            tf.io.gfile.remove(path)
     else:
         os.remove(path)
 
@@ -95,9 +94,8 @@ def remove_directory(path: str) -> None:
     if not exists(path):
         return
     if is_remote(path):
-        import tensorflow as tf
-
-        tf.io.gfile.rmtree(path)
+        with _tensorflow(path) as tf:
+            tf.io.gfile.rmtree(path)
     else:
         shutil.rmtree(path)
 
@@ -124,12 +122,11 @@ def open_existing(path: str, mode: str = "r") -> Any:
                 f"{path} must be a regular file", received="a pipe or a device"
             )
         return open(path, mode, encoding=None if "b" in mode else "utf-8")
-    import tensorflow as tf
-
-    if not tf.io.gfile.exists(path):
-        check_bucket(path)
-        raise FileNotFoundError(errno.ENOENT, "no such file", path)
-    return tf.io.gfile.GFile(path, mode)
+    with _tensorflow(path) as tf:
+        if not tf.io.gfile.exists(path):
+            check_bucket(path)
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return tf.io.gfile.GFile(path, mode)
 
 
 def load_json(path: str) -> Any:
@@ -201,6 +198,7 @@ def read_again_if_damaged(read: Callable[[], Result], path: str) -> Result:
             if not may_be_intact or attempt == READ_ATTEMPTS:
                 raise
             logging.warning("reading %s again: %s", path, error)
+            time.sleep(attempt * REREAD_WAIT_S)
     raise AssertionError("unreachable")
 
 
@@ -230,6 +228,15 @@ def log_delays(path: str, interval_s: float = 30.0) -> Iterator[None]:
         yield
     finally:
         ended.set()
+
+
+@contextlib.contextmanager
+def _tensorflow(path: str) -> Iterator[Any]:
+    """Imports TensorFlow for an access to a remote file, and logs delays."""
+    import tensorflow as tf
+
+    with log_delays(path):
+        yield tf
 
 
 @functools.cache
@@ -265,7 +272,10 @@ def atomic_write(path: str) -> Iterator[Any]:
 
         with tf.io.gfile.GFile(partial, "wb") as file:
             yield file
-        tf.io.gfile.rename(partial, path, overwrite=True)
+            with log_delays(path):
+                file.close()  # uploads
+        with log_delays(path):
+            tf.io.gfile.rename(partial, path, overwrite=True)
         return
     with open(partial, "wb") as file:
         try:
@@ -300,9 +310,7 @@ def write_bytes(path: str, content: bytes) -> None:
 
 def write_object(path: str, text: str) -> None:
     """Writes a small UTF-8 file on gs://, where uploads are atomic."""
-    import tensorflow as tf
-
-    with tf.io.gfile.GFile(path, "w") as file:
+    with _tensorflow(path) as tf, tf.io.gfile.GFile(path, "w") as file:
         file.write(text)
 
 

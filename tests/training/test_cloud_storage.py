@@ -207,11 +207,12 @@ def test_a_successor_takes_over(storage):
         second.check()
 
 
-def test_damaged_json_is_read_again(storage):
+def test_damaged_json_is_read_again(storage, monkeypatch):
+    monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
     storage.put("a.json", b'{"a": 1}')
     for action in ("short", "flip"):
         storage.set_rules([Rule("read", action=action, times=2)])
         assert files.load_json("gs://bucket/a.json") == {"a": 1}
-    storage.put("a.json", b'{"a": ')
+    storage.put("damaged.json", b'{"a": ')
     with pytest.raises(UserError, match="must be JSON"):
-        files.load_json("gs://bucket/a.json")
+        files.load_json("gs://bucket/damaged.json")
