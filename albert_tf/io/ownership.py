@@ -16,7 +16,6 @@ too, if both commands have the same settings.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import posixpath
@@ -102,6 +101,8 @@ def own(directory: str) -> Iterator[Owner]:
 
 
 def _lock(descriptor: int, directory: str) -> None:
+    import fcntl  # here, since serving imports this module on any system
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
