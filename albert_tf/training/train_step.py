@@ -264,6 +264,10 @@ def make_replica_step(
     target = ProgramTarget.from_config(config.distribution, device_type)
     clip_norm = config.optimizer.clip_norm
     clips_each_replica = config.optimizer.clip_scope == "per_replica"
+    update: Callable[..., Scalars] = state.optimizer.apply
+    if device_type == "GPU":
+        # One program, instead of some fifteen kernels for each variable.
+        update = tf.function(update, jit_compile=True, autograph=False)
 
     @tf.autograph.experimental.do_not_convert
     def replica_step(
@@ -297,7 +301,7 @@ def make_replica_step(
         scale = tf.constant(1.0)
         if clip_norm and not clips_each_replica:
             scale = _clip_factor(gradient_norm, clip_norm)
-        update_metrics = state.optimizer.apply(
+        update_metrics = update(
             gradients,
             _learning_rate(state.step, config, settings),
             scale,

@@ -333,6 +333,23 @@ def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
 
 
 @pytest.mark.slow
+def test_on_gpus_one_compiled_function_updates_all_weights(
+    tiny_records, monkeypatch
+):
+    """Here it runs on CPUs: the program is that of two GPUs."""
+    config = tiny_run.make_config(
+        tiny_records, UNUSED, strategy="mirrored", num_logical_cpus=2
+    )
+    on_cpus = run_steps(config)
+    monkeypatch.setattr(train_step, "device_type", lambda strategy: "GPU")
+    on_gpus = run_steps.__wrapped__(config)  # not the shared result
+    assert on_cpus.num_compiled == 0
+    assert on_gpus.num_compiled == 2  # one of each replica
+    assert_close(on_cpus.metrics, on_gpus.metrics, 1e-4)
+    assert_close(on_cpus.weights, on_gpus.weights, 1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
 def test_bfloat16_trains_close_to_float32(tiny_records, strategy):
     devices = {
