@@ -20,6 +20,7 @@ import dataclasses
 import json
 import posixpath
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.errors import UserError, first_line
-from albert_tf.io import faults
+from albert_tf.io import faults, files
 from albert_tf.io.files import (
     READ_ATTEMPTS,
     flush_to_disk,
@@ -89,8 +90,9 @@ def list_checkpoints(directory: str) -> list[Checkpoint]:
     for name in list_step_directories(directory):
         path = posixpath.join(directory, name)
         checkpoint = _read_commit(path, int(name.removeprefix("step-")))
-        for _ in range(1, READ_ATTEMPTS if is_remote(path) else 1):
+        for attempt in range(1, READ_ATTEMPTS if is_remote(path) else 1):
             if checkpoint is not None and checkpoint.fault:
+                time.sleep(attempt * files.REREAD_WAIT_S)
                 checkpoint = _read_commit(path, checkpoint.step)
         if checkpoint is not None:  # None was never committed
             found.append(checkpoint)
@@ -189,11 +191,12 @@ def read_values(
         UserError: If a variable is missing or has another shape.
     """
     attempts = READ_ATTEMPTS if is_remote(checkpoint.path) else 1
-    for _ in range(1, attempts):
+    for attempt in range(1, attempts):
         try:
             return _read_values(checkpoint, variables)
         except TornCheckpointError as error:
             logging.warning("reading %s again: %s", checkpoint.path, error)
+            time.sleep(attempt * files.REREAD_WAIT_S)
     return _read_values(checkpoint, variables)
 
 
