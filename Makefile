@@ -123,7 +123,6 @@ typecheck: $(VENV)/installed
 DEMO := build/demo
 MINI := models/albert_mini_en
 QUESTIONS := data_prep/sample_questions
-ASK := $(BIN)/python -m albert_tf.predict --saved_model_dir
 
 # Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
@@ -153,21 +152,16 @@ demo: $(VENV)/installed
 	@echo "6/8 draws the curves, about 10 seconds"
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
-	@echo "7/8 asks the released model for masked words and sentence order"
+	@echo "7/8 asks the released model for masked words"
 	test -e $(DEMO)/mini || $(BIN)/python -m albert_tf.convert_checkpoint \
 	    --from=$(MINI) --to=$(DEMO)/mini
 	$(BIN)/python -m albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/mini --export_dir=$(DEMO)/mini_saved_model
-	$(ASK)=$(DEMO)/mini_saved_model \
+	$(BIN)/python -m albert_tf.predict \
+	    --saved_model_dir=$(DEMO)/mini_saved_model \
 	    --text='The city is the [MASK] of the country.' \
 	    --text='He was one of the [MASK] important scientists of his time.' \
 	    --text='"I do not know," said [MASK].'
-	$(ASK)=$(DEMO)/mini_saved_model \
-	    --text='He was born in London in 1850.' \
-	    --text_pair='In 1870, he moved to Paris, where he later died.'
-	$(ASK)=$(DEMO)/mini_saved_model \
-	    --text='In 1870, he moved to Paris, where he later died.' \
-	    --text_pair='He was born in London in 1850.'
 	@echo "8/8 continues its pretraining on the questions of a bank's customers"
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file=$(QUESTIONS)/train.jsonl,$(QUESTIONS)/test.jsonl \
