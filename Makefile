@@ -40,7 +40,8 @@ INSTALL_SELF := $(INSTALL) --no-build-isolation -e
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test slow-test extras-test tpu-wheel-test test-all lint typecheck lock clean
+.PHONY: help demo test slow-test extras-test tpu-wheel-test test-all lint \
+    typecheck lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile

@@ -40,6 +40,7 @@ from albert_tf.config import SweepConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.io.files import write_bytes, write_text
 from albert_tf.sweeps import plan as plans
+from albert_tf.sweeps.directory import claim_directory
 
 
 def main(config: SweepConfig) -> int:
@@ -50,7 +51,7 @@ def main(config: SweepConfig) -> int:
         return 0
     config.require("output_dir")
     plans.check_records(plan)
-    plans.claim_directory(config.output_dir, plan)
+    claim_directory(config.output_dir, plan)
     environment = dict(os.environ)
     # The TPU belongs to the runs: the first process that loads its library
     # reserves it.

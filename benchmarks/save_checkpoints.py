@@ -26,7 +26,7 @@ from albert_tf.config import (
 )
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train_step import make_state
+from albert_tf.training.train_state import make_state
 
 MODELS = pathlib.Path(__file__).parent.parent / "configs" / "models"
 

@@ -91,7 +91,7 @@ def albert_tf(
     for name in list(kernels.KERNELS) if without == "all" else [without]:
         kernels.KERNELS.pop(name, None)
     from albert_tf import config
-    from albert_tf.training import schedules, train_step
+    from albert_tf.training import schedules, train_state, train_step
     from albert_tf.training.pretraining import Pretraining
 
     batch = {k: tf.constant(v) for k, v in work.arrays().items()}
@@ -117,7 +117,7 @@ def albert_tf(
         ),
         training=config.TrainingConfig(num_train_steps=1000),
     )
-    state = train_step.make_state(run, Pretraining(run))
+    state = train_state.make_state(run, Pretraining(run))
     replica_step = train_step.make_replica_step(state, run)
     settings = train_step.StepSettings(
         schedules.DropoutRates(work.dropout, work.dropout)

@@ -17,7 +17,7 @@ from albert_tf.records.features import (
     Feature,
     stored_features,
 )
-from albert_tf.training import schedules, train_step
+from albert_tf.training import schedules, train_state, train_step
 from albert_tf.training.pretraining import Pretraining
 
 # Masking reads one, and unpacking the other, so batches do not hold them.
@@ -73,7 +73,7 @@ def batch_features(data: DataConfig) -> list[Feature]:
 
 
 def make_program(
-    state: train_step.TrainState, config: PretrainingConfig, num_replicas: int
+    state: train_state.TrainState, config: PretrainingConfig, num_replicas: int
 ) -> tuple[Any, list[tf.TensorSpec]]:
     """The training step as a function, with the dropout rates of step 0.
 
@@ -125,7 +125,9 @@ def lower(config: PretrainingConfig, num_replicas: int) -> bytes:
         the function, then the variables, which it updates in place.
     """
     program, arguments = make_program(
-        train_step.make_state(config, Pretraining(config)), config, num_replicas
+        train_state.make_state(config, Pretraining(config)),
+        config,
+        num_replicas,
     )
     return program.experimental_get_compiler_ir(*arguments)(
         stage="hlo_serialized", platform_name="CPU"

@@ -19,6 +19,7 @@ from albert_tf.config.data import (
 from albert_tf.config.distribution import DistributionConfig
 from albert_tf.config.finetuning import FinetuningConfig
 from albert_tf.config.model import PARAMETER_SHARING, ModelConfig
+from albert_tf.config.optimizer import OptimizerConfig
 from albert_tf.config.settings import (
     Config,
     fields_with_types,
@@ -32,7 +33,6 @@ from albert_tf.config.task import TaskConfig
 from albert_tf.config.task_head import TaskHeadConfig
 from albert_tf.config.training import (
     InitializationConfig,
-    OptimizerConfig,
     PretrainingConfig,
     TrainingConfig,
 )

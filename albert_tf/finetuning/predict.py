@@ -28,8 +28,8 @@ from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.io.files import write_text
 from albert_tf.runs.checkpoint_files import BEST_DIR, list_checkpoints
-from albert_tf.runs.checkpoints import restore_model
 from albert_tf.runs.directory import NULL_THRESHOLD_FILE
+from albert_tf.runs.trained_model import restore_model
 from albert_tf.training.evaluate import Evaluator
 
 HOLDOUT = "holdout"  # split of train that decides the null threshold

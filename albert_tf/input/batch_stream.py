@@ -18,7 +18,8 @@ from absl import logging
 from albert_tf.config import DataConfig
 from albert_tf.input import corrupt_records, synthetic
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
-from albert_tf.input.pipeline import Lane, training_dataset
+from albert_tf.input.lanes import Lane
+from albert_tf.input.pipeline import training_dataset
 from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError, name_faults
-from albert_tf.input.pipeline import Lane, shuffled_files
+from albert_tf.input.lanes import Lane, shuffled_files
 from albert_tf.input.record_format import RecordFormat, parse_records
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults

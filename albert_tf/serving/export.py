@@ -25,12 +25,13 @@ from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs.checkpoints import load_run, model_variables
+from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import (
     CONFIG_FILE,
     RECORDS_METADATA_FILE,
     null_threshold,
 )
+from albert_tf.runs.trained_model import load_run
 from albert_tf.serving.names import (
     ASSETS_DIR,
     MODEL_CONFIG_FILE,

@@ -19,12 +19,10 @@ from albert_tf.config import (
     SweepConfig,
     flags,
     flatten,
-    settings_by_path,
 )
 from albert_tf.errors import UserError, name_faults
-from albert_tf.io.files import find, load_json_if_any, write_text
+from albert_tf.io.files import find
 
-SWEEP_FILE = "sweep.json"
 RUNS_DIR = "runs"
 
 # Metrics of an evaluation; those of the sentence only with a sentence head.
@@ -192,45 +190,6 @@ def check_records(plan: Plan) -> None:
         )
 
 
-def claim_directory(sweep_dir: str, plan: Plan) -> None:
-    """Writes the runs of the sweep into its directory.
-
-    Raises:
-        UserError: If the directory belongs to another sweep, or to none.
-    """
-    path = f"{sweep_dir.rstrip('/')}/{SWEEP_FILE}"
-    stored = load_json_if_any(path)
-    settings = {run.name: _result_settings(run.config) for run in plan.runs}
-    if stored is None:
-        others = find(f"{sweep_dir.rstrip('/')}/*")
-        if others:
-            raise UserError(
-                "output_dir must be new or hold this sweep",
-                received=f"{sweep_dir}, which holds {name_faults(others)}",
-            )
-        stored = {}
-    elif not set(stored) & set(settings):
-        raise UserError(
-            "output_dir must be new or hold this sweep",
-            received=f"{sweep_dir}, a sweep with the runs "
-            + name_faults(list(stored)),
-            remedy="Choose another --output_dir.",
-        )
-    for name in set(stored) & set(settings):
-        changed = [
-            f"{key} was {stored[name].get(key)!r} and is {value!r}"
-            for key, value in settings[name].items()
-            if stored[name].get(key) != value
-        ]
-        if changed:
-            raise UserError(
-                f"the sweep in {sweep_dir} must continue with its own settings",
-                received=f"run {name}: {name_faults(changed)}",
-                remedy="Restore them or choose another --output_dir.",
-            )
-    write_text(path, json.dumps(stored | settings, indent=2) + "\n")
-
-
 def describe(plan: Plan) -> list[str]:
     """Describes the runs: for each, the settings that differ between runs."""
     flat = {run.name: flatten(run.config.to_dict()) for run in plan.runs}
@@ -249,16 +208,6 @@ def describe(plan: Plan) -> list[str]:
 
 def _plain(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _result_settings(config: PretrainingConfig) -> dict[str, Any]:
-    """The settings that affect the result, by dotted name."""
-    settings = settings_by_path(PretrainingConfig)
-    return {
-        name: value
-        for name, value in flatten(config.to_dict()).items()
-        if settings[name].metadata["affects"] != "nothing"
-    }
 
 
 def _split(source: str, text: str, records_dir: str) -> list[str]:

@@ -27,8 +27,8 @@ from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.files import READ_ATTEMPTS
 from albert_tf.modeling.dropout import NO_DROPOUT
 from albert_tf.modeling.target import ProgramTarget
-from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
+from albert_tf.runs import trained_model
 from albert_tf.runs.log import RunLog
 from albert_tf.training.objective import Objective, Scalars
 from albert_tf.training.pretraining import Pretraining
@@ -249,7 +249,7 @@ def evaluate_run(
         # The model comes from the settings of the run, not from the flags.
         trained = run_directory.load_config(run_dir, type(config))
         model = make_objective(trained).make_model()
-        step = checkpoints.restore_model(run_dir, model)
+        step = trained_model.restore_model(run_dir, model)
     evaluator = Evaluator(strategy, model, objective, held_out, config)
     metrics = evaluator.run_and_log(step, None)
     assert metrics is not None, "no stop flag was given"

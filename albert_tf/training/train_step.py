@@ -6,11 +6,9 @@
 trace a new program, and dropout of rate 0 adds no operation to it.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from albert_tf.cluster.strategy import device_type
@@ -18,37 +16,11 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.target import ProgramTarget
-from albert_tf.runs import checkpoints
 from albert_tf.training import schedules
 from albert_tf.training.micro_batches import add_micro_batches
 from albert_tf.training.objective import Objective, Scalars
-from albert_tf.training.optimizers import AdamW, make_optimizer
 from albert_tf.training.schedules import DropoutRates
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-    """The objective and the variables that training changes.
-
-    Attributes:
-        objective: The objective of the run.
-        model: Model and heads of the objective.
-        optimizer: Built for the model's trainable variables.
-        step: int64 scalar, number of steps done.
-    """
-
-    objective: Objective
-    model: keras.layers.Layer
-    optimizer: AdamW
-    step: tf.Variable
-
-    def variables(self) -> dict[str, tf.Variable]:
-        """Everything that a checkpoint holds, by path."""
-        return {
-            **checkpoints.model_variables(self.model),
-            **self.optimizer.slots,
-            "step": self.step,
-        }
+from albert_tf.training.train_state import TrainState
 
 
 class StepSettings(NamedTuple):
@@ -90,24 +62,6 @@ class Steps(NamedTuple):
     stops: tf.Tensor
     learning_rate: tf.Tensor
     times: tf.Tensor
-
-
-def make_state(config: PretrainingConfig, objective: Objective) -> TrainState:
-    """Initial model, optimizer and step, in the current strategy's scope."""
-    # Initializers draw their seeds from Python's generator, in the order in
-    # which variables are made: the same on every host and in every run.
-    keras.utils.set_random_seed(config.training.seed)
-    model = objective.make_model()
-    optimizer = make_optimizer(config.optimizer)
-    optimizer.build(model.trainable_variables)
-    step = tf.Variable(
-        0,
-        dtype=tf.int64,
-        trainable=False,
-        name="step",
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
-    return TrainState(objective, model, optimizer, step)
 
 
 def metric_names(

@@ -22,9 +22,9 @@ from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training import schedules
 from albert_tf.training.objective import InitialWeights, Objective
 from albert_tf.training.position import Position
+from albert_tf.training.train_state import make_state
 from albert_tf.training.train_step import (
     StepSettings,
-    make_state,
     make_train_steps,
     metric_names,
 )

@@ -12,7 +12,7 @@ from albert_tf.errors import UserError
 from albert_tf.input import batch_stream, corrupt_records
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
-from albert_tf.input.pipeline import shuffled_files
+from albert_tf.input.lanes import shuffled_files
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.io.tfrecord import read_records
 from albert_tf.runs.log import read_events

@@ -8,7 +8,8 @@ from albert_tf.config import ConvertConfig
 from albert_tf.errors import UserError
 from albert_tf.interop.convert import convert
 from albert_tf.interop.loading import load
-from albert_tf.runs.checkpoints import load_run, model_variables
+from albert_tf.runs.checkpoints import model_variables
+from albert_tf.runs.trained_model import load_run
 from tests.helpers.exportable_run import (
     MODEL,
     write_records_files,

@@ -48,7 +48,7 @@ def read_example():
 @pytest.mark.slow
 def test_the_example_of_the_readme_runs(tiny_records, tmp_path, monkeypatch):
     """On a run that has trained two steps."""
-    from albert_tf.runs.checkpoints import load_run
+    from albert_tf.runs.trained_model import load_run
     from tests.helpers import tiny_run
 
     config = tiny_run.make_config(

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.runs import checkpoint_files, checkpoints
+from albert_tf.runs import checkpoint_files, checkpoints, trained_model
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
-from albert_tf.training.train_step import make_state
+from albert_tf.training.train_state import make_state
 from tests.helpers import tiny_run
 
 
@@ -442,9 +442,9 @@ def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
     )
     train(config)
 
-    loaded, newest, step = checkpoints.load_run(str(tmp_path))
+    loaded, newest, step = trained_model.load_run(str(tmp_path))
     assert (loaded, step) == (config, 4)
-    _, older, step = checkpoints.load_run(str(tmp_path), 2)
+    _, older, step = trained_model.load_run(str(tmp_path), 2)
     assert step == 2
     name = "albert/embeddings/word_embeddings"
     weights = [checkpoints.model_variables(m)[name] for m in (newest, older)]
@@ -453,4 +453,4 @@ def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.json must exist"):
-        checkpoints.load_run(str(tmp_path))
+        trained_model.load_run(str(tmp_path))

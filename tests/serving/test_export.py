@@ -12,7 +12,7 @@ from albert_tf.config import ExportConfig, ModelConfig
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs import checkpoints
+from albert_tf.runs import trained_model
 from albert_tf.serving.export import export
 from tests.helpers.exportable_run import MODEL, write_run
 
@@ -111,7 +111,7 @@ def test_a_process_without_our_code_equals_the_model_in_memory(
     )
     served = np.load(answers)
 
-    _, pretrainer, step = checkpoints.load_run(str(run_dir))
+    _, pretrainer, step = trained_model.load_run(str(run_dir))
     outputs = all_outputs(pretrainer, as_int32(batch))
     outputs = {k: v.numpy() for k, v in outputs.items()}
     assert step == 40
@@ -156,7 +156,7 @@ def test_a_process_without_our_code_equals_the_model_in_memory(
 @pytest.fixture(scope="module")
 def trained(run_dir):
     """The model in memory, and its tokenizer."""
-    _, pretrainer, _ = checkpoints.load_run(str(run_dir))
+    _, pretrainer, _ = trained_model.load_run(str(run_dir))
     return pretrainer, Tokenizer(str(run_dir / "spiece.model"))
 
 

@@ -10,7 +10,7 @@ from albert_tf.config import FillMaskConfig
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs import checkpoints
+from albert_tf.runs import trained_model
 from albert_tf.serving.mask_filler import MaskFiller, print_filled
 from tests.helpers.docstring_example import run_example
 
@@ -28,7 +28,7 @@ def test_masks_are_filled_by_the_trained_model(filler, run_dir):
     ids = [CLS_ID, *tokenizer.encode_with_masks(TEXT), SEP_ID]
     positions = [i for i, piece in enumerate(ids) if piece == MASK_ID]
     assert len(positions) == 2
-    _, pretrainer, _ = checkpoints.load_run(str(run_dir))
+    _, pretrainer, _ = trained_model.load_run(str(run_dir))
     logits = pretrainer(
         {
             "input_ids": tf.constant([ids]),

@@ -7,6 +7,7 @@ import pytest
 from albert_tf.config import SweepConfig
 from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
+from albert_tf.sweeps.directory import claim_directory
 from albert_tf.training import metrics
 
 MODEL = {
@@ -150,21 +151,21 @@ def test_records_without_files_are_named(base, tmp_path):
 def test_a_directory_belongs_to_one_sweep(base):
     first = base()
     directory = first.output_dir
-    plans.claim_directory(directory, plans.make_plan(first))
+    claim_directory(directory, plans.make_plan(first))
     # The same sweep; with a further variant and seed; on fewer devices.
-    plans.claim_directory(directory, plans.make_plan(first))
+    claim_directory(directory, plans.make_plan(first))
     more = base(
         variant=(*first.variant, "wide: --model=embedding_size=5"),
         base_flags=(*first.base_flags, "--eval_batch_size=16"),
     )
-    plans.claim_directory(directory, plans.make_plan(more))
+    claim_directory(directory, plans.make_plan(more))
 
     changed = base(base_flags=(*first.base_flags, "--learning_rate=0.5"))
     with pytest.raises(UserError, match=r"learning_rate was .* is 0\.5"):
-        plans.claim_directory(directory, plans.make_plan(changed))
+        claim_directory(directory, plans.make_plan(changed))
     other = base(variant=("deep: --model=num_hidden_layers=3",))
     with pytest.raises(UserError, match="runs narrow; long; wide"):
-        plans.claim_directory(directory, plans.make_plan(other))
+        claim_directory(directory, plans.make_plan(other))
     stored = json.loads((pathlib.Path(directory) / "sweep.json").read_text())
     assert set(stored) == {"narrow", "long", "wide"}
 
@@ -174,7 +175,7 @@ def test_a_directory_with_other_files_is_refused(base, tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "notes.txt").touch()
     with pytest.raises(UserError, match=r"must be new .*notes.txt"):
-        plans.claim_directory(config.output_dir, plans.make_plan(config))
+        claim_directory(config.output_dir, plans.make_plan(config))
 
 
 def test_runs_are_described_by_what_differs(base):

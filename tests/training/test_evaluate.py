@@ -16,7 +16,7 @@ from albert_tf.input.record_format import parse_records
 from albert_tf.training import evaluate, losses
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
-from albert_tf.training.train_step import make_state
+from albert_tf.training.train_state import make_state
 from tests.helpers import tiny_run
 
 REPOSITORY = pathlib.Path(__file__).parents[2]

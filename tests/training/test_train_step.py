@@ -18,9 +18,9 @@ from albert_tf.modeling.target import DEFAULT_TARGET
 from albert_tf.training import losses, train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
+from albert_tf.training.train_state import make_state
 from albert_tf.training.train_step import (
     StepSettings,
-    make_state,
     make_train_steps,
     metric_names,
 )
