@@ -5,20 +5,14 @@ import json
 import math
 import operator
 
-import numpy as np
 import pytest
 
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.finetuning import (
-    FinetuningOptimizerConfig,
-    FinetuningTrainingConfig,
-)
+from albert_tf.config import TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model
 from albert_tf.finetuning.examples import read_examples
-from albert_tf.finetuning.feature_files import constant_loss
-from albert_tf.finetuning.objective import ChanceWatch, Finetuning
+from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import hold_out
 from albert_tf.finetuning.run import _make_features, run
 from albert_tf.finetuning.squad_scores import score_answers
@@ -382,54 +376,6 @@ def test_several_runs_are_summarized_and_the_best_one_predicts(
         events = read_events(str(tmp_path / f"run-{number}"))
         (event,) = (e for e in events if e["event"] == "loss_at_chance")
         assert event["constant_loss"] == pytest.approx(math.log(3))
-
-
-@pytest.mark.parametrize(
-    ("step", "loss", "is_reported"),
-    [
-        (10, 1.09, True),
-        (14, 1.09, True),  # the first loop after a tenth of the steps
-        (9, 1.09, False),
-        (10, 1.0, False),
-    ],
-)
-def test_a_loss_at_chance_after_a_tenth_of_the_steps_is_a_warning(
-    step, loss, is_reported, caplog
-):
-    events = []
-    watch = ChanceWatch(
-        FinetuningConfig(
-            training=FinetuningTrainingConfig(num_train_steps=100),
-            optimizer=FinetuningOptimizerConfig(num_warmup_steps=5),
-        ),
-        constant_loss=1.0986,
-        log_event=lambda kind, **facts: events.append((kind, facts)),
-    )
-    watch.on_loop_end(5, {"loss": 1.09})
-    watch.on_loop_end(step, {"loss": loss})
-    watch.on_loop_end(step + 5 * is_reported, {"loss": 1.09})
-    said = ("loss_at_chance", {"loss": 1.09, "constant_loss": 1.0986})
-    assert events == [said] * is_reported
-    assert ("THE LOSS IS AT CHANCE" in caplog.text) == is_reported
-
-
-def test_a_loss_at_chance_is_that_of_constant_predictions():
-    """Entropies by hand; three of four records have the same label."""
-    entropy = 0.75 * math.log(4 / 3) + 0.25 * math.log(4)
-    labels = [{"label": np.array([i > 0])} for i in range(4)]
-    head = TaskHeadConfig("classification", ("no", "yes"))
-    assert constant_loss(labels, head) == pytest.approx(entropy)
-    spans = [
-        {
-            "start_position": np.array([3 * (i > 0)]),
-            "end_position": np.array([4]),
-            "is_impossible": np.array([i == 0]),
-        }
-        for i in range(4)
-    ]
-    for name, expected in (("plain", entropy / 2), ("beam", entropy)):
-        head = TaskHeadConfig("question_answering", squad_head=name)
-        assert constant_loss(spans, head) == pytest.approx(expected)
 
 
 def test_without_a_model_it_refuses(tiny_tasks, tmp_path):

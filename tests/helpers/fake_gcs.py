@@ -11,7 +11,8 @@ of the machine changes. The certificate is made with the `openssl` command.
         storage.set_rules([Rule("put", status=503, times=1)])
 
 It is a process of its own: TensorFlow holds Python's lock while it closes a
-file whose upload has failed.
+file whose upload has failed. The module is longer than 500 lines, since server,
+faults and counts are one program.
 """
 
 import base64

@@ -9,12 +9,8 @@ import tensorflow as tf
 from tensorflow.python.tpu import tpu
 
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.input import (
-    record_sets as training_records,
-)
+from albert_tf.input import record_sets as training_records
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.modeling.dropout import Dropout
-from albert_tf.modeling.target import DEFAULT_TARGET
 from albert_tf.training import losses, train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
@@ -500,17 +496,3 @@ def test_dropout_of_rate_0_adds_no_random_operation(tiny_records, fuse):
         assert with_dropout.count(draw) > 3 + 5
         assert with_dropout.count(split) > 5
         assert without.count(split) == 0
-
-
-def test_dropout_differs_by_step_and_replica_and_not_by_run(tiny_records):
-    del tiny_records
-
-    def mask(seed, step, replica):
-        keys = train_step._replica_seed(seed, tf.constant(step), replica)
-        masks = Dropout(0.5, 0.5, keys).hidden_masks(0, DEFAULT_TARGET)
-        return masks.keep(tf.constant([40])).numpy()
-
-    original = mask(1, 2, 3)
-    np.testing.assert_array_equal(mask(1, 2, 3), original)
-    for other in (mask(2, 2, 3), mask(1, 3, 3), mask(1, 2, 4)):
-        assert (other != original).any()
