@@ -131,7 +131,13 @@ class FillMaskConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TextsConfig(Config):
-    """The texts to ask a model about."""
+    """The texts to ask a model about.
+
+    Example:
+        >>> TextsConfig(text=("Tom fell.", "Ann sat."), text_pair=("He rose.",)
+        ...             ).second_texts()
+        ('He rose.', 'He rose.')
+    """
 
     text: tuple[str, ...] = setting(
         (),
@@ -141,11 +147,13 @@ class TextsConfig(Config):
         "e.g. --text='Paris is the [MASK] of France.'.",
         repeated=True,
     )
-    text_pair: str = setting(
-        "",
+    text_pair: tuple[str, ...] = setting(
+        (),
         "Second text of a pair. For a pretrained model, the command then "
         "prints the probability that it follows text, e.g. "
-        "--text_pair='It was dark inside.'.",
+        "--text_pair='It was dark inside.'. Give the flag once for all texts, "
+        "or once per text, in the same order.",
+        repeated=True,
     )
     question: tuple[str, ...] = setting(
         (),
@@ -159,6 +167,20 @@ class TextsConfig(Config):
         "e.g. --choice='Jane Austen' --choice='Mary Shelley'.",
         repeated=True,
     )
+
+    def check(self) -> None:
+        super().check()
+        if len(self.text_pair) not in (0, 1, len(self.text)):
+            raise UserError(
+                "text_pair must be given once, or once per text",
+                received=f"{len(self.text_pair)} for {len(self.text)} texts",
+            )
+
+    def second_texts(self) -> tuple[str, ...]:
+        """The second text of each pair; empty without `text_pair`."""
+        if len(self.text_pair) == 1:
+            return self.text_pair * len(self.text)
+        return self.text_pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +200,7 @@ class ServingClientConfig(TextsConfig):
         >>> config = ServingClientConfig(
         ...     server="grpc://localhost:8500",
         ...     text=("The door opened.",),
-        ...     text_pair="It was dark inside.",
+        ...     text_pair=("It was dark inside.",),
         ... )
         >>> config.model_name
         'albert'

@@ -31,7 +31,7 @@ def print_responses(client: Client, texts: TextsConfig) -> None:
             received=f"the signatures {', '.join(signatures)}",
         )
     if texts.text_pair:
-        print_order(client, texts.text, texts.text_pair)
+        print_order(client, texts.text, texts.second_texts())
     else:
         print_filled(client, texts.text)
 
@@ -62,8 +62,10 @@ def print_filled(client: Client, texts: Sequence[str]) -> None:
             print(f"    {num_cut_off} [MASK] beyond the model's max_seq_length")
 
 
-def print_order(client: Client, texts: Sequence[str], text_pair: str) -> None:
-    """Prints the probability that one text follows each of the others.
+def print_order(
+    client: Client, texts: Sequence[str], second_texts: Sequence[str]
+) -> None:
+    """Prints for each pair the probability that the second text follows.
 
     Raises:
         UserError: If the model has no signature for pairs.
@@ -79,8 +81,10 @@ def print_order(client: Client, texts: Sequence[str], text_pair: str) -> None:
         )
     answer = client.predict(
         sentence.name + PAIR_SUFFIX,
-        {"text": texts, "text_pair": [text_pair] * len(texts)},
+        {"text": texts, "text_pair": second_texts},
     )
     probabilities = answer[sentence.outputs[0]]
-    for text, probability in zip(texts, probabilities, strict=True):
-        print(f"{probability:.1%} {sentence.statement}: {text} | {text_pair}")
+    for first, second, probability in zip(
+        texts, second_texts, probabilities, strict=True
+    ):
+        print(f"{probability:.1%} {sentence.statement}: {first} | {second}")

@@ -115,7 +115,7 @@ def ask(client: Client, task: str, texts: TextsConfig) -> list[dict[str, Any]]:
     if texts.choice:
         inputs["choices"] = [list(texts.choice)] * len(pairs)
     if texts.text_pair:
-        inputs["text_pair"] = [texts.text_pair] * len(pairs)
+        inputs["text_pair"] = texts.second_texts()
         suffix = PAIR_SUFFIX
     outputs = client.predict(task + suffix, inputs)
     return list(_read_answers(task, outputs))

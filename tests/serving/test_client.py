@@ -170,7 +170,7 @@ def test_a_client_asks_the_sentence_head_of_each_objective(
     with SERVE[protocol](model) as server:
         main(
             ServingClientConfig(
-                server=server, text=("The cat", "a dog"), text_pair="It sat."
+                server=server, text=("The cat", "a dog"), text_pair=("It sat.",)
             )
         )
     first, second = answer_as_served(
@@ -186,7 +186,10 @@ def test_a_client_asks_the_sentence_head_of_each_objective(
 
 
 TEXTS_OF = {
-    "classification": {"text": ("It rained.", "The Café"), "text_pair": "So?"},
+    "classification": {
+        "text": ("It rained.", "The Café"),
+        "text_pair": ("So?",),
+    },
     "regression": {"text": ("It rained.", "The Café")},
     "multiple_choice": {
         "text": ("Tom fell into the river.",),
@@ -222,7 +225,7 @@ def test_a_client_prints_what_predict_prints(name, exported_task, capsys):
 def test_a_pair_is_refused_without_a_sentence_head(protocol, none_served):
     with SERVE[protocol](none_served) as server:
         config = ServingClientConfig(
-            server=server, text=("a",), text_pair="It sat."
+            server=server, text=("a",), text_pair=("It sat.",)
         )
         with pytest.raises(UserError, match=r"sentence head.*fill_mask_text"):
             main(config)

@@ -69,16 +69,22 @@ def test_a_pretrained_model_judges_the_order_of_texts(
 ):
     first, second = "She opened the door.", "It was dark inside."
     config = PredictConfig(
-        saved_model_dir=str(export_dir), text=(first,), text_pair=second
+        saved_model_dir=str(export_dir),
+        text=(first, second),
+        text_pair=(second, first),
     )
     print_predictions(config)
     outputs = LocalClient(str(export_dir)).predict(
-        "sentence_order_text_pair", {"text": [first], "text_pair": [second]}
+        "sentence_order_text_pair",
+        {"text": [first, second], "text_pair": [second, first]},
     )
-    assert (
-        capsys.readouterr().out
-        == f"{outputs['in_order'][0]:.1%} in order: {first} | {second}\n"
-    )
+    told, turned = outputs["in_order"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{told:.1%} in order: {first} | {second}",
+        f"{turned:.1%} in order: {second} | {first}",
+    ]
+    with pytest.raises(UserError, match=r"once per text. Received: 2 for 3"):
+        PredictConfig(text=("a", "b", "c"), text_pair=("d", "e"))
     with pytest.raises(UserError, match=r"SavedModel.*Make one with python -m"):
         LocalClient(str(tmp_path))
 
