@@ -71,7 +71,7 @@ $(VENV)/installed-extras: $(VENV)/installed
 
 # --- checks ------------------------------------------------------------------
 
-# One worker for each processor; JOBS=0 runs the tests in one process.
+# As many workers as tests/conftest.py says; JOBS=0 runs the tests in one process.
 JOBS ?= auto
 EXTRAS := interop or beam or tfds or tpu_compile
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal

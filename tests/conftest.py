@@ -59,14 +59,18 @@ assert "tensorflow" not in sys.modules
 sys.meta_path.insert(0, SplitCpu)
 
 
-def pytest_xdist_auto_num_workers():
-    """One worker for each processor that has enough memory."""
+def pytest_xdist_auto_num_workers(config):
+    """One worker for each processor that has enough memory.
+
+    One more for slow tests: many of them wait for a process.
+    """
+    num_waiting = config.option.markexpr.startswith("slow")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if hasattr(os, "sched_getaffinity"):
         processors = len(os.sched_getaffinity(0))
     else:  # macOS
         processors = os.cpu_count()
-    return max(1, min(processors, memory // WORKER_MEMORY))
+    return max(1, min(processors + num_waiting, memory // WORKER_MEMORY))
 
 
 def pytest_collection_finish():

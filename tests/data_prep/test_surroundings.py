@@ -13,6 +13,8 @@ from tests.helpers.small_builds import read_files
 
 pytestmark = pytest.mark.slow
 
+SIGNALS = signal.SIGHUP, signal.SIGINT
+
 # What runs before the command, the output directory, and words of the message;
 # no words: the build succeeds.
 ROWS = {
@@ -56,7 +58,14 @@ def start(command, before=""):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=notice_signals,
     )
+
+
+def notice_signals():
+    """Undoes what `nohup` and a shell's `&` set for the tests."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -77,7 +86,7 @@ def test_a_build_succeeds_or_says_what_to_do(name, tiny_records, tmp_path):
         assert read_files(output_dir) == read_files(tiny_records)
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_stopped_build_refuses_a_second_one_and_continues(
     number, tiny_records, tmp_path
 ):
