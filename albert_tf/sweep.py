@@ -20,9 +20,11 @@ Sweeps of the paper's tables are in configs/ablations:
       --records_dir=build --output_dir=build/table5
 
 Each run is a process of `run_pretraining` with its own run directory,
-OUTPUT_DIR/runs/VARIANT-seedN; OUTPUT_DIR/logs has its output. The same command
-continues an interrupted sweep: finished runs are used again, and others resume
-from their checkpoints. Variants and seeds can be added to a finished sweep.
+OUTPUT_DIR/runs/VARIANT-seedN. Its log is OUTPUT_DIR/logs/VARIANT-seedN.log; if
+OUTPUT_DIR is on gs://, the logs are in a local directory that the command logs.
+The same command continues an interrupted sweep: finished runs are used again,
+and others resume from their checkpoints. Variants and seeds can be added to a
+finished sweep.
 
 At the end, OUTPUT_DIR has table.md, table.json and table.png. `python -m
 albert_tf.report --run_dirs=...` draws all curves of the runs.

@@ -300,11 +300,11 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         super().check()
         if (self.runner == "dask") != bool(self.dask_scheduler):
             raise UserError(
-                "--runner=dask and --dask_scheduler need each other",
+                "--runner=dask and --dask_scheduler must be set together",
                 received=f"runner={self.runner}, "
                 f"dask_scheduler={self.dask_scheduler!r}",
-                remedy="Give the address, e.g. "
-                "--dask_scheduler=tcp://10.0.0.2:8786.",
+                remedy="Set both, e.g. --runner=dask "
+                "--dask_scheduler=tcp://10.0.0.2:8786, or neither.",
             )
         if (
             self.runner == "dask"

@@ -18,7 +18,8 @@ from data_prep.processes import Done, Task, run_task, start_state
 
 CONNECT_TIMEOUT_S = 30
 
-# How often a task is tried again after it has lost its worker.
+# Retries of a task that fails. The scheduler's setting allowed-failures limits
+# how often a task may lose its worker.
 RETRIES = 3
 
 # The arguments of the state that this worker has made.
@@ -33,7 +34,8 @@ class DaskProcesses:
 
     Args:
         scheduler: Address of the scheduler.
-        make_state: Called with `arguments` once in each worker.
+        make_state: Called with `arguments` in each worker before its first
+            task, and again after a build with other arguments.
         arguments: Arguments of `make_state`.
 
     Raises:

@@ -39,7 +39,7 @@ NOTICES = {
     "instance/preempted": "TRUE",
     "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
 }
-# Maintenance that is planned, as JSON, up to weeks ahead.
+# Planned maintenance, as JSON; announced up to weeks in advance.
 PLANNED_MAINTENANCE = "instance/upcoming-maintenance"
 PLANS_PAUSE_S = 600  # between requests
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
@@ -192,8 +192,8 @@ def _report_planned_maintenance(host: str, ended: threading.Event) -> None:
         if value not in ("", "NONE", "{}", reported):
             reported = value
             logging.warning(
-                "Google Cloud plans maintenance of this machine: %s. At its "
-                "beginning, the run saves a checkpoint and stops",
+                "Google Cloud has planned maintenance of this machine: %s. "
+                "When it begins, the run saves a checkpoint and stops",
                 " ".join(value.split()),
             )
         if ended.wait(PLANS_PAUSE_S):

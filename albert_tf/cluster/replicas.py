@@ -110,10 +110,11 @@ class Replicas:
 
 @contextlib.contextmanager
 def values_on_first(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Variables that are created in the block have values on one replica only.
+    """Creates variables with their initial value on the first replica only.
 
-    On the others they are 0 until `Replicas.copy_from_first`. Enter it outside
-    of the strategy's scope.
+    Applies to float32 variables under a `TPUStrategy` with several replicas; on
+    the other replicas they are 0 until `Replicas.copy_from_first`. Enter it
+    outside the strategy's scope.
     """
     if not _has_program(strategy):
         yield
@@ -143,5 +144,5 @@ def _has_program(strategy: tf.distribute.Strategy | None) -> bool:
 
 
 def _is_copied(dtype: tf.DType) -> bool:
-    # TPUs cannot sum int64, of which there is one number, the step.
+    # TPUs cannot sum int64. Only the step is int64, and it is not copied.
     return dtype == tf.float32

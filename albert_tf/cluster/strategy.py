@@ -116,8 +116,8 @@ def _best_kind(config: DistributionConfig) -> str:
 def _grow_gpu_memory() -> None:
     """Lets TensorFlow take the memory of GPUs as it needs it, not all at once.
 
-    So an evaluation may use the GPU next to training, and other programs show
-    how much memory a run needs.
+    A running evaluation can then share the GPU with training, and tools such as
+    nvidia-smi show how much memory a run needs.
     """
     for gpu in tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):  # TensorFlow has started

@@ -314,9 +314,10 @@ class SweepConfig(Config):
     )
     metrics: tuple[str, ...] = setting(
         ("masked_lm_loss", "masked_lm_accuracy", "sentence_order_accuracy"),
-        "Columns of the table, comma-separated: metrics of the last evaluation "
-        "of a run, metrics of an evaluation as NAME/METRIC, or "
-        "training_seconds, the time of all kept steps.",
+        "Columns of the table, comma-separated: METRIC, from the evaluation at "
+        "the end of training; NAME/METRIC, from --evaluation='NAME: ...'; or "
+        "training_seconds, the time of all steps, without those that a restart "
+        "repeats.",
     )
     compare: tuple[str, ...] = setting(
         (),

@@ -157,9 +157,9 @@ def run(
 ) -> None:
     """Runs a command: defines its flags, parses them, calls `main(config)`.
 
-    An error that a person can mend, a `UserError` or one that `io.faults`
-    explains, ends the command with one line on standard error and status 1, or
-    that of the error. `--verbosity=1` also logs its traceback.
+    A `UserError`, or an error that `io.faults.explain` turns into one, prints
+    one message on standard error and ends the command with the error's
+    `exit_status`. `--verbosity=1` also logs its traceback.
     Ctrl-C ends it with status 130.
     """
 

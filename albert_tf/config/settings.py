@@ -206,8 +206,8 @@ class Config:
         """Returns the settings with other values, also in nested configs.
 
         Args:
-            values: New values by the name of the setting. If a nested config
-                has a setting with the name of a config, that setting.
+            values: New values by name. A name that is both a nested config
+                and a setting of a nested config means the setting.
 
         Raises:
             TypeError: If there is no such setting.

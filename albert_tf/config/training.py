@@ -204,9 +204,9 @@ class TrainingConfig(Config):
     )
     eval_sentence_objective: str = setting(
         "same",
-        "Sentence objective of the records of eval_input_file, with "
-        "--mode=eval: same is that of the run. nsp, for example, measures how "
-        "well a model that was trained on sentence order tells next sentences "
+        "Sentence objective of the records of eval_input_file, in mode=eval. "
+        "same: the sentence_objective of the run. nsp on a model trained with "
+        "sop measures whether its sentence head distinguishes next sentences "
         "from random ones (Table 5 of the paper).",
         choices=("same", "sop", "nsp"),
         affects="nothing",

@@ -208,7 +208,7 @@ def _without_padding(
 def _padded(
     record: Record, features: Sequence[TaskFeature], length: int
 ) -> dict[str, list[float]]:
-    """Lists the values of a record, with sequences of that length."""
+    """Lists the values of a record, with sequences padded to `length`."""
     values = dict(record)
     for feature in features:
         if feature.num_sequences:

@@ -1,11 +1,11 @@
 """Finds damaged training records and stores their numbers.
 
 TensorFlow's reader reports that a record is damaged, but not which one.
-`BatchStream.find_damage` therefore reads the shards that a failed step may have
-used a second time, record by record. A network may return wrong bytes once, so
-a record counts as damaged only if several reads find the same damage.
-RUN/corrupt_records.json lists the damaged
-records. From then on, each of them is replaced with an example of weight 0, so
+`BatchStream.find_damage` therefore reads each record of the shards that the
+failed step may have used. A network may return wrong bytes once, so a shard
+with damage is read up to three times, and a record counts as damaged only if
+every complete read finds the same damage. RUN/corrupt_records.json lists the
+damaged records. From then on, each is replaced with an example of weight 0, so
 the batch of a step is a function of the seed, the step and this file.
 """
 
@@ -35,8 +35,8 @@ READING_ERRORS = (
     tf.errors.FailedPreconditionError,
 )
 
-# They also include the error for an answer of gs:// that is too short; see
-# `may_be_damage`.
+# Errors that training handles. InternalError is among them because TensorFlow
+# raises it when gs:// returns too few bytes; see `may_be_damage`.
 TRAINING_ERRORS = (*READING_ERRORS, tf.errors.InternalError)
 
 
@@ -132,7 +132,7 @@ class CorruptRecords(JsonList[CorruptRecord]):
 
 
 def may_be_damage(error: tf.errors.OpError) -> bool:
-    """Whether an error may come from a damaged or incomplete read."""
+    """Whether a damaged record or an incomplete read may be the cause."""
     return isinstance(error, READING_ERRORS) or faults.is_incomplete_read(error)
 
 

@@ -24,7 +24,7 @@ class Lane(NamedTuple):
         records: Its shards.
         seed: Seed of its order.
         block_size: Number of consecutive records that are shuffled together.
-        width: Number of records in a batch.
+        width: Number of records that the lane adds to each batch.
 
     Example:
         >>> files = ("a", "b", "c", "d")

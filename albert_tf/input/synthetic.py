@@ -1,8 +1,8 @@
-"""Batches that are made instead of read, to measure without records.
+"""Batches of random numbers, to measure the speed of training without records.
 
 `--synthetic_input` trains on one batch of random numbers, again and again. The
-devices do the same work as on real records, and never wait for input. So the
-difference to a run on records is the cost of the input.
+devices do the same work as on real records, and never wait for input. The
+difference from a run on records is therefore the cost of the input.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,8 @@ def make_dataset(
     Args:
         config: Batch size and lengths.
         features: The features of a batch.
-        limits: Exclusive upper bounds of integer features; 2 for the others.
+        limits: Exclusive upper bounds of integer features, by name; the bound
+            is 2 for a feature that is not listed.
     """
 
     def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:

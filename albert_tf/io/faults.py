@@ -58,7 +58,7 @@ _NUMBERS = {os.strerror(number): number for number in _REMEDIES}
 
 
 def explain(error: BaseException) -> UserError | None:
-    """Explains an error that a person can mend.
+    """Explains an error that a user can fix.
 
     Args:
         error: Raised by Python or TensorFlow.
@@ -82,7 +82,7 @@ def explain(error: BaseException) -> UserError | None:
         return _explain_encoding(error)
     if isinstance(error, MemoryError):
         return UserError(
-            "memory must suffice",
+            "the machine must have enough memory",
             received=str(error) or "no memory left",
             remedy=_REMEDIES[errno.ENOMEM],
         )
@@ -200,13 +200,13 @@ def _explain_remote(text: str, line: str) -> UserError | None:
         )
     if _INCOMPLETE_READ in text:
         return RetryError(
-            f"{path} must be read to its end",
+            f"{path} must be read completely",
             received="fewer bytes than the object has",
             remedy=f"{_AGAIN}.",
         )
     if _NO_ANSWER.search(text):
         return RetryError(
-            f"{path} must answer",
+            f"Cloud Storage must answer requests for {path}",
             received=received if status else line[:200],
             remedy="Cloud Storage has failed in spite of retries, or is not "
             f"reachable from this machine. {_AGAIN} later.",

@@ -23,8 +23,8 @@ from albert_tf.io import faults
 
 PARTIAL_SUFFIX = ".partial"
 
-# A network may return wrong bytes once. What looks damaged is damaged only if
-# it looks the same in so many reads.
+# On gs://, a read may return wrong bytes once. A file counts as damaged only if
+# this number of reads fails.
 READ_ATTEMPTS = 3
 
 # TensorFlow caches the size of an object for 5 s. If another process has
@@ -204,7 +204,7 @@ def read_again_if_damaged(read: Callable[[], Result], path: str) -> Result:
 
 @contextlib.contextmanager
 def log_delays(path: str, interval_s: float = 30.0) -> Iterator[None]:
-    """Logs a warning at an interval while an access to a remote file waits.
+    """Logs a warning every `interval_s` during an access to a remote file.
 
     TensorFlow retries for up to 13 minutes when Cloud Storage does not answer.
     """
@@ -217,8 +217,8 @@ def log_delays(path: str, interval_s: float = 30.0) -> Iterator[None]:
         began = time.monotonic()
         while not ended.wait(interval_s):
             logging.warning(
-                "waiting for %s since %.0f s: Cloud Storage does not answer, "
-                "or the network is slow",
+                "access to %s has taken %.0f s so far: Cloud Storage does not "
+                "answer, the network is slow, or the file is large",
                 path,
                 time.monotonic() - began,
             )

@@ -8,11 +8,11 @@ second command is refused.
 
 Cloud Storage has no locks that end with their owner. There, a command writes
 its id to OUTPUT_DIR/owner.json and becomes the owner. An earlier owner reads
-the file before each change of the directory; if it finds another id, it ends.
-One change of an earlier owner can still take effect if its successor starts
-between the look at the file and the change, since TensorFlow's client has no
-conditional writes. Such a change has the content that the successor writes,
-too, if both commands have the same settings.
+the file before it writes a checkpoint or a line of the log; if the file holds
+another id, the earlier owner raises an error. TensorFlow's client has no
+conditional writes, so if the successor starts between this check and the write,
+the write still takes effect. If both commands have the same settings, the
+successor writes the same content.
 """
 
 import contextlib
@@ -69,8 +69,8 @@ class Owner:
                 received=f"process {found.get('pid', 'unknown')} of "
                 f"{found.get('host', 'an unknown host')}, which has taken it "
                 "over",
-                remedy="This command ends, and the other one goes on. Stop the "
-                "other one before you start a command again.",
+                remedy="This command ends. If another command uses the "
+                "directory, stop it before you start a command again.",
             )
 
     def release(self) -> None:

@@ -7,9 +7,9 @@
 If a step is trained a second time, its lines in `metrics.jsonl` are replaced.
 Lines in `events.jsonl` are never removed.
 
-A line that is appended to an object on gs:// uploads the object again. So there
-each file ends after LINES_PER_FILE lines, and the next lines are in
-`metrics.jsonl.1`, `metrics.jsonl.2`, ...
+A line can be appended to an object on gs:// only by uploading the object again.
+On gs://, a log is therefore split into parts of about LINES_PER_FILE lines:
+`metrics.jsonl`, `metrics.jsonl.1`, `metrics.jsonl.2`, ...
 """
 
 import itertools
@@ -96,7 +96,8 @@ class RunLog:
             run_dir: `--output_dir` of the run.
             step: The step that the run starts from.
             evaluates_again: Whether the evaluation at that step is repeated.
-            owner: Checked before each change of a file.
+            owner: Its ownership is checked before the log is rewound and
+                before each line is written.
         """
         log = cls(run_dir, owner or Owner())
         log.rewind(step, evaluates_again)
@@ -192,11 +193,11 @@ class RunLog:
                 self._append_unwritten(path)
             except (OSError, tf.errors.OpError) as error:
                 raise UserError(
-                    f"{path} must be written to its end",
+                    f"all lines of {path} must be written",
                     received=f"{number} lines that could not be written: "
                     f"{faults.describe(error)}",
-                    remedy="Checkpoints are not affected. The missing lines "
-                    "are in the log of the command.",
+                    remedy="Checkpoints are not affected. "
+                    "These lines are lost.",
                 ) from None
 
     def _append_line(self, path: str, line: Mapping[str, Any]) -> None:
@@ -208,7 +209,7 @@ class RunLog:
         # Readers skip empty and incomplete lines.
         begin = "\n" if path in self._cut_short else ""
         if len(lines) > 1:
-            # A write that failed may have had its effect.
+            # A write that raised an error may still have succeeded.
             written = {json.dumps(line) for line in read_lines(path)}
             lines = [line for line in lines if line not in written]
         self._owner.check()

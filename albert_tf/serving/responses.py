@@ -65,7 +65,10 @@ def print_filled(client: Client, texts: Sequence[str]) -> None:
 def print_order(
     client: Client, texts: Sequence[str], second_texts: Sequence[str]
 ) -> None:
-    """Prints for each pair the probability that the second text follows.
+    """Prints the probability that each pair of texts is in order.
+
+    For a model with sentence_objective=nsp, it is the probability that the
+    second text follows the first one.
 
     Raises:
         UserError: If the model has no signature for pairs.

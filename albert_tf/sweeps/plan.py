@@ -78,8 +78,8 @@ class Plan:
     """A sweep, checked.
 
     Attributes:
-        runs: The runs, all variants of the first seed first, so that a table
-            of all variants is there early.
+        runs: The runs, ordered by seed and then by variant, so that an
+            interrupted sweep can compare all variants early.
         evaluations: Flags of each further evaluation, by name.
         metrics: Columns of the table.
         pairs: Variants to compare; the difference is first minus second.

@@ -3,7 +3,8 @@
     SWEEP/sweep.json                     the settings of each run
     SWEEP/runs/NAME/                     run directories
     SWEEP/evaluations/NAME/EVALUATION.json    metrics of further evaluations
-    SWEEP/logs/NAME.log                  output of the processes of a run
+    SWEEP/logs/NAME.log                  standard error of a run's processes
+    SWEEP/logs/NAME.out                  standard output of its last process
     SWEEP/locks/                         locks that the processes hold
 
 Logs and locks of a sweep on gs:// are in a directory of this machine.
@@ -159,8 +160,8 @@ class Sweep:
                 if run.name not in self._waiting_for:
                     self._waiting_for.add(run.name)
                     logging.warning(
-                        "a process of an earlier sweep still trains %s: "
-                        "waiting for it",
+                        "%s: waiting for a process of an earlier sweep, which "
+                        "still trains or evaluates this run",
                         run.name,
                     )
                 return False
@@ -247,8 +248,9 @@ class Sweep:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(
-                    "a sweep must run once at a time",
-                    received=f"another process that runs {self._dir}",
+                    "only one process may run a sweep at a time",
+                    received=f"another process is running {self._dir}",
+                    remedy="Wait for it, or stop it.",
                 ) from None
             yield
 

@@ -17,9 +17,9 @@ PAPER_REFERENCE = {
 }
 
 
-# The same for records of another sentence objective.
-# The model without a sentence objective has no head; the paper does not say
-# how it was measured.
+# Accuracies on records of another sentence objective, by the objectives of the
+# model and of the records. A model without a sentence objective has no head for
+# it; the paper does not say how it was measured.
 PAPER_CROSS_REFERENCE = {
     ("none", "nsp"): 0.524,
     ("none", "sop"): 0.533,
@@ -98,7 +98,8 @@ def describe_reference(
 
     Args:
         sentence_objective: That of the model.
-        objective_of_records: That of the held-out records; "" is the same.
+        objective_of_records: Sentence objective of the held-out records; "" if
+            it is that of the model.
 
     Example:
         >>> describe_reference("sop", "nsp")

@@ -130,8 +130,8 @@ class Pretraining(Objective):
         lines = [f"{metrics.describe(values, task)}; {reference}"]
         if task != self._sentence_objective:
             lines.append(
-                f"{task} records, evaluated on a model that was trained with "
-                f"sentence_objective={self._sentence_objective}"
+                "model trained with sentence_objective="
+                f"{self._sentence_objective}, evaluated on {task} records"
             )
         if records.metadata is not None:
             lines.append(

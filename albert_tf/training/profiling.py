@@ -16,8 +16,8 @@ from albert_tf.errors import first_line
 from albert_tf.runs.log import TENSORBOARD_DIR
 from albert_tf.training.listener import Listener, LogEvent
 
-# A profile of a slice takes the estimated time of its steps, within these
-# limits: a long one would fill the memory of the hosts.
+# How long a slice is profiled: the estimated time of the steps, within these
+# limits. A longer profile would fill the memory of the hosts.
 SHORTEST_S = 1.0
 LONGEST_S = 20.0
 

@@ -25,8 +25,8 @@ from albert_tf.runs.log import RunLog
 from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.trainer import Trainer
 
-# Returns to a checkpoint without a step of progress between them, after reads
-# that failed although all records are intact.
+# Largest number of consecutive returns to a checkpoint because a read failed
+# although all records are intact. Progress beyond the failed step resets it.
 MAX_REREADS = 3
 
 

@@ -208,9 +208,9 @@ def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
 
 
 def _gpu_memory_bytes() -> int | None:
-    """Memory of the smallest GPU; None without the driver's program.
+    """Memory of the smallest GPU; None if nvidia-smi is missing or fails.
 
-    TensorFlow does not report it.
+    TensorFlow does not report the memory of GPUs.
     """
     query = ["nvidia-smi", "--query-gpu=memory.total"]
     query.append("--format=csv,noheader,nounits")

@@ -132,7 +132,7 @@ def open_run(
         strategy: Devices.
         stop: Request to stop, set by signals and notices.
         initial: Weights that a new run starts from; None for random ones.
-        owner: Checked before each change of the run directory.
+        owner: Its ownership is checked before each checkpoint and log line.
     """
     began = time.monotonic()
     run_dir = config.training.output_dir

@@ -46,7 +46,7 @@ class Trainer:
         strategy: Devices.
         stop_flag: float32 scalar; not 0 after a request to stop this process.
         saves: Whether `store` writes checkpoints in this process.
-        owner: Checked before each change of the run directory.
+        owner: Its ownership is checked before each checkpoint and log line.
         watchdog: Ends the process if the devices hang; None sets no limits.
 
     Attributes:

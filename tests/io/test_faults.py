@@ -46,19 +46,23 @@ RETRIES = {
         tf.errors.AbortedError,
         "All 10 retry attempts failed. The last failure: " + HTTP + "503 with "
         "body '{}'\n\t when reading metadata of gs://b/r/x",
-        ["gs://b/r/x must answer", "HTTP 503", "run the same command again"],
+        [
+            "Cloud Storage must answer requests for gs://b/r/x",
+            "HTTP 503",
+            "run the same command again",
+        ],
     ),
     "no network": (
         tf.errors.AbortedError,
         "All 10 retry attempts failed. The last failure: Error executing an "
         "HTTP request: libcurl code 6 meaning 'Couldn't resolve host name', "
         "error details: Could not resolve host\n\t when reading gs://b/r/x",
-        ["gs://b/r/x must answer", "libcurl code 6"],
+        ["Cloud Storage must answer requests for gs://b/r/x", "libcurl code 6"],
     ),
     "incomplete": (
         tf.errors.InternalError,
         "File contents are inconsistent for file: gs://b/r/x @ 0.",
-        ["gs://b/r/x must be read to its end"],
+        ["gs://b/r/x must be read completely"],
     ),
 }
 

@@ -129,7 +129,7 @@ def test_a_killed_sweep_continues_and_finds_the_same_table(
     killed.kill()
     killed.wait()
     stopped = sweep.start()
-    waits = "a process of an earlier sweep still trains shared"
+    waits = "waiting for a process of an earlier sweep"
     sweep.wait_until(lambda: waits in sweep.log(), stopped)
     os.kill(orphan, signal.SIGCONT)
     sweep.wait_for_step("not_shared", 10, stopped)
