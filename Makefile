@@ -1,7 +1,7 @@
 # Targets that need Python packages first set them up in .venv-2.21.
 #
-# make demo          trains and exports a small ALBERT from text, and asks the
-#                    released one, in build/demo
+# make demo          trains and exports a small ALBERT from text, fills masks with
+#                    the released model, and fine-tunes it, in build/demo
 # make test          runs the fast tests, in a few minutes
 # make slow-test     runs the tests that start processes, compile large programs
 #                    or take long
@@ -32,10 +32,15 @@ VENV := .venv-$(TF)
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints/tensorflow-$(TF).txt
 # uv installs in a quarter of pip's time, but does not read pip's settings.
-# Without build isolation, it builds with the locked versions, too.
+# --no-build-isolation makes it build this package with the locked versions.
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python \
     -c $(CONSTRAINTS) $(addprefix --find-links ,$(PIP_FIND_LINKS))
 INSTALL_SELF := $(INSTALL) --no-build-isolation -e
+
+# uv does not compile Python modules. With this variable, which images of
+# containers often set, each process would compile the modules of TensorFlow
+# again: its start would take three times as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -91,8 +96,9 @@ extras-test: $(VENV)/installed-extras
 
 TPU_BIN := .venv-tpu/bin
 
-# As tpu/on_host.sh installs it: the pins are for other extras. Packages of the
-# extra `test` would install tensorflow over tensorflow-tpu.
+# As in tpu/on_host.sh, the pins of libtpu and tensorflow are removed: they are
+# for other extras. Packages of the extra `test` would install tensorflow over
+# tensorflow-tpu.
 .venv-tpu/installed: setup.py constraints/tensorflow-2.20.txt
 	@$(PYTHON) -c "$$CHECK_PYTHON"
 	$(PYTHON) -m venv .venv-tpu
@@ -127,11 +133,11 @@ QUESTIONS := data_prep/sample_questions
 
 # Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
-	@echo "1/8 trains a vocabulary on the sample corpus"
+	@echo "1/9 trains a vocabulary on the sample corpus"
 	$(BIN)/python -m data_prep.train_tokenizer \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --vocab_size=8000 --model_prefix=$(DEMO)/spm
-	@echo "2/8 builds the records"
+	@echo "2/9 builds the records"
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --spm_model_file=$(DEMO)/spm.model --output_dir=$(DEMO)/records \
@@ -139,21 +145,21 @@ demo: $(VENV)/installed
 	    --sentence_objective=none --short_seq_prob=0 \
 	    --masking=dynamic --dupe_factor=1 \
 	    --num_shards=4 --holdout_fraction=0.09
-	@echo "3/8 trains a model, and evaluates it on the held-out records"
+	@echo "3/9 trains a model, and evaluates it on the held-out records"
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo.flags
-	@echo "4/8 exports a SavedModel, about 10 seconds"
+	@echo "4/9 exports a SavedModel, about 10 seconds"
 	$(BIN)/python -m albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
-	@echo "5/8 fills masks with the SavedModel, about 10 seconds"
+	@echo "5/9 fills masks with the SavedModel, about 10 seconds"
 	$(BIN)/python -m albert_tf.fill_mask --saved_model_dir=$(DEMO)/saved_model \
 	    --text='The city is the [MASK] of the country.' \
 	    --text='He was one of the [MASK] important scientists of his time.' \
 	    --text='"I do not know," said [MASK].'
-	@echo "6/8 draws the curves, about 10 seconds"
+	@echo "6/9 draws the curves, about 10 seconds"
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
-	@echo "7/8 asks the released model for masked words"
+	@echo "7/9 asks the released model for masked words"
 	test -e $(DEMO)/mini || $(BIN)/python -m albert_tf.convert_checkpoint \
 	    --from=$(MINI) --to=$(DEMO)/mini
 	$(BIN)/python -m albert_tf.export_saved_model \
@@ -163,15 +169,20 @@ demo: $(VENV)/installed
 	    --text='The city is the [MASK] of the country.' \
 	    --text='He was one of the [MASK] important scientists of his time.' \
 	    --text='"I do not know," said [MASK].'
-	@echo "8/8 continues its pretraining on the questions of a bank's customers"
+	@echo "8/9 continues its pretraining on the questions of a bank's customers"
 	$(BIN)/python -m data_prep.build_tfrecords \
-	    --input_file=$(QUESTIONS)/train.jsonl,$(QUESTIONS)/test.jsonl \
+	    --input_file=$(QUESTIONS)/train.jsonl \
 	    --spm_model_file=$(MINI)/spiece.model --output_dir=$(DEMO)/questions \
-	    --max_seq_length=32 --max_predictions_per_seq=5 --ngram=1 \
-	    --sentence_objective=none --masking=dynamic --dupe_factor=1 \
-	    --num_shards=1 --holdout_fraction=0.05
+	    --max_seq_length=64 --max_predictions_per_seq=10 --ngram=1 \
+	    --sentence_objective=nsp --masking=dynamic --dupe_factor=10 \
+	    --packing=best_fit --num_shards=1 --holdout_fraction=0.05
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo_questions.flags
+	@echo "9/9 learns their 77 categories from ten examples of each, and compares"
+	@echo "    it with the same training from random weights"
+	$(BIN)/python -m benchmarks.finetune_banking77 \
+	    --init_checkpoint=$(DEMO)/questions_run --work_dir=$(DEMO)/banking77 \
+	    --examples_per_class=10 --num_train_steps=600 --num_runs=1
 	@echo
 	@echo "vocabulary   $(DEMO)/spm.model"
 	@echo "records      $(DEMO)/records/train, $(DEMO)/records/eval"
@@ -181,6 +192,7 @@ demo: $(VENV)/installed
 	@echo "curves       $(DEMO)/curves.png"
 	@echo "released     models/albert_mini_en, exported to"
 	@echo "             $(DEMO)/mini_saved_model, continued in $(DEMO)/questions_run"
+	@echo "fine-tuned   $(DEMO)/banking77"
 
 # --- upkeep ------------------------------------------------------------------
 

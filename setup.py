@@ -40,8 +40,8 @@ setup(
         "safetensors>=0.4",
         "scikit-learn>=1.5",  # with SciPy, the scores of fine-tuned models
         "scipy>=1.13",
-        # 0.2.2 changed how equal scores are broken; tensorflow-text, and so
-        # every served model, tokenizes as 0.2.1 does.
+        # Of segmentations with equal scores, 0.2.2 chooses another one than
+        # 0.2.1; tensorflow-text, and so every served model, agrees with 0.2.1.
         "sentencepiece>=0.2.0,<=0.2.1",
         "sentencex>=1.0",
         "tensorboard>=2.20,<2.22",  # not installed by TensorFlow 2.21
@@ -55,7 +55,8 @@ setup(
         # 0.0.30 `import tensorflow` aborts the process.
         "tpu": ["tensorflow-tpu==2.20.0", "libtpu==0.0.30"],
         "tpu-compile": ["jax[tpu]==0.10.2"],
-        # tensorflow-datasets 4.9.10 imports importlib_resources undeclared.
+        # tensorflow-datasets 4.9.10 needs importlib_resources, but does not
+        # declare it.
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
         "beam": ["apache-beam[gcp]>=2.60"],
         "dask": DASK,

@@ -53,13 +53,13 @@ class UserError(ValueError):
     ) -> None:
         parts = [wanted.rstrip(".") + "."]
         if received is not None:
-            parts.append(f"Received: {received}.")
+            parts.append(f"Received: {str(received).removesuffix('.')}.")
         self.fault, self.remedy = " ".join(parts), remedy
         super().__init__(f"{self.fault} {remedy}".rstrip())
 
 
 class RetryError(UserError):
-    """A worker or host was lost; the same command may succeed again.
+    """A temporary fault, e.g. a lost worker: the same command may succeed.
 
     Example:
         >>> raise RetryError("all workers must answer", received="silence")
@@ -74,7 +74,10 @@ class RetryError(UserError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type without a message."""
+    """First line of an error's message; the error's type if it has none.
+
+    Skips the lines in which TensorFlow says where an operation was created.
+    """
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines and lines[0] == _LOCATION_LINES[0]:
         nodes = [n for n, line in enumerate(lines) if line.startswith("[[{{")]

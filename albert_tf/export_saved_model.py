@@ -50,7 +50,10 @@ one that takes ids. For classification:
                        probabilities: float32, (batch, classes)
     classify        the same, from input_ids, input_mask, segment_ids
 
-and for regression, predict_value_text and so on -> value: float32, (batch,).
+For regression:
+
+    predict_value_text, predict_value_text_pair, predict_value
+                    -> value: float32, (batch,)
 
 For multiple choice, `question` and `context` are (batch,), and `choices` are
 (batch, choices), with as many choices as in training:
@@ -62,8 +65,9 @@ For multiple choice, `question` and `context` are (batch,), and `choices` are
     choose          input_ids, input_mask, segment_ids: (batch, choices, length)
                     -> choice_number, probabilities
 
-For question answering, `question` and `context` are (batch,). A long context is
-cut into windows, and the answer found, as by --mode=predict of run_finetuning:
+For question answering, `question` and `context` are (batch,). The graph cuts a
+long context into windows and chooses the best answer, as run_finetuning does
+with --mode=predict:
 
     find_answer_text
                     -> answer: string, (batch,); "" if there is none
@@ -72,13 +76,14 @@ cut into windows, and the answer found, as by --mode=predict of run_finetuning:
                        score, null_score, null_odds: float32, (batch,)
     score_spans     input_ids, input_mask, segment_ids: (batch, length)
                     -> start_logits, end_logits: float32, (batch, length);
-                       with --squad_head=beam, also from p_mask, and the
-                       outputs of `modeling.task_heads.BeamSpanHead`
+                       with --squad_head=beam, p_mask is a further input, and
+                       the outputs are those of
+                       `modeling.task_heads.BeamSpanHead`
 
-Characters are Unicode code points, as in a Python string. `score` is that of
-the best answer, even if `answer` is "", which it is if `null_odds` exceeds the
-null threshold of the run. The odds are `null_score` minus `score`, and with
---squad_head=beam `null_score` alone. A run of squad_v1 has no threshold.
+Characters are Unicode code points, as in a Python string. If `null_odds`
+exceeds the null threshold of the run, `answer` is ""; `score` is still that of
+the best answer. `null_odds` is `null_score` minus `score`; with
+--squad_head=beam, it is `null_score`. A run of squad_v1 has no threshold.
 
 Text signatures need tensorflow-text, for the export and in each Python program
 that loads the model; TensorFlow Serving has it built in. On a TPU VM, install

@@ -14,10 +14,10 @@ each label, or the value:
     --text='It rained.' --text_pair='The sun shone.'
     {"label": "contradiction", "probabilities": {"contradiction": 0.97, ...}}
 
-Question answering: the answer, "" if there is none, and its characters, so that
-text[start:end] is the answer. `score` is the sum of the logits of its first and
-last token, or with --squad_head=beam of their log probabilities. The answer is
-"" if `null_odds` exceeds the null threshold of the run:
+Question answering: the answer, which is text[start:end]. `score` is the sum of
+the logits of its first and last token, or with --squad_head=beam of their log
+probabilities. The answer is "" if `null_odds` exceeds the null threshold of the
+run:
 
     --text='Basel lies on the Rhine.' --question='Where is Basel?'
     {"answer": "on the Rhine", "end": 23, "null_odds": -6.1,

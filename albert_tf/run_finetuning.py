@@ -10,16 +10,16 @@ The command reads the official files, writes features, trains, evaluates, and
 prints the scores as JSON. The same command resumes an interrupted run.
 `--dry_run` checks everything and times a few steps. `--mode=predict` writes
 predictions for the leaderboard of GLUE or the scripts of SQuAD to
-runs/sst2/predictions. `--num_runs=5` trains five seeds.
+runs/sst2/predictions. `--num_runs=5` trains with five seeds.
 
-A task of one's own needs files with named columns, in .tsv, .csv or .jsonl:
+A task of your own needs files with named columns, in .tsv, .csv or .jsonl:
 
     python -m albert_tf.run_finetuning \
       --task=classification --text_column=text --label_column=category \
       --train_file=train.csv --dev_file=test.csv \
       --init_checkpoint=runs/base --output_dir=runs/categories
 
-Exit status: as of python -m albert_tf.run_pretraining.
+The exit status is that of python -m albert_tf.run_pretraining.
 """
 
 from albert_tf.cluster import tpu_chips, versions
@@ -27,7 +27,10 @@ from albert_tf.config import FinetuningConfig, flags
 
 
 def main(config: FinetuningConfig) -> int:
-    """Trains, evaluates or predicts, depending on `--mode`."""
+    """Trains, evaluates or predicts, depending on `--mode`.
+
+    Returns the exit status.
+    """
     config.require("task", "output_dir")
     versions.check_import()
     tpu_chips.skip_metadata_query_without_chips()

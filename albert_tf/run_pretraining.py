@@ -18,7 +18,8 @@ checkpoint, and `--model` changes the architecture without a new file:
     python -m albert_tf.run_pretraining \
       --model=embedding_size=64,parameter_sharing=attention ...
 
-Exit status: 0 when all steps are done; 1 for an error that the user can fix;
+Exit status: 0 when all steps are done; 1 for an error that the user can fix; 75
+when a worker or host was lost, or the run hung: start the same command again;
 130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption or maintenance from
 Google Cloud) when interrupted: the run saves a checkpoint at the next step, and
 the same command resumes it. A second signal ends the process at once, without a
@@ -35,7 +36,7 @@ def main(config: PretrainingConfig) -> int:
     config.require("output_dir")
     versions.check_import()
     tpu_chips.skip_metadata_query_without_chips()
-    if not config.training.dry_run:  # a dry run reports it in its table
+    if not config.training.dry_run:  # its table reports a missing TPU
         tpu_chips.check(config.distribution)
     with versions.quick_import():
         import tensorflow  # noqa: F401

@@ -21,10 +21,10 @@ Sweeps of the paper's tables are in configs/ablations:
 
 Each run is a process of `run_pretraining` with its own run directory,
 OUTPUT_DIR/runs/VARIANT-seedN. Its log is OUTPUT_DIR/logs/VARIANT-seedN.log; if
-OUTPUT_DIR is on gs://, the logs are in a local directory that the command logs.
-The same command continues an interrupted sweep: finished runs are used again,
-and others resume from their checkpoints. Variants and seeds can be added to a
-finished sweep.
+OUTPUT_DIR is on gs://, the command logs the local directory that contains the
+logs. The same command continues an interrupted sweep: it does not repeat
+finished runs, and others resume from their checkpoints. Variants and seeds can
+be added to a finished sweep.
 
 At the end, OUTPUT_DIR has table.md, table.json and table.png. `python -m
 albert_tf.report --run_dirs=...` draws all curves of the runs.

@@ -1,7 +1,7 @@
 r"""Measure speed and memory of `data_prep.build_tfrecords`.
 
     python -m benchmarks.build_records \
-        --input_file=corpus/*.txt --spm_model_file=build/spm.model \
+        --input_file='corpus/*.txt' --spm_model_file=build/spm.model \
         --work_dir=build/benchmark
 
 Prints Markdown tables: the speed for several values of `--dupe_factor` and
@@ -9,7 +9,9 @@ Prints Markdown tables: the speed for several values of `--dupe_factor` and
 which no build can undercut; the peak memory for several corpora; and the
 fraction of the time of each stage. CPU time is the sum over all processes, from
 text to finished shards, including start-up. It is meaningful on a busy machine,
-too.
+too. Of the settings of build_tfrecords, set only these two,
+`--max_seq_length` and `--max_predictions_per_seq`; the builds use the defaults
+of all others.
 """
 
 import collections
@@ -62,7 +64,7 @@ class BenchmarkConfig(RecordsConfig):
 
     work_dir: str = setting(
         "",
-        "Directory for corpora and records, removed at the end, e.g. "
+        "New directory for corpora and records, removed at the end, e.g. "
         "build/benchmark.",
     )
     copies: int = setting(
@@ -73,10 +75,10 @@ class BenchmarkConfig(RecordsConfig):
 
 
 class Measured(NamedTuple):
-    """A build.
+    """The measurements of a build.
 
     Attributes:
-        examples: Number of records written.
+        examples: Number of examples in train/.
         wall_s: Wall time.
         cpu_s: CPU time, summed over all processes.
         peak_bytes: Largest resident memory of a worker process.

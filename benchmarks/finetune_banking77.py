@@ -1,17 +1,17 @@
-r"""Compares fine-tuning of a pretrained model with training from scratch.
+r"""Compares fine-tuning of pretrained models with training from scratch.
 
     python -m benchmarks.finetune_banking77 \
-      --init_checkpoint=models/albert_mini_en --work_dir=build/banking77 \
-      --learning_rate=5e-4 --scratch_learning_rate=3e-4 \
-      --num_train_steps=600 --max_seq_length=32
+      --init_checkpoint=runs/questions,models/albert_mini_en \
+      --work_dir=build/banking77 --examples_per_class=10
 
 Runs `python -m albert_tf.run_finetuning` on Banking77, which has 77 classes of
 questions of a bank's customers ([Casanueva et al.,
 2020](https://arxiv.org/abs/2003.04807)) and is in `data_prep/sample_questions`:
-from the pretrained model, and from random weights with the same architecture,
+from each pretrained model, and from random weights with the same architecture,
 vocabulary, settings and seeds. `--examples_per_class=10` trains on the first
-ten questions of each class. Prints a Markdown table with the accuracy on the
-test set after the last step. The same command continues an interrupted
+ten questions of each class. Prints two Markdown tables: the accuracy on the
+test set after the last step, and the difference of each pretrained model from
+scratch, as a mean over the seeds. The same command continues an interrupted
 benchmark.
 """
 
@@ -19,12 +19,15 @@ import collections
 import dataclasses
 import json
 import pathlib
-import statistics
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 
 from albert_tf.config import Config, flags, setting
 from albert_tf.errors import UserError
+from albert_tf.sweeps.results import Summary
+
+_SCRATCH = "from scratch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,11 @@ class BenchmarkConfig(Config):
         "file; 0 is all.",
         at_least=0,
     )
-    init_checkpoint: str = setting(
-        "", "Pretrained model with its vocabulary, e.g. runs/base."
+    init_checkpoint: tuple[str, ...] = setting(
+        (),
+        "Pretrained models, comma-separated, e.g. runs/base. The first one "
+        "must contain its vocabulary; training from scratch uses its "
+        "architecture and its vocabulary.",
     )
     work_dir: str = setting(
         "", "Directory of the runs, which are kept, e.g. build/banking77."
@@ -52,16 +58,16 @@ class BenchmarkConfig(Config):
         5, "Number of seeds of each kind of run.", at_least=1
     )
     max_seq_length: int = setting(
-        64, "Number of tokens after which a question is cut.", at_least=3
+        32, "Number of tokens after which a question is cut.", at_least=3
     )
     num_train_steps: int = setting(
-        1500, "Number of training steps of a run.", at_least=1
+        1000, "Number of training steps of a run.", at_least=1
     )
     global_batch_size: int = setting(
-        32, "Number of examples in a step.", at_least=1
+        16, "Number of examples in a step.", at_least=1
     )
     learning_rate: float = setting(
-        5e-5, "Peak learning rate of the pretrained model.", at_least=0
+        3e-4, "Peak learning rate of the pretrained models.", at_least=0
     )
     scratch_learning_rate: float = setting(
         0.0,
@@ -72,15 +78,15 @@ class BenchmarkConfig(Config):
 
 
 def main(config: BenchmarkConfig) -> None:
-    """Trains from both starts, and prints the table."""
+    """Trains from each start, and prints the tables."""
     config.require("init_checkpoint", "work_dir")
     # Imported here so that --help answers at once.
     from albert_tf.interop.formats import read_weights
 
-    weights = read_weights(config.init_checkpoint)
+    weights = read_weights(config.init_checkpoint[0])
     if not weights.vocabulary:
         raise UserError(
-            f"{config.init_checkpoint} must contain its vocabulary",
+            f"{config.init_checkpoint[0]} must contain its vocabulary",
             received="none",
         )
     work_dir = pathlib.Path(config.work_dir)
@@ -93,23 +99,25 @@ def main(config: BenchmarkConfig) -> None:
     )
     train_file.write_text("\n".join(questions) + "\n")
     starts = {
-        "pretrained": (
-            f"--init_checkpoint={config.init_checkpoint}",
-            f"--learning_rate={config.learning_rate}",
-        ),
-        "from scratch": (
+        _SCRATCH: (
             "--from_scratch",
             f"--albert_config_file={architecture}",
             f"--init_vocabulary={weights.vocabulary}",
             "--learning_rate="
             f"{config.scratch_learning_rate or config.learning_rate}",
         ),
+    } | {
+        model: (
+            f"--init_checkpoint={model}",
+            f"--learning_rate={config.learning_rate}",
+        )
+        for model in config.init_checkpoint
     }
     accuracies = {
-        name: _run(config, train_file, work_dir / name.replace(" ", "-"), start)
-        for name, start in starts.items()
+        name: _run(config, train_file, work_dir / f"start-{number}", start)
+        for number, (name, start) in enumerate(starts.items(), start=1)
     }
-    _print_table(config, accuracies)
+    print(tables(accuracies))
 
 
 def first_questions(
@@ -149,6 +157,7 @@ def _run(
         f"--dev_file={pathlib.Path(config.data_dir) / 'test.jsonl'}",
         f"--output_dir={output_dir}",
         f"--num_runs={config.num_runs}",
+        "--seed=1",
         f"--num_train_steps={config.num_train_steps}",
         f"--num_warmup_steps={config.num_train_steps // 10}",
         f"--save_checkpoints_steps={config.num_train_steps}",
@@ -163,15 +172,53 @@ def _run(
     return [run["accuracy"] for run in scores.get("runs", [scores])]
 
 
-def _print_table(
-    config: BenchmarkConfig, accuracies: dict[str, list[float]]
-) -> None:
-    names = [f"seed {number}" for number in range(1, config.num_runs + 1)]
-    print(f"| start | {' | '.join(names)} | median | best |")
-    print("|---" * (len(names) + 3) + "|")
+def tables(accuracies: Mapping[str, Sequence[float]]) -> str:
+    """Two Markdown tables: accuracies by seed, and differences from scratch.
+
+    Args:
+        accuracies: By start, the accuracy of each seed, in [0, 1]; one of the
+            starts is "from scratch". With one seed, there is only the first
+            table, without mean and deviation.
+
+    Example:
+        >>> print(tables({"from scratch": [0.4, 0.4], "base": [0.5, 0.7]}))
+        | start | seed 1 | seed 2 | mean | deviation |
+        |---|---|---|---|---|
+        | from scratch | 40.0% | 40.0% | 40.0% | 0.0% |
+        | base | 50.0% | 70.0% | 60.0% | 14.1% |
+        <BLANKLINE>
+        | difference | mean | standard error |
+        |---|---|---|
+        | base - from scratch | +20.0% | 10.0% |
+    """
+    scratch = accuracies[_SCRATCH]
+    several = len(scratch) > 1
+    header = [f"seed {number}" for number in range(1, len(scratch) + 1)]
+    header += ["mean", "deviation"] * several
+    lines = [
+        f"| start | {' | '.join(header)} |",
+        "|---" * len(header) + "|---|",
+    ]
     for name, values in accuracies.items():
-        columns = [*values, statistics.median(values), max(values)]
-        print(f"| {name} | {' | '.join(f'{v:.1%}' for v in columns)} |")
+        summary = Summary.of(values)
+        columns = [*values, *[summary.mean, summary.deviation] * several]
+        lines.append(f"| {name} | {' | '.join(f'{v:.1%}' for v in columns)} |")
+    if several:
+        lines += ["", "| difference | mean | standard error |", "|---|---|---|"]
+        for name in [name for name in accuracies if name != _SCRATCH]:
+            difference = Summary.of(
+                [
+                    ours - theirs
+                    for ours, theirs in zip(
+                        accuracies[name], scratch, strict=True
+                    )
+                ]
+            )
+            lines.append(
+                f"| {name} - {_SCRATCH} | {difference.mean:+.1%} | "
+                f"{difference.standard_error:.1%} |"
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-r"""Measures what the outputs of a pretrained model tell, without fine-tuning.
+r"""Measures how well a pretrained model separates questions, not fine-tuned.
 
     python -m benchmarks.frozen_outputs --init_checkpoint=models/albert_mini_en
 
 Classifies the questions of Banking77 by logistic regression on the outputs of
 the model, whose weights stay as they are, and on those of random weights. It
 takes seconds and shows what `benchmarks.finetune_banking77` can expect: if
-`[CLS]` of the pretrained model tells less than that of random weights,
+`[CLS]` of the pretrained model classifies worse than that of random weights,
 fine-tuning has to repair it first. Prints a Markdown table with the accuracy on
 the test set.
 """

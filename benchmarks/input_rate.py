@@ -1,4 +1,4 @@
-r"""Measure how fast a host delivers batches, beside what a step needs.
+r"""Measure how fast a host delivers batches, and how fast steps need them.
 
     python -m benchmarks.input_rate \
         --flagfile=configs/pretrain/base_v2_125k.flags \

@@ -74,7 +74,7 @@ class Records(NamedTuple):
     Attributes:
         input_ids: int32, `(examples, length)`; masked if the records are.
         original_ids: The same without masks.
-        rows, columns: int64, `(masked tokens,)`; the masked tokens' places.
+        rows, columns: int64, `(masked tokens,)`; positions of masked tokens.
     """
 
     input_ids: np.ndarray
@@ -90,7 +90,6 @@ class NgramModel:
         tokens: int, `(positions,)`, the tokens to count.
         contexts: int, `(positions, order - 1)`, the neighbours of each token
             on one side, the nearest first.
-        vocab_size: Number of pieces.
 
     Example:
         >>> tokens = np.array([5, 6, 5, 6, 5, 7])
@@ -107,8 +106,8 @@ class NgramModel:
         self._vocab_size = vocab_size
         # By length of the context: n-grams as context * vocab_size + token,
         # sorted, with their counts; and longer contexts as
-        # context * vocab_size + next neighbour, sorted. A context is its index
-        # in the latter.
+        # context * vocab_size + next neighbour, sorted. The number of a context
+        # is its index in `_longer`.
         self._grams: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
         self._longer: list[np.ndarray] = []
@@ -241,7 +240,6 @@ class Baselines:
 
     Args:
         train: Records to count.
-        vocab_size: Number of pieces.
         order: Length of the longest n-gram.
     """
 

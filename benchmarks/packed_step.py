@@ -1,4 +1,4 @@
-r"""Measure how many tokens a training step on packed rows learns from.
+r"""Measure the useful tokens per second of training on packed rows.
 
     python -m benchmarks.packed_step \
         --unpacked_dir=build/unpacked/train --packed_dir=build/packed/train \
@@ -6,9 +6,9 @@ r"""Measure how many tokens a training step on packed rows learns from.
 
 Compares the step of this project on packed rows with the same step on unpacked
 rows, and with the steps of other implementations, which pad their rows. The
-records hold the same text. A useful token is one that is not padding. Their
-fraction is that of all records; the batches are the first records. Otherwise as
-`benchmarks.train_step`.
+records hold the same text. A useful token is one that is not padding. The
+fraction of useful tokens is that of all records; the measured batch holds the
+first records. All else is as in `benchmarks.train_step`.
 """
 
 import dataclasses
@@ -138,7 +138,8 @@ def _make_work(
         max_seq_length=metadata.max_seq_length,
         max_predictions_per_seq=metadata.max_predictions_per_seq,
         packing=metadata.packing,
-        # Without packing it is 1 in the metadata, and not used here.
+        # In the metadata of unpacked records it is 1, which `SequenceConfig`
+        # refuses; it is not used here.
         max_examples_per_row=max(2, metadata.max_examples_per_row),
     )
     batch = parse_records(serialized, features, shape)

@@ -1,13 +1,13 @@
 """Compares training with the same training in PyTorch, step by step.
 
-    make demo        # vocabulary and records
     python -m benchmarks.same_training
 
-Trains a small model on 128 tokens in float32 without dropout: with the trainer,
-and with a reference in PyTorch, which is Hugging Face's ALBERT with LAMB and
-AdamW from the papers (`tests/helpers/pytorch_training.py`). Both begin with the
-same weights and read the same batches. A third training corrects the bias of
-the moments, as PyTorch's own AdamW does, to show how much such a difference
+benchmarks/README.md has the commands that build the records. Trains a small
+model on 128 tokens in float32 without dropout: with the trainer, and with a
+reference in PyTorch, which is Hugging Face's ALBERT with LAMB and AdamW from
+the papers (`tests/helpers/pytorch_training.py`). Both begin with the same
+weights and read the same batches. A third training corrects the bias of the
+moments, as PyTorch's own AdamW does, to show how much such a difference
 matters. Prints a Markdown table, and draws the losses and their relative
 differences. Takes about ten minutes on two cores.
 """
@@ -59,8 +59,9 @@ class BenchmarkConfig(settings.Config):
         "configs/models/albert_demo.json", "Architecture, a JSON file."
     )
     input_file: tuple[str, ...] = setting(
-        ("build/demo/records/train/*.tfrecord",),
-        "Training records, comma-separated files or globs.",
+        ("build/same_training/records/train/*.tfrecord",),
+        "Training records with static masks, for sentence order: "
+        "comma-separated files or globs.",
     )
     max_seq_length: int = setting(
         128, "Number of tokens in an example, as in the records.", at_least=1

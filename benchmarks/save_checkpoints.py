@@ -6,7 +6,7 @@ Saves the variables of a training run of each architecture, including moments,
 several times, one save after the other. Prints a Markdown table: the size; the
 time that training waits, until the variables are copied to the host's memory;
 and the time of writing the files, which a run does in the background. Removes
-the directory at the end.
+the directory at the end, so it must not exist before.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from albert_tf.config import (
     flags,
     setting,
 )
+from albert_tf.errors import UserError
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_state import make_state
@@ -37,7 +38,8 @@ class BenchmarkConfig(Config):
 
     work_dir: str = setting(
         "",
-        "Directory for checkpoints, removed at the end, e.g. build/benchmark.",
+        "New directory for checkpoints, removed at the end, e.g. "
+        "build/benchmark.",
     )
     models: tuple[str, ...] = setting(
         ("albert_base_v2", "albert_xlarge_v2"),
@@ -49,6 +51,11 @@ class BenchmarkConfig(Config):
 def main(config: BenchmarkConfig) -> None:
     """Measures and prints."""
     config.require("work_dir")
+    if pathlib.Path(config.work_dir).exists():
+        raise UserError(
+            "work_dir must not exist, because it is removed at the end",
+            received=config.work_dir,
+        )
     print("| model | MB | training waits, s | writing, s | wait / total |")
     print("|---|---|---|---|---|")
     for name in config.models:

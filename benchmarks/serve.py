@@ -111,7 +111,7 @@ def measure() -> None:
     readings.append(_now())
     print(
         f"| seconds | start of Python, imports | loading | first response, "
-        f"L={LENGTH} | total |\n|---|---|---|---|---|"
+        f"{LENGTH} tokens | total |\n|---|---|---|---|---|"
     )
     for name, which in [("wall", 0), ("CPU", 1)]:
         clock = [reading[which] for reading in readings]
@@ -119,7 +119,7 @@ def measure() -> None:
         columns = [f"{s:.1f}" for s in (*durations, sum(durations))]
         print(f"| {name} | {' | '.join(columns)} |")
     print(
-        f"\n| signature, L={LENGTH} | batch size | ms, best | ms, median "
+        f"\n| signature, {LENGTH} tokens | batch size | ms, best | ms, median "
         "| examples/s, best | CPU ms per example |\n|---|---|---|---|---|---|"
     )
     for batch_size in task["batch_sizes"]:

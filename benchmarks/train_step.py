@@ -1,4 +1,4 @@
-"""Measure speed and memory of a training step, and of other implementations.
+r"""Compare speed and memory of a training step with other implementations.
 
     python -m benchmarks.train_step \
         --python_keras_hub=venv-keras-hub/bin/python \
@@ -181,7 +181,7 @@ def measure(
 
 
 def _start(python: str, name: str, work: Work) -> subprocess.Popen | None:
-    """A contender that has warmed up, or None."""
+    """Starts a contender and waits until it is ready; None if it cannot run."""
     if not python:
         print(f"{name}: left out, no interpreter given", file=sys.stderr)
         return None
@@ -207,7 +207,7 @@ def _start(python: str, name: str, work: Work) -> subprocess.Popen | None:
 
 
 def _take_step(process: subprocess.Popen) -> dict[str, Any]:
-    """Seconds of one step, and its process' largest memory so far."""
+    """Runs one step; returns its times and the peak memory of its process."""
     assert process.stdin and process.stdout
     process.stdin.write("\n")
     process.stdin.flush()

@@ -47,7 +47,7 @@ class Work:
     batch_file: str = ""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """A batch, as `albert_tf.input.pipeline` gives it."""
+        """A batch, as `albert_tf.input.pipeline` returns it."""
         if self.batch_file:
             with np.load(self.batch_file) as stored:
                 return dict(stored)
@@ -78,8 +78,6 @@ def albert_tf(
     """The step that `albert_tf.training.train` runs.
 
     Args:
-        work: The step to measure.
-        remat: As the setting of that name.
         without: A kernel to leave out, or "all".
         packed: Whether the rows of the batch are packed.
     """
@@ -249,7 +247,7 @@ def model_garden(work: Work) -> Step:
 
 
 def hugging_face(work: Work, all_positions: bool = True) -> Step:
-    """Hugging Face's model on PyTorch, by fused attention; see `Lamb`."""
+    """Hugging Face's model on PyTorch, with fused attention."""
     import torch
     import transformers
 
@@ -315,7 +313,7 @@ def hugging_face_masked(work: Work) -> Step:
 
 
 def _make_torch_lamb(parameters: list[tuple[str, Any]]) -> Callable[[], None]:
-    """LAMB with clipping, which PyTorch lacks, by its fused operations."""
+    """LAMB, which PyTorch lacks, with clipping, by multi-tensor operations."""
     import torch
 
     tensors = [p for _, p in parameters]

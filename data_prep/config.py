@@ -13,7 +13,7 @@ from albert_tf.errors import UserError
 class CorpusConfig(Config):
     """The text that train_tokenizer and build_tfrecords read.
 
-    The source of the text affects nothing: a digest of the text is compared.
+    Commands compare the text by its digest, so its source affects nothing.
 
     Example:
         >>> CorpusConfig(input_file=("corpus/*.txt.gz",)).input_format
@@ -102,8 +102,8 @@ class TokenizerConfig(CorpusConfig):
         "PREFIX.json, e.g. build/spm.",
         affects="nothing",
     )
-    # Stored with the vocabulary and compared by name, unlike in records, where
-    # the digest of the text stands for its source.
+    # PREFIX.json stores the settings of the dataset, so the command compares
+    # them, too. A build of records compares only the digest of the text.
     tfds: str = inherited(CorpusConfig, "tfds", affects="result")
     tfds_split: str = inherited(CorpusConfig, "tfds_split", affects="result")
     tfds_data_dir: str = inherited(
@@ -224,8 +224,8 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     short_seq_prob: float = setting(
         0.1,
-        "Fraction of the documents, in each pass, whose examples are cut to a "
-        "random shorter length.",
+        "Fraction of the documents, in each pass, whose examples are made "
+        "shorter, with a random target length.",
         at_least=0,
         below=1.0001,
         affects="result",
@@ -318,15 +318,14 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
             )
 
     def result_settings(self) -> dict[str, Any]:
-        """Without those of packing: see `packing_settings`."""
+        """The settings that decide the examples; packing does not."""
         values = super().result_settings()
         return {n: v for n, v in values.items() if n not in _PACKING_SETTINGS}
 
     def packing_settings(self) -> dict[str, Any]:
-        """How the examples of train/ are packed; empty if they are not.
+        """The settings that decide how train/ is packed; {} if it is not.
 
-        Packing decides which records hold the examples of a build, and does
-        not change the examples.
+        They decide which record holds an example, not the examples.
         """
         if self.packing == "none":
             return {}

@@ -1,4 +1,4 @@
-"""Runs tasks in the workers of a Dask cluster.
+r"""Runs tasks in the workers of a Dask cluster.
 
     dask scheduler --port=8786                                 # on one machine
     dask worker tcp://HOST:8786 --nworkers=8 --nthreads=1      # on each machine
@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 30
 # how often a task may lose its worker.
 RETRIES = 3
 
-# The arguments of the state that this worker has made.
+# The arguments with which this worker made its state.
 _made_with: list[str] = []
 
 
@@ -33,7 +33,6 @@ class DaskProcesses:
     write its files completely or not at all.
 
     Args:
-        scheduler: Address of the scheduler.
         make_state: Called with `arguments` in each worker before its first
             task, and again after a build with other arguments.
         arguments: Arguments of `make_state`.
@@ -92,12 +91,12 @@ class DaskProcesses:
     def map(
         self, function: Callable[[Any, Task], Any], tasks: Iterable[Task]
     ) -> Iterator[Done]:
-        """Yields `function(state, task)` for each task, in order.
+        """Yields the result of `function(state, task)` for each task, in order.
 
-        At most twice as many tasks as workers, and two more, are pending.
+        At most `2 * number of workers + 3` tasks are pending at a time.
 
         Raises:
-            RetryError: If a task loses its worker again and again.
+            RetryError: If a task loses its worker too often.
         """
         from distributed import KilledWorker
 

@@ -216,7 +216,6 @@ def _compare_shards(
 
     Args:
         records: Gets a finding, and a fault for each difference.
-        name: Name of the finding.
         expected: Values in the metadata, by file name.
         received: Values of the shards, by path.
         fault: Format of a fault, from the expected and the received value.

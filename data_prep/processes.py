@@ -24,7 +24,6 @@ class Done(NamedTuple):
     """A completed task.
 
     Attributes:
-        result: The return value of the function.
         peak_memory: Largest resident memory, in bytes, that the process of
             the task has used so far.
     """
@@ -78,7 +77,7 @@ class Processes:
     def map(
         self, function: Callable[[Any, Task], Any], tasks: Iterable[Task]
     ) -> Iterator[Done]:
-        """Yields `function(state, task)` for each task, in order.
+        """Yields the result of `function(state, task)` for each task, in order.
 
         At most `num_workers + 3` tasks are pending at a time, which bounds
         memory.
@@ -110,7 +109,7 @@ def _explain_broken_pool() -> Iterator[None]:
         raise UserError(
             "a worker process was killed, probably because memory ran out",
             remedy="Run the command again with a smaller --num_workers; "
-            "finished work is kept.",
+            "build_tfrecords continues from its finished work.",
         ) from None
 
 

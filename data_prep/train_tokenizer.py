@@ -23,8 +23,8 @@ A Chinese vocabulary that spells rare characters as bytes:
 The command writes PREFIX.model; PREFIX.vocab, the pieces with their scores, as
 text; and PREFIX.json, the settings, the digest of the text, and a report on
 held-out sentences. The same text and settings give the same model, for any
-order of the files. The command draws a sample of a corpus that is larger than
---input_characters, so that memory depends only on that setting.
+order of the files. If the corpus is larger than --input_characters, the command
+trains on a random sample of it, so that memory depends only on that setting.
 """
 
 from albert_tf.config import flags

@@ -18,7 +18,8 @@ class Words(NamedTuple):
         opens_segment: bool, `(words,)`; True for the first word of a segment.
         of_tokens: int32, `(batch * length,)`; the last word that began at or
             before each token.
-        sizes: int64, `(words,)`, number of maskable tokens; `<unk>` is none.
+        sizes: int64, `(words,)`, number of maskable tokens; `<unk>` is not
+            maskable.
 
     Example:
         >>> ids = np.array([[2, 20, 21, 22, 3]])  # [CLS], a, b, c, [SEP]
@@ -34,7 +35,7 @@ class Words(NamedTuple):
     sizes: np.ndarray
 
     def count_tokens(self, is_counted: np.ndarray) -> np.ndarray:
-        """Number of tokens of each word, of those that `is_counted` selects.
+        """Returns how many tokens of each word `is_counted` selects.
 
         Args:
             is_counted: bool, `(batch, length)`; False for special tokens.
@@ -50,7 +51,6 @@ class Words(NamedTuple):
 
         Args:
             is_masked: bool, `(words,)`.
-            num_rows: Number of rows of the batch.
 
         Returns:
             int64, `(num_rows,)`. A span ends where a segment ends.

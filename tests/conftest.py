@@ -1,10 +1,12 @@
-"""Set-up of all tests: TensorFlow's devices, memory, extras, records."""
+"""Set-up of all tests: CPU devices, memory limit, extras, records."""
 
+import dataclasses
 import gc
 import importlib.machinery
 import importlib.util
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -23,8 +25,8 @@ WORKER_MEMORY = 3 * memory.GIB
 class SplitCpu(importlib.machinery.PathFinder):
     """Gives TensorFlow four CPU devices as soon as a test imports it.
 
-    A test that does not import TensorFlow does not pay for it. TensorFlow
-    can split the CPU only before its first use.
+    Tests that do not import TensorFlow start without it. TensorFlow can split
+    the CPU only before its first use.
     """
 
     @classmethod
@@ -60,9 +62,9 @@ sys.meta_path.insert(0, SplitCpu)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One worker for each processor that has enough memory.
+    """One worker for each processor, as far as the memory suffices.
 
-    One more for slow tests: many of them wait for a process.
+    One more for slow tests, since many of them wait for a process.
     """
     num_waiting = config.option.markexpr.startswith("slow")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -73,55 +75,68 @@ def pytest_xdist_auto_num_workers(config):
     return max(1, min(processors + num_waiting, memory // WORKER_MEMORY))
 
 
-def pytest_collection_finish():
-    """Spares the garbage collector what has been imported."""
+def pytest_collection_finish(session):
+    """Lets garbage collection take less time."""
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # excludes all imported objects
+    if not session.config.option.markexpr.startswith("slow"):
+        # The fast tests need 5 % less CPU, the slow ones too much memory.
+        gc.set_threshold(50_000, 20, 100)
+
+
+# The peak memory of this process.
+PEAK = pytest.StashKey[memory.Peak]()
+# The peaks of the workers of pytest-xdist by name, or that of the only process.
+PEAKS = pytest.StashKey[dict[str, memory.Peak]]()
 
 
 @pytest.fixture(autouse=True)
-def _free_programs():
+def _free_programs(request):
     yield
+    peak = request.config.stash.setdefault(PEAK, memory.Peak())
+    peak.measure(request.node.nodeid)
     memory.free_programs()
-
-
-# The most memory of each worker of pytest-xdist, or of the only process.
-PEAKS = pytest.StashKey[dict[str, int]]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
-    """Fails a session of which a process needed too much memory."""
+    """Fails the session if one of its processes needed too much memory."""
+    stash = session.config.stash
+    peak = stash.setdefault(PEAK, memory.Peak())
+    peak.measure_forked()
     output = getattr(session.config, "workeroutput", None)
     if output is not None:  # a worker
-        output["peak"] = memory.peak()
+        output["peak"] = dataclasses.asdict(peak)
         return
-    peaks = session.config.stash.setdefault(PEAKS, {})
+    peaks = stash.setdefault(PEAKS, {})
     if not peaks:
-        peaks["main"] = memory.peak()
-    if max(peaks.values()) > memory.LIMIT:
+        peaks["main"] = peak
+    if max(peak.size for peak in peaks.values()) > memory.LIMIT:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Notes the memory of a worker that has ended."""
+    """Stores the peak memory of a worker that has ended."""
+    peak = getattr(node, "workeroutput", {}).get("peak", {})
     peaks = node.config.stash.setdefault(PEAKS, {})
-    peaks[node.gateway.id] = getattr(node, "workeroutput", {}).get("peak", 0)
+    peaks[node.gateway.id] = memory.Peak(**peak)
 
 
 def pytest_terminal_summary(terminalreporter, config):
     peaks = config.stash.get(PEAKS, {})
     listed = ", ".join(
-        f"{name} {peak / memory.GIB:.1f}" for name, peak in peaks.items()
+        f"{name} {peak.size / memory.GIB:.1f}" for name, peak in peaks.items()
     )
     terminalreporter.write_line(f"most memory of a process, GiB: {listed}")
-    if max(peaks.values(), default=0) > memory.LIMIT:
-        limit = memory.LIMIT / memory.GIB
-        terminalreporter.write_line(
-            f"FAILED: no process of a test run may need more than {limit} GiB",
-            red=True,
-        )
+    limit = memory.LIMIT / memory.GIB
+    for peak in peaks.values():
+        if peak.size > memory.LIMIT:
+            terminalreporter.write_line(
+                f"FAILED: no process of a test run may need more than {limit}"
+                f" GiB. Seen first after {peak.test}",
+                red=True,
+            )
 
 
 @pytest.fixture
@@ -196,21 +211,73 @@ def shared_records(tmp_path_factory, masking, packing="none"):
 
 
 class SmallDisk(type(pathlib.Path())):
-    """A directory on a file system of 256 KiB."""
+    """A directory on a file system of its own, which has limits."""
 
     def free(self):
         """Bytes that fit on it."""
         status = os.statvfs(self)
         return status.f_bavail * status.f_frsize
 
+    def change(self, options):
+        """Changes its limits, e.g. to `nr_inodes=1000`."""
+        subprocess.run(
+            ["mount", "-o", f"remount,{options}", self],
+            check=True,
+        )
+
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A real disk, soon full; only root may make one."""
-    directory = SmallDisk(tmp_path / "disk")
-    directory.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", directory]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a small disk")
-    yield directory
-    subprocess.run(["umount", "--lazy", directory], check=True)
+def make_disk(tmp_path):
+    """A function that mounts a small file system; only root can mount it."""
+    mounted = []
+
+    def make(options):
+        directory = SmallDisk(tmp_path / f"disk{len(mounted)}")
+        directory.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory]
+        if (
+            not shutil.which("mount")
+            or subprocess.run(
+                mount, capture_output=True, check=False
+            ).returncode
+        ):
+            pytest.skip("needs the right to mount a small disk")
+        mounted.append(directory)
+        return directory
+
+    yield make
+    for directory in mounted:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+@pytest.fixture
+def small_disk(make_disk):
+    """A mounted file system of 256 KiB."""
+    return make_disk("size=256k")
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    from tests.helpers import fake_gcs
+
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command")
+    with fake_gcs.serve(tmp_path_factory.mktemp("storage")) as storage:
+        yield storage
+
+
+@pytest.fixture
+def storage(served, monkeypatch):
+    """An empty storage that this process uses as Cloud Storage."""
+    for name, value in served.environment().items():
+        monkeypatch.setenv(name, value)
+    yield served
+    served.set_rules([])
+    if "tensorflow" in sys.modules:
+        from tensorflow.io import gfile
+
+        # TensorFlow would believe for five more seconds that files exist that
+        # it has not removed itself.
+        for name in served.read():
+            gfile.remove(f"gs://bucket/{name}")
+    served.remove("")

@@ -141,11 +141,11 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
                 f"{LARGEST_RATIO * found.step_s * 1e3:.1f} ms, all-reduce "
                 "included",
             ),
-            ("MFU", f"{found.mfu:.1%} at the shorter time, as below"),
+            ("MFU", f"{found.mfu:.1%} at the shorter step time"),
             (
                 "tokens per second",
                 f"{found.tokens_per_s_chip:,.0f} per chip, "
-                f"{found.tokens_per_s:,.0f} in total",
+                f"{found.tokens_per_s:,.0f} in total, at the shorter step time",
             ),
             (
                 "complete run",
@@ -166,7 +166,7 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
 
 
 def main(config: CompileCheckConfig) -> int:
-    """Compiles the run of the flags; returns the exit status."""
+    """Compiles the step of the run in `config`; returns the exit status."""
     config.require("topology")
     where = topologies.parse(config.topology)
     if not config.sweep:

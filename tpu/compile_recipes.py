@@ -5,7 +5,8 @@ r"""Compile every recipe for the slice that it names, for tpu/COMPILED.md.
 
 Recipes with the same program are compiled once. After each recipe, the results
 in tpu/compiled.json and the table are updated, so the command may be
-interrupted, and recipes may be compiled one by one.
+interrupted, and recipes may be compiled one by one. The tests fail if a recipe
+or the training step has changed since the recipe was last compiled.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+import tensorflow as tf
 from absl import flags as absl_flags
 from absl import logging
 
@@ -28,7 +30,7 @@ from albert_tf.config import (
 from albert_tf.errors import UserError
 from albert_tf.io import files
 from albert_tf.training import schedules
-from tpu import topologies
+from tpu import fingerprint, topologies
 from tpu.config import (
     CompileRecipesConfig,
 )
@@ -44,7 +46,7 @@ _SLICE = re.compile(r"^# Slice: ([\w:-]+)", re.M)
 _COMMAND = re.compile(r"run_pretraining((?: .*\\\n#)*.*)")
 
 # The fraction of the positions that hold tokens, by packing, for the text of
-# the paper. At L=512, examples of Wikipedia of 2018 fill 51.6 % of their rows,
+# the paper. In rows of 512 tokens, examples of Wikipedia of 2018 fill 51.6 %,
 # those of books 81.3 %; packed, they fill 99.2 and 99.9 %. BERT's Wikipedia has
 # 2,500 million words, its books have 800 million (Devlin et al., 2019, section
 # 3.1): 3300 / (2500 / 0.516 + 800 / 0.813) = 0.566, and likewise 0.994.
@@ -146,6 +148,8 @@ def main(config: CompileRecipesConfig) -> None:
             received=", ".join(sorted(unknown)),
             remedy=f"Recipes: {', '.join(every)}.",
         )
+    # TensorFlow only traces programs, so it needs no GPU.
+    tf.config.set_visible_devices([], "GPU")
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     done: dict[str, Estimate] = {}
     for name in config.recipe or every:
@@ -157,7 +161,11 @@ def main(config: CompileRecipesConfig) -> None:
         key = program_key(run, where)
         if key not in done:
             logging.info("%s, for %s", name, where)
-            done[key] = estimate_apart(run, where, quick=config.quick)
+            done[key] = dataclasses.replace(
+                estimate_apart(run, where, quick=config.quick),
+                settings_fingerprint=fingerprint.of_text(key),
+                program_fingerprint=fingerprint.of_program(run),
+            )
         one = dataclasses.replace(
             done[key], **run_length(run, where, done[key].step_s)
         )

@@ -68,13 +68,13 @@ class CompileCheckConfig(Config):
         """`sweep_batch_sizes` as numbers.
 
         Raises:
-            UserError: If one is not a number from 1 up.
+            UserError: If one is not a positive integer.
         """
         if not self.sweep_batch_sizes or not all(
             text.isdecimal() and int(text) for text in self.sweep_batch_sizes
         ):
             raise UserError(
-                "sweep_batch_sizes must be numbers from 1 up",
+                "sweep_batch_sizes must be positive integers",
                 received=",".join(self.sweep_batch_sizes),
                 remedy="Example: --sweep_batch_sizes=8,16,32",
             )

@@ -32,8 +32,8 @@ class Cost:
 
     Attributes:
         cycles: Sum of the estimates.
-        collective_bytes: Bytes of the operands of collectives.
-        num_collectives: Collectives that run.
+        collective_bytes: Bytes of the results of collectives.
+        num_collectives: Number of collectives, counted each time they run.
         random_bytes: Bytes from the device's random generator, whose time is
             not estimated.
         uncounted_loops: Loops whose number of iterations is unknown; their

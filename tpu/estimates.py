@@ -35,8 +35,8 @@ LARGEST_RATIO = 1.5
 class Estimate:
     """A training step on a slice; values are per core unless stated.
 
-    Times, and values derived from them, are None after a quick or failed
-    compile; so are sizes after a failed one.
+    Step times and values derived from them are None after a quick or failed
+    compile. After a failed one, so is everything that the compiler returns.
 
     Attributes:
         topology: The slice, e.g. "v5e:16x16".
@@ -71,8 +71,11 @@ class Estimate:
         days, chip_hours: Duration and chip-hours of the complete run.
         compile_s, compile_cpu_s: Wall-clock and processor time of the
             compiler.
-        versions: Versions of the compiler and of the packages that load it.
+        versions: Versions of the compiler, of the packages that load it, and
+            of TensorFlow.
         packing: "none", or "best_fit" for several examples per row.
+        settings_fingerprint, program_fingerprint: See `tpu.fingerprint`;
+            empty, except for recipes.
     """
 
     topology: str
@@ -111,6 +114,8 @@ class Estimate:
     compile_s: float | None = None
     compile_cpu_s: float | None = None
     packing: str = "none"
+    settings_fingerprint: str = ""
+    program_fingerprint: str = ""
 
 
 def estimate(
@@ -119,8 +124,6 @@ def estimate(
     """Compiles the first step of a run for a slice.
 
     Args:
-        config: The run.
-        where: The slice.
         quick: Estimates memory only, in about a quarter of the time.
 
     Raises:
@@ -133,7 +136,10 @@ def estimate(
         where.num_cores,
         config.data.gradient_accumulation_steps,
     )
-    versions = tpu_compiler.check_installed()
+    versions = {
+        **tpu_compiler.check_installed(),
+        "tensorflow": tf.__version__,
+    }
     devices = tpu_compiler.slice_devices(
         where.libtpu_name(), where.libtpu_options()
     )[: where.num_cores]

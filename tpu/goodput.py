@@ -1,4 +1,4 @@
-r"""Estimate how much of its time a recipe trains on spot slices.
+r"""Estimate the fraction of the time that a recipe trains on spot slices.
 
     python -m tpu.goodput
 
@@ -46,7 +46,7 @@ def goodput(
         restart_s: Time from the end of a slice to the first step on the next.
 
     Returns:
-        Without a notice, and with a notice.
+        The fraction without a notice, and the fraction with a notice.
 
     Example:
         >>> without, with_notice = goodput(mean_life_s=7200, save_s=300)
@@ -56,7 +56,8 @@ def goodput(
     # The probability that a slice lives long enough to train at all.
     starts = math.exp(-restart_s / mean_life_s)
     cycle_s = save_s + copy_s
-    # That of a further checkpoint; the number of checkpoints is geometric.
+    # The probability that it then lives until the next checkpoint. So the
+    # number of checkpoints has a geometric distribution.
     again = math.exp(-cycle_s / mean_life_s)
     num_saves = starts * again / (1 - again)
     return num_saves * save_s / mean_life_s, starts * save_s / cycle_s
@@ -66,8 +67,6 @@ def row(name: str, config: PretrainingConfig, step_s: float, size: int) -> str:
     """The row of a recipe in the table.
 
     Args:
-        name: Name of the recipe.
-        config: Its settings.
         step_s: Estimated step time in seconds.
         size: Bytes of a checkpoint.
     """

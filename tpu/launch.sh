@@ -141,11 +141,11 @@ check_settings() {
   v5litepod-*) : "${runtime_version:=v2-alpha-tpuv5-lite}" ;;
   v5p-*) : "${runtime_version:=v2-alpha-tpuv5}" ;;
   v6e-*) : "${runtime_version:=v2-alpha-tpuv6e}" ;;
-  *) fail "--accelerator_type must be v2-8 to v6e-8, or a slice of v2 to v5p, \
-e.g. v5litepod-256. Received: $accelerator_type" ;;
+  *) fail "--accelerator_type must begin with v2-, v3-, v4-, v5litepod-, v5p- \
+or v6e-, e.g. v5litepod-256. Received: $accelerator_type" ;;
   esac
   # The server of tensorflow-tpu 2.20.0, start_grpc_tpu_worker, ends with a
-  # KeyError on v6e; one host needs none.
+  # KeyError on v6e; a slice of one host needs no server.
   [[ $accelerator_type != v6e-* || ${accelerator_type#v6e-} -le 8 ]] ||
     fail "tensorflow-tpu 2.20.0 has no server for v6e slices of several \
 hosts. Received: $accelerator_type. Take v6e-8, or v5litepod or v5p."
@@ -188,8 +188,8 @@ on_hosts() {
   remote "$worker" "bash albert_tf/tpu/on_host.sh $(quoted "$@")"
 }
 
-# For ssh: a preempted host leaves its connections open, so that waiting for
-# their end would never return, and networks drop idle connections.
+# Options of ssh. A preempted host does not close its connections, so ssh would
+# wait without end; and networks drop idle connections.
 CONNECTION=(-oConnectTimeout=30 -oServerAliveInterval=30)
 
 remote() {
@@ -355,6 +355,10 @@ run() {
         )"
       )"
       return
+      ;;
+    *:running)
+      # A host that stops answering can no longer tell what it has saved.
+      [[ $checkpoint ]] && ((replaced + restarts == 0)) || forget_failures
       ;;
     *:unreachable)
       ((SECONDS - ended < unreachable_s)) || replace "host 0 does not answer"

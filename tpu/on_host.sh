@@ -3,8 +3,8 @@
 #
 #   install              installs the packages, and checks that TensorFlow finds
 #                        the TPUs
-#   serve                starts the server of this host; a single host needs no
-#                        server
+#   serve                starts the server of this host, which passes notices on
+#                        to host 0; a single host needs no server
 #   train LOG_DIR FLAG.. trains in the background, on host 0
 #   check FLAG...        runs the trainer's --dry_run
 #   status               prints none, running, stopped, lost (the host was
@@ -60,7 +60,7 @@ install() {
   # Ubuntu 22.04 has Python 3.10, which is too old; uv installs Python 3.11.
   [[ -x $uv ]] || python3 -m pip install --quiet --user uv==0.13.8
   "$uv" venv --quiet --clear --python 3.11 "${bin%/bin}"
-  # Those pins are for other extras than [tpu].
+  # The pins of these two packages are for other extras than [tpu].
   sed -E '/^(libtpu|tensorflow)==/d' "$code/constraints/tensorflow-2.20.txt" \
     >"$code/constraints/tpu.txt"
   "$uv" pip install --quiet --python "$bin/python" \
@@ -122,8 +122,10 @@ serve() {
   mkdir -p "$state"
   # A server keeps the state of a program that has ended: replace it.
   stop_server
-  # start_grpc_tpu_worker sets these after it has loaded libtpu.
+  # Set here, because start_grpc_tpu_worker would set these variables only after
+  # it has loaded libtpu.
   local address id
+  cd "$code"
   address=$(metadata network-interfaces/0/ip)
   id=$(metadata attributes/agent-worker-number)
   # Google's service for such servers loads these settings of the image.
@@ -138,7 +140,8 @@ serve() {
     TPU_MESH_CONTROLLER_ADDRESS=${addresses[0]}:8476 \
     TPU_MESH_CONTROLLER_PORT=8476 TPU_TASK_PORT=$port \
     setsid nohup flock --no-fork "$state/server.lock" \
-    "$bin/start_grpc_tpu_worker" >"$state/server.log" 2>&1 </dev/null &
+    "$bin/python" -m albert_tf.cluster.notices "$bin/start_grpc_tpu_worker" \
+    >"$state/server.log" 2>&1 </dev/null &
   echo "$!" >"$state/server.pid"
   local waited=0
   until (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do

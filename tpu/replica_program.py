@@ -79,7 +79,6 @@ def make_program(
 
     Args:
         state: Model, optimizer and step, created outside of any strategy.
-        config: The run.
         num_replicas: Cores of the slice.
 
     Returns:

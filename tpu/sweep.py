@@ -14,7 +14,7 @@ from tpu.estimates import Estimate
 from tpu.topologies import Slice
 
 GIB = 2**30
-# Rate to compare with in runs without dropout: that of the paper.
+# Dropout rate of the paper, to compare with a run that has no dropout.
 DROPOUT = 0.1
 
 
@@ -25,7 +25,6 @@ def variants(
 
     Args:
         config: The run; its `global_batch_size` is replaced.
-        where: The slice.
         batch_sizes: Examples of a micro-batch, per core.
     """
     rates = schedules.dropout_rates(0, config)
@@ -48,7 +47,7 @@ def variants(
 
 
 HEADER = (
-    "  batch  remat  dropout     HBM GiB  of chip  step ms    MFU  "
+    "  batch  remat  dropout     HBM GiB  of core  step ms    MFU  "
     "tokens/s/chip  compile s"
 )
 

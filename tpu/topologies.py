@@ -109,8 +109,8 @@ def parse(name: str) -> Slice:
     version = TPU_ALIASES.get(version, version)
     if version not in TPU_CHIPS or not separator:
         raise UserError(
-            "topology must be VERSION:SHAPE or an accelerator type, of "
-            f"{', '.join(TPU_CHIPS)}",
+            "topology must be VERSION:SHAPE or an accelerator type, with "
+            f"VERSION one of {', '.join(TPU_CHIPS)}",
             received=repr(name),
             remedy="Examples: v5e:16x16, v4:4x4x8, v5litepod-256, v3-32.",
         )

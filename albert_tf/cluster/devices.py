@@ -124,7 +124,10 @@ def tpu_by_accelerator_type(accelerator_type: str) -> TPUChip | None:
 
 
 def gpu_peak_flops(name: str) -> float | None:
-    """Peak of a GPU by its name, e.g. `NVIDIA H100 80GB HBM3`, in FLOP/s."""
+    """Peak of a GPU in FLOP/s by its name, e.g. `NVIDIA H100 80GB HBM3`.
+
+    Returns None for a GPU that is not in `GPU_PEAK_FLOPS`.
+    """
     words = re.split(r"[^A-Z0-9]+", name.upper())
     return next(
         (peak for word, peak in GPU_PEAK_FLOPS.items() if word in words), None

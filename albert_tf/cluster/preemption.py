@@ -7,22 +7,20 @@ starts it again:
     130   Ctrl-C
     143   SIGTERM (Slurm, Kubernetes, a preempted machine), or a notice
 
-On Google Cloud the metadata server of the machine announces preemption and
-maintenance:
-https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
+With several workers, each one listens; the training step adds up their
+requests. On a TPU slice one process trains. The servers of the hosts pass their
+SIGTERM on to it, through TensorFlow's coordination service. Later runs on these
+servers stop at once, so a start replaces all of them (`tpu/on_host.sh`).
 """
 
 import contextlib
 import dataclasses
-import http.client
 import os
-import pathlib
 import signal
 import socket
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -30,22 +28,15 @@ from absl import logging
 # There is no public name for a stream of remote operations.
 from tensorflow.python.eager import context, executor
 
+from albert_tf.cluster import notices
+from albert_tf.errors import first_line
+
 # Exit status of a run that another worker or a notice has stopped.
 PREEMPTED_STATUS = 128 + signal.SIGTERM
 
-# Paths on the metadata server, and the value of each that stops the run. A
-# machine that is migrated keeps running.
-NOTICES = {
-    "instance/preempted": "TRUE",
-    "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
-}
-# Planned maintenance, as JSON; announced up to weeks in advance.
-PLANNED_MAINTENANCE = "instance/upcoming-maintenance"
-PLANS_PAUSE_S = 600  # between requests
-METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
-METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
-WAIT_S = 60  # longest time that the server waits for a change
-PAUSE_S = 2  # between requests; a notice may come only 30 s before the end
+# TensorFlow's coordination service, which runs in the first server of a slice,
+# stores under this key which server has received SIGTERM.
+SERVER_KEY = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
 
 # A second signal within this many seconds is ignored: `timeout` and `srun`
 # send every signal twice.
@@ -80,7 +71,8 @@ class StopRequest:
         self.reason, self.exit_status = reason, exit_status
         # Logged first: if a host is lost, the assignment blocks.
         logging.warning(
-            "%s: stopping, with a checkpoint, at the next step", reason
+            "%s: the run saves a checkpoint and stops at the next step",
+            reason,
         )
         # On a slice the flag is on host 0, and the training loop is one
         # remote operation on that host. In the loop's stream the assignment
@@ -93,11 +85,15 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def watch_for_stop() -> Iterator[StopRequest]:
+def watch_for_stop(servers: Sequence[str] = ()) -> Iterator[StopRequest]:
     """Listens to signals and notices while the block runs.
 
     A second signal ends the process at once. Only the main thread may handle
     signals; in other threads this function listens to nothing.
+
+    Args:
+        servers: HOST:PORT of each host of a TPU slice to which this process is
+            connected. SIGTERM to one of them is a request, too.
     """
     with tf.device("CPU:0"):
         request = StopRequest(tf.Variable(0.0, trainable=False, name="stop"))
@@ -105,22 +101,44 @@ def watch_for_stop() -> Iterator[StopRequest]:
         yield request
         return
     ended = threading.Event()
-    host = metadata_host()
-    if host:
-        for path, stop_value in NOTICES.items():
-            threading.Thread(
-                target=_watch_metadata,
-                args=(host, path, stop_value, request, ended),
-                daemon=True,  # it may be waiting for a response
-            ).start()
+    if servers:
         threading.Thread(
-            target=_report_planned_maintenance, args=(host, ended), daemon=True
+            target=_watch_servers,
+            args=(servers, request, ended),
+            daemon=True,  # it waits for ever
         ).start()
     try:
-        with _watch_signals(request):
+        with (
+            notices.watch_notices(
+                lambda notice: request.set(notice, PREEMPTED_STATUS)
+            ),
+            _watch_signals(request),
+        ):
             yield request
     finally:
         ended.set()
+
+
+def _watch_servers(
+    servers: Sequence[str], request: StopRequest, ended: threading.Event
+) -> None:
+    """Waits until a server of a slice has received SIGTERM."""
+    try:
+        worker = context.context().get_config_key_value(SERVER_KEY)
+    except tf.errors.OpError as error:
+        if not ended.is_set():
+            logging.warning(
+                "notices to other hosts of the slice are not heard: %s",
+                first_line(error),
+            )
+        return
+    if not ended.is_set():
+        index = int(worker.rpartition(":")[2])  # /job:worker/task:1
+        request.set(
+            f"worker {index} at {servers[index]} has received SIGTERM, or a "
+            "notice of Google Cloud",
+            PREEMPTED_STATUS,
+        )
 
 
 @contextlib.contextmanager
@@ -162,86 +180,3 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
         sender.close()
         listener.join()
         receiver.close()
-
-
-def metadata_host() -> str:
-    """Host name of the metadata server; "" on machines without one.
-
-    Returns GCE_METADATA_HOST if it is set, as Google's libraries do, or the
-    default host name on a machine of Google Cloud.
-    """
-    if METADATA_HOST_VARIABLE in os.environ:
-        return os.environ[METADATA_HOST_VARIABLE]
-    product = pathlib.Path("/sys/class/dmi/id/product_name")
-    try:
-        is_google = "Google" in product.read_text()
-    except OSError:
-        is_google = False
-    return "metadata.google.internal" if is_google else ""
-
-
-def _report_planned_maintenance(host: str, ended: threading.Event) -> None:
-    """Logs each plan to maintain this machine. It does not stop the run."""
-    url = f"http://{host}/computeMetadata/v1/{PLANNED_MAINTENANCE}?alt=json"
-    reported = ""
-    while True:
-        try:
-            value, _ = _ask(url)
-        except (OSError, ValueError, http.client.HTTPException):
-            value = ""  # there is no plan, or no answer
-        if value not in ("", "NONE", "{}", reported):
-            reported = value
-            logging.warning(
-                "Google Cloud has planned maintenance of this machine: %s. "
-                "When it begins, the run saves a checkpoint and stops",
-                " ".join(value.split()),
-            )
-        if ended.wait(PLANS_PAUSE_S):
-            return
-
-
-def _ask(url: str) -> tuple[str, str]:
-    """The answer of the metadata server, and its ETag.
-
-    Raises:
-        OSError, ValueError, HTTPException: If there is no answer from Google.
-    """
-    # A proxy would not reach the server of this machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    query = urllib.request.Request(url, headers=METADATA_FLAVOR)
-    with opener.open(query, timeout=2 * WAIT_S) as response:
-        if response.headers.get("Metadata-Flavor") != "Google":
-            raise OSError(f"{url} is not a Google metadata server")
-        etag = response.headers.get("ETag", "none")
-        return response.read().decode().strip(), etag
-
-
-def _watch_metadata(
-    host: str,
-    path: str,
-    stop_value: str,
-    request: StopRequest,
-    ended: threading.Event,
-) -> None:
-    etag = "0"  # matches no state, so that the server responds at once
-    failed = False
-    while not ended.wait(PAUSE_S if failed or etag != "0" else 0):
-        url = (
-            f"http://{host}/computeMetadata/v1/{path}?wait_for_change=true"
-            f"&timeout_sec={WAIT_S}&last_etag={etag}"
-        )
-        try:
-            value, etag = _ask(url)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            if not failed and not ended.is_set():
-                logging.warning("%s does not answer: %s", url, error)
-            failed = True
-            continue
-        failed = False
-        if value == stop_value and not ended.is_set():
-            request.set(
-                f"Google Cloud announces {path.removeprefix('instance/')} "
-                f"{value}",
-                PREEMPTED_STATUS,
-            )
-            return

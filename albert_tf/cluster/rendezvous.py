@@ -16,6 +16,8 @@ from absl import logging
 
 from albert_tf.errors import RetryError, UserError
 
+# Longest time for one connection.
+TRY_S = 5.0
 _SECONDS_BETWEEN_TRIES = 0.5
 _SECONDS_BETWEEN_LOG_LINES = 30.0
 
@@ -46,19 +48,13 @@ def wait_for_workers(
     }
     deadline = time.monotonic() + timeout_s
     log_due = time.monotonic() + _SECONDS_BETWEEN_LOG_LINES
-    with (
-        _listen(cluster[job][index]),
-        # In parallel: an address behind a firewall takes seconds.
-        futures.ThreadPoolExecutor(max(1, len(missing))) as pool,
-    ):
+    with _listen(cluster[job][index]):
         while True:
-            reached = list(pool.map(_is_reachable, missing.values()))
+            faults = find_connection_faults(list(missing.values()), TRY_S)
             missing = {
                 name: address
-                for (name, address), is_reached in zip(
-                    missing.items(), reached, strict=True
-                )
-                if not is_reached
+                for name, address in missing.items()
+                if address in faults
             }
             if not missing:
                 return
@@ -78,7 +74,7 @@ def wait_for_workers(
 
 
 def _listen(address: str) -> socket.socket:
-    """Accepts connections at a port, on all interfaces; never reads them."""
+    """Accepts connections at a port, on all interfaces; reads no data."""
     port = int(address.rpartition(":")[2])
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
@@ -100,11 +96,41 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def _is_reachable(address: str) -> bool:
+def find_connection_faults(
+    addresses: Sequence[str], timeout_s: float
+) -> dict[str, str]:
+    """Finds the servers that accept no connection.
+
+    Args:
+        addresses: HOST:PORT of each server; an IPv6 host has brackets, as in
+            gRPC.
+        timeout_s: Longest time to wait, in seconds.
+
+    Returns:
+        The fault of each of these servers, by address.
+    """
+    if not addresses:
+        return {}
+    # In parallel: an address behind a firewall takes seconds.
+    with futures.ThreadPoolExecutor(len(addresses)) as pool:
+        faults = pool.map(
+            lambda address: _find_connection_fault(address, timeout_s),
+            addresses,
+        )
+        return {
+            address: fault
+            for address, fault in zip(addresses, faults, strict=True)
+            if fault
+        }
+
+
+def _find_connection_fault(address: str, timeout_s: float) -> str:
+    """Why a server accepts no connection; "" if it does."""
     host, _, port = address.rpartition(":")
     try:
-        # gRPC writes IPv6 addresses with brackets, sockets without.
-        socket.create_connection((host.strip("[]"), int(port)), 5).close()
-    except (OSError, UnicodeError):  # UnicodeError: an invalid host name
-        return False
-    return True
+        socket.create_connection(
+            (host.strip("[]"), int(port)), timeout_s
+        ).close()
+    except (OSError, UnicodeError) as error:  # UnicodeError: a bad host name
+        return str(error) or type(error).__name__
+    return ""

@@ -9,7 +9,7 @@ between the chips. Other strategies have few replicas, and need no program.
 import contextlib
 import queue
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -47,7 +47,7 @@ class Replicas:
         }
         self._program = tf.function(self._copy_on_all, autograph=False)
 
-    def assign(self, values: Mapping[str, tf.Tensor]) -> None:
+    def assign(self, values: Mapping[str, tf.Tensor | np.ndarray]) -> None:
         """Assigns values by name, on all replicas."""
         for name, variable in self._variables.items():
             if name in self._copied:
@@ -94,18 +94,24 @@ class Replicas:
 
     def _copy_on_all(self) -> None:
         assert self._strategy is not None
-        self._strategy.run(self._copy_on_replica)
+        variables = tuple(self._copied.values())
+        self._strategy.run(copy_on_replica, args=(variables,))
 
-    @tf.autograph.experimental.do_not_convert
-    def _copy_on_replica(self) -> None:
-        replica = tf.distribute.get_replica_context()
-        is_first = tf.equal(replica.replica_id_in_sync_group, 0)
-        for variable in self._copied.values():
-            value = tf.convert_to_tensor(variable)
-            sent = tf.where(is_first, value, tf.zeros_like(value))
-            variable.assign(
-                replica.all_reduce(tf.distribute.ReduceOp.SUM, sent)
-            )
+
+@tf.autograph.experimental.do_not_convert
+def copy_on_replica(variables: Iterable[tf.Variable]) -> None:
+    """Assigns the values of the first replica; for use in `strategy.run`.
+
+    Args:
+        variables: Of any strategy and of types that its devices can sum. Their
+            values on the other replicas may be anything, also NaN.
+    """
+    replica = tf.distribute.get_replica_context()
+    is_first = tf.equal(replica.replica_id_in_sync_group, 0)
+    for variable in variables:
+        value = tf.convert_to_tensor(variable)
+        sent = tf.where(is_first, value, tf.zeros_like(value))
+        variable.assign(replica.all_reduce(tf.distribute.ReduceOp.SUM, sent))
 
 
 @contextlib.contextmanager

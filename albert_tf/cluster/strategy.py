@@ -5,15 +5,16 @@ import functools
 import json
 import os
 import signal
-import socket
 import threading
-from concurrent import futures
 
 import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import tpu_chips, workers
-from albert_tf.cluster.rendezvous import wait_for_workers
+from albert_tf.cluster.rendezvous import (
+    find_connection_faults,
+    wait_for_workers,
+)
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
@@ -32,7 +33,9 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     that exists: a TPU, the workers of TF_CONFIG, several GPUs, one device.
 
     Raises:
-        UserError: If the devices of the strategy do not exist.
+        UserError: If the devices of the strategy do not exist, or a setting
+            does not fit them.
+        RetryError: If a worker, or a host of a TPU slice, does not answer.
     """
     kind = config.strategy
     _grow_gpu_memory()
@@ -71,12 +74,11 @@ def device_type(strategy: tf.distribute.Strategy) -> str:
 def per_replica_batch_size(
     name: str, batch_size: int, num_replicas: int, num_micro_batches: int = 1
 ) -> int:
-    """Number of examples of a batch that each replica processes.
+    """Number of rows of a batch that each replica processes.
 
     Args:
         name: The setting that holds `batch_size`, for the error.
-        batch_size: Number of examples over all replicas.
-        num_replicas: Number of replicas.
+        batch_size: Number of rows over all replicas.
         num_micro_batches: Number of micro-batches per replica.
 
     Raises:
@@ -262,23 +264,11 @@ def _check_servers(addresses: list[str]) -> None:
     Raises:
         RetryError: If hosts are unreachable; the error names them.
     """
-
-    def reason(address: str) -> str:
-        host, port = address.rsplit(":", 1)
-        try:
-            socket.create_connection(
-                (host, int(port)), SERVER_TIMEOUT_S
-            ).close()
-        except OSError as error:
-            return str(error)
-        return ""
-
-    with futures.ThreadPoolExecutor(len(addresses)) as pool:
-        reasons = list(pool.map(reason, addresses))
     silent = [
-        f"{address} ({reason})"
-        for address, reason in zip(addresses, reasons, strict=True)
-        if reason
+        f"{address} ({fault})"
+        for address, fault in find_connection_faults(
+            addresses, SERVER_TIMEOUT_S
+        ).items()
     ]
     if silent:
         raise RetryError(

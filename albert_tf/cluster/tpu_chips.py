@@ -24,8 +24,8 @@ GOOGLE = "0x1ae0"
 def find_chips() -> list[str]:
     """The TPU chips of this machine, one entry per chip, e.g. "v5e".
 
-    If the PCI bus shows none, as in some containers, the device files of
-    Google's driver are counted.
+    If the PCI bus shows none, as in some containers, there is an entry
+    "unknown" for each device file of Google's driver.
     """
     chips = []
     for directory in sorted(PCI_DEVICES.glob("*")):

@@ -32,11 +32,16 @@ TENSORFLOWS = (
     "tensorflow-tpu",
     "tf-nightly",
 )
-# Packages that Keras and TensorFlow Lite import where they are installed, for
-# functions that nothing here calls.
+# Packages that Keras and TensorFlow Lite import if they are installed, for
+# functions that this project does not call.
 NOT_NEEDED = ("jax", "matplotlib", "sklearn")
 # The newest libtpu with which tensorflow-tpu 2.20.0 can be imported.
 NEWEST_LIBTPU = "0.0.30"
+# Bytes. The smallest run was seen with 4.0 GB of virtual memory.
+LEAST_ADDRESS_SPACE = 4 << 30
+# Open files. A tiny run aborted with a limit of 14, and mostly had 13 files
+# open. Each worker, and each shard that is being read, needs one more.
+LEAST_OPEN_FILES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +70,8 @@ def check_import() -> None:
     """Checks that TensorFlow can be imported.
 
     Raises:
-        UserError: If TensorFlow is missing, or its libtpu would end the
-            process.
+        UserError: If TensorFlow is missing, or its libtpu or a limit of the
+            address space or of open files would end the process.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise UserError(
@@ -83,6 +88,31 @@ def check_import() -> None:
             "import of tensorflow-tpu ends the process",
             received=libtpu,
             remedy=f"pip install libtpu=={NEWEST_LIBTPU}",
+        )
+    _check_limits()
+
+
+def _check_limits() -> None:
+    if sys.platform == "win32":  # has no such limits, and no module `resource`
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < LEAST_ADDRESS_SPACE:
+        raise UserError(
+            "a process must be allowed at least "
+            f"{LEAST_ADDRESS_SPACE >> 30} GiB of virtual memory: with less, "
+            "TensorFlow aborts",
+            received=f"{limit >> 20} MiB",
+            remedy="Raise the limit: ulimit -v unlimited",
+        )
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < LEAST_OPEN_FILES:
+        raise UserError(
+            f"a process must be allowed at least {LEAST_OPEN_FILES} open "
+            "files: with fewer, TensorFlow may abort",
+            received=limit,
+            remedy="Raise the limit: ulimit -n 4096",
         )
 
 

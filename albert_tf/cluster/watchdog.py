@@ -18,8 +18,9 @@ from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS
 
-# An activity hangs if it takes this many times its usual time, and at least
-# SHORTEST_LIMIT_S: the client of gs:// retries a failed request for minutes.
+# An activity counts as hung after this many times its usual time, but not
+# before SHORTEST_LIMIT_S: the client of gs:// retries failed requests for
+# minutes.
 USUAL_TIMES = 10
 SHORTEST_LIMIT_S = 300.0
 
@@ -61,7 +62,7 @@ class Watchdog:
     ) -> Iterator[None]:
         """Ends the process if the block takes longer than `limit_s`.
 
-        Python threads run during the block if it releases the global
+        The timer is a Python thread, so the block must release the global
         interpreter lock, as TensorFlow does while it waits.
 
         Args:
@@ -84,7 +85,7 @@ class Watchdog:
 def watch(
     config: DistributionConfig, strategy: tf.distribute.Strategy
 ) -> Watchdog:
-    """The watchdog of a run: on TPUs, and if there are several processes.
+    """The watchdog of a run: active on TPUs and with several processes.
 
     A single process on a CPU or GPU waits for no one else, and its first step
     may take any time.

@@ -7,8 +7,8 @@ Four guards end the run instead, within `--worker_timeout_s`:
 2. `exit_if_stuck` ends this process if another one is lost while TensorFlow
    connects the workers;
 3. `detect_unresponsive_workers` makes TensorFlow's coordination service watch
-   the heartbeats of all workers; it has no public settings, so private names
-   of TensorFlow are used here and only here;
+   the heartbeats of all workers, by private names of TensorFlow, since the
+   service has no public settings;
 4. `name_lost_workers` turns TensorFlow's errors into a `RetryError` that names
    the lost worker, or the lost host of a TPU slice.
 
@@ -27,6 +27,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
+from albert_tf.cluster import rendezvous
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
 
@@ -169,7 +170,7 @@ def name_lost_workers(
     """Turns TensorFlow's errors for a lost worker into a `RetryError`.
 
     Args:
-        config: Holds the timeout, for the error.
+        config: The error names its `worker_timeout_s`.
         strategy: None while the strategy is being made. With a strategy of one
             host no worker can be lost, and errors pass unchanged.
 
@@ -184,9 +185,6 @@ def name_lost_workers(
         # A failure within this process may look the same, so quote it.
         quoted = f"TensorFlow says: {first_line(error)[:200]}"
         if isinstance(strategy, tf.distribute.TPUStrategy):
-            # At exit, TPUStrategy waits for the hosts, and reports the lost one
-            # a second time, with a traceback.
-            atexit.unregister(context.async_wait)
             cluster = strategy.cluster_resolver.cluster_spec().as_dict()
             raise RetryError(
                 "all hosts of the TPU slice must answer",
@@ -195,31 +193,62 @@ def name_lost_workers(
                 remedy="Start the servers on all hosts and this command again: "
                 "the run continues from its last checkpoint.",
             ) from None
-        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-        first = "the first worker, which coordinates the others"
+        cluster, job, index = read_cluster()
+        found = _describe_loss(error, cluster, "a worker", (job, index))
         raise RetryError(
             "all workers of TF_CONFIG must answer within "
             f"worker_timeout_s={config.worker_timeout_s}",
-            received=f"{_describe_loss(error, cluster, first)}; {quoted}",
+            received=f"{found}; {quoted}",
             remedy="Find the worker that failed first in the logs of all "
             "workers. Then start all workers again: the run continues from "
             "its last checkpoint.",
         ) from None
+    finally:
+        if isinstance(strategy, tf.distribute.TPUStrategy):
+            # At exit, TPUStrategy waits for all hosts. A host that is lost
+            # before, e.g. after a notice, would keep the process for ever, or
+            # be reported a second time, with a traceback.
+            atexit.unregister(context.async_wait)
 
 
 def _describe_loss(
-    error: tf.errors.OpError, cluster: dict[str, list[str]], unnamed: str
+    error: tf.errors.OpError,
+    cluster: dict[str, list[str]],
+    unnamed: str,
+    own_task: tuple[str, int] | None = None,
 ) -> str:
-    """Which worker an error names; `unnamed` if it names none."""
+    """Says which processes are lost.
+
+    An error may name the process of an operation that failed because another
+    process is lost. So these are the processes that accept no connection, but
+    the named one alone if it is among them, or if all accept connections.
+
+    Args:
+        cluster: Addresses, HOST:PORT, by job.
+        unnamed: Stands for the lost process if none is found.
+        own_task: Job and index of this process, which is not lost; None if
+            it is not in the cluster.
+
+    Returns:
+        "no answer from", and the processes with their addresses.
+    """
+    names = {
+        address: f"{job} {index} at {address}"
+        for job, hosts in cluster.items()
+        for index, address in enumerate(hosts)
+        if (job, index) != own_task
+    }
+    faults = rendezvous.find_connection_faults(list(names), rendezvous.TRY_S)
+    lost = [names[address] for address in faults]
     found = re.search(
         r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", str(error.message)
     )
-    if found is None:
-        return f"no answer from {unnamed}"
-    job, index = found[1], int(found[2])
-    hosts = cluster.get(job, [])
-    host = f" at {hosts[index]}" if index < len(hosts) else ""
-    return f"no answer from {job} {index}{host}"
+    if found is not None:
+        task = f"{found[1]} {found[2]} at "
+        named = [name for name in names.values() if name.startswith(task)]
+        if not lost or set(named) <= set(lost):
+            lost = named or lost
+    return f"no answer from {', '.join(lost or [unnamed])}"
 
 
 def from_chief(strategy: tf.distribute.Strategy, value: float) -> float:

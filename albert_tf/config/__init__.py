@@ -1,4 +1,4 @@
-"""Every setting: frozen dataclasses, their checks, and absl flags from them."""
+"""Settings: frozen dataclasses that check their values, and absl flags."""
 
 from albert_tf.config.commands import (
     ConvertConfig,

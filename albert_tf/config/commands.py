@@ -1,4 +1,4 @@
-"""Settings of the commands after pretraining."""
+"""Settings of conversion, export, prediction, reports and sweeps."""
 
 import dataclasses
 
@@ -90,9 +90,9 @@ class ExportConfig(Config):
     max_seq_length: int = setting(
         0,
         "Largest number of tokens of a sequence in the signatures that take "
-        "text; 0: that of the run. A run of fine-tuning whose examples are all "
-        "shorter than its --max_seq_length has that of the longest one, "
-        "rounded up.",
+        "text; 0: that of the run. For a fine-tuned model, this is the length "
+        "of its longest example, rounded up, if that is below the "
+        "--max_seq_length of the run.",
         at_least=0,
     )
     top_k: int = setting(
@@ -271,7 +271,7 @@ class SweepConfig(Config):
         "",
         "Directory of the sweep, local or gs://, with a run directory for each "
         "run, e.g. build/table5. If it holds this sweep, finished runs are "
-        "used again and others continue.",
+        "not repeated and others continue.",
     )
     records_dir: str = setting(
         "",

@@ -39,8 +39,8 @@ class SequenceConfig(Config):
         "none",
         "Examples in a training record: none stores one, as google-research/"
         "albert does; best_fit stores several in the max_seq_length tokens, "
-        "so that little padding is left. Examples of a record do not see each "
-        "other. Evaluation records are never packed.",
+        "so that little padding is left. Tokens attend to their own example "
+        "only. Evaluation records are never packed.",
         choices=("none", "best_fit"),
         affects="result",
         in_program=True,
@@ -155,8 +155,8 @@ class DataConfig(MaskingConfig):
     shuffle_block_size: int = setting(
         16384,
         "Number of consecutive records that are shuffled together while "
-        "reading; records are already shuffled when they are built. 1 reads "
-        "in order.",
+        "reading; records are already shuffled when they are built. 1 keeps "
+        "the order of the records in each shard.",
         at_least=1,
         affects="result",
     )

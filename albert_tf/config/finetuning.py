@@ -20,8 +20,8 @@ from albert_tf.errors import UserError
 class FinetuningDataConfig(DataConfig):
     """Lengths and batches; the command finds the records itself."""
 
-    # Every record is evaluated, and records hold neither masks nor several
-    # examples.
+    # Settings without a flag have no effect or a fixed value: every record is
+    # evaluated, and records hold neither masks nor several examples.
     input_file: tuple[str, ...] = inherited(
         DataConfig, "input_file", has_flag=False
     )
@@ -98,19 +98,19 @@ class FinetuningInitializationConfig(InitializationConfig):
         help="Pretrained model: a run directory of pretraining or fine-tuning "
         "or one of its checkpoints, a checkpoint of google-research/albert "
         "(prefix, directory or .tar.gz), or a Hugging Face folder, e.g. "
-        "albert_base_v2.tar.gz. It decides the architecture. A run that "
-        "already has a checkpoint continues from that one instead.",
+        "albert_base_v2.tar.gz. It decides the architecture. A run that has a "
+        "checkpoint in output_dir continues from it instead.",
     )
     init_vocabulary: str = inherited(
         InitializationConfig,
         "init_vocabulary",
-        help="SentencePiece model, if it is not stored with init_checkpoint, "
+        help="SentencePiece model, if init_checkpoint contains none, "
         "e.g. albert_base/30k-clean.model.",
     )
     from_scratch: bool = setting(
         False,
         "Train from random weights, without --init_checkpoint, e.g. to measure "
-        "what pretraining is worth. Needs --init_vocabulary and "
+        "the effect of pretraining. Needs --init_vocabulary and "
         "--albert_config_file.",
         affects="result",
     )
@@ -138,10 +138,10 @@ class FinetuningTrainingConfig(TrainingConfig):
     mode: str = inherited(
         TrainingConfig,
         "mode",
-        help="train, which also evaluates; eval, which evaluates the newest "
-        "checkpoint; predict, which writes predictions for the test set, or "
-        "for the development set if there is no test set; or "
-        "train_and_predict.",
+        help="train, which also evaluates; eval, which evaluates the "
+        "checkpoint that --checkpoint selects; predict, which writes "
+        "predictions for the test set, or for the development set if there is "
+        "no test set; or train_and_predict.",
         choices=("train", "eval", "predict", "train_and_predict"),
     )
     num_train_steps: int = inherited(
@@ -186,10 +186,10 @@ class FinetuningTrainingConfig(TrainingConfig):
     )
     null_holdout_fraction: float = setting(
         0.0,
-        "Fraction of the training documents that are not trained on, for "
-        "squad_v2 and question_answering, e.g. 0.05. After the training, they "
-        "decide the threshold, which is stored in the run and replaces "
-        "null_threshold.",
+        "Fraction of the training documents to hold out, for squad_v2 and "
+        "question_answering, e.g. 0.05. After training, the command chooses "
+        "the best threshold for these documents. The run stores this "
+        "threshold, which replaces null_threshold.",
         at_least=0,
         below=0.5,
         affects="result",
@@ -249,4 +249,4 @@ class FinetuningConfig(PretrainingConfig):
             )
 
     def check_evaluation(self) -> None:
-        """A task without a development set is not evaluated."""
+        """Refuses nothing: a task may have no development set."""

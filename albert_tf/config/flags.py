@@ -157,10 +157,10 @@ def run(
 ) -> None:
     """Runs a command: defines its flags, parses them, calls `main(config)`.
 
-    A `UserError`, or an error that `io.faults.explain` turns into one, prints
-    one message on standard error and ends the command with the error's
-    `exit_status`. `--verbosity=1` also logs its traceback.
-    Ctrl-C ends it with status 130.
+    After a `UserError`, or an error that `io.faults.explain` turns into one,
+    the command prints one message on standard error and exits with the error's
+    `exit_status`. `--verbosity=1` also logs the traceback. After Ctrl-C, the
+    command exits with status 130.
     """
 
     def call_main(arguments: Sequence[str]) -> int:

@@ -10,8 +10,8 @@ from albert_tf.io.files import load_json
 
 PARAMETER_SHARING = ("all", "attention", "ffn", "none")
 
-# Keys of google-research/albert that its released code does not use, nor does
-# this one.
+# Keys of google-research/albert that neither its released code nor this project
+# uses.
 _WITHOUT_EFFECT = (
     "net_structure_type",
     "gap_size",
@@ -26,9 +26,10 @@ class ModelConfig(Config):
     """The architecture, in the schema of the published `albert_config.json`.
 
     `net_structure_type`, `gap_size`, `num_memory_blocks`, `down_scale_factor`
-    and `layers_to_keep` are keys of published files. They have no effect in
-    the released code of google-research/albert, nor here. `parameter_sharing`
-    is not in that schema (paper, section 3.1 and Table 4).
+    and `layers_to_keep` are keys of published files. The released code of
+    google-research/albert does not use them, nor does this project; it refuses
+    values of the first and the last that would ask for another architecture.
+    `parameter_sharing` is not in that schema (paper, section 3.1 and Table 4).
 
     Example:
         >>> model = ModelConfig(num_hidden_layers=4, num_hidden_groups=2)
@@ -150,7 +151,7 @@ class ModelConfig(Config):
     )
     net_structure_type: int = setting(
         0,
-        "Without effect; present in published files.",
+        "Must be 0; present in published files.",
         affects="model",
         in_program=True,
     )
@@ -174,7 +175,7 @@ class ModelConfig(Config):
     )
     layers_to_keep: tuple[str, ...] = setting(
         (),
-        "Without effect; present in published files.",
+        "Must be empty; present in published files.",
         affects="model",
         in_program=True,
     )
@@ -209,7 +210,7 @@ class ModelConfig(Config):
                 )
 
     def group_of_layer(self, layer: int) -> int:
-        """The group of a layer; groups are runs of consecutive layers."""
+        """The group of a layer; a group consists of consecutive layers."""
         return layer * self.num_hidden_groups // self.num_hidden_layers
 
     @classmethod
@@ -231,8 +232,9 @@ class ModelConfig(Config):
         """This architecture with some values replaced.
 
         Args:
-            overrides: `NAME=VALUE` each, or several of them with commas. If a
-                name is given more than once, its last value counts.
+            overrides: Each is `NAME=VALUE`, or several of these joined by
+                commas. If a name is given more than once, its last value
+                counts.
 
         Raises:
             UserError: For an unknown name, a value of the wrong type, or

@@ -37,6 +37,7 @@ def setting(
     *,
     choices: tuple[str, ...] = (),
     at_least: float | None = None,
+    at_most: float | None = None,
     below: float | None = None,
     repeated: bool = False,
     affects: str | None = None,
@@ -50,6 +51,7 @@ def setting(
         help: What the value is, its form and unit, and an example.
         choices: The allowed values of an enumeration.
         at_least: The smallest allowed number.
+        at_most: The largest allowed number.
         below: Exclusive upper bound.
         repeated: The flag is given once per item, instead of once with
             commas, because items may contain commas.
@@ -57,7 +59,7 @@ def setting(
         in_program: Whether the compiled training step depends on the value.
             The step also depends on the dropout rates, which change with the
             step number: see `schedules.dropout_rates`.
-        has_flag: False for a value that a command finds out itself.
+        has_flag: False for a value that the command sets itself.
 
     Raises:
         ValueError: If `affects` is not one of `AFFECTS`.
@@ -80,6 +82,7 @@ def setting(
             "help": help,
             "choices": choices,
             "at_least": at_least,
+            "at_most": at_most,
             "below": below,
             "repeated": repeated,
             "affects": affects,
@@ -93,8 +96,6 @@ def inherited(config_class: type, name: str, **changes: Any) -> Any:
     """The setting `name` of a base class, with some arguments changed.
 
     Args:
-        config_class: The base class.
-        name: The setting.
         changes: `default`, or further arguments of `setting`.
 
     Example:
@@ -132,7 +133,7 @@ def fields_with_types(
 def settings_by_path(
     config_class: type, prefix: str = ""
 ) -> dict[str, dataclasses.Field]:
-    """Every setting of a config and of those nested in it, by dotted name.
+    """Every setting of a config and of its nested configs, by dotted name.
 
     Returns:
         Fields by names such as `data.input_file`, as `flatten` gives them.
@@ -203,7 +204,7 @@ class Config:
                 )
 
     def replace(self, **values: Any) -> Self:
-        """Returns the settings with other values, also in nested configs.
+        """Returns a copy with new values, also of settings in nested configs.
 
         Args:
             values: New values by name. A name that is both a nested config
@@ -342,10 +343,13 @@ def _check_range(name: str, value: Any, rules: Mapping[str, Any]) -> None:
         raise UserError(
             f"{name} must be one of {', '.join(choices)}", received=repr(value)
         )
-    at_least, below = rules.get("at_least"), rules.get("below")
+    at_least, at_most = rules.get("at_least"), rules.get("at_most")
+    below = rules.get("below")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name} must be a finite number", received=value)
     if at_least is not None and value < at_least:
         raise UserError(f"{name} must be at least {at_least}", received=value)
+    if at_most is not None and value > at_most:
+        raise UserError(f"{name} must be at most {at_most}", received=value)
     if below is not None and value >= below:
         raise UserError(f"{name} must be below {below}", received=value)

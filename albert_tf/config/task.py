@@ -11,7 +11,7 @@ ALWAYS_ANSWERABLE = "squad_v1"
 
 @dataclasses.dataclass(frozen=True)
 class ColumnsConfig(Config):
-    """The task, and the columns of files of one's own.
+    """The task, and the columns of the user's own files.
 
     Example:
         >>> ColumnsConfig(task="classification").label_column
@@ -40,9 +40,9 @@ class ColumnsConfig(Config):
     )
     label_column: str = setting(
         "label",
-        "Column of the label. It is a name of a class; a number, for "
-        "regression; the number of the right choice from 0 or its letter from "
-        "A, for multiple_choice.",
+        "Column of the label: for classification, the name of a class; for "
+        "regression, a number; for multiple_choice, the right choice as a "
+        "number from 0 or a letter from A.",
         affects="result",
     )
     id_column: str = setting(
@@ -65,8 +65,8 @@ class ColumnsConfig(Config):
     )
     answer_column: str = setting(
         "answer",
-        "Column of the answer's text, for question_answering. An empty "
-        "answer: the document does not answer the question.",
+        "Column of the answer's text, for question_answering. The text is "
+        "empty if the document does not answer the question.",
         affects="result",
     )
     answer_start_column: str = setting(
@@ -101,7 +101,7 @@ class TaskConfig(ColumnsConfig):
         affects="result",
     )
     dev_file: str = setting(
-        "", "File for evaluation, as train_file.", affects="result"
+        "", "File to evaluate, in the form of train_file.", affects="result"
     )
     test_file: str = setting(
         "",
@@ -190,9 +190,10 @@ class ScoreConfig(Config):
     )
     null_odds_file: str = setting(
         "",
-        "JSON object by question id; the larger the value, the less likely "
-        "there is an answer. The best thresholds are then computed; for them, "
-        "the predictions must not be replaced by the empty answer.",
+        "JSON object of null odds by question id; larger odds mean that an "
+        "answer is less likely. The command then also prints the thresholds of "
+        "the best scores. For this, the predictions must be the best answers, "
+        "not replaced by empty ones.",
     )
     na_prob_thresh: float = setting(
         1.0,

@@ -57,7 +57,7 @@ class TaskHeadConfig(Config):
 
     @property
     def num_outputs(self) -> int:
-        """Width of the logits of a sequence, without question answering."""
+        """Number of logits of a sequence; undefined for question answering."""
         return len(self.labels) if self.kind == CLASSIFICATION else 1
 
     @property

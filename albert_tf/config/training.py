@@ -22,29 +22,31 @@ class InitializationConfig(Config):
         --init_checkpoint. Received: True.
     """
 
-    # They act at step 0 only. They still affect the "result": a user who
-    # changes one later expects a change, and gets an error instead.
+    # These settings act at step 0 only. They are still declared to affect the
+    # "result": a user who changes one later expects an effect, and gets an
+    # error instead.
     init_checkpoint: str = setting(
         "",
         "Model whose weights a new run starts from: a run directory or one of "
         "its checkpoints, a checkpoint of google-research/albert (prefix, "
         "directory or .tar.gz), or a Hugging Face folder, e.g. "
-        "albert_base_v2.tar.gz. Training starts at step 0. A run that already "
-        "has a checkpoint continues from that one instead.",
+        "albert_base_v2.tar.gz. Training starts at step 0. A run that has a "
+        "checkpoint in output_dir continues from it instead.",
         affects="result",
     )
     init_vocabulary: str = setting(
         "",
-        "SentencePiece model of init_checkpoint, if it is not stored with it, "
-        "e.g. albert_base/30k-clean.model. The run keeps the embeddings of "
-        "pieces that the vocabulary of the records also contains.",
+        "SentencePiece model of init_checkpoint, if init_checkpoint contains "
+        "none, e.g. albert_base/30k-clean.model. The run keeps the embeddings "
+        "of pieces that the vocabulary of the records also contains.",
         affects="result",
     )
     init_from_group0: bool = setting(
         False,
-        "Initialize groups that init_checkpoint does not have from its group "
-        "0, as in google-research/albert. By default they start from the "
-        "group at the same relative depth.",
+        "Initialize each group from the group with the same number in "
+        "init_checkpoint, or from group 0 if there is none, as in "
+        "google-research/albert. By default, each group starts from the group "
+        "at the same relative depth.",
         affects="result",
     )
     init_optimizer_state: bool = setting(
@@ -89,7 +91,7 @@ class TrainingConfig(Config):
         "run is continued.",
         affects="nothing",
     )
-    # The length of the learning-rate decay.
+    # Affects the result, since the learning rate decays over these steps.
     num_train_steps: int = setting(
         125_000, "Number of training steps.", at_least=1, affects="result"
     )
@@ -164,13 +166,13 @@ class TrainingConfig(Config):
         "Factor by which each rollback multiplies the learning rate of all "
         "later steps, e.g. 0.8.",
         at_least=0.01,
-        below=1.0001,
+        at_most=1,
         affects="nothing",
     )
     profile_steps: str = setting(
         "",
-        "Steps to profile, as FIRST:LAST, e.g. 1000:1020. TensorBoard's "
-        "profiler shows the result.",
+        "Steps to profile, as FIRST:LAST, e.g. 1000:1020 for the 20 steps "
+        "after step 1000. TensorBoard's profiler shows the result.",
         affects="nothing",
     )
     allow_config_change: bool = setting(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from albert_tf.config.task import TaskConfig
 from albert_tf.finetuning.example_types import ExampleSet
@@ -18,10 +19,10 @@ class Candidate(NamedTuple):
     """A possible answer.
 
     Attributes:
-        text: Text of the document.
-        begin, end: The text is that of the characters `begin` to `end`.
+        text: `document[begin:end]`.
+        begin, end: Positions of its characters in the document.
         score: Logits or log probabilities of start and end, added.
-        probability: Share among the best candidates.
+        probability: Softmax of `score` over the best candidates.
     """
 
     text: str
@@ -110,16 +111,14 @@ def decode(
         found, null_scores = [], []
         for window in range(len(windows.spans)):
             record = records[number, window]
+            scores = {name: rows[record] for name, rows in predictions.items()}
             if is_plain:
-                start_logits = predictions["start_logits"][record]
-                end_logits = predictions["end_logits"][record]
-                null_scores.append(float(start_logits[0] + end_logits[0]))
-                spans = _plain_spans(
-                    windows, window, start_logits, end_logits, config
-                )
+                null_score = scores["start_logits"][0] + scores["end_logits"][0]
+                spans = _plain_spans(windows, window, scores, config)
             else:
-                null_scores.append(float(predictions["null_logits"][record]))
-                spans = _beam_spans(windows, window, predictions, record)
+                null_score = scores["null_logits"]
+                spans = _beam_spans(windows, window, scores)
+            null_scores.append(float(null_score))
             found.append(_possible(spans, windows, window, config))
         candidates = _best(found, windows, config.n_best_size)
         best_score = candidates[0].score if is_plain else 0.0
@@ -131,39 +130,34 @@ def decode(
 def _plain_spans(
     windows: DocumentWindows,
     window: int,
-    start_logits: np.ndarray,
-    end_logits: np.ndarray,
+    scores: Mapping[str, np.ndarray],
     config: TaskConfig,
 ) -> _Spans:
     """Spans of the best starts and ends among the tokens of the document."""
     begin, end = windows.spans[window]
     part = slice(windows.offset, windows.offset + end - begin)
-    starts = np.argsort(-start_logits[part], kind="stable")
-    ends = np.argsort(-end_logits[part], kind="stable")
+    start_logits = scores["start_logits"][part]
+    end_logits = scores["end_logits"][part]
     firsts, lasts = np.meshgrid(
-        starts[: config.n_best_size], ends[: config.n_best_size], indexing="ij"
+        np.argsort(-start_logits, kind="stable")[: config.n_best_size],
+        np.argsort(-end_logits, kind="stable")[: config.n_best_size],
+        indexing="ij",
     )
-    scores = start_logits[part][firsts] + end_logits[part][lasts]
-    return _Spans(firsts.ravel() + begin, lasts.ravel() + begin, scores.ravel())
+    sums = start_logits[firsts] + end_logits[lasts]
+    return _Spans(firsts.ravel() + begin, lasts.ravel() + begin, sums.ravel())
 
 
 def _beam_spans(
-    windows: DocumentWindows,
-    window: int,
-    predictions: Mapping[str, np.ndarray],
-    record: int,
+    windows: DocumentWindows, window: int, scores: Mapping[str, np.ndarray]
 ) -> _Spans:
-    ends = predictions["end_positions"][record]
-    starts = predictions["start_positions"][record][:, np.newaxis]
-    scores = (
-        predictions["start_log_probs"][record][:, np.newaxis]
-        + predictions["end_log_probs"][record]
-    )
+    ends = scores["end_positions"]
+    starts = scores["start_positions"][:, np.newaxis]
+    sums = scores["start_log_probs"][:, np.newaxis] + scores["end_log_probs"]
     to_document = windows.spans[window][0] - windows.offset
     return _Spans(
         np.broadcast_to(starts, ends.shape).ravel() + to_document,
         ends.ravel() + to_document,
-        scores.ravel(),
+        sums.ravel(),
     )
 
 
@@ -194,11 +188,10 @@ def _best(
                 break
     if not best:
         best[""] = (0, 0, _NO_ANSWER_SCORE)
-    kept = np.array([score for _, _, score in best.values()])
-    shares = np.exp(kept - kept.max())
+    probabilities = softmax([score for _, _, score in best.values()])
     return tuple(
-        Candidate(text, begin, end, score, float(share))
-        for (text, (begin, end, score)), share in zip(
-            best.items(), shares / shares.sum(), strict=True
+        Candidate(text, *place_and_score, float(probability))
+        for (text, place_and_score), probability in zip(
+            best.items(), probabilities, strict=True
         )
     )

@@ -50,11 +50,11 @@ class BaseModel:
 
 
 def find(config: FinetuningConfig, run_dirs: list[str]) -> BaseModel:
-    """Finds the model that runs start from, or the model of the runs.
+    """Finds the model of resumed runs, or the model that new runs start from.
 
-    1. All runs have checkpoints: their architecture and vocabulary.
-    2. `init_checkpoint`: that model.
-    3. `from_scratch`: `albert_config_file`, with random weights.
+    1. If all runs have checkpoints: their architecture and vocabulary.
+    2. With `init_checkpoint`: that model.
+    3. With `from_scratch`: `albert_config_file`, with random weights.
 
     Raises:
         UserError: If there is none of the three, if the vocabulary is unknown

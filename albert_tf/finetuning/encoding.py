@@ -85,7 +85,7 @@ def _shared(number: int) -> dict[str, np.ndarray]:
 
 
 def _features(arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
-    """The features of the arrays of `ModelInputs`, one row after another."""
+    """The arrays of `ModelInputs` by name, each with its rows joined, int64."""
     return {
         name: values.ravel().astype(np.int64)
         for name, values in zip(ModelInputs._fields, arrays, strict=True)
@@ -116,9 +116,10 @@ def _choice_sequences(
 ) -> Iterator[dict[str, np.ndarray]]:
     """The sequences `[CLS] passage [SEP] question choice [SEP]` of a question.
 
-    A choice replaces the "_" of a question that has one. Question and choice
-    lose their beginning above `max_qa_length` tokens; the passage loses its
-    end, as in google-research/albert.
+    A choice replaces each "_" of its question. If there is none, the choice
+    follows the question. Question and choice together keep their last
+    `max_qa_length` tokens; the passage loses its end, as in
+    google-research/albert.
     """
     longest = min(config.max_qa_length, length - 3)
     passages = _tokenize(tokenizer, [e.passage for e in examples])

@@ -12,7 +12,6 @@ class TextExample(NamedTuple):
 
     Attributes:
         id: Identifies the example in its file.
-        text: The text.
         text_pair: The second text; None for a single text.
         label: Index of the class, or the value to predict; None if unknown.
     """
@@ -29,8 +28,7 @@ class ChoiceExample(NamedTuple):
     Attributes:
         id: Identifies the example in its file.
         passage: The text that the question is about.
-        question: The question. A choice replaces its "_", if it has one.
-        choices: The choices.
+        question: Where it has a "_", a choice replaces it.
         label: Index of the right choice; None if unknown.
     """
 
@@ -53,8 +51,6 @@ class Question(NamedTuple):
 
     Attributes:
         id: Identifies the example in its file.
-        question: The question.
-        document: The document.
         answers: Right answers; the first one is trained on.
         is_impossible: Whether the document does not answer the question;
             `answers` is () then, except in a contradictory file.
@@ -71,7 +67,7 @@ class BadExample(NamedTuple):
     """An example that cannot be used as it is.
 
     Attributes:
-        where: Its id, or its line in a table, with the name of the file.
+        where: Its id, or its line in a table, e.g. "line 2".
         reason: What is wrong.
     """
 
@@ -89,8 +85,8 @@ class ExampleSet:
         source: The file or directory.
         stop_at_bad: Whether a bad example is an error.
         examples: The examples, all of one of the types above.
-        bad: Examples that are not used. For a split other than "train" they
-            may be used nevertheless, since every example needs a prediction.
+        bad: Bad examples. They are not trained on. Other splits use them if
+            they can be parsed, since every example needs a prediction.
 
     Example:
         >>> from albert_tf.finetuning.tasks import TASKS
@@ -136,9 +132,8 @@ class ExampleSet:
             f"{self.split}: {len(self.examples)} examples of {self.source}"
         ]
         if self.bad:
-            faults = [f"{bad.where}: {bad.reason}" for bad in self.bad]
+            faults = name_faults(list(map(": ".join, self.bad)))
             lines.append(
-                f"{self.split}: {len(self.bad)} bad examples: "
-                f"{name_faults(faults)}"
+                f"{self.split}: {len(self.bad)} bad examples: {faults}"
             )
         return lines

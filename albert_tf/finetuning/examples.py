@@ -1,4 +1,4 @@
-"""Reads the examples of a task: official files, or files of one's own."""
+"""Reads the examples of a task: official files, or your own files."""
 
 import posixpath
 from typing import Any
@@ -51,9 +51,9 @@ def read_examples(
     Args:
         config: Task, files and columns.
         split: A name in `task.splits`; "train", "dev" or "test" for a task of
-            one's own. For "test", labels are not read.
-        task: The task of the training set, whose labels were collected, when
-            another split of a task of one's own is read.
+            your own. For "test", labels are not read.
+        task: The task with the labels of the training set, for other splits of
+            a task of your own.
 
     Raises:
         UserError: If a file is missing, has the layout of another task, or a
@@ -121,7 +121,7 @@ def _read_rows(
 
 
 def _layout_of(examples: ExampleSet) -> str:
-    """That of the task; questions of one's own may be in the form of SQuAD."""
+    """The layout of the task; your own questions may also have SQuAD's."""
     is_json = examples.source.endswith(".json")
     if is_json and examples.task.kind == QUESTION_ANSWERING:
         return "squad"
@@ -163,7 +163,7 @@ def _split_mrpc(examples: ExampleSet, rows: list[Row]) -> list[Row]:
         raise UserError(
             f"{path} must exist to split {_MICROSOFT_MRPC}",
             received="no such file",
-            remedy="It belongs to GLUE; or name another file as --dev_file.",
+            remedy="Copy it from GLUE, or name another file as --dev_file.",
         )
     dev_ids = {
         tuple(line.split()) for line in read_text(path).split("\n") if line
@@ -225,7 +225,7 @@ def _tfds_split(task: Task, split: str) -> str:
 
 
 def _check(examples: ExampleSet) -> None:
-    """Checks what only all examples show."""
+    """Checks the examples together: their number and their labels."""
     task = examples.task
     if not examples.examples:
         raise UserError(

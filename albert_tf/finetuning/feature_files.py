@@ -24,6 +24,7 @@ from albert_tf.config.task_head import (
     REGRESSION,
     TaskHeadConfig,
 )
+from albert_tf.errors import UserError
 from albert_tf.finetuning.features import (
     Record,
     TaskFeature,
@@ -37,7 +38,7 @@ from albert_tf.io.files import (
     load_json,
     load_json_if_any,
     remove_directory,
-    write_text,
+    write_json,
 )
 from albert_tf.io.tfrecord import TFRecordWriter
 from albert_tf.records.features import METADATA_FILE, sha256_of
@@ -58,7 +59,6 @@ class FeatureFiles:
     """A directory of features.
 
     Attributes:
-        directory: The directory.
         max_seq_length: Length of every sequence.
         splits: Number of records by file name, by split.
         checksums: SHA-256 by file name.
@@ -114,7 +114,7 @@ def find_or_write(
     """Returns the features in a directory; writes them if they are not there.
 
     Args:
-        directory: The directory; other features in it are removed.
+        directory: If it holds other features, its content is removed.
         splits: Makes the records of each split. Those of "train" are written
             in random order, the others in order.
         head: What the model predicts.
@@ -129,7 +129,7 @@ def find_or_write(
         tf.io.gfile.makedirs(directory)
         metadata = _write(directory, splits, head, max_seq_length)
         metadata["inputs_sha256"] = inputs_sha256
-        write_text(path, json.dumps(metadata, indent=2) + "\n")
+        write_json(path, metadata)
         stored = load_json(path)
     else:
         logging.info("using the features in %s", directory)
@@ -148,6 +148,13 @@ def _write(
         split: [_without_padding(record, features) for record in make()]
         for split, make in splits.items()
     }
+    for split, rows in records.items():
+        if not rows:
+            raise UserError(
+                f"at least one example of the {split} set must be usable",
+                received="none: no window has a complete answer",
+                remedy="Check the file, or set a smaller --doc_stride.",
+            )
     longest = max(
         record["input_ids"].shape[1]
         for rows in records.values()

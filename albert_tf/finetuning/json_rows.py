@@ -12,7 +12,7 @@ from albert_tf.io import files
 
 
 def read_squad(examples: ExampleSet) -> list[Row]:
-    """Reads a file of SQuAD 1.1 or 2.0, or of one's own in their format.
+    """Reads a file of SQuAD 1.1 or 2.0, or your own file in their format.
 
     Returns:
         Rows with `is_impossible`, False for files of SQuAD 1.1.
@@ -60,7 +60,7 @@ def read_race(directories: list[str]) -> list[Row]:
                 "dev and test.",
             )
         for path in paths:
-            # The official files have one line each; more lines are passages.
+            # A passage per line; the official files have one line each.
             for line in filter(str.strip, read_text(path).split("\n")):
                 rows += read_passage(path, line)
     return rows
@@ -80,14 +80,12 @@ def read_passage(path: str, content: str | Mapping[str, Any]) -> list[Row]:
         passage = json.loads(content) if isinstance(content, str) else content
         names = ("questions", "options", "answers")
         lists = {name: passage[name] for name in names if name in passage}
-        rows = []
-        for i, values in enumerate(zip(*lists.values(), strict=True)):
-            name = f"{passage['id']}-{i}"
-            shared = {"id": name, "article": passage["article"]}
-            rows.append(
-                Row(name, shared | dict(zip(lists, values, strict=True)))
-            )
-        return rows
+        rows = [
+            dict(zip(lists, values, strict=True))
+            | {"id": f"{passage['id']}-{i}", "article": passage["article"]}
+            for i, values in enumerate(zip(*lists.values(), strict=True))
+        ]
+        return [Row(row["id"], row) for row in rows]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The losses of the tasks, as sums over a batch.
 
-The trainer divides the sums by the weight of the global batch, so each record
+`Finetuning.loss` divides them by the weight of the global batch, so each record
 counts the same on every replica and in every micro-batch.
 """
 
@@ -32,8 +32,9 @@ def task_sums(
             head `is_impossible`, int32.
 
     Returns:
-        float32 scalars `label_loss_sum`, in nats or, for regression, squared;
-        `label_weight_sum`; and, without regression, `label_correct_sum`.
+        float32 scalars `label_loss_sum`, in nats, or of squared errors for
+        regression; `label_weight_sum`; and, except for regression,
+        `label_correct_sum`.
 
     Example:
         >>> head = TaskHeadConfig("regression")
@@ -64,7 +65,7 @@ def task_sums(
 def _span_sums(
     head: TaskHeadConfig, outputs: Tensors, batch: Tensors, weights: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-    """The mean of the losses of start and end.
+    """The sums for spans; the loss is the mean of the losses of start and end.
 
     The beam head adds half the loss of answerability, as in
     google-research/albert.

@@ -1,6 +1,5 @@
 """The objective of fine-tuning: a task as the trainer knows it."""
 
-import json
 import math
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from albert_tf.finetuning.tasks import DEV, TRAIN
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.interop.weight_names import list_weights
-from albert_tf.io.files import open_existing, write_bytes, write_text
+from albert_tf.io.files import open_existing, write_bytes, write_json
 from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs.directory import RECORDS_METADATA_FILE, has_checkpoints
@@ -116,16 +115,16 @@ class Finetuning(Objective):
     def write_report(
         self, run_dir: str, initial: InitialWeights | None
     ) -> None:
-        """Also stores the vocabulary, which makes the run complete."""
+        """Writes the report, and the vocabulary with its metadata."""
         assert initial is None or isinstance(initial, warm_start.WarmStart)
         warm_start.write_report(run_dir, initial)
         with open_existing(self._base.vocabulary, "rb") as vocabulary:
             write_bytes(
                 posixpath.join(run_dir, TOKENIZER_FILE), vocabulary.read()
             )
-        write_text(
+        write_json(
             posixpath.join(run_dir, RECORDS_METADATA_FILE),
-            json.dumps(self._base.describe_vocabulary(), indent=2) + "\n",
+            self._base.describe_vocabulary(),
         )
 
     def weights(self, batch: Batch) -> Scalars:
@@ -150,7 +149,7 @@ class Finetuning(Objective):
         if not self._is_span:
             return dict(outputs)
         numbers = ("example_number", "window_number")
-        # Those of the beam suffice to find the answers.
+        # The outputs of the beam suffice to find the answers.
         unused = ("start_logits", "end_logits") if self._head.is_beam else ()
         return {
             **{name: batch[name][:, 0] for name in numbers},
@@ -169,11 +168,8 @@ class Finetuning(Objective):
         return -metrics.get(self._score_name, -metrics["loss"])
 
     def listeners(self, log_event: LogEvent) -> Sequence[Listener]:
-        return [
-            ChanceWatch(
-                self._config, self._files.constant_loss[TRAIN], log_event
-            )
-        ]
+        constant_loss = self._files.constant_loss[TRAIN]
+        return [ChanceWatch(self._config, constant_loss, log_event)]
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         if "accuracy" not in metrics:
@@ -195,13 +191,9 @@ class Finetuning(Objective):
         reads = data.max_seq_length if self._is_span else 1
         head = 2 * model.hidden_size * reads * max(2, self._head.num_outputs)
         pooler = 2 * model.hidden_size**2 * self._head.has_pooler
-        sequence = step_cost.encoder_flops(model, data.max_seq_length, reads)
-        return (
-            3
-            * data.global_batch_size
-            * self.num_sequences
-            * (sequence + pooler + head)
-        )
+        encoder = step_cost.encoder_flops(model, data.max_seq_length, reads)
+        num_sequences = data.global_batch_size * self.num_sequences
+        return 3 * num_sequences * (encoder + pooler + head)
 
     def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
         return step_cost.estimate_step_memory(
@@ -230,9 +222,7 @@ class ChanceWatch(Listener):
     the first device loop after a tenth of the steps and after the warm-up.
 
     Args:
-        config: Settings of the run.
         constant_loss: Loss of predictions that do not depend on the input.
-        log_event: Logs the event.
 
     Example:
         >>> watch = ChanceWatch(
@@ -240,8 +230,10 @@ class ChanceWatch(Listener):
         ...     constant_loss=0.69,
         ...     log_event=lambda kind, **facts: print(kind, facts),
         ... )
+        >>> watch.on_loop_begin(0)
         >>> watch.on_loop_end(200, {"loss": 0.7})
         loss_at_chance {'loss': 0.7, 'constant_loss': 0.69}
+        >>> watch.on_loop_begin(200)
         >>> watch.on_loop_end(300, {"loss": 0.7})
     """
 
@@ -257,11 +249,14 @@ class ChanceWatch(Listener):
         )
         self._constant_loss = constant_loss
         self._log_event = log_event
-        self._last_step = 0
+        self._loop_begin = 0
+
+    def on_loop_begin(self, step: int) -> None:
+        self._loop_begin = step
 
     def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
-        is_due = self._last_step < self._first_step <= step
-        self._last_step = step
+        # A run that resumes after this step does not warn again.
+        is_due = self._loop_begin < self._first_step <= step
         if not is_due or metrics["loss"] < AT_CHANCE * self._constant_loss:
             return
         logging.warning(

@@ -2,7 +2,7 @@
 
 RUN/predictions/MRPC.tsv                 for the GLUE leaderboard
 RUN/predictions/predictions.json, ...    for the scripts of SQuAD
-RUN/null_threshold.json                  chosen on held-out documents
+RUN/null_threshold.json                  null odds above which "" is predicted
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.example_types import ExampleSet, Question
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
-from albert_tf.io.files import write_text
+from albert_tf.io.files import write_json
 from albert_tf.runs.checkpoint_files import BEST_DIR, list_checkpoints
 from albert_tf.runs.directory import NULL_THRESHOLD_FILE
 from albert_tf.runs.trained_model import restore_model
@@ -43,7 +43,6 @@ class Scorer:
 
     Args:
         config: Settings, with the length that windows were cut to.
-        examples: The examples of the split.
         base: The vocabulary.
         null_threshold: Null odds above which a question has no answer.
     """
@@ -95,7 +94,7 @@ class Scorer:
         )
 
     def score_answers(self, found: list[Any]) -> dict[str, float]:
-        """Scores of the official script, without counts of questions."""
+        """The scores of the official script."""
         may_be_null = self.examples.task.may_be_unanswerable
         return squad_scores.score_answers(
             self.examples.examples,
@@ -113,7 +112,6 @@ class Predictor:
         config: Settings of the run, with the length of the features.
         files: Features of the splits.
         base: The vocabulary.
-        strategy: Devices.
     """
 
     def __init__(
@@ -235,7 +233,8 @@ def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
         parts[HOLDOUT if is_held_out else train.split].append(example)
     if not all(parts.values()):
         raise UserError(
-            "null_holdout_fraction must leave documents on both sides",
+            "null_holdout_fraction must leave documents to train on and "
+            "documents to hold out",
             received=f"{fraction:g} of {train.source}",
         )
     return {
@@ -257,11 +256,8 @@ def choose_null_threshold(
         return
     found = scorer.score_answers(scorer.find_answers(collected))
     threshold = found["best_f1_thresh"]
-    write_text(
+    write_json(
         posixpath.join(config.training.output_dir, NULL_THRESHOLD_FILE),
-        json.dumps(
-            {"null_threshold": threshold, "f1": found["best_f1"]}, indent=2
-        )
-        + "\n",
+        {"null_threshold": threshold, "f1": found["best_f1"]},
     )
     logging.info("null threshold from held-out documents: %.4g", threshold)

@@ -38,7 +38,6 @@ def write_predictions(
 
     Args:
         path: The file; `Split.submission` is its name for the leaderboard.
-        examples: The examples.
         predictions: `(examples,)`: indices of classes or choices, or values.
             Values of STS-B are cut to its range, 0 to 5.
     """
@@ -77,7 +76,7 @@ def read_predictions(path: str, examples: ExampleSet) -> np.ndarray:
             f"{path} must have one prediction for each example of "
             f"{examples.source}",
             received=name_faults(other),
-            remedy="Predictions of another file?",
+            remedy="Check that these are predictions of that file.",
         )
     try:
         if task.kind == REGRESSION:
@@ -102,7 +101,7 @@ def write_answers(
         directory: The directory, local or gs://.
         answers: The answers to all questions.
         null_threshold: In `predictions.json`, an answer with larger null odds
-            is ""; None: no answer is.
+            is replaced by ""; None replaces none.
     """
     contents: Mapping[str, Mapping[str, Any]] = {
         "predictions.json": {a.id: a.text(null_threshold) for a in answers},

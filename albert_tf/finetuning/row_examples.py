@@ -1,4 +1,4 @@
-"""Makes examples of rows, of the kind of their task."""
+"""Makes examples from rows, in the type that their task needs."""
 
 import dataclasses
 import math
@@ -39,15 +39,13 @@ def add_examples(
     collected, if the task has none yet.
 
     Args:
-        examples: The set.
-        rows: The rows.
-        columns: Their columns.
-        answer_start_column: The column of the first character of an answer,
-            in a table of questions.
+        columns: The columns of the rows.
+        answer_start_column: In a table of questions, the column with the
+            position of the answer's first character.
 
     Raises:
-        UserError: If a label, or the number of choices, is not one of the
-            task.
+        UserError: If a label, a number of choices or a question without an
+            answer does not fit the task.
     """
     task = examples.task
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
@@ -126,10 +124,10 @@ def _parse_choice(value: Any) -> int:
 
 
 def _answers(value: Any, start: Any) -> tuple[Answer, ...]:
-    """Answers of one text and start, or in the forms of SQuAD.
+    """Parses answers: a text and its start, or one of the forms of SQuAD.
 
-    They are a list of `{"text": ..., "answer_start": ...}`; or as in TensorFlow
-    Datasets and Hugging Face, a dictionary of two lists.
+    Files of SQuAD have a list of `{"text": ..., "answer_start": ...}`.
+    TensorFlow Datasets and Hugging Face have a dictionary of two lists.
     """
     if isinstance(value, dict):
         pairs = zip(value["text"], value["answer_start"], strict=True)
@@ -155,7 +153,7 @@ def _make_example(
         return question
     if task.kind != QUESTION_ANSWERING:
         return TextExample(name, text, pair, label)
-    # Files without `is_impossible` have no answers instead.
+    # Without `is_impossible`, a question without answers is impossible.
     is_impossible = examples.has_labels and bool(
         values.get("is_impossible", not label)
     )

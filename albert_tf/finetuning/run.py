@@ -31,6 +31,7 @@ from albert_tf.training import preflight
 from albert_tf.training.train import train
 
 FEATURES_DIR = "features"
+SMALLER_IS_BETTER = ("mean_squared_error",)
 
 
 def run(config: FinetuningConfig) -> int:
@@ -197,7 +198,7 @@ def _task_of_run(task: Task, run_dir: str) -> Task:
 
 
 def _warn_of_other_start(task: Task, base: BaseModel) -> None:
-    """Says if the paper starts the task from another model than this run."""
+    """Warns of a pretrained model if the paper starts from a fine-tuned one."""
     weights = base.weights
     if task.starts_from and weights is not None and weights.head is None:
         logging.warning(
@@ -252,7 +253,7 @@ def _make_features(
         )
 
     files = make() if is_chief(strategy) else None
-    # Only now, since windows may have cut answers.
+    # Not earlier: making windows finds further bad examples.
     for examples in sets.values():
         for line in examples.describe():
             logging.info("%s", line)
@@ -287,14 +288,14 @@ def _best_run(config: FinetuningConfig, task: Task) -> str:
 def _last_evaluation(run_dir: str) -> dict[str, float]:
     lines = [m for m in read_metrics(run_dir) if m.get("split") == "eval"]
     last = lines[-1] if lines else {}
-    return {n: v for n, v in last.items() if n not in ("split", "t")}
+    return {n: v for n, v in last.items() if n != "split"}
 
 
 def summarize(directories: list[str], task: Task) -> dict[str, object]:
     """The last evaluation of each run, and their median and best.
 
     The median and the best are taken for each score by itself, as the paper
-    reports them.
+    reports them. The best mean squared error is the smallest.
     """
     runs = [_last_evaluation(directory) for directory in directories]
     if len(runs) == 1:
@@ -303,5 +304,8 @@ def summarize(directories: list[str], task: Task) -> dict[str, object]:
     return {
         "runs": runs,
         "median": {n: statistics.median(r[n] for r in runs) for n in names},
-        "best": {n: max(r[n] for r in runs) for n in names},
+        "best": {
+            n: (min if n in SMALLER_IS_BETTER else max)(r[n] for r in runs)
+            for n in names
+        },
     }

@@ -16,14 +16,15 @@ def score(
     """Computes the scores of a task, with scikit-learn and SciPy.
 
     Args:
-        task: The task, which names the scores.
+        task: Its `metrics` name the scores.
         labels: Indices of classes or choices, or values; `(examples,)`.
         predictions: As `labels`.
 
     Returns:
-        The scores by name, the most important first, from 0 to 1 or -1 to 1;
-        `total`, the number of examples. A correlation with constant
-        predictions, which is not defined, is 0, like the Matthews correlation.
+        The scores by name, the most important first: from 0 to 1, correlations
+        from -1 to 1, `mean_squared_error` from 0 on; `total`, the number of
+        examples. A correlation with constant predictions, which is not defined,
+        is 0.
 
     Example:
         >>> from albert_tf.finetuning.tasks import TASKS
@@ -36,7 +37,7 @@ def score(
 
     functions: Mapping[str, Callable[..., Any]] = {
         "accuracy": metrics.accuracy_score,
-        # Of class 1, the paraphrases; or the mean of all classes that occur.
+        # F1 of class 1, the paraphrases; macro: mean of all classes that occur.
         "f1": metrics.f1_score,
         "f1_macro": functools.partial(metrics.f1_score, average="macro"),
         "matthews": metrics.matthews_corrcoef,

@@ -1,10 +1,12 @@
 """Exact match and F1 of answers, as the official scripts of SQuAD compute them.
 
-The scripts of version 1.1 and 2.0 differ in a few cases, which are kept: an
-unanswered question scores 0 in 1.1; answers without words, and F1 of two of
-them, count as no answer in 2.0 only. The rules: letters in lower case, no
-punctuation, no articles, words separated by one space; the best score over all
-right answers.
+Answers are compared in lower case, without punctuation and articles, with words
+separated by one space. The best score over all right answers counts.
+
+The scripts of versions 1.1 and 2.0 differ, and so do the scores here. A missing
+prediction scores 0 in 1.1 and is an error in 2.0. Right answers without words
+are dropped in 2.0. Two answers without words have an F1 of 0 in 1.1, of 1 in
+2.0.
 
 Reference:
     [Rajpurkar et al., 2016](https://arxiv.org/abs/1606.05250), section 6.1;
@@ -89,7 +91,7 @@ def score_answers(
         thresholds (`best_exact_thresh`, `best_f1_thresh`).
 
     Raises:
-        UserError: If predictions are of other questions or of another type;
+        UserError: If a prediction is not a string, if no question has one, or,
             in version 2.0, if a question has none.
 
     Example:
@@ -159,7 +161,7 @@ def _check(
             raise UserError(
                 f"{what} must have every question of the data",
                 received=received,
-                remedy="Predictions of another file?",
+                remedy="Check that these are predictions of that file.",
             )
         logging.warning("%s, which score 0: %s", what, received)
 

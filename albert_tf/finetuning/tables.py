@@ -47,7 +47,7 @@ def read_table(examples: ExampleSet, columns: Columns) -> list[Row]:
     """
     path = examples.source
     if path.endswith(".csv"):
-        # newline="" is what the csv module asks for: fields contain breaks.
+        # newline="", as the csv module requires: fields may have line breaks.
         reader = csv.reader(io.StringIO(read_text(path), newline=""))
         fields = ((reader.line_num, values) for values in reader)
         found = _parse_fields(examples, fields, columns)

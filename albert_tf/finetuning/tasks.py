@@ -29,8 +29,8 @@ class Columns:
         text: The text, passage or document.
         text_pair: The second text of a pair; "" for single texts.
         label: The label; "" for a file without labels.
-        id: Identifies an example. "", or without that column: examples are
-            numbered from 0.
+        id: Identifies an example. If it is "", or the file lacks that column,
+            examples are numbered from 0.
         choices: The choices of a question: a column for each, or one with the
             list of all; () for other kinds.
         header: The names of all columns of an official file without header;
@@ -78,15 +78,14 @@ class Task:
         name: Value of --task.
         kind: One of `config.task_head.KINDS`.
         layout: "table", "squad" or "race".
-        splits: The official parts by name: "train"; "dev", and others that
-            begin with "dev", with labels; "test" and others without.
-            Empty for a task of one's own.
+        splits: The official splits by name. Those whose names begin with "test"
+            have no labels. Empty for a task of your own.
         labels: The classes, in the order of their ids, which is that of
-            google-research/albert; () for other kinds, and for own tasks
-            until `examples.read_task` has collected them.
+            google-research/albert; () for other kinds, and for your own tasks
+            until `examples.read_examples` has collected them.
         metrics: Names of the scores, the most important first.
         num_choices: Number of choices of a question; 0 for other kinds, and
-            for own tasks until they are known.
+            for your own tasks until `examples.read_examples` has found it.
         starts_from: Task on which the paper fine-tunes the model before this
             task; "" for a pretrained model.
 
@@ -115,11 +114,11 @@ class Task:
 
 
 def find_task(config: TaskConfig) -> Task:
-    """Returns the task of that name.
+    """Returns the task that `config.task` names.
 
     Raises:
-        UserError: If the name is unknown, or the files of a task of one's own
-            are not named.
+        UserError: If the name is unknown, or if a task of your own has a
+            `data_dir` or, with multiple choice, no `choice_columns`.
 
     Example:
         >>> find_task(TaskConfig(task="squad_v2")).kind

@@ -1,6 +1,6 @@
 """Reads rows from TensorFlow Datasets, e.g. glue/mrpc, squad/v2.0, race/high.
 
-Only this module needs TensorFlow Datasets, and imports it in its function.
+Only this module needs TensorFlow Datasets. It imports them when they are used.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ def read_tfds(
 ) -> list[Row]:
     """Reads the split `examples.source`, a name `dataset:split`.
 
-    A label is the name of its class; or its number as text, if the labels of
-    the task are numbers.
+    A label is the name of its class; or its number, if the labels of the task
+    are numbers.
 
     Raises:
         UserError: If TensorFlow Datasets is not installed, or the dataset,

@@ -2,7 +2,8 @@
 
     [CLS] question [SEP] window [SEP]
 
-Windows overlap, so that an answer that one of them cuts is complete in another.
+Windows overlap, so that a short answer that one of them cuts is complete in
+another.
 A token that is in several windows counts only in the one where it has most
 context: the largest of min(tokens before, tokens after) + 0.01 * window length,
 the first one of equals, as in google-research/albert.
@@ -107,7 +108,8 @@ class WindowMaker:
             raise UserError(
                 "max_query_length must be below max_seq_length - 3",
                 received=f"{config.max_query_length} and {max_seq_length}",
-                remedy="Otherwise a question leaves no room for its document.",
+                remedy="Raise --max_seq_length, or lower --max_query_length: a "
+                "question must leave room for its document.",
             )
         self._tokenizer = tokenizer
         self._config = config

@@ -59,7 +59,6 @@ class BatchStream:
     """The batches of a run by step.
 
     Args:
-        data: The phases of the run.
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
         skipped: Batches to skip; None skips none.

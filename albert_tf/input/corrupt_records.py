@@ -27,8 +27,8 @@ from albert_tf.io.files import READ_ATTEMPTS
 from albert_tf.io.json_list import JsonList
 from albert_tf.io.tfrecord import read_records
 
-# TensorFlow's errors for a wrong checksum, for a record with other fields,
-# with token ids out of range or with faults, and for a wrong number of records.
+# TensorFlow's errors for a wrong checksum; for a record with other features,
+# token ids out of range or other faults; and for a wrong number of records.
 READING_ERRORS = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
@@ -42,7 +42,7 @@ TRAINING_ERRORS = (*READING_ERRORS, tf.errors.InternalError)
 
 @dataclasses.dataclass(frozen=True)
 class CorruptRecord:
-    """A record that cannot be read.
+    """A damaged record.
 
     Attributes:
         file: The shard.
@@ -165,7 +165,6 @@ def files_between(lane: Lane, first: int, last: int) -> list[str]:
     """Shards that hold a stream's records from `first` to `last`.
 
     Args:
-        lane: The stream.
         first: Number of the first record in the stream.
         last: Number of the last record in the stream.
     """

@@ -13,7 +13,7 @@ import tensorflow as tf
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io.tfrecord import read_records
 
-# An offset behind the end of any file: reading from there finds no record.
+# An offset after the end of any file: reading from there finds no record.
 _NOWHERE = 1 << 62
 
 
@@ -81,7 +81,7 @@ def _join(
 
 
 def _next(numbers: range, damaged: frozenset[int], is_damaged: bool) -> int:
-    """The first number that is damaged, or not; else the end of the range."""
+    """The first number with damage, or without; or the end of the range."""
     found = (n for n in numbers if (n in damaged) == is_damaged)
     return next(found, numbers.stop)
 

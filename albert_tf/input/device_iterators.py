@@ -3,10 +3,10 @@
 tf.data starts a tuning thread for each iterator whose options do not turn
 autotuning off. The thread sleeps for up to a minute at a time. When an
 iterator is destroyed, TensorFlow wakes the thread before it marks the iterator
-as cancelled, so in about a third of all cases the thread goes back to sleep,
-and the destructor, and with it all of Python, waits for the rest of the
-minute: at the end of a run, after an evaluation, after a rollback
-(`CancellationManager::StartCancel` and `Model::OptimizeLoop`).
+as cancelled (`CancellationManager::StartCancel` and `Model::OptimizeLoop`). In
+about a third of all cases, the thread therefore goes back to sleep. The
+destructor, which blocks all of Python, then waits for the rest of the minute:
+at the end of a run, after an evaluation, after a rollback.
 
 Two kinds of iterators have such a thread. The iterator of the host gets its
 options from the dataset (see `pipeline`). tf.distribute makes the iterators of

@@ -44,7 +44,7 @@ class Lane(NamedTuple):
     def of(
         cls, lane: int, records: RecordSet, config: DataConfig, seed: int
     ) -> "Lane":
-        """Lane number `lane` of the stream of a seed."""
+        """Lane number `lane`, from 0, of `config.input_lanes`."""
         number = config.input_lanes
         return cls(
             records.lane(lane, number),
@@ -135,7 +135,6 @@ def _alternating(
 
     Args:
         sets: The records of each set from this position on.
-        records: All sets.
         position: Number of records of the epoch before this position.
     """
     if len(sets) == 1:

@@ -1,8 +1,8 @@
 """Checks of packed rows while training.
 
-A row of wrong numbers or positions would train without an error, with examples
-that see each other. So each batch is checked, in the `tf.data` graph.
-`data_prep.inspect_records` checks more.
+Training on a row with wrong example numbers or positions raises no error, but
+tokens attend to other examples or have wrong positions. So each batch is
+checked, in the `tf.data` graph. `data_prep.inspect_records` checks more.
 """
 
 from collections.abc import Mapping
@@ -72,8 +72,8 @@ def find_faults(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         of_padding = (
             tf.gather(numbers, batch["masked_lm_positions"], batch_dims=1) == 0
         )
-        faults["masked_lm_positions must be those of tokens"] = of_padding & (
-            batch["masked_lm_weights"] > 0
+        faults["masked_lm_positions must not be those of padding"] = (
+            of_padding & (batch["masked_lm_weights"] > 0)
         )
     return {
         fault: tf.reduce_any(found, axis=1) for fault, found in faults.items()

@@ -1,19 +1,19 @@
 """Batches of records, as a function of (seed, step).
 
-The seed alone determines the order of the records. An epoch reads the shards
-in a shuffled order, divides the stream into blocks, and shuffles each block. A
-run on several sets of records shuffles the shards of each set; the records of
-the sets alternate, in proportion to the sizes of the sets, before the stream is
-divided into blocks.
+The seed, the shards, `--shuffle_block_size` and `--input_lanes` determine the
+order of the records. An epoch reads the shards in a shuffled order, divides the
+stream into blocks, and shuffles each block. A run on several sets of records
+shuffles the shards of each set; the records of the sets alternate, in
+proportion to the sizes of the sets, before the stream is divided into blocks.
 
 With global batches of B records, batch s holds records [s * B, (s + 1) * B) of
 the endless stream. With `--input_lanes` above 1, there are several such streams
-over separate shards, the lanes; lane k of W fills slots [k * B / W, (k + 1) * B
-/ W) of each batch, and a host reads only the lanes whose slots its replicas
-use. The batch does not depend on the number of replicas, hosts or
-restarts. So a checkpoint needs no state of the pipeline. (Iterators cannot be
-saved under strategies.) `batch_stream` adds what a run notes in its directory:
-skipped batches and damaged records.
+over separate shards, the lanes; lane k of W fills rows [k * B / W, (k + 1) * B
+/ W) of each batch, and a host reads only the lanes whose rows its replicas use.
+The batch does not depend on the number of replicas, hosts or restarts. So a
+checkpoint needs no state of the pipeline. (Iterators cannot be saved under
+strategies.) `batch_stream` adds what a run notes in its directory: skipped
+batches and damaged records.
 
 `record_format` defines how a record becomes an example.
 """
@@ -54,14 +54,12 @@ def training_dataset(
     record_format: RecordFormat,
     damaged: Mapping[str, frozenset[int]],
 ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-    """Returns the endless training batches of one replica.
+    """Returns the endless training batches, an element for each replica.
 
     Args:
-        records: The shards.
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
         first_batch: Number of the batch with which the dataset begins.
-        record_format: How records become a batch.
         damaged: Numbers of damaged records, by file. A record of zeros replaces
             each of them, so the other records keep their positions.
 
@@ -97,9 +95,9 @@ def training_dataset(
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         name, batch_size = "global_batch_size", config.global_batch_size
-        slots = _slots_of_host(name, batch_size, context)
+        rows = _rows_of_host(name, batch_size, context)
         width = batch_size // config.input_lanes
-        numbers = range(slots.start // width, -(-slots.stop // width))
+        numbers = range(rows.start // width, -(-rows.stop // width))
         buffer_bytes = max(
             READ_BUFFER_BYTES // len(numbers), SMALLEST_BUFFER_BYTES
         )
@@ -116,7 +114,7 @@ def training_dataset(
             batch_size,
             parse,
             context,
-            first_slot=numbers.start * width,
+            first_row=numbers.start * width,
         )
 
     return make
@@ -128,13 +126,13 @@ def evaluation_dataset(
     Callable[[tf.distribute.InputContext], tf.data.Dataset],
     int,
 ]:
-    """Returns the evaluation batches of one replica.
+    """Returns the evaluation batches, an element for each replica.
 
-    Each record occurs once, in the order of the files. Records of zeros fill
-    the last batch.
+    Each record of the first `max_eval_steps` batches occurs once, in the order
+    of the files. Records of zeros fill the last batch.
 
     Returns:
-        As `training_dataset`, and the number of batches.
+        As `training_dataset`, and the number of global batches.
     """
     batch_size = config.eval_batch_size
     num_batches = -(-records.num_records // batch_size)
@@ -212,31 +210,30 @@ def _parse_per_replica(
     batch_size: int,
     parse: Callable[[tf.Tensor, tf.Tensor], Batch],
     context: tf.distribute.InputContext,
-    first_slot: int = 0,
+    first_row: int = 0,
 ) -> tf.data.Dataset:
     """Splits global batches among replicas and parses those of this host.
 
     Args:
         batches: Pairs of the number of a batch and its serialized records, at
-            least those of the slots of this host.
+            least those of the rows of this host.
         name: The setting that holds the batch size, for errors.
         batch_size: Number of records in a global batch.
         parse: Parses a per-replica batch from its serialized records and their
             positions in the stream, both `(per_replica_batch_size,)`.
-        context: Replicas and hosts.
-        first_slot: The slot in the global batch of the first record of
+        first_row: The row in the global batch of the first record of
             `batches`.
     """
-    slots = _slots_of_host(name, batch_size, context)
+    rows = _rows_of_host(name, batch_size, context)
     per_replica = batch_size // context.num_replicas_in_sync
-    records_of_host = slice(slots.start - first_slot, slots.stop - first_slot)
+    records_of_host = slice(rows.start - first_row, rows.stop - first_row)
 
     @tf.autograph.experimental.do_not_convert
     def replicas_of_this_host(
         number: tf.Tensor, batch: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         positions = number * batch_size + tf.range(
-            slots.start, slots.stop, dtype=tf.int64
+            rows.start, rows.stop, dtype=tf.int64
         )
         return tuple(
             tf.reshape(values, [-1, per_replica])
@@ -262,10 +259,10 @@ def _parse_per_replica(
     )
 
 
-def _slots_of_host(
+def _rows_of_host(
     name: str, batch_size: int, context: tf.distribute.InputContext
 ) -> range:
-    """The slots in a global batch that the replicas of this host use."""
+    """The rows of a global batch that the replicas of this host use."""
     num_replicas = context.num_replicas_in_sync
     per_replica = per_replica_batch_size(name, batch_size, num_replicas)
     per_host = num_replicas // context.num_input_pipelines * per_replica

@@ -20,13 +20,13 @@ from albert_tf.io.files import READ_ATTEMPTS, is_remote
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
-# As `_describe_packing` names records of one example.
+# The name that `_describe_packing` gives records of one example.
 UNPACKED = "packing=none"
 
 # The metadata of each directory; None for records of google-research/albert.
 MetadataByDirectory = Mapping[str, features.RecordsMetadata | None]
 
-# They decide how many masked tokens a row of examples can have.
+# These settings decide how many masked tokens a packed row can have.
 _MASKING = ("masked_lm_prob", "ngram", "max_predictions_per_seq")
 
 
@@ -90,7 +90,10 @@ def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
 
 
 def read_metadata(directory: str) -> features.RecordsMetadata | None:
-    """Reads the metadata of a directory; None for google-research/albert.
+    """Reads the metadata of a directory.
+
+    Returns:
+        None for a directory without metadata, as google-research/albert writes.
 
     Raises:
         UserError: If the directory belongs to an unfinished build.
@@ -145,8 +148,8 @@ def check_metadata(
             remedy="The build packed each row so that the masks of its "
             "settings fit into the slots of the row. Set "
             + " ".join(f"--{name}={stored[name]}" for name in _MASKING)
-            + ", build the records again, or use unpacked records, which any "
-            "masking fits.",
+            + ", build the records again, or use unpacked records, which have "
+            "slots for any masking.",
         )
 
 
@@ -161,7 +164,6 @@ def check_packing(
     Args:
         name: The setting that names the records.
         metadata_of: The metadata of their directories.
-        config: The settings of the run.
         may_be_unpacked: Whether unpacked records always fit.
 
     Raises:
@@ -259,7 +261,6 @@ def mean_content(
     """Returns the mean content of a record, according to the metadata.
 
     Args:
-        files: The shards.
         counts: Number of records in each file.
         metadata_of: The metadata of their directories.
 

@@ -50,8 +50,9 @@ class RecordFormat:
         features: The features to read. A record of zeros must be an example
             of weight 0: it replaces damaged records and fills the last batch
             of an evaluation.
-        limits: Exclusive upper bounds of integer features. A record with a
-            larger value is damaged.
+        limits: Exclusive upper bounds of integer features.
+            `corrupt_records.find_in` reports a record with a value that is
+            negative or not below its bound as damaged.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the positions
             of its records in the stream. None leaves batches as they are.
@@ -80,8 +81,8 @@ def pretraining_format(
     Args:
         records: Records with or without masks.
         config: Lengths and masking.
-        vocab_size: Number of pieces in the vocabulary; None if it is unknown,
-            so token ids are not checked.
+        vocab_size: Number of pieces in the vocabulary; None for no limit of
+            token ids.
     """
     is_packed = records.packing != "none"
     max_examples = config.max_examples_per_row if is_packed else 1
@@ -139,8 +140,6 @@ def parse_records(
 
     Args:
         serialized: string, `(batch,)`.
-        features: The features to read.
-        shape: The lengths.
 
     Returns:
         The features, each `(batch, length)`: int64 as int32, since TPUs have
@@ -168,12 +167,12 @@ def parse_intact(
 
     Args:
         serialized: string, `(batch,)`.
-        record_format: The features to read, and the check.
-        shape: The lengths.
 
     Returns:
-        As `parse_records`. It is an InvalidArgumentError if `find_faults`
-        finds a fault.
+        As `parse_records`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: If `find_faults` finds a fault.
     """
     batch = parse_records(serialized, record_format.features, shape)
     if record_format.find_faults is not None:
@@ -188,7 +187,6 @@ def serialize(
     """Returns a serialized record.
 
     Args:
-        features: The features of the record.
         values: The values of each feature, by name.
     """
     example = tf.train.Example()

@@ -71,7 +71,7 @@ class RecordSet:
         return self.metadata.masking if self.metadata else "static"
 
     def count_of(self, file: str) -> int:
-        """Number of records in a file, according to its metadata."""
+        """Number of records in a file, from `counts`."""
         return self.counts[self.files.index(file)]
 
     @property
@@ -83,7 +83,8 @@ class RecordSet:
         """Splits the first records of an epoch by dataset.
 
         At any position, the number of each dataset is proportional to its
-        size, within one record. An epoch reads every record once.
+        size, with a difference below the number of datasets. An epoch reads
+        every record once.
 
         Args:
             position: Number of records read, an integer or int64 tensor.
@@ -96,8 +97,8 @@ class RecordSet:
         rest, counts = self.num_records, []
         for files in self.sets:
             size = sum(count_of[file] for file in files)
-            # In proportion to the records that the datasets before leave,
-            # whose number also grows by one at a time.
+            # The dataset gets its proportion of the positions that the
+            # earlier datasets leave. Their number, too, grows by one at a time.
             counts.append(position * size // max(rest, 1))
             position -= counts[-1]
             rest -= size
@@ -107,7 +108,7 @@ class RecordSet:
         """Returns the shards of one of several streams.
 
         Args:
-            lane: Number of the stream.
+            lane: Number of the stream, from 0.
             num_lanes: Number of streams, which share the shards of each
                 dataset evenly.
         """
@@ -184,9 +185,8 @@ class TrainingData:
 def find_training_data(config: PretrainingConfig) -> TrainingData:
     """Finds the records of `input_file`, or of `data_schedule`.
 
-    A build shuffles its records only among themselves. Therefore, the records
-    of several directories of `input_file` alternate as those of several
-    datasets do.
+    A build shuffles only its own records. Therefore, the records of several
+    directories of `input_file` alternate like those of several datasets.
 
     Raises:
         UserError: See `find_records`; also if the phases differ in vocabulary
@@ -317,7 +317,6 @@ def find_records(
     Args:
         name: The setting that holds the patterns.
         patterns: Files or globs.
-        config: The settings of the run.
         may_be_unpacked: Whether records of one example fit a run on packed
             records.
 

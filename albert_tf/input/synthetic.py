@@ -14,7 +14,7 @@ from albert_tf.config import DataConfig
 from albert_tf.input.record_format import StoredFeature
 from albert_tf.input.record_sets import RecordSet
 
-# A number of records that no run reads twice.
+# So many records that no run reaches the end of an epoch.
 RECORDS = RecordSet(
     files=("synthetic_input",),
     counts=(2**40,),
@@ -34,7 +34,6 @@ def make_dataset(
 
     Args:
         config: Batch size and lengths.
-        features: The features of a batch.
         limits: Exclusive upper bounds of integer features, by name; the bound
             is 2 for a feature that is not listed.
     """

@@ -127,7 +127,7 @@ def right_shift(values: Array, num_bits: int) -> Array:
 
 
 def check(condition: Array, message: str) -> None:
-    """See `array_ops.check`; an InvalidArgumentError when it runs."""
+    """See `array_ops.check`; raises InvalidArgumentError as the graph runs."""
     tf.debugging.Assert(condition, [message])
 
 

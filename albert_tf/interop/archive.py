@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 from albert_tf.errors import UserError
 from albert_tf.io.files import open_existing
@@ -43,16 +43,16 @@ class _Header(tarfile.TarInfo):
     tarfile reads extended headers into memory, however long they are.
     """
 
-    @classmethod
-    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type not in _FILE_TYPES and header.size > MAX_HEADER_BYTES:
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:
+        # A private method: the public `frombuf` is no longer called by the
+        # tarfile of Python 3.13.5.
+        if self.type not in _FILE_TYPES and self.size > MAX_HEADER_BYTES:
             raise UserError(
                 "an archive's headers must have at most "
                 f"{MAX_HEADER_BYTES} bytes",
-                received=header.size,
+                received=self.size,
             )
-        return header
+        return super()._proc_member(archive)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -125,26 +125,34 @@ def _unpack(archive: str, members: tarfile.TarFile, folder: str) -> list[str]:
                 received=f"{count} files with {num_bytes} bytes up to "
                 f"{member.name}",
             )
-        _check(archive, member, folder)
         name = posixpath.normpath(member.name)
+        with _valid_names(archive, name):
+            _check(archive, member, folder)
         if not member.isreg() or not _is_needed(archive, name, member.size):
             continue
         if os.path.lexists(os.path.join(folder, name)):
             raise UserError(
                 f"{archive} must hold each file once", received=f"{name} twice"
             )
-        try:
+        with _valid_names(archive, name):
             members.extract(member, folder, set_attrs=False, filter="data")
-        except OSError as error:
-            if error.errno not in _NAME_ERRORS:
-                raise
-            raise UserError(
-                f"{archive} must hold only names that a file can have",
-                received=f"{name}: {error.strerror}",
-            ) from None
         if name.endswith(_INDEX_SUFFIX):
             indices.append(name)
     return indices
+
+
+@contextlib.contextmanager
+def _valid_names(archive: str, name: str) -> Iterator[None]:
+    """Refuses the name of a member that the file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NAME_ERRORS:
+            raise
+        raise UserError(
+            f"{archive} must hold only names that a file can have",
+            received=f"{name}: {error.strerror}",
+        ) from None
 
 
 def _check(archive: str, member: tarfile.TarInfo, folder: str) -> None:

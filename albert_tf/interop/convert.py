@@ -167,7 +167,6 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
     be resumed.
 
     Args:
-        weights: The model.
         directory: A new directory.
         run_dir: The final path of the directory, after the rename.
     """
@@ -206,6 +205,16 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
     )
 
 
+# Facts about a model, apart from its arrays, that each format stores.
+# google-research/albert does not record whether the sentence head predicts the
+# order of sentences or the next sentence.
+_FACTS_KEPT = {
+    RUN: ("config", "sentence_objective", "step", "head"),
+    GOOGLE_ALBERT: ("config", "step"),
+    HUGGING_FACE: ("head",),
+}
+
+
 def verify(weights: ModelWeights, directory: str, target_format: str) -> str:
     """Reads a written model and compares it with the model it was made from.
 
@@ -227,16 +236,14 @@ def verify(weights: ModelWeights, directory: str, target_format: str) -> str:
     written = formats.read_weights(directory)
     arrays = {**expected.values, **expected.slots}
     found = {**written.values, **written.slots}
-    differing = []
     if target_format == HUGGING_FACE:
         # The format has no moments, and the folder may have no sentence head.
         arrays = {name: arrays[name] for name in arrays if name in found}
-    else:
-        differing = [
-            name
-            for name in ("config", "step")
-            if getattr(expected, name) != getattr(written, name)
-        ]
+    differing = [
+        name
+        for name in _FACTS_KEPT[target_format]
+        if getattr(expected, name) != getattr(written, name)
+    ]
     differing += [
         name
         for name in arrays.keys() | found.keys()

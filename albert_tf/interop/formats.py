@@ -224,7 +224,8 @@ def _read_run(path: str, step: int) -> ModelWeights:
         raise UserError(
             f"{run_dir} must hold a checkpoint",
             received="none",
-            remedy="Train with python -m albert_tf.run_pretraining first.",
+            remedy="Train first, with python -m albert_tf.run_pretraining or "
+            "python -m albert_tf.run_finetuning.",
         )
     checkpoint, values = found
     values.pop(_STEP_NAME, None)

@@ -15,7 +15,6 @@ Reference:
     lamb_optimizer.py, export_checkpoints.py, export_to_tfhub.py.
 """
 
-import json
 import posixpath
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -40,14 +39,14 @@ from albert_tf.interop.model_weights import (
     warn_of_zero_sentence_head,
 )
 from albert_tf.interop.weight_names import Weight, list_weights
-from albert_tf.io.files import flush_to_disk, write_text
+from albert_tf.io.files import flush_to_disk, write_json, write_text
 from albert_tf.runs.checkpoint_files import READING_ERRORS
 
 _STEP_NAME = "global_step"
 _HUB_PREFIX = "module/"
 _SENTENCE_HEAD = "cls/seq_relationship/"
 _POOLER = "bert/pooler/"
-_SLOTS = {"adam_m": "m", "adam_v": "v"}  # our slot by the checkpoint's
+_SLOTS = {"adam_m": "m", "adam_v": "v"}  # name in the checkpoint: our name
 
 # Settings that an albert_config.json does not have.
 _OWN_SETTINGS = ("parameter_sharing", "layers_to_keep")
@@ -231,10 +230,7 @@ def write(weights: ModelWeights, directory: str) -> None:
             shape_and_slices=[""] * len(tensors),
             tensors=list(tensors.values()),
         )
-    write_text(
-        posixpath.join(directory, CONFIG_FILE),
-        json.dumps(config, indent=2) + "\n",
-    )
+    write_json(posixpath.join(directory, CONFIG_FILE), config)
     if weights.vocabulary:
         tf.io.gfile.copy(
             weights.vocabulary, posixpath.join(directory, VOCABULARY_FILE)
@@ -267,7 +263,7 @@ def check_groups(config: ModelConfig, source: str) -> None:
             layer / config.num_hidden_layers * config.num_hidden_groups
         ),
         source,
-        remedy="Such a model can be a run or a Hugging Face folder.",
+        remedy="Only a run or a Hugging Face folder can hold such a model.",
     )
 
 

@@ -61,8 +61,13 @@ def _prefix_of(path: str, step: int) -> str:
         wanted = posixpath.basename(newest)
     if wanted not in names:
         raise UserError(
-            f"{path} must hold a checkpoint"
-            + (f" {wanted}" if wanted else ", or name the newest"),
+            f"{path} must hold "
+            + (
+                f"a checkpoint {wanted}"
+                if wanted
+                else "one checkpoint, or a file checkpoint that names the "
+                "newest"
+            ),
             received=", ".join(names) or "none",
             remedy="Give the prefix of a checkpoint, e.g. "
             f"{posixpath.join(directory, (names or ['model.ckpt-best'])[0])}.",
@@ -119,8 +124,8 @@ def find_config(prefix: str) -> str:
     raise UserError(
         f"{CONFIG_FILE} must be in the directory of the checkpoint {prefix}",
         received=f"none in {', '.join(directories)}",
-        remedy="Those of google-research/albert's models are in "
-        "configs/models.",
+        remedy="configs/models has the files of google-research/albert's "
+        "models.",
     )
 
 

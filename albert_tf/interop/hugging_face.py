@@ -66,10 +66,10 @@ _TIED = {
 
 
 def read(directory: str) -> ModelWeights:
-    """Reads a folder: a pretrained model, with or without heads, or a task's.
+    """Reads a pretrained model, with or without heads, or a fine-tuned model.
 
-    A missing sentence head is filled with zeros if the model has a pooler, as
-    `AlbertModel` does. Without both, as in `AlbertForMaskedLM`, the sentence
+    A missing sentence head is filled with zeros if the model has a pooler, e.g.
+    in `AlbertModel`. Without both, e.g. in `AlbertForMaskedLM`, the sentence
     objective is "none". A missing masked-LM head gets initial random values.
     A warning is logged for each head that is filled.
 
@@ -86,7 +86,7 @@ def read(directory: str) -> ModelWeights:
     tensors = _with_plain_names(read_tensors(directory), directory)
     if head is not None:
         objective = "none"
-        if not head.has_pooler:  # of old versions of transformers
+        if not head.has_pooler:  # old versions of transformers wrote one
             tensors.pop(f"{_POOLER}weight", None)
             tensors.pop(f"{_POOLER}bias", None)
     elif not _has(tensors, _SENTENCE_HEAD):

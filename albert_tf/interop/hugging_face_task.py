@@ -60,7 +60,18 @@ def format_head(head: TaskHeadConfig) -> dict[str, Any]:
 
 
 def read_head(stored: Mapping[str, Any]) -> TaskHeadConfig | None:
-    """The head that a config.json describes; None for a pretrained model."""
+    """The head that a config.json describes; None for a pretrained model.
+
+    Raises:
+        UserError: If the head classifies into several classes at once.
+    """
+    if stored.get("problem_type") == "multi_label_classification":
+        raise UserError(
+            "problem_type must be single_label_classification or regression",
+            received="multi_label_classification",
+            remedy="albert_tf has no head that predicts several classes of "
+            "one text.",
+        )
     name = (stored.get("architectures") or [""])[0]
     labels = stored.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     if name == CLASSES[CLASSIFICATION]:

@@ -131,7 +131,7 @@ def _describe_use(weights: ModelWeights) -> str:
         about += ".\n"
     elif weights.sentence_objective == "none":
         model = "AutoModelForMaskedLM"
-        about = "The model was trained without a sentence objective.\n"
+        about = "The folder has no sentence head.\n"
     return (
         "    from transformers import AutoTokenizer, "
         f"{model}\n\n"
@@ -156,14 +156,17 @@ def _describe_data(run_dir: str) -> str:
 def _describe_training(
     run: PretrainingConfig | None, weights: ModelWeights
 ) -> str:
-    rows: list[tuple[str, Any]] = [
-        ("sentence_objective", weights.sentence_objective)
-    ]
+    objective = weights.sentence_objective
+    if objective == "none":  # perhaps because the head was left out
+        objective = run.training.sentence_objective if run else "unknown"
+    rows: list[tuple[str, Any]] = []
+    if weights.head is None:
+        rows.append(("sentence_objective", objective))
     if run is not None:
         for name in _TRAINING:
             group, _, setting = name.partition(".")
             rows.append((setting, getattr(getattr(run, group), setting)))
-    return _table(rows)
+    return _table(rows) if rows else "Unknown.\n"
 
 
 def _describe_evaluation(run_dir: str, step: int) -> str:

@@ -87,7 +87,8 @@ class ModelWeights:
     def rounded(self, dtype: str) -> Self:
         """Returns the model with weights that `dtype` can represent.
 
-        They remain float32 arrays. There are no moments.
+        They remain float32 arrays. If `dtype` is float16, the result has no
+        moments.
 
         Args:
             dtype: "float32" or "float16".

@@ -147,8 +147,8 @@ _LAYERS = {
                "cls/seq_relationship/output_bias",
                "sop_classifier.classifier.bias"),
     ),
-    # Heads of fine-tuned models. google-research/albert has them under names
-    # that depend on the script; its checkpoints are not written.
+    # Heads of fine-tuned models. In google-research/albert, their names depend
+    # on the script, so fine-tuned models are not written in its format.
     "classifier": (
         _Layer(_DENSE, "HC", "classifier", "", "classifier"),
     ),
@@ -177,7 +177,7 @@ def list_weights(
 
     Args:
         config: The architecture. If its layers share only some weights, the
-            names of blocks elsewhere are empty: other projects have no such
+            other names of their weights are empty: other projects have no such
             models. See `model_weights.ModelWeights.regrouped`.
         sentence_objective: "none" is a model without pooler and sentence
             head.
@@ -237,7 +237,7 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def _block_layers(config: ModelConfig) -> Iterator[_Layer]:
-    """Layers of the encoder's blocks, for each group or layer with its own."""
+    """Layers of the encoder's blocks: for each group, or for each layer."""
     for inner, kind in itertools.product(
         range(config.inner_group_num), ("attention", "ffn")
     ):

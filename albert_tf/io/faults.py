@@ -32,6 +32,9 @@ _ROLES = dict.fromkeys(
     ("initiating", "uploading", "deleting", "renaming", "creating"), _WRITING
 )
 
+# What TensorFlow puts around a message: the operation that failed.
+_OPERATION = re.compile(r"^{{.*}} | \[Op:\w+\].*$")
+
 _AGAIN = "Finished work is kept: run the same command again"
 
 # What to do about the errors of a local file system.
@@ -54,6 +57,11 @@ _REMEDIES = {
     errno.ENOMEM: "Close other programs, or raise the limit ulimit -v.",
     errno.EAGAIN: "Raise the limit of processes and threads, ulimit -u.",
 }
+# What a path must do, if not "be accessible".
+_MUST = {
+    errno.ENOENT: "exist",
+    errno.EFBIG: "be smaller than the limit of file sizes",
+}
 _NUMBERS = {os.strerror(number): number for number in _REMEDIES}
 
 
@@ -64,8 +72,8 @@ def explain(error: BaseException) -> UserError | None:
         error: Raised by Python or TensorFlow.
 
     Returns:
-        The message, or None for any other error. A `RetryError` if the same
-        command may succeed without a change.
+        The error to print instead, a `RetryError` if the same command may
+        succeed without a change; None for an error without a known remedy.
 
     Example:
         >>> print(explain(PermissionError(13, "Permission denied", "run/log")))
@@ -91,7 +99,7 @@ def explain(error: BaseException) -> UserError | None:
     text = str(error)
     if _REMOTE_PATH.search(text):
         return _explain_remote(text, first_line(error))
-    line = first_line(error).rpartition("}} ")[2]
+    line = _OPERATION.sub("", first_line(error))
     path, found, reason = line.rpartition("; ")
     if found and reason in _NUMBERS:
         return _explain_local(_NUMBERS[reason], path, reason)
@@ -134,12 +142,11 @@ def missing_bucket(path: str) -> UserError:
 
 
 def _explain_full_disk(error: BaseException) -> UserError:
-    # TensorFlow puts the operation in braces before the message.
-    reason = str(error).splitlines()[0].rpartition("}} ")[2]
+    reason = _OPERATION.sub("", str(error).splitlines()[0])
     return UserError(
         f"the disk is full: {reason}",
-        remedy="Finished work is kept; free some space and run the same "
-        "command again.",
+        remedy="Finished work is kept; free some space (df) or inodes (df -i), "
+        "and run the same command again.",
     )
 
 
@@ -150,7 +157,7 @@ def _explain_local(
         return None
     if isinstance(path, bytes):
         path = os.fsdecode(path)
-    must = "exist" if number == errno.ENOENT else "be accessible"
+    must = _MUST.get(number, "be accessible")
     return UserError(
         f"{path} must {must}", received=reason, remedy=_REMEDIES[number]
     )

@@ -23,12 +23,16 @@ from albert_tf.io import faults
 
 PARTIAL_SUFFIX = ".partial"
 
+# The file system on which an object has its old content or its new one.
+_ATOMIC_UPLOADS = "gs://"
+
 # On gs://, a read may return wrong bytes once. A file counts as damaged only if
 # this number of reads fails.
 READ_ATTEMPTS = 3
 
 # TensorFlow caches the size of an object for 5 s. If another process has
-# rewritten the object since, a read looks incomplete during this time.
+# rewritten the object since, a read looks incomplete during this time. The
+# waits between three reads are 2 s and 4 s.
 REREAD_WAIT_S = 2.0
 
 Result = TypeVar("Result")
@@ -40,22 +44,47 @@ def is_remote(path: str) -> bool:
 
 
 def find(pattern: str) -> list[str]:
-    """Returns the files that match a glob, sorted, or the file of that name."""
+    """Returns the files that match a glob, sorted.
+
+    A local file whose name equals the pattern is the only match.
+    """
     if is_remote(pattern):
         with _tensorflow(pattern) as tf:
             matches = tf.io.gfile.glob(pattern)
             return sorted(p for p in matches if not tf.io.gfile.isdir(p))
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
-    return sorted(path for path in glob.glob(pattern) if os.path.isfile(path))
+    matches = glob.glob(pattern)
+    if not matches:
+        _check_directory(os.path.dirname(pattern))
+    return sorted(path for path in matches if os.path.isfile(path))
+
+
+def _check_directory(directory: str) -> None:
+    """Raises an OSError if a directory exists but cannot be listed.
+
+    `glob` ignores such a directory.
+    """
+    if not glob.has_magic(directory) and exists(directory):
+        with contextlib.suppress(NotADirectoryError):
+            os.listdir(directory)
 
 
 def exists(path: str) -> bool:
-    """Whether a file or directory exists."""
+    """Whether a file or directory exists.
+
+    Raises:
+        OSError, tf.errors.OpError: If the check fails, e.g. for lack of
+            permission.
+    """
     if is_remote(path):
         with _tensorflow(path) as tf:
             return tf.io.gfile.exists(path)
-    return os.path.exists(path)
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False  # ValueError: no file can have this name
+    return True
 
 
 def count_bytes(path: str) -> int:
@@ -104,7 +133,6 @@ def open_existing(path: str, mode: str = "r") -> Any:
     """Opens a file to read; text is UTF-8.
 
     Args:
-        path: The file.
         mode: "r" or "rb".
 
     Raises:
@@ -177,7 +205,7 @@ class DamagedFileError(UserError):
 
 
 def read_again_if_damaged(read: Callable[[], Result], path: str) -> Result:
-    """Reads a remote file, a second and a third time if it looks damaged.
+    """Reads a file; a remote file up to three times if it looks damaged.
 
     Args:
         read: Reads the file; called again after a `DamagedFileError`, and after
@@ -211,16 +239,36 @@ def log_delays(path: str, interval_s: float = 30.0) -> Iterator[None]:
     if not is_remote(path):
         yield
         return
+    with log_long_waits(
+        f"access to {path}",
+        "Cloud Storage does not answer, the network is slow, or the file is "
+        "large",
+        interval_s,
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def log_long_waits(
+    activity: str, causes: str, interval_s: float
+) -> Iterator[None]:
+    """Logs a warning every `interval_s` during the block.
+
+    Args:
+        activity: What the block does, for the log.
+        causes: Why that may take long.
+        interval_s: Seconds between two warnings.
+    """
     ended = threading.Event()
 
     def log() -> None:
         began = time.monotonic()
         while not ended.wait(interval_s):
             logging.warning(
-                "access to %s has taken %.0f s so far: Cloud Storage does not "
-                "answer, the network is slow, or the file is large",
-                path,
+                "%s has taken %.0f s so far: %s",
+                activity,
                 time.monotonic() - began,
+                causes,
             )
 
     threading.Thread(target=log, daemon=True).start()
@@ -303,17 +351,40 @@ def flush_to_disk(directory: str) -> None:
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Writes a file completely or not at all."""
+    """Writes a file completely or not at all; makes its directory."""
+    if path.startswith(_ATOMIC_UPLOADS):
+        make_directories(os.path.dirname(path))
+        write_object(path, content)
+        return
     with atomic_write(path) as file:
         file.write(content)
 
 
-def write_object(path: str, text: str) -> None:
-    """Writes a small UTF-8 file on gs://, where uploads are atomic."""
-    with _tensorflow(path) as tf, tf.io.gfile.GFile(path, "w") as file:
-        file.write(text)
+def check_writable(path: str) -> None:
+    """Checks that `path` can be written, before hours of work.
+
+    It writes an empty file next to `path`, and removes this file.
+    """
+    partial = path + PARTIAL_SUFFIX
+    write_bytes(partial, b"")
+    remove(partial)
+
+
+def write_object(path: str, content: bytes) -> None:
+    """Writes a file on gs://, where an upload is atomic.
+
+    A partial file and its copy would be further requests, and a second process
+    that writes the same file could take the partial file away.
+    """
+    with _tensorflow(path) as tf, tf.io.gfile.GFile(path, "wb") as file:
+        file.write(content)
 
 
 def write_text(path: str, text: str) -> None:
     """Writes a UTF-8 file completely or not at all."""
     write_bytes(path, text.encode())
+
+
+def write_json(path: str, content: Any) -> None:
+    """Writes a JSON file completely or not at all; `load_json` reads it."""
+    write_text(path, json.dumps(content, indent=2) + "\n")

@@ -1,19 +1,18 @@
 """A list of dataclasses that a run keeps as JSON in its directory."""
 
 import dataclasses
-import json
 import posixpath
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Generic, Self, TypeVar
 
 from albert_tf.errors import UserError
-from albert_tf.io.files import load_json_if_any, write_text
+from albert_tf.io.files import load_json_if_any, write_json
 
 Item = TypeVar("Item")
 
 
 class JsonList(Generic[Item]):
-    """A list that is written to its file at each change.
+    """A list and its JSON file, which `extend` writes.
 
     Example:
         >>> import tempfile
@@ -70,4 +69,4 @@ class JsonList(Generic[Item]):
         self._items += items
         if writes:
             values = [dataclasses.asdict(item) for item in self._items]  # type: ignore[call-overload]
-            write_text(self._path, json.dumps(values, indent=2) + "\n")
+            write_json(self._path, values)

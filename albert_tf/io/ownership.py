@@ -4,7 +4,8 @@ A scheduler may start a job twice, and a process that was stopped may continue
 after its successor has started.
 
 On a local file system, a command locks the directory as long as it lives. A
-second command is refused.
+second command is refused. Some network file systems have no locks; there,
+nothing stops the second command.
 
 Cloud Storage has no locks that end with their owner. There, a command writes
 its id to OUTPUT_DIR/owner.json and becomes the owner. An earlier owner reads
@@ -12,7 +13,7 @@ the file before it writes a checkpoint or a line of the log; if the file holds
 another id, the earlier owner raises an error. TensorFlow's client has no
 conditional writes, so if the successor starts between this check and the write,
 the write still takes effect. If both commands have the same settings, the
-successor writes the same content.
+successor writes the same content, and its next line of the log repairs the log.
 """
 
 import contextlib
@@ -33,7 +34,6 @@ class Owner:
     """The command that may change an output directory.
 
     Args:
-        directory: The directory.
         identity: The id of this command in `owner.json`; "" if a lock on the
             directory makes checks unnecessary.
 
@@ -125,9 +125,8 @@ def _take_over(directory: str) -> Owner:
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
-    # Not by a partial file and a copy: the object has one content or the other.
     path = posixpath.join(directory, OWNER_FILE)
-    files.write_object(path, json.dumps(content) + "\n")
+    files.write_object(path, (json.dumps(content) + "\n").encode())
     return Owner(directory, identity)
 
 

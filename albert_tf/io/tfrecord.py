@@ -1,6 +1,6 @@
 """TFRecord files, written and read without TensorFlow.
 
-A record on disk is, all numbers little-endian:
+The layout of a record on disk, with little-endian numbers:
 
     uint64  length of the content
     uint32  masked CRC32C of these eight bytes
@@ -36,7 +36,9 @@ class TFRecordWriter:
         file: Open for writing bytes.
 
     Attributes:
-        num_records, num_bytes: Written so far.
+        num_records: Number of records passed to `write`.
+        num_bytes: Number of bytes written to the file, without the records
+            that are still in memory.
 
     Example:
         >>> import io
@@ -90,7 +92,7 @@ class TFRecordWriter:
         self._waiting_bytes = 0
 
     def sha256(self) -> str:
-        """Flushes all records; returns the file's digest in hexadecimal."""
+        """Flushes all records; returns the hexadecimal SHA-256 of all bytes."""
         self.flush()
         return self._digest.hexdigest()
 

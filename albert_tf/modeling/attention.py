@@ -43,7 +43,7 @@ def attention(
             tensor that broadcasts to `(batch, heads, queries, keys)`; it gets
             no gradient.
         masks: Dropout of the probabilities.
-        num_heads: Heads, which divide H.
+        num_heads: Number of heads; divides H.
 
     Returns:
         The context: compute dtype, `(batch, queries, H)`.
@@ -138,10 +138,8 @@ class SelfAttention(keras.layers.Layer):
         Args:
             hidden: Compute dtype, `(batch, length, H)`.
             attention_bias: From `attention_bias.attention_bias`.
-            dropout: Dropout of the forward pass.
             site: The first of two dropout sites: the probabilities, and the
                 output.
-            target: What the program is compiled for.
             output_positions: int32, `(batch, outputs)`: the result is
                 computed at these positions only, from the keys and values of
                 all positions. A position that occurs twice is computed twice,

@@ -14,10 +14,9 @@ class ExampleNumbers(NamedTuple):
 
     Each position attends to the positions of its own example only. This bias
     has an entry for each pair of positions, so it is computed where it is added
-    to the scores, and programs that XLA fuses on CPUs never store it. The TPU
-    compiler computes it once for all layers of a micro-batch, in on-chip
-    memory. Padding has the number 0. Padding attends to padding, so its softmax
-    is defined.
+    to the scores, and no program for TPUs, or that XLA fuses on CPUs, stores
+    it. Padding has the number 0. Padding attends to padding, so its softmax is
+    defined.
 
     Attributes:
         queries: int32, `(batch, queries)`: the number of the example to which
@@ -34,13 +33,27 @@ class ExampleNumbers(NamedTuple):
     queries: tf.Tensor
     keys: tf.Tensor
 
-    def bias(self) -> tf.Tensor:
-        """float32, `(batch, 1, queries, keys)`: 0 for keys to attend to."""
-        # TensorFlow compares int32 tensors of a GPU on the host.
+    def bias(self, num_heads: int = 1) -> tf.Tensor:
+        """The bias as a tensor.
+
+        Args:
+            num_heads: The bias of each head is computed from other numbers, so
+                that XLA computes it with the scores of the head, and does not
+                store one bias for all heads and layers.
+
+        Returns:
+            float32, `(batch, num_heads, queries, keys)`, equal for all heads:
+            0 for keys to attend to.
+        """
+        # Cast, since TensorFlow compares int32 tensors of a GPU on the host.
         queries = tf.cast(self.queries, tf.float32)[
             :, tf.newaxis, :, tf.newaxis
         ]
         keys = tf.cast(self.keys, tf.float32)[:, tf.newaxis, tf.newaxis, :]
+        if num_heads > 1:
+            heads = tf.range(num_heads, dtype=tf.float32)
+            heads = heads[:, tf.newaxis, tf.newaxis]
+            queries, keys = queries + heads, keys + heads
         return tf.where(tf.equal(queries, keys), 0.0, MASKED_KEY_BIAS)
 
 

@@ -36,7 +36,6 @@ class AlbertBackbone(keras.layers.Layer):
     layer, so that a checkpoint fits every model built on the backbone.
 
     Args:
-        config: The architecture.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
         remat: Whether the backward pass computes the encoder's blocks a second
             time instead of keeping their activations.
@@ -109,13 +108,12 @@ class AlbertBackbone(keras.layers.Layer):
                 example.
             output_positions: int32, `(batch, outputs)`: the positions of
                 `sequence_output`, in any order, with repetitions. The last
-                block is then computed at these positions, and at `[CLS]` for
-                the pooler, only. None is all positions.
+                block is then computed only at these positions and, for the
+                pooler, at `[CLS]`. None is all positions.
             cls_positions: int32, `(batch, examples)`: the rows are packed, and
                 these are the positions of the `[CLS]` of each example; 0 for
                 the examples that a row lacks. None is one example per row.
             dropout: Dropout of the forward pass; sites count from 0.
-            target: What the program is compiled for.
         """
         packed = cls_positions is not None
         if packed and position_ids is None:
@@ -151,7 +149,7 @@ class AlbertBackbone(keras.layers.Layer):
         return BackboneOutputs(sequence_output, pooled_output)
 
     def _num_pooled(self, cls_positions: tf.Tensor | None) -> int:
-        """Positions that the pooler reads: each `[CLS]`."""
+        """Number of positions that the pooler reads: one for each `[CLS]`."""
         if self.pooler is None:
             return 0
         return 1 if cls_positions is None else cls_positions.shape[1]

@@ -152,9 +152,9 @@ def _computed_bits(shape: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
     The index, with the second half of the seed added on the way, goes through
     the hash function lowbias32: a change of one bit flips each bit of the
     result with probability 1/2. The last step of that function is left out,
-    since it changes only lower bits. The first step is needed: without it,
-    masks of examples at some distances agree too often or too rarely. Indices
-    repeat after 2^32 entries.
+    since it changes only lower bits. The first step is needed: without it, the
+    masks of two examples agree too often or too rarely if they are certain
+    distances apart in the batch. Indices repeat after 2^32 entries.
 
     Reference:
         [Wellons, 2018](https://nullprogram.com/blog/2018/07/31/), lowbias32.

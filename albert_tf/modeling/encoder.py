@@ -35,13 +35,12 @@ class Encoder(keras.layers.Layer):
     """`num_hidden_layers` layers of `inner_group_num` blocks.
 
     A block is self-attention followed by a feed-forward sublayer. The layers
-    of a group share their sublayers, except for the kind that
-    `parameter_sharing` leaves unshared: of that kind, each layer has its own.
-    Variables are named after the group or the layer that owns them:
-    `group_0_inner_group_0_attention`, `layer_3_inner_group_0_ffn`.
+    of a group share the kinds of sublayers that `parameter_sharing` names. Each
+    layer has its own sublayers of the other kinds. Variables are named after
+    the group or the layer that owns them: `group_0_inner_group_0_attention`,
+    `layer_3_inner_group_0_ffn`.
 
     Args:
-        config: The architecture.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
         remat: Whether the backward pass computes each block a second time.
         name: Part of the variables' paths.
@@ -132,10 +131,8 @@ class Encoder(keras.layers.Layer):
         Args:
             embedded: Float, `(batch, length, E)`.
             attention_bias: From `attention_bias.attention_bias`.
-            dropout: Dropout of the forward pass.
             first_site: The first of `SITES_PER_BLOCK * len(blocks)` dropout
                 sites.
-            target: What the program is compiled for.
             output_positions: int32, `(batch, outputs)`: the positions to
                 return, in any order, with repetitions. None returns all.
 

@@ -19,9 +19,9 @@ from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 
 class Pooler(Projection):
-    """`tanh(x W + b)` of the `[CLS]` token, for heads that read a sequence.
+    """`tanh(x W + b)` of the `[CLS]` token, for heads that classify sequences.
 
-    Its initializer is set by the model before `build()`.
+    The backbone sets its `kernel_initializer` before `build()`.
 
     Example:
         >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
@@ -107,7 +107,6 @@ class MaskedLanguageModelHead(keras.layers.Layer):
             masked: Float, `(batch, predictions, H)`; the encoder's output at
                 the masked positions.
             word_embeddings: float32, `(vocab_size, E)`; those of the input.
-            target: What the program is compiled for.
 
         Returns:
             float32 logits, `(batch, predictions, vocab_size)`.

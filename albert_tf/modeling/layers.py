@@ -4,7 +4,7 @@ Each formula is a function, written as in the paper. A layer holds the variables
 and calls the formula, or its kernel, through `target.fastest`. The module is
 longer than 400 lines, so that each formula stays next to its layer.
 
-Every layer takes its widths from the `ModelConfig`, so `build()` needs no
+Every layer knows its widths when it is constructed, so `build()` needs no
 shapes and creates all variables at once, e.g. in `strategy.scope()`.
 
 Precision: under `mixed_bfloat16` the matrix products of attention and
@@ -45,7 +45,7 @@ def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def gelu(x: tf.Tensor) -> tf.Tensor:
-    """GELU by its tanh formula.
+    """GELU in its tanh approximation.
 
     Reference:
         [Hendrycks and Gimpel, 2016](https://arxiv.org/abs/1606.08415).
@@ -126,7 +126,7 @@ def initializer(config: ModelConfig) -> keras.initializers.Initializer:
 
 
 class _DrawnOnHost(keras.initializers.TruncatedNormal):
-    """Draws the numbers on the CPU, in whatever scope of devices.
+    """Draws the numbers on the CPU, also in the scope of another device.
 
     The random number generators of devices differ, so on a TPU the same seed
     would give other weights.
@@ -149,7 +149,6 @@ class Projection(keras.layers.Layer):
         input_width: Width of `x`.
         width: Width of the result.
         kernel_initializer: Initializer of `W`; `b` starts at 0.
-        dtype: Precision policy.
         name: Part of the variables' paths.
 
     Example:
@@ -232,7 +231,6 @@ class LayerNorm(_Norm):
 
         Args:
             x: float32, `(..., width)`.
-            target: Device and kernels of the program.
 
         Returns:
             float32, with the shape of `x`.
@@ -269,9 +267,7 @@ class AddAndNorm(_Norm):
             residual: Compute dtype, `(batch, length, width)`.
             product: Like `residual`; `x W` of the sublayer's last projection.
             bias: Compute dtype, `(width,)`; `b` of that projection.
-            dropout: Dropout of the forward pass.
             site: Dropout site of `x W + b`.
-            target: Device and kernels of the program.
 
         Returns:
             The dtype and shape of `residual`.
@@ -342,9 +338,7 @@ class Embeddings(keras.layers.Layer):
             segment_ids: int32, `(batch, length)`, below `type_vocab_size`.
             position_ids: int32, `(batch, length)`, below
                 `max_position_embeddings`. None counts from 0 in each row.
-            dropout: Dropout of the forward pass.
             site: Dropout site of the result.
-            target: Device and kernels of the program.
 
         Returns:
             float32, `(batch, length, E)`.
@@ -417,9 +411,7 @@ class FeedForward(keras.layers.Layer):
 
         Args:
             hidden: Compute dtype, `(batch, length, H)`.
-            dropout: Dropout of the forward pass.
             site: Dropout site of the output.
-            target: Device and kernels of the program.
 
         Returns:
             Compute dtype, `(batch, length, H)`.
@@ -443,7 +435,6 @@ def activate(
 
     Args:
         hidden_act: "gelu", or the name of a Keras activation.
-        target: Device and kernels of the program.
         product: Float, `(..., width)`; `x W`.
         bias: The dtype of `product`, `(width,)`.
 

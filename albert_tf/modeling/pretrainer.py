@@ -16,7 +16,6 @@ class AlbertPretrainer(keras.layers.Layer):
     """The backbone and the pretraining heads.
 
     Args:
-        config: The architecture.
         sentence_objective: "sop", "nsp", or "none", which leaves out the
             sentence head and the pooler.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
@@ -65,7 +64,7 @@ class AlbertPretrainer(keras.layers.Layer):
             name=name,
         )
         # Keras lists variables in the order in which layers are assigned.
-        # Sums over all variables, and so the bits of a run, depend on it.
+        # The rounding of sums over all variables depends on this order.
         self.embeddings = backbone.embeddings
         self.encoder = backbone.encoder
         self.masked_lm = MaskedLanguageModelHead(config)
@@ -99,8 +98,6 @@ class AlbertPretrainer(keras.layers.Layer):
                 examples)`, only in packed batches; the positions of `[CLS]`,
                 and 0 for the examples that a row lacks. There, `input_mask`
                 holds the number of each token's example.
-            dropout: Rates and seed.
-            target: What the program is compiled for.
 
         Returns:
             `mlm_logits`: float32, `(batch, predictions, vocab_size)`.
@@ -130,8 +127,6 @@ class AlbertPretrainer(keras.layers.Layer):
 
         Args:
             batch: As in `call`, without `masked_lm_positions`.
-            dropout: Rates and seed.
-            target: What the program is compiled for.
 
         Returns:
             `sequence_output`: compute dtype, `(batch, length, H)`;
@@ -151,12 +146,11 @@ class AlbertPretrainer(keras.layers.Layer):
     def mlm_logits(
         self, hidden: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
     ) -> tf.Tensor:
-        """Scores of the vocabulary, with the embeddings of the input.
+        """Scores of all pieces, from the word embeddings of the input.
 
         Args:
             hidden: Float, `(batch, predictions, H)`; the encoder's output at
                 the positions to predict.
-            target: What the program is compiled for.
 
         Returns:
             float32, `(batch, predictions, vocab_size)`.

@@ -1,8 +1,8 @@
 """The heads of fine-tuned models; all are float32 under every policy.
 
-A head receives dropout as an argument, like every layer. Its rate is the
-dropout rate of the classifier, which is a setting of its own: the paper
-fine-tunes most models without dropout in the encoder, and with 0.1 here.
+A head receives dropout as an argument, like every layer, but its rate is a
+separate setting, `classifier_dropout`: the paper fine-tunes most models without
+dropout in the encoder, and with a rate of 0.1 in the head.
 """
 
 import dataclasses
@@ -32,7 +32,6 @@ class ClassificationHead(Projection):
     output for each answer).
 
     Args:
-        config: The architecture.
         num_outputs: Number of classes, or 1.
         dropout_rate: Dropout rate of the pooled output.
         name: Part of the variables' paths.
@@ -75,7 +74,6 @@ class ClassificationHead(Projection):
         Args:
             pooled_output: float32, `(batch, H)`.
             dropout: Dropout of the forward pass; none without a seed.
-            target: What the program is compiled for.
 
         Returns:
             float32 logits, `(batch, num_outputs)`.
@@ -123,13 +121,12 @@ class SpanHead(Projection):
 
 
 class BeamSpanHead(keras.layers.Layer):
-    """The head for SQuAD 2.0: start, end that depends on it, answerability.
+    """The head for SQuAD 2.0: start, end given the start, answerability.
 
     In training, the scores of the end depend on the true start. In prediction,
     they are computed for each of the `BEAM_SIZE` best starts.
 
     Args:
-        config: The architecture.
         dropout_rate: Dropout rate before the last layer of answerability.
         name: Part of the variables' paths.
 
@@ -163,7 +160,7 @@ class BeamSpanHead(keras.layers.Layer):
             return Projection(inputs, outputs, initializer(config), name=part)
 
         self.start = projection(size, 1, "start")
-        # The transforms read two vectors of width H, one after the other.
+        # Each transform reads two concatenated vectors of width H.
         self.end_transform = projection(2 * size, size, "end_transform")
         self.end_layer_norm = LayerNorm(size, name="end_layer_norm")
         self.end = projection(size, 1, "end")
@@ -205,13 +202,12 @@ class BeamSpanHead(keras.layers.Layer):
                 question without answer.
             true_starts: int32, `(batch,)`; None in predictions.
             dropout: Dropout of the forward pass; none without a seed.
-            target: What the program is compiled for.
 
         Returns:
             float32 `start_logits`, `(batch, length)`; `end_logits`,
             `(batch, length)`, given the true start, if there is one;
-            `null_logits`, `(batch,)`, positive if there is no answer. Of the
-            beam, best first: `start_positions`, int32, and `start_log_probs`,
+            `null_logits`, `(batch,)`, the logit of no answer. Of the beam, best
+            first: `start_positions`, int32, and `start_log_probs`,
             float32, `(batch, BEAM_SIZE)`; `end_positions` and `end_log_probs`,
             `(batch, BEAM_SIZE, BEAM_SIZE)`, the best ends of each start.
         """

@@ -21,8 +21,6 @@ class AlbertForTask(keras.layers.Layer):
     """The backbone and the head of a task.
 
     Args:
-        config: The architecture.
-        head: What the model predicts.
         dropout_rate: Dropout rate of the head, in training.
         dtype: Precision policy, "float32" or "mixed_bfloat16".
         remat: Whether the backward pass computes the encoder's blocks a second
@@ -87,7 +85,7 @@ class AlbertForTask(keras.layers.Layer):
         dropout: Dropout = NO_DROPOUT,
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> dict[str, tf.Tensor]:
-        """Predicts.
+        """Computes the logits of the task.
 
         Args:
             batch: int32 `input_ids`, `input_mask` and `segment_ids`, `(batch,
@@ -95,8 +93,6 @@ class AlbertForTask(keras.layers.Layer):
                 length)`: the sequences of an example, one after the other.
                 For the beam head also `p_mask`, `(batch, length)`, and, to
                 compute its loss, `start_position`, `(batch, 1)`.
-            dropout: Rates and seed of the forward pass.
-            target: What the program is compiled for.
 
         Returns:
             For question answering, `start_logits` and `end_logits`, float32,

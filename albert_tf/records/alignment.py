@@ -1,9 +1,9 @@
-"""Tokens of a text with the characters of the text that they stand for.
+"""Tokens of a text, and the characters that each token stands for.
 
-`tokenization.normalize` changes each character independently of the others:
-it replaces a run of white space by a space, and another character by those of
-its decomposition that are not combining marks. So each character of the
-normalised text comes from one place of the text, which is recorded here.
+`tokenization.normalize` replaces each run of white space by a space, and each
+other character by its decomposition without combining marks, independently of
+other characters. So each character of the normalised text comes from one place
+of the text, which is recorded here.
 """
 
 import re
@@ -66,8 +66,8 @@ def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
     if tokenizer.kind == GOOGLE_ALBERT:
         normalized, origins = _normalize(text)
         if tokenizer.do_lower_case:
-            # Changes no length: the only letter with a longer lower case, a
-            # dotted capital I, has been decomposed.
+            # This changes no length: the only letter with a longer lower case,
+            # a dotted capital I, has been decomposed.
             normalized = normalized.lower()
     else:
         normalized = text

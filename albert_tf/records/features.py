@@ -116,11 +116,11 @@ FEATURES = (
     Feature(SENTENCE_LABEL, "int64"),
 )
 
-# The number of an example among those of its shard, see `PACKED_FEATURES`.
+# The feature of `PACKED_FEATURES` that numbers the examples of a shard.
 EXAMPLE_NUMBERS = "example_numbers"
 
 # Up to K examples per record, one after another without gaps; then padding.
-# Dead slots, those of examples that the record does not have, hold 0.
+# The slots of examples that the record does not have are unused and hold 0.
 PACKED_FEATURES = (
     # Tokens, `[CLS] A [SEP] B [SEP]` of each example; padded with <pad>.
     Feature("input_ids", "int64", per_token=True),
@@ -142,7 +142,7 @@ PACKED_FEATURES = (
     # own example is its distance from it.
     Feature("next_sentence_positions", "int64", per_example=True),
     Feature(SENTENCE_LABEL, "int64", per_example=True),
-    # 1.0 for an example, 0.0 for a dead slot.
+    # 1.0 for an example, 0.0 for an unused slot.
     Feature("next_sentence_weights", "float32", per_example=True),
     # The number of each example in the shard, from 0, before packing. Restores
     # the unpacked shard; the trainer does not read it.
@@ -255,8 +255,8 @@ class RecordsMetadata:
     def to_json(self) -> str:
         """Returns the text of `metadata.json`.
 
-        For records that are not packed, the text is that of versions without
-        packing.
+        The metadata of unpacked records has no keys of packing, as in versions
+        without packing.
         """
         values = dataclasses.asdict(self)
         if self.packing == "none":
@@ -354,7 +354,6 @@ def check_agreement(
         where: Where the values are stored, e.g. the path of the metadata.
         stored: Stored values, by name.
         wanted: Required values, by name. Other stored values are ignored.
-        remedy: What the user can do about a difference.
 
     Raises:
         UserError: If values differ; it names each of them, with both values.

@@ -130,8 +130,8 @@ def mask_batch(
 
     Raises:
         ValueError: If the masked tokens of a packed row exceed its slots; for
-            tensors an InvalidArgumentError. It does not happen to records that
-            are packed for the same `masked_lm_prob` and `ngram`.
+            tensors an InvalidArgumentError. This does not happen with the
+            masking settings for which the records were packed.
 
     Example:
         >>> masked = mask_batch(
@@ -265,7 +265,7 @@ def _make_batch(
     numbers = number_within_groups(rows, num_rows, ops)
     ops.check(
         ops.max(numbers) < num_slots,
-        "a row must have as many slots as masked tokens",
+        "a row must have a slot for each masked token",
     )
     slots = rows * num_slots + numbers
 

@@ -1,6 +1,6 @@
 """Random spans of consecutive words, and their selection within a budget.
 
-The stages 2 and 3 of `masking`, as array operations over all examples of a
+Stages 2 and 3 of `masking`, as array operations over all examples of a
 batch. `Examples` says which tokens belong to which example.
 """
 
@@ -117,7 +117,6 @@ def tile_with_spans(
         opens_segment: bool, `(batch, length)`, the first token of each
             segment; NumPy may overwrite it.
         opens_word: bool, `(batch, length)`, the first token of each word.
-        examples: The examples of the batch.
         keys: uint64, `(examples,)`.
         ngram: Maximum number of words in a span.
         ops: `array_ops` or `tensor_ops`.
@@ -149,7 +148,7 @@ def draw_first_words(
         first word of each example.
     """
     probabilities = span_length_probabilities(ngram)
-    # P(r words of the span around a random word remain, counted from it).
+    # P(the span around a random word has r words from that word on).
     residual = np.cumsum(probabilities[::-1])[::-1]
     residual = residual / residual.sum()
     # Each example gets as many draws as it has words. Draws that lead beyond
@@ -184,7 +183,6 @@ def measure_spans(
     Args:
         opens_span: bool, `(batch * length,)`, the first token of each span.
         is_maskable: bool, `(batch, length)`.
-        examples: The examples of the batch.
         ops: `array_ops` or `tensor_ops`.
     """
     begins = ops.flatnonzero(opens_span)
@@ -237,7 +235,8 @@ def _shuffle_within_groups(
 ) -> Array:
     """Indices of the spans, group by group, in the order of their random bits.
 
-    The groups of the shuffled spans are `groups`, as before.
+    The spans of a group stay together, so `groups` also holds the groups of
+    the shuffled spans.
 
     Returns:
         int64, `(spans,)`.
@@ -260,7 +259,7 @@ def _take_what_fits(
 
     An iteration takes, in every example, all spans up to the first that does
     not fit. What is left of a budget never grows, so a skipped span never fits
-    later, and the result is that of one span after another. Few iterations
+    later, and the result is as if spans were tried one by one. Few iterations
     are needed, since spans have few different sizes.
 
     Args:
@@ -313,14 +312,16 @@ def _find_exceptions(
     max_predictions: int,
     ops: Any,
 ) -> Array:
-    """Finds a span that exceeds the budget, for each example that none fits.
+    """Finds a span to take although it exceeds the budget of its example.
+
+    Only examples of which no span fits the budget get such an exception.
 
     Args:
         examples: int64, `(spans,)`, nondecreasing.
         sizes: int64, `(spans,)`, in shuffled order.
         budgets: int64, `(examples,)`.
-        left: int64, `(examples,)`, what the spans taken leave of the budgets:
-            all of it in an example that none fits.
+        left: int64, `(examples,)`, what the spans taken leave of the budgets;
+            equal to the budget if no span fits.
         max_predictions: Maximum number of masked tokens in an example.
         ops: `array_ops` or `tensor_ops`.
 
@@ -340,7 +341,7 @@ def _find_exceptions(
 
 
 def number_within_groups(groups: Array, num_groups: int, ops: Any) -> Array:
-    """Numbers the elements of each group 0, 1, ...; int64, as `groups`."""
+    """Numbers the elements of each group 0, 1, ...; int64, `(elements,)`."""
     first = ops.take(_first_in_groups(groups, num_groups, ops), groups)
     return ops.arange(ops.size(groups)) - first
 

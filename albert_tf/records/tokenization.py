@@ -1,9 +1,9 @@
 """Converts text to token ids with a SentencePiece vocabulary.
 
-There are two kinds of vocabulary. With one of google-research/albert, code
-around the SentencePiece model normalises text first, and splits pieces such as
-"2011," afterwards. The checkpoints of google-research/albert were trained on
-the ids that result. A self-contained vocabulary normalises text in the model,
+There are two kinds of vocabulary. For a vocabulary of google-research/albert,
+Python code normalises text before the SentencePiece model, and splits pieces
+such as "2011," after it. The checkpoints of google-research/albert were trained
+on the resulting ids. A self-contained vocabulary normalises text in the model,
 so every SentencePiece runtime returns the same ids for raw text.
 """
 
@@ -284,7 +284,8 @@ class Tokenizer:
                 f"the first pieces of {model_file} must be "
                 f"{' '.join(SPECIAL_PIECES)}",
                 received=" ".join(found),
-                remedy="Train one with `python -m data_prep.train_tokenizer`.",
+                remedy="Train a vocabulary with "
+                "`python -m data_prep.train_tokenizer`.",
             )
         # Masking draws random replacements from all other pieces. These
         # include byte pieces, which also occur in the input.

@@ -49,7 +49,7 @@ class Panel:
         low, high: Metrics that bound a shaded band; without `low` the band
             begins at the metric.
         scale: "linear", "log" or "percent".
-        smooth: Whether a smoothed line is drawn above the line of all points.
+        smooth: Whether a smoothed line is drawn over the line of all points.
         late: Whether the panel shows only the second half of the run, with
             limits that exclude outliers.
     """

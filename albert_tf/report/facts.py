@@ -22,7 +22,7 @@ Row = list[str]
 
 
 def fact_rows(runs: Sequence[RunHistory]) -> list[Row]:
-    """Returns a row per fact, a column per run; drops facts of no run."""
+    """Returns a row per fact that any run has, and a column per run."""
     rows = [
         [label, *(describe(run) or UNKNOWN for run in runs)]
         for label, describe in FACTS.items()
@@ -172,14 +172,14 @@ def _lowest_held_out(run: RunHistory) -> str:
 def _checkpoints(run: RunHistory) -> str:
     intact = [c.step for c in run.checkpoints if not c.fault]
     best = [c.step for c in run.best_checkpoints if not c.fault]
-    num_torn = len(run.checkpoints) - len(intact)
+    num_damaged = len(run.checkpoints) - len(intact)
     parts = []
     if intact:
         parts.append(f"{len(intact)}, newest of step {intact[-1]:,}")
     if best:
         parts.append(f"best of step {best[-1]:,}")
-    if num_torn:
-        parts.append(f"{num_torn} torn")
+    if num_damaged:
+        parts.append(f"{num_damaged} damaged")
     return ", ".join(parts)
 
 
@@ -191,7 +191,7 @@ def _stall(run: RunHistory) -> str:
 
 
 def _time_share(cause: str) -> Callable[[RunHistory], str]:
-    """The share of a cause in the time from the first to the last event."""
+    """Formats a cause's part of the time from the first to the last event."""
 
     def describe(run: RunHistory) -> str:
         if not run.times or not any(run.seconds.values()):
@@ -242,7 +242,7 @@ def _short(number: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Returns a duration in two units at most.
+    """Formats a duration, without units that are small compared with it.
 
     Example:
         >>> _duration(12.34), _duration(61), _duration(183900)

@@ -54,7 +54,7 @@ def page(runs: Sequence[RunHistory], x_axis: str) -> str:
     different = [row for row in settings if len(set(row[1:])) > 1]
     image = picture(runs, x_axis, "svg").decode()
     return _PAGE.substitute(
-        title=escape("Pretraining: " + ", ".join(names)),
+        title=escape("Training: " + ", ".join(names)),
         facts=_table(["", *names], fact_rows(runs)),
         different=_table(["", *names], different),
         curves=image[image.index("<svg") :],

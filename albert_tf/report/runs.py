@@ -154,15 +154,15 @@ class RunHistory:
         curves: By split, "train" or "eval", and name of the metric.
         events: Lines of events.jsonl, except for checkpoints.
         num_checkpoints: Number of checkpoints written.
-        seconds: Time by cause, for the causes that the logs give. "steps" are
-            those that were kept, without the time that they waited for input.
+        seconds: Time by cause, for the causes that the logs give. "steps" is
+            the time of the kept steps, without waiting for input.
         times: Unix seconds of the first and the last event; None without
             events.
         settings: By group and name, e.g. "optimizer.learning_rate", as in
             config.json; empty without that file.
         records: Metadata of the records; empty if unknown.
         checkpoints, best_checkpoints: Checkpoints in the run directory, by
-            step, torn ones included.
+            step, damaged ones included.
 
     Raises:
         UserError: If the directory holds no metrics.
@@ -246,7 +246,8 @@ class RunHistory:
         """Returns the tokens of a batch, padding included; None if unknown."""
         batch = self.settings.get("data.global_batch_size")
         length = self.settings.get("data.max_seq_length")
-        return batch * length if batch and length else None
+        sequences = self.settings.get("head.num_choices", 1)
+        return batch * length * sequences if batch and length else None
 
     def hours(self) -> float | None:
         """Returns the duration of all kept steps; None if unknown."""

@@ -5,8 +5,8 @@
 
 A directory is a checkpoint once it holds `checkpoint.json`. That file is
 written last and removed first, so a crash at any byte leaves the older
-checkpoints complete. A checkpoint that was committed and damaged later is
-called torn.
+checkpoints complete. `TornCheckpointError` means that a checkpoint was complete
+and is damaged now.
 
 A checkpoint holds a flat dictionary {variable path: value}: the
 tf.train.Checkpoint of a Keras 3 model silently drops layers held in lists.
@@ -50,7 +50,7 @@ READING_ERRORS = (tf.errors.OpError, RuntimeError, IndexError, ValueError)
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint.
+    """A complete checkpoint; its files may be damaged.
 
     Attributes:
         path: Its directory.
@@ -78,14 +78,11 @@ class Checkpoint:
 
 
 class TornCheckpointError(Exception):
-    """A checkpoint was committed and is no longer intact."""
+    """A checkpoint was complete and is damaged now."""
 
 
 def list_checkpoints(directory: str) -> list[Checkpoint]:
-    """Lists the committed checkpoints of a directory by step.
-
-    Torn checkpoints are included.
-    """
+    """Lists the checkpoints of a directory by step, damaged ones included."""
     found = []
     for name in list_step_directories(directory):
         path = posixpath.join(directory, name)
@@ -94,7 +91,7 @@ def list_checkpoints(directory: str) -> list[Checkpoint]:
             if checkpoint is not None and checkpoint.fault:
                 time.sleep(attempt * files.REREAD_WAIT_S)
                 checkpoint = _read_commit(path, checkpoint.step)
-        if checkpoint is not None:  # None was never committed
+        if checkpoint is not None:  # None: not complete
             found.append(checkpoint)
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
@@ -116,7 +113,7 @@ def _read_commit(path: str, step: int) -> Checkpoint | None:
 
 
 def list_step_directories(directory: str) -> list[str]:
-    """Lists the names of step directories, committed or not."""
+    """Lists the names of step directories, complete or not."""
     if not tf.io.gfile.exists(directory):
         return []
     # No glob: the path of a run may contain glob characters.
@@ -134,7 +131,7 @@ def _format_commit(
 
 
 def _parse_commit(path: str, step: int, text: str) -> Checkpoint:
-    """Parses `checkpoint.json`; a damaged text gives a torn checkpoint."""
+    """Parses `checkpoint.json`; a damaged text gives a `Checkpoint.fault`."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         values = json.loads(text)["checkpoint"]
         if values["step"] == step and text == _format_commit(**values):
@@ -148,7 +145,7 @@ def write_checkpoint(
     notes: dict[str, Any],
     values: Mapping[str, np.ndarray],
 ) -> None:
-    """Writes a checkpoint; the commit file comes last.
+    """Writes a checkpoint; `checkpoint.json` comes last.
 
     Args:
         directory: `.../step-00001000`.
@@ -180,10 +177,9 @@ def read_values(
 ) -> dict[str, tf.Tensor]:
     """Reads the values of a checkpoint.
 
-    What looks damaged on gs:// is read again.
+    On gs://, a checkpoint that looks damaged is read again.
 
     Args:
-        checkpoint: The checkpoint to read.
         variables: The variables to read, by path; None reads all values.
 
     Raises:
@@ -262,7 +258,7 @@ def _check_shapes(
 
 
 def remove(directory: str) -> None:
-    """Removes a checkpoint; its commit file goes first."""
+    """Removes a checkpoint; `checkpoint.json` goes first."""
     commit = posixpath.join(directory, COMMIT_FILE)
     if tf.io.gfile.exists(commit):
         tf.io.gfile.remove(commit)

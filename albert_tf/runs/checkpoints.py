@@ -1,7 +1,7 @@
 """The checkpoints of a run: saved in the background, restored, cleaned up.
 
     RUN/checkpoints/step-00001000/    the newest checkpoints
-    RUN/best/step-00001000/           the checkpoint of the lowest held-out loss
+    RUN/best/step-00001000/           the checkpoint of the best evaluation
 
 `checkpoint_files` describes the files of one checkpoint.
 """
@@ -89,7 +89,7 @@ class CheckpointStore:
         self._keep_every_n_steps = keep_every_n_steps
         self._writes = writes
         self._saved_steps: set[int] = set()  # saved or restored by this object
-        self._torn_paths: set[str] = set()
+        self._damaged_paths: set[str] = set()
         self._lowest_loss: float | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: list[Future[None]] = []
@@ -123,12 +123,12 @@ class CheckpointStore:
     def save_best(
         self, step: int, notes: Mapping[str, Any], loss: float
     ) -> None:
-        """Saves to `best/` if the held-out loss is the lowest so far.
+        """Saves to `best/` if `loss` is the lowest so far.
 
         Args:
             step: Training steps done.
             notes: JSON to restore with the variables.
-            loss: Held-out loss, in nats.
+            loss: `Objective.cost` of the evaluation.
         """
         if not self._writes:
             return
@@ -158,27 +158,26 @@ class CheckpointStore:
     ) -> Checkpoint | None:
         """Restores the checkpoint of a step, or the newest one for step 0.
 
-        Torn checkpoints are skipped with an error in the log, and checkpoints
-        that a rollback has discarded are ignored. Steps after the restored one
-        may be saved again.
+        Damaged checkpoints are skipped with an error in the log, and
+        checkpoints that a rollback has discarded are ignored. Steps after the
+        restored one may be saved again.
 
         Args:
-            step: Step of the checkpoint.
             avoided: A step whose checkpoint is used only if there is no other.
 
         Returns:
             The checkpoint, or None if the run has none.
 
         Raises:
-            UserError: If the checkpoint of `step` is missing or torn, if all
-                checkpoints are torn, or if a checkpoint holds variables of
+            UserError: If the checkpoint of `step` is missing or damaged, if all
+                checkpoints are damaged, or if a checkpoint holds variables of
                 other names or shapes.
         """
         found = self._read(step or None, avoided, self._variables)
         if found is None:
             return None
         checkpoint, values = found
-        self.wait()  # and so forgets the values of steps that are repeated
+        self.wait()  # also drops the copied values: the step may be repeated
         self.replicas.assign(values)
         self._saved_steps = {
             s for s in self._saved_steps if s < checkpoint.step
@@ -226,7 +225,7 @@ class CheckpointStore:
                     checkpoint.path,
                     error,
                 )
-                self._torn_paths.add(checkpoint.path)
+                self._damaged_paths.add(checkpoint.path)
         if found:
             paths = ", ".join(checkpoint.path for checkpoint in found)
             raise UserError(
@@ -238,7 +237,7 @@ class CheckpointStore:
         return None
 
     def _list(self, parent: str) -> list[Checkpoint]:
-        """Lists committed checkpoints that no rollback has discarded."""
+        """Lists complete checkpoints that no rollback has discarded."""
         rollbacks = Rollbacks.read(self._run_dir)
         return [
             checkpoint
@@ -287,8 +286,8 @@ class CheckpointStore:
     ) -> None:
         directory = posixpath.join(parent, f"step-{step:08d}")
         started = time.monotonic()
-        self._owner.check()
         try:
+            self._owner.check()
             with files.log_delays(directory):
                 checkpoint_files.remove(directory)
                 checkpoint_files.write_checkpoint(
@@ -299,14 +298,14 @@ class CheckpointStore:
                 self._saved_steps.discard(step)
             self.failed = f"{directory}: {faults.describe(error)}"
             logging.error(
-                "CHECKPOINT NOT SAVED: %s. Training continues and will try "
-                "the next checkpoint; older checkpoints are intact",
-                self.failed,
+                "CHECKPOINT NOT SAVED: %s. Training continues, and saves the "
+                "next checkpoint as usual; older checkpoints are intact",
+                self.failed.removesuffix("."),
             )
             checkpoint_files.remove_if_possible(directory)
             return
         self.failed = ""
-        self._torn_paths.discard(directory)
+        self._damaged_paths.discard(directory)
         try:
             self._remove_old(parent, directory)
         except (OSError, tf.errors.OpError) as error:
@@ -322,12 +321,13 @@ class CheckpointStore:
         )
 
     def _remove_old(self, parent: str, newest: str) -> None:
-        """Removes surplus checkpoints, and those that a crash cut short."""
+        """Removes surplus, damaged, discarded and incomplete checkpoints."""
         names = checkpoint_files.list_step_directories(parent)
         intact = [
             checkpoint
             for checkpoint in self._list(parent)
-            if checkpoint.path not in self._torn_paths and not checkpoint.fault
+            if checkpoint.path not in self._damaged_paths
+            and not checkpoint.fault
         ]
         kept = {newest}
         if parent == self._directory:

@@ -5,18 +5,19 @@
     RUN/records_metadata.json      metadata of the first phase, where known
     RUN/spiece.model               vocabulary of the records, where known
     RUN/warm_start.json            see training/warm_start.py
-    RUN/null_threshold.json        chosen on held-out documents
+    RUN/null_threshold.json        null odds above which no answer is given
     RUN/checkpoints/, RUN/best/    see checkpoints.py
     RUN/rollbacks.json             see rollback.py
     RUN/corrupt_records.json       see input/corrupt_records.py
     RUN/intervals.json             see intervals.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
+    RUN/predictions/               see finetuning/predict.py
+    RUN/owner.json                 on gs:// only; see io/ownership.py
 
 Each setting declares what a change of its value affects, which decides whether
 a run may resume with the new value: see `config/settings.py`.
 """
 
-import json
 import math
 import posixpath
 from collections import Counter
@@ -40,6 +41,7 @@ from albert_tf.io.files import (
     load_json_if_any,
     open_existing,
     write_bytes,
+    write_json,
     write_text,
 )
 from albert_tf.records import features
@@ -61,14 +63,10 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
 
     Without a checkpoint in the directory, the run is new and passes the check.
 
-    Args:
-        config: The present settings.
-        data: The records to train on.
-
     Raises:
         UserError: If the architecture or the vocabulary has changed; without
             `allow_config_change`, also if records or settings that affect the
-            result have changed. The error names each difference.
+            result have changed. The error names what has changed.
     """
     run_dir = config.training.output_dir
     if not has_checkpoints(run_dir):
@@ -180,13 +178,12 @@ def _name_first(names: list[str], number: int = 3) -> str:
 
 
 def write(config: PretrainingConfig, data: TrainingData) -> None:
-    """Saves the resolved settings, and metadata of the records."""
+    """Saves the settings, and metadata and vocabulary of the records."""
     run_dir = config.training.output_dir
     records = data.phases[0].records
     write_config(run_dir, config)
-    write_text(
-        posixpath.join(run_dir, TRAINING_RECORDS_FILE),
-        json.dumps(_describe_records(data), indent=2) + "\n",
+    write_json(
+        posixpath.join(run_dir, TRAINING_RECORDS_FILE), _describe_records(data)
     )
     metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     kept_vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
@@ -206,10 +203,7 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
 def write_config(run_dir: str, config: PretrainingConfig) -> None:
     """Saves the resolved settings; this creates the directory of a run."""
     tf.io.gfile.makedirs(run_dir)
-    write_text(
-        posixpath.join(run_dir, CONFIG_FILE),
-        json.dumps(config.to_dict(), indent=2) + "\n",
-    )
+    write_json(posixpath.join(run_dir, CONFIG_FILE), config.to_dict())
 
 
 def load_config(
@@ -245,7 +239,7 @@ def _check_settings(
         _refuse_unless_allowed(run_dir, changed, config.training)
     harmless = _changed(stored, config, "nothing")
     if harmless:
-        logging.info("changed since this run began: %s", harmless)
+        logging.info("changed since the last start of this run: %s", harmless)
 
 
 def _check_architecture(
@@ -285,18 +279,16 @@ def _refuse_unless_allowed(
             remedy="Restore them, choose another --output_dir, or pass "
             "--allow_config_change to continue with the new settings.",
         )
-    logging.warning("changed since this run began, as allowed: %s", changed)
+    logging.warning(
+        "changed since the last start of this run, as allowed: %s", changed
+    )
 
 
 def null_threshold(run_dir: str, config: FinetuningConfig) -> float:
     """Null odds above which a question has no answer.
 
-    It is stored in the run, or else that of the settings; infinite for a task
-    in which every question has an answer.
-
-    Args:
-        run_dir: The directory of the run.
-        config: The settings.
+    They are stored in the run, or else in its settings. They are infinite for a
+    task in which every question has an answer.
 
     Example:
         >>> null_threshold("runs/none", FinetuningConfig())

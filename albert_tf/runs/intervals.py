@@ -83,8 +83,8 @@ class Intervals(JsonList[Interval]):
     ) -> bool:
         """Whether intervals must be chosen at a step.
 
-        Intervals that were noted for later steps are kept: the run has been
-        here before.
+        They are not chosen if the file holds intervals for later steps: the
+        run has passed this step before.
         """
         if any(item.first_step > step for item in self):
             return False
@@ -129,8 +129,8 @@ def choose(step: int, step_seconds: float, config: TrainingConfig) -> Interval:
 def _num_steps(seconds: float, step_seconds: float) -> int:
     """The largest of 1, 2, 5, 10, 20, ... that takes at most some seconds.
 
-    So the steps of checkpoints include multiples of round numbers, e.g. of
-    `keep_every_n_steps`.
+    These numbers divide most larger round numbers. So checkpoints also fall on
+    the multiples of a `keep_every_n_steps` that is round.
 
     Returns:
         At least 1; 0 for 0 seconds.

@@ -9,16 +9,20 @@ Lines in `events.jsonl` are never removed.
 
 A line can be appended to an object on gs:// only by uploading the object again.
 On gs://, a log is therefore split into parts of about LINES_PER_FILE lines:
-`metrics.jsonl`, `metrics.jsonl.1`, `metrics.jsonl.2`, ...
+`metrics.jsonl`, `metrics.jsonl.1`, `metrics.jsonl.2`, ... The process that
+writes a log remembers the lines of the last part. So each upload has all of
+its lines, even if another process, to which the run does not belong any more,
+has just written to the same file.
 """
 
 import itertools
 import json
 import posixpath
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -27,9 +31,10 @@ from albert_tf.io import faults
 from albert_tf.io.files import (
     exists,
     is_remote,
-    log_delays,
     open_existing,
+    read_again_if_damaged,
     remove,
+    write_object,
     write_text,
 )
 from albert_tf.io.ownership import Owner
@@ -73,8 +78,8 @@ class RunLog:
         self._events_path = posixpath.join(run_dir, EVENTS_FILE)
         # Files whose last line may be incomplete.
         self._cut_short = {self._events_path}
-        # The part of each file that the next line belongs to, and its lines.
-        self._parts: dict[str, tuple[int, int]] = {}
+        # The number and the lines of the last part of each file on gs://.
+        self._parts: dict[str, tuple[int, list[str]]] = {}
         # Lines that could not be written, by file.
         self._unwritten: dict[str, list[str]] = {}
         self._owner = owner
@@ -120,13 +125,16 @@ class RunLog:
                 line["step"] == step
                 and not (evaluates_again and line["split"] == "eval")
             ):
-                kept.append(json.dumps(line) + "\n")
+                kept.append(json.dumps(line))
             else:
                 self.lost_seconds += sum(line.get(n, 0.0) for n in DURATIONS)
         self._owner.check()
-        write_text(self._replacement, "".join(kept))
-        self._replace()
-        self._parts[self._path] = 0, len(kept)
+        if exists(_part(self._path, 1)):
+            write_text(self._replacement, _as_text(kept))
+            self._replace()
+        else:
+            write_text(self._path, _as_text(kept))
+        self._parts[self._path] = 0, kept
         self._cut_short.discard(self._path)
 
     def _replace(self) -> None:
@@ -155,7 +163,12 @@ class RunLog:
             writer, self._writer = self._writer or self._make_writer(), None
             with writer.as_default():
                 for name, value in metrics.items():
-                    tf.summary.scalar(f"{split}/{name}", value, step=step)
+                    # TensorFlow keeps a tensor of each Python number for ever.
+                    tf.summary.scalar(
+                        f"{split}/{name}",
+                        np.float32(value),
+                        step=np.int64(step),
+                    )
             writer.flush()
             self._num_lines += 1
             if self._num_lines % LINES_PER_FILE:
@@ -170,8 +183,8 @@ class RunLog:
 
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
-                corrupt_records, read_again, dropout, data, checkpoint or
-                profile.
+                corrupt_records, read_again, dropout, data, checkpoint, profile
+                or loss_at_chance.
             step: Training steps done.
             facts: Further JSON values, by key.
         """
@@ -205,6 +218,10 @@ class RunLog:
         self._append_unwritten(path)
 
     def _append_unwritten(self, path: str) -> None:
+        self._owner.check()
+        if is_remote(path):
+            self._upload_unwritten(path)
+            return
         lines = self._unwritten[path]
         # Readers skip empty and incomplete lines.
         begin = "\n" if path in self._cut_short else ""
@@ -212,28 +229,25 @@ class RunLog:
             # A write that raised an error may still have succeeded.
             written = {json.dumps(line) for line in read_lines(path)}
             lines = [line for line in lines if line not in written]
-        self._owner.check()
         self._cut_short.add(path)
-        text = "".join(f"{line}\n" for line in lines)
-        part = self._next_part(path)
-        with log_delays(part), tf.io.gfile.GFile(part, "a") as file:
-            file.write(begin + text)
+        with tf.io.gfile.GFile(path, "a") as file:
+            file.write(begin + _as_text(lines))
         self._cut_short.discard(path)
         self._unwritten[path] = []
 
-    def _next_part(self, path: str) -> str:
-        """The part of a file that the next line belongs to."""
-        if not is_remote(path):
-            return path
+    def _upload_unwritten(self, path: str) -> None:
+        """Uploads the last part of a file with the lines that it lacks."""
         if path not in self._parts:  # written by an earlier process
             parts = list(_parts(path))
-            lines = sum(1 for _ in _read_part(parts[-1])) if parts else 0
-            self._parts[path] = max(0, len(parts) - 1), lines
+            last = map(json.dumps, _read_part(parts[-1])) if parts else ()
+            self._parts[path] = max(0, len(parts) - 1), list(last)
         number, lines = self._parts[path]
-        if lines >= LINES_PER_FILE:
-            number, lines = number + 1, 0
-        self._parts[path] = number, lines + 1
-        return _part(path, number)
+        if len(lines) >= LINES_PER_FILE:
+            number, lines = number + 1, []
+        lines = lines + self._unwritten[path]
+        write_object(_part(path, number), _as_text(lines).encode())
+        self._parts[path] = number, lines
+        self._unwritten[path] = []
 
     def _try_to(self, write: Callable[[], None], path: str) -> None:
         try:
@@ -261,6 +275,10 @@ def read_lines(path: str) -> Iterator[dict[str, Any]]:
         yield from _read_part(part)
 
 
+def _as_text(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _part(path: str, number: int) -> str:
     return f"{path}.{number}" if number else path
 
@@ -277,9 +295,13 @@ def _parts(path: str) -> Iterator[str]:
 
 
 def _read_part(path: str) -> Iterator[dict[str, Any]]:
-    with open_existing(path) as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
+    def read() -> bytes:
+        # Not line by line: TensorFlow takes an error of gs:// for the end.
+        with open_existing(path, "rb") as file:
+            return file.read()
+
+    for line in read_again_if_damaged(read, path).splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue

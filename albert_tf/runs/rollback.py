@@ -67,7 +67,6 @@ class Rollbacks(JsonList[Rollback]):
         """Whether a later rollback discarded a step.
 
         Args:
-            step: The step.
             count: Number of rollbacks before the step was trained.
         """
         later = self._items[count:]
@@ -81,7 +80,6 @@ class Rollbacks(JsonList[Rollback]):
         """Number of batches skipped before `step`.
 
         Args:
-            step: The step.
             phase_start: First step of the phase of the data. Batches of
                 earlier phases do not count.
         """

@@ -34,7 +34,8 @@ def restore_model(
         raise UserError(
             f"{run_dir} must hold a checkpoint",
             received="none",
-            remedy="Train with python -m albert_tf.run_pretraining first.",
+            remedy="Train first, with python -m albert_tf.run_pretraining or "
+            "python -m albert_tf.run_finetuning.",
         )
     logging.info("loaded %s", checkpoint.path)
     return checkpoint.step

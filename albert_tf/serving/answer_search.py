@@ -1,6 +1,6 @@
-"""The best answer from the scores of all windows, found in a graph.
+"""Finds the best answer in the scores of all windows, in a TensorFlow graph.
 
-Equal to the first candidate of `finetuning.answers.decode`.
+The answer equals the first candidate of `finetuning.answers.decode`.
 """
 
 from collections.abc import Mapping
@@ -35,9 +35,10 @@ def find_answers(
         null_threshold: The answer is "" if `null_odds` is larger.
 
     Returns:
-        `answer`, string; `start` and `end`, int32, its characters in the
-        context, 0 for the answer ""; `score` of the best answer, even if the
-        answer is "", `null_score` and `null_odds`, float32. Each `(batch,)`.
+        `answer`, string; `start` and `end`, int32, where it begins and ends in
+        the characters of the context, 0 for the answer ""; `score` of the best
+        span, even if the answer is "", `null_score` and `null_odds`, float32.
+        Each `(batch,)`.
     """
     is_plain = "null_logits" not in scores
     if is_plain:
@@ -152,7 +153,7 @@ def _count_letters(
     """Counts the characters that are not white space, in all documents.
 
     Returns:
-        Where they are, int64, `(letters,)`; and for each token, their number
+        Their positions, int64, `(letters,)`; and for each token, their number
         before its begin and before its end, int64, `(all tokens,)`.
     """
     is_letter = ~documents.is_white_space.values
@@ -169,13 +170,13 @@ def _count_letters(
 
 
 def _at(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """`values[places]`; anything for places outside, which are not used."""
+    """`values[places]`; for a place outside, a value that is not used."""
     padded = tf.concat([values, [0]], 0)
     end = tf.size(values, tf.int64)
     return tf.gather(padded, tf.clip_by_value(places, 0, end))
 
 
 def _row_numbers(matrix: tf.Tensor) -> tf.Tensor:
-    """The number of its row, for each element: int64."""
+    """For each element of a matrix, the number of its row, int64."""
     rows = tf.range(tf.shape(matrix, tf.int64)[0])[:, tf.newaxis]
     return tf.broadcast_to(rows, tf.shape(matrix))

@@ -10,7 +10,7 @@ probability that the second text follows the first:
       --text='She opened the door.' --text_pair='It was dark inside.'
 
 For a fine-tuned model, it prints a JSON object for each text and question, as
-`python -m albert_tf.predict`:
+`python -m albert_tf.predict` does:
 
     python -m albert_tf.serving.client --server=http://localhost:8501 \
       --text='Basel lies on the Rhine.' --question='Where is Basel?'

@@ -1,7 +1,7 @@
 """Windows of documents, made in a TensorFlow graph.
 
-Equal to `finetuning.windows`, which explains them. A window and a token have
-one number each in the batch of all questions.
+They equal those of `finetuning.windows`, which explains them. Windows and
+tokens are numbered over all questions of a batch.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,10 @@ class Windows(NamedTuple):
         p_mask: int32, `(windows, length)`; 0 for `[CLS]` and the document, 1
             elsewhere.
         examples: int64, `(windows,)`, number of the question.
-        begins, ends: int64, `(windows,)`, the tokens of the window among those
-            of all documents.
-        offsets: int64, `(windows,)`, position of the first of these tokens in
-            the sequence.
+        begins, ends: int64, `(windows,)`, number of the first token of the
+            window, and of the first one after it.
+        offsets: int64, `(windows,)`, position of the first token of the window
+            in the sequence.
         best_window: int64, `(tokens of all documents,)`, the window in which a
             token has most context.
     """
@@ -104,7 +104,7 @@ def make_windows(
 
 
 def _best_window(tokens: tf.RaggedTensor, num_tokens: tf.Tensor) -> tf.Tensor:
-    """For each token, the first of the windows with most context.
+    """For each token, the window with most context; of several, the first one.
 
     Args:
         tokens: int64, `(windows, tokens of the window)`.
@@ -114,8 +114,8 @@ def _best_window(tokens: tf.RaggedTensor, num_tokens: tf.Tensor) -> tf.Tensor:
     before = tf.ragged.range(sizes).values
     windows = tokens.value_rowids()
     after = tf.gather(sizes, windows) - 1 - before
-    # float64, as in Python: contexts that differ in the last digit are equal
-    # here if they are there.
+    # float64, as in `finetuning.windows`: then both agree on which contexts
+    # are equal.
     context = tf.cast(tf.minimum(before, after), tf.float64) + 0.01 * tf.cast(
         tf.gather(sizes, windows), tf.float64
     )

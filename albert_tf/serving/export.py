@@ -1,7 +1,6 @@
 """Writes a trained run as a SavedModel: load, sign, write."""
 
 import dataclasses
-import json
 import posixpath
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from albert_tf.io.files import (
     PARTIAL_SUFFIX,
     exists,
     load_json_if_any,
-    write_text,
+    write_json,
 )
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.modeling.task_model import AlbertForTask
@@ -124,7 +123,7 @@ def load(config: ExportConfig) -> TrainedRun:
     run_dir = config.run_dir
     if not exists(posixpath.join(run_dir, CONFIG_FILE)):
         raise UserError(
-            "run_dir must be a run of python -m albert_tf.run_pretraining",
+            "run_dir must be a run directory",
             received=f"{run_dir}, without {CONFIG_FILE}",
         )
     run, pretrainer, step = load_run(run_dir, config.checkpoint_step)
@@ -248,9 +247,7 @@ def write_assets(
         SERVING_FILE: describe_serving(run),
     }
     for name, values in documents.items():
-        write_text(
-            posixpath.join(directory, name), json.dumps(values, indent=2) + "\n"
-        )
+        write_json(posixpath.join(directory, name), values)
     if run.tokenizer:
         tf.io.gfile.copy(
             run.vocabulary, posixpath.join(directory, TOKENIZER_FILE)

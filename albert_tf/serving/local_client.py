@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from albert_tf.config import PredictConfig
 from albert_tf.errors import UserError
+from albert_tf.io.files import exists
 from albert_tf.serving.names import ASSETS_DIR, SERVING_FILE
 from albert_tf.serving.responses import print_responses
 from albert_tf.serving.task_requests import Inputs, decode
@@ -24,7 +25,7 @@ def load_saved_model(saved_model_dir: str) -> Any:
             missing.
     """
     serving_path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
-    if not tf.io.gfile.exists(serving_path):
+    if not exists(serving_path):
         raise UserError(
             "saved_model_dir must be a SavedModel of albert_tf",
             received=f"{saved_model_dir}, without {SERVING_FILE}",

@@ -16,11 +16,11 @@ ENCODE = "encode"
 FILL_MASK = "fill_mask"
 SERVING_DEFAULT = "serving_default"
 
-# Appended to the name of a signature: the variants that take text.
+# Suffixes of the names of signatures that take text.
 TEXT_SUFFIX = "_text"
 PAIR_SUFFIX = "_text_pair"
 
-# Of fine-tuned models.
+# Signatures of fine-tuned models.
 CLASSIFY = "classify"
 PREDICT_VALUE = "predict_value"
 CHOOSE = "choose"

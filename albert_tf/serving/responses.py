@@ -19,7 +19,7 @@ def print_responses(client: Client, texts: TextsConfig) -> None:
     `text_pair`, says how probable it is that this text follows.
 
     Raises:
-        UserError: If the texts are not those that the model takes.
+        UserError: If the model does not take these texts.
     """
     signatures = client.list_signatures()
     if task := find_task(signatures):

@@ -102,7 +102,6 @@ class _ServedModel:
         """Finds the most probable pieces at some positions.
 
         Args:
-            packed: The texts.
             positions: int32, `(batch, predictions)`.
 
         Returns:

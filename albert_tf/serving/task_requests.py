@@ -38,7 +38,6 @@ class Client(Protocol):
         """Calls a signature that takes text.
 
         Args:
-            signature: Name of the signature.
             inputs: Strings by the name of the input.
 
         Returns:
@@ -50,7 +49,7 @@ class Client(Protocol):
 
 
 class _Task(NamedTuple):
-    """A kind of task, as the settings of the commands name its texts.
+    """A kind of task, and the settings that hold its texts.
 
     Attributes:
         name: The kind, in words.
@@ -73,10 +72,11 @@ _TASKS = {
 
 
 def find_task(signatures: Sequence[str]) -> str:
-    """The name of the signature of a fine-tuned model that takes text.
+    """Finds the task of a fine-tuned model that takes text.
 
     Returns:
-        "" if the model is not fine-tuned, or does not take text.
+        The name of its signature, without "_text"; "" if the model is not
+        fine-tuned, or does not take text.
 
     Example:
         >>> find_task(["classify", "classify_text", "serving_default"])
@@ -90,7 +90,6 @@ def ask(client: Client, task: str, texts: TextsConfig) -> list[dict[str, Any]]:
     """Asks a fine-tuned model.
 
     Args:
-        client: The connection.
         task: What `find_task` returned.
         texts: The texts. Each question is asked about each text.
 
@@ -103,7 +102,8 @@ def ask(client: Client, task: str, texts: TextsConfig) -> list[dict[str, Any]]:
         the answer; `score`, `null_score` and `null_odds`.
 
     Raises:
-        UserError: If a text of the task is missing, or if there are others.
+        UserError: If a setting that the task needs is missing, or if there is
+            one that it does not take.
     """
     _check(task, texts)
     pairs = [(text, q) for text in texts.text for q in texts.question or ("",)]

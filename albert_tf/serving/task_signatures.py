@@ -39,7 +39,7 @@ from albert_tf.serving.text_tokenizer import (
     to_valid_utf8,
 )
 
-# Windows that the model reads at once; a longer document is read in parts.
+# Largest number of windows in a call of the model. More are read in parts.
 _MAX_WINDOWS = 32
 
 Forward: TypeAlias = "tf.types.experimental.PolymorphicFunction"
@@ -68,14 +68,13 @@ def make_task_signatures(
 
     Args:
         model: The model, built and restored.
-        rules: The settings of the run.
         text_tokenizer: The vocabulary; None omits the text signatures.
 
     Returns:
         The functions by the name of their signature.
 
     Raises:
-        UserError: If a question leaves no room for its context.
+        UserError: If the longest question leaves no room for its context.
     """
     kind = model.head_config.kind
     make = {
@@ -110,7 +109,7 @@ def _sequence_signatures(
     rules: AnswerRules,
     text_tokenizer: TextTokenizer | None,
 ) -> Signatures:
-    """Those of classification and regression."""
+    """The signatures of classification and regression."""
     head, max_seq_length = model.head_config, rules.max_seq_length
     name = PREDICT_VALUE if head.kind == REGRESSION else CLASSIFY
 
@@ -215,8 +214,8 @@ def _choice_signatures(
 def join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
     """The second text of each choice of a question, as in training.
 
-    A choice replaces the "_" of a question that has one, and follows another
-    question.
+    A choice replaces each "_" of its question. If there is none, the choice
+    follows the question.
 
     Args:
         questions: string, `(batch,)`.
@@ -258,7 +257,7 @@ def pack_choices(
 ) -> PackedTexts:
     """Makes `[CLS] context [SEP] question choice [SEP]`, as in training.
 
-    Question and choice lose their beginning above `max_qa_length` tokens; the
+    Question and choice together keep their last `max_qa_length` tokens; the
     context loses its end.
 
     Args:
@@ -336,14 +335,13 @@ def _in_parts(forward: Forward, inputs: list[tf.Tensor]) -> Answers:
     """Calls the model on at most `_MAX_WINDOWS` rows at a time.
 
     Args:
-        forward: The model.
         inputs: int32, `(windows, length)`.
 
     Returns:
         The outputs for all rows.
     """
     count = tf.shape(inputs[0])[0]
-    num_parts = (count + _MAX_WINDOWS - 1) // _MAX_WINDOWS
+    num_parts = tf.maximum((count + _MAX_WINDOWS - 1) // _MAX_WINDOWS, 1)
     size = (count + num_parts - 1) // num_parts
     padding = [[0, num_parts * size - count], [0, 0]]
     shape = [num_parts, size, tf.shape(inputs[0])[1]]

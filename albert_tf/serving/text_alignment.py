@@ -1,7 +1,8 @@
-"""Tokens of texts with their characters, inside a TensorFlow graph.
+"""Finds the characters of each token of texts, inside a TensorFlow graph.
 
-Equal to `records.alignment`, which explains the map. Here, the characters of
-all texts of a batch are one list, in which most positions count.
+The result equals that of `records.alignment`, which explains it. Here, the
+characters of all texts of a batch form one list, and most positions are indices
+of this list.
 """
 
 from typing import NamedTuple
@@ -86,7 +87,7 @@ def align(tokenizer: TextTokenizer, texts: tf.Tensor) -> AlignedTexts:
 def _normalize(
     tokenizer: TextTokenizer, characters: tf.RaggedTensor, is_white: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """As `TextTokenizer.normalize`, with the origins.
+    """Normalises texts as `TextTokenizer.normalize`, and finds the origins.
 
     Args:
         tokenizer: The vocabulary.
@@ -120,7 +121,8 @@ def _normalize(
     order = tf.ragged.range(counts).values
     is_space = tf.gather(has_space, origins) & (order == 0)
     is_last = order == tf.gather(counts, origins) - 1
-    # The last one includes the combining marks that follow in the word.
+    # The last character from an origin also stands for the combining marks
+    # after it.
     next_kept = tf.minimum(_next(is_white | (sizes > 0), places + 1), row_ends)
     ends = tf.where(is_last, tf.gather(next_kept, origins), origins + 1)
     ends = tf.where(is_space, origins, ends)

@@ -97,9 +97,9 @@ class TextTokenizer(tf.Module):
         self._pieces = tf.constant(pieces)
         self._without_word_mark = tf.constant(_unmark(pieces))
         if self.is_google_albert:
-            # The parts of all pieces, which `split_commas` makes of them:
-            # ids, and distances of begin and end from the end of the piece,
-            # in characters.
+            # For each piece, the parts that `split_commas` makes of it: their
+            # ids, and the distances of their begins and ends from the end of
+            # the piece, in characters.
             parts = [
                 tokenizer.split_comma(i, 0, _BEFORE_PIECE)
                 for i in range(len(pieces))
@@ -190,7 +190,7 @@ class TextTokenizer(tf.Module):
     def _find_parts(
         self, ids: tf.RaggedTensor
     ) -> tuple[tf.RaggedTensor, tf.Tensor]:
-        """Splits commas off numbers, as `Tokenizer.split_commas`.
+        """Splits commas off numbers, as `Tokenizer.split_commas` does.
 
         Returns:
             Indices of the parts, `(batch, parts)`; and of the tokens that they
@@ -246,7 +246,8 @@ class PackedTexts(NamedTuple):
 
     Attributes:
         input_ids: int32, `(batch, length)`; the length is that of the longest
-            text, `[CLS]` and `[SEP]` included, and padding holds `<pad>`.
+            text, `[CLS]` and `[SEP]` included, or 1 without texts. Padding
+            holds `<pad>`.
         input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding.
         segment_ids: int32, `(batch, length)`; 1 for the second text and its
             `[SEP]`, 0 elsewhere.
@@ -289,7 +290,7 @@ def join(segments: list[tf.RaggedTensor]) -> PackedTexts:
     """Makes `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`.
 
     Args:
-        segments: One or two times int32, `(batch, tokens)`.
+        segments: One or two tensors, int32, `(batch, tokens)`.
     """
     batch = segments[0].nrows()
     cls_ids, sep_ids = (
@@ -303,10 +304,20 @@ def join(segments: list[tf.RaggedTensor]) -> PackedTexts:
         [ids * 0 + number for number, ids in enumerate(segments)], 1
     )
     return PackedTexts(
-        input_ids=input_ids.to_tensor(PAD_ID),
-        input_mask=tf.ones_like(input_ids).to_tensor(0),
-        segment_ids=segment_ids.to_tensor(0),
+        input_ids=_to_tensor(input_ids, PAD_ID),
+        input_mask=_to_tensor(tf.ones_like(input_ids), 0),
+        segment_ids=_to_tensor(segment_ids, 0),
     )
+
+
+def _to_tensor(rows: tf.RaggedTensor, padding: int) -> tf.Tensor:
+    """Pads rows to the length of the longest one, and at least to 1.
+
+    The model needs a position even if there are no rows.
+    """
+    padded = rows.to_tensor(padding)
+    missing = tf.maximum(1 - tf.shape(padded)[1], 0)
+    return tf.pad(padded, [[0, 0], [0, missing]], constant_values=padding)
 
 
 def cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:

@@ -1,11 +1,10 @@
 """The directory of a sweep, which belongs to one sweep only."""
 
-import json
 from typing import Any
 
 from albert_tf.config import PretrainingConfig, flatten, settings_by_path
 from albert_tf.errors import UserError, name_faults
-from albert_tf.io.files import find, load_json_if_any, write_text
+from albert_tf.io.files import find, load_json_if_any, write_json
 from albert_tf.sweeps.plan import Plan
 
 SWEEP_FILE = "sweep.json"
@@ -15,7 +14,8 @@ def claim_directory(sweep_dir: str, plan: Plan) -> None:
     """Writes the runs of the sweep into its directory.
 
     Raises:
-        UserError: If the directory belongs to another sweep, or to none.
+        UserError: If the directory belongs to another sweep, holds something
+            else, or if the settings of a run have changed.
     """
     path = f"{sweep_dir.rstrip('/')}/{SWEEP_FILE}"
     stored = load_json_if_any(path)
@@ -47,7 +47,7 @@ def claim_directory(sweep_dir: str, plan: Plan) -> None:
                 received=f"run {name}: {name_faults(changed)}",
                 remedy="Restore them or choose another --output_dir.",
             )
-    write_text(path, json.dumps(stored | settings, indent=2) + "\n")
+    write_json(path, stored | settings)
 
 
 def _result_settings(config: PretrainingConfig) -> dict[str, Any]:

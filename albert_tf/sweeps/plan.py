@@ -1,4 +1,4 @@
-"""The runs of a sweep, made of its settings and checked before any starts.
+"""The runs of a sweep, made from its settings and checked before one starts.
 
 A variant is a set of flags; a run is a variant with a seed. The flags of a run
 are those of `base_flagfile`, `base_flags`, the variant and the seed, in this
@@ -25,7 +25,7 @@ from albert_tf.io.files import find
 
 RUNS_DIR = "runs"
 
-# Metrics of an evaluation; those of the sentence only with a sentence head.
+# Metrics of an evaluation. Sentence metrics need a sentence head.
 EVALUATION_METRICS = (
     "loss",
     "masked_lm_loss",
@@ -116,7 +116,7 @@ def make_plan(config: SweepConfig) -> Plan:
     if not config.variant:
         raise UserError(
             "--variant is required",
-            remedy="Give it once per variant, or a --flagfile of "
+            remedy="Give it once per variant, or give a --flagfile of "
             "configs/ablations.",
         )
     base = (

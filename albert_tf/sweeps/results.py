@@ -45,7 +45,7 @@ class Summary:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean; NaN with fewer than two values."""
+        """Standard error of the mean; NaN with fewer than two values."""
         return (
             self.deviation / math.sqrt(self.count) if self.count else math.nan
         )

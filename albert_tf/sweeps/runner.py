@@ -105,7 +105,7 @@ class Sweep:
             queue = [run for run in self._plan.runs if self._next_step(run)]
             reused = len(self._plan.runs) - len(queue)
             if reused:
-                logging.info("%d runs are finished and used again", reused)
+                logging.info("%d runs are already finished", reused)
             active: list[PlannedRun] = []
             self._began, self._cost_at_start = time.monotonic(), self._done()
             next_report = self._began + PROGRESS_SECONDS
@@ -129,7 +129,7 @@ class Sweep:
                     next_report = time.monotonic() + PROGRESS_SECONDS
 
     def log_file(self, run: PlannedRun) -> str:
-        """Returns the file with the output of the processes of a run."""
+        """Returns the file with the standard error of a run's processes."""
         return os.path.join(self.log_dir, f"{run.name}.log")
 
     # --- The steps of a run: training, then each evaluation. -----------------

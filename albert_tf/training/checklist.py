@@ -19,7 +19,7 @@ class Checklist:
     A failed check skips only the checks that need its result.
 
     Args:
-        remedies: Remedy by check, for errors that name none.
+        remedies: Remedy by name of the check, for errors that name none.
         memory_remedy: Remedy for a check that runs out of memory.
 
     Attributes:
@@ -45,8 +45,6 @@ class Checklist:
 
         Args:
             verdict: OK, WARN, FAIL, or SKIP for a check that cannot run.
-            name: The check.
-            text: The result.
             remedy: What to do; "" prints no remedy.
         """
         self.num_failed += verdict == FAIL
@@ -61,8 +59,8 @@ class Checklist:
         """Runs a check, which adds its rows.
 
         Args:
-            name: Name of the check.
-            check: Adds rows. It fails by an error or a row with FAIL.
+            check: Adds rows. It fails if it raises an error or adds a row with
+                FAIL.
             *needed: Names of the checks that must have passed before.
         """
         missing = [name for name in needed if name not in self._passed]

@@ -40,10 +40,7 @@ class Evaluator:
 
     Args:
         strategy: The strategy in whose scope the model was made.
-        model: Model of the objective.
         objective: Losses, metrics and format of the records.
-        held_out: Records to evaluate on.
-        config: Settings of the run.
         stop_flag: float32 scalar on the host. Once it is not 0 in one process,
             the evaluation ends in all processes.
         watchdog: Ends the process if the devices hang; None sets no limits.
@@ -151,7 +148,8 @@ class Evaluator:
                         received=name_faults([str(r) for r in found]),
                         remedy="Build or copy that shard again.",
                     ) from error
-                # Other workers wait for this one in the batch that failed.
+                # With several workers, the others still wait for this one in
+                # the batch that failed, so it cannot start again.
                 if attempt == READ_ATTEMPTS or not is_one_process(
                     self._strategy
                 ):
@@ -177,12 +175,12 @@ class Evaluator:
         )
         iterator = device_iterators.iterate(self._batches)
         for _ in batches:
-            # Only as many batches as there are: on a TPU slice, a request for
-            # one more logs an error of another host.
+            # No request for a batch after the last one: on a TPU slice, it
+            # would log an error of another host.
             with self._watchdog.limit("a batch of the evaluation"):
                 sums, predictions = self._evaluate_batch(next(iterator))
                 for name, value in sums.items():
-                    # Python floats: float32 would lose tokens in long sums.
+                    # Add up Python floats: float32 cannot count beyond 2^24.
                     totals[name] = totals.get(name, 0.0) + float(value)
                 for name, value in predictions.items():
                     collected.setdefault(name, []).append(value.numpy())
@@ -227,7 +225,6 @@ def evaluate_run(
     """Evaluates the newest checkpoint of `--output_dir` and prints JSON.
 
     Args:
-        config: Settings of the run.
         make_objective: Makes the objective of the run from its settings.
 
     Raises:

@@ -23,7 +23,7 @@ class Listener:
     def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Called after the device loop that ended at `step`.
 
-        An evaluation and a checkpoint that are due at `step` come before.
+        If an evaluation or a checkpoint is due at `step`, it comes before.
         """
 
     def on_rollback(self, step: int) -> None:

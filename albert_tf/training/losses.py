@@ -1,8 +1,8 @@
 """The pretraining losses and accuracies, as sums.
 
-The trainer divides these sums by the weights of the global batch, so each
-masked token counts the same on every replica. Means per replica would weigh
-the tokens of a replica with fewer masks more.
+`Pretraining.loss` divides these sums by the weights of the global batch, so
+each masked token counts the same on every replica. With means per replica, a
+token would count more on a replica with fewer masked tokens.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def example_weights(batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
 
 
 def is_packed(batch: Mapping[str, tf.Tensor]) -> bool:
-    """Whether the rows of a batch hold several examples."""
+    """Whether a row of the batch may hold several examples."""
     return SENTENCE_WEIGHTS in batch
 
 

@@ -18,8 +18,8 @@ PAPER_REFERENCE = {
 
 
 # Accuracies on records of another sentence objective, by the objectives of the
-# model and of the records. A model without a sentence objective has no head for
-# it; the paper does not say how it was measured.
+# model and of the records. A model without a sentence objective has no sentence
+# head; the paper does not say how its accuracies were measured.
 PAPER_CROSS_REFERENCE = {
     ("none", "nsp"): 0.524,
     ("none", "sop"): 0.533,
@@ -45,7 +45,7 @@ def means(sums: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     Returns:
         float32 scalars: masked_lm_loss, masked_lm_accuracy and, with a
         sentence objective, sentence_order_loss, sentence_order_accuracy;
-        loss is the sum of the losses.
+        loss is the sum of both losses.
     """
     masked_lm_loss = _ratio(sums, "mlm", "loss")
     result = {
@@ -94,10 +94,10 @@ def describe(values: Mapping[str, float], sentence_objective: str) -> str:
 def describe_reference(
     sentence_objective: str, objective_of_records: str = ""
 ) -> str:
-    """Formats the accuracies of the paper, whose data differ from ours.
+    """Formats the accuracies of the paper, which used other data.
 
     Args:
-        sentence_objective: That of the model.
+        sentence_objective: Sentence objective of the model.
         objective_of_records: Sentence objective of the held-out records; "" if
             it is that of the model.
 

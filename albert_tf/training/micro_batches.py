@@ -15,7 +15,17 @@ def add_micro_batches(
     batch: Batch,
     config: PretrainingConfig,
 ) -> tuple[list[tf.Tensor], Scalars]:
-    """Adds up gradients and sums over the micro-batches of a replica."""
+    """Adds up gradients and sums over the micro-batches of a replica.
+
+    Args:
+        micro_batch_gradients: Called with a micro-batch and its number, int32,
+            from 0 on; returns its gradients and the `Objective.sums`.
+        batch: The batch of the replica.
+        config: Number of micro-batches, and whether XLA compiles them.
+
+    Returns:
+        The total gradients and the total sums.
+    """
     num_micro_batches = config.data.gradient_accumulation_steps
     compute: Any = micro_batch_gradients
     if config.distribution.jit_compile:

@@ -1,12 +1,12 @@
 """The interface between the trainer and a task.
 
-Trainer, evaluator, log and dry run use only an `Objective`; they contain no
-code of the task. `pretraining.Pretraining` implements it. A fine-tuning task
-would be another class, with other records, heads, losses and metrics.
+Trainer, evaluator, log and dry run know the task only as an `Objective`.
+`pretraining.Pretraining` and `finetuning.objective.Finetuning` implement it,
+with their own records, heads, losses and metrics.
 
-All losses are sums with weights: the trainer divides them by the weights of
-the global batch, so each label counts the same in every replica and
-micro-batch.
+An objective returns sums of losses, not means. It divides the sums of a
+micro-batch by the weights of the global batch, which the trainer adds up. So
+each label counts the same in every replica and micro-batch.
 """
 
 import abc
@@ -28,7 +28,7 @@ class InitialWeights(Protocol):
     """Weights of another model, which a new run starts from.
 
     Attributes:
-        report: The weights that the run takes over, as JSON, for the log.
+        report: Which weights the run takes over, as JSON, for the log.
     """
 
     @property
@@ -177,7 +177,11 @@ class Objective(abc.ABC):
         return {n: float(value) for n, value in self.metrics(sums).items()}
 
     def cost(self, metrics: Mapping[str, float]) -> float:
-        """Compares evaluations: the run keeps the checkpoint of the lowest."""
+        """What the best checkpoint of the run minimises: the loss by default.
+
+        Args:
+            metrics: The result of `evaluate`.
+        """
         return metrics["loss"]
 
     def listeners(self, log_event: LogEvent) -> Sequence[Listener]:

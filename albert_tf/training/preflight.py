@@ -1,4 +1,4 @@
-"""`--dry_run`: checks everything that a run needs before it costs anything.
+"""`--dry_run`: checks everything that a run needs, without starting the run.
 
 The checks run in the order of the printed table. A failed check skips only the
 checks that need its result. The last check trains real steps with the real
@@ -57,7 +57,8 @@ REMEDIES = {
     "output": "Choose another --output_dir, or fix its permissions.",
     "room": "Choose another --output_dir.",
     "records": "Build them again with python -m data_prep.build_tfrecords.",
-    "held-out records": "Use eval/ of records built with --holdout_fraction.",
+    "held-out records": "Use the eval/ directory of records that were built "
+    "with --holdout_fraction.",
     "run": "Choose another --output_dir.",
     "learning rate": "Set --learning_rate.",
     "devices": "Choose another --strategy.",
@@ -77,7 +78,6 @@ def run(
     """Runs all checks and prints the table.
 
     Args:
-        config: Settings of the run.
         objective: The objective of the run; by default pretraining.
         strategy: Devices; None connects those of the settings.
 
@@ -112,8 +112,7 @@ class Preflight:
         self.objective = objective
         self._checks = Checklist(REMEDIES, TO_SAVE_MEMORY)
         self._storage = StorageChecks(config, objective, self._checks)
-        # Unless the records are found to be packed.
-        self._examples_per_row = 1.0
+        self._examples_per_row = 1.0  # until the records are read
 
     def clean_up(self) -> None:
         """Removes the directories that the checks have made."""
@@ -174,7 +173,7 @@ class Preflight:
                 f"{len(records.files)} files, "
                 f"{self.objective.describe_records(records)[0]}; "
                 f"{epoch:,.1f} steps an epoch, {steps / epoch:,.1f} epochs",
-                "" if epoch >= 1 else "One batch contains records repeatedly.",
+                "" if epoch >= 1 else "A batch repeats records.",
             )
         self.data = data
         self._examples_per_row = data.at(0).records.examples_per_row
@@ -209,7 +208,9 @@ class Preflight:
     def _initial_weights(self) -> None:
         """Checks that the model of `--init_checkpoint` fits the run."""
         self.initial = self.objective.initial_weights(self.data)
-        lines = ["the run's own"]
+        lines = ["random"]
+        if run_directory.has_checkpoints(self.config.training.output_dir):
+            lines = ["from the newest checkpoint of the run"]
         if self.initial:
             lines = self.initial.describe()
         for line in lines:

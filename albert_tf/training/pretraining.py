@@ -26,9 +26,6 @@ from albert_tf.training.objective import InitialWeights, Objective, Scalars
 class Pretraining(Objective):
     """Masked language modeling, and a sentence objective unless it is "none".
 
-    Args:
-        config: Settings of the run.
-
     Example:
         >>> from albert_tf.config import PretrainingConfig
         >>> Pretraining(PretrainingConfig()).metric_names[:2]
@@ -73,7 +70,7 @@ class Pretraining(Objective):
             lines.append(
                 "unigram entropy of the corpus: "
                 f"{records.metadata.unigram_entropy_nats:.3f} nats, the "
-                "masked-LM loss of token frequencies alone"
+                "masked-LM loss if only token frequencies are known"
             )
         return lines
 

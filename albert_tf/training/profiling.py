@@ -26,7 +26,6 @@ class Profiler(Listener):
     """Profiles the steps of `--profile_steps`.
 
     Args:
-        config: Settings of the run.
         log_event: Logs the end of the profile.
         servers: HOST:PORT of the servers of a slice; () profiles this process.
     """

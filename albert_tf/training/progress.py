@@ -113,7 +113,7 @@ class Progress(Listener):
         self._count_kept()
 
     def _count_kept(self) -> None:
-        """Adds up the time of the steps in the log, which drops lost steps."""
+        """Adds up the times in the log, which no longer has lost steps."""
         self._useful_seconds = sum(
             line.get("loop_seconds", 0.0)
             for line in read_metrics(self._run_dir)
@@ -143,8 +143,8 @@ class Progress(Listener):
     def advance(self) -> dict[str, float]:
         """Computes the `TIMING_METRICS` of the steps since the last call.
 
-        `loop_seconds` is the time of the steps without compiling, which is
-        `compile_seconds`.
+        `loop_seconds` is the time of the steps, without the time of compiling;
+        the latter is `compile_seconds`, included if a step was compiled.
         `input_bound_share` is the fraction of the time that steps waited for
         their batch. `mfu` is included if the peak is known. `goodput` is the
         time of all steps that were not rolled back or lost, divided by the

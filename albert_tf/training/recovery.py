@@ -26,7 +26,8 @@ from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.trainer import Trainer
 
 # Largest number of consecutive returns to a checkpoint because a read failed
-# although all records are intact. Progress beyond the failed step resets it.
+# although all records are intact. Progress beyond the failed step resets the
+# count.
 MAX_REREADS = 3
 
 
@@ -34,9 +35,6 @@ class Recovery:
     """Takes a run back to its newest checkpoint.
 
     Args:
-        config: Settings of the run.
-        trainer: State of the run.
-        strategy: Devices.
         run_log: The log, which is rewound to the checkpoint; None in processes
             that do not write it.
         listeners: Notified after the return to the checkpoint.
@@ -95,7 +93,7 @@ class Recovery:
         )
 
     def skip_damaged(self, error: tf.errors.OpError, boundary: int) -> None:
-        """Finds the damaged records behind an error, and goes back.
+        """Finds the damaged records behind an error, and restores a checkpoint.
 
         Args:
             error: The error from reading.
@@ -130,7 +128,7 @@ class Recovery:
         self._go_back()
 
     def _read_again(self, error: tf.errors.OpError, step: int) -> None:
-        """Goes back after a read that failed although no record is damaged."""
+        """Restores a checkpoint after a failed read of intact records."""
         self._rereads = self._rereads + 1 if step <= self._reread_at else 1
         self._reread_at = max(step, self._reread_at)
         if self._rereads > MAX_REREADS:

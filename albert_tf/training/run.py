@@ -39,14 +39,9 @@ class Run:
     """A run in one process; made by `train.open_run`.
 
     Args:
-        config: Settings of the run.
-        data: Training records.
-        strategy: Devices.
-        trainer: State and program.
         evaluator: Evaluates the model; None without held-out records.
         stop: Request to stop, set by signals and notices.
         run_log: None in processes that do not write the log.
-        progress: Measures the speed of training.
         watchdog: Ends the process if the devices hang.
     """
 
@@ -97,7 +92,7 @@ class Run:
         last_step, evaluated = training.num_train_steps, False
         if position.to_evaluate:
             evaluated = self._evaluate()
-            if not evaluated:
+            if position.to_evaluate:
                 return self._stop_early()
         while position.step < last_step:
             evaluated = False
@@ -169,7 +164,7 @@ class Run:
         """Measures the step time in a few steps, and chooses intervals.
 
         Args:
-            boundary: The next boundary by the intervals so far.
+            boundary: The next boundary, if the intervals stay the same.
 
         Returns:
             The next boundary, and whether there is a request to stop.
@@ -192,7 +187,10 @@ class Run:
         return (self._next_boundary() if end < boundary else end), stops
 
     def _is_due(self, every: int) -> bool:
-        """Whether an action is due that repeats every `every` steps."""
+        """Whether an action is due: every `every` steps and at the last step.
+
+        With 0, it is due at the last step only.
+        """
         step = self.position.step
         at_end = step == self.config.training.num_train_steps
         return at_end or (every > 0 and step % every == 0)
@@ -233,11 +231,12 @@ class Run:
         """Evaluates, if there are held-out records.
 
         Returns:
-            Whether the evaluation is complete, not cut short by a stop.
+            Whether there is a complete evaluation, not cut short by a stop.
         """
-        if self.evaluator is None:
-            return False
         position = self.position
+        if self.evaluator is None:
+            position.to_evaluate = False
+            return False
         metrics = self.evaluator.run_and_log(position.step, self.run_log)
         position.to_evaluate = metrics is None
         if metrics is not None:

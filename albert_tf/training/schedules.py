@@ -34,7 +34,7 @@ class DropoutRates(NamedTuple):
 def learning_rate(
     step: tf.Tensor, config: OptimizerConfig, num_train_steps: int
 ) -> tf.Tensor:
-    """Linear warm-up and polynomial decay to 0, as google-research/albert.
+    """Linear warm-up and polynomial decay to 0, as in google-research/albert.
 
     The decay counts from step 0, not from the end of the warm-up. So the first
     step has rate 0, and the rate drops where the warm-up ends: with the
@@ -88,7 +88,6 @@ def describe_learning_rate(
     """Compares peak rate and warm-up with the paper's for this batch size.
 
     Args:
-        config: The settings of the run.
         examples_per_row: Mean number of examples in a row; the batch size of
             the paper counts examples.
 
@@ -112,14 +111,21 @@ def describe_learning_rate(
     if config.training.num_train_steps < LONG_RUN_STEPS:
         return line, ""
     warnings = [
-        f"{name} is {value / published:.3g} times that of the paper"
-        for name, value, published, far in (
-            ("learning_rate", optimizer.learning_rate, scaled, FAR_RATE),
+        f"{name} is {value / published:.3g} times that of the paper{scaling}"
+        for name, value, published, far, scaling in (
+            (
+                "learning_rate",
+                optimizer.learning_rate,
+                scaled,
+                FAR_RATE,
+                " scaled by the square root of the batch size",
+            ),
             (
                 "num_warmup_steps",
                 optimizer.num_warmup_steps,
                 PAPER_WARMUP_STEPS,
                 FAR_WARMUP,
+                "",
             ),
         )
         if not 1 / far <= value / published <= far
@@ -127,9 +133,9 @@ def describe_learning_rate(
     if not warnings:
         return line, ""
     return line, (
-        f"{' and '.join(warnings)}, scaled by the square root of the batch "
-        "size. Larger rates and shorter warm-ups are known to diverge; smaller "
-        "rates and longer warm-ups waste steps. The settings of the paper are "
+        f"{' and '.join(warnings)}. Larger rates and shorter warm-ups are "
+        "known to diverge; smaller rates and longer warm-ups waste steps. For "
+        "this batch size, the settings of the paper are "
         f"--learning_rate={scaled:.3g} "
         f"--num_warmup_steps={PAPER_WARMUP_STEPS}"
     )

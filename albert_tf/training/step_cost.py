@@ -45,13 +45,12 @@ def flops_per_step(
     a head reads; TPUs compute a few more positions, which do not count.
 
     Args:
-        model: The architecture.
         data: Batch size, lengths and packing.
         sentence_objective: "none" has neither pooler nor sentence head.
     """
     hidden, embedding = model.hidden_size, model.embedding_size
     predictions = _num_predictions(data)
-    # Sentences that are classified in a row, with the empty slots.
+    # Slots for sentence labels in a row; empty slots are computed, too.
     sentences = 0
     if sentence_objective != "none":
         sentences = _length_of(SENTENCE_LABEL, data)
@@ -67,7 +66,6 @@ def encoder_flops(model: ModelConfig, length: int, reads: int) -> int:
     """Operations of the forward pass of the encoder, for one row.
 
     Args:
-        model: The architecture.
         length: Number of tokens in a row.
         reads: Number of positions that the heads read.
     """
@@ -88,12 +86,12 @@ def encoder_flops(model: ModelConfig, length: int, reads: int) -> int:
 
 
 def _num_predictions(data: DataConfig) -> int:
-    """Slots for masked tokens in a row."""
+    """Number of slots for masked tokens in a row."""
     return _length_of("masked_lm_ids", data)
 
 
 def _length_of(name: str, data: DataConfig) -> int:
-    """Values that a feature has in a row."""
+    """Number of values of a feature in a row."""
     features = stored_features("static", data.packing)
     return next(f for f in features if f.name == name).length(data)
 
@@ -158,9 +156,6 @@ def estimate_step_memory(
     block at all positions.
 
     Args:
-        config: Settings of the run.
-        num_replicas: Number of devices.
-        num_parameters: Number of trainable values.
         num_sequences: Number of sequences in an example.
         num_logits: Number of logits for an example.
 
@@ -210,7 +205,7 @@ def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
 def _gpu_memory_bytes() -> int | None:
     """Memory of the smallest GPU; None if nvidia-smi is missing or fails.
 
-    TensorFlow does not report the memory of GPUs.
+    TensorFlow reports only the memory in use.
     """
     query = ["nvidia-smi", "--query-gpu=memory.total"]
     query.append("--format=csv,noheader,nounits")
@@ -224,10 +219,11 @@ def _gpu_memory_bytes() -> int | None:
 
 
 def memory_owner() -> str:
-    """Whose memory is measured, e.g. "TPU:0".
+    """Names the owner of the memory that `peak_memory_bytes` measures.
 
-    It is the first TPU or GPU of this process, or else the process itself. The
-    TPUs of a slice of several hosts belong to other processes.
+    It is the first TPU or GPU of this process, e.g. "TPU:0", or else the
+    process itself. The TPUs of a slice of several hosts belong to other
+    processes.
     """
     return _accelerator() or "this process"
 
@@ -243,7 +239,7 @@ def _accelerator() -> str:
 
 
 def peak_memory_bytes() -> int:
-    """Peak memory use since `reset_peak_memory`, of `memory_owner`."""
+    """Peak memory use of `memory_owner` since `reset_peak_memory`."""
     device = _accelerator()
     if device:
         return tf.config.experimental.get_memory_info(device)["peak"]

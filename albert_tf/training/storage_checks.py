@@ -31,8 +31,7 @@ class StorageChecks:
     """Checks the directories that a run reads and writes.
 
     Args:
-        config: Settings of the run.
-        objective: The objective, whose size decides the size of checkpoints.
+        objective: Its number of parameters decides the size of checkpoints.
         checks: The table to which results are added.
     """
 
@@ -124,6 +123,8 @@ class StorageChecks:
         every = training.keep_every_n_steps
         newest = training.num_train_steps // training.save_checkpoints_steps
         number = min(training.keep_checkpoint_max, newest + 2)
+        if training.save_checkpoints_minutes:  # may save more often
+            number = training.keep_checkpoint_max
         number += training.num_train_steps // every if every else 0
         number += 1  # the one being written
         number += bool(self._config.data.eval_input_file)  # the best
@@ -142,7 +143,7 @@ class StorageChecks:
             f"{format_bytes(needed)}",
             ""
             if fits
-            else "Make room, or lower --keep_checkpoint_max, or raise "
+            else "Free disk space, or lower --keep_checkpoint_max, or raise "
             "--keep_every_n_steps.",
         )
 

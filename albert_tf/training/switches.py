@@ -15,9 +15,7 @@ class DropoutSwitch(Listener):
     """Logs changes of dropout, and their effect on step time and memory.
 
     Args:
-        config: Settings of the run.
         progress: Reports whether a device loop included compiling.
-        log_event: Logs the change.
 
     Example:
         >>> config = PretrainingConfig.from_dict(
@@ -90,9 +88,7 @@ class DataSwitch(Listener):
     """Logs changes of the training data.
 
     Args:
-        config: Settings of the run.
         data: The phases of the training data.
-        log_event: Logs the change.
 
     Example:
         >>> from albert_tf.input.record_sets import Phase, RecordSet

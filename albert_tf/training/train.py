@@ -30,6 +30,7 @@ from albert_tf.cluster.workers import (
     check_agreement,
     is_chief,
     name_lost_workers,
+    slice_servers,
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_sets import RecordSet, TrainingData
@@ -45,7 +46,8 @@ from albert_tf.training.progress import BatchContent, Progress
 from albert_tf.training.run import Run
 from albert_tf.training.trainer import Trainer
 
-# With so many hosts per lane, reading costs more than parsing.
+# With at least this number of hosts per lane, reading records costs more than
+# parsing them.
 MANY_HOSTS = 8
 
 
@@ -57,7 +59,6 @@ def train(
     """Trains, or resumes training, until `num_train_steps`.
 
     Args:
-        config: Settings of the run.
         objective: The objective of the run; by default pretraining.
         strategy: Devices; None connects those of the settings.
 
@@ -79,7 +80,7 @@ def train(
     # 2. Devices.
     strategy = strategy or make_strategy(config.distribution)
     with (
-        watch_for_stop() as stop,
+        watch_for_stop(slice_servers(strategy)) as stop,
         name_lost_workers(config.distribution, strategy),
     ):
         # After make_strategy: reading weights starts TensorFlow, and the
@@ -125,11 +126,6 @@ def open_run(
     """Opens a run: resumes it, or starts a new one.
 
     Args:
-        config: Settings of the run.
-        objective: The objective of the run.
-        data: Training records.
-        held_out: Held-out records, or None.
-        strategy: Devices.
         stop: Request to stop, set by signals and notices.
         initial: Weights that a new run starts from; None for random ones.
         owner: Its ownership is checked before each checkpoint and log line.
@@ -247,8 +243,7 @@ def open_run(
         run.log_event("start", **durations)
     _log_summary(config, objective, data, trainer, num_replicas, per_replica)
     # 6. A new run saves its first checkpoint, to which a rollback may return.
-    # A directory without write permission causes an error here, before
-    # training.
+    # If it cannot be written, the run ends before training.
     if resumed is None:
         if chief:
             objective.write_report(run_dir, initial)

@@ -86,9 +86,7 @@ def make_train_steps(
     """The loop of steps that runs without returning to Python.
 
     Args:
-        strategy: Replicas.
         state: Updated in place.
-        config: Settings of the run.
         stop_flag: float32 scalar on the host. Once it is not 0 in one process,
             all processes stop at the same step, at most two steps later.
 
@@ -151,9 +149,9 @@ def _as_vector(
 ) -> Callable[[Batch, tf.Tensor], Scalars]:
     """The step of a replica, with its results in one vector, named "all".
 
-    So they are copied from device to host at once. With one scalar per metric,
-    TensorFlow would also merge a metric's sum over steps with sums inside the
-    metric, in an order that differs between processes.
+    One copy then transfers all results from device to host. With one scalar
+    per metric, TensorFlow would also merge a metric's sum over steps with sums
+    inside the metric, in an order that differs between processes.
     """
 
     @tf.autograph.experimental.do_not_convert
@@ -205,7 +203,6 @@ def make_replica_step(
 
     Args:
         state: Updated in place.
-        config: Settings of the run.
         device_type: The device to compile for, "TPU", "GPU" or "CPU".
 
     Returns:

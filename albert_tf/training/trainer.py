@@ -1,4 +1,4 @@
-"""The state of a run and the program that trains it; also for dry runs."""
+"""The state of a run, and the program that advances it; also for dry runs."""
 
 import time
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.corrupt_records import CorruptRecords
 from albert_tf.input.record_sets import TrainingData
+from albert_tf.io.files import log_long_waits
 from albert_tf.io.ownership import Owner
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollbacks
@@ -33,6 +34,10 @@ from albert_tf.training.train_step import (
 # first call compiles.
 MEASURED_STEPS = 10
 
+# Seconds after which a device loop is reported as long: TensorFlow reads the
+# records, and retries for minutes when Cloud Storage does not answer.
+LONG_LOOP_S = 120.0
+
 
 class Trainer:
     """The state of a run, and the program that advances it.
@@ -40,10 +45,6 @@ class Trainer:
     It writes no file, except through `store`.
 
     Args:
-        config: Settings of the run.
-        objective: The objective of the run.
-        data: Training records.
-        strategy: Devices.
         stop_flag: float32 scalar; not 0 after a request to stop this process.
         saves: Whether `store` writes checkpoints in this process.
         owner: Its ownership is checked before each checkpoint and log line.
@@ -54,7 +55,7 @@ class Trainer:
         learning_rate: The learning rate of the last step.
         rollbacks, corrupt_records: Contents of their files in the run
             directory.
-        stream: The batches, with the effect of these files.
+        stream: The batches, as these two files change them.
         state: Variables.
         store: Checkpoints.
     """
@@ -118,7 +119,8 @@ class Trainer:
             The checkpoint that the run resumes from, if any.
 
         Raises:
-            UserError: If the checkpoints cannot be read or are missing.
+            UserError: If no checkpoint can be read, or if there is none but
+                the run has rollbacks.
         """
         checkpoint = self.restore()
         if checkpoint is not None:
@@ -151,7 +153,6 @@ class Trainer:
         """Trains up to a step, or until all processes stop on request.
 
         Args:
-            until: The step.
             on_steps: Called after each device loop, with `Steps.times`, the
                 time at which it ended, and whether its program was compiled
                 before.
@@ -171,10 +172,19 @@ class Trainer:
             compiled = settings in self._step_seconds
             seconds = self._step_seconds.get(settings)
             began = time.time()
-            with self._watchdog.limit(
+            usual_s = seconds and num_steps * seconds
+            activity = (
                 f"the device loop of {num_steps} steps from step "
-                f"{position.step} on",
-                seconds and num_steps * seconds,
+                f"{position.step} on"
+            )
+            with (
+                self._watchdog.limit(activity, usual_s),
+                log_long_waits(
+                    activity,
+                    "a new program is compiled, the records cannot be read, "
+                    "or the devices are slow",
+                    max(LONG_LOOP_S, 3 * (usual_s or 0.0)),
+                ),
             ):
                 steps = self._train_steps(
                     self._batches,

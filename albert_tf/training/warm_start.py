@@ -26,7 +26,6 @@ Reference:
 """
 
 import dataclasses
-import json
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
@@ -36,13 +35,14 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.replicas import Replicas
 from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.interop import formats
 from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import MODEL_NAME, list_weights
-from albert_tf.io.files import exists, remove, write_text
+from albert_tf.io.files import exists, remove, write_json
 from albert_tf.records import features
 from albert_tf.runs import directory as run_directory
 from albert_tf.training.vocabulary_transfer import (
@@ -100,6 +100,7 @@ class WarmStart:
             variables: The initialised variables of the run by path, and their
                 moments by `"<path>/m"` and `"<path>/v"`.
         """
+        assigned: dict[str, np.ndarray] = {}
         for path, source in self.sources.items():
             variable = variables[path]
             values = self.weights.values[source]
@@ -109,14 +110,13 @@ class WarmStart:
                 )
             elif path == _POSITIONS:
                 values = np.resize(values, variable.shape.as_list())
-            variable.assign(values)
+            assigned[path] = values
             if self.takes_moments:
                 for moment in MOMENTS:
-                    variables[f"{path}/{moment}"].assign(
-                        self._moment(
-                            path, f"{source}/{moment}", variable.shape.as_list()
-                        )
+                    assigned[f"{path}/{moment}"] = self._moment(
+                        path, f"{source}/{moment}", variable.shape.as_list()
                     )
+        Replicas({name: variables[name] for name in assigned}).assign(assigned)
         for line in self.describe():
             logging.info("%s", line)
 
@@ -135,7 +135,7 @@ class WarmStart:
         return values
 
     def describe(self) -> list[str]:
-        """Puts the report into words, one line for each fact."""
+        """Describes the report, one line for each fact."""
         report = self.report
         lines = [
             f"starting from the weights of {report['init_checkpoint']}"
@@ -215,9 +215,7 @@ def plan(
     """Plans which weights a run takes over; checks that the model fits.
 
     Args:
-        config: Settings of the run.
         records: Records with the vocabulary of the run.
-        weights: The model.
 
     Raises:
         UserError: If the model does not fit; see `read`.
@@ -265,8 +263,6 @@ def make_report(
     """Returns the report of a run that keeps the vocabulary of the model.
 
     Args:
-        config: Settings of the run.
-        weights: The model.
         sources: As in `WarmStart`.
         paths: The variables of the run.
     """
@@ -300,7 +296,7 @@ def write_report(run_dir: str, warm_start: WarmStart | None) -> None:
     """Writes `warm_start.json`, or removes it if there is no warm start."""
     path = posixpath.join(run_dir, REPORT_FILE)
     if warm_start is not None:
-        write_text(path, json.dumps(warm_start.report, indent=2) + "\n")
+        write_json(path, warm_start.report)
     elif exists(path):
         remove(path)  # from an attempt that ended before its first checkpoint
 
@@ -350,10 +346,7 @@ def _source_of(
 
 
 def _owners_of(config: ModelConfig, kind: str) -> tuple[str, int]:
-    """Returns the kind of owner of a kind of sublayer, and the number of them.
-
-    The kind of owner is "group" or "layer".
-    """
+    """Returns who owns a kind of sublayer, "group" or "layer", and how many."""
     if config.parameter_sharing in ("all", kind):
         return "group", config.num_hidden_groups
     return "layer", config.num_hidden_layers

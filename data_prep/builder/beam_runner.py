@@ -1,12 +1,12 @@
 r"""Builds shards on Apache Beam, with the functions of the local runner.
 
-    python -m data_prep.build_tfrecords --runner=DataflowRunner \\
-        --input_file=gs://BUCKET/corpus/*.txt.gz \\
-        --spm_model_file=gs://BUCKET/spm.model \\
-        --output_dir=gs://BUCKET/records --num_shards=512 \\
-        --beam_option=project=PROJECT --beam_option=region=us-central1 \\
-        --beam_option=temp_location=gs://BUCKET/tmp \\
-        --beam_option=setup_file=./setup.py
+    python -m data_prep.build_tfrecords --runner=DataflowRunner \
+      --input_file='gs://BUCKET/corpus/*.txt.gz' \
+      --spm_model_file=gs://BUCKET/spm.model \
+      --output_dir=gs://BUCKET/records --num_shards=512 \
+      --beam_option=project=PROJECT --beam_option=region=us-central1 \
+      --beam_option=temp_location=gs://BUCKET/tmp \
+      --beam_option=setup_file=./setup.py
 
 1. One worker reads each source and normalises its documents.
 2. Documents are grouped by digest, and equal documents are numbered.
@@ -60,7 +60,7 @@ try:
     from apache_beam.options.pipeline_options import PipelineOptions
 except ModuleNotFoundError:
     raise UserError(
-        "--runner requires Apache Beam, unless it is local",
+        "--runner requires Apache Beam, unless it is local or dask",
         received="no module named apache_beam",
         remedy="pip install -e '.[beam]'.",
     ) from None
@@ -84,7 +84,10 @@ def build(
     build_id: Mapping[str, Any],
     owner: Owner,
 ) -> BuiltRecords:
-    """Builds all shards; see `local_runner.build`."""
+    """Builds all shards; see `local_runner.build`.
+
+    Unlike there, other records are removed before an empty split is found.
+    """
     owner.check()
     with open(vocabulary, "rb") as file:
         model = file.read()
@@ -190,7 +193,7 @@ def _add_steps(
 
 
 class _WithTokenizer(beam.DoFn):
-    """A step that needs the vocabulary, which is sent with it."""
+    """A step that needs the vocabulary; Beam sends the model file with it."""
 
     def __init__(self, config: RecordsConfig, model: bytes) -> None:
         self.config = config

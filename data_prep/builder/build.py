@@ -32,8 +32,8 @@ from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
 
-# Version of the examples that the same text and settings give. The digest of a
-# build names it "schema_version".
+# Increased when the same text and settings give different examples. The digest
+# of a build contains it as "schema_version".
 _EXAMPLES_VERSION = 2
 
 SCRATCH_DIR = ".build_tfrecords_scratch"
@@ -59,7 +59,7 @@ def build_records(config: RecordsConfig) -> None:
     if directory.is_up_to_date(
         config.output_dir, build_id, overwrite=config.overwrite
     ):
-        # An interrupted build may have finished all but this.
+        # The last build may have been interrupted before these removals.
         directory.remove_notes(config.output_dir)
         _remove_scratch(config, scratch_key)
         logging.info("%s is up to date", config.output_dir)
@@ -137,7 +137,11 @@ def _scratch_directory(config: RecordsConfig, key: str) -> Iterator[str]:
 
 
 def _scratch_parent(config: RecordsConfig) -> str:
-    """By default in `output_dir` if it is local, which has enough space."""
+    """Returns `scratch_dir`, or a default.
+
+    The default is in `output_dir` if that is local, since its file system has
+    space for the records.
+    """
     if config.scratch_dir:
         return config.scratch_dir
     if files.is_remote(config.output_dir):

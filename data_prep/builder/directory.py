@@ -2,7 +2,7 @@
 
 `unfinished.json` exists from before the first shard is written until all files
 are. It identifies the build, so that a later build knows whether the shards are
-its own; while the shards of another build are removed, it identifies none.
+its own. While the shards of another build are being removed, it names no build.
 Notes in `unfinished/` describe the content of complete shards.
 """
 
@@ -34,9 +34,8 @@ def is_up_to_date(
     """Returns whether the directory has the complete records of this build.
 
     Args:
-        output_dir: The directory.
-        build_id: Identifies the build: values of its metadata by key. Those
-            of a build without packing have no key of packing.
+        build_id: Identifies the build: values of its metadata by key. Without
+            packing, the keys of packing are absent.
         overwrite: Whether the records of another build may be replaced.
 
     Raises:
@@ -65,8 +64,8 @@ def begin_build(output_dir: str, build_id: Mapping[str, Any]) -> None:
     path = posixpath.join(output_dir, UNFINISHED_FILE)
     content = dict(build_id)
     if files.load_json_if_any(path) != content:
-        # No build is named until all other records are removed. Otherwise, if
-        # this process is killed, the next would take the rest for its own.
+        # The file names no build until all other records are removed. If this
+        # process is killed, the next one must not take the rest for its own.
         files.write_text(path, json.dumps({"inputs_sha256": None}))
         for other in _find_records(output_dir):
             files.remove(other)
@@ -83,7 +82,6 @@ def check_not_empty(
     """Refuses a corpus that gives no examples for a split.
 
     Args:
-        config: Settings of the build.
         num_examples: Number of examples by split.
         skipped: Number of skipped lines, chunks and documents, by reason.
         sources: Sources of the text, for the error message.
@@ -116,8 +114,6 @@ def finish_build(
     """Completes a directory with all shards; it is no longer unfinished.
 
     Args:
-        output_dir: The directory.
-        metadata: Metadata by split.
         vocabulary: Content of the SentencePiece model file.
     """
     for split, split_metadata in metadata.items():

@@ -32,7 +32,8 @@ SKIPPED_DOCUMENTS = "documents of less than two words"
 
 TRAIN, EVAL = "train", "eval"
 
-# Characters encoded at a time. Their tokens are Python objects temporarily.
+# Characters encoded at a time. This bounds the memory of their tokens, which
+# are first Python objects.
 _CHARACTERS_AT_A_TIME = 1 << 17
 
 
@@ -78,8 +79,6 @@ def make_examples(
     Args:
         documents: For each document, the return value of
             `normalize_document`.
-        tokenizer: The vocabulary.
-        config: Format of the records.
     """
     dtype = token_dtype(tokenizer.vocab_size)
     piece_counts = np.zeros(tokenizer.vocab_size, np.int64)

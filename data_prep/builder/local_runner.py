@@ -71,8 +71,6 @@ class _State(NamedTuple):
     """The state that each process makes once for all tasks.
 
     Attributes:
-        config: Settings of the build.
-        tokenizer: The vocabulary.
         shards: All shards of the build.
         scratch: Directory of the spill files.
     """
@@ -114,8 +112,6 @@ def build(
     """Builds all shards.
 
     Args:
-        config: Settings of the build.
-        sources: Sources of the text.
         vocabulary: Path of a local copy of the SentencePiece model.
         scratch: Local directory. Finished work of an interrupted call with
             the same arguments is reused.

@@ -80,8 +80,6 @@ def log_summary(
     """Logs counts and fractions of a split.
 
     Args:
-        split_dir: Directory of the split.
-        metadata: Metadata of the split.
         num_labelled: Number of examples with label 1.
     """
     records = ""

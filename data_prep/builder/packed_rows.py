@@ -170,10 +170,8 @@ def _lay_out(
     """Returns the features of packed rows.
 
     Args:
-        waiting: Examples.
         order: Indices of the examples of the rows, row by row.
         rows: The examples of each row.
-        shape: The lengths of a row.
     """
     examples = waiting.take(order)
     sizes = np.array([len(row) for row in rows])

@@ -5,11 +5,12 @@ that suffices: streaming best fit. No example is divided or thrown away. At most
 64 rows are open, so memory is bounded, and the rows depend on nothing but the
 examples of the shard and their order.
 
-A row also has room for a limited number of masked tokens, P + K - 1. If P is
-the fraction `masked_lm_prob` of the row, rounded up, this limit has no
-influence on ordinary text: the numbers of masked tokens of K examples, each
-rounded and at least 1, have a sum below it. Examples of very long words may
-have more masked tokens; they then go to different rows.
+A row also has room for a limited number of masked tokens, P + K - 1, where P is
+`max_predictions_per_seq` and K is `max_examples_per_row`. If P is the fraction
+`masked_lm_prob` of the row, rounded up, this limit has no influence on ordinary
+text: the numbers of masked tokens of K examples, each rounded and at least 1,
+do not exceed it in sum. Examples of very long words may have more masked
+tokens; they then go to different rows.
 
 References:
     [Krell et al., 2021](https://arxiv.org/abs/2107.02027) pack BERT's examples;
@@ -22,8 +23,8 @@ from albert_tf.records.features import RecordShape
 # Largest number of rows that wait for more examples.
 _MAX_OPEN_ROWS = 64
 
-# A row that has waited for so many examples is closed. So restoring the order
-# of the examples needs a bounded memory.
+# A row is closed when this many examples have come since its first one. So
+# restoring the order of the examples needs bounded memory.
 _MAX_AGE = 2048
 
 # The shortest example is [CLS], two words and [SEP].
@@ -77,7 +78,7 @@ class BestFit:
         self._next_example = 0
         # Open rows in the order of their first examples.
         self._open: dict[_Row, None] = {}
-        # The same by their room, in the order of their last examples.
+        # The same rows by their room, in the order of their last examples.
         self._by_room: list[list[_Row]] = [[] for _ in range(self._length)]
         # Bit n is set if there is an open row with room n.
         self._rooms = 0
@@ -156,7 +157,7 @@ class BestFit:
         return row.examples
 
     def _remove(self, row: _Row) -> None:
-        """Removes a row from the rows by their room."""
+        """Removes a row from `_by_room`."""
         of_room = self._by_room[row.room]
         of_room.remove(row)
         if not of_room:

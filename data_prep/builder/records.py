@@ -38,7 +38,6 @@ def make_records(
 
     Args:
         parts: The examples of the shard, in batches of any size.
-        tokenizer: The vocabulary.
         config: Format of the records, see `shards.settings_of_split`.
         counts: Counter of "documents", "examples", "pieces" (tokens without
             padding), "masked" tokens, "label" (examples with label 1) and, if
@@ -94,9 +93,9 @@ def _make_examples(
 
 
 def _rebatch(parts: Iterable[UnmaskedExamples]) -> Iterator[UnmaskedExamples]:
-    """Yields the same examples in batches of `_BATCH_SIZE`, but for the last.
+    """Yields the same examples in batches of at most `_BATCH_SIZE`.
 
-    Masks and second segments depend on the batches, so these must not depend
+    The second segments of NSP depend on the batches, so these must not depend
     on the sizes of the parts.
     """
     rest: UnmaskedExamples | None = None
@@ -162,9 +161,7 @@ def _lay_out(
     """Returns the features of unmasked examples.
 
     Args:
-        examples: The examples.
         starts_word: bool, `(vocab_size,)`; True for pieces that begin a word.
-        config: Format of the records.
 
     Returns:
         int32 arrays by name: the label is `(examples, 1)`, other features are

@@ -125,13 +125,13 @@ def cut_long_sentences(
     """Cuts long sentences before words, and returns the ends of the parts.
 
     Without cuts, a paragraph or a book on one line would give a single
-    example. A part has at least `longest` tokens, so that it forms a chunk
-    and loses less than a word.
+    example. Each part but the last of a sentence has `longest` tokens or a few
+    more, so that it forms a chunk, of which less than a word is cut off.
 
     Args:
         sentence_ends: int64, strictly increasing.
         word_starts: int64, increasing; indices of tokens that begin a word.
-        longest: Sentences of up to so many tokens are not cut.
+        longest: Sentences of up to this many tokens are not cut.
 
     Example:
         >>> cut_long_sentences(np.array([7, 30]), np.arange(0, 30, 3), 10)

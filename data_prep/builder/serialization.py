@@ -19,7 +19,7 @@ _FEATURE_OF_ENTRY = b"\x12"
 _FLOAT_LIST = b"\x12"
 _INT64_LIST = b"\x1a"
 
-# Largest size of the numbers for which varints are tabulated.
+# Largest number of bits of the numbers for which varints are tabulated.
 _TABLE_BITS = 18
 
 
@@ -28,7 +28,7 @@ def serialize_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
 
     Args:
         features: Arrays `(examples, values)` by name: float32, or integers
-            that are not negative. Those below 2**18, such as token ids,
+            that are not negative. Integers below 2**18, such as token ids,
             positions and flags, are the fastest.
 
     Returns:
@@ -107,7 +107,7 @@ def _varints(values: np.ndarray) -> list[bytes]:
 
 @functools.lru_cache
 def _varint_table(num_bits: int) -> tuple[np.ndarray, ...]:
-    """Returns the varints of all numbers of `num_bits` bits.
+    """Returns the varints of all numbers of at most `num_bits` bits.
 
     Returns:
         Three arrays `(numbers,)`: four bytes, packed into one uint32, which
@@ -129,7 +129,7 @@ def _encode_varints(
 
     Returns:
         uint8 and bool, each `(*shape of numbers, num_bytes)`: the bytes, and
-        whether the varint has so many.
+        whether each byte belongs to the varint.
     """
     numbers = numbers.astype(np.int64)[..., np.newaxis]
     digits = numbers >> np.arange(0, 7 * num_bytes, 7)

@@ -27,7 +27,6 @@ class Shard(NamedTuple):
 
     Attributes:
         split: TRAIN or EVAL.
-        path: Path of the file.
 
     Example:
         >>> Shard(TRAIN, "records/train/train-00000-of-00016.tfrecord").name
@@ -71,9 +70,9 @@ class BuiltRecords:
         >>> built = BuiltRecords(np.array([3, 4]), Counter())
         >>> for i in range(2):
         ...     shard = Shard(TRAIN, f"train-0000{i}-of-00002.tfrecord")
-        ...     built.shards[shard] = ShardResult("e3b0c4", {"num_masked": 5})
+        ...     built.shards[shard] = ShardResult("e3b0c4", {"masked": 5})
         >>> built.count(TRAIN)
-        Counter({'num_masked': 10})
+        Counter({'masked': 10})
     """
 
     piece_counts: np.ndarray
@@ -153,10 +152,7 @@ def write_shard(
     """Writes a shard atomically, and a note for `find_finished`.
 
     Args:
-        shard: The shard.
-        parts: Its unmasked examples, in order.
-        tokenizer: The vocabulary.
-        config: Format of the records.
+        parts: Unmasked examples of the shard, in order.
     """
     counts: Counter[str] = Counter()
     settings = settings_of_split(shard.split, config)

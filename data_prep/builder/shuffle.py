@@ -37,7 +37,6 @@ class _Part(NamedTuple):
     """Consecutive examples of a shard in a spill file.
 
     Attributes:
-        path: The file.
         keys: uint64, `(examples,)`, increasing.
         token_ends: int64, `(examples,)`, index after the last token of each
             example.
@@ -65,13 +64,10 @@ class _Part(NamedTuple):
 def write_spill(
     path: str, examples: UnmaskedExamples, shards: np.ndarray, num_shards: int
 ) -> None:
-    """Writes examples, sorted by shard and key, to a file, atomically.
+    """Writes examples, sorted by shard and key, to a local file, atomically.
 
     Args:
-        path: A local file.
-        examples: The examples.
         shards: int64, `(examples,)`; the shard number of each example.
-        num_shards: Number of shards of the build.
     """
     order = np.lexsort((examples.headers["key"], shards))
     examples = examples.take(order)
@@ -105,8 +101,6 @@ def read_shard(
     Args:
         paths: Spill files.
         shard: Number of the shard.
-        num_shards: Number of shards of the build.
-        dtype: Type of the tokens.
         range_bytes: Approximate number of bytes to read at a time.
 
     Yields:
@@ -134,7 +128,7 @@ def read_headers(
 
 
 def count_earlier_equals(headers: np.ndarray) -> np.ndarray:
-    """Counts, for each example, the earlier ones of equal key and document.
+    """Counts, for each example, the earlier examples of equal key and document.
 
     Args:
         headers: `HEADER`, sorted by key and document.
@@ -158,7 +152,7 @@ def count_earlier_equals(headers: np.ndarray) -> np.ndarray:
 def rekey_duplicates(
     examples: UnmaskedExamples, occurrences: np.ndarray
 ) -> UnmaskedExamples:
-    """Gives the examples of duplicate documents keys that differ.
+    """Gives the examples of duplicate documents different keys.
 
     Args:
         examples: Examples with the keys of the first of equal documents.

@@ -1,4 +1,4 @@
-"""Unmasked examples: what is shuffled between the text and the shards.
+"""Unmasked examples, the form in which a build shuffles its examples.
 
 An unmasked example holds the tokens of its segments and a header. The rest of
 a record (special tokens, padding, masks) follows from them and is added when

@@ -1,1 +1,1 @@
-"""What `data_prep.inspect_records` finds out about records."""
+"""Checks records and collects their statistics, for `inspect_records`."""

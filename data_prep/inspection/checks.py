@@ -1,10 +1,10 @@
 """Checks of every example, a batch at a time.
 
-Each example is reported with its first fault only. Packed records are checked
-by `packed_checks` and unpacked before. The checks run in order of dependence:
+Each example is reported with its first fault only. Packed records are first
+checked by `packed_checks` and unpacked. The checks run in order of dependence:
 token ids, padding, masked positions, layout, word boundaries, label, masking
-rule. Records of google-research/albert, which have no metadata, skip the checks
-of rules that only `build_tfrecords` follows.
+rule. Rules that only `build_tfrecords` follows are not checked in records of
+google-research/albert, which have no metadata.
 """
 
 import dataclasses
@@ -70,7 +70,8 @@ class CheckedExamples(NamedTuple):
     """A batch and its faults.
 
     Attributes:
-        faults: Descriptions by row. The other attributes are undefined there.
+        faults: Descriptions by row. The other attributes are undefined in rows
+            with a fault.
         restored: int32, `(batch, length)`, token ids before masking.
         is_masked: bool, `(batch, length)`.
     """
@@ -95,7 +96,7 @@ class CheckedExamples(NamedTuple):
 def check_examples(
     features: Mapping[str, np.ndarray], rules: RecordRules
 ) -> CheckedExamples:
-    """Checks a batch of int64 and float32 features, `(batch, length)`."""
+    """Checks a batch of features, `(batch, length)`; see `ParsedExamples`."""
     check = _BatchCheck(features, rules)
     check.check_tokens()
     # Faulty ids would be invalid indices.
@@ -130,7 +131,7 @@ class _BatchCheck(BatchFaults):
         self.num_tokens = np.count_nonzero(features["input_mask"], axis=1)
 
     def check_tokens(self) -> None:
-        """Token ids, number of tokens, padding."""
+        """Checks token ids, the number of tokens, and padding."""
         ids, mask = self.features["input_ids"], self.features["input_mask"]
         self.refuse_values(
             "input_ids",
@@ -158,7 +159,7 @@ class _BatchCheck(BatchFaults):
         )
 
     def check_predictions(self) -> np.ndarray:
-        """Positions, original ids and weights of the masked tokens.
+        """Checks positions, original ids and weights of the masked tokens.
 
         Returns:
             bool, `(batch, max_predictions)`; the slots in use.
@@ -208,7 +209,7 @@ class _BatchCheck(BatchFaults):
         return in_use
 
     def check_layout(self, restored: np.ndarray) -> None:
-        """Special tokens, `[CLS] A [SEP] B [SEP]`, and segment ids."""
+        """Checks special tokens, `[CLS] A [SEP] B [SEP]`, and segment ids."""
         columns = np.arange(restored.shape[1])
         last = self.num_tokens - 1
         is_token = columns <= last[:, np.newaxis]
@@ -258,7 +259,7 @@ class _BatchCheck(BatchFaults):
         )
 
     def check_boundaries(self, restored: np.ndarray) -> None:
-        """Starts of words, which the vocabulary determines if it is known."""
+        """Checks word starts; compares them with the vocabulary if known."""
         boundary = self.features["token_boundary"]
         self.refuse_values(
             "token_boundary", (boundary < 0) | (boundary > 1), "0 or 1"
@@ -278,7 +279,7 @@ class _BatchCheck(BatchFaults):
         )
 
     def check_label(self) -> None:
-        """Labels of the sentence objective."""
+        """Checks the labels of the sentence objective."""
         label = self.features[SENTENCE_LABEL]
         has_pairs = self.rules.sentence_objective != "none"
         self.refuse_values(
@@ -290,7 +291,7 @@ class _BatchCheck(BatchFaults):
     def check_replacements(
         self, input_ids: np.ndarray, is_masked: np.ndarray
     ) -> None:
-        """Masked positions hold `[MASK]` or an ordinary token."""
+        """Checks that masked positions hold `[MASK]` or an ordinary token."""
         self.refuse_values(
             "input_ids",
             is_masked
@@ -303,7 +304,7 @@ class _BatchCheck(BatchFaults):
     def check_masking_rule(
         self, restored: np.ndarray, is_masked: np.ndarray
     ) -> None:
-        """Complete words and the budget; see `albert_tf/records/masking.py`."""
+        """Checks complete words and the budget; see `records.masking`."""
         num_rows, length = restored.shape
         ngram = self.rules.ngram
         words = find_words(restored, self.features["token_boundary"])

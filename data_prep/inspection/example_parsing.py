@@ -65,7 +65,7 @@ class _ExampleError(Exception):
 
 
 class ParsedExamples(NamedTuple):
-    """Some messages.
+    """The features of a batch of messages.
 
     Attributes:
         rows: int64, `(parsed,)`, indices of the messages that are as declared.
@@ -88,7 +88,6 @@ def parse_examples(
 
     Args:
         contents: Serialized `tf.train.Example` messages.
-        features: The features of each message.
         lengths: Number of values of each feature, by name.
     """
     faults: dict[int, str] = {}
@@ -116,7 +115,7 @@ def parse_examples(
 
 
 def count_values(content: bytes) -> dict[str, int]:
-    """Number of values of each feature; empty if `content` is no message."""
+    """Number of values of each feature; empty if `content` is not a message."""
     try:
         example = _read_lists(content)
     except _ExampleError:
@@ -147,7 +146,7 @@ def _read_lists(content: bytes) -> dict[str, _List]:
         found[entry.key] = _List()
         if kind := feature.WhichOneof("kind"):
             values = getattr(feature, kind)
-            # Serialized again, unpacked values are packed.
+            # Serializing the values again packs those that were not packed.
             packed = classes["Packed"].FromString(values.SerializeToString())
             found[entry.key] = _List(
                 _DTYPES[kind], len(values.value), packed.value

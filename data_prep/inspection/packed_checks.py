@@ -25,7 +25,7 @@ def find_packing_faults(
     Args:
         features: The features of packed records, int64 or uint8, and float32:
             `(rows, length)` each.
-        shape: The lengths.
+        shape: Lengths of a row.
     """
     check = _RowCheck(features)
     check.check_numbers()
@@ -51,14 +51,14 @@ class _RowCheck(BatchFaults):
         )
 
     def check_numbers(self) -> None:
-        """Numbers of examples: 1, 1, ..., 2, 2, ..., then 0 for padding."""
+        """Checks that `input_mask` is 1, 1, ..., 2, 2, ..., then 0."""
         num_slots = self.features["next_sentence_weights"].shape[1]
         is_first = np.zeros(self.mask.shape, bool)
         is_first[:, 0] = True
         before = np.where(is_first, 0, np.roll(self.mask, 1, axis=1))
         is_next = self.mask == before + 1
         is_same = (self.mask == before) & ~is_first
-        # After padding, all is padding.
+        # No token may follow padding.
         starts_after_padding = is_next & (before == 0) & ~is_first
         ends = (self.mask == 0) & ~is_first
         self.refuse_values(
@@ -87,7 +87,7 @@ class _RowCheck(BatchFaults):
             )
 
     def check_examples(self) -> None:
-        """Weights, positions, labels and numbers of the examples."""
+        """Checks weights, positions, labels and numbers of the examples."""
         weights = self.features["next_sentence_weights"]
         largest = self.mask.max(axis=1)
         slots = np.arange(weights.shape[1])
@@ -106,7 +106,8 @@ class _RowCheck(BatchFaults):
             "next_sentence_positions",
             self.features["next_sentence_positions"] != begins * in_use,
             lambda row, slot: (
-                f"{begins[row, slot]}, where input_mask begins to be {slot + 1}"
+                f"{begins[row, slot]}, the first index where input_mask is "
+                f"{slot + 1}"
                 if in_use[row, slot]
                 else "0 where the weight is 0"
             ),
@@ -124,13 +125,16 @@ class _RowCheck(BatchFaults):
             EXAMPLE_NUMBERS,
             falls,
             lambda row, slot: (
-                "a number from 0 that is greater than that of the example "
-                "before"
+                "at least 0 and greater than the number of the previous example"
             ),
         )
 
     def check_predictions(self, max_predictions: int) -> None:
-        """Slots of masked tokens: in use, then dead; in order; at most P."""
+        """Checks the slots of masked tokens.
+
+        Used slots come first, with increasing positions, at most
+        `max_predictions` for each example.
+        """
         weights = self.features["masked_lm_weights"]
         positions = self.features["masked_lm_positions"].astype(np.int64)
         counts = np.count_nonzero(weights, axis=1)

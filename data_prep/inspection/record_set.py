@@ -1,14 +1,15 @@
 """A directory of records: its metadata, vocabulary and files."""
 
 import dataclasses
+import itertools
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
-from albert_tf.io.tfrecord import read_records
+from albert_tf.io.tfrecord import StoredRecord, read_records
 from albert_tf.records.features import (
     METADATA_FILE,
     TOKENIZER_FILE,
@@ -42,7 +43,7 @@ class RecordSet:
         tokenizer: The vocabulary; None if it is unknown or not that of the
             metadata.
         findings: Lines of the table.
-        faults: Descriptions of faults, limited for each shard.
+        faults: Faults of the files and the first faults of each shard.
         num_faults: Number of all faults.
         examples: Examples to print.
     """
@@ -166,7 +167,7 @@ def _open_vocabulary(
         if spm_model_file:
             raise
         if metadata is None:
-            expected = "none given; token ids and word starts are not checked"
+            expected = "none given; word starts are not checked"
             return None, Finding("vocabulary", "unknown", expected)
         return None, Finding("vocabulary", "unreadable", str(error), False)
     if metadata is None:
@@ -187,22 +188,23 @@ def _learn_rules(shards: Sequence[str]) -> RecordRules:
     Raises:
         UserError: If no such record is found.
     """
-    num_read = 0
-    for path in shards:
-        with files.open_existing(path, "rb") as file:
-            for record in read_records(file):
-                counts = count_values(record.content)
-                if counts.get("input_ids", 0) > 0:
-                    num_predictions = counts.get("masked_lm_positions", 0)
-                    return RecordRules(
-                        max_seq_length=counts["input_ids"],
-                        max_predictions_per_seq=num_predictions,
-                        masking="static" if num_predictions else "dynamic",
-                    )
-                num_read += 1
-                if num_read == _NUM_RECORDS_TO_LEARN_FROM:
-                    break
+    first = itertools.islice(_read_shards(shards), _NUM_RECORDS_TO_LEARN_FROM)
+    for record in first:
+        counts = count_values(record.content)
+        if counts.get("input_ids", 0) > 0:
+            num_predictions = counts.get("masked_lm_positions", 0)
+            return RecordRules(
+                max_seq_length=counts["input_ids"],
+                max_predictions_per_seq=num_predictions,
+                masking="static" if num_predictions else "dynamic",
+            )
     raise UserError(
         "input_file must hold TFRecords of tf.train.Example with input_ids",
         received=f"{shards[0]}, whose first records have none",
     )
+
+
+def _read_shards(shards: Sequence[str]) -> Iterator[StoredRecord]:
+    for path in shards:
+        with files.open_existing(path, "rb") as file:
+            yield from read_records(file)

@@ -1,4 +1,4 @@
-"""Reading and checking one shard of records, in a worker process."""
+"""Reads and checks one shard of records, in a worker process."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ from data_prep.inspection.statistics import (
 )
 from data_prep.inspection.unpacking import unpack_rows
 
-# Tokens of a batch; an array of so many fits the caches of the processor.
+# Tokens of a batch; an array of this size fits the caches of the processor.
 _TOKENS_PER_BATCH = 1 << 17
 
 
@@ -27,7 +27,6 @@ class Fault(NamedTuple):
     """A fault of a file or of one of its records.
 
     Attributes:
-        path: The file.
         what: What must hold and, if known, what was received.
         record: Number of records before the record; -1 for the file itself.
         offset: Number of bytes before the record.
@@ -64,7 +63,7 @@ class ShardReport:
     """The result of the inspection of a shard.
 
     Attributes:
-        statistics: Of the examples without faults.
+        statistics: Statistics of the examples without faults.
         faults: The first faults, sorted by record.
         num_faults: Number of all faults.
         num_records: Number of records, damaged ones included.

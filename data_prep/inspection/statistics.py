@@ -98,8 +98,6 @@ def count_examples(
     """The statistics of a batch without faults.
 
     Args:
-        examples: The examples.
-        rules: Their rules.
         rows: int64, `(batch,)`, not decreasing: the record of each example.
     """
     restored, is_masked = examples.restored, examples.is_masked
@@ -157,9 +155,8 @@ def judge_statistics(
     """Compares statistics with the metadata and with the rules.
 
     Args:
-        statistics: Of all inspected records.
-        rules: The rules of the records.
-        metadata: None if there is none; nothing is judged then.
+        statistics: Statistics of all inspected records.
+        metadata: None if there is no metadata; nothing is judged then.
         is_complete: Whether all shards of the metadata were inspected.
     """
     findings = []
@@ -213,8 +210,8 @@ def _judge_label(
     if rules.sentence_objective == "none":
         # The label of every record was checked.
         return finding._replace(expected="none", passed=True)
-    # Equal documents have equal labels, since their text is the key of the
-    # random numbers. So a label counts for at most this many examples.
+    # Equal documents have equal labels, since the random numbers are keyed by
+    # the text. So one draw decides the labels of at most this many examples.
     num_equal = 1 + (metadata.num_duplicate_documents if metadata else 0)
     distance, expected = _compare_fraction(
         fraction, 0.5, statistics.num_examples / num_equal
@@ -245,7 +242,7 @@ def _judge_masking(statistics: Statistics, rules: RecordRules) -> list[Finding]:
     findings = [finding]
     if not num_masked:
         return findings
-    # A random token is the original one by chance.
+    # A random replacement is by chance the original token.
     chance = 0.1 / (rules.vocab_size - FIRST_ORDINARY_ID)
     for name, probability, count in zip(
         (

@@ -31,8 +31,8 @@ def show_example(
         example: Features by name, and "restored", the token ids before
             masking.
         tokenizer: The vocabulary; if None, ids are shown.
-        sentence_objective: "sop", "nsp" or "none"; any other leaves the
-            label unexplained.
+        sentence_objective: "sop", "nsp" or "none"; with any other value, the
+            meaning of the label is not shown.
         width: Characters per line.
     """
     restored, shown = example["restored"], example["input_ids"]

@@ -47,11 +47,10 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
     Args:
         sets: Complete directories of packed records without faults.
         parent: Directory to write directories of the same names to.
-        num_workers: Number of processes.
 
     Raises:
         UserError: If only some shards of a directory were inspected, or if a
-            directory to write to has records.
+            directory to write to is not empty.
     """
     for records in sets:
         if not records.is_complete():
@@ -62,7 +61,7 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
             )
         if found := files.find(posixpath.join(_target(records, parent), "*")):
             raise UserError(
-                "--unpack must name a directory without records",
+                "the directories that --unpack writes must be empty",
                 received=found[0],
             )
     tasks = [
@@ -120,7 +119,7 @@ def _finish(
 def _unpack_shard(_state: Any, task: _UnpackTask) -> tuple[int, str]:
     """Returns the number of examples, and the digest of the unpacked shard."""
     num_written = 0
-    # Examples that come before others of lower numbers. A build closes every
+    # Examples that wait for examples of lower numbers. A build closes every
     # row after some thousands of examples, so few wait here.
     waiting: dict[int, bytes] = {}
     files.make_directories(posixpath.dirname(task.target))

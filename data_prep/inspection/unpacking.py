@@ -1,4 +1,4 @@
-"""Packed rows as unpacked examples: the inverse of `builder/packed_rows`."""
+"""Turns packed rows into unpacked examples, the inverse of `packed_rows`."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -46,7 +46,10 @@ def unpack_rows(
     def of_examples(
         examples: np.ndarray, size: int, values: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Puts the values, each of an example, at the front of its example."""
+        """Returns `(examples, size)` arrays: values, then padding.
+
+        `examples` has the index of the example of each value.
+        """
         counts = np.bincount(examples, minlength=len(row_of))
         is_used = np.arange(size) < counts[:, np.newaxis]
         filled = {}

@@ -44,7 +44,6 @@ def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
     """Yields the decompressed content of a file, block by block.
 
     Args:
-        path: The file.
         on_stored: Called with each block of stored (compressed) bytes.
 
     Raises:
@@ -78,7 +77,6 @@ def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
     """Yields the lines of a file, without a UTF-8 byte order mark.
 
     Args:
-        path: The file.
         on_stored: See `read_blocks`.
         longest: Longest line in bytes. Longer lines are cut into parts, after
             a space if possible, else between characters.
@@ -100,7 +98,7 @@ def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
             if block.startswith(_BOM):
                 block, offset = block[len(_BOM) :], len(_BOM)
         if after_cr and block.startswith(b"\n"):
-            # The CR at the end of the last block has ended the line.
+            # The CR at the end of the previous block has ended the line.
             block, offset = block[1:], offset + 1
         after_cr = block.endswith(b"\r")
         lines = _split(rest + block if rest else block)
@@ -123,7 +121,10 @@ def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
 
 
 def _split(block: bytes) -> list[tuple[bytes, int]]:
-    """Returns lines, each with the length of its ending; the last is open."""
+    """Returns lines, each with the length of its ending.
+
+    The last line has no ending; it may continue in the next block.
+    """
     parts = block.split(b"\n")
     if b"\r" not in block:
         lines = [(part, 1) for part in parts]

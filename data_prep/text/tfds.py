@@ -88,7 +88,7 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     builder = _find_builder(config)
     try:
         builder.download_and_prepare()
-    except Exception as error:  # e.g. of the network, disk or dataset
+    except Exception as error:  # e.g. of the network, the disk or the dataset
         raise UserError(
             f"the dataset {config.tfds} is neither prepared nor downloadable",
             received=f"{type(error).__name__}: {error}",
@@ -107,7 +107,7 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
         ) from None
     if (
         config.text_field not in info.features
-        # NumPy's kind of strings.
+        # TensorFlow Datasets declares strings as NumPy objects, kind "O".
         or np.dtype(info.features[config.text_field].np_dtype).kind != "O"
     ):
         raise UserError(

@@ -12,6 +12,7 @@ from absl import logging
 
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
+    check_writable,
     exists,
     load_json_if_any,
     open_existing,
@@ -51,6 +52,7 @@ def build_vocabulary(config: TokenizerConfig) -> None:
     if _is_up_to_date(config, described):
         logging.info("%s.model is up to date", config.model_prefix)
         return
+    check_writable(config.model_prefix + ".model")
 
     skipped: collections.Counter[str] = collections.Counter()
     with show_bytes("reading sentences", num_bytes) as bar:
@@ -134,14 +136,14 @@ def _draw_sentences(
                 continue
             chosen = held_out if _is_held_out(text, config) else sample
             chosen.add(priority, sentence if is_raw else text)
-    # Without this limit, the order of the documents would have an influence:
-    # held-out sentences of larger priority are only in it if they came early.
+    # Without this limit, the report would depend on the order of the documents:
+    # a held-out sentence of larger priority was added only if it came early.
     held_out.limit(sample.threshold)
     return sample, held_out
 
 
 def _is_held_out(text: str, config: TokenizerConfig) -> bool:
-    """Decides by the letters, so that equal sentences are held out together."""
+    """Decides by a hash, equal for sentences that differ only in case."""
     digest = hashlib.blake2b(text.lower().encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < config.holdout_fraction * 2**64
 

@@ -59,8 +59,8 @@ def _normalize_character(character: str, do_lower_case: bool) -> str:
         return " "
     if unicodedata.category(character) == "Cc":
         return ""
-    # Between letters, because spaces at the ends are stripped. Then composed,
-    # because stripping accents decomposes Hangul syllables.
+    # `normalize` strips spaces at the ends, so letters enclose the character.
+    # It also decomposes Hangul syllables, which NFKC composes again.
     text = normalize(f"x{character}x", do_lower_case)[1:-1]
     return unicodedata.normalize("NFKC", text)
 

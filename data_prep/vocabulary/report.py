@@ -15,7 +15,7 @@ from albert_tf.records.features import UNK_ID
 from albert_tf.records.tokenization import WORD_MARK, Tokenizer
 from data_prep.config import TokenizerConfig
 
-# Number of uncovered characters in the report.
+# Largest number of uncovered characters in the report.
 _MAX_UNCOVERED = 20
 
 
@@ -25,7 +25,6 @@ def make_report(
     """Returns statistics of sentences that the vocabulary was not trained on.
 
     Args:
-        config: Settings of the vocabulary.
         model: Content of the model file.
         sentences: At least one sentence, in the form that `train_model` takes.
 

@@ -18,8 +18,7 @@ def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:
     """Returns 64 random bits per sentence, keyed by the text of a document.
 
     Args:
-        lines: Lines of the document.
-        num_sentences: Number of its sentences.
+        num_sentences: Number of sentences of the document.
     """
     content = "\n".join(lines).encode()
     digest = hashlib.blake2b(content, digest_size=8).digest()

@@ -30,8 +30,8 @@ USER_DEFINED_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # noqa: RU
 # a separate piece, there is nothing to split.
 _SELF_CONTAINED_SYMBOLS = (*USER_DEFINED_SYMBOLS, ",")
 
-# Rounding of sums depends on the number of threads, so it is the same on all
-# machines.
+# The number of threads changes how sums are rounded, so all machines use the
+# same number.
 _NUM_THREADS = 16
 
 # The trainer drops longer lines. Its default is 4,192 bytes, but a corpus may
@@ -43,7 +43,6 @@ def train_model(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
     """Returns the content of a SentencePiece model file.
 
     Args:
-        config: Settings of the vocabulary.
         sentences: Normalised for a published vocabulary, raw for a
             self-contained vocabulary.
 

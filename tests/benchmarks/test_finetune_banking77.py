@@ -1,6 +1,6 @@
 import json
 
-from benchmarks.finetune_banking77 import first_questions
+from benchmarks.finetune_banking77 import first_questions, tables
 
 
 def test_the_first_questions_of_each_class_are_kept_in_order(tmp_path):
@@ -15,3 +15,28 @@ def test_the_first_questions_of_each_class_are_kept_in_order(tmp_path):
     kept = [json.loads(line) for line in first_questions(tmp_path, 2)]
     assert [q["text"][-1] for q in kept] == list("012356")
     assert "".join(q["category"] for q in kept) == "abacbc"
+
+
+def test_the_tables_have_the_spread_over_the_seeds():
+    """The differences of the seeds are 1, 2 and 6 %: mean 3, deviation
+    sqrt(7), standard error sqrt(7 / 3)."""
+    text = tables(
+        {"a": [0.51, 0.62, 0.76], "from scratch": [0.5, 0.6, 0.7]},
+    )
+    rows = text.splitlines()
+
+    assert rows[0] == "| start | seed 1 | seed 2 | seed 3 | mean | deviation |"
+    assert rows[2] == "| a | 51.0% | 62.0% | 76.0% | 63.0% | 12.5% |"
+    assert rows[3] == "| from scratch | 50.0% | 60.0% | 70.0% | 60.0% | 10.0% |"
+    assert rows[-1] == "| a - from scratch | +3.0% | 1.5% |"
+
+
+def test_one_seed_has_no_spread():
+    text = tables({"a": [0.51], "from scratch": [0.5]})
+
+    assert text.splitlines() == [
+        "| start | seed 1 |",
+        "|---|---|",
+        "| a | 51.0% |",
+        "| from scratch | 50.0% |",
+    ]

@@ -28,7 +28,7 @@ def make_records(rows, masked=()):
     return Records(inputs, original, *places.T)
 
 
-def test_kneser_ney_by_hand():
+def test_probabilities_equal_kneser_ney_by_hand():
     """Bigrams 5-6 twice, 5-7 once, 6-5 once, 8-5 once; 5 has two histories."""
     tokens = np.array([6, 6, 7, 5, 5])
     before = np.array([[5], [5], [5], [6], [8]])

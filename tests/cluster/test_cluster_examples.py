@@ -23,7 +23,7 @@ CLUSTER = ROOT / "configs" / "cluster"
 FLAGS = ["--output_dir=/shared/run", "--input_file=/shared/*.tfrecord"]
 
 PROGRAMS = {
-    # What it is run with, for TensorFlow and for the test.
+    # Writes its TF_CONFIG and its arguments to a file.
     "python": """#!/bin/bash
 printf '%s\\n' "${TF_CONFIG-}" "$@" >"$RESULTS/worker-$SLURM_PROCID"
 exit "$(cat "$RESULTS/status")"
@@ -125,7 +125,7 @@ def test_under_slurm_each_worker_gets_all_nodes_and_its_index(
             *["-m", "albert_tf.run_pretraining", "--strategy=multi_worker"],
             *FLAGS,
         ]
-    # A worker that ends must not end one that saves.
+    # A worker that ends must not stop another that saves a checkpoint.
     assert (tmp_path / "srun-flags").read_text().split() == [
         "--cpu-bind=none",
         "--kill-on-bad-exit=0",
@@ -214,12 +214,12 @@ def test_kubernetes_restarts_preempted_pods():
     ignored = [rule for rule in rules if rule["action"] == "Ignore"]
     codes = [r["onExitCodes"]["values"] for r in ignored if "onExitCodes" in r]
     assert codes == [[143]]
-    # Rules need it: https://kubernetes.io/docs/tasks/job/pod-failure-policy
+    # The policy needs it: https://kubernetes.io/docs/tasks/job/pod-failure-policy
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
 
 
 def flags_of_slurm():
-    """Those in the comment that shows the command."""
+    """The flags in the comment that shows the command."""
     text = (CLUSTER / "slurm.sbatch").read_text().split("slurm.sbatch \\\n")[1]
     command = text.split("\n#\n")[0].replace("\\\n#", "").strip("# ")
     return shlex.split(command)

@@ -1,27 +1,25 @@
-"""Real signals to real processes, and a server that speaks as Google's does."""
+"""Signals to real processes, and notices of a local metadata server."""
 
-import contextlib
-import http.server
 import pathlib
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-import urllib.parse
 
 import pytest
 
-from albert_tf.cluster import preemption
+from albert_tf.cluster import notices, preemption
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events
 from tests.helpers import tiny_run
-from tests.helpers.remote_host import run_on_host
+from tests.helpers.metadata_server import MetadataServer
+from tests.helpers.remote_host import run_on_hosts
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
-# A loop on the device, as the trainer's, which ends by the flag alone.
+# A loop on the device, like the trainer's; only the stop flag ends it.
 LOOP = """
 import sys
 import tensorflow as tf
@@ -41,93 +39,18 @@ with watch_for_stop() as stop:
     print(stop.reason, flush=True)
 sys.exit(stop.exit_status)
 """
-
-
-class MetadataServer(http.server.ThreadingHTTPServer):
-    """Answers as https://cloud.google.com/compute/docs/metadata tells.
-
-    Attributes:
-        values: What the keys below `instance/` hold.
-        flavor: What the answers' header Metadata-Flavor is.
-        asked: Paths that were asked for.
-    """
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("localhost", 0), MetadataHandler)
-        self.values = {"preempted": "FALSE", "maintenance-event": "NONE"}
-        self.flavor = "Google"
-        self.asked = []
-        self.changed = threading.Condition()
-
-    @property
-    def host(self):
-        return f"localhost:{self.server_port}"
-
-    def wait_until_asked(self):
-        paths = {f"/computeMetadata/v1/{path}" for path in preemption.NOTICES}
-        deadline = time.monotonic() + PATIENCE_S
-        while not paths <= set(self.asked) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        planned = f"/computeMetadata/v1/{preemption.PLANNED_MAINTENANCE}"
-        assert paths == set(self.asked) - {planned}
-
-    def set(self, key, value):
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-
-class MetadataHandler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        if self.headers.get("Metadata-Flavor") != "Google":
-            self.send_error(403)
-            return
-        url = urllib.parse.urlparse(self.path)
-        query = dict(urllib.parse.parse_qsl(url.query))
-        self.server.asked.append(url.path)
-        key = url.path.removeprefix("/computeMetadata/v1/instance/")
-
-        if key not in self.server.values:
-            self.send_error(404)
-            return
-        with self.server.changed:
-            if query.get("wait_for_change") == "true":
-                self.server.changed.wait_for(
-                    lambda: (
-                        etag_of(self.server.values[key])
-                        != query.get("last_etag")
-                    ),
-                    float(query["timeout_sec"]),
-                )
-            value = self.server.values[key]
-        self.send_response(200)
-        self.send_header("Metadata-Flavor", self.server.flavor)
-        self.send_header("ETag", etag_of(value))
-        self.end_headers()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.wfile.write(value.encode())
-
-    def log_message(self, *arguments):
-        pass
-
-
-def etag_of(value):
-    return value.encode().hex()
+ON_SLICE = LOOP.replace("watch_for_stop()", "watch_for_stop(sys.argv[1:])")
 
 
 @pytest.fixture
 def metadata_server():
-    with MetadataServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with MetadataServer.serve() as server:
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
 def loop(metadata_server):
-    """A process in its loop, on a machine of Google Cloud."""
+    """A process that runs `LOOP` and reads the notices of the server."""
     process = subprocess.Popen(
         [sys.executable, "-c", LOOP],
         stdout=subprocess.PIPE,
@@ -136,7 +59,7 @@ def loop(metadata_server):
         cwd=REPOSITORY,
         env={
             "PATH": "/usr/bin:/bin",
-            preemption.METADATA_HOST_VARIABLE: metadata_server.host,
+            notices.METADATA_HOST_VARIABLE: metadata_server.host,
         },
     )
     assert process.stdout.readline() == "begins\n"
@@ -196,7 +119,7 @@ def test_a_second_signal_does_not_wait_for_the_devices():
     assert process.stdout.readline() == "begins\n"
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    # As GNU timeout sends them, to the process and to its group: one signal.
+    # GNU timeout sends two, to the process and to its group; they count as one.
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -208,11 +131,21 @@ def test_a_second_signal_does_not_wait_for_the_devices():
 @pytest.mark.slow
 def test_sigterm_stops_a_loop_that_runs_on_another_host():
     """The flag is set while the loop, a remote operation, is running."""
-    with run_on_host(LOOP) as (_, program):
-        time.sleep(2)  # the loop's first step is not announced
+    with run_on_hosts(LOOP) as (program, *_):
+        time.sleep(2)  # nothing logs the loop's first step
         program.send_signal(signal.SIGTERM)
         assert program.wait(30) == 143
         assert "SIGTERM" in program.stdout.read()
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_server_of_any_host_stops_the_loop():
+    """As when its machine is shut down without a notice."""
+    with run_on_hosts(ON_SLICE, num_hosts=2) as (program, _, server):
+        time.sleep(2)
+        server.send_signal(signal.SIGTERM)
+        assert program.wait(30) == 143
+        assert "worker 1 at localhost:" in program.stdout.read()
 
 
 def test_planned_maintenance_is_logged_once_and_stops_nothing(
@@ -220,24 +153,27 @@ def test_planned_maintenance_is_logged_once_and_stops_nothing(
 ):
     warnings = []
     monkeypatch.setattr(
-        preemption.logging,
+        notices.logging,
         "warning",
         lambda form, *values: warnings.append(form % values),
     )
-    monkeypatch.setattr(preemption, "PLANS_PAUSE_S", 0.01)
-    monkeypatch.setenv(preemption.METADATA_HOST_VARIABLE, metadata_server.host)
-    path = f"/computeMetadata/v1/{preemption.PLANNED_MAINTENANCE}"
+    monkeypatch.setattr(notices, "PLANS_PAUSE_S", 0.01)
+    monkeypatch.setenv(notices.METADATA_HOST_VARIABLE, metadata_server.host)
+    path = f"/computeMetadata/v1/{notices.PLANNED_MAINTENANCE}"
 
     def wait_for_requests(number):
         wanted = metadata_server.asked.count(path) + number
         deadline = time.monotonic() + PATIENCE_S
         while metadata_server.asked.count(path) < wanted:
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, "no requests"
             time.sleep(0.01)
 
     with preemption.watch_for_stop() as stop:
         wait_for_requests(3)
-        assert warnings == []  # 404: there is no plan
+        for nothing in ("{}", "NONE"):
+            metadata_server.set("upcoming-maintenance", nothing)
+            wait_for_requests(2)
+        assert warnings == []  # the first answers were 404
         plan = '{"type": "SCHEDULED",\n "windowStartTime": "2026-12-01"}'
         metadata_server.set("upcoming-maintenance", plan)
         wait_for_requests(5)
@@ -255,21 +191,21 @@ def test_a_server_that_is_not_googles_is_ignored(loop, metadata_server):
         loop.wait(6)
 
 
-def test_the_product_name_tells_google_cloud_machines(monkeypatch):
-    monkeypatch.setenv(preemption.METADATA_HOST_VARIABLE, "here:80")
-    assert preemption.metadata_host() == "here:80"
-    monkeypatch.delenv(preemption.METADATA_HOST_VARIABLE)
+def test_google_cloud_machines_are_known_by_their_product_name(monkeypatch):
+    monkeypatch.setenv(notices.METADATA_HOST_VARIABLE, "here:80")
+    assert notices.metadata_host() == "here:80"
+    monkeypatch.delenv(notices.METADATA_HOST_VARIABLE)
     product = pathlib.Path("/sys/class/dmi/id/product_name")
     is_google = product.exists() and "Google" in product.read_text()
     expected = "metadata.google.internal" if is_google else ""
-    assert preemption.metadata_host() == expected
+    assert notices.metadata_host() == expected
 
 
 @pytest.mark.slow
 def test_a_notice_leads_to_a_checkpoint_at_the_next_step(
     tiny_records, tmp_path, metadata_server, monkeypatch
 ):
-    monkeypatch.setenv(preemption.METADATA_HOST_VARIABLE, metadata_server.host)
+    monkeypatch.setenv(notices.METADATA_HOST_VARIABLE, metadata_server.host)
     run = RunProcesses(
         tiny_run.make_config(
             tiny_records,
@@ -281,7 +217,7 @@ def test_a_notice_leads_to_a_checkpoint_at_the_next_step(
         ),
         tmp_path,
     )
-    run.wait_for_step(5)  # and then nothing for 10^6
+    run.wait_for_step(5)  # the next line would be at 10^6
     metadata_server.set("preempted", "TRUE")
     assert run.wait() == [143], run.log()
     newest = list_checkpoints(str(tmp_path / "run" / "checkpoints"))[-1]
@@ -290,3 +226,35 @@ def test_a_notice_leads_to_a_checkpoint_at_the_next_step(
     assert stop["event"] == "stop"
     assert "preempted TRUE" in stop["reason"]
     assert stop["step"] == newest.step
+
+
+@pytest.mark.slow
+def test_a_notice_to_one_worker_stops_all(tiny_records, tmp_path):
+    with MetadataServer.serve() as server:
+        run = RunProcesses(
+            tiny_run.make_config(
+                tiny_records,
+                tmp_path / "run",
+                strategy="multi_worker",
+                num_train_steps=10**6,
+                steps_per_loop=10**6,
+                save_checkpoints_steps=10**6,
+                dropout_schedule="0:0.1,5:0.0",
+            ),
+            tmp_path,
+            workers=2,
+            environments=(
+                {notices.METADATA_HOST_VARIABLE: ""},
+                {notices.METADATA_HOST_VARIABLE: server.host},
+            ),
+        )
+        run.wait_for_step(5)
+        server.set("preempted", "TRUE")
+        assert run.wait() == [143, 143], run.log()
+    assert "announces preempted TRUE" in run.log()
+    (newest,) = {
+        int(step) for step in re.findall(r": stopped at step (\d+);", run.log())
+    }
+    assert newest >= 5
+    stop = read_events(str(tmp_path / "run"))[-1]
+    assert stop["reason"] == "another worker was asked to stop"

@@ -9,11 +9,14 @@ import time
 
 import pytest
 
-from albert_tf.cluster.rendezvous import wait_for_workers
+from albert_tf.cluster.rendezvous import (
+    find_connection_faults,
+    wait_for_workers,
+)
 from albert_tf.errors import UserError
 from tests.helpers.run_processes import PATIENCE_S, free_ports
 
-# As TensorFlow does, it listens at its port afterwards.
+# Like TensorFlow, a worker listens at its port afterwards.
 WORKER = """
 import socket, sys, time
 from albert_tf.cluster.rendezvous import wait_for_workers
@@ -42,7 +45,7 @@ def test_all_workers_return_once_the_last_has_started():
     for port in (ports[0], ports[2]):
         while socket.socket().connect_ex(("localhost", int(port))):
             time.sleep(0.1)
-    time.sleep(1.2)  # two more tries to reach the last
+    time.sleep(1.2)  # time for two more tries to reach the last
     begun = time.time()
     processes = [*early, start(1)]
     told = [float(process.stdout.readline()) for process in processes]
@@ -53,7 +56,7 @@ def test_all_workers_return_once_the_last_has_started():
 
 
 def test_more_than_128_workers_can_connect_to_one():
-    """Pending connections are as many as the workers."""
+    """The queue of pending connections has room for one of each worker."""
     mine, away = free_ports(2)
     cluster = {"worker": [f"localhost:{port}" for port in (mine, away)]}
     waiting = threading.Thread(
@@ -142,3 +145,25 @@ def test_a_port_in_use_is_refused_at_once():
         pytest.raises(UserError, match=f"localhost:{mine}.* must be free"),
     ):
         wait_for_workers({"worker": [f"localhost:{mine}"]}, "worker", 0, 5)
+
+
+def test_faults_of_connections_are_returned_by_address():
+    """Also for an invalid host name, which is not an OSError."""
+    with socket.create_server(("", 0)) as there, socket.socket() as silent:
+        silent.bind(("", 0))  # so that no other process listens there
+        addresses = [
+            f"localhost:{server.getsockname()[1]}" for server in (there, silent)
+        ]
+        invalid = f"{'a' * 70}:1"
+        faults = find_connection_faults([*addresses, invalid], 5)
+    assert list(faults) == [addresses[1], invalid]
+    assert "refused" in faults[addresses[1]]
+    assert not find_connection_faults([], 5)
+
+
+def test_a_server_at_an_ipv6_address_has_no_fault():
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("needs IPv6")
+    (there,) = free_ports(1)
+    with socket.create_server(("::1", there), family=socket.AF_INET6):
+        assert not find_connection_faults([f"[::1]:{there}"], 5)

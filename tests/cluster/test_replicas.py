@@ -1,6 +1,6 @@
 """One program copies the values of variables to all replicas of a slice.
 
-`tests/training/test_slice.py` runs it, on CPUs.
+`tests/training/test_slice.py` runs it on the hosts of a slice.
 """
 
 import threading
@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.cluster.replicas import Replicas, values_on_first
+from albert_tf.cluster.replicas import (
+    Replicas,
+    copy_on_replica,
+    values_on_first,
+)
 from tests.helpers import tpu_bridge
 
 
@@ -50,6 +54,28 @@ def test_the_program_that_copies_runs_on_tpus(strategy):
     tpu_bridge.assert_runs_on_tpu(program)
     assert program.num_sums_over_replicas == 2
     assert program.num_updated_variables == 2
+
+
+def test_all_replicas_get_the_values_of_the_first_one(mirrored_two):
+    """Even if the others hold NaN or infinity."""
+    first = {"kernel": [[2.0, -3.5], [np.inf, 0.0]], "bias": [7.0, 1e-30]}
+    with mirrored_two.scope():
+        variables = {
+            name: tf.Variable(value, dtype=tf.float32)
+            for name, value in first.items()
+        }
+    for variable, value in (
+        ("kernel", [[4.0, np.nan], [-np.inf, 9.0]]),
+        ("bias", [np.nan, 5.0]),
+    ):
+        other = mirrored_two.experimental_local_results(variables[variable])[1]
+        other.assign(value)
+    run = tf.function(mirrored_two.run, autograph=False)
+    run(copy_on_replica, args=(tuple(variables.values()),))
+    for name, value in first.items():
+        one, other = values_of(mirrored_two, variables[name])
+        np.testing.assert_array_equal(one, np.float32(value))
+        np.testing.assert_array_equal(other, np.float32(value))
 
 
 def test_values_are_sent_to_the_first_replica_only(strategy, monkeypatch):

@@ -1,3 +1,5 @@
+import atexit
+import json
 import os
 import pathlib
 import socket
@@ -6,6 +8,7 @@ import sys
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from albert_tf.cluster.strategy import (
     device_type,
@@ -135,7 +138,7 @@ def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
         '{"cluster": {"boss": ["a:1"]}, "task": {"type": "boss", "index": 0}}',
     ],
 )
-def test_multi_worker_without_a_cluster_shows_the_form(text, monkeypatch):
+def test_an_invalid_tf_config_is_refused_with_the_right_form(text, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match="TF_CONFIG must be a JSON object"):
         make_strategy(
@@ -161,9 +164,12 @@ def test_an_error_of_one_process_names_no_other_worker(monkeypatch):
 
 
 def test_the_error_for_a_lost_worker_quotes_tensorflow(monkeypatch):
-    """It may be an error of this process, which is in no other log."""
-    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}}'
-    monkeypatch.setenv("TF_CONFIG", cluster)
+    """The cause may be an error of this process, which no other log has."""
+    cluster = {"worker": ["localhost:1", "localhost:2"]}
+    task = {"type": "worker", "index": 0}
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
+    )
     with (
         pytest.raises(UserError, match="says: Blas GEMM launch failed"),
         name_lost_workers(DistributionConfig()),
@@ -171,12 +177,45 @@ def test_the_error_for_a_lost_worker_quotes_tensorflow(monkeypatch):
         raise tf.errors.InternalError(None, None, "Blas GEMM launch failed")
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Socket closed",
+        # The operation that failed was on another worker, or on this one.
+        "/job:worker/replica:0/task:0: Socket closed",
+        "/job:worker/replica:0/task:2: Socket closed",
+    ],
+)
+def test_a_lost_worker_is_named_although_tensorflow_does_not(
+    message, monkeypatch
+):
+    with (
+        socket.create_server(("", 0)) as there,
+        socket.socket() as lost,
+        socket.socket() as own,
+    ):
+        for silent in (lost, own):
+            silent.bind(("", 0))  # so that no other process listens there
+        ports = [s.getsockname()[1] for s in (there, lost, own)]
+        cluster = {"worker": [f"localhost:{port}" for port in ports]}
+        task = {"type": "worker", "index": 2}
+        monkeypatch.setenv(
+            "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
+        )
+        expected = f"no answer from worker 1 at localhost:{ports[1]}; Tensor"
+        with (
+            pytest.raises(RetryError, match=expected),
+            name_lost_workers(DistributionConfig()),
+        ):
+            raise tf.errors.UnavailableError(None, None, message)
+
+
 def test_a_lost_host_of_a_slice_is_named_and_calls_for_a_retry(monkeypatch):
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
     lost = tf.errors.UnavailableError(
         None, None, "/job:worker/replica:0/task:1: connection refused"
     )
-    # On one host there is no other to lose.
+    # On one host, no other host can be lost.
     with (
         pytest.raises(tf.errors.UnavailableError),
         name_lost_workers(DistributionConfig(), strategy),
@@ -184,12 +223,14 @@ def test_a_lost_host_of_a_slice_is_named_and_calls_for_a_retry(monkeypatch):
         raise lost
 
     monkeypatch.setattr(type(strategy.extended), "num_hosts", 2)
-    cluster = tf.train.ClusterSpec({"worker": ["a:8470", "b:8470"]})
+    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
     monkeypatch.setattr(
         strategy.cluster_resolver, "cluster_spec", lambda: cluster
     )
     with (
-        pytest.raises(RetryError, match="no answer from worker 1 at b:8470"),
+        pytest.raises(
+            RetryError, match="no answer from worker 1 at localhost:2; Tensor"
+        ),
         name_lost_workers(DistributionConfig(), strategy),
     ):
         raise lost
@@ -210,3 +251,13 @@ def test_the_device_type_of_a_strategy_is_that_of_its_replicas(mirrored_two):
     one = tf.distribute.OneDeviceStrategy("CPU:0")
     for strategy in one, mirrored_two:
         assert device_type(strategy) == "CPU"
+
+
+def test_a_process_does_not_wait_for_a_slice_at_its_end(monkeypatch):
+    """After a notice, a host may be gone before the process has ended."""
+    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
+    removed = []
+    monkeypatch.setattr(atexit, "unregister", removed.append)
+    with name_lost_workers(DistributionConfig(), strategy):
+        pass
+    assert removed == [context.async_wait]

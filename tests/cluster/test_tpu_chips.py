@@ -1,4 +1,4 @@
-"""Whether a machine has a TPU: PCI trees made of files, and real processes."""
+"""Detection of TPUs: PCI trees made of files, and real processes."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ ON_TPU = DistributionConfig(strategy="tpu")
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Puts devices of (vendor, device) on the PCI bus, and files in /dev."""
+    """A function that makes PCI devices (vendor, device), and files of /dev."""
     pci, dev = tmp_path / "pci", tmp_path / "dev"
     dev.mkdir()
     monkeypatch.setattr(tpu_chips, "PCI_DEVICES", pci)
@@ -38,7 +38,7 @@ def machine(tmp_path, monkeypatch):
     return build
 
 
-# The network card and the disk of a Google Cloud VM are Google's, too.
+# The network card and disk of a Google Cloud VM have Google's vendor id, too.
 GVNIC, NVME = ("0x1ae0", "0x0042"), ("0x1ae0", "0x001f")
 
 

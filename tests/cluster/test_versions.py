@@ -1,4 +1,4 @@
-"""Versions, of packages that are really there, or made of metadata alone."""
+"""Versions of installed packages, and of packages made of metadata only."""
 
 import importlib.metadata
 import pathlib
@@ -135,7 +135,7 @@ def test_libtpu_that_ends_the_import_is_refused(
 
 @pytest.mark.slow
 def test_a_quick_import_leaves_out_what_is_not_needed():
-    """Keras works without it, and later imports find it."""
+    """Keras works without these packages; later imports find them."""
     program = """if True:
         import sys
         from albert_tf.cluster import versions
@@ -149,7 +149,7 @@ def test_a_quick_import_leaves_out_what_is_not_needed():
 
 
 def test_a_run_refuses_before_tensorflow_is_imported(tmp_path):
-    """Without TensorFlow, or with one whose import would end the process."""
+    """The import of this TensorFlow would end the process."""
     (tmp_path / "tensorflow.py").write_text("import os; os.abort()")
     for name, version in (("tensorflow-tpu", "2.20.0"), ("libtpu", "0.0.40")):
         directory = tmp_path / f"{name.replace('-', '_')}.dist-info"
@@ -173,3 +173,22 @@ def test_a_run_refuses_before_tensorflow_is_imported(tmp_path):
     )
     assert done.returncode == 1
     assert "libtpu must be at most 0.0.30" in done.stderr
+
+
+def test_a_limit_of_virtual_memory_is_refused_before_the_import():
+    """TensorFlow would abort, without a message."""
+    command = (
+        "ulimit -v 2000000; exec $0 -m albert_tf.run_pretraining "
+        "--albert_config_file=configs/models/albert_base_v2.json "
+        "--input_file=none --output_dir=none"
+    )
+    process = subprocess.run(
+        ["bash", "-c", command, sys.executable],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert process.returncode == 1
+    [message] = process.stderr.splitlines()
+    assert "1953 MiB" in message and "ulimit -v unlimited" in message

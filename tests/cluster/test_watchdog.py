@@ -14,7 +14,7 @@ from albert_tf.cluster.watchdog import Watchdog, watch
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS
 from tests.helpers import tpu_bridge
-from tests.helpers.remote_host import run_on_host
+from tests.helpers.remote_host import run_on_hosts
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ with Watchdog(timeout_s=1).limit("the device loop"):
 """
 
 
-# On a slice the loop is one operation of another host.
+# On a slice, the loop is an operation that runs on another host.
 WAITS_FOR_HOST = """
 import sys
 from albert_tf.cluster import workers
@@ -108,8 +108,8 @@ def test_a_lost_or_silent_host_ends_the_program_with_the_status_for_retry(
     number,
 ):
     """A host that is killed is an error; one that is silent is a hang."""
-    with run_on_host(WAITS_FOR_HOST) as (host, program):
-        time.sleep(2)  # the loop's first step is not announced
+    with run_on_hosts(WAITS_FOR_HOST) as (program, host):
+        time.sleep(2)  # nothing logs the loop's first step
         host.send_signal(number)
         assert program.wait(60) == RETRY_STATUS
         is_silent = number == signal.SIGSTOP

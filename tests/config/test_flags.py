@@ -104,7 +104,7 @@ def test_a_setting_may_be_named_like_a_python_keyword():
 
 
 def test_settings_that_a_command_finds_have_no_flag():
-    """Masks, for example, are no part of fine-tuning."""
+    """The task gives the labels, for example; fine-tuning uses no masks."""
     flags_of_finetuning = set(defined(FinetuningConfig))
     assert not flags_of_finetuning & {"ngram", "input_file", "labels", "kind"}
     assert {"task", "squad_head", "num_runs"} < flags_of_finetuning
@@ -252,7 +252,7 @@ def test_help_of_the_trainer_lists_every_flag():
     wanted = settings_of(PretrainingConfig).keys()
     wanted |= {"albert_config_file", "model"}
     assert wanted <= listed
-    # The default and the unit stand in it, too.
+    # The help has defaults and examples, too.
     assert "(default: '4096')" in done.stdout
     assert "e.g. 0:0.1,1000000:0.0" in re.sub(r"\s+", " ", done.stdout)
 
@@ -285,7 +285,7 @@ def test_a_user_error_is_one_line_without_a_traceback():
     assert done.stderr == "error: x must be 1. Received: 2.\n"
 
 
-def test_a_wrong_value_is_one_line_before_anything_starts():
+def test_a_wrong_value_is_refused_in_one_line_before_main_starts():
     done = run_command("print('started')", "--top_k=0")
     assert done.returncode == 1
     assert done.stdout == ""
@@ -329,7 +329,7 @@ def test_an_interrupted_command_says_so():
 
 @pytest.mark.parametrize("stderr", ["closed", "full"])
 def test_a_command_survives_without_standard_error(stderr, tmp_path):
-    """A file that it opens does not get the number of standard error."""
+    """A file that the command opens does not get descriptor 2."""
     source = (
         "import os, sys\n"
         "from absl import logging\n"

@@ -18,8 +18,8 @@ CONTINUED = (
     TokenizerConfig,
 )
 
-# The facts that `affects` and `in_program` must keep. Which changes of a run
-# are refused is held by tests/runs/test_directory.py.
+# What `affects` and `in_program` must declare. tests/runs/test_directory.py
+# tests which changes of a run are refused.
 BUILDS = {
     RecordsConfig: {
         "result": """input_format text_field sentence_breaker language
@@ -102,7 +102,7 @@ def test_all_settings_of_the_architecture_affect_the_model():
     assert affecting == architecture | {"training.sentence_objective"}
 
 
-def test_settings_in_the_compiled_program():
+def test_settings_declare_whether_they_are_in_the_compiled_program():
     settings = settings_by_path(PretrainingConfig)
     declared = {n for n, f in settings.items() if f.metadata["in_program"]}
     groups = {n for n in settings if n.startswith(("model.", "optimizer."))}

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of builds: a text, and the records of it."""
+"""Fixtures of the tests of builds: a text and its records."""
 
 import gzip
 import pathlib

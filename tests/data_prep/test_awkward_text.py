@@ -185,7 +185,7 @@ def test_spellings_of_special_pieces_are_plain_text(tmp_path, piece):
     text = f"A {piece} b{piece}c {piece}{piece}.\n{piece} Two ▁{piece}▁ lines."
     ids, _ = build(tmp_path, "a.txt", text.encode())
     check_examples(ids)
-    # The text contains the letters of the spelling.
+    # The tokens spell the letters of the piece.
     tokenizer = Tokenizer(VOCABULARY)
     spelled = "".join(tokenizer.id_to_piece(i) for i in ids.ravel())
     letters = "".join(c for c in piece.lower() if c.isalpha())
@@ -193,7 +193,7 @@ def test_spellings_of_special_pieces_are_plain_text(tmp_path, piece):
 
 
 def test_records_of_unusual_text_hold_only_declared_features(tmp_path):
-    """Without this, a trainer might not read the examples above."""
+    """The trainer parses only the declared features."""
     content = (TESTDATA / "awkward-blns.txt").read_bytes()
     build(tmp_path, "a.txt", content)
     (shard,) = glob.glob(str(tmp_path / "out/train/*.tfrecord"))

@@ -93,9 +93,8 @@ def test_records_have_exactly_the_declared_features(built):
     assert len(examples["input_ids"]) == len(records) > 500
 
 
-def test_records_of_google_research_have_the_same_format():
-    """The features that its writer writes: lists of integers, but for the
-    weights, which are floats. The order of the features has no influence."""
+def test_the_declared_features_parse_a_record_of_google_research():
+    """It stores the weights as floats, and all other features as integers."""
     example = tf.train.Example()
     rows = {
         "next_sentence_labels": [1],
@@ -140,7 +139,7 @@ def test_examples_have_the_layout_of_google_research(built):
 
 
 def test_label_says_whether_segments_are_swapped(built, encoded_documents):
-    """Searches the segments in the documents; ambiguous ones are ignored."""
+    """Finds the segments in the documents, and skips ambiguous ones."""
     examples, _ = read_examples(built, EVAL)
     ids = restore(examples)
     seen = [0, 0]
@@ -284,7 +283,7 @@ def test_examples_of_duplicate_documents_are_not_adjacent(repeated):
     ids = restore(examples)
     assert len(ids) > 200
     equal_neighbours = (ids[1:] == ids[:-1]).all(axis=1).sum()
-    # 9 of the other examples equal an example.
+    # In random order, 9 pairs of neighbours are equal on average.
     assert equal_neighbours < 4 * 9 * len(ids) / (len(ids) - 1)
 
 
@@ -322,7 +321,7 @@ def test_without_sentence_objective_examples_have_one_segment(
 
 
 def test_dynamic_records_have_no_masks(built, text_file, tmp_path):
-    """train/ has the static records before masking; eval/ is static."""
+    """train/ has the static records before their masking. eval/ is static."""
     out = build(tmp_path / "out", text_file, masking="dynamic")
     assert read_files(out / EVAL).keys() == read_files(built / EVAL).keys()
     for name, content in read_files(built / EVAL).items():

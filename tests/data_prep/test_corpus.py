@@ -123,8 +123,8 @@ def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
 
 
 def test_error_for_bad_utf8_has_line_and_offset(tmp_path):
-    """Before the bad byte are 3 bytes of the byte order mark, 6 and 2 bytes of
-    lines, and 2 bytes."""
+    """The bad byte follows 3 bytes of the byte order mark, lines of 6 and 2
+    bytes, and 2 bytes of its own line."""
     path = tmp_path / "latin1.txt"
     path.write_bytes(b"\xef\xbb\xbfGood.\nA\nIl\xe9gal\nC\n")
     with pytest.raises(
@@ -150,12 +150,12 @@ def test_the_first_pass_finds_bad_utf8(tmp_path, name, end):
         found = corpus.find_inputs(config)
         if on_bad_utf8 == "error":
             with pytest.raises(UserError, match=r"in line 4.*offset 45"):
-                corpus.check_and_digest(found, config, len_of)
+                corpus.check_and_digest(found, config, check_num_bytes)
         elif name != "a.jsonl":
-            corpus.check_and_digest(found, config, len_of)
+            corpus.check_and_digest(found, config, check_num_bytes)
 
 
-def len_of(num_bytes):
+def check_num_bytes(num_bytes):
     assert num_bytes >= 0
 
 
@@ -181,7 +181,7 @@ def test_json_lines_are_documents(tmp_path):
     assert skipped == {sources.EMPTY_TEXTS: 1}
     with pytest.raises(UserError, match=r'line 1 of .*"text".*--text_field'):
         read([path])
-    # The suffix decides, also before the suffix of a compression.
+    # --input_format overrides the suffix. A suffix of compression may follow.
     other = tmp_path / "b.txt"
     other.write_bytes(path.read_bytes())
     settings = {"text_field": "body", "input_format": "jsonl"}
@@ -267,7 +267,9 @@ def test_digest_depends_on_content_and_not_on_names(tmp_path):
             input_file=tuple(str(tmp_path / name) for name in names)
         )
         return sorted(
-            corpus.check_and_digest(corpus.find_inputs(config), config, len_of)
+            corpus.check_and_digest(
+                corpus.find_inputs(config), config, check_num_bytes
+            )
         )
 
     assert digest("a", "b") == digest("b", "c")

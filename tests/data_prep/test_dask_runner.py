@@ -1,4 +1,4 @@
-"""Builds with Dask workers, which are killed."""
+"""Builds with Dask workers, one of which is killed."""
 
 import dataclasses
 import pathlib
@@ -43,6 +43,30 @@ def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
         DaskProcesses("tcp://127.0.0.1:9", str)
 
 
+def fail_three_times(name, path):
+    """A task that meets a transient fault of a shared file system."""
+    with path.open("a") as file:
+        file.write("tried\n")
+    if len(path.read_text().split()) <= 3:
+        raise OSError("stale file handle")
+    return name
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_is_tried_again(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    from data_prep.dask_processes import DaskProcesses
+
+    with (
+        distributed.LocalCluster(
+            1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        DaskProcesses(cluster.scheduler_address, str, "done") as processes,
+    ):
+        tasks = processes.map(fail_three_times, [tmp_path / "tries"])
+        assert [task.result for task in tasks] == ["done"]
+
+
 def kill_one_worker(cluster, units):
     """Kills a worker once the build has written a file."""
     deadline = time.monotonic() + 300
@@ -53,12 +77,17 @@ def kill_one_worker(cluster, units):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["disk", "gs"])
 def test_dask_builds_the_same_bytes_though_a_worker_is_killed(
-    tiny_records, tmp_path, monkeypatch
+    place, tiny_records, tmp_path, monkeypatch, request
 ):
     distributed = pytest.importorskip("distributed")
     # The workers import the packages of this checkout.
     monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parents[2]))
+    output_dir = str(tmp_path / "records")
+    if place == "gs":
+        storage = request.getfixturevalue("storage")
+        output_dir = "gs://bucket/records"
     with distributed.LocalCluster(
         2, threads_per_worker=1, dashboard_address=None
     ) as cluster:
@@ -70,11 +99,16 @@ def test_dask_builds_the_same_bytes_though_a_worker_is_killed(
         build_tfrecords.main(
             dataclasses.replace(
                 tiny_run.records_config(tiny_records.parent),
-                output_dir=str(tmp_path / "records"),
+                output_dir=output_dir,
                 scratch_dir=str(scratch),
                 runner="dask",
                 dask_scheduler=cluster.scheduler_address,
             )
         )
         killer.join()
-    assert read_files(tmp_path / "records") == read_files(tiny_records)
+    built = (
+        storage.read("records/")
+        if place == "gs"
+        else read_files(tmp_path / "records")
+    )
+    assert built == read_files(tiny_records)

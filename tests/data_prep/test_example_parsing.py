@@ -1,4 +1,4 @@
-"""Compared with the parser of TensorFlow."""
+"""Parsing of examples, compared with TensorFlow's parser."""
 
 import itertools
 
@@ -146,8 +146,8 @@ def test_unusual_encodings_are_parsed_as_tensorflow_parses_them():
     ],
 )
 def test_broken_values_are_refused(entry, name):
-    """Even after as many complete values as declared. The next message is
-    parsed."""
+    """Even if the declared number of complete values precedes the broken one.
+    The next message is parsed."""
     intact = [
         make_entry(other, INTACT[other]) for other in INTACT if other != name
     ]

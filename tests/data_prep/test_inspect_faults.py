@@ -273,7 +273,7 @@ def test_a_faulty_record_is_named(records, fit_record, inspect, name):
     edit(features)
     contents[fit_record] = make_example(features)
     write_contents(path, contents)
-    # The checksum is that of a builder with this bug.
+    # As if a builder with this bug had written the shard.
     edit_metadata(records, checksums=digest_shards(records))
     status, output = inspect(records)
     assert status == 1

@@ -106,7 +106,7 @@ def _move_begin(features):
 
 
 def _shift_second(features):
-    """Numbers, positions and weights agree on a place that is no [CLS]."""
+    """Numbers, positions and weights agree, but the token is not [CLS]."""
     begin = _second_begin(features)
     features["input_mask"][begin] = 1
     features["next_sentence_positions"][1] += 1
@@ -149,7 +149,7 @@ EDITS = {
     "another begin": (
         _move_begin,
         "next_sentence_positions[1]",
-        "begins to be",
+        "the first index where",
     ),
     "no [CLS]": (_shift_second, "example 2: input_ids[0]", "[CLS], 2"),
     "another weight": (_add_an_example, "next_sentence_weights[2]", "1 for"),
@@ -236,7 +236,7 @@ def test_a_faulty_packed_record_is_named(records, capsys, name):
     assert expected in fault
 
 
-def test_an_example_of_two_records_is_found(records, capsys):
+def test_an_example_that_is_in_two_records_is_found(records, capsys):
     """Each record alone is without fault."""
     contents = read_contents(records / SHARD)
     contents[1] = contents[0]
@@ -275,12 +275,12 @@ def test_unpacking_refuses_unpacked_records_and_used_directories(
 ):
     with pytest.raises(UserError, match=r"needs packed records.*none"):
         inspect(built["none"], unpack=str(tmp_path))
-    with pytest.raises(UserError, match=r"directory without records.*train/"):
+    with pytest.raises(UserError, match=r"must be empty.*train/"):
         inspect(built["best_fit"], unpack=str(built["none"].parent))
 
 
 @pytest.mark.slow
-def test_histograms_of_packed_records_have_another_line(built, tmp_path):
+def test_packed_records_have_a_further_line_of_histograms(built, tmp_path):
     heights = []
     for packing, directory in built.items():
         path = tmp_path / f"{packing}.png"

@@ -77,7 +77,7 @@ def test_intact_records_pass(demo_records, inspect):
 
 
 def test_statistics_are_those_of_the_records(demo_records, inspect):
-    """The test counts the messages that TensorFlow parses."""
+    """The expected values come from messages that TensorFlow parses."""
     examples = [
         read_features(content)
         for path in sorted(demo_records.glob("*.tfrecord"))
@@ -169,7 +169,7 @@ def test_equal_documents_widen_the_tolerance_of_the_labels(records):
     assert judge(99) == (True, "50.00 %, 1.0 sigma away")
 
 
-def test_words_and_spans_end_at_segments():
+def test_words_and_spans_end_with_their_segment():
     """`[CLS] aa a [SEP] a <unk>a [SEP]`, where aa is a word of two tokens, and
     all ordinary tokens are masked."""
     restored = np.array([[2, 5, 6, 7, 3, 8, 1, 9, 3, 0]], np.int32)
@@ -275,6 +275,20 @@ def test_input_without_examples_is_refused(tmp_path, inspect):
         inspect(tmp_path / "*.tfrecord")
     with pytest.raises(UserError, match="input_file is required"):
         inspect()
+
+
+def test_only_the_first_records_are_searched_for_the_lengths(
+    demo_records, tmp_path, inspect
+):
+    """100 records over all shards, not of each shard or of the first one."""
+    content = read_contents(demo_records / SHARD)[0]
+    write_contents(tmp_path / "a.tfrecord", [b""] * 99)
+    write_contents(tmp_path / "b.tfrecord", [content])
+    _, output = inspect(tmp_path)
+    assert f"{tmp_path}: {LENGTH} tokens" in output
+    write_contents(tmp_path / "a.tfrecord", [b""] * 100)
+    with pytest.raises(UserError, match="first records have none"):
+        inspect(tmp_path)
 
 
 # --- printed examples and the command ----------------------------------------

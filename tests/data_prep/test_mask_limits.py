@@ -30,7 +30,7 @@ def random_rows(rng, word_length):
 @pytest.mark.parametrize("word_length", [1, 4, 20])
 @pytest.mark.parametrize("ngram", [1, 3])
 def test_no_key_masks_more_tokens_than_the_limit(word_length, ngram):
-    """And some key masks as many, in many rows."""
+    """In over a quarter of the rows, some key masks as many."""
     config = MaskingConfig(
         max_seq_length=LENGTH, max_predictions_per_seq=9, ngram=ngram
     )

@@ -17,7 +17,7 @@ from data_prep.inspection.example_parsing import parse_examples
 from data_prep.inspection.unpacking import unpack_rows
 from tests.helpers.small_builds import LENGTH, PREDICTIONS, build, read_files
 
-# Few examples of a row, so that some rows are full before their tokens are.
+# So few examples per row that some rows reach this limit before LENGTH tokens.
 EXAMPLES = 3
 SHAPE = SequenceConfig(
     max_seq_length=LENGTH,
@@ -69,7 +69,7 @@ def parse(contents, features=PACKED_FEATURES):
 
 
 def test_a_row_equals_one_written_by_hand(packed, built):
-    """The first row of more than one example, put together from records."""
+    """The first row of several examples, assembled from unpacked records."""
     (rows, *_), (records, *_) = (
         list(read_shards(directory / TRAIN).values())
         for directory in (packed, built)
@@ -140,7 +140,7 @@ def test_packed_examples_are_the_examples_of_the_unpacked_shard(
 
 
 def test_rows_are_nearly_full(packed, built):
-    """The last rows of each shard wait for no other example."""
+    """Rows that are open at the end of a shard keep their padding."""
     rows = parse(
         [row for rows in read_shards(packed / TRAIN).values() for row in rows]
     )
@@ -173,10 +173,9 @@ def test_workers_have_no_influence_on_packed_records(packed, text, tmp_path):
     assert read_files(other) == read_files(packed)
 
 
-def test_the_directory_of_another_packing_is_another_build(
-    packed, text, tmp_path
-):
-    """An unpacked build replaces the packed one, and a packed one that."""
+def test_a_build_replaces_one_of_another_packing(packed, text, tmp_path):
+    """A packed build replaces an unpacked one, and the reverse. Repeating the
+    packed build writes nothing."""
     out = build(tmp_path / "out", text, max_examples_per_row=2)
     unpacked = read_files(out)
     build(out, text, overwrite=True, **PACKED)
@@ -189,8 +188,8 @@ def test_the_directory_of_another_packing_is_another_build(
 
 
 def test_the_reader_of_google_research_refuses_packed_records(packed, built):
-    """`name_to_features` of its run_pretraining.py, with the lengths that fit
-    best. Read as unpacked, a second example would see nothing but itself."""
+    """`name_to_features` of its run_pretraining.py, with P slots for masked
+    tokens and with the slots of a packed row."""
 
     def read(directory, max_predictions_per_seq):
         names = ("input_ids", "input_mask", "segment_ids", "token_boundary")

@@ -25,7 +25,7 @@ def pack(lengths, masked, shape=SHAPE, batch_size=1000):
 
 
 def pack_plainly(lengths, masked):
-    """Best fit without limits, data structures and speed."""
+    """Best fit by a search of all rows, without a limit on open rows."""
     complete, open_rows = [], []
 
     def count(values, row):
@@ -83,8 +83,9 @@ def test_an_example_goes_to_the_row_with_the_least_sufficient_room(examples):
     st.lists(st.integers(5, 512), min_size=1, max_size=40),
     st.sampled_from([2, 3, 8]),
 )
-def test_masks_of_ordinary_examples_leave_rows_as_they_are(lengths, num):
-    """P + K - 1 slots hold round(.15 n), at least 1, of each of K examples."""
+def test_masks_of_ordinary_examples_do_not_change_the_rows(lengths, num):
+    """An example of n tokens has max(1, round(0.15 n)) masks. The P + K - 1
+    slots of a row hold those of K examples."""
     shape = SequenceConfig(max_examples_per_row=num)
     masked = [max(1, round(0.15 * length)) for length in lengths]
     assert pack(lengths, masked, shape) == pack(
@@ -93,8 +94,8 @@ def test_masks_of_ordinary_examples_leave_rows_as_they_are(lengths, num):
 
 
 def test_at_most_64_rows_are_open():
-    """No two examples of 21 to 30 of 40 tokens fit a row. The fullest row is
-    closed for another."""
+    """Two examples of 21 to 30 tokens do not fit a row of 40. The fullest row
+    is closed to make room for a new one."""
     lengths = np.random.default_rng(0).integers(21, 31, 500).tolist()
     best_fit = BestFit(SHAPE)
     complete = []

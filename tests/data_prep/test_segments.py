@@ -118,7 +118,7 @@ def test_longer_segment_is_cut_at_both_ends():
     the second. A binomial number of them, 6 on average with a standard
     deviation of 1.73, is cut at the beginning."""
     fronts = []
-    words = np.isin(np.arange(42), [0, 3])  # no word to cut the long one at
+    words = np.isin(np.arange(42), [0, 3])  # the long sentence is one word
     for seed in range(400):
         ((first, second, swapped),), _ = pair([3, 39], words, seed)
         short, long = (second, first) if swapped else (first, second)
@@ -135,10 +135,7 @@ def test_equal_segments_are_cut_equally():
 
 
 def test_short_passes_collect_fewer_sentences():
-    """With a target of 2, ..., 30 instead of 30, chunks are shorter.
-
-    A chunk has at least two tokens.
-    """
+    """A random target of 2 to 30 tokens gives shorter chunks than one of 30."""
     few, _ = pair([3] * 40, short=0.0)
     counts = [len(pair([3] * 40, seed=s, short=1.0)[0]) for s in range(50)]
     assert len(few) == 4

@@ -1,4 +1,4 @@
-"""Builds under limits and in odd surroundings, as processes."""
+"""Builds as processes with few resources or an unusual environment."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 SIGNALS = signal.SIGHUP, signal.SIGINT
 
-# What runs before the command, the output directory, and words of the message;
-# no words: the build succeeds.
+# Shell commands before the build, its output directory, and words of its error
+# message. Without words, the build succeeds.
 ROWS = {
     "largest file": ("ulimit -f 1;", "{}/out", ["ulimit -f"]),
     "a device": ("", "/dev/null/out", ["/dev/null/out", "is a file"]),
@@ -63,7 +63,7 @@ def start(command, before=""):
 
 
 def notice_signals():
-    """Undoes what `nohup` and a shell's `&` set for the tests."""
+    """Restores signals that `nohup` or a shell's `&` ignores."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 

@@ -28,7 +28,7 @@ def text_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(text_file, tmp_path_factory):
-    """The prefix of a model, and the model."""
+    """The prefix of a model's files, and the bytes of the model."""
     prefix = tmp_path_factory.mktemp("spm") / "spm"
     return prefix, train(text_file, prefix)
 
@@ -128,7 +128,7 @@ def test_text_of_blank_lines_is_refused(tmp_path):
 
 
 def test_long_line_is_read(text_file, tmp_path):
-    """By default, the trainer drops lines of more than 4,192 bytes."""
+    """By default, SentencePiece drops lines of more than 4,192 bytes."""
     path = tmp_path / "line.txt"
     with open(text_file, errors="replace") as file:
         path.write_text(" ".join(file.read().split()))
@@ -186,7 +186,7 @@ def test_comma_is_a_separate_token(variant):
 
 
 def test_spelled_special_pieces_are_ordinary_text(variant):
-    """Also in the training text."""
+    """The training text contains them, too."""
     _, byte_fallback, tokenizer = variant
     ids = set(tokenizer.encode_batch([SPELLINGS]).ids.tolist())
     special = {i for i in range(5) if i != UNK_ID}
@@ -229,7 +229,7 @@ def test_order_and_files_of_documents_have_no_influence(text_file, tmp_path):
     # A tenth of the sample, not of the corpus.
     assert described[0]["held_out"]["num_characters"] < 12_000
 
-    # The model is up to date for other file names; otherwise it is refused.
+    # Other file names do not make the model outdated, which would be an error.
     last = two.rename(tmp_path / "a.txt")
     train((str(last), str(one)), prefix, vocab_size=500, **settings)
 

@@ -1,4 +1,4 @@
-"""What the tests of fine-tuning share."""
+"""Fixtures of the tests of fine-tuning."""
 
 import pathlib
 

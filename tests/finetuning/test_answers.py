@@ -32,7 +32,7 @@ def oracle_beam(records, beam=2):
     starts = stack(records, "start_position")["start_position"]
     ends = stack(records, "end_position")["end_position"]
     size = len(records)
-    # The first start is the separator behind the question: no answer.
+    # The first start is the first token of the question: no answer.
     predictions["start_positions"] = np.hstack([starts * 0 + 1, starts])
     predictions["start_log_probs"] = np.tile([-0.5, -1.0], (size, 1))
     predictions["end_positions"] = np.tile(ends[:, np.newaxis], (1, beam, beam))
@@ -45,8 +45,8 @@ def oracle_beam(records, beam=2):
 @pytest.mark.parametrize("length", [384, 192])
 @pytest.mark.parametrize("head", ["plain", "beam"])
 def test_perfect_scores_give_every_answer(tokenizer, squad, length, head):
-    """Also from windows in which most tokens of the answer's window have no
-    maximum context; 100 % of both kinds of questions by the official rules."""
+    """Windows overlap, so that an answer is in several of them. Questions with
+    and without answer score 100 by the official rules."""
     config = TaskConfig(doc_stride=64, max_answer_length=60)
     records = list(make_records(squad, tokenizer, config, length))
     predictions = (

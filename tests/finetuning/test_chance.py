@@ -1,5 +1,6 @@
-"""A loss that stays where constant predictions have it."""
+"""Detection of a loss that stays at the loss of constant predictions."""
 
+import itertools
 import math
 
 import numpy as np
@@ -15,16 +16,19 @@ from albert_tf.finetuning.objective import ChanceWatch
 
 
 @pytest.mark.parametrize(
-    ("step", "loss", "is_reported"),
+    ("ends", "loss", "is_reported"),
     [
-        (10, 1.09, True),
-        (14, 1.09, True),  # the first loop after a tenth of the steps
-        (9, 1.09, False),
-        (10, 1.0, False),
+        ([0, 5, 10, 15], 1.09, True),
+        # No loop ends at step 10; the first one after it ends at 14.
+        ([0, 5, 14, 19], 1.09, True),
+        ([0, 5, 9], 1.09, False),
+        ([0, 5, 10, 15], 1.0, False),
+        # A run that resumes has warned before.
+        ([10, 15], 1.09, False),
     ],
 )
-def test_a_loss_at_chance_after_a_tenth_of_the_steps_is_a_warning(
-    step, loss, is_reported, caplog
+def test_a_loss_at_chance_after_a_tenth_of_the_steps_is_one_warning(
+    ends, loss, is_reported, caplog
 ):
     events = []
     watch = ChanceWatch(
@@ -35,12 +39,12 @@ def test_a_loss_at_chance_after_a_tenth_of_the_steps_is_a_warning(
         constant_loss=1.0986,
         log_event=lambda kind, **facts: events.append((kind, facts)),
     )
-    watch.on_loop_end(5, {"loss": 1.09})
-    watch.on_loop_end(step, {"loss": loss})
-    watch.on_loop_end(step + 5 * is_reported, {"loss": 1.09})
-    said = ("loss_at_chance", {"loss": 1.09, "constant_loss": 1.0986})
+    for begin, end in itertools.pairwise(ends):
+        watch.on_loop_begin(begin)
+        watch.on_loop_end(end, {"loss": loss})
+    said = ("loss_at_chance", {"loss": loss, "constant_loss": 1.0986})
     assert events == [said] * is_reported
-    assert ("THE LOSS IS AT CHANCE" in caplog.text) == is_reported
+    assert caplog.text.count("THE LOSS IS AT CHANCE") == is_reported
 
 
 def test_a_loss_at_chance_is_that_of_constant_predictions():

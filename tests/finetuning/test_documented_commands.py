@@ -25,7 +25,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 MAIN = (ROOT / "README.md").read_text()
 FINETUNING = (ROOT / "albert_tf/finetuning/README.md").read_text()
 
-# Files of GLUE as they are: no quotes, and a space before each line feed.
+# As in the files of GLUE: quotation marks are characters, and texts may end in
+# a space.
 TRAIN = "\n".join(
     [
         "sentence\tlabel",
@@ -110,7 +111,7 @@ def test_the_commands_for_sst2_train_predict_export_and_answer(
         (run_finetuning.__doc__, "albert_tf.run_finetuning", FinetuningConfig),
     ],
 )
-def test_other_commands_have_the_flags_that_exist(
+def test_other_commands_use_flags_that_exist(
     text, module, config_class, monkeypatch
 ):
     monkeypatch.chdir(ROOT)

@@ -46,7 +46,7 @@ def test_the_longer_text_of_a_pair_is_cut_first(tokenizer):
     assert record["label"].tolist() == [1]
 
 
-def test_a_text_has_the_spellings_of_special_pieces_as_text(tokenizer):
+def test_spellings_of_special_pieces_are_encoded_as_text(tokenizer):
     _, (record,) = encode(
         tokenizer, "sst2", TextExample("x", "[MASK] [SEP]", None, 0)
     )

@@ -1,4 +1,4 @@
-"""The layouts of the official files, on files written here, and bad input."""
+"""Files written here in the layouts of the official ones, and bad input."""
 
 import json
 import pathlib
@@ -51,7 +51,7 @@ def test_cola_has_a_header_only_in_its_test_file(tmp_path):
 
 
 def test_a_quotation_mark_in_a_tsv_file_is_a_character(tmp_path):
-    """Also one that is never closed, and separators of lines in Unicode."""
+    """So are an unclosed quotation mark and Unicode line separators."""
     write_tsv(
         tmp_path,
         "train.tsv",
@@ -176,12 +176,12 @@ def test_a_file_of_another_task_is_refused_with_its_columns(tmp_path):
     write_tsv(tmp_path, "train.tsv", "sentence | label", "good | 1")
     with pytest.raises(UserError, match=r"sentence1.*'sentence', 'label'"):
         read(tmp_path, "rte", "train")
-    # CoLA has no header; its lines have another length.
+    # CoLA has no header; the number of columns differs.
     with pytest.raises(UserError, match=r"source, label.*: 'sentence', 'label"):
         read(tmp_path, "cola", "train")
 
 
-# By task, the columns of its training file and of a line in it.
+# By task, the header of its training file and a line of it.
 TABLES = {
     "cola": ("", "gj04 | 1 |  | A."),
     "sst2": ("sentence | label", "A. | 1"),

@@ -14,8 +14,9 @@ from albert_tf.finetuning import base_model
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import hold_out
-from albert_tf.finetuning.run import _make_features, run
+from albert_tf.finetuning.run import _make_features, run, summarize
 from albert_tf.finetuning.squad_scores import score_answers
+from albert_tf.finetuning.tasks import Task
 from albert_tf.interop.formats import read_weights
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.progress import TIMING_METRICS
@@ -115,10 +116,9 @@ SHORT = {
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_resumes_exactly(
-    tiny_tasks, tmp_path, monkeypatch
-):
-    """With dropout; the second process finds the features of the first."""
+def test_an_interrupted_run_resumes_exactly(tiny_tasks, tmp_path, monkeypatch):
+    """With dropout. An exception ends the first run at an evaluation. The
+    second run reuses its features."""
 
     def config(name):
         return tiny_task.make_config(
@@ -185,7 +185,8 @@ def span_lines(tiny_tasks, tmp_path_factory):
 def test_other_ways_to_compute_a_step_give_its_result(
     changes, tolerance, tiny_tasks, span_lines, tmp_path
 ):
-    """The scores too, so predictions of all replicas come in order."""
+    """In float32, scores agree too, so predictions of replicas keep their
+    order."""
     assert run(span_config(tiny_tasks, tmp_path, **changes)) == 0
 
     lines = lines_of(tmp_path)
@@ -205,7 +206,7 @@ def test_other_ways_to_compute_a_step_give_its_result(
 def test_answers_that_windows_cut_are_named_and_counted(
     tiny_tasks, tmp_path, caplog
 ):
-    """Besides those that the document does not have."""
+    """So are answers that the document does not have."""
     example = tiny_task.question_answering()[0]
     document = example["text"]
     lines = [example]
@@ -262,7 +263,7 @@ RTE = {"green": "entailment", "red": "not_entailment"}
 
 
 def write_glue(directory, names, labels, column):
-    """Files of GLUE about the colours of houses; the last has no labels."""
+    """Writes GLUE files about colours of houses; `column` has the labels."""
     directory.mkdir()
     for name in names:
         lines = [f"index\tsentence1\tsentence2\t{column}"]
@@ -275,7 +276,7 @@ def write_glue(directory, names, labels, column):
 
 
 def glue_config(tiny_tasks, task, run_dir, **changes):
-    """Settings of a task whose files are in the parent of the run."""
+    """Settings of a task whose files are in a directory next to the run."""
     config = tiny_task.make_config(
         "classification",
         tiny_tasks,
@@ -290,7 +291,7 @@ def glue_config(tiny_tasks, task, run_dir, **changes):
 
 @pytest.mark.slow
 def test_a_run_of_mnli_predicts_ax_and_starts_rte(tiny_tasks, tmp_path, capsys):
-    """Its head has three outputs, so that RTE needs a new one."""
+    """The head of MNLI has three outputs, so RTE needs a new head."""
     mnli = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")
     write_glue(tmp_path / "mnli", mnli, MNLI, "gold_label")
     write_glue(tmp_path / "ax", ["diagnostic.tsv"], MNLI, "unused")
@@ -378,7 +379,24 @@ def test_several_runs_are_summarized_and_the_best_one_predicts(
         assert event["constant_loss"] == pytest.approx(math.log(3))
 
 
-def test_without_a_model_it_refuses(tiny_tasks, tmp_path):
+def test_the_best_squared_error_is_the_smallest(tmp_path):
+    scores = [(0.5, 2.0), (0.75, 1.0), (0.25, 4.0)]
+    for number, (pearson, error) in enumerate(scores):
+        (tmp_path / str(number)).mkdir()
+        line = {"split": "eval", "step": 9, "pearson": pearson}
+        (tmp_path / str(number) / "metrics.jsonl").write_text(
+            json.dumps(line | {"mean_squared_error": error}) + "\n"
+        )
+    directories = [str(tmp_path / str(number)) for number in range(3)]
+    task = Task(
+        "regression", "regression", metrics=("pearson", "mean_squared_error")
+    )
+    summary = summarize(directories, task)
+    assert summary["best"] == {"pearson": 0.75, "mean_squared_error": 1.0}
+    assert summary["median"] == {"pearson": 0.5, "mean_squared_error": 2.0}
+
+
+def test_fine_tuning_without_a_model_is_refused(tiny_tasks, tmp_path):
     config = tiny_task.make_config(
         "classification", tiny_tasks, tmp_path, init_checkpoint=""
     )

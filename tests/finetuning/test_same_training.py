@@ -56,7 +56,7 @@ def test_logits_and_fifty_steps_are_those_of_hugging_face(trained, kind):
 
 
 def test_a_different_update_would_show(trained):
-    """The default of PyTorch's AdamW, in place of the published update."""
+    """With bias correction, PyTorch's default, AdamW gives other losses."""
     task, losses, initial = trained("classification")
 
     others, _ = paired_tasks.train_in_pytorch(

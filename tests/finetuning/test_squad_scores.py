@@ -92,9 +92,10 @@ def test_answers_above_the_threshold_count_as_none():
     assert all_answered["NoAns_exact"] == 0
 
 
-def test_the_best_threshold_is_found_by_hand_computation():
-    """All null: 1 of 4 right. Up to a: 2; up to b, wrong: 2; up to c, which
-    has no answer: 1; up to d: 2. So the best is 2 of 4 at the odds of a."""
+def test_the_best_threshold_equals_one_computed_by_hand():
+    """If all are null, 1 of 4 is right: c. Without null for a: 2 are right; for
+    b, too: 2, since b is wrong; for c: 1; for d: 2. The best is 2 of 4, at the
+    odds of a."""
     asked = [question(n, "dog") for n in "abd"] + [question("c")]
     predictions = {"a": "dog", "b": "cat", "c": "cow", "d": "dog"}
     odds = {"a": -2.0, "b": -1.0, "c": 0.5, "d": 4.0}
@@ -166,7 +167,7 @@ def test_scores_of_two_texts_are_symmetric_and_agree(one, other):
     )
 )
 def test_the_best_threshold_is_the_best_of_all(entries):
-    """Scored at every threshold, with its answers null above."""
+    """No threshold among the odds gives a higher score."""
     asked = [question(str(i), *e[0]) for i, e in enumerate(entries)]
     predictions = {str(i): e[1] for i, e in enumerate(entries)}
     odds = {str(i): e[2] for i, e in enumerate(entries)}

@@ -21,7 +21,8 @@ def batches_of(strategy, config):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [k for k in HEADS if k != "regression"])
 def test_steps_and_predictions_are_lowered_for_tpus(strategy, tmp_path, kind):
-    """Of each head, with dropout; in bfloat16 and micro-batches for one."""
+    """With dropout, of each head except regression. Multiple choice is in
+    bfloat16, with micro-batches."""
     changes = {"classifier_dropout": 0.1}
     if kind == "multiple_choice":
         changes["precision"] = "mixed_bfloat16"

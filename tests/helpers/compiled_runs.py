@@ -6,7 +6,7 @@ from tests.helpers import tiny_run
 
 
 def tiny_config(**changes):
-    """No files: what reads them is not compiled."""
+    """Names no existing files: only the step is compiled."""
     return tiny_run.make_config(
         pathlib.Path("records"),
         pathlib.Path("run"),

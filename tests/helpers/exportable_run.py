@@ -45,7 +45,7 @@ def write_run(
     steps: tuple[int, ...] = STEPS,
     precision: str = "float32",
 ) -> None:
-    """Writes a run as the trainer does, with other weights at each step."""
+    """Writes a run like the trainer's; one bias differs at each step."""
     config = PretrainingConfig(
         model=MODEL,
         data=DataConfig(

@@ -11,6 +11,7 @@ says:
     1 PREEMPTED 2    exits with 1, 2 seconds before the slice is PREEMPTED
     75 step-007      exits with 75, after it has saved that checkpoint
     wait             exits with 143 when it receives SIGTERM
+    silent step-7 2  saves that checkpoint; after 2 seconds, ssh fails
 
 `states` holds the states of a new request, one for each query. With a file
 `unreachable`, ssh fails until the request is deleted. While
@@ -38,6 +39,7 @@ mkdir -p $bin
 cp $HOME/.local/bin/python $HOME/.local/bin/start_grpc_tpu_worker $bin
 """,
     "python": """#!/bin/bash
+[ "$2" != albert_tf.cluster.notices ] || exec PYTHON "$@"
 [ "$1" != - ] || { cat >/dev/null; echo "host: 4 chips: v5e"; exit; }
 read -r result state delay < <(sed -n 1p CLOUD/plan)
 sed -i 1d CLOUD/plan
@@ -51,6 +53,11 @@ printf '%s\\0' "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" "$@" END >>CLOUD/trained
 if [ "$TPU_LOAD_LIBRARY" = 0 ]; then
   echo hello >/dev/tcp/127.0.0.1/$ALBERT_TPU_PORT
 fi
+if [ "$result" = silent ]; then
+  sleep $delay
+  touch CLOUD/unreachable
+  result=wait
+fi
 if [ "$result" = wait ]; then while :; do sleep 0.1; done; fi
 if [ "$delay" ]; then (sleep $delay; echo "$state" >CLOUD/states) &
 elif [ "$state" ]; then echo "$state" >CLOUD/states; fi
@@ -58,6 +65,13 @@ exit $result
 """,
     "start_grpc_tpu_worker": """#!PYTHON
 import os, signal, socket, time
+used = False
+def on_sigterm(*_):
+    open(os.environ["HOME"] + "/sigterm", "a").close()
+    # The real server ignores SIGTERM once a program has used it.
+    if not used:
+        os._exit(143)
+signal.signal(signal.SIGTERM, on_sigterm)
 environment = {k: v for k, v in os.environ.items() if "TPU_" in k}
 print(sorted(environment.items()), file=open("CLOUD/served", "a"))
 server = socket.socket()
@@ -65,13 +79,12 @@ try:
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind(("127.0.0.1", int(os.environ["TPU_TASK_PORT"])))
     server.listen()
-    # Like the real server, ignores SIGTERM once a program has used it.
     while not server.accept()[0].recv(1):
         pass
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    used = True
     open("CLOUD/used", "a").close()
 except OSError:
-    pass  # the other host on this machine has it
+    pass  # the other host on this machine has the port
 time.sleep(3600)
 """,
 }

@@ -1,4 +1,4 @@
-"""A Cloud Storage of this machine that TensorFlow's gs:// takes for Google's.
+"""A local server that TensorFlow uses as Cloud Storage for gs:// paths.
 
 It serves the requests of TensorFlow's client over TLS, behind an HTTP proxy. A
 process uses it if its environment has the variables of
@@ -33,6 +33,7 @@ import ssl
 import struct
 import subprocess
 import threading
+import time
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
@@ -53,14 +54,18 @@ class Rule:
         name: Regular expression that is searched in the name of the object.
         skip: Number of matching requests before the first fault.
         times: Number of faults; -1 is no limit.
-        probability: Of a fault of a matching request.
-        at: Where "half", "short" and "flip" damage the content, as a fraction.
+        probability: Probability of a fault of a matching request.
+        at: Place in the content for "half", "short" and "flip", as a fraction.
         status: HTTP status of the answer; 0 gives the right answer, except for
-            `action` and `kill`.
-        action: "reset" before the request has an effect, "reset_after" its
-            effect, "half" of the content and a reset, "short": half of the
-            content as if it were all, "flip" a bit of the content.
-        kill: Process to kill before the request has an effect.
+            `action` and `signalled`.
+        action: "reset": resets the connection before the effect;
+            "reset_after": after it; "half": after the content up to `at`;
+            "short": sends that content as if it were all; "flip": flips a bit
+            at `at`; "stale": lists the objects at the time of `set_rules`;
+            "limit": 429 if the object was written less than `seconds` ago.
+        seconds: Time before the answer, if `action` is not "limit".
+        signalled: Process that gets a signal before the request has an effect.
+        signal: Number of that signal.
     """
 
     kind: str = ".*"
@@ -71,7 +76,9 @@ class Rule:
     at: float = 0.5
     status: int = 0
     action: str = ""
-    kill: int = 0
+    seconds: float = 0.0
+    signalled: int = 0
+    signal: int = signal.SIGKILL
     num_faults: int = 0
 
     def applies(self, kind: str, name: str) -> bool:
@@ -116,6 +123,8 @@ class FakeStorage:
     def __init__(self, directory: pathlib.Path) -> None:
         self.buckets: dict[str, dict[str, tuple[bytes, int]]] = {"bucket": {}}
         self.rules: list[Rule] = []
+        self.stale: dict[str, list[str]] = {}  # names at `set_rules`
+        self.written: dict[str, float] = {}  # times of the last writes
         self.requests: list[Request] = []
         self.uploads: dict[str, dict[str, Any]] = {}
         self.lock = threading.RLock()
@@ -141,9 +150,10 @@ class FakeStorage:
         """Sets the faults; the first that applies to a request counts."""
         with self.lock:
             self.rules = rules
+            self.stale = {b: list(names) for b, names in self.buckets.items()}
 
     def num_faults(self) -> int:
-        """Number of faults of the present rules."""
+        """Number of faults of the current rules."""
         with self.lock:
             return sum(rule.num_faults for rule in self.rules)
 
@@ -151,6 +161,7 @@ class FakeStorage:
         """Writes an object."""
         with self.lock:
             self._generation += 1
+            self.written[name] = time.monotonic()
             self.buckets[bucket][name] = content, self._generation
 
     def put_files(self, directory: pathlib.Path, prefix: str) -> None:
@@ -190,7 +201,7 @@ class FakeStorage:
         return taken
 
     def find_fault(self, kind: str, name: str) -> Rule | None:
-        """The rule that a request falls under."""
+        """The first rule that applies to a request, or None."""
         with self.lock:
             return next((r for r in self.rules if r.applies(kind, name)), None)
 
@@ -254,13 +265,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         rule = self.storage.find_fault(kind, name)
         self.fault = rule.action if rule else ""
         self.fault_at = rule.at if rule else 0.5
-        if rule and rule.kill:
-            os.kill(rule.kill, signal.SIGKILL)
+        # A request that takes effect has arrived completely before the signal.
+        content = b"" if self.fault == "reset" else self._content()
+        if rule and rule.signalled:
+            os.kill(rule.signalled, rule.signal)
         if self.fault == "reset":
             self._reset()
-        content = self._content()
         self.request_.num_bytes = len(content)
-        if rule and rule.status:
+        is_limited = False
+        if rule and self.fault == "limit":
+            age_s = time.monotonic() - self.storage.written.get(name, 0.0)
+            is_limited = age_s < rule.seconds
+        elif rule:
+            time.sleep(rule.seconds)
+        if is_limited:
+            self._fail(429, "The rate of changes of the object is too high.")
+        elif rule and rule.status:
             self._fail(rule.status, "a fault of the test")
         elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._fail(401, "Invalid Credentials")
@@ -308,14 +328,30 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _content(self) -> bytes:
         """The content of the request, which libcurl may send in chunks."""
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            return self._receive(int(self.headers.get("Content-Length") or 0))
         chunks = []
-        while size := int(self.rfile.readline().split(b";")[0] or b"0", 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        while self.rfile.readline().strip():
+        while size := int(self._receive_line().split(b";")[0], 16):
+            chunks.append(self._receive(size))
+            self._receive_line()
+        while self._receive_line().strip():
             pass
         return b"".join(chunks)
+
+    def _receive(self, size: int) -> bytes:
+        """Reads `size` bytes; resets the connection if the client has ended.
+
+        The request then has no effect.
+        """
+        content = self.rfile.read(size)
+        if len(content) < size:
+            self._reset()
+        return content
+
+    def _receive_line(self) -> bytes:
+        line = self.rfile.readline()
+        if not line.endswith(b"\n"):
+            self._reset()
+        return line
 
     def _reset(self) -> None:
         self.close_connection = True
@@ -376,7 +412,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         limit = int(query.get("maxResults", 1000))
         after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
         entries: dict[str, str] = {}
-        for name in sorted(self.storage.buckets[bucket]):
+        is_stale = self.fault == "stale"
+        names = (self.storage.stale if is_stale else self.storage.buckets)[
+            bucket
+        ]
+        for name in sorted(names):
             if not name.startswith(prefix):
                 continue
             head, found, _ = name[len(prefix) :].partition(delimiter or "\0")

@@ -3,8 +3,8 @@
 TensorFlow takes several CPU seconds to import, which is more than most commands
 of the tests take. Here, the fork server of `multiprocessing` imports it once.
 Each command is then a process of its own, forked from there: with its own
-devices, programs, signals and exit status. Only the end of the interpreter is
-shorter than that of `python -m`.
+devices, programs, signals and exit status. Only the shutdown of the interpreter
+is shorter than that of `python -m`.
 """
 
 import multiprocessing
@@ -44,6 +44,11 @@ class ForkedProgram:
         )
         self._process.start()
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
     def poll(self) -> int | None:
         """The exit status, or None while it runs."""
         return self._process.exitcode
@@ -76,7 +81,7 @@ def start_interpreter(
     log_file: pathlib.Path,
 ) -> subprocess.Popen:
     """Starts the module by `python -m`; arguments as of `ForkedProgram`."""
-    # A file, since nobody empties a pipe.
+    # A file, since nobody reads from a pipe.
     with open(log_file, "a") as log:
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],

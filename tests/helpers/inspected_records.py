@@ -104,7 +104,7 @@ def read_json(directory):
 
 
 def line_of(name, output):
-    """The result in a line of the table, and the line."""
+    """The verdict of a check, and its line of the table."""
     (line,) = re.findall(rf"^(?:pass|FAIL|note)  {name}.*$", output, re.M)
     return line[:4], line
 

@@ -75,7 +75,7 @@ def build(
 
 
 def check_notes(output_dir: pathlib.Path) -> None:
-    """Checks that every shard has a note; without it, it is written again."""
+    """Checks that every shard has a note; one without is written again."""
     if (output_dir / "unfinished.json").exists():
         for shard in output_dir.glob("*/*.tfrecord"):
             note = output_dir / "unfinished" / f"{shard.name}.json"

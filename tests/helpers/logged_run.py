@@ -19,7 +19,7 @@ def write_run(
     settings: Mapping | None = None,
     **metrics: Sequence[float],
 ) -> str:
-    """Writes a run with a line per step; `metrics` are of training."""
+    """Writes two lines per step, of training with `metrics` and evaluation."""
     directory.mkdir(parents=True)
     lines: list[dict[str, Any]] = []
     for step, loss in enumerate(losses):

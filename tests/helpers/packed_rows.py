@@ -8,7 +8,7 @@ VOCAB_SIZE = 61
 LENGTH = 24
 NUM_PREDICTIONS = 5
 NUM_SLOTS = 3
-# The lengths of the examples of each row: full and half-empty rows, with one
+# The lengths of the examples of each row: full and partly filled, with one
 # to NUM_SLOTS examples.
 ROWS = ((24,), (10, 14), (5, 6, 7), (9, 11), (8, 8, 8), (20,), (12, 7), (16, 5))
 

@@ -81,8 +81,8 @@ def write_text(path: pathlib.Path, documents: list[Document]) -> None:
 def write_vocabulary_text(path: pathlib.Path) -> None:
     """Writes text from which SentencePiece makes a piece of each word.
 
-    It only takes pieces that several words contain, here a word and its form
-    with an s.
+    SentencePiece only takes pieces that several words contain, here a word and
+    its form with an s.
     """
     line = " ".join(form for word in WORDS for form in (word, word + "s"))
     path.write_text(f"{line}\n" * 20)
@@ -95,7 +95,7 @@ class Learned(NamedTuple):
         copies: Fraction of masked names predicted, from the other name.
         agreement: Fraction of masked verbs predicted to be of the class of
             their subject.
-        order: Fraction of pairs whose order is told.
+        order: Fraction of pairs whose order is predicted.
     """
 
     copies: float

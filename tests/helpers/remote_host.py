@@ -1,6 +1,6 @@
-"""A process with a gRPC server of TensorFlow, and a program that uses it.
+"""Processes with gRPC servers of TensorFlow, and a program that uses them.
 
-As on a TPU slice, the program's operations run in the server's process.
+As on a TPU slice, the program's operations run in the first server's process.
 """
 
 import contextlib
@@ -16,39 +16,41 @@ SERVER = """
 import sys
 import tensorflow as tf
 
-cluster = tf.train.ClusterSpec({"worker": [f"localhost:{sys.argv[1]}"]})
-tf.distribute.Server(cluster, job_name="worker", task_index=0).join()
+cluster = tf.train.ClusterSpec({"worker": sys.argv[2:]})
+tf.distribute.Server(
+    cluster, job_name="worker", task_index=int(sys.argv[1])
+).join()
 """
-# Variables and functions are then those of the server.
+# The first server then has the variables and functions. A resolver for TPUs
+# makes TensorFlow start its coordination service.
 CONNECT = """
 import sys
 import tensorflow as tf
 
-server = f"localhost:{sys.argv[1]}"
-cluster = tf.train.ClusterSpec({"worker": [server]})
-resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-    cluster, master=server
+resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
+    tpu=f"grpc://{','.join(sys.argv[1:])}"
 )
 tf.config.experimental_connect_to_cluster(resolver)
 """
 
 
 @contextlib.contextmanager
-def run_on_host(program):
-    """Starts a server and a program that is connected to it.
+def run_on_hosts(program, num_hosts=1):
+    """Starts servers and a program that is connected to them.
 
     Args:
-        program: Python code, which prints "begins" first.
+        program: Python code, which prints "begins" first. Its arguments are
+            the addresses of the servers.
 
     Yields:
-        The processes of server and program, once the program has begun.
+        The processes of program and servers, once the program has begun.
     """
-    port = str(free_ports(1)[0])
+    addresses = [f"localhost:{port}" for port in free_ports(num_hosts)]
     with contextlib.ExitStack() as processes:
-        started = []
-        for code in (SERVER, CONNECT + program):
+
+        def start(code, *arguments):
             process = subprocess.Popen(
-                [sys.executable, "-c", code, port],
+                [sys.executable, "-c", code, *arguments, *addresses],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -56,6 +58,9 @@ def run_on_host(program):
             )
             processes.enter_context(process)
             processes.callback(process.kill)
-            started.append(process)
-        assert started[1].stdout.readline() == "begins\n"
-        yield started
+            return process
+
+        servers = [start(SERVER, str(host)) for host in range(num_hosts)]
+        started = start(CONNECT + program)
+        assert started.stdout.readline() == "begins\n"
+        yield started, *servers

@@ -6,8 +6,12 @@ import pathlib
 import signal
 import socket
 import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from albert_tf.config import PretrainingConfig
+from albert_tf.runs.checkpoint_files import list_checkpoints, read_values
 from albert_tf.runs.log import read_metrics
 from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_run
@@ -22,12 +26,13 @@ class RunProcesses:
 
     Args:
         config: The run.
-        directory: Where the log of the processes is, one for all.
+        directory: Where the common log of the processes is.
         workers: Processes that find each other by TF_CONFIG.
         options: More flags.
         forked: Whether each process is forked from one that has imported
             TensorFlow, instead of started by `python -m`.
         command: The module to run, and arguments before the flags.
+        environments: Further environment variables, for each worker.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class RunProcesses:
         options: tuple[str, ...] = (),
         forked: bool = True,
         command: tuple[str, ...] = ("albert_tf.run_pretraining",),
+        environments: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         self.run_dir = config.training.output_dir
         self.log_file = directory / "log"
@@ -69,17 +75,17 @@ class RunProcesses:
                 start(
                     command[0],
                     [*command[1:], *flags],
-                    environment,
+                    {**environment, **(environments or [{}] * workers)[index]},
                     self.log_file,
                 )
             )
 
     def log(self) -> str:
-        """What the processes have told."""
+        """What the processes have logged."""
         return self.log_file.read_text()
 
     def is_running(self) -> bool:
-        """Whether none has ended."""
+        """Whether all are running."""
         return all(process.poll() is None for process in self.processes)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> list[int]:
@@ -93,7 +99,7 @@ class RunProcesses:
                 process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends all at once, as a machine that is taken away."""
+        """Kills all at once, as if their machine were lost."""
         self.signal(signal.SIGKILL)
         for process in self.processes:
             process.wait()
@@ -114,8 +120,9 @@ class RunProcesses:
     def _wait_until(self, condition, what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            is_running = self.is_running()  # before the look, or it may
-            if condition():  # end between both
+            # First: the run may end between the two checks.
+            is_running = self.is_running()
+            if condition():
                 return
             assert is_running, f"ended before {what}: {self.log()}"
             assert time.monotonic() < deadline, f"no {what}: {self.log()}"
@@ -134,7 +141,22 @@ def free_ports(number: int) -> list[int]:
             listener.close()
 
 
-def lines_without_timing(run_dir: pathlib.Path) -> list[dict]:
+def check_same_run(run_dir: str, expected: str) -> None:
+    """Checks that two runs have the same log, last step and weights."""
+    assert lines_without_timing(run_dir) == lines_without_timing(expected)
+    found, wanted = (_last_checkpoint(d) for d in (run_dir, expected))
+    assert found[0] == wanted[0]
+    for name, value in found[1].items():
+        np.testing.assert_array_equal(value, wanted[1][name], err_msg=name)
+
+
+def _last_checkpoint(run_dir: str) -> tuple[int, dict[str, np.ndarray]]:
+    checkpoint = list_checkpoints(f"{run_dir}/checkpoints")[-1]
+    values = read_values(checkpoint)
+    return checkpoint.step, {n: v.numpy() for n, v in values.items()}
+
+
+def lines_without_timing(run_dir: pathlib.Path | str) -> list[dict]:
     """The lines of a run's log, without what depends on the clock."""
     return [
         {n: value for n, value in line.items() if n not in TIMING_METRICS}

@@ -1,4 +1,4 @@
-"""Texts to ask fine-tuned models about."""
+"""Inputs of fine-tuned models that are served."""
 
 from albert_tf.config.task import TaskConfig
 from albert_tf.finetuning.example_types import (
@@ -12,7 +12,7 @@ from tests.helpers.tiny_albert import TESTDATA
 
 
 def squad_examples() -> ExampleSet:
-    """Real questions of SQuAD 2.0, and texts that are not like them."""
+    """Real questions of SQuAD 2.0, and unusual texts."""
     path = TESTDATA / "finetuning" / "squad-v2.0-excerpt.json"
     config = TaskConfig(task="squad_v2", dev_file=str(path))
     examples = read_examples(config, "dev")

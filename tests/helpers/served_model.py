@@ -1,4 +1,4 @@
-"""Answers of an exported model: as a server gives and as `fill_mask` prints."""
+"""Answers of an exported model: of a server, and as `fill_mask` prints them."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ def answer_as_served(
 
 
 def filled_lines(export_dir: pathlib.Path, texts: Sequence[str]) -> list[str]:
-    """The lines that `fill_mask` prints; none for a text without a mask."""
+    """Each text, and lines of candidates if it has a mask, as printed."""
     filler = MaskFiller(str(export_dir))
     lines = []
     for text in texts:

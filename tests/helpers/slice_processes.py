@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 
-from tests.helpers import run_processes
+from albert_tf.cluster import notices
+from tests.helpers import run_processes, slice_program
+from tests.helpers.metadata_server import MetadataServer
 
-PROGRAM = "tests.helpers.slice_program"
 LAST = 1  # the host that a test may lose
 
 
@@ -23,6 +24,7 @@ class Slice:
 
     Attributes:
         addresses: HOST:PORT of each server.
+        metadata: The metadata server of the last host. The first has none.
         has_own_network: Whether the last host has a network of its own.
     """
 
@@ -32,7 +34,7 @@ class Slice:
         number = os.getpid()
         self._network = f"albert-{number}"
         self._links = f"a{number}", f"b{number}"  # at most 15 characters
-        # One subnet for each process that tests.
+        # One subnet for each test worker.
         subnet = f"10.{200 + number // 4096 % 50}.{number // 16 % 256}"
         first = number % 16 * 16
         hosts = [f"{subnet}.{first + 1}", f"{subnet}.{first + 2}"]
@@ -68,6 +70,10 @@ class Slice:
     def __enter__(self):
         with contextlib.ExitStack() as cleanup:
             cleanup.push(self._resources)
+            first = self.addresses[0].split(":")[0]
+            self.metadata = self._resources.enter_context(
+                MetadataServer.serve(first)
+            )
             for host in range(len(self.addresses)):
                 self.serve(host)
             cleanup.pop_all()
@@ -78,14 +84,25 @@ class Slice:
 
     def serve(self, host):
         """Starts the server of a host, in place of an earlier one."""
-        command = [sys.executable, "-m", PROGRAM]
-        command += ["serve", str(host), *self.addresses]
+        if host in self._servers:
+            self._servers[host].kill()
+            self._servers[host].wait()
+        # As in `tpu/on_host.sh`.
+        command = [sys.executable, "-m", notices.__name__]
+        command += [slice_program.__file__, "serve", str(host), *self.addresses]
         if self.has_own_network and host == LAST:
             command = ["ip", "netns", "exec", self._network, *command]
         server = subprocess.Popen(
             command,
             # The hosts of a slice reach each other without a proxy.
-            env={**os.environ, "no_grpc_proxy": "*", "https_proxy": ""},
+            env={
+                **os.environ,
+                "no_grpc_proxy": "*",
+                "https_proxy": "",
+                notices.METADATA_HOST_VARIABLE: self.metadata.host
+                if host == LAST
+                else "",
+            },
             stderr=subprocess.DEVNULL,
         )
         self._servers[host] = server
@@ -125,8 +142,8 @@ class Slice:
                 "--strategy=tpu",
                 f"--tpu_name=grpc://{','.join(self.addresses)}",
             ),
-            forked=False,  # as a new one, it may choose its devices
-            command=(PROGRAM, "train"),
+            forked=False,  # a new process, which may choose its devices
+            command=(slice_program.__name__, "train"),
         )
 
 

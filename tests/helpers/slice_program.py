@@ -5,7 +5,7 @@
 
 As on a real slice, each host runs a gRPC server of TensorFlow, and one program
 trains with `TPUStrategy` through all servers. A TPU core is a CPU device of a
-server. What a TPU needs of its own is replaced: the start of the TPU system,
+server. The parts that need a TPU are replaced: the start of the TPU system,
 the query of its devices, and `tpu.replicate`, which would compile the step. The
 step runs as under `MirroredStrategy` instead, with the model, the gradients
 and the update of the trainer.

@@ -36,7 +36,7 @@ def plain(target):
 
 
 def compiled_for(target, function):
-    """The function as a program of that target; TPUs' are XLA's."""
+    """The function as a program of that target; XLA compiles it for TPUs."""
     return tf.function(function, jit_compile=target.is_tpu)
 
 

@@ -38,7 +38,7 @@ MODEL = ModelConfig(
 )
 
 
-# Of packed records.
+# Settings of packed records.
 PACKING = {"packing": "best_fit", "max_examples_per_row": 4}
 
 
@@ -47,14 +47,14 @@ def build_records(
 ) -> pathlib.Path:
     """Records of the first lines of the sample corpus, in train/ and eval/.
 
-    Static ones of two passes over it, dynamic ones of one.
+    Static records are from two passes over the text, dynamic ones from one.
     """
     text = directory / "text.txt"
     with gzip.open(CORPUS, "rt", encoding="utf-8") as lines:
         # Short documents, so that some are held out.
         num_lines, lines_of_document = 400, 8
         if packing != "none":
-            # Of two to five words a line, so that several fill a row.
+            # Two to five words a line, so that a row holds several examples.
             lines = (
                 " ".join(line.split()[: 2 + number % 4]) + "\n"
                 for number, line in enumerate(lines)
@@ -126,6 +126,20 @@ def make_config(
         ),
     )
     return _replace(config, changes)
+
+
+def make_synthetic_config(
+    run_dir: pathlib.Path, **changes: object
+) -> PretrainingConfig:
+    """Settings of a run without records; `changes` as for `make_config`."""
+    return make_config(
+        run_dir,
+        run_dir,
+        input_file=(),
+        eval_input_file=(),
+        synthetic_input=True,
+        **changes,
+    )
 
 
 def _replace(config: PretrainingConfig, changes: dict) -> PretrainingConfig:

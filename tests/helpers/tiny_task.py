@@ -12,7 +12,7 @@ from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from tests.helpers import tiny_run
 
-# Longer than sentences of the test, so that sequences are cut to 64.
+# Has positions for sequences of `max_seq_length`, 96 in `make_config`.
 MODEL = dataclasses.replace(
     tiny_run.MODEL, max_position_embeddings=96, initializer_range=0.1
 )

@@ -161,8 +161,8 @@ def batches_of_zeros(strategy, config, features):
     )
 
 
-def assert_host_runs_ahead(program, num_features):
-    """The host of a slice launches a step before it has the last one's results.
+def assert_host_runs_ahead(program, num_replicas):
+    """Checks that the host launches a step before the last one has ended.
 
     The request of a batch may wait for results of earlier steps only. Nor may
     anything wait for the batches of all replicas.
@@ -203,9 +203,10 @@ def assert_host_runs_ahead(program, num_features):
             # TPU counts as done for them, not for the values that it returns.
             values = needed(next_values[argument], tuple(string.ascii_letters))
             assert request not in values, argument
+    assert len(requests) == num_replicas
     for node in body.node_def:
         if node.op == "Timestamp":
-            assert len(node.input) <= num_features
+            assert len(needed(node.name, ("",)) & {*requests}) <= 1
     # The metrics and the stop flag reach the host in one tensor.
     outputs = [n for n in body.node_def if n.op == "TPUReplicatedOutput"]
     assert len(outputs) == 1
@@ -262,7 +263,7 @@ def _device_program(module):
         if text.startswith("  func.func ")
     }
     names = [re.search(r"tf_device\.cluster_func.*func = @(\w+)", module)[1]]
-    for name in names:  # grows
+    for name in names:  # the loop adds to it
         called = re.findall(r"@([\w.\-]+)", functions[name])
         names += [n for n in called if n in functions and n not in names]
     # The last function of the module ends with the brace of the module.

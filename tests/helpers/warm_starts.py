@@ -17,7 +17,7 @@ PIECES = "albert/embeddings/word_embeddings"
 PIECE_BIAS = "albert/masked_lm/output_bias"
 POSITIONS = "albert/embeddings/position_embeddings"
 
-# Nothing is learned: an evaluation after it is one of the initial weights.
+# A run with these learns nothing: its evaluation is of the initial weights.
 WITHOUT_EFFECT = {
     "num_train_steps": 1,
     "num_warmup_steps": 0,

@@ -1,4 +1,4 @@
-"""Which batch is the batch of a step, by hand."""
+"""The batch of each step, computed by hand."""
 
 from albert_tf.config import DataConfig, TrainingConfig
 from albert_tf.input.batch_stream import BatchStream

@@ -103,7 +103,7 @@ DAMAGES = {
 
 @pytest.fixture
 def copied(request, tmp_path):
-    """Records that may be damaged."""
+    """A function that copies records, which the test may damage."""
 
     def copy(masking):
         name = "tiny_records" if masking == "static" else "tiny_dynamic_records"
@@ -197,7 +197,7 @@ def test_a_damaged_record_does_not_move_the_others(
                 assert one["input_mask"][row].any()
     seen = 8 * epochs
     assert changed in (2 * lost, 2 * lost + lost * (seen > 2 * total))
-    # Wherever the reading starts.
+    # A stream that starts at step 7 has the same batches.
     resumed = batches(config, 5, found, 7)
     for one, other in zip(after[7:12], resumed, strict=True):
         for name, value in one.items():
@@ -205,7 +205,7 @@ def test_a_damaged_record_does_not_move_the_others(
 
 
 def test_a_shard_with_too_many_records_is_an_error(copied, tmp_path):
-    """All later records would move."""
+    """If it were read, all later records would move."""
     records = copied("static")
     config = tiny_run.make_config(records, tmp_path / "run")
     total = find_training_data(config).phases[0].records.num_records
@@ -339,8 +339,8 @@ def test_a_damaged_record_of_a_mixture_is_found(copied, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_losses_do_not_count_damaged_records(copied, tmp_path):
-    """A run over a damaged record weighs the others as if it were not there."""
+def test_a_run_that_skips_damaged_records_notes_them_once(copied, tmp_path):
+    """In corrupt_records.json, and in one event."""
     records = copied("static")
     shard = shard_of(records)
     for number in range(0, 60, 5):
@@ -426,7 +426,9 @@ def test_a_damaged_note_is_refused(tmp_path):
         CorruptRecords.read(str(tmp_path))
 
 
-def test_damage_in_one_read_is_not_damage(copied, tmp_path, monkeypatch):
+def test_a_fault_of_a_single_read_is_not_reported(
+    copied, tmp_path, monkeypatch
+):
     """A network may return a wrong bit or too few bytes once."""
     shard = shard_of(copied("static"))
     damage_content(shard, 31)

@@ -55,10 +55,10 @@ def test_a_run_that_has_stopped_ends_within_seconds(tiny_records, tmp_path):
     assert ended - last["time"] < 4 * PROMPT_S
 
 
-def test_all_iterators_of_a_run_close_at_once(
+def test_no_iterator_of_a_run_has_a_tuning_thread(
     tiny_records, tmp_path, monkeypatch
 ):
-    """Training and evaluation, on the host and on the device."""
+    """In training and in evaluation. Such threads delay the end of a run."""
     config = tiny_run.make_config(
         tiny_records, tmp_path / "run", num_train_steps=4
     )

@@ -1,4 +1,4 @@
-"""Packed records on their way into batches, and the errors of bad ones."""
+"""Batches of packed records, and errors for records that do not fit."""
 
 import dataclasses
 import json
@@ -221,7 +221,7 @@ def test_packed_and_unpacked_records_are_not_mixed(
 
 
 def test_packed_datasets_of_one_k_are_mixed(tiny_packed_records, tmp_path):
-    """And no others: the second copy says that its rows hold more examples."""
+    """A second dataset whose metadata has another K is refused."""
     first, second = tiny_packed_records, tmp_path / "second"
     shutil.copytree(first, second)
     config = make_config(
@@ -275,7 +275,7 @@ def test_packed_records_without_metadata_are_refused(
 def test_dynamic_packed_records_need_the_masking_of_their_build(
     tiny_dynamic_packed_records, tmp_path
 ):
-    """Its rows have slots for the masks of these settings."""
+    """The rows of the build have slots for masks of its own settings."""
     refuse(
         make_config(
             tiny_dynamic_packed_records,
@@ -335,7 +335,7 @@ FAULTS = {
     "prediction": (
         "masked_lm_positions",
         lambda values: [31] * len(values),
-        "masked_lm_positions must be those of tokens",
+        "masked_lm_positions must not be those of padding",
     ),
 }
 
@@ -349,7 +349,7 @@ def copied(tiny_packed_records, tmp_path):
     return tmp_path / "records"
 
 
-def test_packed_records_with_faults_are_damaged(copied, tmp_path):
+def test_packed_records_with_faults_count_as_damaged(copied, tmp_path):
     """Reading stops at each, and the search names file, record and field."""
     config = make_config(copied, tmp_path / "run")
     # Rows of two or three examples, with padding: one for each fault.

@@ -153,8 +153,8 @@ def test_hosts_and_replicas_share_the_batch_of_a_single_replica(
 LANES = {"global_batch_size": 12, "input_lanes": 3}
 
 
-def test_each_lane_fills_its_slots_from_its_own_shards(records, config):
-    """Each in its own order, and each record once in an epoch of its lane."""
+def test_each_lane_fills_its_rows_from_its_own_shards(records, config):
+    """Shuffled, and each record once in an epoch of the lane."""
     counts = [records.count_of(file) for file in records.files]
     batches = take(records, config, 0, -(-max(counts) // 4), **LANES)
     for lane, (file, count) in enumerate(
@@ -287,7 +287,7 @@ def test_joined_sets_alternate_in_proportion_to_their_sizes(
         seen = np.cumsum(numbers == number)
         for end in range(block_size - 1, total, block_size):
             expected = (end + 1) * size / total
-            # One record for each set that `num_of_sets` counts before.
+            # `num_of_sets` rounds the numbers of the sets before this one.
             assert expected - 2 - unknown[end] <= seen[end] <= expected + 2
 
 
@@ -320,6 +320,7 @@ def test_a_file_of_two_sets_belongs_to_the_first(tiny_records, config):
 
 @pytest.mark.parametrize("sizes", [(7, 3), (3, 7, 5), (2, 0, 40, 1), (1, 0)])
 def test_the_numbers_of_sets_grow_by_one_and_end_at_the_sizes(records, sizes):
+    """`num_of_sets(n)` splits the first n records of an epoch by set."""
     files = tuple("abcd"[: len(sizes)])
     mixture = dataclasses.replace(
         records, files=files, counts=sizes, sets=tuple((f,) for f in files)
@@ -331,6 +332,9 @@ def test_the_numbers_of_sets_grow_by_one_and_end_at_the_sizes(records, sizes):
     steps = np.diff(numbers, axis=0)
     assert set(steps.ravel()) <= {0, 1}
     assert (steps.sum(axis=1) == 1).all()
+
+    in_proportion = np.arange(total + 1)[:, np.newaxis] * sizes / total
+    assert np.abs(numbers - in_proportion).max() < len(sizes)
 
 
 def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
@@ -445,7 +449,7 @@ def test_epochs_have_different_masks(dynamic, config):
 def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
     dynamic, config
 ):
-    step = dynamic.num_records // 8 - 1  # an epoch ends in its batches
+    step = dynamic.num_records // 8 - 1  # an epoch ends within these batches
     straight = rows(take(dynamic, config, 0, step + 3))[step * 8 :]
     assert rows(take(dynamic, config, step, 3)) == straight
     shared = []
@@ -472,7 +476,7 @@ def test_dynamic_and_static_batches_have_the_same_shapes(
 
 
 def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):
-    """On a TPU pod, the pipelines of hosts run in processes without Python."""
+    """On a TPU slice, the pipelines of hosts run without Python."""
     dataset = BatchStream(one_phase(dynamic), config.data, 7).open(0)(ONE)
     operations = operations_of(dataset)
     assert "TensorScatterUpdate" in operations, "masking must be in the graph"

@@ -1,4 +1,4 @@
-"""Batches without records have the form of real ones."""
+"""Synthetic batches have the shapes and types of real ones."""
 
 import pytest
 import tensorflow as tf
@@ -32,11 +32,7 @@ def test_batches_have_the_features_of_records(
     records = tiny_records if packing == "none" else tiny_packed_records
     packed = {} if packing == "none" else tiny_run.PACKING
     real = first_batch(tiny_run.make_config(records, tmp_path, **packed))
-    made = first_batch(
-        tiny_run.make_config(
-            tmp_path, tmp_path, input_file=(), synthetic_input=True, **packed
-        )
-    )
+    made = first_batch(tiny_run.make_synthetic_config(tmp_path, **packed))
     assert {n: (v.shape, v.dtype) for n, v in made.items()} == {
         n: (v.shape, v.dtype) for n, v in real.items()
     }
@@ -47,21 +43,14 @@ def test_batches_have_the_features_of_records(
     assert made["input_mask"].numpy().min() == 1
 
 
-def test_it_replaces_the_records(tiny_records, tmp_path):
+def test_synthetic_input_and_records_exclude_each_other(tiny_records, tmp_path):
     with pytest.raises(UserError, match="synthetic_input replaces"):
         tiny_run.make_config(tiny_records, tmp_path, synthetic_input=True)
 
 
 @pytest.mark.slow
 def test_a_run_needs_no_records(tmp_path):
-    config = tiny_run.make_config(
-        tmp_path,
-        tmp_path,
-        input_file=(),
-        eval_input_file=(),
-        synthetic_input=True,
-        num_train_steps=4,
-    )
+    config = tiny_run.make_synthetic_config(tmp_path, num_train_steps=4)
     assert train(config) == 0
     assert train(config) == 0  # resumed, with nothing left to do
     assert [line["step"] for line in read_metrics(str(tmp_path))] == [2, 4]

@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import ConvertConfig, ExportConfig, ModelConfig
+from albert_tf.config import (
+    ConvertConfig,
+    ExportConfig,
+    ModelConfig,
+    TaskHeadConfig,
+)
 from albert_tf.errors import UserError
 from albert_tf.interop import formats, google_albert
-from albert_tf.interop.convert import convert, write_run
+from albert_tf.interop.convert import convert, verify, write_run
+from albert_tf.interop.formats import RUN
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.serving.export import export
@@ -26,6 +32,7 @@ from tests.helpers.conversion import (
     refused,
 )
 from tests.helpers.google_albert_graph import CONFIG
+from tests.helpers.tiny_albert import TINY, random_weights
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -103,7 +110,7 @@ def test_partly_shared_layers_become_groups(tmp_path):
 
 @pytest.mark.parametrize("objective", ["none", "nsp"])
 def test_the_sentence_objective_is_converted(tmp_path, objective):
-    """Except "nsp", which a published checkpoint does not record."""
+    """A published checkpoint does not record "nsp", which becomes "sop"."""
     config = ModelConfig.from_dict(CONFIG)
     values = {
         weight.path: np.full(weight.shape, number, np.float32)
@@ -212,6 +219,22 @@ def test_verify_finds_a_bit_that_changed(
     with pytest.raises(UserError, match="differences in albert/pooler/bias"):
         converted(google_albert_dir, tmp_path / "out", "published", verify=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fact", ["head", "sentence_objective"])
+def test_verify_compares_labels_and_objective(fact, tmp_path):
+    """Two labels, or objectives, have the same arrays."""
+    if fact == "head":
+        labels = TaskHeadConfig(labels=("no", "yes"))
+        weights = random_weights(TINY, "none", head=labels)
+        other = TaskHeadConfig(labels=("yes", "no"))
+    else:
+        weights, other = random_weights(TINY, "sop"), "nsp"
+    run = str(tmp_path / "run")
+    write_run(weights, run, run)
+    assert "equal, bit for bit" in verify(weights, run, RUN)
+    with pytest.raises(UserError, match=rf"differences in {fact}\.$"):
+        verify(dataclasses.replace(weights, **{fact: other}), run, RUN)
 
 
 def test_a_full_disk_leaves_nothing_behind(small_disk, google_albert_dir):

@@ -59,7 +59,7 @@ def test_any_checkpoint_of_a_run_can_be_read(tmp_path, run_dir):
 def test_a_step_with_a_path_of_one_checkpoint_is_refused(
     tmp_path, run_dir, google_albert_dir
 ):
-    """Even if it is the checkpoint's own step."""
+    """Such a path leaves no choice of a step."""
     converted(google_albert_dir, tmp_path / "folder", "hugging_face")
     for path in (
         run_dir / "checkpoints" / "step-00000002",
@@ -138,7 +138,7 @@ def test_a_run_of_another_architecture_is_refused(tmp_path, run_dir):
     assert not (tmp_path / "out").exists()
 
 
-def test_torn_checkpoints_of_a_run_are_skipped(tmp_path, run_dir):
+def test_truncated_checkpoints_of_a_run_are_skipped(tmp_path, run_dir):
     shutil.copytree(run_dir, tmp_path / "run")
     parent = tmp_path / "run" / "checkpoints"
     data = "variables.data-00000-of-00001"

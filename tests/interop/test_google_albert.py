@@ -188,7 +188,7 @@ def test_the_state_file_names_the_newest_checkpoint(three_checkpoints):
     with pytest.raises(UserError, match=r"ckpt-7.*Received: model\.ckpt-"):
         google_albert.read(str(three_checkpoints), 7)
     state.unlink()
-    with pytest.raises(UserError, match=r"name the newest.*ckpt-10, .*ckpt-8"):
+    with pytest.raises(UserError, match=r"names the newest.*ckpt-10, .*ckpt-8"):
         google_albert.read(str(three_checkpoints))
 
 

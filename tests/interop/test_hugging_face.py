@@ -47,7 +47,7 @@ def test_a_written_folder_is_read_bit_for_bit(tmp_path, name, objective):
 
 
 def test_a_folder_has_what_old_versions_of_transformers_need(folder):
-    """4.46 needs the format, and zeroes a bias without its second name."""
+    """4.46 needs the format, and sets a bias without its second name to 0."""
     with safetensors.safe_open(folder[0] / WEIGHTS_FILE, "np") as file:
         assert file.metadata() == {"format": "pt"}
         np.testing.assert_array_equal(
@@ -142,7 +142,7 @@ def test_an_encoder_without_heads_gets_initial_heads(tmp_path, caplog):
 
 @pytest.mark.interop
 def test_transformers_loads_a_folder_without_warnings(tmp_path, caplog):
-    """With the classes that users call, and exactly their weights."""
+    """Each class that users call finds exactly its weights."""
     import transformers
 
     weights = make_weights(MODELS["published vocabulary"])
@@ -241,7 +241,7 @@ def test_tied_names_and_constants_are_ignored(folder):
         tensors["albert.embeddings.position_ids"] = np.arange(7)[np.newaxis]
         tensors["predictions.decoder.weight"] = words
         tensors["predictions.decoder.bias"] = bias
-        del tensors["predictions.bias"]  # one of the two does
+        del tensors["predictions.bias"]  # one of the two names is enough
 
     change_tensors(directory, change)
     assert_equal(hugging_face.read(str(directory)), weights)

@@ -52,9 +52,9 @@ def test_missing_settings_have_the_defaults_of_transformers():
 
 
 def test_missing_settings_do_not_have_our_defaults(folder):
+    """The default of hidden_size there is 4096; ours is 768."""
     directory, _ = folder
-    (directory / CONFIG_FILE).write_text('{"model_type": "albert"}')
-    with pytest.raises(
-        UserError, match=r"\[11, 4\], not \[30000, 128\] as in config.json"
-    ):
+    config = '{"model_type": "albert", "embedding_size": 4}'
+    (directory / CONFIG_FILE).write_text(config)
+    with pytest.raises(UserError, match=r"\[6, 4\], not \[4096, 4\] as in"):
         hugging_face.read(str(directory))

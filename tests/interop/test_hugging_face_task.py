@@ -61,7 +61,8 @@ def test_transformers_loads_a_fine_tuned_model(weights, tmp_path):
 
 
 def test_a_pooler_of_old_transformers_is_ignored(tmp_path):
-    """A folder of another kind, with the class of question answering."""
+    """A regression model, read as question answering, has an unused pooler,
+    which the error does not name."""
     head = HEADS["regression"]
     hugging_face.write(random_weights(TINY, "none", head=head), str(tmp_path))
     change_config(tmp_path, architectures=["AlbertForQuestionAnswering"])
@@ -70,6 +71,15 @@ def test_a_pooler_of_old_transformers_is_ignored(tmp_path):
     ) as error:
         hugging_face.read(str(tmp_path))
     assert "albert.pooler" not in str(error.value)
+
+
+def test_a_classifier_into_several_classes_at_once_is_refused(tmp_path):
+    """Its logits are not those of a softmax."""
+    head = HEADS["classification"]
+    hugging_face.write(random_weights(TINY, "none", head=head), str(tmp_path))
+    change_config(tmp_path, problem_type="multi_label_classification")
+    with pytest.raises(UserError, match="problem_type must be single_label"):
+        hugging_face.read(str(tmp_path))
 
 
 def test_the_beam_head_has_no_class_in_transformers(tmp_path):

@@ -74,7 +74,7 @@ def test_the_model_agrees_with_stored_answers_of_hugging_face(name):
 @pytest.mark.parametrize("seed", [7, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_the_model_agrees_with_hugging_face(name, seed):
-    """Whatever is shared, with padding, to 1e-5; live, new weights."""
+    """Each kind of sharing, with padding, to 1e-5, on new random weights."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     config = CASES[name]

@@ -60,3 +60,23 @@ def test_the_card_says_what_is_unknown(folder):
     assert "## Data\n\nUnknown.\n" in card
     assert "## Evaluation\n\nUnknown.\n" in card
     assert "not stated at export" in card
+
+
+def test_a_folder_without_sentence_head_still_names_the_objective(
+    tmp_path, tiny_records
+):
+    """Without the run, the objective of a model without the head is unknown."""
+    config = tiny_run.make_config(tiny_records, tmp_path / "run")
+    write_config(config.training.output_dir, config)
+    weights = random_weights(config.model)
+    cards = []
+    for run_dir in (config.training.output_dir, ""):
+        folder = tmp_path / f"folder{len(cards)}"
+        hugging_face.write(
+            weights, str(folder), run_dir, with_sentence_head=False
+        )
+        cards.append((folder / "README.md").read_text())
+
+    assert all("The folder has no sentence head." in card for card in cards)
+    assert "| sentence_objective | sop |" in cards[0]
+    assert "| sentence_objective | unknown |" in cards[1]

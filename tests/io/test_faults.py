@@ -82,7 +82,7 @@ def test_errors_of_local_files_name_path_and_remedy(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for path, remedy in {
         "file/child": "one of its parents is a file",
-        "loop": "symbolic links",
+        "loop": "Correct the symbolic links",
         ".": "path of a file",
         "x" * 300: "shorter path",
     }.items():
@@ -104,7 +104,7 @@ def test_python_and_tensorflow_are_explained_alike(number):
         tf.errors.UnknownError(None, None, f"{operation}run/log; {reason}")
     )
     assert str(python) == str(tensorflow)
-    assert "run/log must be accessible" in str(python)
+    assert "run/log must be " in str(python)
 
 
 def test_a_real_error_of_tensorflow_is_explained(tmp_path):
@@ -112,6 +112,21 @@ def test_a_real_error_of_tensorflow_is_explained(tmp_path):
     with pytest.raises(tf.errors.OpError) as error:
         tf.io.gfile.GFile(str(tmp_path / "file" / "x"), "w").write("a")
     assert "parents is a file" in faults.describe(error.value)
+
+
+def test_a_failed_save_is_explained_without_its_operation(tmp_path):
+    """TensorFlow names the operation after the reason."""
+    (tmp_path / "file").touch()
+    with pytest.raises(tf.errors.OpError, match=r"\[Op:SaveV2\]") as error:
+        tf.raw_ops.SaveV2(
+            prefix=str(tmp_path / "file" / "x"),
+            tensor_names=["a"],
+            shape_and_slices=[""],
+            tensors=[tf.zeros(1)],
+        )
+    explained = str(faults.explain(error.value))
+    assert "parents is a file" in explained
+    assert "Op:" not in explained and "{{" not in explained
 
 
 def test_other_errors_are_not_explained():
@@ -124,7 +139,7 @@ def test_other_errors_are_not_explained():
         assert faults.explain(error) is None
 
 
-def test_a_path_that_the_locale_cannot_encode(monkeypatch):
+def test_a_path_that_the_locale_cannot_encode_is_explained(monkeypatch):
     with pytest.raises(UnicodeEncodeError) as error:
         "büro".encode("ascii")
     assert faults.explain(error.value) is None  # not the fault of the locale
@@ -132,11 +147,11 @@ def test_a_path_that_the_locale_cannot_encode(monkeypatch):
     assert "LC_ALL=C.UTF-8" in str(faults.explain(error.value))
 
 
-def test_memory_that_does_not_suffice():
+def test_insufficient_memory_is_explained():
     assert "ulimit -v" in str(faults.explain(MemoryError()))
 
 
-def test_a_missing_file_must_exist():
+def test_a_missing_file_is_explained():
     with pytest.raises(FileNotFoundError) as error:
         pathlib.Path("no/such/file").read_bytes()
     assert "no/such/file must exist" in str(faults.explain(error.value))

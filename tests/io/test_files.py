@@ -68,3 +68,7 @@ def test_missing_or_incomplete_json_is_named(tmp_path):
     files.write_text(path, '{"half":')
     with pytest.raises(UserError, match=r"metadata\.json must be JSON"):
         files.load_json_if_any(path)
+
+
+def test_a_name_that_no_file_can_have_does_not_exist():
+    assert not files.exists("a\0b")

@@ -1,3 +1,4 @@
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -7,6 +8,8 @@ import pytest
 from albert_tf.errors import UserError
 from albert_tf.io.ownership import own
 
+PATIENCE_S = 20
+
 
 def hold(directory, ready):
     with own(directory):
@@ -14,21 +17,31 @@ def hold(directory, ready):
         signal.pause()
 
 
+@contextlib.contextmanager
+def holder(directory):
+    """A process that uses a directory; it never outlives the test."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe()
+    process = fork.Process(target=hold, args=(str(directory), sender))
+    process.start()
+    try:
+        assert receiver.poll(PATIENCE_S), "the first command does not start"
+        yield process
+    finally:
+        # A stopped process ignores SIGTERM, and pytest would wait for it.
+        process.kill()
+        process.join(PATIENCE_S)
+
+
 def test_a_second_command_is_refused_while_the_first_lives(tmp_path):
     """A killed command holds nothing; a stopped one does."""
-    spawn = multiprocessing.get_context("fork")
-    receiver, sender = spawn.Pipe()
-    first = spawn.Process(target=hold, args=(str(tmp_path), sender))
-    first.start()
-    receiver.recv()
-    os.kill(first.pid, signal.SIGSTOP)
-    with (
-        pytest.raises(UserError, match="one command at a time"),
-        own(str(tmp_path)),
-    ):
-        pass
-    first.kill()
-    first.join()
+    with holder(tmp_path) as first:
+        os.kill(first.pid, signal.SIGSTOP)
+        with (
+            pytest.raises(UserError, match="one command at a time"),
+            own(str(tmp_path)),
+        ):
+            pass
     with own(str(tmp_path)):
         assert not list(tmp_path.iterdir())  # it leaves no file
 

@@ -1,4 +1,4 @@
-"""Against TensorFlow's own writer and reader."""
+"""TFRecords, compared with TensorFlow's own writer and reader."""
 
 import hashlib
 import io

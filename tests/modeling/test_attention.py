@@ -99,7 +99,7 @@ def test_a_sublayer_adds_the_projected_context_and_normalises():
 
 
 def test_each_kernel_starts_truncated_at_two_deviations():
-    """Standard deviation of a normal cut at 2: 0.87963 of the uncut one."""
+    """Truncation at 2 multiplies the standard deviation by 0.87963."""
     layer = SelfAttention(ModelConfig(hidden_size=240), "attention", "float32")
     layer.build()
     query, key = layer.query.kernel.numpy(), layer.key.kernel.numpy()
@@ -114,8 +114,8 @@ def test_each_kernel_starts_truncated_at_two_deviations():
 def test_a_position_of_a_packed_row_attends_to_its_own_example():
     """A change of a token changes the outputs of its example only.
 
-    Queries at some positions see what they see among all queries. Padding has
-    finite outputs.
+    With `output_positions`, outputs are those of all positions at these places.
+    Outputs of padding are finite.
     """
     rng = np.random.default_rng(0)
     layer = SelfAttention(CONFIG, "attention", "float32")
@@ -144,7 +144,8 @@ def test_a_position_of_a_packed_row_attends_to_its_own_example():
 
 
 def test_no_position_attends_to_padding():
-    """A change of a token changes the other tokens' outputs, of padding not."""
+    """A changed token changes the outputs of others; changed padding does
+    not."""
     rng = np.random.default_rng(0)
     layer = SelfAttention(CONFIG, "attention", "float32")
     layer.build()

@@ -48,7 +48,7 @@ def test_all_entries_are_dropped_independently(target):
 
 @on_both
 def test_neighbours_are_dropped_independently(target):
-    """At any distance: a table of 512 by 512 against itself, shifted."""
+    """A table of 512 by 512 against itself, shifted by four distances."""
     shape = tf.constant([2, 3, 512, 512])
     keep = attention_masks(0.3, target).keep(shape).numpy()
     for by in (1, 2, 64, 256):

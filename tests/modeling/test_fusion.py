@@ -28,5 +28,5 @@ def test_layers_of_the_same_shape_are_compiled_once():
     assert len(three) == len(two) > 0
 
 
-def test_without_fusing_nothing_is_compiled_apart():
+def test_without_fusing_xla_compiles_no_function():
     assert not compiled_functions(tiny_model.CPU)

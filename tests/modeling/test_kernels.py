@@ -182,7 +182,7 @@ def test_bfloat16_formulas_have_gradients_near_those_of_float32():
     )
 
 
-def test_a_target_uses_the_kernels_that_it_names_only():
+def test_a_target_uses_only_the_kernels_that_it_names():
     target = tiny_model.plain(tiny_model.CPU)
     for formula in FORMULAS.values():
         assert target.fastest(formula) is formula
@@ -190,8 +190,8 @@ def test_a_target_uses_the_kernels_that_it_names_only():
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_a_fused_program_stores_no_number_for_each_pair_of_positions(fuse):
-    """The bias of packed rows; unfused programs do store it.
+def test_a_fused_program_stores_no_attention_bias_of_packed_rows(fuse):
+    """An unfused program does.
 
     All heads of a row have the same bias, so its second size is 1.
     """

@@ -219,10 +219,10 @@ def test_unknown_shapes_give_what_static_ones_give():
 
 @pytest.mark.parametrize("sentence_objective", ["sop", "none"])
 @pytest.mark.parametrize(("length", "encoded"), [(11, 8), (128, 8), (129, 128)])
-def test_a_tpu_fills_its_registers_and_computes_the_same(
+def test_a_tpu_adds_output_positions_and_computes_the_same(
     length, encoded, sentence_objective
 ):
-    """Positions are added, unless the row itself is as short."""
+    """Up to 128, which fill its registers, or to 8 if a row has at most 128."""
     config = dataclasses.replace(TINY, max_position_embeddings=129)
     model = build(config, sentence_objective=sentence_objective)
     batch = make_batch(length)
@@ -242,7 +242,7 @@ def test_a_tpu_fills_its_registers_and_computes_the_same(
 
 
 def test_padding_does_not_change_the_outputs():
-    """Longer rows of the same tokens give the same; further tokens do not."""
+    """More padding gives the same outputs; more tokens do not."""
     model, short, long = build(), make_batch(), make_batch()
     for name in "input_ids", "input_mask", "segment_ids":
         padding = 9 if name == "input_ids" else 0
@@ -315,7 +315,7 @@ def test_only_matrix_products_of_the_encoder_are_bfloat16():
 
 
 def test_the_logits_tie_the_word_embeddings_of_input_and_output():
-    """The row of a piece that is not in the input moves its logit only."""
+    """The embedding of a piece outside the input changes only its logit."""
     model, batch = build(), make_batch()
     absent = 60
     assert not np.any(batch["input_ids"] == absent)

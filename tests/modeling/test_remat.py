@@ -105,7 +105,7 @@ def test_only_with_remat_is_a_block_computed_twice():
 
 @pytest.mark.slow
 def test_on_a_tpu_a_barrier_precedes_the_second_computation():
-    """One per block, besides those of attention: forward, backward."""
+    """Without remat, each layer has two, in attention; with remat, four."""
     barrier = "XlaOptimizationBarrier"
     without = LAYERS + LAYERS
     assert count(barrier, False, tiny_model.TPU) == without

@@ -54,7 +54,7 @@ def test_span_logits_are_an_affine_map_of_every_token():
 
 @pytest.fixture
 def beam():
-    """The beam head, its outputs, and the same by google-research's formula."""
+    """The beam head, hidden states, candidate tokens and true starts."""
     head = task_heads.BeamSpanHead(SPREAD, dropout_rate=0.5)
     head.build()
     for number, variable in enumerate(head.variables):
@@ -68,7 +68,7 @@ def beam():
 
 
 def end_logits_of(head, hidden, candidates, starts):
-    """The end given one start for each example, on concatenated vectors."""
+    """End logits by google-research's formula, with one start per example."""
     at_start = hidden[np.arange(3), starts]
     both = np.concatenate(
         [hidden, np.repeat(at_start[:, None], 9, axis=1)], axis=-1
@@ -172,7 +172,7 @@ def test_one_vector_scores_each_choice_alone():
     logits = model(examples)["logits"]
 
     assert model.head.kernel.shape == (H, 1)
-    # The pooled output of all positions, not only of [CLS].
+    # Computed at all positions, not only at [CLS].
     pooled = model.backbone(**rows).pooled_output
     alone = pooled.numpy() @ model.head.kernel.numpy()
     np.testing.assert_allclose(logits, alone.reshape(2, 3), atol=1e-5)

@@ -31,7 +31,7 @@ def either_tokenizer(request):
 @hypothesis.settings(deadline=None, max_examples=100)
 @hypothesis.given(AWKWARD)
 @hypothesis.example("\u0301 a \u0301")
-def test_the_map_normalises_as_the_tokenizer_does(text):
+def test_alignment_normalises_as_the_tokenizer_does(text):
     assert _normalize(text)[0] == normalize(text, do_lower_case=False)
     assert _normalize(text)[0].lower() == normalize(text)
 

@@ -84,7 +84,7 @@ def test_features_equal_those_of_google_research_albert():
 
 
 def test_a_packed_record_has_slots_for_its_largest_number_of_examples():
-    """K examples; a slot more than P for each example after the first."""
+    """K slots for examples, and P + K - 1 for masked tokens."""
     shape = SequenceConfig(
         max_seq_length=12, max_predictions_per_seq=4, max_examples_per_row=3
     )

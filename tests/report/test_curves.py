@@ -63,7 +63,7 @@ def test_training_is_solid_and_the_held_out_set_dashed(tmp_path):
     assert held_out == (points, "--", "o")
 
 
-def test_a_long_run_is_smoothed_above_all_its_points(tmp_path):
+def test_a_long_run_has_all_its_points_and_a_smoothed_line(tmp_path):
     losses = [7.0 + (-1) ** step for step in range(300)]
     run = read_run(tmp_path / "run", losses)
     each, smoothed, *_ = lines_of("masked_lm_loss", run)

@@ -124,7 +124,7 @@ def test_the_table_sums_up_a_run(tmp_path):
     assert facts["masked LM, held-out set, last"] == "7.000 (25.0%) at step 2"
     assert facts["sum of losses, held-out set, lowest"] == "6.700 at step 1"
     assert facts["checkpoints kept"] == (
-        "2, newest of step 2, best of step 1, 1 torn"
+        "2, newest of step 2, best of step 1, 1 damaged"
     )
     assert facts["waiting for checkpoints"] == "3.5 s for 2"
     # The log of this run holds nothing about it.

@@ -39,7 +39,7 @@ def test_few_points_are_all_drawn():
 
 
 def test_smoothing_removes_noise_and_keeps_a_steep_start():
-    """The mean of a window in the middle of a straight line is its middle."""
+    """On a straight line, the mean of a window is the value at its middle."""
     line, noise = Curve(), Curve()
     for step in range(1000):
         line.add(step, 20 - 3 * step)
@@ -49,9 +49,9 @@ def test_smoothing_removes_noise_and_keeps_a_steep_start():
     np.testing.assert_allclose(
         smoothed[:-10, 1], 20 - 3 * np.arange(990), rtol=1e-9, atol=1e-9
     )
-    # Of the last eleven, whose mean is five steps before the end.
+    # The last window has eleven steps; its mean is five steps before the end.
     assert smoothed[-1, 1] == pytest.approx(20 - 3 * 994)
-    # One of 21 is left over.
+    # In a window of 21, all alternating values but one cancel.
     assert (
         np.abs(noise.smoothed(window=0.02, num_buckets=1000)[10:-10, 1]).max()
         <= 1 / 20
@@ -92,12 +92,20 @@ def test_steps_are_converted_to_tokens_and_hours(tmp_path):
     run = RunHistory(run_dir, "run")
     assert run.x_values([0, 3], "step").tolist() == [0, 3]
     assert run.x_values([1, 3], "tokens").tolist() == [256, 768]
-    # Half an hour, one and a half, two; in between as in proportion.
+    # The steps end after 0.5, 1.5 and 2 hours, with interpolation between them.
     assert run.x_values([0, 1, 1.5, 3], "hours").tolist() == [0, 0.5, 1, 2]
     assert run.x_values(0.5, "hours") == 0.25
 
 
-def test_the_example_of_the_docstring(tmp_path, monkeypatch):
+def test_each_choice_of_a_question_is_a_sequence_of_tokens(tmp_path):
+    settings = SETTINGS | {"head": {"num_choices": 4}}
+    run_dir = write_run(tmp_path / "run", [8.0], settings=settings)
+    assert RunHistory(run_dir, "run").tokens_per_step() == 8 * 4 * 32
+
+
+def test_the_example_of_the_docstring_gives_what_it_shows(
+    tmp_path, monkeypatch
+):
     write_run(tmp_path / "build/demo/run", [*[9.0] * 1000, 5.55])
     monkeypatch.chdir(tmp_path)
     run_example(RunHistory)

@@ -76,7 +76,7 @@ def test_each_table_has_a_sweep_for_tpus_and_one_for_cpus():
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_the_command_of_a_sweep_makes_a_plan(name):
-    """It opens the file; the directories of records and runs are given."""
+    """The opening comment has the command, with both directories."""
     text = (ROOT / "configs" / "ablations" / f"{name}.flags").read_text()
     opening = text[: re.search("^--", text, re.M).start()]
     assert "# Hardware: " in opening
@@ -91,7 +91,7 @@ def test_the_command_of_a_sweep_makes_a_plan(name):
 
 
 @pytest.mark.parametrize("name", AVERAGES)
-def test_the_values_of_the_paper_stand_beside_the_variants(name):
+def test_each_variant_has_the_average_of_the_paper(name):
     plan = plan_of(name)
     assert AVERAGES[name] == [
         plan.paper[variant]["downstream_average"] for variant in plan.variants
@@ -100,7 +100,7 @@ def test_the_values_of_the_paper_stand_beside_the_variants(name):
 
 @pytest.mark.parametrize("name", [n for n in ABLATIONS if n != "mini_learning"])
 def test_variants_differ_only_in_what_the_table_compares(name):
-    """And, for the other settings, all runs are equal."""
+    """All other settings are equal in all runs of the sweep."""
     number = int(re.match(r"table(\d+)", name)[1])
     changed = set()
     configs = [flatten(r.config.to_dict()) for r in plan_of(name).runs]

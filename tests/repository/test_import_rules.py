@@ -39,6 +39,7 @@ def read_rule():
 
 
 ALLOWED = read_rule()
+REMOTE_FILES = ROOT / "albert_tf" / "io" / "files.py"
 WITHOUT_TENSORFLOW = {"errors", "io", "config", "records"}
 
 
@@ -74,7 +75,7 @@ def in_albert_tf(path):
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_packages_import_only_earlier_ones(package):
-    """Whoever adds a package adds it to WORKSPACE.md, or this finds none."""
+    """Every package that WORKSPACE.md names must have modules."""
     paths = [
         p for p in filter(in_albert_tf, MODULES) if package_of(p) == package
     ]
@@ -94,14 +95,14 @@ def test_every_package_has_a_place_in_the_rule():
 def test_packages_for_data_need_no_tensorflow():
     """Only albert_tf/io/files.py imports it, inside a function, for gs://."""
     for path in filter(in_albert_tf, MODULES):
-        if package_of(path) in WITHOUT_TENSORFLOW and path.name != "files.py":
+        if package_of(path) in WITHOUT_TENSORFLOW and path != REMOTE_FILES:
             roots = {name.split(".")[0] for name in imported_by(path)}
             assert not roots & {"tensorflow", "keras"}, path
     for package in WITHOUT_TENSORFLOW:
         assert ALLOWED[package] <= WITHOUT_TENSORFLOW
 
 
-def test_importing_them_does_not_load_tensorflow():
+def test_importing_packages_for_data_does_not_load_tensorflow():
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in filter(in_albert_tf, MODULES)
@@ -134,7 +135,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_imports_are_read_from_the_source():
-    """Or an empty set would pass every rule."""
+    """If none were found, every rule would pass."""
     path = ROOT / "albert_tf" / "training" / "schedules.py"
     assert imported_packages(path) == {"config"}
     assert "tensorflow" in imported_by(path)

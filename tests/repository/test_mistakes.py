@@ -1,9 +1,11 @@
-"""Wrong command lines and files: one line that names the thing, no traceback.
+"""A wrong flag or file gives one line that names it, without a traceback.
 
 The commands run in this process, from their flags on, as `flags.run` does.
 """
 
+import contextlib
 import os
+import signal
 import socket
 
 import pytest
@@ -37,8 +39,9 @@ from albert_tf.serving.local_client import print_predictions
 from albert_tf.serving.mask_filler import print_filled
 from data_prep import build_tfrecords, inspect_records, train_tokenizer
 from data_prep.config import InspectConfig, RecordsConfig, TokenizerConfig
+from tests.helpers import rights
 
-# Config and main of each command, and flags without which it does not start.
+# Config and main function of each command.
 COMMANDS = {
     "run_pretraining": (PretrainingConfig, run_pretraining.main),
     "run_finetuning": (FinetuningConfig, run_finetuning.main),
@@ -55,14 +58,36 @@ COMMANDS = {
 }
 
 
+# Seconds after which a command counts as hanging. On a busy machine, it may
+# need minutes to import TensorFlow.
+PATIENCE_S = 600
+
+
+@contextlib.contextmanager
+def patience():
+    """Ends a block that hangs, e.g. because it opens a FIFO."""
+
+    def end(*_):
+        pytest.fail(f"no message after {PATIENCE_S} s")
+
+    handler = signal.signal(signal.SIGALRM, end)
+    signal.alarm(PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+
+
 def message_of(command, *arguments):
     """Runs a command that must fail; returns its message, one line."""
     config_class, main = COMMANDS[command]
     values = absl_flags.FlagValues()
     flags.define(config_class, values)
     try:
-        values([command, *arguments])
-        main(flags.parse(config_class, values))
+        with patience():
+            values([command, *arguments])
+            main(flags.parse(config_class, values))
     except absl_flags.Error as error:
         message = str(error)
     except Exception as error:
@@ -101,7 +126,9 @@ def wrong_values(field, field_type):
     if field_type is float:
         at_least = field.metadata["at_least"]
         low = [] if at_least is None else [at_least - 1]
-        return ["x", "nan", "-inf", *low]
+        at_most = field.metadata["at_most"]
+        high = [] if at_most is None else [at_most + 1e-5]
+        return ["x", "nan", "-inf", *low, *high]
     return []
 
 
@@ -134,7 +161,7 @@ def test_wrong_values_are_refused_by_name(command):
             raise AssertionError(f"{given} is accepted")
 
 
-def test_there_are_many_rows():
+def test_there_are_many_wrong_values():
     assert len(ROWS) >= 150
 
 
@@ -143,9 +170,29 @@ def test_a_misspelt_flag_is_named(command):
     assert "outptu_dir" in message_of(command, "--outptu_dir=x")
 
 
+# The flag that a command without flags names first.
+NEEDED = {
+    "run_pretraining": "albert_config_file",
+    "run_finetuning": "output_dir",
+    "convert_checkpoint": "from",
+    "export_saved_model": "run_dir",
+    "fill_mask": "saved_model_dir",
+    "predict": "saved_model_dir",
+    "score": "data_file",
+    "report": "run_dirs",
+    "client": "text",
+    "build_tfrecords": "output_dir",
+    "train_tokenizer": "model_prefix",
+    "inspect_records": "input_file",
+}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_without_flags_names_the_first_that_it_needs(command):
-    assert "--" in message_of(command)
+def test_a_command_without_flags_names_one_that_it_needs(command):
+    flag = NEEDED[command]
+    assert message_of(command).startswith(f"--{flag} is required. ")
+    given = f"--{flag}=configs/models/albert_base_v2.json"
+    assert not message_of(command, given).startswith(f"--{flag} is required")
 
 
 JSON = {
@@ -221,7 +268,23 @@ def directory(path):
     path.mkdir()
 
 
-FILES = (fifo, sock, loop, dangling, empty, text, noise, nothing, directory)
+def unreadable(path):
+    path.write_text("not for you\n")
+    path.chmod(0)
+
+
+FILES = (
+    fifo,
+    sock,
+    loop,
+    dangling,
+    empty,
+    text,
+    noise,
+    nothing,
+    directory,
+    unreadable,
+)
 
 # Flags of each command; {} is the file that is wrong.
 INPUTS = {
@@ -263,28 +326,89 @@ INPUTS = {
     "predictions": (
         "score",
         "--task=cola",
-        "--data_file={}",
-        "--predictions_file={}",
+        "--data_file={}.tsv",
+        "--predictions_file={}.tsv",
     ),
+}
+
+
+# The end of the name of the file, where the command demands one.
+SUFFIXES = {
+    "corpus": ".gz",
+    "text": ".zst",
+    "archive": ".tar.gz",
+    "predictions": ".tsv",
 }
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_files_that_are_wrong_are_named(name, tmp_path):
     command, *arguments = INPUTS[name]
-    suffix = {"corpus": ".gz", "text": ".zst", "archive": ".tar.gz"}.get(
-        name, ""
-    )
-    unnamed = []
+    suffix = SUFFIXES.get(name, "")
+    unnamed, inputs = [], set()
     for number, make in enumerate(FILES):
         path = tmp_path / f"{number}{make.__name__}"
         make(path.with_name(path.name + suffix))
-        message = message_of(command, *(a.format(path) for a in arguments))
+        inputs.update(tmp_path.iterdir())
+        with rights.without_root():
+            message = message_of(command, *(a.format(path) for a in arguments))
         if path.name not in message:
             unnamed.append((make.__name__, message))
+        left = {p.name for p in tmp_path.rglob("*") if p not in inputs}
+        assert not left, "a failed command must leave no result"
     assert not unnamed
-    results = [p.name for p in tmp_path.iterdir() if p.suffix == ".to"]
-    assert not results, "no result that passes for a complete one"
+
+
+# The inputs above that may be directories.
+DIRECTORIES = (
+    "architecture",
+    "vocabulary",
+    "inspected",
+    "model",
+    "run",
+    "saved model",
+    "predicting",
+    "reported",
+)
+
+
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_a_directory_that_may_not_be_read_is_named(name, tmp_path):
+    """It is not mistaken for a directory without content."""
+    command, *arguments = INPUTS[name]
+    path = tmp_path / "directory"
+    path.mkdir(mode=0)
+    with rights.without_root():
+        message = message_of(command, *(a.format(path) for a in arguments))
+    path.chmod(0o700)  # for pytest, which removes it
+    assert str(path) in message
+    assert "Change its permissions" in message
+
+
+# Flags of commands that write; {} is a directory that may not be written to.
+OUTPUTS = {
+    "build_tfrecords": (
+        "--input_file=README.md",
+        "--spm_model_file=tests/testdata/30k-clean.model",
+        "--output_dir={}/out",
+    ),
+    # Refused before the training, in which this text would be too short.
+    "train_tokenizer": ("--input_file=README.md", "--model_prefix={}/out"),
+}
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_an_output_without_permission_is_named(command, tmp_path):
+    path = tmp_path / "directory"
+    path.mkdir(mode=0o500)
+    with rights.without_root():
+        message = message_of(
+            command, *(f.format(path) for f in OUTPUTS[command])
+        )
+    assert str(path) in message
+    assert "Change its permissions" in message
+    assert not list(path.iterdir())
+    path.chmod(0o700)
 
 
 def test_an_output_below_a_file_is_named(tmp_path, tiny_records):

@@ -83,7 +83,7 @@ def test_published_architectures_are_unchanged(name):
     assert model.intermediate_size == intermediate
     assert dropout(model) == {rate}
     assert (model.embedding_size, model.hidden_act) == (128, "gelu")
-    # Ours alone, so that a published file does not have it.
+    # A setting of this project alone, which published files lack.
     stored = json.loads((MODELS / f"{name}.json").read_text())
     assert "parameter_sharing" not in stored
 
@@ -138,7 +138,7 @@ EXAMPLES_PER_ROW = (2500 * 1.92 + 800 * 1.23) / (2500 + 800)
 
 
 @pytest.mark.parametrize("recipe", PACKED)
-def test_a_packed_recipe_differs_only_in_rows_that_hold_the_paper_s_examples(
+def test_a_packed_recipe_differs_only_in_packing_and_batch_size(
     recipe,
 ):
     text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()

@@ -42,7 +42,7 @@ TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
 
 
 def fuzz(max_examples):
-    """Runs a test on files that hypothesis changes, always on the same."""
+    """Runs a test on files that hypothesis changes, equally in each run."""
     return hypothesis.settings(
         max_examples=max_examples,
         deadline=None,
@@ -136,7 +136,7 @@ def refuse_or_read(read, *arguments):
 
 @fuzz(625)
 @hypothesis.given(EDITS)
-def test_records(edits):
+def test_damage_of_records_is_reported(edits):
     """Damage is reported, and intact records are those that were written."""
     file = io.BytesIO()
     written = [bytes([i]) * (i * i) for i in range(9)]
@@ -147,14 +147,17 @@ def test_records(edits):
         assert record.fault or record.content in written
 
 
-def test_a_length_of_exabytes_is_not_allocated():
-    file = io.BytesIO()
-    with TFRecordWriter(file) as writer:
-        writer.write(b"a")
+def test_a_length_of_exabytes_is_not_allocated(tmp_path):
     from albert_tf.io import tfrecord
 
-    head = tfrecord._head(1 << 60)
-    (record,) = read_records(io.BytesIO(head + file.getvalue()))
+    # A file, since BytesIO.read allocates no more than there is.
+    path = tmp_path / "file.tfrecord"
+    with path.open("wb") as file:
+        file.write(tfrecord._head(1 << 60))
+        with TFRecordWriter(file) as writer:
+            writer.write(b"a")
+    with path.open("rb") as file:
+        (record,) = read_records(file)
     assert "the file ends" in record.fault
 
 
@@ -167,7 +170,7 @@ PACK = {
 
 
 @pytest.mark.parametrize("suffix", PACK)
-def test_text(suffix):
+def test_changed_text_is_read_or_refused(suffix):
     text = "Ein Satz.\r\nΣigma\n\n\ufeffend".encode() * 40
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory, "corpus" + suffix)
@@ -182,7 +185,7 @@ def test_text(suffix):
 
 
 def test_text_that_expands_is_read_in_bounded_memory(tmp_path):
-    """64 MiB without a line ending, in 64 KiB."""
+    """64 KiB expand to 64 MiB without a line ending."""
     path = tmp_path / "corpus.gz"
     path.write_bytes(gzip.compress(bytes(64 << 20)))
     tracemalloc.start()
@@ -246,7 +249,7 @@ JSON_FILES = {
 
 
 @pytest.mark.parametrize("name", JSON_FILES)
-def test_json(name):
+def test_changed_json_is_read_or_refused(name):
     content, read = JSON_FILES[name]
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory, name)
@@ -271,8 +274,8 @@ def test_json(name):
                 read(str(path))
 
 
-def test_archives(tmp_path):
-    """Nothing is written outside of the temporary directory."""
+def test_changed_archives_are_unpacked_or_refused(tmp_path):
+    """No file is written next to the archive."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name in ("m/albert_config.json", "m/a.index", "m/a.data-0"):
@@ -293,7 +296,7 @@ def test_archives(tmp_path):
     assert [p.name for p in tmp_path.rglob("*")] == ["in", "model.tar"]
 
 
-def test_safetensors(tmp_path):
+def test_changed_safetensors_are_read_or_refused(tmp_path):
     from safetensors.numpy import save
 
     content = save({"a": np.ones((2, 3), np.float32), "b": np.ones(5)})
@@ -308,8 +311,8 @@ def test_safetensors(tmp_path):
     check()
 
 
-def test_checkpoints(tmp_path):
-    """A changed file makes a checkpoint torn, or does not change its values."""
+def test_changed_checkpoints_are_equal_or_refused(tmp_path):
+    """A changed file is refused, or its checkpoint has the same values."""
     directory = tmp_path / "step-00000007"
     values = {"a": np.arange(6.0), "b/c": np.ones((2, 3), np.float32)}
     checkpoint_files.write_checkpoint(str(directory), 7, {"x": 1}, values)
@@ -337,7 +340,7 @@ def check_file_of_checkpoint(path, values):
     path.write_bytes(content)
 
 
-def test_vocabularies(tmp_path):
+def test_changed_vocabularies_are_read_or_refused(tmp_path):
     content = (TESTDATA / "self-contained-500.model").read_bytes()
     path = tmp_path / "spm.model"
 

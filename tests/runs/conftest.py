@@ -10,7 +10,10 @@ from tests.helpers.changed_runs import FIRST, SECOND, begin
 
 @pytest.fixture
 def run(tiny_records, tmp_path):
-    """A run in tmp_path/run; its settings, with changes by setting."""
+    """A run in tmp_path/run: a function that returns its settings.
+
+    Keyword arguments of the function change settings.
+    """
     settings = functools.partial(
         tiny_run.make_config,
         tiny_records,
@@ -23,7 +26,7 @@ def run(tiny_records, tmp_path):
 
 @pytest.fixture
 def run_in_phases(tiny_records, tmp_path):
-    """A run on one shard, and from step 6 on two; like `run`."""
+    """Like `run`, but the run reads one shard, and two from step 6 on."""
     settings = functools.partial(
         tiny_run.make_config,
         tiny_records,

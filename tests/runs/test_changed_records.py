@@ -22,7 +22,7 @@ from tests.helpers.changed_runs import (
 
 
 def refused(run, caplog, **changes):
-    """Checks that changed records need permission; returns the difference."""
+    """Checks that --allow_config_change is needed; returns the difference."""
     with pytest.raises(UserError, match=r"training_records\.json") as error:
         check(run(**changes))
     assert "--allow_config_change" in error.value.remedy

@@ -17,13 +17,13 @@ from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.changed_runs import check
 
-# Other values than those of `tiny_run.make_config`, by what such a change does
-# to a run. With them stands every setting but those of the model, of which some
-# will do. A new setting declares `affects`, and joins one of these tables.
+# Values that differ from those of `tiny_run.make_config`. Each table holds the
+# settings whose change has the same effect on a run: all settings, but only
+# some of the model's. A new setting declares `affects` and is added to a table.
 NEVER = {
     "model.hidden_size": 32,  # other shapes
     "model.parameter_sharing": "none",  # other variables
-    "model.num_hidden_layers": 3,  # the same variables, shared by one more
+    "model.num_hidden_layers": 3,  # the same variables, for one layer more
     "model.hidden_dropout_prob": 0.0,
     "training.sentence_objective": "none",
 }
@@ -97,7 +97,7 @@ FREE = {
     "training.dry_run": True,
 }
 
-# Free where the same records and the same run lie there; see below.
+# These may change if the same records or the same run are there; see below.
 PLACES = {"data.input_file", "data.dataset", "training.output_dir"}
 
 
@@ -123,7 +123,7 @@ def change_in_words(run, name, value):
     return f"{name} was {in_words(before)} and is {in_words(value)}"
 
 
-def test_every_setting_declares_what_a_change_affects():
+def test_every_setting_is_in_a_table():
     names = {
         f"{group.name}.{setting.name}"
         for group in dataclasses.fields(PretrainingConfig)
@@ -211,7 +211,7 @@ def test_a_moved_run_resumes(run, tmp_path, caplog):
 
 
 def test_without_a_checkpoint_every_setting_may_change(run, tmp_path):
-    """A directory with the name of a checkpoint is not yet one."""
+    """A checkpoint without its `checkpoint.json` does not count."""
     (narrowed,) = run().data.input_file
     other = run(
         learning_rate=0.5,
@@ -252,7 +252,7 @@ def test_evaluation_accepts_every_other_change(run, caplog):
 def test_settings_of_another_release_are_read_by_name(run, tmp_path):
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())
-    del stored["optimizer"]["clip_scope"]  # not there yet: the default
+    del stored["optimizer"]["clip_scope"]  # the default then applies
     path.write_text(json.dumps(stored))
     check(run())
     with pytest.raises(UserError, match="clip_scope was 'global' and is"):
@@ -305,7 +305,7 @@ def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
     assert stored == run(num_train_steps=4, allow_config_change=True)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == 4
-    # From there on these are its settings, and the others are refused.
+    # Now these are the settings of the run; the former ones are refused.
     check(run(num_train_steps=4))
     with pytest.raises(UserError, match="num_train_steps was 4 and is 2"):
         check(run())

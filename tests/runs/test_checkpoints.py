@@ -2,6 +2,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -198,24 +199,29 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def extend(path):
+    path.write_bytes(path.read_bytes() + b"0")
+
+
 DATA = "variables.data-00000-of-00001"
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"),
+    ("name", "damage", "message"),
     [
-        (DATA, flip_a_byte),
-        (DATA, cut),
-        (DATA, pathlib.Path.unlink),
-        ("variables.index", flip_a_byte),
-        ("variables.index", cut),
-        ("variables.index", pathlib.Path.unlink),
-        ("checkpoint.json", flip_a_byte),
-        ("checkpoint.json", cut),
-        ("checkpoint.json", pathlib.Path.unlink),
+        (DATA, flip_a_byte, "Checksum does not match"),
+        (DATA, cut, "2399 of 2400 bytes"),
+        (DATA, extend, "2401 of 2400 bytes"),
+        (DATA, pathlib.Path.unlink, "is missing"),
+        ("variables.index", flip_a_byte, "variables.index"),
+        ("variables.index", cut, r"variables.index has \d+ of \d+ bytes"),
+        ("variables.index", pathlib.Path.unlink, "is missing"),
+        ("checkpoint.json", flip_a_byte, "checkpoint.json"),
+        ("checkpoint.json", cut, "checkpoint.json"),
+        ("checkpoint.json", pathlib.Path.unlink, ""),
     ],
 )
-def test_a_torn_checkpoint_is_skipped(tmp_path, name, damage, caplog):
+def test_a_torn_checkpoint_is_skipped(tmp_path, name, damage, message, caplog):
     store, variables = store_of(tmp_path, {"kernel": (20, 30)})
     for step in (1, 2):
         variables["kernel"].assign(tf.fill((20, 30), float(step)))
@@ -226,7 +232,8 @@ def test_a_torn_checkpoint_is_skipped(tmp_path, name, damage, caplog):
     another, restored = store_of(tmp_path, {"kernel": (20, 30)})
     assert another.restore().step == 1
     assert (restored["kernel"].numpy() == 1).all()
-    # Trained to step 2 again, it is whole again.
+    assert re.search(message, caplog.text), caplog.text
+    # After training to step 2 again, its checkpoint is intact.
     restored["kernel"].assign(tf.fill((20, 30), 2.0))
     save(another, 2)
     last, values = store_of(tmp_path, {"kernel": (20, 30)})
@@ -289,7 +296,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_harmless(tmp_path, monkeypatch):
 
 
 def test_a_step_is_written_once(tmp_path):
-    """Asked for again while it is written, as by a stop where it was due."""
+    """A second request does nothing, e.g. of a run that stops at that step."""
     store, _ = store_of(tmp_path, {"kernel": (500, 500)}, keep_max=1)
     assert store.save(1, {})
     assert not store.save(1, {})
@@ -372,7 +379,8 @@ for step in itertools.count(restored.step + 1 if restored else 1):
 
 @pytest.mark.slow
 def test_a_crash_at_any_moment_leaves_an_intact_checkpoint(tmp_path):
-    """Killed while it saves and removes, twenty times, by SIGKILL."""
+    """The process is stopped twenty times while it saves and removes, and
+    sometimes killed."""
     rng = random.Random(0)
     variables = {n: tf.Variable(tf.zeros((300, 300))) for n in "abc"}
     newest = 0
@@ -388,9 +396,10 @@ def test_a_crash_at_any_moment_leaves_an_intact_checkpoint(tmp_path):
             time.sleep(0.001)
             there = steps_in(tmp_path / "checkpoints")
         time.sleep(0.02 * rng.random())
-        # Stopped is, for the files, what killed is; starting takes seconds.
+        # A stopped process leaves the files of a killed one; starting a new one
+        # takes seconds.
         process.send_signal(signal.SIGSTOP)
-        # All of its threads: one that writes stops behind that.
+        # Waits until all threads have stopped, including the one that writes.
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         if rng.random() < 0.2:
             process.kill()

@@ -63,10 +63,10 @@ def test_the_metadata_of_the_first_phase_is_written(
 
 
 @pytest.mark.parametrize("continued", [False, True])
-def test_the_vocabulary_of_the_records_is_written(
+def test_the_vocabulary_of_a_failed_attempt_is_removed(
     run, tiny_records, tmp_path, continued
 ):
-    """An attempt that ended without a checkpoint leaves no vocabulary."""
+    """The new records have none. That of a run with a checkpoint is kept."""
     unknown = copy_without_metadata(tiny_records, tmp_path / "copy")
     if not continued:
         shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -89,7 +89,7 @@ def test_a_vocabulary_added_by_hand_stays(tiny_records, tmp_path):
 
 
 def test_the_null_threshold_of_the_run_comes_first(tmp_path):
-    """Then that of the settings. In SQuAD 1.1, every question is answered."""
+    """The settings' is second. In SQuAD 1.1, every question has an answer."""
 
     def threshold(task):
         training = FinetuningTrainingConfig(null_threshold=-2.0)

@@ -1,4 +1,4 @@
-"""Intervals in time become steps, and stay as they were noted."""
+"""Intervals in time become intervals in steps, which the run notes."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def steps_at(step, step_seconds, config=CONFIG):
 @pytest.mark.parametrize(
     ("step_seconds", "steps"),
     [
-        (0.847, (20, 200)),  # of at most 35 and 354
+        (0.847, (20, 200)),  # at most 35 and 354
         (0.3, (100, 1000)),  # exactly
         (40.0, (1, 5)),  # a step is longer than a loop should be
         (400.0, (1, 1)),
@@ -64,7 +64,7 @@ def test_intervals_are_chosen_again_only_for_another_speed_or_setting():
     assert intervals.needs(500, 0.4, CONFIG)
     other = TrainingConfig(loop_seconds=60, save_checkpoints_minutes=5)
     assert intervals.needs(500, 1.0, other)
-    # The run has been here before, and continues as it did then.
+    # A run that has gone back to an earlier step keeps its intervals.
     assert not intervals.needs(10, 9.0, CONFIG)
 
 

@@ -1,3 +1,6 @@
+import ctypes
+import gc
+import itertools
 import types
 
 import pytest
@@ -100,7 +103,7 @@ def test_an_evaluation_made_again_is_in_the_log_once(tmp_path, again):
 
 
 def scalars_in(run_dir):
-    """(step, tag, value) of what TensorBoard finds."""
+    """(step, tag, value) of the scalars that TensorBoard finds."""
     found = []
     for file in sorted((run_dir / "tensorboard").iterdir()):
         try:
@@ -109,7 +112,7 @@ def scalars_in(run_dir):
                     number = float(tf.make_ndarray(value.tensor))
                     found.append((event.step, value.tag, number))
         except tf.errors.DataLossError:
-            continue  # the rest of this file, as TensorBoard does
+            continue  # skips the rest of the file, like TensorBoard
     return found
 
 
@@ -158,7 +161,7 @@ def test_a_full_disk_stops_the_log_but_not_the_training(
 
 
 def test_files_of_tensorboard_are_bounded(monkeypatch, tmp_path):
-    """Each line uploads its file again, on gs://."""
+    """On gs://, each line uploads its file again."""
     monkeypatch.setattr(run_log, "LINES_PER_FILE", 2)
     log = RunLog.open(str(tmp_path), 0)
     for step in range(5):
@@ -176,7 +179,7 @@ def test_files_of_tensorboard_are_bounded(monkeypatch, tmp_path):
 
 
 def test_files_of_metrics_and_events_are_bounded_on_gs(monkeypatch, tmp_path):
-    """Each line uploads its file again. The lines are those of one file."""
+    """Each line uploads its file again. Readers join the files."""
     monkeypatch.setattr(run_log, "LINES_PER_FILE", 3)
     run_dir = f"file://{tmp_path}"  # a remote file system for TensorFlow
 
@@ -209,6 +212,11 @@ def test_files_of_metrics_and_events_are_bounded_on_gs(monkeypatch, tmp_path):
     assert "metrics.jsonl.2" not in files()
     assert files()["events.jsonl.2"] == 2
 
+    # The same process goes back, as after a divergence.
+    log.rewind(3)
+    log.write("train", 4, FIGURES)
+    assert steps_of(read_metrics(run_dir)) == [1, 2, 3, 4]
+
 
 def test_an_interrupted_rewind_is_finished(monkeypatch, tmp_path):
     monkeypatch.setattr(run_log, "LINES_PER_FILE", 1)
@@ -229,3 +237,42 @@ def test_an_interrupted_rewind_is_finished(monkeypatch, tmp_path):
         log.rewind(4)
     RunLog.open(run_dir, 4)
     assert steps_of(read_metrics(run_dir)) == [2, 4]
+
+
+class Heap(ctypes.Structure):
+    """`struct mallinfo2` of glibc; `uordblks` is the number of bytes in use."""
+
+    _fields_ = (
+        *((f"other{n}", ctypes.c_size_t) for n in range(7)),
+        ("uordblks", ctypes.c_size_t),
+        *((f"other{n}", ctypes.c_size_t) for n in (8, 9)),
+    )
+
+
+def test_lines_leave_nothing_in_memory(tmp_path):
+    """TensorFlow keeps 600 bytes of each Python number in a summary."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        pytest.skip("needs glibc 2.33")
+    libc.mallinfo2.restype = Heap
+    numbers = itertools.count(1)
+
+    def measure_growth(write):
+        """The bytes that ten calls of `write` leave in memory."""
+        used = []
+        for _ in range(5):
+            for step in range(10):
+                metrics = {f"m{n}": next(numbers) + 1 / 3 for n in range(40)}
+                write("train", step, metrics)
+            gc.collect()
+            used.append(libc.mallinfo2().uordblks)
+        return min(b - a for a, b in itertools.pairwise(used))
+
+    def write_python_numbers(name, step, metrics):
+        for key, value in metrics.items():
+            tf.summary.scalar(f"{name}/{key}", value, step)
+
+    log = RunLog.open(str(tmp_path / "log"), 0)
+    assert measure_growth(log.write) < 50_000
+    with tf.summary.create_file_writer(str(tmp_path / "other")).as_default():
+        assert measure_growth(write_python_numbers) > 200_000

@@ -70,7 +70,7 @@ def test_discarded_steps_are_known(tmp_path):
         (step, rollbacks.have_discarded(step, 0)) for step in (100, 101)
     ]
     assert discarded == [(100, False), (101, True)]
-    assert not rollbacks.have_discarded(140, 1)  # made between the two
+    assert not rollbacks.have_discarded(140, 1)  # saved between them
     assert rollbacks.have_discarded(151, 1)
     assert not rollbacks.have_discarded(10**6, 2)
 

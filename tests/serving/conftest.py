@@ -1,4 +1,4 @@
-"""Exports that the tests of this package share; none of them writes there."""
+"""Exports that the tests of this package share; no test writes to them."""
 
 import functools
 from typing import NamedTuple
@@ -119,7 +119,7 @@ class ExportedTask(NamedTuple):
 
 @pytest.fixture(scope="session")
 def exported_task(tmp_path_factory):
-    """`ExportedTask` of a model of `exportable_task.HEADS`, by name."""
+    """A function: the `ExportedTask` of a name in `exportable_task.HEADS`."""
 
     @functools.cache
     def of(name):

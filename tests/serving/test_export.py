@@ -162,7 +162,7 @@ def trained(run_dir):
 
 @pytest.mark.parametrize("texts", [(TEXTS,), (TEXTS, PAIRS)])
 def test_encode_text_equals_the_model_in_memory(served, trained, texts):
-    """ "[MASK]" is ordinary text there, unlike in `fill_mask_text`."""
+    """Unlike in `fill_mask_text`, "[MASK]" is ordinary text."""
     pretrainer, tokenizer = trained
     signature = ["encode_text", "encode_text_pair"][len(texts) - 1]
     inputs = dict(zip(["text", "text_pair"], texts, strict=False))
@@ -225,7 +225,7 @@ def test_sentence_order_equals_the_model_in_memory(served, trained):
 
 
 def test_long_texts_are_cut_and_lost_masks_have_no_answer(served):
-    """17 positions: 15 masks of 16 are among them."""
+    """17 positions hold [CLS], [SEP] and 15 of the 16 masks."""
     answer = served.signatures["fill_mask_text"](
         text=tf.constant(["[MASK]" * 16, "[MASK] " + "the cat " * 20])
     )

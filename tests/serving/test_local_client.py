@@ -90,7 +90,7 @@ def test_a_pretrained_model_judges_the_order_of_texts(
 
 
 def test_a_sequence_without_room_for_a_context_is_refused(tmp_path):
-    """And one that is longer than the model's."""
+    """So is a sequence longer than max_position_embeddings."""
     write_task_run("plain", tmp_path / "run")
     for length, message in [
         (17, "above max_query_length . 3.* Received: 17 and 14"),

@@ -113,7 +113,9 @@ def test_a_missing_model_or_signature_is_named(
         MaskFiller(str(export_without_text))
 
 
-def test_the_example_of_the_docstring(export_dir, tmp_path, monkeypatch):
+def test_the_example_of_the_docstring_gives_what_it_shows(
+    export_dir, tmp_path, monkeypatch
+):
     (tmp_path / "build/demo").mkdir(parents=True)
     (tmp_path / "build/demo/saved_model").symlink_to(export_dir)
     monkeypatch.chdir(tmp_path)

@@ -76,7 +76,7 @@ def test_choices_are_packed_as_in_training(
 
 @pytest.fixture(scope="module")
 def windows(tokenizer, text_tokenizer):
-    """Questions; their records; and documents and windows of the graph."""
+    """Questions, their records, and the documents and windows of the graph."""
     squad = squad_examples()
     records = list(make_records(squad, tokenizer, TASK, LENGTH))
     contexts = tf.constant([q.document for q in squad.examples])
@@ -119,7 +119,7 @@ def random_scores(rng, records, head):
 
 @pytest.mark.parametrize("head", ["plain", "beam"])
 def test_answers_are_those_of_mode_predict(head, windows, tokenizer):
-    """Of equal scores, too. Only the windows decide between these answers."""
+    """Many scores are equal, so the rules for ties must agree, too."""
     squad, records, contexts, documents, made = windows
     scores = random_scores(np.random.default_rng(0), records, head)
     predictions = scores | stack(records, "example_number", "window_number")

@@ -1,5 +1,7 @@
 """Exported models of each kind of task, against the model in memory."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,11 +29,18 @@ def stack(records, *names):
 
 
 def predict(weights, batch):
-    """The outputs of the model in memory."""
-    outputs = make_model(weights)(
-        {name: tf.constant(values) for name, values in batch.items()}
-    )
-    return {name: value.numpy() for name, value in outputs.items()}
+    """The outputs of the model in memory, computed in parts of 200 rows."""
+    model = make_model(weights)
+    parts = [
+        model(
+            {
+                name: tf.constant(values[begin : begin + 200])
+                for name, values in batch.items()
+            }
+        )
+        for begin in range(0, len(batch["input_ids"]), 200)
+    ]
+    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
 def softmax(logits):
@@ -51,6 +60,32 @@ def answers_in_memory(examples, weights):
         del predictions["start_logits"]
     answers = decode(examples, tokenizer, TASK, LENGTH, predictions)
     return list(answers), len(records)
+
+
+def decided_by_rounding(examples, weights, expected):
+    """Numbers of the questions whose answer tiny changes of weights change.
+
+    Of the tokens that may start or end an answer, only the best of each window
+    are tried, and the last of them may be hardly better than the next one.
+    """
+    found = set()
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        values = {
+            path: value * (1 + 1e-6 * rng.normal(size=value.shape))
+            for path, value in weights.values.items()
+        }
+        changed = dataclasses.replace(
+            weights,
+            values={path: v.astype(np.float32) for path, v in values.items()},
+        )
+        answers, _ = answers_in_memory(examples, changed)
+        found |= {
+            i
+            for i, (a, b) in enumerate(zip(answers, expected, strict=True))
+            if a.candidates[0][:3] != b.candidates[0][:3]
+        }
+    return found
 
 
 @pytest.mark.parametrize("pairs", [None, ["It lies on a river.", ""]])
@@ -117,6 +152,7 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
     squad = squad_examples()
     weights, _, client = exported_task(head)
     expected, num_records = answers_in_memory(squad, weights)
+    undecided = decided_by_rounding(squad, weights, expected)
     threshold = NULL_THRESHOLD[head]
 
     found = client.predict(
@@ -131,16 +167,15 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
     for i, (question, answer) in enumerate(
         zip(squad.examples, expected, strict=True)
     ):
-        best, *others = answer.candidates
+        if i in undecided:
+            continue
+        best = answer.candidates[0]
         assert found["score"][i] == pytest.approx(best.score, abs=1e-5)
         assert found["null_odds"][i] == pytest.approx(
             answer.null_odds, rel=1e-6, abs=1e-5
         )
         null_score = answer.null_odds + best.score * (head == "plain")
         assert found["null_score"][i] == pytest.approx(null_score, abs=1e-5)
-        # Rounding may decide between scores that are almost equal.
-        if others and best.score - others[0].score < 1e-5:
-            continue
         if abs(answer.null_odds - threshold) < 1e-5:
             continue
         text = found["answer"][i]
@@ -149,9 +184,11 @@ def test_served_answers_are_those_of_mode_predict(head, exported_task):
         assert question.document[start:end] == text
         assert (start, end) == ((best.begin, best.end) if text else (0, 0))
         texts.append(text)
+    nothing = {"question": np.array([], str), "context": np.array([], str)}
+    assert client.predict("find_answer_text", nothing)["answer"] == []
     # Most documents have several windows; the threshold divides the answers.
     assert num_records > 2 * len(expected)
-    assert len(texts) > len(expected) - 5
+    assert len(texts) > len(expected) - 5, undecided
     assert 30 < texts.count("") < len(expected) - 30
     assert len(set(texts)) > 25
 

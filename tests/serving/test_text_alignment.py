@@ -66,7 +66,9 @@ def test_a_batch_of_empty_texts_has_no_tokens():
     assert [values.to_list() for values in found] == [[[], []]] * 4
 
 
-def test_the_example_of_the_docstring(tmp_path, monkeypatch):
+def test_the_example_of_the_docstring_gives_what_it_shows(
+    tmp_path, monkeypatch
+):
     (tmp_path / "30k-clean.model").symlink_to(VOCABULARY)
     monkeypatch.chdir(tmp_path)
     run_example(align)

@@ -78,7 +78,7 @@ def test_ids_of_a_self_contained_vocabulary_are_equal(self_contained):
 
 
 def test_characters_of_unicode_3_2_are_normalised_equally():
-    """Later ones depend on the versions of Python and TensorFlow."""
+    """Later characters depend on the versions of Python and TensorFlow."""
     texts = [
         f"a{chr(i)}B"
         for i in range(1, sys.maxunicode + 1)
@@ -127,7 +127,8 @@ def test_ids_are_spelled_as_their_pieces():
 
 @pytest.mark.slow
 def test_the_locale_has_no_influence():
-    """Turkish has another lower-case letter for I."""
+    """Turkish has another lower-case letter for I. The locale has an effect
+    only where it is installed."""
     program = (
         "import tensorflow as tf\n"
         "from albert_tf.serving.text_tokenizer import TextTokenizer\n"
@@ -152,7 +153,7 @@ def test_a_missing_tensorflow_text_is_named(monkeypatch):
 
 
 def cut_as_bert(first, second, max_tokens):
-    """The loop of google-research/bert, but always from the end."""
+    """The loop of google-research/bert, but it always cuts at the end."""
     first, second = list(first), list(second)
     while len(first) + len(second) > max_tokens:
         longer = first if len(first) > len(second) else second
@@ -208,7 +209,9 @@ def test_a_batch_has_the_length_of_its_longest_text():
     assert not packed.segment_ids.numpy().any()
 
 
-def test_the_example_of_the_docstring(tmp_path, monkeypatch):
+def test_the_example_of_the_docstring_gives_what_it_shows(
+    tmp_path, monkeypatch
+):
     (tmp_path / "build/demo").mkdir(parents=True)
     (tmp_path / "build/demo/spm.model").symlink_to(VOCABULARY.resolve())
     monkeypatch.chdir(tmp_path)

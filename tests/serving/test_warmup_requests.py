@@ -17,10 +17,8 @@ from tests.helpers.served_model import answer_as_served
     ],
 )
 def test_warm_up_calls_every_signature(name, request):
-    """The messages of tensorflow-serving-api read the file.
-
-    Of a pretrained model, and of models of each kind of task.
-    """
+    """Of a pretrained model and of each kind of task except regression. The
+    messages of tensorflow-serving-api parse the file."""
     if name:
         task = request.getfixturevalue("exported_task")(name)
         directory, served = task.saved_model_dir, task.client.model

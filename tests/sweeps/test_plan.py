@@ -23,7 +23,7 @@ MODEL = {
 
 @pytest.fixture
 def base(tmp_path):
-    """Settings of a sweep of two variants; changes by name."""
+    """A function: settings of a sweep of two variants, with changes by name."""
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     (tmp_path / "base.flags").write_text(
         f"--albert_config_file={tmp_path}/model.json\n"
@@ -152,7 +152,7 @@ def test_a_directory_belongs_to_one_sweep(base):
     first = base()
     directory = first.output_dir
     claim_directory(directory, plans.make_plan(first))
-    # The same sweep; with a further variant and seed; on fewer devices.
+    # The same sweep, then one with a further variant and batch size.
     claim_directory(directory, plans.make_plan(first))
     more = base(
         variant=(*first.variant, "wide: --model=embedding_size=5"),

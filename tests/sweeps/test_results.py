@@ -112,7 +112,7 @@ def finished(directory, losses, step):
 
 
 def test_only_finished_runs_count(tmp_path):
-    """One has all 125,000 steps; one was stopped; one has not begun."""
+    """One run has all 125,000 steps, one has 1,000, the others have none."""
     plan = make_plan(metrics=("masked_lm_loss", "training_seconds"))
     finished(tmp_path / "runs" / "sop-seed1", [5.0, 4.5], 125_000)
     finished(tmp_path / "runs" / "sop-seed2", [5.0, 4.0], 1000)

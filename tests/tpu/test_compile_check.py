@@ -45,14 +45,14 @@ def check_config(**changes):
     return CompileCheckConfig(run=config, topology="v5e:2x4", **changes)
 
 
-@pytest.mark.skipif(INSTALLED, reason="what it is about is installed")
+@pytest.mark.skipif(INSTALLED, reason="the compiler is installed")
 def test_without_the_compiler_the_error_says_what_to_install():
     with pytest.raises(UserError, match=r"libtpu.*tpu-compile"):
         compile_check.main(check_config())
 
 
 def test_another_version_of_jax_is_refused(monkeypatch):
-    """With what the extra pins, which is the version that was tried."""
+    """The error names the extra, which pins the supported version."""
     versions = dict.fromkeys(tpu_compiler.PACKAGES, "0.11.0")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(importlib.metadata, "version", versions.get)
@@ -85,7 +85,7 @@ def test_invalid_sweeps_are_refused(changes):
 def test_an_unwritable_picture_is_refused_before_compiling(
     tmp_path, monkeypatch
 ):
-    """Not after an hour of compiling."""
+    """Compiling a sweep may take an hour."""
     (tmp_path / "file").touch()
     config = check_config(
         sweep=True, output_file=str(tmp_path / "file" / "sweep.png")
@@ -96,7 +96,7 @@ def test_an_unwritable_picture_is_refused_before_compiling(
 
 
 def test_estimates_are_described_with_what_they_are_for():
-    """The compiler counts the body of the loop over parts once."""
+    """The compiler counts the body of the loop over micro-batches once."""
     found = estimates.Estimate(
         topology="v5e:2x4",
         num_chips=8,
@@ -142,7 +142,7 @@ def test_estimates_are_described_with_what_they_are_for():
     )
     said = compile_check.describe(whole)
     assert f"{accessed}\n" in said
-    # Real chips may take half as long again.
+    # Real chips may take 50 % longer.
     assert "44.1 to 66.2 ms" in said
     assert "2.00 to 3.00 days, 400 to 600 chip-hours" in said
 
@@ -158,7 +158,7 @@ def test_a_sweep_combines_all_settings():
         )
         for variant in sweep.variants(config, where, (3, 5))
     ]
-    # Examples times 2 parts times 8 cores; 0.1 is the paper's dropout.
+    # 3 or 5 rows times 2 micro-batches times 8 cores; 0.1: the paper's dropout.
     assert set(found) == {
         (batch, remat, ((0, rate),))
         for batch in (48, 80)
@@ -169,7 +169,7 @@ def test_a_sweep_combines_all_settings():
 
 
 def small_config(**changes):
-    """Large enough for the compiler to care: 4 layers of 128."""
+    """Large enough for the compiler to optimize: 4 layers of 128."""
     config = tiny_config(precision="mixed_bfloat16", **changes)
     model = dataclasses.replace(
         config.model,
@@ -198,7 +198,7 @@ def test_the_step_compiles_for_a_slice(slice_name, parts):
     found = estimates.estimate(config, where, quick=True)
     assert not found.error
     assert found.uncounted_loops == 0
-    # What the compiler counts holds what arithmetic counts.
+    # The compiler counts the operations of the formula, and others.
     assert 1 <= found.flops / found.model_flops < 1.6
     weights = 4 * step_cost.num_parameters(config.model, "sop")
     # Weights and two moments, padded to whole tiles; float32 gradients.
@@ -210,7 +210,7 @@ def test_the_step_compiles_for_a_slice(slice_name, parts):
 
 @pytest.mark.tpu_compile
 def test_a_large_product_runs_at_the_peak():
-    """By the compiler's cycles at our clocks: nothing else fills the units."""
+    """Checks our clock rates: a large product should fill the matrix units."""
     size = 4096
 
     @tf.function(jit_compile=True)
@@ -236,8 +236,8 @@ def test_a_large_product_runs_at_the_peak():
 
 
 # Rows per core, heads, and tokens of a row, of the full compile. As for the
-# recipes, the on-chip memory holds the attention bias of packed rows, but not
-# the exponentials that all layers keep for the backward pass.
+# recipes, the on-chip memory could hold an attention bias of packed rows, but
+# not the exponentials that all layers keep for the backward pass.
 ROWS, HEADS, TOKENS = 32, 16, 256
 
 
@@ -282,7 +282,7 @@ def test_a_full_compile_estimates_times(full_compile):
     assert found.tokens_per_s == pytest.approx(num_tokens / found.step_s)
     assert found.tokens_per_s_chip == pytest.approx(found.tokens_per_s / 8)
     assert found.chip_hours == pytest.approx(found.days * 24 * 8)
-    # Of seeds alone, by the chip's own generator: masks are computed.
+    # The chip's own generator draws only seeds; masks are computed from them.
     assert 0 < found.random_bytes < 1000
     assert "8 chips" in compile_check.describe(found)
 
@@ -303,9 +303,11 @@ GOLDEN_OPERATIONS = ("fusion", "convolution", "copy", "custom-call", "while")
 
 @pytest.mark.tpu_compile
 def test_the_step_is_as_good_as_its_golden(full_compile):
-    """A change that makes the program 3 % worse fails. After a change that is
-    better, or worth its cost, put the numbers found into the file, and run
-    `python -m tpu.compile_recipes`."""
+    """No number may change by more than 3 %.
+
+    If a larger change is an improvement, or worth its cost, put the new numbers
+    into the file, and run `python -m tpu.compile_recipes`.
+    """
     found, program = full_compile
     kinds = collections.Counter(
         re.findall(r"^ .* = .*? ([a-z][a-z-]*)\(%", program.hlo, re.M)
@@ -319,19 +321,19 @@ def test_the_step_is_as_good_as_its_golden(full_compile):
 
 
 @pytest.mark.tpu_compile
-def test_hbm_holds_no_attention_bias_of_packed_rows(full_compile):
-    """No array in HBM has a number for each pair of positions of each row,
-    except those with a number for each head."""
+def test_no_memory_holds_an_attention_bias_of_packed_rows(full_compile):
+    """Neither HBM nor on-chip memory has an array with a number for each pair
+    of positions of each row, except those with a number for each head."""
     _, program = full_compile
-    in_hbm, in_fusion = set(), False
+    in_memory, in_fusion = set(), False
     for line in program.hlo.splitlines():
         if line.endswith("{"):
             # Values inside a fusion are in no memory.
             in_fusion = line.startswith("%fused_computation")
-        for shape, layout in re.findall(r"\w\[([\d,]+)\]\{(\S*?)\}", line):
-            if not in_fusion and "S(1)" not in layout:  # of on-chip memory
-                in_hbm.add(tuple(map(int, shape.split(","))))
-    sizes = {math.prod(s) for s in in_hbm if s[-2:] == (TOKENS, TOKENS)}
+        for shape in re.findall(r"\w\[([\d,]+)\]", line):
+            if not in_fusion:
+                in_memory.add(tuple(map(int, shape.split(","))))
+    sizes = {math.prod(s) for s in in_memory if s[-2:] == (TOKENS, TOKENS)}
     assert ROWS * HEADS * TOKENS**2 in sizes  # the exponentials
     assert ROWS * TOKENS**2 not in sizes
 

@@ -1,13 +1,15 @@
+import collections
 import dataclasses
 import json
 import pathlib
 
 import pytest
+import tensorflow as tf
 
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.errors import UserError
 from albert_tf.training import schedules
-from tpu import compile_recipes
+from tpu import compile_recipes, fingerprint, topologies
 from tpu.config import (
     CompileRecipesConfig,
 )
@@ -102,7 +104,7 @@ def test_a_row_shows_the_estimate():
 
 
 def test_packing_lowers_the_chip_hours_of_useful_tokens():
-    """Of Wikipedia and books, in million words, with the fills of both.
+    """The fill is the mean over 2500 million words of Wikipedia, 800 of books.
 
     10^6 tokens / 12,345.6 tokens/s / 3,600 s = 0.0225 hours without padding.
     """
@@ -140,6 +142,58 @@ def test_the_table_has_the_slice_and_the_rows_of_each_recipe(name):
     assert found.packing == config.data.packing
     rows = found.batch_size * micro_batches * where.num_cores
     assert rows == config.data.global_batch_size
+
+
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - ON_CPUS))
+def test_no_setting_of_a_program_has_changed_since_it_was_compiled(name):
+    found = json.loads(compile_recipes.FOUND.read_text())[name]
+    assert found["settings_fingerprint"] == fingerprint.of_text(key(name)), (
+        f"run python -m tpu.compile_recipes --recipe={name}"
+    )
+
+
+@pytest.mark.slow
+def test_no_program_has_changed_since_it_was_compiled():
+    """After an intended change, compile the recipes again. To see its cost
+    first, compile one recipe and the golden step."""
+    found = json.loads(compile_recipes.FOUND.read_text())
+    # Recipes that share a small program, e.g. those of base and large.
+    alike = collections.defaultdict(list)
+    for name, estimate in found.items():
+        if estimate["versions"]["tensorflow"] != tf.__version__:
+            pytest.skip("another release of TensorFlow compiled the recipes")
+        config, _ = compile_recipes.read_recipe(name)
+        small = fingerprint.small(config)
+        one_chip = topologies.parse("v5e:1x1")
+        alike[compile_recipes.program_key(small, one_chip)].append(name)
+    changed = []
+    for names in alike.values():
+        config, _ = compile_recipes.read_recipe(names[0])
+        program = fingerprint.of_program(config)
+        changed += [
+            name
+            for name in names
+            if found[name]["program_fingerprint"] != program
+        ]
+    assert not changed, (
+        f"run python -m tpu.compile_recipes --recipe={','.join(changed)}"
+    )
+
+
+def test_fingerprints_of_structures_differ():
+    """Sizes are those of a small model, but not the lengths of rows."""
+
+    def small(name):
+        return fingerprint.small(compile_recipes.read_recipe(name)[0])
+
+    shared, unshared = small("large_v2_3m"), small("bert_large_125k")
+    assert shared.model == small("xxlarge_v2_3m").model
+    assert shared.data.max_seq_length == 512
+    assert shared.model.parameter_sharing == "all"
+    assert unshared.model.parameter_sharing == "none"
+    assert unshared.model.embedding_size == unshared.model.hidden_size
+    assert shared.model.embedding_size < shared.model.hidden_size
+    assert small("large_v2_3m_packed").data.packing == "best_fit"
 
 
 @pytest.mark.parametrize(

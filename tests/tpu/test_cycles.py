@@ -1,4 +1,4 @@
-"""Times from the text of a compiled program."""
+"""Cycles and bytes from the text of a compiled program."""
 
 import pytest
 
@@ -41,7 +41,10 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
 
 def test_a_loop_body_counts_for_each_iteration():
-    """From 1 to below 5: 4 times 1000, and 7 outside; not what is fused."""
+    """The counter is 1 to 4: 4 times 1000, and 7 outside the loop.
+
+    The fusion has the cycles, not the operations inside it.
+    """
     cost = cycles.program_cost(HLO)
     assert cost.cycles == 4 * 1000 + 7
     assert cost.uncounted_loops == 0
@@ -52,7 +55,7 @@ def test_a_loop_body_counts_for_each_iteration():
 
 
 def test_loops_of_unknown_length_are_reported():
-    """The counter starts at what nobody knows."""
+    """The first value of the counter is not a constant."""
     unknown = HLO.replace("tuple(%copied, %x)", "tuple(%x, %x)")
     cost = cycles.program_cost(unknown)
     assert (cost.cycles, cost.uncounted_loops) == (1000 + 7, 1)

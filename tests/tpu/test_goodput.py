@@ -12,7 +12,7 @@ README = pathlib.Path(__file__).parents[2] / "tpu" / "README.md"
 
 
 def simulate(mean_life_s, save_s, copy_s, restart_s, number=200_000):
-    """Kept time of many slices, divided by their lives."""
+    """Kept time over the lives of slices, without and with a notice."""
     lives = np.random.default_rng(0).exponential(mean_life_s, number)
     training = np.maximum(lives - restart_s, 0)
     saves = np.floor(training / (save_s + copy_s))

@@ -19,8 +19,17 @@ from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.training import step_cost
 from tests.helpers.fake_cloud import ROOT, TRAINING, Metadata
+from tests.helpers.run_processes import PATIENCE_S
 
 SCRIPTS = [ROOT / "tpu" / "launch.sh", ROOT / "tpu" / "on_host.sh"]
+
+
+def wait_for(function, value):
+    """Returns once `function()` is `value`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while function() != value:
+        assert time.monotonic() < deadline, function()
+        time.sleep(0.05)
 
 
 def commands_of(dry_run):
@@ -149,6 +158,7 @@ def test_dry_run_of_run_prints_all_commands(cloud):
 
 
 def test_one_host_trains_until_all_steps_are_done(cloud):
+    cloud.repository = ROOT
     cloud.set_up(["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
     done = cloud.run("--log_dir=gs://bucket/logs")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -187,7 +197,7 @@ def test_every_host_of_a_slice_runs_a_server(cloud):
 
 @pytest.mark.parametrize("failures", [["refused"] * 4, ["late"]])
 def test_a_failed_delete_is_retried(cloud, failures):
-    """A slice that is left is charged; after "late" it is deleted, too."""
+    """A slice that remains is charged. "late" fails after the deletion."""
     cloud.set_up(plan=["0"])
     (cloud.path / "failing_deletes").write_text("\n".join(failures))
     done = cloud.run("--delete_when_done=true")
@@ -208,15 +218,30 @@ def test_a_server_that_ignores_sigterm_is_replaced(cloud):
         assert cloud.launch(*words).returncode == 0
     pid_file = cloud.path / "host-0" / "albert_tf_state" / "server.pid"
     first = int(pid_file.read_text())
-    while not (cloud.path / "used").exists():
-        time.sleep(0.01)
+    wait_for(cloud.num_served, 2)
+    wait_for((cloud.path / "used").exists, True)
     assert cloud.launch("start", "--", *TRAINING).returncode == 0
     assert int(pid_file.read_text()) != first
-    assert len((cloud.path / "served").read_text().splitlines()) == 4
+    wait_for(cloud.num_served, 4)
+
+
+def test_the_server_of_a_host_gets_sigterm_at_a_notice(cloud):
+    """TensorFlow's server then asks the run of the slice to stop."""
+    cloud.set_up(num_hosts=2)
+    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
+    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
+        assert cloud.launch(*words).returncode == 0
+    received = [cloud.path / f"host-{host}" / "sigterm" for host in range(2)]
+    assert not any(path.exists() for path in received)
+    wait_for(cloud.num_served, 2)  # from then on they record SIGTERM
+    Metadata.preempted = "TRUE"
+    wait_for(lambda: [path.exists() for path in received], [True, True])
+    log = cloud.path / "host-1" / "albert_tf_state" / "server.log"
+    assert "preempted TRUE: SIGTERM" in log.read_text()
 
 
 def test_the_python_code_of_on_host_finds_its_modules():
-    """The stand-in for Python runs none of it, so the real one does here."""
+    """The fake Python of the other tests does not run this code."""
     script = (ROOT / "tpu" / "on_host.sh").read_text()
     code = script.partition("<<'PYTHON'\n")[2].partition("\nPYTHON\n")[0]
     done = subprocess.run(
@@ -230,18 +255,27 @@ def test_the_python_code_of_on_host_finds_its_modules():
     assert "no TPU chip" in done.stderr, done.stderr
 
 
-def test_ssh_detects_lost_hosts(cloud):
-    dry = cloud.launch("run", "--dry_run", "--", *TRAINING)
-    reached = {}
-    for command in commands_of(dry):
-        reached.setdefault(command[4], []).append(command)
-    for verb, flag in (("ssh", "--ssh-flag"), ("scp", "--scp-flag")):
-        for command in reached[verb]:
-            options = [w for w in command if w.startswith(f"{flag}=-o")]
-            assert options == [
-                f"{flag}=-oConnectTimeout=30",
-                f"{flag}=-oServerAliveInterval=30",
-            ]
+def test_ssh_has_options_that_detect_lost_hosts(cloud):
+    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
+        assert cloud.launch(*words).returncode == 0
+    assert {call[3] for call in cloud.calls} == {"create", "ssh", "scp"}
+    wanted = {"ConnectTimeout": "30", "ServerAliveInterval": "30"}
+    options = [f"-o{name}={value}" for name, value in wanted.items()]
+    for call in cloud.calls[1:]:
+        flag = f"--{call[3]}-flag="
+        given = [w.removeprefix(flag) for w in call if w.startswith(flag)]
+        assert given == options
+    if ssh := shutil.which("ssh"):
+        shown = subprocess.run(
+            [ssh, "-G", "-F", "none", *options, "host"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "No user exists" in shown.stderr:
+            return
+        for name, value in wanted.items():
+            assert f"{name.lower()} {value}" in shown.stdout.splitlines()
 
 
 def test_the_temporary_directory_may_hold_spaces(cloud, tmp_path):
@@ -320,6 +354,21 @@ def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
     done = cloud.run("--unreachable_s=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "host 0 does not answer: requesting a new slice" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
+def test_any_number_of_silent_hosts_is_replaced_if_training_progresses(cloud):
+    cloud.set_up(plan=[*(f"silent step-{n} 2" for n in (1, 2, 3)), "0"])
+    done = cloud.run("--unreachable_s=1", "--max_failures=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create", "delete"] * 3 + ["create"]
+
+
+def test_silent_hosts_without_a_new_checkpoint_end_run(cloud):
+    cloud.set_up(plan=["silent step-1 2"] * 3)
+    done = cloud.run("--unreachable_s=1", "--max_failures=2")
+    assert done.returncode == 75
+    assert "host 0 does not answer, on 2 slices" in done.stdout
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
@@ -409,7 +458,7 @@ def test_training_restarts_after_a_reboot(cloud):
 
 
 def test_the_command_of_the_readme_is_valid(cloud, monkeypatch):
-    """For the script, and its training flags for the trainer."""
+    """The script accepts it, and the trainer its training flags."""
     blocks = (ROOT / "tpu" / "README.md").read_text().split("\n\n")
     (block,) = (b for b in blocks if "tpu/launch.sh run --name=" in b)
     dry = subprocess.run(
@@ -436,7 +485,7 @@ def test_the_command_of_the_readme_is_valid(cloud, monkeypatch):
     values(["run_pretraining", *words[4:]])
     config = flags.parse(PretrainingConfig, values)
     assert config.training.output_dir == "gs://mine-albert/runs/base"
-    # The run fits the slice, by the check of the trainer.
+    # The run fits the slice, by the trainer's estimate.
     assert "--accelerator_type=v5litepod-8" in block
     needed = sum(step_cost.estimate_memory(config, 8).values())
     assert 1.5 * needed < TPU_CHIPS["v5e"].memory_bytes

@@ -14,7 +14,7 @@ from tpu import (
 
 
 def make_batch(arguments, vocab_size):
-    """Random values of the shapes and kinds that a program wants."""
+    """Random values with the shapes and dtypes of a program's arguments."""
     random = np.random.default_rng(0)
     return [
         tf.constant(random.integers(0, 2, spec.shape), spec.dtype)
@@ -45,7 +45,7 @@ def test_the_program_takes_the_batches_of_packed_records():
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", ["none", "best_fit"])
 def test_the_program_computes_the_trainers_step(packing):
-    """On one core: figures and all variables as after the trainer's step."""
+    """On one core, metrics and variables are those of the trainer's step."""
     config = tiny_config(
         num_warmup_steps=0, gradient_accumulation_steps=2, packing=packing
     )
@@ -55,7 +55,7 @@ def test_the_program_computes_the_trainers_step(packing):
     )
     names = [f.name for f in replica_program.batch_features(config.data)]
     values = make_batch(features, config.model.vocab_size)
-    if packing == "best_fit":  # Random ones would not be those of [CLS].
+    if packing == "best_fit":  # Random positions would not have `[CLS]`.
         number = names.index("next_sentence_positions")
         values[number] = tf.zeros_like(values[number])
     before = {n: v.numpy() for n, v in state.variables().items()}
@@ -93,7 +93,7 @@ def test_the_program_computes_the_trainers_step(packing):
 
 
 def test_each_core_sums_over_the_complete_slice():
-    """The text of the program has a group of all 8 cores."""
+    """Each sum of the program has a group of all 8 cores."""
     config = tiny_config()
     program, arguments = replica_program.make_program(
         train_state.make_state(config, Pretraining(config)), config, 8
@@ -102,7 +102,7 @@ def test_each_core_sums_over_the_complete_slice():
         stage="hlo", platform_name="CPU"
     )
     sums = [line for line in hlo.splitlines() if " all-reduce(" in line]
-    # The weight of the batch, each gradient, and the figures.
+    # The weight of the batch, each gradient, and the metrics.
     assert (
         len(sums)
         == 2

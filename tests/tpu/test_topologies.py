@@ -1,4 +1,4 @@
-"""Names of TPU slices, and times of their sums."""
+"""Names of TPU slices, and times of their all-reduces."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tpu import (
     topologies,
 )
 
-# As in Google Cloud's tables of accelerator types: chips, devices.
+# As in Google Cloud's tables of accelerator types: our name, chips, cores.
 SLICES = {
     "v2-8": ("v2:2x2", 4, 8),
     "v3-32": ("v3:4x4", 16, 32),
@@ -20,7 +20,7 @@ SLICES = {
     "v5e:4x8": ("v5e:4x8", 32, 32),
     "v5p-128": ("v5p:4x4x4", 64, 64),
     "v6e-64": ("v6e:8x8", 64, 64),
-    # As they may be spelled, too.
+    # Other accepted spellings.
     "V5E:4X8": ("v5e:4x8", 32, 32),
     "v5e-4x8": ("v5e:4x8", 32, 32),
     "v5e-32": ("v5e:4x8", 32, 32),

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of warm starts: a model, other records, plans."""
+"""Fixtures: a finished run, and warm starts."""
 
 import dataclasses
 import gzip
@@ -22,7 +22,10 @@ from tests.helpers.warm_starts import find_train_records
 
 @pytest.fixture(scope="session")
 def source(tiny_records, tmp_path_factory):
-    """A run of 12 steps, for all workers. Tests must not change it."""
+    """A finished run of 12 steps, which all test workers share.
+
+    Tests must not change it.
+    """
 
     def train_source(directory):
         train(tiny_run.make_config(tiny_records, directory / "run"))
@@ -34,7 +37,7 @@ def source(tiny_records, tmp_path_factory):
 def other_records(tmp_path_factory):
     """Records of another text, with a vocabulary of 300 pieces.
 
-    Shared by all workers, as `source` is.
+    All test workers share them, like `source`.
     """
     directory = build_once(tmp_path_factory, "other", build_other_records)
     return directory / "records"
@@ -66,7 +69,7 @@ def build_other_records(directory):
 
 @pytest.fixture
 def plan_for(tiny_records, tmp_path):
-    """Plans a run of a model; the other settings do not matter."""
+    """A function that plans the warm start of a run with a given model."""
 
     def plan_for(here, weights, objective="sop", **initialization):
         config = tiny_run.make_config(tiny_records, tmp_path)

@@ -38,7 +38,7 @@ def evaluate_with(config):
 
 @pytest.mark.slow
 def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
-    """One example at a time, averaged by hand, gives the same."""
+    """The metrics are those of single examples, averaged by hand."""
     config = tiny_run.make_config(
         tiny_records, tmp_path, eval_batch_size=7, max_eval_steps=0
     )
@@ -113,5 +113,5 @@ def test_mode_eval_repeats_the_last_evaluation_of_the_run(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-5)
-    # The paper's line stands beside.
+    # The log has the accuracies of the paper.
     assert "mlm 54.0%, sop 86.5% accuracy" in done.stderr

@@ -1,8 +1,8 @@
 """Small models learn planted structure, which equality tests cannot show.
 
-Three runs have each level of each factor: LAMB and AdamW, float32 and bfloat16,
-static and dynamic masks, packed rows and one example per row, and dropout that
-is removed midway.
+Each setting occurs in at least one of three runs: LAMB and AdamW, float32 and
+bfloat16, static and dynamic masks, packed rows and one example per row, and
+dropout that is removed after a quarter of the steps.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ MODEL = ModelConfig(
     max_position_embeddings=48,
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
-    # At this width, 0.02 takes thousands of steps to leave the start.
+    # At this width, 0.02 would delay learning by thousands of steps.
     initializer_range=0.1,
 )
 LAMB = {"optimizer": "lamb", "learning_rate": 0.01}
@@ -48,7 +48,7 @@ PACKED_ROWS = {
     "packing": "best_fit",
     "max_examples_per_row": 4,
 }
-# By name: settings of records and run, of the records, and of the run.
+# By name: settings of both records and run, of records only, of the run only.
 RUNS = {
     "lamb_float32_static_dropout_removed": (
         SHORT_ROWS,
@@ -73,7 +73,7 @@ RUNS = {
 
 
 def build_text(directory):
-    """Text and vocabulary of the runs."""
+    """Writes the text and trains the vocabulary of all runs."""
     planted_text.write_text(
         directory / "text.txt", planted_text.make_documents(6000, seed=1)
     )
@@ -120,7 +120,7 @@ def test_planted_structure_is_learned(name, tmp_path, tmp_path_factory):
     learned = planted_text.measure(
         load(str(tmp_path / "run")), planted_text.make_documents(200, seed=2)
     )
-    # A model that misses one of the three stays near 1/8, 1/2 or 1/2.
+    # A model that has not learned them stays near 1/8, 1/2 and 1/2.
     assert learned.copies > 0.9
     assert learned.agreement > 0.95
     assert learned.order > 0.95

@@ -81,7 +81,7 @@ def test_the_highest_logit_is_the_answer():
 
 
 def test_padding_slots_do_not_change_the_sums():
-    """A slot of weight 0 is padding: whatever its label."""
+    """A slot of weight 0 is padding; its label has no effect."""
     outputs, batch = random_outputs(), example_batch()
     plain = sums_of(outputs, batch)
 
@@ -96,7 +96,7 @@ def test_padding_slots_do_not_change_the_sums():
 
 
 def test_a_padding_example_does_not_count():
-    """Its mask and weights are 0; the sums are those of the other one."""
+    """Its mask and weights are 0; the sums are those of the other example."""
     outputs, batch = random_outputs(), example_batch()
     batch["input_mask"][1] = 0
     batch["masked_lm_weights"][1] = 0
@@ -109,7 +109,7 @@ def test_a_padding_example_does_not_count():
 
 
 def test_slots_without_an_example_do_not_count():
-    """In packed rows of one and two examples; the missing one has label 1."""
+    """Packed rows of one and two examples; the empty slot has label 1."""
     logits = np.random.default_rng(1).normal(size=(2, 2, 2)).astype(np.float32)
     outputs = random_outputs() | {"sentence_logits": logits}
     batch = example_batch() | {
@@ -127,7 +127,7 @@ def test_slots_without_an_example_do_not_count():
 
 
 def test_sums_of_two_halves_add_up_to_the_joint_batch():
-    """So that two replicas equal one, whatever their shares."""
+    """Therefore two replicas give the sums of one."""
     outputs, batch = random_outputs(), example_batch()
     halves = [
         sums_of(

@@ -25,7 +25,7 @@ def test_means_divide_by_the_weights_of_each_task():
     )
 
 
-def test_nothing_masked_is_no_loss_rather_than_nan():
+def test_without_masked_tokens_the_loss_is_0_and_not_nan():
     sums = {
         "mlm_loss_sum": 0.0,
         "mlm_correct_sum": 0.0,
@@ -37,12 +37,12 @@ def test_nothing_masked_is_no_loss_rather_than_nan():
 
 
 def test_the_reference_accuracies_are_those_of_table_5():
-    """Columns MLM and, for SOP, SOP; for NSP, NSP."""
+    """Columns MLM and SOP of the row of SOP, MLM and NSP of that of NSP."""
     line = metrics.describe_reference
     assert line("sop").endswith("mlm 54.0%, sop 86.5% accuracy")
     assert line("nsp").endswith("mlm 54.5%, nsp 90.5% accuracy")
     assert line("none").endswith("mlm 54.9% accuracy")
-    # Columns of the other task.
+    # The second objective is that of the held-out records.
     assert line("sop", "sop") == line("sop")
     assert line("sop", "nsp").endswith("mlm 54.0%, nsp 78.9% accuracy")
     assert line("nsp", "sop").endswith("mlm 54.5%, sop 52.0% accuracy")

@@ -169,7 +169,7 @@ class Classification(Objective):
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    """Sequences of one repeated token, which tells the class."""
+    """Sequences of one repeated token, which determines the class."""
     directory = tmp_path_factory.mktemp("task")
     rng = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("eval", NUM_HELD_OUT)):
@@ -209,7 +209,7 @@ def lines_of(run_dir):
 
 @pytest.mark.slow
 def test_a_second_objective_learns_and_is_evaluated(records, tmp_path, capsys):
-    """It learns which token means which class; padding is no example."""
+    """It learns the class of each token; padding is not evaluated."""
     config, objective = make_task(records, tmp_path)
     assert train(config, objective) == 0
     trained, evaluated = (
@@ -233,13 +233,16 @@ def test_a_second_objective_learns_and_is_evaluated(records, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_second_objective_resumes(records, tmp_path, monkeypatch):
-    """A run that was killed after a checkpoint ends like one that was not."""
+    """A run that is killed at its evaluation at step 12, with a checkpoint of
+    step 6, ends like an undisturbed run."""
     train(*make_task(records, tmp_path / "alone"))
 
     class Killed(BaseException):
         pass
 
-    config, objective = make_task(records, tmp_path / "killed")
+    config, objective = make_task(
+        records, tmp_path / "killed", save_checkpoints_steps=6
+    )
 
     def kill(self, metrics, records):
         raise Killed
@@ -253,7 +256,7 @@ def test_a_second_objective_resumes(records, tmp_path, monkeypatch):
     steps = [
         c.step for c in list_checkpoints(str(tmp_path / "killed/checkpoints"))
     ]
-    assert steps == [0]
+    assert steps == [0, 6]
     train(*make_task(records, tmp_path / "killed"))
     assert lines_of(tmp_path / "killed") == lines_of(tmp_path / "alone")
     kinds = [e["event"] for e in read_events(str(tmp_path / "killed"))]
@@ -262,12 +265,12 @@ def test_a_second_objective_resumes(records, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_second_objective_gives_the_same_on_two_replicas(records, tmp_path):
-    """Weights, sums and collected predictions are those of the global batch."""
+    """All logged metrics are equal, also those of collected predictions."""
     one, two = tmp_path / "one", tmp_path / "two"
     settings = {
         "num_train_steps": 4,
         "epsilon": 0.1,
-        "dropout_schedule": "0:0.0",  # replicas have other masks
+        "dropout_schedule": "0:0.0",  # masks differ by replica
     }
     train(*make_task(records, one, **settings))
     mirrored = {"strategy": "mirrored", "num_logical_cpus": 2}

@@ -48,7 +48,7 @@ def rates():
 
 
 def train_numpy(config):
-    """Every variable after each step, in float64, from the formulas."""
+    """Weights and moments after all steps, in float64, by the formulas."""
     weights = initial_weights()
     m = {path: np.zeros(shape) for path, shape in SHAPES.items()}
     v = {path: np.zeros(shape) for path, shape in SHAPES.items()}
@@ -105,7 +105,7 @@ def as_float32(gradients):
 
 
 def train(config, *, strategy=None, jit_compile=False, fuse=False):
-    """The same steps with our optimizer, in a strategy."""
+    """Trains the same steps with `make_optimizer`; returns the variables."""
     strategy = strategy or tf.distribute.get_strategy()
     with strategy.scope():
         variables = Variables(config)
@@ -167,7 +167,7 @@ def test_gradient_scale_multiplies_all_gradients():
 
 @pytest.mark.parametrize("name", CONFIG)
 def test_layer_norm_and_bias_are_excluded_by_path(name):
-    """With no gradient only decay moves a weight, where it is decayed."""
+    """Without a gradient, only weight decay changes a weight."""
     ones = np.ones(3)
     inside = make_variable("LayerNorm/kernel", ones)
     biased = make_variable("attention/output_bias/w", ones)
@@ -196,8 +196,8 @@ def test_no_gradient_and_no_decay_change_nothing():
     np.testing.assert_array_equal(weights, np.ones(3))
 
 
-# Without memory of former gradients, and without decay, an update is the sign
-# of the gradient: of norm 2 where there are 4 numbers.
+# With betas and weight decay of 0, an update is the sign of the gradient, whose
+# norm is 2 for 4 numbers.
 SIGNS = {"beta_1": 0, "beta_2": 0, "weight_decay_rate": 0}
 WEIGHTS = {
     "first/kernel": [3, 4, 0, 0],  # of norm 5
@@ -208,7 +208,7 @@ WEIGHTS = {
 
 
 def metrics_of_a_step(config):
-    """A step on WEIGHTS at a learning rate of 0.1; the norm of each change."""
+    """Metrics of a step on WEIGHTS at rate 0.1, and the norm of each change."""
     starts = {path: np.array(start) for path, start in WEIGHTS.items()}
     variables = [make_variable(path, w) for path, w in starts.items()]
     optimizer = make_optimizer(config)
@@ -227,7 +227,7 @@ def test_metrics_of_a_lamb_step_match_a_calculation_by_hand():
 
     # 0.1 |w|; 0.1 * 2 where w is zero, or is not adapted.
     assert moved == pytest.approx([0.5, 1, 0.2, 0.2], rel=1e-5)
-    # |w| / 2 = 2.5 and 5; 1 where w is zero; none of the bias.
+    # |w| / 2 = 2.5 and 5; 1 where w is zero; the bias has none.
     assert metrics == pytest.approx(
         {
             "update_norm": (0.25 + 1 + 0.04 + 0.04) ** 0.5,
@@ -265,7 +265,7 @@ def test_metrics_are_equal_on_replicas_and_match_one(name, mirrored_two):
 
 
 def test_training_resumes_from_slots():
-    """25 steps, and 25 of another optimizer with the same slots, equal 50."""
+    """25 steps, then 25 of another optimizer with these slots, equal 50."""
     whole = train(CONFIG["lamb"]).values()
     halves = [Variables(CONFIG["lamb"]), Variables(CONFIG["lamb"])]
     for number, (gradients, rate) in enumerate(

@@ -1,4 +1,4 @@
-"""Runs on packed records: rows are records."""
+"""Runs on packed records, each of which is a row of several examples."""
 
 import json
 import shutil
@@ -24,10 +24,10 @@ def losses_of(run_dir):
 def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
     tiny_dynamic_packed_records, tmp_path, caplog
 ):
-    """Also on two replicas. The held-out records are not packed."""
+    """Two replicas give the same losses. Held-out records are not packed."""
     records = tmp_path / "records"
     shutil.copytree(tiny_dynamic_packed_records, records)
-    # Of another example than the first one.
+    # Damages the second record: its first `[CLS]` is not at position 1.
     for shard in (records / "train").glob("*.tfrecord"):
         change(shard, 1, "next_sentence_positions", lambda v: [1, *v[1:]])
 
@@ -59,7 +59,7 @@ def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
         assert rate == pytest.approx(NUM_ROWS * examples)
         assert line["useful_share"] == pytest.approx(metadata["fill"], abs=1e-5)
 
-    # As after a crash at step 11, without the checkpoints after step 4.
+    # As if the checkpoints after step 4 were lost.
     shutil.copytree(tmp_path / "alone", tmp_path / "resumed")
     for checkpoint in list_checkpoints(str(tmp_path / "resumed/checkpoints")):
         if checkpoint.step > 4:
@@ -79,7 +79,7 @@ def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
 def test_a_diverged_run_on_packed_records_rolls_back_and_resumes_exactly(
     tiny_dynamic_packed_records, tmp_path
 ):
-    """At a rate far too high, which the rollback lowers."""
+    """The learning rate is far too high; each rollback lowers it."""
 
     def run(name):
         config = tiny_run.make_config(
@@ -104,9 +104,9 @@ def test_a_diverged_run_on_packed_records_rolls_back_and_resumes_exactly(
     assert rollbacks
     lines = read_metrics(str(tmp_path / "alone"))
     steps = [line["step"] for line in lines if line["split"] == "train"]
-    assert steps == list(range(10, 241, 10)), "each step is there once"
+    assert steps == list(range(10, 241, 10)), "each line must be logged once"
 
-    # As after a crash in the loop after the last rollback.
+    # As if the checkpoints after the last rollback were lost.
     shutil.copytree(tmp_path / "alone", tmp_path / "resumed")
     for checkpoint in list_checkpoints(str(tmp_path / "resumed/checkpoints")):
         if checkpoint.step > rollbacks[-1]["resumed_from"]:

@@ -1,6 +1,6 @@
-"""Packed rows train as their examples do in rows of their own.
+"""Packed rows train like the same examples in separate rows.
 
-Without dropout, whose masks depend on the place in a row.
+Dropout is off, since its masks depend on the position in a row.
 """
 
 import collections
@@ -128,11 +128,11 @@ def loss_difference(found, expected):
 
 
 def gradient_difference(found, expected):
-    """The largest of all gradients, each relative to its largest entry."""
+    """The largest difference of a gradient, relative to its largest entry."""
     return max(
         np.abs(found[1][path] - gradient).max() / np.abs(gradient).max()
         for path, gradient in expected[1].items()
-        if not path.endswith("key/bias")  # nothing but rounding
+        if not path.endswith("key/bias")  # 0 but for rounding
     )
 
 
@@ -149,7 +149,7 @@ def test_packed_rows_have_the_gradients_of_their_examples(
 
 
 def test_packed_rows_in_bfloat16_have_the_gradients_of_their_examples():
-    """Packing adds no rounding: bfloat16 differs from float32 by 2e-2."""
+    """Packing adds no rounding errors to those of bfloat16, about 2e-2."""
     settings = {"precision": "mixed_bfloat16"}
     assert_same(compute(PACKED, **settings), unpacked(**settings))
     assert gradient_difference(unpacked(**settings), unpacked()) > 1e-3
@@ -211,7 +211,7 @@ UNFUSED = {"fuse_on_cpu": False}
     ids=str,
 )
 def test_a_step_on_packed_rows_is_a_step_on_their_examples(settings):
-    """A replica or micro-batch has 3 to 9 of the 16 examples."""
+    """A replica or micro-batch has at least 3 of the 16 examples."""
     assert_same(train(PACKED, **settings), unpacked())
 
 
@@ -226,9 +226,9 @@ def add_up(objective, model, batches):
 
 
 def test_an_evaluation_of_packed_rows_is_that_of_their_examples():
-    """In batches with a row of zeros, which fills the last one.
+    """Each batch ends with a padding row of zeros.
 
-    Losses, accuracies and weights; labels in another order give others.
+    Sums and metrics are equal; labels in another order change the loss.
     """
     objective = Pretraining(make_config())
     model = train_state.make_state(make_config(), objective).model
@@ -310,7 +310,7 @@ def packed(config):
 
 
 def test_packing_changes_no_variable():
-    """So checkpoints, warm starts and conversions are those of any run."""
+    """Therefore checkpoints, warm starts and conversions are the same."""
     variables = []
     for config in make_config(), packed(make_config()):
         state = train_state.make_state(config, Pretraining(config))
@@ -341,8 +341,8 @@ def plan_warm_start(run_dir, records, tmp_path):
 def test_a_run_on_packed_rows_is_converted_and_exported_as_any_other(
     tiny_packed_records, tmp_path
 ):
-    """Its settings and its metadata say that its records are packed. Other
-    runs start from its weights as well, also those on packed records."""
+    """Its settings and its metadata say that its records are packed. A run on
+    packed records also starts from its weights."""
     runs = tmp_path / "unpacked", tmp_path / "packed"
     published, outputs, plans = [], [], []
     exportable_run.write_run(runs[0], steps=(20,))

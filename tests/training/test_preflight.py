@@ -13,6 +13,8 @@ import sys
 import pytest
 
 from albert_tf.training import preflight, storage_checks
+from albert_tf.training.checklist import Checklist
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses, free_ports
@@ -60,7 +62,7 @@ def content_of(directory):
 
 @pytest.fixture(scope="module")
 def valid(tiny_records, tmp_path_factory):
-    """The table of a valid run, and its output directory."""
+    """The table of a valid run, and the directory for its output."""
     directory = tmp_path_factory.mktemp("valid")
     config = tiny_run.make_config(
         tiny_records,
@@ -112,7 +114,7 @@ def test_records_are_reported_in_steps_and_epochs(tiny_records, valid):
 
 
 def test_every_fault_is_in_the_table(tiny_records, tmp_path, capsys):
-    """The output path is a file, and records and TPU are missing."""
+    """The parent of --output_dir is a file; records and TPU are missing."""
     (tmp_path / "run").write_text("a file")
     config = tiny_run.make_config(
         tiny_records,
@@ -216,12 +218,31 @@ def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
     assert not list(small_disk.iterdir())
 
 
+@pytest.mark.parametrize(("minutes", "number"), [(0, 5), (1, 7)])
+def test_intervals_in_minutes_may_save_more_checkpoints(
+    tiny_records, tmp_path, capsys, minutes, number
+):
+    """At most 3 are kept, or the newest 5; one being written; the best."""
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        save_checkpoints_steps=12,
+        save_checkpoints_minutes=minutes,
+    )
+    checks = storage_checks.StorageChecks(
+        config, Pretraining(config), Checklist({"room": ""})
+    )
+    checks.check_room()
+    assert f"free; {number} checkpoints" in capsys.readouterr().out
+
+
 def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
     """Existing checkpoints need no room; sizes are those on the disk."""
     config = tiny_run.make_config(tiny_records, tmp_path / "run")
     train(config)
     checks, _ = check_all(config, capsys)
-    # Steps 0, 4, 8, 12, and the best; 5 newest, one being written, the best.
+    # Present: steps 0, 4, 8, 12 and the best. In total: the newest 5, one being
+    # written, the best.
     assert "7 checkpoints" in checks["room"]
     assert "5 of them present" in checks["room"]
     size = float(re.search(r"checkpoints of ([\d.]+) kB", checks["room"])[1])
@@ -255,7 +276,7 @@ def test_a_run_to_resume_is_not_changed(tiny_records, tmp_path, capsys):
     checks, status = check_all(longer, capsys)
     assert status == 0
     assert "resumes from step 4" in checks["run"]
-    assert "warn: changed since this run began" in checks["run"]
+    assert "warn: changed since the last start of this run" in checks["run"]
     assert "at step 4" in checks["loss"]
     assert "10 steps" in checks["complete run"]
 
@@ -343,7 +364,7 @@ def test_unknown_file_systems_fail(tiny_records, capsys):
     assert {"output", "records"} <= skipped(checks)
 
 
-def test_directories_above_a_bucket_are_none_of_ours():
+def test_the_parents_of_a_path_end_below_the_bucket():
     assert list(storage_checks.parents("gs://bucket/a/b")) == [
         "gs://bucket/a/b",
         "gs://bucket/a",
@@ -413,7 +434,7 @@ def test_workers_check_together(tiny_records, tmp_path):
 
 @pytest.mark.slow
 def test_no_worker_waits_for_one_that_failed(tiny_records, tmp_path):
-    """Otherwise this would take as long as the time-out of a lost worker."""
+    """Otherwise the test would wait for the timeout of a lost worker."""
     settings = {
         "dry_run": True,
         "strategy": "multi_worker",

@@ -1,4 +1,4 @@
-"""Rates, time to go and goodput, by hand."""
+"""Rates, remaining time and goodput, compared with values by hand."""
 
 import functools
 import types
@@ -18,7 +18,7 @@ from albert_tf.training.progress import (
 
 
 def set_clock(monkeypatch, seconds):
-    """Stops the log's clock at a time."""
+    """Stops the clock of the log and of the progress at a time."""
     clock = types.SimpleNamespace(time=lambda: seconds)
     monkeypatch.setattr(progress_module, "time", clock)
     monkeypatch.setattr(run_log, "time", clock)
@@ -29,8 +29,8 @@ def step_times(*asked, wait=0.0):
     return np.array([[time, time + wait] for time in asked])
 
 
-def test_the_time_to_go_leaves_compiling_out(monkeypatch, tmp_path):
-    """10 s a step while compiling, 1 s then: 6 steps to go are 6 s."""
+def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
+    """A step takes 10 s while compiling, then 1 s; 6 steps remain."""
     lines = []
     monkeypatch.setattr(
         "absl.logging.info", lambda form, *values: lines.append(form % values)
@@ -69,13 +69,13 @@ def test_the_time_to_go_leaves_compiling_out(monkeypatch, tmp_path):
 
 
 def progress_of(run_dir, peak=None, content_at=None):
-    """Of steps of 4000 tokens in 8 examples and 10^12 operations."""
+    """The progress of steps of 4000 tokens, 8 examples, 10^12 operations."""
     content_at = content_at or (lambda step: BatchContent(4000, 8, 0.75))
     return Progress(100, content_at, 10**12, peak, str(run_dir), str)
 
 
 def test_metrics_of_steps_by_hand(tmp_path):
-    """Steps of 1, 2, ... 21 s, each of which waits 0.5 s, are 231 s."""
+    """Steps of 1, 2, ... 21 s, 231 s in total; each waits 0.5 s for data."""
     progress = progress_of(tmp_path, peak=10**12)
     asked = np.cumsum(np.arange(21))
     progress.add_steps(step_times(*asked, wait=0.5), 231.0, steady=True)
@@ -101,7 +101,7 @@ def test_metrics_of_steps_by_hand(tmp_path):
 
 
 def test_the_content_of_batches_is_that_of_their_records(tmp_path):
-    """From step 10 on, packed rows: 2.5 times the examples."""
+    """From step 10 on, packed rows hold 2.5 times as many examples."""
     progress = progress_of(
         tmp_path,
         content_at=lambda step: (
@@ -142,7 +142,7 @@ def test_time_between_loops_does_not_count(tmp_path):
 
     assert figures["loop_seconds"] == 4
     assert figures["input_bound_share"] == 0.5
-    # Each call covers the steps since the last one.
+    # Each call of `advance` covers the steps since the last call.
     progress.add_steps(step_times(54, 56), ended=58, steady=True)
     assert progress.advance()["steps_per_second"] == 0.5
 
@@ -165,7 +165,7 @@ def test_compiling_is_not_useful_time(tmp_path):
 
 
 def train(progress, log, step, clock_ends, monkeypatch):
-    """10 steps of 1 s that end with the clock, and their line in the log."""
+    """Logs 10 steps of 1 s that end at `clock_ends`; returns the goodput."""
     set_clock(monkeypatch, clock_ends)
     asked = clock_ends - 10.0 + np.arange(10)
     progress.add_steps(step_times(*asked), clock_ends, steady=True)
@@ -175,7 +175,7 @@ def train(progress, log, step, clock_ends, monkeypatch):
 
 
 def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
-    """From the first start on, across downtime, with a rollback and without."""
+    """Time counts from the first start on, with downtime and a rollback."""
     run_dir = str(tmp_path)
     set_clock(monkeypatch, 1000.0)
     log = RunLog.open(run_dir, 0)
@@ -184,7 +184,7 @@ def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
     # 10 s of start-up, then 10 s of steps.
     goodput = train(progress, log, 10, 1020.0, monkeypatch)
     assert goodput == pytest.approx(10 / 20)
-    # What an evaluation takes went into no step.
+    # The time of an evaluation does not count as training.
     log.write("eval", 10, {"loop_seconds": 500.0})
     log.write_event("stop", 10)
 

@@ -1,4 +1,4 @@
-"""The seeds of dropout: of each step and replica."""
+"""The seeds of dropout on each replica in each step."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,7 +8,7 @@ from albert_tf.modeling.target import DEFAULT_TARGET
 from albert_tf.training import train_step
 
 
-def test_dropout_differs_by_step_and_replica_and_not_by_run():
+def test_dropout_masks_depend_on_seed_step_and_replica_only():
     def mask(seed, step, replica):
         keys = train_step._replica_seed(seed, tf.constant(step), replica)
         masks = Dropout(0.5, 0.5, keys).hidden_masks(0, DEFAULT_TARGET)

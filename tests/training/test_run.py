@@ -16,7 +16,7 @@ from albert_tf.training.run import Run
 
 
 class CountingTrainer:
-    """A trainer that does nothing at a constant speed."""
+    """A trainer that only counts steps, at a constant speed."""
 
     def __init__(self, step, seconds_per_step):
         self.position = Position.at_start(["loss", "gradient_norm"])
@@ -57,7 +57,7 @@ class NoProgress(Listener):
 def train(tmp_path):
     """Trains from a step to 100; returns the trainer."""
 
-    def train_from(step, seconds_per_step, **settings):
+    def train_from(step, seconds_per_step, to_evaluate=False, **settings):
         config = PretrainingConfig.from_dict(
             {
                 "optimizer": {"num_warmup_steps": 0},
@@ -69,6 +69,7 @@ def train(tmp_path):
             }
         )
         trainer = CountingTrainer(step, seconds_per_step)
+        trainer.position.to_evaluate = to_evaluate
         run = Run(
             config,
             TrainingData((Phase(0, "all", None),)),
@@ -96,11 +97,11 @@ def test_checkpoints_in_minutes_are_at_the_same_steps_after_a_resume(
     assert trainer.saved == [20, 40, 60, 80, 100]
     assert trainer.boundaries[:4] == [11, 12, 14, 16]
 
-    # A little slower, the run keeps to its note.
+    # At a slightly lower speed, the run keeps its intervals.
     assert train(40, 1.5, **in_time).saved == [60, 80, 100]
     assert len(Intervals.read(str(tmp_path))) == 1
 
-    # On a slice that is much slower, from the step on where that is known.
+    # At a much lower speed, it chooses intervals again, after measuring it.
     slower = train(60, 6.0, **in_time)
     assert slower.saved == [65, 70, 75, 80, 85, 90, 95, 100]
     assert [i.first_step for i in Intervals.read(str(tmp_path))] == [11, 62]
@@ -111,3 +112,8 @@ def test_without_intervals_in_time_nothing_is_measured(train, tmp_path):
     assert trainer.boundaries == [30, 50, 60, 90, 100]
     assert trainer.saved == [50, 100]
     assert not list(tmp_path.iterdir())
+
+
+def test_without_held_out_records_an_interrupted_evaluation_is_skipped(train):
+    """The process that was interrupted had held-out records."""
+    assert train(40, 1.0, to_evaluate=True).position.step == 100

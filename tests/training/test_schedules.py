@@ -77,7 +77,7 @@ def config_of(dropout_schedule):
     )
 
 
-def test_without_a_schedule_the_architecture_has_its_rates():
+def test_without_a_schedule_dropout_rates_are_those_of_the_model():
     assert dropout_rates(7, config_of("")) == (0.2, 0.3)
     assert next_dropout_change(7, config_of("")) is None
 
@@ -142,7 +142,7 @@ def test_a_rate_slightly_above_twice_the_papers_gives_a_warning():
 
 def test_a_short_warmup_gives_a_warning():
     _, warning = advice(4096, num_warmup_steps=700)
-    assert "num_warmup_steps is 0.224 times" in warning
+    assert "num_warmup_steps is 0.224 times that of the paper. " in warning
     assert "learning_rate is" not in warning
 
 
@@ -157,7 +157,7 @@ def test_a_short_warmup_gives_a_warning():
         (32, {"steps": 9_999, "num_warmup_steps": 100}),
     ],
 )
-def test_near_settings_short_runs_and_other_optimizers_give_none(
+def test_near_settings_short_runs_and_adamw_give_no_warning(
     batch_size, settings
 ):
     assert advice(batch_size, **settings)[1] == ""

@@ -70,7 +70,7 @@ def flops_of_products(graph):
     """Operations of all matrix products that a graph computes.
 
     Products with a single row of ones do not count: they are gradients of
-    biases, which the rule leaves out.
+    biases, which `flops_per_step` leaves out.
     """
     total = 0
     for operation in graph.get_operations():
@@ -160,7 +160,7 @@ def test_a_tpu_is_known_by_its_type(monkeypatch, kind, devices, teraflops):
 
 
 def settings(precision="mixed_bfloat16", remat=False, parts=1):
-    """BERT-base of 512 pieces, 4 examples at a time where `parts` is 4."""
+    """BERT-base on 512 tokens; 4 rows at a time if `parts` is 4."""
     return PretrainingConfig(
         model=ModelConfig(embedding_size=768, parameter_sharing="none"),
         data=DataConfig(
@@ -186,7 +186,7 @@ def test_activation_memory_matches_the_paper():
     assert parts["gradients"] == parts["weights"]
     assert parts["moments"] == 2 * parts["weights"]
 
-    # 20 + 8 - 1 slots in a packed row.
+    # A packed row has 20 + 8 - 1 slots.
     packed = settings(parts=4)
     data = dataclasses.replace(packed.data, packing="best_fit")
     packed = dataclasses.replace(packed, data=data)
@@ -239,7 +239,7 @@ def test_peak_memory_is_known_without_proc(monkeypatch, tmp_path):
 
 
 def test_peak_memory_is_that_of_the_accelerator_that_reports_it(monkeypatch):
-    """A TPU's; of a TPU that does not report it, the next device's."""
+    """The TPU's, or the GPU's if the TPU does not report it."""
     peaks = {"TPU:0": 7, "GPU:0": 5}
     monkeypatch.setattr(
         tf.config, "list_physical_devices", lambda kind: [kind] * 2

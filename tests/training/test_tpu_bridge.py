@@ -45,8 +45,7 @@ def test_training_step_is_lowered_for_tpus(strategy, tmp_path, settings):
     config = tiny_run.make_config(tmp_path, tmp_path, **settings)
     program, state = lower_training(strategy, config)
     tpu_bridge.assert_runs_on_tpu(program)
-    num_features = len(batch_features(config.data))
-    tpu_bridge.assert_host_runs_ahead(program, num_features)
+    tpu_bridge.assert_host_runs_ahead(program, strategy.num_replicas_in_sync)
     assert program.num_updated_variables == len(state.variables())
     # The gradients, and two vectors: weights of the batch, and metrics.
     num_gradients = len(state.model.trainable_variables)
@@ -67,7 +66,7 @@ def test_evaluation_is_lowered_for_tpus(strategy, tmp_path, tiny_records):
     program = tpu_bridge.lower(function, model.variables)
     tpu_bridge.assert_runs_on_tpu(program)
     assert program.num_updated_variables == 0
-    # Six sums of losses, answers and weights, and the stop flag.
+    # Six sums of losses, correct predictions and weights, and the stop flag.
     assert program.num_sums_over_replicas == 7
 
 

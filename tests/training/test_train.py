@@ -48,7 +48,7 @@ def test_training_learns(tiny_records, tmp_path):
         for line in read_metrics(str(tmp_path))
         if line["split"] == "train"
     ]
-    # A model of uniform guesses stands at ln 400 = 5.99.
+    # Uniform predictions give ln 400 = 5.99.
     assert losses[0] == pytest.approx(np.log(400), abs=0.15)
     assert losses[-1] < losses[0] - 0.3
 
@@ -93,8 +93,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
 ):
     """By SIGKILL, SOAK_KILLS times, and once by SIGTERM.
 
-    Loops, checkpoints and evaluations are of coprime lengths, and dropout is
-    on and then off.
+    Most checkpoints are saved within a loop, and dropout is on and then off.
     """
     records = request.getfixturevalue(
         "tiny_records" if masking == "static" else "tiny_dynamic_records"
@@ -122,7 +121,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
     for number in range(kills + 1):
         killed = run("killed")
         lines = read_metrics(str(tmp_path / "killed"))
-        # By its steps: in half a second a fast machine would end.
+        # Waits for steps: a fast machine would finish in half a second.
         logged = lines[-1]["step"] if lines else 9
         killed.wait_for_step(logged + 1 + rng.randrange(50))
         time.sleep(0.05 * rng.random())
@@ -141,7 +140,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
 def test_a_run_stops_at_the_next_step_and_keeps_the_log_complete(
     tiny_records, tmp_path
 ):
-    """In the middle of a loop, whose line is written by the next process."""
+    """It stops within a loop; the next process logs the line of the loop."""
 
     def run(name):
         return RunProcesses(
@@ -202,7 +201,7 @@ def test_two_workers_give_what_one_process_gives(
     for expected, line in zip(alone, together, strict=True):
         assert line.pop("split") == expected.pop("split")
         assert line == pytest.approx(expected, rel=1e-4)
-    # The second worker leaves nothing of its own behind.
+    # The second worker writes no files of its own.
     assert sorted(p.name for p in (tmp_path / "together").iterdir()) == sorted(
         p.name for p in alone_without_dropout.iterdir()
     )
@@ -210,7 +209,7 @@ def test_two_workers_give_what_one_process_gives(
 
 @pytest.mark.slow
 def test_a_run_resumes_with_another_number_of_replicas(tiny_records, tmp_path):
-    """With the same data and losses as on the first number."""
+    """On 4, then on 2 replicas, the losses are those of one device."""
     settings = {"dropout_schedule": "0:0.0", "num_train_steps": 8}
     alone = tiny_run.make_config(
         tiny_records, tmp_path / "alone", eval_input_file=(), **settings
@@ -258,7 +257,9 @@ def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
     )
     with pytest.raises(UserError, match=r"7 and 2\. Nearest: 6, 8\."):
         train(config)
-    assert not list(tmp_path.iterdir()), "refused before anything is written"
+    assert not list(tmp_path.iterdir()), (
+        "nothing may be written before the error"
+    )
 
 
 def test_a_run_of_another_architecture_is_refused(tiny_records, tmp_path):
@@ -294,10 +295,9 @@ def test_a_nan_loss_stops_the_run(tiny_records, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_diverged_run_rolls_back_and_continues_with_later_data(
-    tiny_records, tmp_path
-):
-    """At a rate far too high, which the rollback lowers; killed on the way."""
+def test_a_diverged_run_rolls_back_and_resumes_exactly(tiny_records, tmp_path):
+    """The learning rate is far too high, and each rollback lowers it. A run
+    that is killed after a rollback ends like an undisturbed one."""
 
     def run(name):
         return RunProcesses(
@@ -323,11 +323,11 @@ def test_a_diverged_run_rolls_back_and_continues_with_later_data(
     for number, rollback in enumerate(rollbacks):
         assert "divergence_loss_increase=0.4" in rollback["reason"]
         back_to, at = rollback["resumed_from"], rollback["diverged_at"]
-        # At first to the newest, and then to the one before.
+        # Each rollback goes back one checkpoint further.
         assert back_to == (at - 1) // 20 * 20 - 20 * number
     lines = read_metrics(str(tmp_path / "alone"))
     steps = [line["step"] for line in lines if line["split"] == "train"]
-    assert steps == list(range(10, 401, 10)), "each step is there once"
+    assert steps == list(range(10, 401, 10)), "each line must be logged once"
     assert lines[-1]["loss"] < lines[0]["loss"]
     events = read_events(str(tmp_path / "alone"))
     assert [e["event"] for e in events if e["event"] != "checkpoint"] == [

@@ -1,4 +1,4 @@
-"""What a run does off the straight path, in runs of seconds."""
+"""Short runs: interrupted evaluations, profiles, kept checkpoints, phases."""
 
 import time
 
@@ -37,7 +37,7 @@ def run_with(config, stop):
 def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
     tiny_records, tmp_path, monkeypatch, cut_at
 ):
-    """Even if that process is interrupted, too; the log has one line."""
+    """Even if that process is interrupted, too. It is logged once."""
 
     def config(name):
         return tiny_run.make_config(
@@ -133,7 +133,7 @@ def test_time_between_processes_does_not_count_as_goodput(
 def test_a_data_schedule_gives_the_same_run_however_it_is_interrupted(
     tiny_records, tiny_dynamic_records, tmp_path
 ):
-    """From masked records to records without masks, and a mixture's name."""
+    """Phases of masked records, of records without masks, of masked ones."""
 
     def run(name):
         return RunProcesses(

@@ -23,7 +23,7 @@ from albert_tf.training.train_step import (
 from tests.helpers import tiny_run
 
 NO_DROPOUT = DropoutRates(0.0, 0.0)
-# The run directory: steps write nothing.
+# The run directory, to which steps write nothing.
 UNUSED = "unused"
 
 
@@ -33,7 +33,7 @@ def no_totals(config):
 
 
 class Trained(NamedTuple):
-    """What some steps of a run have given.
+    """The results of some steps.
 
     Attributes:
         metrics: Means over the steps.
@@ -102,8 +102,8 @@ def largest_difference(one, other):
 
 @pytest.mark.slow
 def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
-    """A second program stands for a second process: TensorFlow numbers its
-    parts otherwise, and orders terms of a sum by such names."""
+    """A second program stands for a second process: its operations have other
+    names, by which TensorFlow orders the terms of sums."""
     config = tiny_run.make_config(
         tiny_records, UNUSED, strategy="mirrored", num_logical_cpus=2
     )
@@ -135,9 +135,9 @@ def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
 def test_two_replicas_equal_one_on_the_global_batch(
     tiny_records, clip_scope, clip_norm
 ):
-    """Clipping by replica is loose here: it has no joint counterpart.
+    """Clipping by replica is equal only for norms below clip_norm, here 1000.
 
-    AdamW without decay, since its updates show the gradients' size at once.
+    With a large epsilon, AdamW's updates show the size of the gradients.
     """
     settings = {
         "clip_scope": clip_scope,
@@ -161,7 +161,7 @@ def test_two_replicas_equal_one_on_the_global_batch(
 
 @pytest.mark.slow
 def test_two_replicas_equal_one_with_dynamic_masking(tiny_dynamic_records):
-    """And masks of another rate give something else."""
+    """A different masking rate gives different weights."""
     adamw = {"optimizer": "adamw", "epsilon": 0.1}
     one, two, other = (
         run_steps(
@@ -182,13 +182,13 @@ def test_two_replicas_equal_one_with_dynamic_masking(tiny_dynamic_records):
 
 @pytest.mark.slow
 def test_each_masked_token_counts_the_same_on_unequal_replicas(tiny_records):
-    """The mean of replicas' means would be another gradient."""
+    """The mean of the replicas' means would give another gradient."""
     config = tiny_run.make_config(tiny_records, UNUSED, optimizer="adamw")
     data = training_records.find_training_data(config)
     make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
     weights = batch["masked_lm_weights"].numpy().sum(axis=1)
-    assert weights[:4].sum() != weights[4:].sum(), "the case must be there"
+    assert weights[:4].sum() != weights[4:].sum(), "weights must differ"
 
     alone = run_steps(config, num_steps=1)
     mirrored = tiny_run.make_config(
@@ -260,7 +260,7 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records):
 
 @pytest.mark.slow
 def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
-    """Where memory is short, TensorFlow rewrites how gradients are summed."""
+    """If memory is short, TensorFlow rewrites the sum of the gradients."""
     config = tiny_run.make_config(
         tiny_records,
         UNUSED,
@@ -300,7 +300,7 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
     ],
 )
 def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
-    """By XLA, or twice: dropout's masks are drawn alike by the same means."""
+    """XLA, remat and fused kernels agree; remat also with dropout."""
     rates = DropoutRates(0.1, 0.2)
     if not {"jit_compile", "fuse_on_cpu"}.isdisjoint(changes):
         rates = NO_DROPOUT
@@ -332,7 +332,7 @@ def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
 def test_on_gpus_one_compiled_function_updates_all_weights(
     tiny_records, monkeypatch
 ):
-    """Here it runs on CPUs: the program is that of two GPUs."""
+    """The program of two GPUs runs on CPUs here."""
     config = tiny_run.make_config(
         tiny_records, UNUSED, strategy="mirrored", num_logical_cpus=2
     )
@@ -387,7 +387,7 @@ def test_gradient_accumulation_does_not_change_the_update(
 
 
 def gradients_by_share(config, num_shares):
-    """Gradients of each share's part of the joint loss, and their norms."""
+    """Gradients of each share's part of the global loss, by path."""
     data = training_records.find_training_data(config)
     make = BatchStream(data, config.data, 7).open(0)
     (batch,) = make(tf.distribute.InputContext()).take(1)
@@ -413,7 +413,7 @@ def gradients_by_share(config, num_shares):
 
 
 def clip(gradients, norm):
-    """Scaled down to a global norm, where they exceed it."""
+    """The gradients, scaled down to a global norm if theirs exceeds it."""
     length = np.sqrt(sum(np.square(g).sum() for g in gradients.values()))
     return {k: g * min(1, norm / length) for k, g in gradients.items()}
 
@@ -427,8 +427,9 @@ def mean(shares):
 def test_clipping_follows_the_formula(tiny_records, clip_scope):
     """On two replicas, against NumPy.
 
-    Global: the joint gradient, clipped. As published: each replica's mean
-    gradient, twice its part of the joint one, clipped; then their mean.
+    "global" clips the gradient of the global batch. "per_replica", as
+    published, clips the gradient of each replica's mean loss, which is twice
+    its part of the global one, and averages them.
     """
     config = tiny_run.make_config(
         tiny_records,
@@ -486,7 +487,7 @@ def test_dropout_of_rate_0_adds_no_random_operation(tiny_records, fuse):
         for rates in (NO_DROPOUT, DropoutRates(0.1, 0.1))
     )
 
-    # The three of the step's own key, whose bits nothing needs then.
+    # Three operations for the seed of the step, which is not used then.
     draw, split = "StatelessRandomUniformFullIntV2", "LeftShift"
     assert without.count(draw) == 3
     if fuse:

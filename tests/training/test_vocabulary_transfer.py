@@ -45,7 +45,7 @@ def continued(source, other_records, tmp_path_factory):
 def test_rows_of_pieces_in_both_vocabularies_are_kept(
     source, continued, other_records, tmp_path
 ):
-    """New pieces start at the mean of these, plus the noise of a new run."""
+    """New pieces start at the mean of these, plus the values of a new run."""
     train(other_config(other_records, tmp_path))
     old, initial = values_of(source, 12), values_of(tmp_path, 0)
     now = values_of(continued, 0)
@@ -93,7 +93,7 @@ def test_rows_of_pieces_in_both_vocabularies_are_kept(
 def test_new_values_are_a_function_of_the_seed(
     source, continued, other_records, tmp_path
 ):
-    """And of nothing else."""
+    """Another seed changes the embeddings of new pieces, and nothing else."""
     train(
         other_config(
             other_records,
@@ -212,7 +212,7 @@ def test_a_vocabulary_of_another_size_than_the_model_is_refused(
 def test_a_vocabulary_that_contradicts_the_models_own_is_refused(
     tiny_records, tmp_path
 ):
-    """Even with as many pieces: the records' vocabulary, given by mistake."""
+    """Even with as many pieces, as if the records' vocabulary were given."""
     ours = tiny_records / "train/spiece.model"
     model = sentencepiece_model_pb2.ModelProto.FromString(ours.read_bytes())
     model.pieces[100].piece, model.pieces[101].piece = (

@@ -6,7 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from albert_tf.cluster.replicas import Replicas
 from albert_tf.config import (
     InitializationConfig,
 )
@@ -15,7 +17,7 @@ from albert_tf.interop import formats, google_albert, hugging_face
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight, warm_start
 from albert_tf.training.train import Run, train
-from tests.helpers import tiny_run
+from tests.helpers import tiny_run, tpu_bridge
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
 from tests.helpers.warm_starts import (
     WITHOUT_EFFECT,
@@ -150,9 +152,34 @@ def test_a_new_attempt_removes_the_report_of_the_last(plan_for, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_slice_gets_the_weights_on_its_first_replica_only(
+    plan_for, monkeypatch
+):
+    """`Replicas.copy_from_first` copies them to the others."""
+    weights = weights_of(tiny_run.MODEL)
+    planned = plan_for(tiny_run.MODEL, weights)
+    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
+    # A TPUStrategy on CPUs cannot run programs.
+    copied = []
+    monkeypatch.setattr(
+        Replicas, "copy_from_first", lambda self: copied.append(self)
+    )
+    with strategy.scope():
+        variables = {
+            path: tf.Variable(tf.fill(values.shape, 7.0))
+            for path, values in weights.values.items()
+        }
+    planned.apply(variables)
+    for path, source in planned.sources.items():
+        first, other = strategy.experimental_local_results(variables[path])
+        np.testing.assert_array_equal(first, weights.values[source])
+        assert (other.numpy() == 7).all()
+    assert len(copied) == 1
+
+
 @pytest.mark.slow
 def test_all_workers_start_with_equal_weights(source, tiny_records, tmp_path):
-    """On replicas and in processes, the first step equals one device's."""
+    """The first step of two workers equals that of one device."""
 
     def config(name, strategy):
         return tiny_run.make_config(
@@ -189,7 +216,7 @@ def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
         rf"ok +initial weights +starting .*{source}, step 12", table
     )
     (loss,) = re.findall(r"ok +loss +(\S+) at step 0\n", table)
-    # Neither the guess of new weights nor far from it after 12 updates.
+    # Below the loss of uniform predictions, after 12 updates.
     guess = math.log(tiny_run.MODEL.vocab_size) + math.log(2)
     assert float(loss) < guess - 0.2
     assert not (tmp_path / "run").exists()
@@ -204,10 +231,10 @@ def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("write", [hugging_face.write, google_albert.write])
-def test_a_run_starts_from_models_of_other_projects(
+def test_a_run_starts_from_models_in_formats_of_other_projects(
     source, tiny_records, tmp_path, write
 ):
-    """The models were written by this project in their formats."""
+    """This project has written the models."""
     there = tmp_path / "theirs"
     write(formats.read_weights(str(source)), str(there))
     train(
@@ -236,7 +263,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize(("name", "value"), OTHER.items())
-def test_another_width_is_refused_with_both_values(
+def test_another_architecture_is_refused_with_both_values(
     source, tiny_records, tmp_path, name, value
 ):
     run_dir = tmp_path / "run"

@@ -27,7 +27,8 @@ def applied(planned, here, objective="sop"):
     return {path: v.numpy() for path, v in variables.items()}
 
 
-# By kind of sublayer: the owner whose weights each owner takes, by hand.
+# The models there and here; for each group or layer here, the number of that
+# which it starts from, by hand: by relative depth, or with --init_from_group0.
 DEPTHS = {
     "a group that all layers share": (
         model_of(6),
@@ -105,7 +106,7 @@ def test_layers_start_from_layers_of_the_same_relative_depth(
 
 
 def test_unshared_layers_start_from_their_former_group(plan_for):
-    """Twelve layers in three groups compute the same as twelve unshared."""
+    """Feed-forward layers take those of their group; attention stays shared."""
     there, here = model_of(12, 3), model_of(12, sharing="attention")
     weights = weights_of(there)
     planned = plan_for(here, weights)

@@ -2,7 +2,7 @@
 
 A kernel has the name and the signature of the formula that it replaces, and a
 keyword argument `target`, the `ProgramTarget`. It gives the same values and
-gradients to rounding; `tests/modeling/test_kernels.py` compares them.
+gradients except for rounding; `tests/modeling/test_kernels.py` compares them.
 `python -m benchmarks.train_step --kernels` measures what each one gains.
 """
 

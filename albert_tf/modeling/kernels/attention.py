@@ -5,7 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.modeling.attention_bias import AttentionBias, add_to_scores
+from albert_tf.modeling.attention_bias import (
+    AttentionBias,
+    ExampleNumbers,
+    add_to_scores,
+)
 from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks, keep_prob
 from albert_tf.modeling.fusion import fused
@@ -199,8 +203,12 @@ def attend(
 
     @tf.custom_gradient
     def attended(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> Any:
+        bias = attention_bias
+        if target.is_tpu and isinstance(bias, ExampleNumbers):
+            # The compiler would store a bias that all heads share.
+            bias = bias.bias(num_heads=query.shape[1])
         weights, kept, factor = _exponentials(
-            layout.scores(query, key), attention_bias, masks, fuse=target.fuse
+            layout.scores(query, key), bias, masks, fuse=target.fuse
         )
         factor = layout.by_query(factor)
         if target.is_tpu:
@@ -214,8 +222,8 @@ def attend(
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
             if target.is_tpu:
-                # Without the barrier, the compiler keeps and copies it in
-                # float32.
+                # Without the barrier, the compiler keeps and copies the
+                # gradient in float32.
                 (upstream,) = optimization_barrier([upstream])
             d_sum, mean = _context_gradient(
                 upstream,
@@ -249,8 +257,8 @@ def _exponentials(
 ) -> tuple[tf.Tensor, ...]:
     """The exponentials, negative where dropped; the same, 0 where dropped.
 
-    Also returns the factor of the context: 1 over the softmax denominator and
-    the keep probability.
+    Also returns the factor of the context: 1 / (softmax denominator * keep
+    probability).
     """
     dtype, scores = scores.dtype, tf.cast(scores, tf.float32)
     scores = add_to_scores(scores, attention_bias)
@@ -281,7 +289,12 @@ def _context_gradient(
     rate: float,
     size_axis: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The gradient of the undivided context; the mean gradient by softmax."""
+    """Two terms of the gradient of the scores.
+
+    Returns:
+        The gradient of the context before `_multiply`; and the sum over keys of
+        probabilities times their gradients, over the softmax denominator.
+    """
     d_sum = tf.cast(upstream, tf.float32) * factor
     mean = tf.reduce_sum(d_sum * tf.cast(context, tf.float32), axis=size_axis)
     mean = mean[..., tf.newaxis] * keep_prob(rate)
@@ -292,7 +305,7 @@ def _context_gradient(
 def _scores_gradient(
     d_kept: tf.Tensor, weights: tf.Tensor, mean: tf.Tensor, rate: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The gradient of the scores, and the exponentials that were kept."""
+    """The gradient of the scores; the exponentials, 0 where dropped."""
     signed = tf.cast(weights, tf.float32)
     d_scores = signed * (tf.cast(d_kept, tf.float32) - mean)
     if rate:

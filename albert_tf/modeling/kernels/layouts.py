@@ -6,8 +6,8 @@ _LANES, _SUBLANES = 128, 8
 def num_unused_positions(num_positions: int, length: int) -> int:
     """Number of positions to add to those that the heads read, on a TPU.
 
-    The TPU's registers are padded to this number in any case. If the program
-    has these positions, the compiler finds a better schedule.
+    The registers of a TPU hold these positions as padding in any case. If they
+    are part of the program, the compiler finds a better schedule.
 
     Args:
         num_positions: Positions that the heads read of each row.

@@ -1,0 +1,162 @@
+"""Notices of Google Cloud that this machine is about to be taken away.
+
+On Google Cloud the metadata server of a machine announces preemption and
+maintenance to this machine only:
+https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
+
+    python -m albert_tf.cluster.notices PROGRAM ARG...
+
+runs a Python program, and sends it SIGTERM at a notice. `tpu/on_host.sh` starts
+the server of each host of a slice in this way, since a server passes SIGTERM on
+to the process that trains (`cluster.preemption`).
+"""
+
+import contextlib
+import functools
+import http.client
+import os
+import pathlib
+import runpy
+import signal
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+
+from absl import logging
+
+# Paths on the metadata server, each with the value at which a run stops. At
+# other values it goes on, for example while Google migrates the machine.
+NOTICES = {
+    "instance/preempted": "TRUE",
+    "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
+}
+# Planned maintenance, as JSON; announced up to weeks in advance.
+PLANNED_MAINTENANCE = "instance/upcoming-maintenance"
+PLANS_PAUSE_S = 600  # between requests
+METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
+METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
+WAIT_S = 60  # longest time that the server waits for a change
+PAUSE_S = 2  # between requests; a notice may come only 30 s before the end
+
+
+@contextlib.contextmanager
+def watch_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
+    """Listens to notices in other threads while the block runs.
+
+    Machines without a metadata server have no notices.
+
+    Args:
+        on_notice: Called in another thread, with the notice as a sentence; once
+            for each of `NOTICES`.
+    """
+    host, ended = metadata_host(), threading.Event()
+    watches: list[Callable[[], None]] = []
+    if host:
+        watches = [
+            functools.partial(_watch_metadata, host, path, on_notice, ended)
+            for path in NOTICES
+        ]
+        watches += [functools.partial(_report_plans, host, ended)]
+    for watch in watches:
+        # A daemon, because it may be waiting for a response.
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def metadata_host() -> str:
+    """Host name of the metadata server; "" on machines without one.
+
+    Returns GCE_METADATA_HOST if it is set, as Google's libraries do, or the
+    default host name on a machine of Google Cloud.
+    """
+    if METADATA_HOST_VARIABLE in os.environ:
+        return os.environ[METADATA_HOST_VARIABLE]
+    product = pathlib.Path("/sys/class/dmi/id/product_name")
+    try:
+        is_google = "Google" in product.read_text()
+    except OSError:
+        is_google = False
+    return "metadata.google.internal" if is_google else ""
+
+
+def _report_plans(host: str, ended: threading.Event) -> None:
+    """Logs each plan to maintain this machine. A plan does not stop the run."""
+    url = f"http://{host}/computeMetadata/v1/{PLANNED_MAINTENANCE}?alt=json"
+    reported = ""
+    while True:
+        try:
+            value, _ = _ask(url)
+        except (OSError, ValueError, http.client.HTTPException):
+            value = ""  # there is no plan, or no answer
+        if value not in ("", "NONE", "{}", reported):
+            reported = value
+            logging.warning(
+                "Google Cloud has planned maintenance of this machine: %s. "
+                "When it begins, the run saves a checkpoint and stops",
+                " ".join(value.split()),
+            )
+        if ended.wait(PLANS_PAUSE_S):
+            return
+
+
+def _ask(url: str) -> tuple[str, str]:
+    """The answer of the metadata server, and its ETag.
+
+    Raises:
+        OSError, ValueError, HTTPException: If there is no answer from Google.
+    """
+    # A proxy would not reach the server of this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    query = urllib.request.Request(url, headers=METADATA_FLAVOR)
+    with opener.open(query, timeout=2 * WAIT_S) as response:
+        if response.headers.get("Metadata-Flavor") != "Google":
+            raise OSError(f"{url} is not a Google metadata server")
+        etag = response.headers.get("ETag", "none")
+        return response.read().decode().strip(), etag
+
+
+def _watch_metadata(
+    host: str,
+    path: str,
+    on_notice: Callable[[str], None],
+    ended: threading.Event,
+) -> None:
+    etag = "0"  # matches no state, so that the server responds at once
+    failed = False
+    while not ended.wait(PAUSE_S if failed or etag != "0" else 0):
+        url = (
+            f"http://{host}/computeMetadata/v1/{path}?wait_for_change=true"
+            f"&timeout_sec={WAIT_S}&last_etag={etag}"
+        )
+        try:
+            value, etag = _ask(url)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if not failed and not ended.is_set():
+                logging.warning("%s does not answer: %s", url, error)
+            failed = True
+            continue
+        failed = False
+        if value == NOTICES[path] and not ended.is_set():
+            key = path.removeprefix("instance/")
+            on_notice(f"Google Cloud announces {key} {value}")
+            return
+
+
+def _end_this_process(notice: str) -> None:
+    logging.warning("%s: SIGTERM to this process", notice)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Runs the program that the arguments name."""
+    sys.argv = sys.argv[1:]
+    with watch_notices(_end_this_process):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Two real workers that agree on a value, or find that their steps differ."""
+
+import json
+import os
+
+import pytest
+
+from tests.helpers import disagreeing_worker
+from tests.helpers.forked_program import ForkedProgram
+from tests.helpers.run_processes import PATIENCE_S, free_ports
+
+
+@pytest.mark.slow
+def test_the_chief_decides_and_different_steps_are_errors(tmp_path):
+    cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    workers = []
+    for index, arguments in enumerate((["0.25", "4"], ["3600", "6"])):
+        task = {"type": "worker", "index": index}
+        variable = json.dumps({"cluster": cluster, "task": task})
+        worker = ForkedProgram(
+            disagreeing_worker.__name__,
+            arguments,
+            {**os.environ, "TF_CONFIG": variable},
+            tmp_path / f"log-{index}",
+        )
+        workers.append(worker)
+    try:
+        for index, step in enumerate((4, 6)):
+            assert workers[index].wait(PATIENCE_S) == 0
+            said = (tmp_path / f"log-{index}").read_text()
+            assert "chief: 0.25\n" in said
+            assert "all workers must read the same --output_dir" in said
+            assert f"is at step {step}, the mean of all is 5" in said
+    finally:
+        for worker in workers:
+            worker.kill()

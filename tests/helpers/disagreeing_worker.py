@@ -1,0 +1,30 @@
+"""A worker with a value and a step of its own, to compare with the others.
+
+    python -m tests.helpers.disagreeing_worker VALUE STEP
+
+prints the value of the chief, and the error about the different steps.
+"""
+
+import sys
+
+from albert_tf.cluster.strategy import make_strategy
+from albert_tf.cluster.workers import check_agreement, from_chief
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import UserError
+
+
+def main() -> None:
+    value, step = float(sys.argv[1]), int(sys.argv[2])
+    strategy = make_strategy(
+        DistributionConfig(strategy="multi_worker", worker_timeout_s=300)
+    )
+    print(f"chief: {from_chief(strategy, value)}", file=sys.stderr)
+    check_agreement(strategy, 7)  # this step is common
+    try:
+        check_agreement(strategy, step)
+    except UserError as error:
+        print(error, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

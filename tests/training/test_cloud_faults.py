@@ -1,0 +1,219 @@
+"""Commands on gs:// with delays, rate limits and missing permissions."""
+
+import re
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.config.commands import (
+    ConvertConfig,
+    ExportConfig,
+    ReportConfig,
+)
+from albert_tf.interop.convert import convert
+from albert_tf.io import faults, files
+from albert_tf.io.ownership import own
+from albert_tf.report import __main__ as report
+from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.serving.export import export
+from albert_tf.training import trainer
+from albert_tf.training.train import train
+from data_prep import inspect_records
+from data_prep.config import InspectConfig
+from tests.helpers import tiny_run
+from tests.helpers.fake_gcs import Rule
+from tests.helpers.run_processes import RunProcesses, check_same_run
+
+pytestmark = pytest.mark.slow
+
+RUN = "gs://bucket/run"
+
+
+@pytest.fixture
+def config(storage, tiny_records):
+    storage.put_files(tiny_records, "records")
+    return tiny_run.make_config("gs://bucket/records", RUN)
+
+
+def test_limits_and_slow_answers_change_nothing(storage, config, source):
+    """One 429 for each kind of request, and a rate limit for each log file."""
+    kinds = ("stat", "list", "read", "start", "put", "rewrite", "delete")
+    storage.set_rules(
+        [
+            *(Rule(kind, status=429, times=1, skip=3) for kind in kinds),
+            Rule("start", "jsonl", action="limit", seconds=0.5, times=4),
+            Rule(seconds=0.005),
+        ]
+    )
+    assert train(config) == 0
+    assert storage.num_faults() > len(kinds) + 4
+    check_same_run(RUN, source)
+
+
+def test_stale_listings_change_nothing(storage, config, source):
+    """Listings show none of the files that the resumed run writes."""
+    storage.put_files(source, "run")
+    storage.remove("run/checkpoints/step-00000012")
+    storage.remove("run/checkpoints/step-00000008")
+    storage.set_rules([Rule("list", "run/", action="stale")])
+    assert train(config) == 0
+    assert storage.num_faults()
+    storage.set_rules([])
+    check_same_run(RUN, source)
+
+
+def test_a_hanging_answer_changes_nothing(
+    storage, config, source, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("GCS_REQUEST_IDLE_TIMEOUT_SECS", "1")
+    storage.set_rules(
+        [
+            Rule("put", "checkpoints", skip=1, times=1, seconds=4),
+            Rule("read", "tfrecord", skip=1, times=1, seconds=4),
+            Rule("list", "checkpoints", skip=1, times=1, seconds=4),
+        ]
+    )
+    run = RunProcesses(config, tmp_path)
+    assert run.wait() == [0], run.log()
+    assert storage.num_faults() == 3
+    check_same_run(RUN, source)
+
+
+def test_an_outage_while_records_are_read_is_logged(
+    storage, config, source, monkeypatch, caplog
+):
+    """TensorFlow repeats the reads without a message."""
+    monkeypatch.setattr(trainer, "LONG_LOOP_S", 1.0)
+    storage.set_rules([Rule("read", "train/.*tfrecord", times=3, status=503)])
+    assert train(config) == 0
+    assert storage.num_faults() == 3
+    check_same_run(RUN, source)
+    assert re.search(
+        r"device loop of 1 steps from step 0 on has taken [1-9]\d* s so far: "
+        ".*records cannot be read",
+        caplog.text,
+    )
+
+
+@pytest.mark.parametrize("after", [60, 110, 160])
+def test_a_token_that_expires_ends_a_run_with_one_line(
+    after, storage, config, source, tmp_path
+):
+    """With a valid token, the same command ends like an undisturbed run."""
+    run = RunProcesses(config, tmp_path)
+    storage.set_rules([Rule(skip=after, status=401)])
+    assert run.wait() == [1], run.log()
+    [message] = re.findall(r"^error: .*", run.log(), re.MULTILINE)
+    assert "have expired" in message
+    assert "gcloud auth application-default login" in message
+    assert "Traceback" not in run.log()
+    storage.set_rules([])
+    assert RunProcesses(config, tmp_path).wait() == [0]
+    check_same_run(RUN, source)
+
+
+def test_a_failed_check_of_the_owner_costs_one_checkpoint(storage):
+    """The next checkpoint is saved."""
+    files.make_directories(RUN)
+    variables = {"kernel": tf.Variable([1.0, 2.0])}
+    with own(RUN) as owner:
+        store = CheckpointStore(RUN, variables, owner=owner)
+        storage.set_rules([Rule("read", "owner.json", status=403)])
+        store.save(1, {})
+        store.wait()
+        assert "storage.objects.get" in store.failed
+        storage.set_rules([])
+        store.save(2, {})
+        store.wait()
+        assert not store.failed
+        assert store.restore().step == 2
+
+
+@pytest.fixture
+def commands(storage, source, tiny_records):
+    """By command: a call of it on gs://, and the object that it writes."""
+    storage.put_files(source, "made/run")
+    storage.put_files(tiny_records, "made/records")
+    made = "gs://bucket/made"
+    return {
+        "export": (
+            lambda: export(
+                ExportConfig(
+                    run_dir=f"{made}/run", export_dir="gs://bucket/out/exported"
+                )
+            ),
+            "out/exported/saved_model.pb",
+        ),
+        "convert": (
+            lambda: convert(
+                ConvertConfig(
+                    from_=f"{made}/run", to="gs://bucket/out/converted"
+                )
+            ),
+            "out/converted/albert_config.json",
+        ),
+        "report": (
+            lambda: report.main(
+                ReportConfig(
+                    run_dirs=(f"{made}/run",),
+                    output_file=("gs://bucket/out/report.html",),
+                )
+            ),
+            "out/report.html",
+        ),
+        "inspect": (
+            lambda: inspect_records.main(
+                InspectConfig(
+                    input_file=(f"{made}/records",),
+                    output_file="gs://bucket/out/picture.png",
+                    num_workers=1,
+                )
+            ),
+            "out/picture.png",
+        ),
+    }
+
+
+FAULTS = {
+    "an expired token": (Rule(status=401), "have expired"),
+    "no permission to write": (
+        Rule("start|mkdir", status=403),
+        "storage.objects.create",
+    ),
+    "no permission to read": (
+        Rule("read", status=403),
+        "storage.objects.get",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["export", "convert", "report", "inspect"])
+def test_commands_end_with_a_result_or_one_line(
+    name, storage, commands, monkeypatch
+):
+    """A refusal gives one line; transient faults do not change the result."""
+    monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
+    main, written = commands[name]
+    unexplained = {}
+    for fault, (rule, words) in FAULTS.items():
+        storage.set_rules([rule])
+        try:
+            main()
+        except Exception as error:
+            message = str(faults.explain(error))
+            if words not in message or "\n" in message:
+                unexplained[fault] = repr(error)[:300], message
+        else:
+            unexplained[fault] = "accepted"
+        storage.remove("out/")
+    assert not unexplained
+    storage.set_rules(
+        [
+            Rule("stat|list", status=503, times=1),
+            Rule("read", action="half", times=1),
+            Rule("put", action="reset_after", times=1),
+        ]
+    )
+    main()
+    assert storage.num_faults() >= 2
+    assert storage.read(written)

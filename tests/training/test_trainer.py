@@ -1,0 +1,45 @@
+"""The trainer's measurement of its speed."""
+
+import time
+
+import tensorflow as tf
+
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.train_step import Steps
+from albert_tf.training.trainer import MEASURED_STEPS, Trainer
+from tests.helpers import tiny_run
+
+STEP_S, COMPILE_S = 0.01, 0.5
+
+
+def test_the_step_time_is_that_of_a_call_that_does_not_compile(
+    tmp_path, monkeypatch
+):
+    """Intervals in time depend on it. The program here only sleeps."""
+    config = tiny_run.make_synthetic_config(tmp_path)
+    objective = Pretraining(config)
+    trainer = Trainer(
+        config,
+        objective,
+        objective.find_training_data(),
+        tf.distribute.OneDeviceStrategy("CPU:0"),
+    )
+    calls = []
+
+    def sleep(batches, totals, num_steps, settings):
+        calls.append(int(num_steps))
+        time.sleep(STEP_S * calls[-1] + COMPILE_S * (len(calls) == 1))
+        times = tf.zeros((calls[-1], 2), tf.float64)
+        return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()), times)
+
+    monkeypatch.setattr(trainer, "_train_steps", sleep)
+    assert trainer.step_seconds is None
+    trainer.advance(1, lambda *_: None)
+    assert trainer.step_seconds is None  # it has only compiled
+    began = time.monotonic()
+    trainer.advance(1 + MEASURED_STEPS, lambda *_: None)
+    longest = (time.monotonic() - began) / MEASURED_STEPS
+    assert 0.9 * STEP_S <= trainer.step_seconds <= longest
+    # Later calls are as long as the loop.
+    trainer.advance(5 * MEASURED_STEPS, lambda *_: None)
+    assert calls == [1, MEASURED_STEPS, 4 * MEASURED_STEPS - 1]
