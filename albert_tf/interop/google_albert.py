@@ -41,6 +41,7 @@ from albert_tf.interop.model_weights import (
 from albert_tf.interop.weight_names import Weight, list_weights
 from albert_tf.io.files import flush_to_disk, write_json, write_text
 from albert_tf.runs.checkpoint_files import READING_ERRORS
+from albert_tf.runs.checkpoint_index import check_index
 
 _STEP_NAME = "global_step"
 _HUB_PREFIX = "module/"
@@ -122,6 +123,7 @@ def read(path: str, step: int = 0) -> ModelWeights:
     config = ModelConfig.from_json_file(config_file)
     check_groups(config, config_file)
     try:
+        check_index(prefix)
         reader = tf.train.load_checkpoint(prefix)
         stored = _list_stored(prefix, reader)
         stored_step = stored.pop(_STEP_NAME, None)

@@ -73,7 +73,7 @@ class TFRecordWriter:
     def write(self, record: bytes) -> None:
         """Appends a record."""
         length = len(record)
-        checksum = _CHECKSUM.pack(_mask(google_crc32c.value(record)))
+        checksum = _CHECKSUM.pack(masked_crc32c(record))
         self._waiting += (_head(length), record, checksum)
         self.num_records += 1
         self._waiting_bytes += length + _HEAD.size + _CHECKSUM.size
@@ -146,7 +146,7 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
         if available >= _HEAD.size:
             length, checksum = _HEAD.unpack_from(block, begin)
             head = block[begin : begin + 8]
-            if _mask(google_crc32c.value(head)) != checksum:
+            if masked_crc32c(head) != checksum:
                 fault = (
                     f"its length, {length}, does not match the checksum of the "
                     "length; the records after it are unreadable"
@@ -175,7 +175,7 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
         end = middle + length
         content = block[middle:end]
         (checksum,) = _CHECKSUM.unpack_from(block, end)
-        if _mask(google_crc32c.value(content)) == checksum:
+        if masked_crc32c(content) == checksum:
             yield StoredRecord(number, offset, content)
         else:
             fault = "its content does not match the checksum of the content"
@@ -185,8 +185,9 @@ def read_records(file: Any) -> Iterator[StoredRecord]:
         number += 1
 
 
-def _mask(checksum: int) -> int:
-    """The stored form of a checksum: rotated, with a constant added."""
+def masked_crc32c(content: bytes) -> int:
+    """The stored form of a CRC32C: rotated, with a constant added."""
+    checksum = google_crc32c.value(content)
     rotated = checksum >> 15 | checksum << 17
     return (rotated + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -194,4 +195,4 @@ def _mask(checksum: int) -> int:
 @functools.lru_cache(maxsize=65536)
 def _head(length: int) -> bytes:
     encoded = length.to_bytes(8, "little")
-    return _HEAD.pack(length, _mask(google_crc32c.value(encoded)))
+    return _HEAD.pack(length, masked_crc32c(encoded))

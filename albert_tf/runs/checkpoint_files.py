@@ -37,6 +37,7 @@ from albert_tf.io.files import (
     is_remote,
     write_text,
 )
+from albert_tf.runs.checkpoint_index import check_index
 
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
@@ -202,6 +203,7 @@ def _read_values(
     _check_files(checkpoint)
     prefix = posixpath.join(checkpoint.path, VARIABLES)
     try:
+        check_index(prefix)
         reader = tf.train.load_checkpoint(prefix)
     except READING_ERRORS as error:
         raise TornCheckpointError(first_line(error)) from None

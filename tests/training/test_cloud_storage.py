@@ -63,7 +63,7 @@ REQUESTS = {
         "rewrite": 2,
         "start": 3,
     },
-    "restored checkpoint": {"list": 5, "read": 8},
+    "restored checkpoint": {"list": 5, "read": 9},
     "shard": {"read": 1},
 }
 
