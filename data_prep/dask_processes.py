@@ -64,8 +64,9 @@ class DaskProcesses:
         except ImportError:
             raise UserError(
                 "--runner=dask needs Dask",
-                remedy="Install it here and on all workers: pip install "
-                "'albert-tf[dask]'",
+                received="no module named distributed",
+                remedy="Install it here and on all workers: pip install -e "
+                "'.[dask]'.",
             ) from None
         self._scheduler = scheduler
         self._state = make_state, arguments
@@ -113,7 +114,8 @@ class DaskProcesses:
                         retries=RETRIES,
                     )
                 )
-                num_workers = len(self._client.scheduler_info()["workers"])
+                # Some versions of `scheduler_info` list five workers at most.
+                num_workers = len(self._client.nthreads())
                 if len(pending) > 2 * num_workers + 2:
                     yield pending.popleft().result()
             while pending:

@@ -1,5 +1,12 @@
+import contextlib
 import gzip
+import os
 import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -8,6 +15,7 @@ from albert_tf.records.features import read_metadata
 from data_prep import build_tfrecords
 from data_prep.builder import shards
 from data_prep.config import RecordsConfig
+from tests.helpers.run_processes import free_ports
 
 pytestmark = pytest.mark.beam
 
@@ -99,6 +107,76 @@ def test_several_beam_processes_give_the_same_bytes(text_files, tmp_path):
         beam_option=options,
     )
     assert beam == local
+
+
+@contextlib.contextmanager
+def start_portable_runner(log):
+    """Beam's job service and a pool of workers, as processes.
+
+    Yields:
+        The options with which a pipeline uses them.
+    """
+    job_service, worker_pool = free_ports(2)
+    services = {
+        job_service: ("portability.local_job_service_main", "--port"),
+        worker_pool: ("worker.worker_pool_main", "--service_port"),
+    }
+    scripts = pathlib.Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        # The pool starts workers by the command `python`.
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),
+    }
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(log.open("w"))
+        for port, (module, flag) in services.items():
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    f"apache_beam.runners.{module}",
+                    f"{flag}={port}",
+                ],
+                env=environment,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+            stack.callback(os.killpg, process.pid, signal.SIGKILL)
+        for port in services:
+            wait_for_server(port)
+        yield (
+            f"job_endpoint=localhost:{job_service}",
+            "environment_type=EXTERNAL",
+            f"environment_config=localhost:{worker_pool}",
+        )
+
+
+def wait_for_server(port):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("localhost", port)).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_the_portable_runner_gives_the_same_bytes(text_files, tmp_path):
+    """Beam's own job service asks the pool for one worker."""
+    local = build(tmp_path / "local", text_files)
+    log = tmp_path / "services.log"
+    with start_portable_runner(log) as options:
+        beam = build(
+            tmp_path / "beam",
+            text_files,
+            runner="PortableRunner",
+            beam_option=options,
+        )
+    assert beam == local
+    assert log.read_text().count("Starting worker") == 1
 
 
 def test_finished_shards_are_not_written_again(
