@@ -157,7 +157,11 @@ EXTRAS = {
 
 
 def pytest_collection_modifyitems(items):
-    """Skips tests whose extra is not installed."""
+    """Skips tests whose extra is not installed, and starts long tests first.
+
+    A worker that starts a long test as its last one would end alone.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for extra, packages in EXTRAS.items():
         missing = [p for p in packages if not importlib.util.find_spec(p)]
         if missing:

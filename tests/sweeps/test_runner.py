@@ -110,6 +110,7 @@ class SweepProcess:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_sweep_continues_and_finds_the_same_table(
     tiny_records, tmp_path
 ):

@@ -28,6 +28,7 @@ REQUESTS = {
 KILLS_OF_A_RUN = 5
 
 
+@pytest.mark.long
 def test_a_run_killed_at_its_requests_ends_like_an_undisturbed_one(
     storage, source, tiny_records, tmp_path
 ):

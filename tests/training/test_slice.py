@@ -18,6 +18,7 @@ LONG_LOOP = 20_000
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
     tiny_records, tmp_path
 ):

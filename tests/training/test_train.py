@@ -80,6 +80,7 @@ STRATEGIES = {
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "masking"),
     [
@@ -255,7 +256,9 @@ def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
         strategy="mirrored",
         num_logical_cpus=2,
     )
-    with pytest.raises(UserError, match=r"7 and 2\. Nearest: 6, 8\."):
+    with pytest.raises(
+        UserError, match=r"\(2\)\. Received: 7\. Nearest: 6 and 8\."
+    ):
         train(config)
     assert not list(tmp_path.iterdir()), (
         "nothing may be written before the error"
