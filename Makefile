@@ -11,14 +11,14 @@
 #                    passes the programs of the trainer through the TPU bridge
 #                    of tensorflow-tpu, which has the kernels for TPUs; sets up
 #                    .venv-tpu
-# make test-all      runs all tests: test, slow-test and extras-test
+# make test-all      runs test, slow-test and extras-test, not tpu-wheel-test
 # make lint          checks the style of the code
 # make typecheck     checks the types of the code
 # make lock          updates constraints/*.txt for changes of setup.py;
 #                    UPGRADE=1 also selects newer versions
 # make clean         removes all build results and environments
 #
-# TF=2.20 selects the older TensorFlow (in .venv-2.20), PYTHON=python3.12
+# TF=2.20 selects TensorFlow 2.20 (in .venv-2.20), PYTHON=python3.12 selects
 # another Python.
 
 TF ?= 2.21
@@ -37,9 +37,9 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python \
     -c $(CONSTRAINTS) $(addprefix --find-links ,$(PIP_FIND_LINKS))
 INSTALL_SELF := $(INSTALL) --no-build-isolation -e
 
-# uv does not compile Python modules. With this variable, which images of
-# containers often set, each process would compile the modules of TensorFlow
-# again: its start would take three times as long.
+# uv does not compile Python modules to bytecode. Container images often set this
+# variable: then each process would compile TensorFlow's modules again, and take
+# three times as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Without this, TensorFlow prints messages about missing GPUs in the demo.

@@ -6,12 +6,12 @@ r"""Measure speed and memory of `data_prep.build_tfrecords`.
 
 Prints Markdown tables: the speed for several values of `--dupe_factor` and
 `--num_workers`; the time of encoding the text and writing the bytes alone,
-which no build can undercut; the peak memory for several corpora; and the
-fraction of the time of each stage. CPU time is the sum over all processes, from
-text to finished shards, including start-up. It is meaningful on a busy machine,
-too. Of the settings of build_tfrecords, set only these two,
-`--max_seq_length` and `--max_predictions_per_seq`; the builds use the defaults
-of all others.
+which no build can undercut; the speed with Dask workers on this machine; the
+peak memory for several corpora; and the fraction of the time of each stage. CPU
+time is the sum over all processes, from text to finished shards, including
+start-up. It is meaningful on a busy machine, too. Of the settings of
+build_tfrecords, set only these two, `--max_seq_length` and
+`--max_predictions_per_seq`; the builds use the defaults of all others.
 """
 
 import collections
@@ -128,7 +128,13 @@ def main(config: BenchmarkConfig) -> None:
     for dupe_factor in (1, 10):
         alone = None
         for num_workers in dict.fromkeys((1, cores)):
-            made = _build(config, texts, work, dupe_factor, num_workers)
+            made = _build(
+                config,
+                texts,
+                work,
+                dupe_factor,
+                f"--num_workers={num_workers}",
+            )
             alone = alone or made
             print(
                 f"| {dupe_factor} | {num_workers} | {made.examples:,} "
@@ -147,6 +153,7 @@ def main(config: BenchmarkConfig) -> None:
         f"writing {floor.writing_s:.1f} s\n"
     )
 
+    _print_dask_builds(config, texts, work)
     print(
         "| text | MB | dupe_factor | examples | MB per worker "
         "| MB of the reader |"
@@ -162,7 +169,9 @@ def main(config: BenchmarkConfig) -> None:
         ),
         ("one line", _join_to_a_line(texts, work), 1),
     ):
-        made = _build(config, paths, work, dupe_factor, cores)
+        made = _build(
+            config, paths, work, dupe_factor, f"--num_workers={cores}"
+        )
         size = sum(map(os.path.getsize, paths)) / 1e6
         print(
             f"| {name} | {size:.1f} | {dupe_factor} | {made.examples:,} "
@@ -184,9 +193,12 @@ def _build(
     texts: list[str],
     work: pathlib.Path,
     dupe_factor: int,
-    num_workers: int,
+    *more_flags: str,
 ) -> Measured:
-    """Runs `build_tfrecords` and measures its processes."""
+    """Runs `build_tfrecords` and measures its processes.
+
+    With Dask, CPU time and memory do not include the workers.
+    """
     output_dir = work / "records"
     shutil.rmtree(output_dir, ignore_errors=True)
     command = [
@@ -199,7 +211,7 @@ def _build(
         f"--max_seq_length={config.max_seq_length}",
         f"--max_predictions_per_seq={config.max_predictions_per_seq}",
         f"--dupe_factor={dupe_factor}",
-        f"--num_workers={num_workers}",
+        *more_flags,
     ]
     begin = time.monotonic()
     before = os.times()
@@ -226,6 +238,42 @@ def _build(
         peak_bytes=max(peaks.values(), default=main_peak),
         main_peak_bytes=main_peak,
     )
+
+
+def _print_dask_builds(
+    config: BenchmarkConfig, texts: list[str], work: pathlib.Path
+) -> None:
+    """Builds with one Dask worker, and with one for each core."""
+    try:
+        import distributed
+    except ImportError:
+        print("No builds with Dask: pip install -e '.[dask]'.\n")
+        return
+    print("| dupe_factor | Dask workers | examples | wall s | speed-up |")
+    print("|---|---|---|---|---|")
+    # The workers import the packages of this checkout.
+    os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parents[1])
+    for dupe_factor in (1, 10):
+        alone = None
+        for num_workers in dict.fromkeys((1, os.cpu_count() or 1)):
+            with distributed.LocalCluster(
+                num_workers, threads_per_worker=1, dashboard_address=None
+            ) as cluster:
+                made = _build(
+                    config,
+                    texts,
+                    work,
+                    dupe_factor,
+                    "--runner=dask",
+                    f"--dask_scheduler={cluster.scheduler_address}",
+                )
+            alone = alone or made
+            print(
+                f"| {dupe_factor} | {num_workers} | {made.examples:,} "
+                f"| {made.wall_s:.1f} | {alone.wall_s / made.wall_s:.2f} |",
+                flush=True,
+            )
+    print()
 
 
 def _measure_floor(config: BenchmarkConfig, work: pathlib.Path) -> Floor:
