@@ -207,6 +207,7 @@ def test_answers_that_windows_cut_are_named_and_counted(
     tiny_tasks, tmp_path, caplog
 ):
     """So are answers that the document does not have."""
+    caplog.set_level("INFO", "absl")
     example = tiny_task.question_answering()[0]
     document = example["text"]
     lines = [example]
