@@ -30,8 +30,8 @@ class CorpusConfig(Config):
     )
     input_format: str = setting(
         "auto",
-        "text, or jsonl: JSON lines, each with one document. auto takes "
-        ".jsonl, .ndjson and .json files for jsonl and all others for text.",
+        "text, or jsonl: JSON lines, each with one document. auto reads "
+        ".jsonl, .ndjson and .json files as JSON lines and all others as text.",
         choices=("auto", "text", "jsonl"),
         affects="result",
     )
@@ -61,8 +61,8 @@ class CorpusConfig(Config):
     )
     sentence_breaker: str = setting(
         "none",
-        "How lines become sentences: none takes each line for one sentence; "
-        "sentencex takes each line for a paragraph and splits it into "
+        "How lines become sentences: none reads each line as one sentence; "
+        "sentencex reads each line as a paragraph and splits it into "
         "sentences.",
         choices=("none", "sentencex"),
         affects="result",
@@ -130,7 +130,7 @@ class TokenizerConfig(CorpusConfig):
         "e.g. 0.9995 for Chinese or Japanese, which have thousands of rare "
         "ones.",
         at_least=0.5,
-        below=1.0001,
+        at_most=1,
         affects="result",
     )
     byte_fallback: bool = setting(
@@ -227,7 +227,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "Fraction of the documents, in each pass, whose examples are made "
         "shorter, with a random target length.",
         at_least=0,
-        below=1.0001,
+        at_most=1,
         affects="result",
     )
     dupe_factor: int = setting(
@@ -255,7 +255,8 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     num_workers: int = setting(
         0,
-        "Number of processes; 0 is one per core. Does not affect the records.",
+        "Number of processes with --runner=local; 0 is one per core. Does not "
+        "affect the records.",
         at_least=0,
         affects="nothing",
     )
@@ -283,10 +284,10 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     scratch_dir: str = setting(
         "",
-        "Local directory for intermediate files, about a third of the size of "
-        "the records. An interrupted build continues from them. Default: in "
-        "output_dir, or, if that is gs://, in the system's directory for "
-        "temporary files.",
+        "Directory for intermediate files, about a third of the size of the "
+        "records: local or, with --runner=dask, one that all workers share. An "
+        "interrupted build continues from them. Default: in output_dir, or, if "
+        "that is gs://, in the system's directory for temporary files.",
         affects="nothing",
     )
     overwrite: bool = setting(

@@ -64,7 +64,7 @@ def read_recipe(name: str) -> tuple[PretrainingConfig, topologies.Slice] | None:
     """The settings of the command in a recipe's comment, and its slice.
 
     Returns:
-        None if the recipe names no slice.
+        None if the recipe has no line `# Slice: ...`.
     """
     text = (RECIPES / f"{name}.flags").read_text(encoding="utf-8")
     where, command = _SLICE.search(text), _COMMAND.search(text)
@@ -155,7 +155,7 @@ def main(config: CompileRecipesConfig) -> None:
     for name in config.recipe or every:
         recipe = read_recipe(name)
         if recipe is None:
-            logging.info("%s names no slice", name)
+            logging.info("skipping %s: it has no line '# Slice: ...'", name)
             continue
         run, where = recipe
         key = program_key(run, where)

@@ -93,8 +93,8 @@ class CompileRecipesConfig(Config):
     recipe: tuple[str, ...] = setting(
         (),
         "Recipes in configs/pretrain to compile, comma-separated, without "
-        ".flags, e.g. base_v2_125k,large_v2_3m. Default: all recipes that "
-        "name a slice.",
+        ".flags, e.g. base_v2_125k,large_v2_3m. Default: all recipes with a "
+        "comment line '# Slice: v5e:16x16'.",
     )
     quick: bool = setting(
         False, "Estimate only the memory, in a quarter of the time."

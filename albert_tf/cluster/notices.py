@@ -147,7 +147,7 @@ def _watch_metadata(
 
 
 def _end_this_process(notice: str) -> None:
-    logging.warning("%s: SIGTERM to this process", notice)
+    logging.warning("%s: sending SIGTERM to this process", notice)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

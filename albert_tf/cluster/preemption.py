@@ -128,7 +128,9 @@ def _watch_servers(
     except tf.errors.OpError as error:
         if not ended.is_set():
             logging.warning(
-                "notices to other hosts of the slice are not heard: %s",
+                "cannot receive the preemption notices of the other hosts of "
+                "the slice: %s. If one of them is preempted, the run loses the "
+                "steps since its last checkpoint",
                 first_line(error),
             )
         return

@@ -91,16 +91,17 @@ def per_replica_batch_size(
     unit = num_replicas * num_micro_batches
     if batch_size % unit:
         times = (
-            f" times {num_micro_batches} gradient_accumulation_steps"
+            f" times gradient_accumulation_steps ({num_micro_batches})"
             if num_micro_batches > 1
             else ""
         )
         lower = batch_size // unit * unit
         nearest = [str(size) for size in (lower, lower + unit) if size]
         raise UserError(
-            f"{name} must be divisible by num_replicas{times}",
-            received=f"{batch_size} and {num_replicas}",
-            remedy=f"Nearest: {', '.join(nearest)}.",
+            f"{name} must be divisible by the number of replicas "
+            f"({num_replicas}){times}",
+            received=batch_size,
+            remedy=f"Nearest: {' and '.join(nearest)}.",
         )
     return batch_size // num_replicas
 
@@ -212,7 +213,7 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
                 config.worker_timeout_s,
                 ", ".join(hosts),
             )
-            watchdog = Watchdog(config.worker_timeout_s)
+            watchdog = Watchdog(config.worker_timeout_s, "worker_timeout_s")
             with watchdog.limit("connecting to the servers"):
                 tf.config.experimental_connect_to_cluster(resolver)
                 tf.tpu.experimental.initialize_tpu_system(resolver)
@@ -276,5 +277,6 @@ def _check_servers(addresses: list[str]) -> None:
             f"{SERVER_TIMEOUT_S} s",
             received=f"no answer from {', '.join(silent)}",
             remedy="Start start_grpc_tpu_worker on each host (tpu/launch.sh "
-            "start does so). Where it runs, check its log and the firewall.",
+            "start does so). If it is running there, check its log and the "
+            "firewall.",
         )

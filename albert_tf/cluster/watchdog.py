@@ -31,6 +31,7 @@ class Watchdog:
     Args:
         timeout_s: Limit for activities whose usual time is not known, e.g.
             because they compile; 0 sets no limits at all.
+        setting: The setting that holds `timeout_s`, for the log.
 
     Example:
         >>> watchdog = Watchdog(timeout_s=1800)
@@ -41,8 +42,11 @@ class Watchdog:
         2
     """
 
-    def __init__(self, timeout_s: float = 0) -> None:
+    def __init__(
+        self, timeout_s: float = 0, setting: str = "hang_timeout_s"
+    ) -> None:
         self._timeout_s = timeout_s
+        self._setting = setting
 
     def limit_s(self, usual_s: float | None = None) -> float:
         """The longest time in seconds that an activity may take.
@@ -73,7 +77,10 @@ class Watchdog:
             yield
             return
         limit_s = self.limit_s(usual_s)
-        timer = threading.Timer(limit_s, _end_process, (activity, limit_s))
+        setting = self._setting if limit_s == self._timeout_s else ""
+        timer = threading.Timer(
+            limit_s, _end_process, (activity, limit_s, setting)
+        )
         timer.daemon = True
         timer.start()
         try:
@@ -95,14 +102,20 @@ def watch(
     return Watchdog(config.hang_timeout_s if can_hang else 0)
 
 
-def _end_process(activity: str, limit_s: float) -> None:
+def _end_process(activity: str, limit_s: float, setting: str) -> None:
+    """Logs why, and exits; `setting` names the limit, or is ""."""
+    hint = ""
+    if setting:
+        hint = " If it only needs more time, e.g. to compile, raise "
+        hint += f"--{setting}."
     logging.error(
         "THE RUN HANGS: %s has taken longer than %.0f s. A host or device "
         "does not answer. The process exits with status %d: start the same "
-        "command again. The stacks of all threads follow",
+        "command again.%s The stacks of all threads follow",
         activity,
         limit_s,
         RETRY_STATUS,
+        hint,
     )
     faulthandler.dump_traceback(all_threads=True)
     os._exit(RETRY_STATUS)

@@ -30,7 +30,8 @@ class ConvertConfig(Config):
         "Format to write. run: a run directory that can be evaluated, exported "
         "and used as --init_checkpoint. published: a checkpoint of "
         "google-research/albert. hugging_face: a Hugging Face folder. auto: "
-        "published if --from is a run, and run otherwise.",
+        "published if --from is a run, and run otherwise. A fine-tuned run "
+        "needs hugging_face.",
         choices=("auto", "run", "published", "hugging_face"),
     )
     checkpoint_step: int = setting(
@@ -59,8 +60,8 @@ class ConvertConfig(Config):
     verify: bool = setting(
         False,
         "Read the written model again and compare it with the original: every "
-        "bit, or, for a Hugging Face folder, the outputs of both models for "
-        "the same text, which needs pip install -e '.[interop]'.",
+        "bit and, for a Hugging Face folder, also the outputs of both models "
+        "for the same text, which needs pip install -e '.[interop]'.",
     )
 
 
@@ -328,7 +329,7 @@ class SweepConfig(Config):
     paper: tuple[str, ...] = setting(
         (),
         "Published values of a variant, as NAME: METRIC=VALUE ..., for a "
-        "column beside the measured one, e.g. --paper='sop: "
+        "column next to the measured one, e.g. --paper='sop: "
         "masked_lm_accuracy=0.54 downstream_average=80.1'. Give the flag once "
         "per variant.",
         repeated=True,

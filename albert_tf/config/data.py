@@ -115,7 +115,7 @@ class DataConfig(MaskingConfig):
         (),
         "Training records: comma-separated files or globs, local or gs://, "
         "e.g. build/records/train/*.tfrecord. Records of several directories "
-        "are interleaved in proportion to their numbers.",
+        "are interleaved in proportion to the number of records in each.",
         affects="nothing",
     )
     eval_input_file: tuple[str, ...] = setting(
@@ -156,18 +156,20 @@ class DataConfig(MaskingConfig):
         16384,
         "Number of consecutive records that are shuffled together while "
         "reading; records are already shuffled when they are built. 1 keeps "
-        "the order of the records in each shard.",
+        "the order of the records in each shard. With input_lanes above 1, "
+        "each stream shuffles blocks of shuffle_block_size / input_lanes "
+        "records.",
         at_least=1,
         affects="result",
     )
     input_lanes: int = setting(
         1,
-        "Number of streams that each batch is joined from. Stream k reads "
-        "every input_lanes-th shard, from shard k on, so that a host reads the "
-        "shards of its own part of the batch only. The order of the records "
-        "depends on it, not on the number of hosts. It must divide "
-        "global_batch_size and the number of shards of each directory or "
-        "dataset, e.g. 64 for a slice of 64 hosts or fewer.",
+        "Number of separate streams of shards. Each stream fills an equal part "
+        "of every batch, so that a host reads only the shards of its own part. "
+        "Use a multiple of the number of hosts, e.g. 64 for 64 hosts. The "
+        "order of the records depends on it, not on the number of hosts. It "
+        "must divide global_batch_size and the number of shards of each "
+        "directory or dataset.",
         at_least=1,
         affects="result",
     )

@@ -86,7 +86,8 @@ class DistributionConfig(Config):
     worker_timeout_s: int = setting(
         600,
         "Time in seconds after which a worker that does not answer counts as "
-        "lost, and the job ends.",
+        "lost, and the job ends; also the longest time to connect to the "
+        "servers of a TPU slice.",
         at_least=1,
         affects="nothing",
     )
@@ -94,9 +95,10 @@ class DistributionConfig(Config):
         1800,
         "Time in seconds after which a run on TPUs, or with several workers, "
         "counts as hung while it starts, compiles, evaluates or saves. A "
-        "device loop counts as hung after ten times its usual time, and at "
-        "least 5 minutes. A hung run logs the stack of each thread and exits "
-        "with status 75. 0 never ends a run.",
+        "device loop that is already compiled counts as hung after ten times "
+        "its usual time, but not before 5 minutes, or hang_timeout_s if that "
+        "is less. A hung run logs the stack of each thread and exits with "
+        "status 75. 0 never ends a run.",
         at_least=0,
         affects="nothing",
     )

@@ -203,9 +203,11 @@ class FinetuningTrainingConfig(TrainingConfig):
     )
     num_runs: int = setting(
         1,
-        "Number of runs with seeds seed, seed + 1, ..., in the directories "
-        "run-1, run-2, ... of output_dir. The command prints the scores of "
-        "each, the median and the best.",
+        "Number of runs, with the seeds seed, seed + 1 and so on. A single run "
+        "trains in output_dir. Several runs train in output_dir/run-1, "
+        "output_dir/run-2 and so on, and the command prints the scores of "
+        "each, the median and the best. With the same value, --mode=eval and "
+        "predict use the run with the best score.",
         at_least=1,
         affects="nothing",
     )

@@ -118,8 +118,8 @@ def parse(
 ) -> ConfigT:
     """Makes a config from parsed flags.
 
-    A config class with the attribute `FINDS_MODEL` needs no architecture: its
-    command finds the architecture of the model that it reads.
+    A config class with the attribute `FINDS_MODEL` needs no architecture
+    without `from_scratch`: its command finds that of the model that it reads.
 
     Raises:
         UserError: For an invalid value, combination or architecture file.
@@ -131,7 +131,8 @@ def parse(
             if (
                 not path
                 and not flag_values["model"].value
-                and (getattr(config_class, "FINDS_MODEL", False))
+                and getattr(config_class, "FINDS_MODEL", False)
+                and not flag_values["from_scratch"].value
             ):
                 continue
             if not path:
@@ -174,10 +175,7 @@ def run(
                 )
             return main(parse(config_class)) or 0
         except KeyboardInterrupt:
-            print(
-                "interrupted; run the same command again to continue",
-                file=sys.stderr,
-            )
+            print("interrupted; run the same command again", file=sys.stderr)
             return EXIT_INTERRUPTED
         except Exception as error:
             explained = faults.explain(error)

@@ -97,8 +97,9 @@ class TrainingConfig(Config):
     )
     steps_per_loop: int = setting(
         1000,
-        "Number of steps in a device loop. After each loop, the host logs the "
-        "metrics and checks the loss for divergence.",
+        "Number of steps that the devices run before they return to the host "
+        "(a device loop). After each loop, the host logs the metrics and "
+        "checks the loss for divergence.",
         at_least=1,
         affects="nothing",
     )
@@ -141,9 +142,10 @@ class TrainingConfig(Config):
     # used.
     on_divergence: str = setting(
         "stop",
-        "What to do when the loss is NaN, or far above its lowest value (see "
-        "divergence_loss_increase): stop; or rollback, which returns to the "
-        "newest checkpoint and skips the batches read since then.",
+        "What to do when the loss or the gradient norm is NaN or infinite, or "
+        "the loss is more than divergence_loss_increase above its lowest "
+        "value: stop; or rollback, which returns to the newest checkpoint and "
+        "skips the batches read since then.",
         choices=("stop", "rollback"),
         affects="nothing",
     )

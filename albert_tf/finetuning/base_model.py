@@ -108,6 +108,7 @@ def of_run(run_dir: str) -> BaseModel:
         vocabulary,
         {"sha256": tokenizer.sha256},
         {"sha256": stored.get("vocabulary_sha256", tokenizer.sha256)},
+        other=path,
         remedy="Restore the vocabulary of the run.",
     )
     assert isinstance(config, FinetuningConfig)

@@ -216,10 +216,8 @@ def _tfds_split(task: Task, split: str) -> str:
         return "validation" if split == DEV else split
     if split not in task.splits or not task.splits[split].tfds:
         raise UserError(
-            f"--task={task.name} must have the split {split} in TensorFlow "
-            "Datasets",
-            received="none",
-            remedy="Read it from a file.",
+            f"TensorFlow Datasets has no split {split} of --task={task.name}",
+            remedy="Omit --tfds, and set --data_dir to the official files.",
         )
     return task.splits[split].tfds
 

@@ -25,6 +25,13 @@ from albert_tf.finetuning.tasks import LETTERS, Columns
 
 _Example: TypeAlias = TextExample | ChoiceExample | Question
 
+# The form of a label, by kind of the task.
+_FORMS = {
+    REGRESSION: "a finite number",
+    MULTIPLE_CHOICE: "the number of a choice from 0, or a letter from A",
+    QUESTION_ANSWERING: "a text, with a number as answer_start",
+}
+
 
 def add_examples(
     examples: ExampleSet,
@@ -104,9 +111,9 @@ def _label_of(
         return _answers(value, row.values.get(answer_start_column, ""))
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"values of {columns.label} of {examples.source} must be those of "
-            f"--task={task.name}",
+            f"{columns.label} of {examples.source} must be {_FORMS[task.kind]}",
             received=f"{value!r} in {row.where}: {error}",
+            remedy="Check the file and the flags that name its columns.",
         ) from None
 
 

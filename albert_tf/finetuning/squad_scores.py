@@ -144,26 +144,27 @@ def _check(
     ]
     if wrong:
         raise UserError(
-            "predictions must be texts", received=name_faults(wrong)
+            "predictions_file must have a text for each question",
+            received=name_faults(wrong),
         )
     ids = [question.id for question in questions]
-    for what, given in (("predictions", predictions), ("null_odds", null_odds)):
-        missing = [
-            name for name in ids if given is not None and name not in given
-        ]
+    files: dict[str, Mapping[str, object]] = {"predictions_file": predictions}
+    if null_odds is not None and may_be_unanswerable:
+        files["null_odds_file"] = null_odds
+    for what, given in files.items():
+        missing = [name for name in ids if name not in given]
         if not missing:
             continue
-        received = (
-            f"none for {len(missing)} of {len(ids)} questions: "
-            f"{name_faults(missing)}"
-        )
+        count, names = f"{len(missing)} of {len(ids)}", name_faults(missing)
         if may_be_unanswerable or len(missing) == len(ids):
             raise UserError(
-                f"{what} must have every question of the data",
-                received=received,
-                remedy="Check that these are predictions of that file.",
+                f"{what} must have every question of data_file",
+                received=f"none for {count} questions: {names}",
+                remedy="Check that these are predictions for that file.",
             )
-        logging.warning("%s, which score 0: %s", what, received)
+        logging.warning(
+            "no prediction for %s questions, which score 0: %s", count, names
+        )
 
 
 def _score(

@@ -127,7 +127,12 @@ class CorruptRecords(JsonList[CorruptRecord]):
         with contextlib.suppress(FileNotFoundError):
             self.extend(found, writes)
         logging.error(
-            "DAMAGED RECORDS skipped, %d in all: %s", len(self), named
+            "DAMAGED RECORDS: skipping %d more (%d so far, "
+            "max_corrupt_records=%d): %s",
+            len(found),
+            len(self),
+            config.max_corrupt_records,
+            named,
         )
 
 

@@ -210,12 +210,7 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
         )
         _check_lanes("dataset", records.sets, data.input_lanes)
         for phase in phases:
-            if records.metadata is not None:
-                features.check_agreement(
-                    records.directory,
-                    dataclasses.asdict(records.metadata),
-                    phase.records.text_settings(),
-                )
+            _check_same_text(records, phase.records)
         phases.append(Phase(first_step, "+".join(names), records))
     return TrainingData(tuple(phases))
 
@@ -290,11 +285,7 @@ def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
         )
     if train.metadata is None or held_out.metadata is None:
         return
-    features.check_agreement(
-        held_out.directory,
-        dataclasses.asdict(held_out.metadata),
-        train.text_settings(),
-    )
+    _check_same_text(held_out, train)
     if train.metadata.inputs_sha256 != held_out.metadata.inputs_sha256:
         logging.warning(
             "%s and %s come from different builds, so documents of one may "
@@ -392,8 +383,17 @@ def _check_agreement(
             received=f"dynamic only in {', '.join(without_masks)}",
             remedy="Build all of them with the same --masking.",
         )
-    for directory, metadata in metadata_of.items():
-        if metadata is not None:
-            features.check_agreement(
-                directory, dataclasses.asdict(metadata), records.text_settings()
-            )
+    for path, metadata in metadata_of.items():
+        part = dataclasses.replace(records, directory=path, metadata=metadata)
+        _check_same_text(part, records)
+
+
+def _check_same_text(records: RecordSet, other: RecordSet) -> None:
+    """Checks that two sets share vocabulary and lower-casing, where known."""
+    features.check_agreement(
+        records.directory or ".",
+        records.text_settings(),
+        other.text_settings() if records.metadata else {},
+        other=other.directory or ".",
+        remedy="Build both with the same --spm_model_file and --do_lower_case.",
+    )

@@ -25,6 +25,7 @@ from albert_tf.interop import (
     hugging_face_check,
 )
 from albert_tf.interop.formats import GOOGLE_ALBERT, HUGGING_FACE, RUN
+from albert_tf.interop.hugging_face_tokenizer import is_cased
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import PARTIAL_SUFFIX, is_remote, remove_directory
 from albert_tf.records.features import TOKENIZER_FILE
@@ -70,6 +71,16 @@ def convert(config: ConvertConfig) -> None:
         logging.warning(
             "%s has no vocabulary, so %s will have none", config.from_, target
         )
+    elif source_format == HUGGING_FACE and is_cased(
+        config.from_, weights.vocabulary
+    ):
+        logging.warning(
+            "%s will not record that its vocabulary keeps upper case: exports "
+            "and fine-tuned models of it will convert text to lower case. "
+            "Fine-tune with --init_checkpoint=%s instead",
+            target,
+            config.from_,
+        )
 
     remove_directory(partial)
     try:
@@ -110,12 +121,12 @@ def _write(
         write_run(weights, directory, target)
     elif target_format == GOOGLE_ALBERT:
         if weights.head:
+            other = HUGGING_FACE if source_format == RUN else RUN
             raise UserError(
-                "--to_format must be run or hugging_face for a fine-tuned "
-                "model",
-                received=target_format,
-                remedy="google-research/albert has no common names for heads "
-                "of tasks.",
+                f"a fine-tuned model cannot be written as {GOOGLE_ALBERT}: "
+                "google-research/albert has no fixed names for the weights of "
+                "task heads",
+                remedy=f"Set --to_format={other}.",
             )
         google_albert.write(weights, directory)
     else:

@@ -226,17 +226,16 @@ def _check_tensors(
 def _find_vocabulary(directory: str) -> str:
     """The vocabulary's file, or "".
 
-    Logs a warning if the vocabulary keeps upper case: `ModelWeights` does not
-    record that.
+    Logs a warning if the vocabulary keeps upper case, which the records of a
+    run that begins with the model must do, too.
     """
     vocabulary = posixpath.join(directory, TOKENIZER_FILE)
     if not exists(vocabulary):
         return ""
     if is_cased(directory, vocabulary):
         logging.warning(
-            "THE VOCABULARY OF %s KEEPS UPPER CASE, which a converted model "
-            "does not record: it will lower-case its text. Build the records "
-            "of a run that begins with this model with --nodo_lower_case",
+            "the vocabulary of %s keeps upper case: records for pretraining "
+            "this model further need --nodo_lower_case",
             directory,
         )
     return vocabulary

@@ -345,27 +345,31 @@ def check_agreement(
     where: str,
     stored: Mapping[str, Any],
     wanted: Mapping[str, Any],
+    *,
+    other: str = "the settings of this run",
     remedy: str = "Set the flags to the stored values or build the records "
     "again.",
 ) -> None:
-    """Checks that stored values equal the settings of a run.
+    """Checks that stored values equal the settings of a run, or other values.
 
     Args:
         where: Where the values are stored, e.g. the path of the metadata.
         stored: Stored values, by name.
         wanted: Required values, by name. Other stored values are ignored.
+        other: Where the required values come from.
+        remedy: What to do about a difference.
 
     Raises:
         UserError: If values differ; it names each of them, with both values.
     """
     differences = [
-        f"{name} is {stored[name]!r} there and {value!r} here"
+        f"{name} {stored[name]!r} and {value!r}"
         for name, value in wanted.items()
         if stored[name] != value
     ]
     if differences:
         raise UserError(
-            f"{where} must agree with the settings of this run",
+            f"{where} must agree with {other}",
             received="; ".join(differences),
             remedy=remedy,
         )

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster.replicas import Replicas
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults, files
 from albert_tf.io.ownership import Owner
 from albert_tf.runs import checkpoint_files
@@ -226,15 +226,22 @@ class CheckpointStore:
                     error,
                 )
                 self._damaged_paths.add(checkpoint.path)
-        if found:
-            paths = ", ".join(checkpoint.path for checkpoint in found)
+        if not found:
+            return None
+        paths = ", ".join(checkpoint.path for checkpoint in found)
+        if step is not None:
             raise UserError(
-                "at least one checkpoint must be intact",
-                received=f"only damaged ones: {paths}",
-                remedy="Restore intact copies, or start a new run in another "
-                "--output_dir.",
+                f"the checkpoint of step {step} must be intact",
+                received=f"damaged files in {paths}",
+                remedy="Restore an intact copy, or choose another step. "
+                f"Available steps: {self._name_steps(without=step)}.",
             )
-        return None
+        raise UserError(
+            "at least one checkpoint must be intact",
+            received=f"only damaged ones: {paths}",
+            remedy="Restore intact copies, or start a new run in another "
+            "--output_dir.",
+        )
 
     def _list(self, parent: str) -> list[Checkpoint]:
         """Lists complete checkpoints that no rollback has discarded."""
@@ -251,14 +258,19 @@ class CheckpointStore:
         kept = [*self._list(self._best_directory), *found]
         wanted = [checkpoint for checkpoint in kept if checkpoint.step == step]
         if not wanted:
-            steps = ", ".join(str(s) for s in sorted({c.step for c in kept}))
             raise UserError(
                 "checkpoint_step must be the step of a checkpoint in "
                 f"{self._directory} or {self._best_directory}",
                 received=step,
-                remedy=f"Available steps: {steps or 'none'}.",
+                remedy=f"Available steps: {self._name_steps()}.",
             )
         return wanted
+
+    def _name_steps(self, without: int | None = None) -> str:
+        """Names the steps of all checkpoints, for an error message."""
+        both = self._directory, self._best_directory
+        steps = {c.step for parent in both for c in self._list(parent)}
+        return ", ".join(map(str, sorted(steps - {without}))) or "none"
 
     def _save(self, parent: str, step: int, notes: Mapping[str, Any]) -> None:
         started = time.monotonic()
@@ -297,10 +309,14 @@ class CheckpointStore:
             if parent == self._directory:
                 self._saved_steps.discard(step)
             self.failed = f"{directory}: {faults.describe(error)}"
+            # Without the remedy, which may be to start the command again.
+            fault = faults.explain(error) or UserError(first_line(error))
             logging.error(
-                "CHECKPOINT NOT SAVED: %s. Training continues, and saves the "
-                "next checkpoint as usual; older checkpoints are intact",
-                self.failed.removesuffix("."),
+                "CHECKPOINT NOT SAVED: %s: %s Older checkpoints are not "
+                "affected. If training is not finished, it goes on and tries "
+                "again at the next checkpoint",
+                directory,
+                fault.fault,
             )
             checkpoint_files.remove_if_possible(directory)
             return

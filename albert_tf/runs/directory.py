@@ -102,7 +102,16 @@ def check_vocabulary(run_dir: str, records: RecordSet) -> None:
     path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     metadata = load_json_if_any(path)
     if metadata is not None:
-        features.check_agreement(path, metadata, records.text_settings())
+        settings = records.text_settings()
+        features.check_agreement(
+            records.directory or ".",
+            settings,
+            {name: metadata[name] for name in settings},
+            other=path,
+            remedy="Use records that are built with the vocabulary of the run, "
+            f"{posixpath.join(run_dir, features.TOKENIZER_FILE)}, and with "
+            "its --do_lower_case.",
+        )
 
 
 def has_checkpoints(run_dir: str) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults
 from albert_tf.io.files import (
     exists,
@@ -253,7 +253,14 @@ class RunLog:
         try:
             write()
         except (OSError, tf.errors.OpError) as error:
-            logging.error("%s NOT WRITTEN: %s", path, faults.describe(error))
+            # Without the remedy, which may be to start the command again.
+            found = faults.explain(error) or UserError(first_line(error))
+            logging.error(
+                "%s NOT WRITTEN: %s The run tries again when it writes the "
+                "next line",
+                path,
+                found.fault,
+            )
 
 
 def read_metrics(run_dir: str) -> list[dict[str, Any]]:

@@ -118,17 +118,19 @@ class Rollbacks(JsonList[Rollback]):
             UserError: If the run must stop instead.
         """
         seen = f"{reason}, at step {diverged_at}"
-        remedy = (
-            "Lower --learning_rate (the paper's 0.00176 is for a batch of "
-            "4096; scale it by the square root of the batch size) and start a "
-            "new run, or continue from the last checkpoint with "
-            "--on_divergence=rollback."
-        )
         if config.on_divergence == "stop":
+            wanted = "loss and gradient norm must stay finite"
+            if config.divergence_loss_increase:
+                wanted += (
+                    ", and the loss at most divergence_loss_increase="
+                    f"{config.divergence_loss_increase:g} above its lowest "
+                    "value"
+                )
             raise UserError(
-                "the loss must stay finite and near its lowest value",
+                wanted,
                 received=seen,
-                remedy=remedy,
+                remedy="Lower --learning_rate and start a new run, or continue "
+                "from the last checkpoint with --on_divergence=rollback.",
             )
         if len(self) >= config.max_rollbacks:
             earlier = "; ".join(

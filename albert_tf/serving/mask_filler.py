@@ -83,9 +83,11 @@ class MaskFiller:
         if missing:
             raise UserError(
                 f"every {MASK_PIECE} of a text must be among its first "
-                f"{self.max_seq_length - 2} tokens, the max_seq_length of the "
-                "run without [CLS] and [SEP]",
-                received=f"{missing} after these tokens",
+                f"{self.max_seq_length - 2} tokens (max_seq_length of the "
+                "export, minus [CLS] and [SEP])",
+                received=f"{missing} {MASK_PIECE} after them",
+                remedy="Shorten the text, or export with a larger "
+                "--max_seq_length.",
             )
         return [
             [

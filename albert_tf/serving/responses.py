@@ -29,6 +29,8 @@ def print_responses(client: Client, texts: TextsConfig) -> None:
         raise UserError(
             "question and choice need a fine-tuned model that takes text",
             received=f"the signatures {', '.join(signatures)}",
+            remedy="Omit --question and --choice, or export a fine-tuned run "
+            "without --notext_signatures.",
         )
     if texts.text_pair:
         print_order(client, texts.text, texts.second_texts())
@@ -47,6 +49,7 @@ def print_filled(client: Client, texts: Sequence[str]) -> None:
         raise UserError(
             "masks can be filled only by a model with text signatures",
             received=f"the signatures {', '.join(signatures)}",
+            remedy="Export the run again without --notext_signatures.",
         )
     answer = client.predict(FILL_MASK_TEXT, {"text": texts})
     for text, *rows in zip(
@@ -81,6 +84,8 @@ def print_order(
         raise UserError(
             "text_pair needs a model with a sentence head and text signatures",
             received=f"the signatures {', '.join(found)}",
+            remedy="Export the run again without --notext_signatures. It must "
+            "be trained with --sentence_objective=sop or nsp.",
         )
     answer = client.predict(
         sentence.name + PAIR_SUFFIX,

@@ -163,7 +163,8 @@ def check_records(plan: Plan) -> None:
     """Checks that each pattern of records matches a file.
 
     Raises:
-        UserError: Naming the patterns without a file.
+        UserError: Naming a run without training records, or the patterns
+            without a file.
     """
     missing: dict[str, None] = {}
     for run in plan.runs:
@@ -175,9 +176,14 @@ def check_records(plan: Plan) -> None:
             data = config.data
             patterns = list(data.eval_input_file)
             if not name:
-                config.require(
-                    "data_schedule" if data.dataset else "input_file"
-                )
+                if not (data.input_file or data.data_schedule):
+                    raise UserError(
+                        f"run {run.name} must have training records",
+                        received="no --input_file",
+                        remedy="Set --input_file in --base_flags or in its "
+                        "--variant, e.g. "
+                        "--base_flags='--input_file=records/train/*.tfrecord'.",
+                    )
                 patterns += data.input_file
                 for files in data.datasets().values():
                     patterns += files

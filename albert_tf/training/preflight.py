@@ -173,7 +173,10 @@ class Preflight:
                 f"{len(records.files)} files, "
                 f"{self.objective.describe_records(records)[0]}; "
                 f"{epoch:,.1f} steps an epoch, {steps / epoch:,.1f} epochs",
-                "" if epoch >= 1 else "A batch repeats records.",
+                ""
+                if epoch >= 1
+                else "A batch holds some records more than once: lower "
+                "--global_batch_size or build more records.",
             )
         self.data = data
         self._examples_per_row = data.at(0).records.examples_per_row
@@ -255,7 +258,8 @@ class Preflight:
             OK,
             "batch",
             f"{data.global_batch_size:,} = {replicas} replicas x "
-            f"{per_replica:,} examples, in "
+            f"{per_replica:,} "
+            f"{'examples' if data.packing == 'none' else 'rows'}, in "
             f"{data.gradient_accumulation_steps} micro-batches",
         )
 
@@ -272,9 +276,9 @@ class Preflight:
         self._checks.add(
             OK if fits else WARN,
             "memory",
-            f"about {format_bytes(total)} of "
-            f"{format_bytes(available) if available else 'an unknown amount'} "
-            f"for a replica: {named}",
+            f"each replica needs about {format_bytes(total)}: {named}; memory "
+            "of the device: "
+            f"{format_bytes(available) if available else 'unknown'}",
             "" if fits else f"If the steps run out of memory: {TO_SAVE_MEMORY}",
         )
 
@@ -296,11 +300,13 @@ class Preflight:
             totals = tf.function(self.strategy.run)(total)
             failed = self.strategy.experimental_local_results(totals)[0]
         if failed > 0:
+            where = (
+                "this worker" if self._checks.num_failed else "other workers"
+            )
             raise UserError(
                 "all checks must pass on all workers before the workers train "
                 "steps together",
-                received=f"{self._checks.num_failed} failed checks on this "
-                "worker",
+                received=f"failed checks on {where}",
             )
         self._checks.add(OK, "workers", "no check failed on any worker")
 

@@ -180,7 +180,8 @@ class Run:
             chosen = intervals.choose(position.step, seconds, training)
             self.intervals.extend([chosen], writes=is_chief(self.strategy))
             logging.info(
-                "%.3g s per step: loops of %d steps, a checkpoint every %d",
+                "%.3g s per step: loops of %d steps, a checkpoint every %d "
+                "steps",
                 seconds,
                 *self.intervals.at(position.step, training),
             )
@@ -266,10 +267,11 @@ class Run:
             store.wait()
         if store.failed:
             raise UserError(
-                "the last checkpoint must be written",
+                "the checkpoint must be written",
                 received=store.failed,
-                remedy="Start again: the run continues from the newest intact "
-                "checkpoint.",
+                remedy="Remove the cause, then run the same command again: it "
+                "continues from the newest checkpoint, or starts at step 0 if "
+                "there is none.",
             )
         # If this worker ended before the others, they would report it as lost.
         check_agreement(self.strategy, self.position.step)

@@ -135,16 +135,16 @@ class StorageChecks:
         needed = max(number - present, 1) * size
         free = shutil.disk_usage(run_dir).free
         fits = needed < free
+        remedy = "Free disk space, or lower --keep_checkpoint_max"
+        if every:
+            remedy += ", or raise --keep_every_n_steps"
         self._checks.add(
             OK if fits else FAIL,
             "room",
             f"{format_bytes(free)} free; {number} checkpoints of "
             f"{format_bytes(size)}, {present} of them present, need "
             f"{format_bytes(needed)}",
-            ""
-            if fits
-            else "Free disk space, or lower --keep_checkpoint_max, or raise "
-            "--keep_every_n_steps.",
+            "" if fits else f"{remedy}.",
         )
 
     def remove_directories(self) -> None:

@@ -164,7 +164,13 @@ class Trainer:
         while position.step < until:
             settings = self._settings()
             if settings not in self._step_seconds:
-                logging.info("tracing the step with %s", settings)
+                logging.info(
+                    "building the training program: dropout %g (hidden) and "
+                    "%g (attention), learning rate scaled by %g",
+                    settings.dropout.hidden,
+                    settings.dropout.attention,
+                    settings.learning_rate_scale,
+                )
             self._open_batches()
             change = self.stream.next_change(position.step)
             end = until if change is None else min(change, until)

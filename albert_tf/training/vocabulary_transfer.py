@@ -116,22 +116,25 @@ def _check_unknown_vocabulary(
     source = config.initialization.init_checkpoint
     run_size, model_size = config.model.vocab_size, weights.config.vocab_size
     unknown = "the records" if model_file else source
+    remedy = "Pass the vocabulary of the model as --init_vocabulary."
+    if model_file:
+        remedy = "Build the records with python -m data_prep.build_tfrecords."
     if run_size != model_size:
         raise UserError(
             "the vocabularies of init_checkpoint and of the records must be "
             "known if their sizes differ",
             received=f"{model_size} pieces in the model and {run_size} in the "
             f"run, and no vocabulary with {unknown}",
-            remedy="Build the records with python -m data_prep.build_tfrecords."
-            if model_file
-            else "Pass the vocabulary of the model as --init_vocabulary.",
+            remedy=remedy,
         )
     logging.warning(
         "THE VOCABULARY OF %s IS NOT KNOWN: its %d pieces are assumed to be "
-        "those of %s. If they differ, the embeddings belong to wrong pieces",
+        "those of %s. If they differ, the embeddings belong to wrong pieces. "
+        "%s",
         unknown,
         model_size,
         source if model_file else "the records",
+        remedy,
     )
 
 

@@ -56,8 +56,14 @@ def build_records(config: RecordsConfig) -> None:
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     scratch_key = sha256_of(json.dumps([inputs_sha256, digests]).encode())
     build_id = {"inputs_sha256": inputs_sha256, **config.packing_settings()}
+    settings = {
+        **config.result_settings(),
+        "packing": "none",
+        **config.packing_settings(),
+        "vocabulary_sha256": tokenizer.sha256,
+    }
     if directory.is_up_to_date(
-        config.output_dir, build_id, overwrite=config.overwrite
+        config.output_dir, build_id, settings, overwrite=config.overwrite
     ):
         # The last build may have been interrupted before these removals.
         directory.remove_notes(config.output_dir)

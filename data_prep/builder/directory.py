@@ -22,6 +22,7 @@ from albert_tf.records.features import (
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.shards import NOTES_DIR
 from data_prep.config import RecordsConfig
+from data_prep.differences import describe_differences
 from data_prep.text.sources import Source
 
 # The keys of the metadata that identify a build.
@@ -29,13 +30,18 @@ _ID_KEYS = ("inputs_sha256", "packing", "max_examples_per_row")
 
 
 def is_up_to_date(
-    output_dir: str, build_id: Mapping[str, Any], *, overwrite: bool
+    output_dir: str,
+    build_id: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    overwrite: bool,
 ) -> bool:
     """Returns whether the directory has the complete records of this build.
 
     Args:
         build_id: Identifies the build: values of its metadata by key. Without
             packing, the keys of packing are absent.
+        settings: Settings of the build, for the error message.
         overwrite: Whether the records of another build may be replaced.
 
     Raises:
@@ -50,11 +56,18 @@ def is_up_to_date(
         return True
     others = _find_records(output_dir)
     if others and not overwrite:
+        changes = f"{path}, which is missing"
+        if metadata:
+            stored = {"packing": "none", **metadata}
+            known = {n: settings[n] for n in settings if n in stored}
+            changes = describe_differences(stored, known) or (
+                f"the text, or a setting that {path} does not store"
+            )
         raise UserError(
             "output_dir must not hold records of other settings or text",
             received=others[0],
-            remedy="Choose another --output_dir, or replace the records with "
-            "--overwrite.",
+            remedy=f"Different: {changes}. Choose another --output_dir, or "
+            "replace the records with --overwrite.",
         )
     return False
 

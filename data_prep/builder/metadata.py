@@ -10,6 +10,12 @@ from data_prep.builder.directory import join_counts
 from data_prep.builder.shards import BuiltRecords, settings_of_split
 from data_prep.config import RecordsConfig
 
+# The meaning of label 1, by sentence objective.
+_LABELLED = {
+    "sop": "with swapped segments",
+    "nsp": "with a random second segment",
+}
+
 
 def describe_split(
     config: RecordsConfig,
@@ -85,10 +91,14 @@ def log_summary(
     records = ""
     if metadata.packing != "none":
         records = f" packed into {metadata.num_rows} records"
+    labelled = ""
+    if meaning := _LABELLED.get(metadata.sentence_objective):
+        fraction = num_labelled / metadata.num_examples
+        labelled = f", {100 * fraction:.1f} % of the examples {meaning}"
     logging.info(
         "%s: %d documents (%d of them duplicates), %d examples%s; %.1f %% of "
-        "the positions filled, %.1f %% of the tokens masked, %.1f %% of the "
-        "examples with label 1; unigram entropy %.3f nats; skipped: %s",
+        "the positions filled, %.1f %% of the tokens masked%s; unigram entropy "
+        "%.3f nats; skipped or split: %s",
         split_dir,
         metadata.num_documents,
         metadata.num_duplicate_documents,
@@ -96,7 +106,7 @@ def log_summary(
         records,
         100 * metadata.fill,
         100 * metadata.num_masked / metadata.num_pieces,
-        100 * num_labelled / metadata.num_examples,
+        labelled,
         metadata.unigram_entropy_nats,
         join_counts(metadata.skipped) or "nothing",
     )

@@ -102,14 +102,16 @@ class TextFile:
             where = f"line {line.number} of {self.name}"
             try:
                 found = json.loads(encoded)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{where} must be JSON",
-                    received=f"{error.msg}, at character {error.pos}",
-                ) from None
             except (ValueError, RecursionError) as error:
+                fault = str(error)
+                if isinstance(error, json.JSONDecodeError):
+                    fault = f"{error.msg}, at character {error.pos}"
                 raise UserError(
-                    f"{where} must be JSON", received=str(error)
+                    f"{where} must be a complete JSON object: the file must be "
+                    "JSON lines, one document per line",
+                    received=fault,
+                    remedy="Convert it, e.g. a list with jq -c '.[]', or set "
+                    "--input_format=text.",
                 ) from None
             text = None
             if isinstance(found, dict):

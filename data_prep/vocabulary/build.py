@@ -21,6 +21,7 @@ from albert_tf.io.files import (
 from albert_tf.records.features import sha256_of
 from albert_tf.records.tokenization import SELF_CONTAINED, normalize
 from data_prep.config import TokenizerConfig
+from data_prep.differences import describe_differences
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import break_sentences
@@ -73,7 +74,7 @@ def build_vocabulary(config: TokenizerConfig) -> None:
         described["held_out"] = report
     _write_model(config.model_prefix, model, described)
     logging.info(
-        "%s.model: %d pieces; skipped: %s",
+        "%s.model: %d pieces; skipped or split: %s",
         config.model_prefix,
         config.vocab_size,
         ", ".join(f"{n} {what}" for what, n in skipped.items()) or "nothing",
@@ -105,11 +106,16 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
     if stored and all(stored.get(n) == value for n, value in expected.items()):
         return True
     if not config.overwrite:
+        changes = f"{config.model_prefix}.json, which is missing"
+        if stored:
+            changes = (
+                describe_differences(stored, expected) or "unknown settings"
+            )
         raise UserError(
-            "model_prefix must not name a model of other settings or text",
-            received=f"{config.model_prefix}.model",
-            remedy="Choose another --model_prefix, or replace the model with "
-            "--overwrite.",
+            f"{config.model_prefix}.model exists, but was not trained with "
+            "these settings, this text and these versions",
+            remedy=f"Different: {changes}. Choose another --model_prefix, or "
+            "replace the model with --overwrite.",
         )
     return False
 

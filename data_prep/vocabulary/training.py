@@ -120,5 +120,7 @@ def _explain(config: TokenizerConfig, message: str) -> Exception:
             "--character_coverage.",
         )
     return UserError(
-        "the text must be sufficient to train a vocabulary", received=message
+        "SentencePiece failed to train the vocabulary",
+        received=message,
+        remedy="If the text is very short, provide more.",
     )

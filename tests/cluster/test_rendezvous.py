@@ -79,6 +79,7 @@ def test_more_than_128_workers_can_connect_to_one():
         waiting.join()
 
 
+@pytest.mark.slow
 def test_unreachable_workers_are_tried_in_parallel():
     """Each try takes 5 s; in sequence they would take 20."""
     (mine,) = free_ports(1)

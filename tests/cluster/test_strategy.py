@@ -107,6 +107,7 @@ def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
     assert done.returncode == RETRY_STATUS
     assert "connecting to the servers of the TPU slice, at most" in done.stderr
     assert "THE RUN HANGS: connecting to the servers" in done.stderr
+    assert "raise --worker_timeout_s" in done.stderr
     # The stack of the main thread.
     assert "strategy.py" in done.stderr.partition("Current thread")[2]
 
@@ -239,11 +240,16 @@ def test_a_lost_host_of_a_slice_is_named_and_calls_for_a_retry(monkeypatch):
 def test_a_batch_is_divided_evenly_or_refused():
     share = per_replica_batch_size
     assert share("global_batch_size", 4096, 32, 4) == 128
-    with pytest.raises(UserError, match=r"4100 and 32\. Nearest: 4096, 4128"):
+    with pytest.raises(
+        UserError, match=r"\(32\)\. Received: 4100\. Nearest: 4096 and 4128\."
+    ):
         share("global_batch_size", 4100, 32)
-    with pytest.raises(UserError, match="2 gradient_accumulation_steps"):
-        share("global_batch_size", 6, 2, 2)
-    with pytest.raises(UserError, match=r"3 and 8\. Nearest: 8\."):
+    with pytest.raises(
+        UserError,
+        match=r"\(32\) times gradient_accumulation_steps \(4\)\. .* and 4224\.",
+    ):
+        share("global_batch_size", 4100, 32, 4)
+    with pytest.raises(UserError, match=r"\(8\)\. Received: 3\. Nearest: 8\."):
         share("global_batch_size", 3, 8)
 
 

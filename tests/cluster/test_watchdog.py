@@ -57,12 +57,12 @@ except workers.LOSS_ERRORS:
 
 @pytest.fixture
 def ended(monkeypatch):
-    """The activities for which the process would have been ended."""
+    """The activities that would have ended the process, and their settings."""
     activities = []
     monkeypatch.setattr(
         watchdog_module,
         "_end_process",
-        lambda activity, limit_s: activities.append(activity),
+        lambda activity, _, setting: activities.append((activity, setting)),
     )
     return activities
 
@@ -77,6 +77,12 @@ def test_an_activity_may_take_ten_times_its_usual_time():
     assert Watchdog(60).limit_s(1.0) == 60.0
 
 
+def wait_until(ended, number):
+    deadline = time.monotonic() + 60
+    while len(ended) < number and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_only_an_activity_that_takes_too_long_ends_the_process(ended):
     watchdog = Watchdog(0.05)
     with watchdog.limit("a short one"):
@@ -84,10 +90,17 @@ def test_only_an_activity_that_takes_too_long_ends_the_process(ended):
     with Watchdog(0).limit("an unlimited one"):
         time.sleep(0.1)
     with watchdog.limit("a long one"):
-        deadline = time.monotonic() + 60
-        while not ended and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert ended == ["a long one"]
+        wait_until(ended, 1)
+    assert ended == [("a long one", "hang_timeout_s")]
+
+
+def test_the_setting_is_named_that_gives_an_activity_more_time(ended):
+    """None does if the limit follows from the usual time."""
+    with Watchdog(0.05, "worker_timeout_s").limit("connecting"):
+        wait_until(ended, 1)
+    with Watchdog(0.01).limit("a loop", usual_s=0.005):
+        wait_until(ended, 2)
+    assert ended == [("connecting", "worker_timeout_s"), ("a loop", "")]
 
 
 def test_runs_that_wait_for_other_hosts_or_tpus_are_watched(
@@ -129,3 +142,4 @@ def test_a_hanging_process_logs_its_stacks_and_ends():
     assert done.returncode == RETRY_STATUS
     message, _, stacks = done.stderr.partition("THE RUN HANGS: the device loop")
     assert "in wait_for_devices" in stacks, message + stacks
+    assert "raise --hang_timeout_s. The stacks" in stacks

@@ -112,6 +112,15 @@ def test_settings_that_a_command_finds_have_no_flag():
         parse(FinetuningConfig, "--model=hidden_size=8")
 
 
+def test_training_from_scratch_needs_an_architecture():
+    """Otherwise it would silently be that of base."""
+    arguments = ("--from_scratch", "--init_vocabulary=spiece.model")
+    with pytest.raises(UserError, match="albert_config_file is required"):
+        parse(FinetuningConfig, *arguments)
+    path = "configs/models/albert_base_v1.json"
+    parse(FinetuningConfig, *arguments, f"--albert_config_file={path}")
+
+
 def test_every_config_belongs_to_a_command():
     """A config that no command takes would have no flags."""
     reached = set()
@@ -324,7 +333,7 @@ def test_other_failures_keep_their_traceback():
 def test_an_interrupted_command_says_so():
     done = run_command("raise KeyboardInterrupt")
     assert done.returncode == 130
-    assert done.stderr.startswith("interrupted; run the same command again")
+    assert done.stderr == "interrupted; run the same command again\n"
 
 
 @pytest.mark.parametrize("stderr", ["closed", "full"])

@@ -367,10 +367,11 @@ def test_records_of_other_settings_are_replaced_only_with_overwrite(
     output_dir = tmp_path / "out"
     build(output_dir, path, holdout_fraction=0.3)
     before = read_files(output_dir)
-    with pytest.raises(UserError, match="--overwrite"):
+    message = r"Different: seed was \d+ and is 2\. .*--overwrite"
+    with pytest.raises(UserError, match=message):
         build(output_dir, path, holdout_fraction=0.3, seed=2)
     path.write_text("\n\n".join(documents[:8]), encoding="utf-8")
-    with pytest.raises(UserError, match="--overwrite"):
+    with pytest.raises(UserError, match=r"Different: the text.*--overwrite"):
         build(output_dir, path, holdout_fraction=0.3)
     assert read_files(output_dir) == before
     build(output_dir, path, num_shards=2, holdout_fraction=0, overwrite=True)

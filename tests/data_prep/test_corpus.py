@@ -195,8 +195,8 @@ def test_json_lines_are_documents(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{'text': 1}", r"line 2 of .*a.jsonl must be JSON"),
-        ('{"text": "a"', r"line 2 of .*must be JSON.*at character 12"),
+        ("{'text': 1}", r"line 2 of .*a.jsonl must be a complete JSON object"),
+        ('{"text": "a"', r"line 2 of .*at character 12.*--input_format=text"),
         ('{"text": 7}', r"line 2 of .*must be an object with a string"),
         ('["text"]', r"line 2 of .*must be an object with a string"),
     ],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import sys
 import threading
 import time
 
@@ -28,6 +29,15 @@ from tests.helpers.small_builds import make_config, read_files
 def test_settings_of_dask_need_each_other(settings, tmp_path):
     with pytest.raises(UserError, match="runner=dask"):
         make_config(**{"output_dir": tmp_path, **settings})
+
+
+def test_a_missing_dask_is_named(monkeypatch):
+    from data_prep.dask_processes import DaskProcesses
+
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    message = r"no module named distributed.*-e '\.\[dask\]'"
+    with pytest.raises(UserError, match=message):
+        DaskProcesses("tcp://127.0.0.1:9", str)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_shards_and_notes_of_another_build_are_removed(tmp_path):
 def test_unfinished_build_is_not_up_to_date(tmp_path):
     fill(tmp_path)
     (tmp_path / "train" / "metadata.json").write_text('{"inputs_sha256": "ab"}')
-    arguments = (str(tmp_path), {"inputs_sha256": "ab"})
+    arguments = (str(tmp_path), {"inputs_sha256": "ab"}, {})
     assert not directory.is_up_to_date(*arguments, overwrite=False)
     (tmp_path / "unfinished.json").unlink()
     assert directory.is_up_to_date(*arguments, overwrite=False)
@@ -57,9 +57,14 @@ def test_unfinished_build_is_not_up_to_date(tmp_path):
             "max_examples_per_row": 8,
         },
     ):
-        with pytest.raises(UserError, match=r"other settings.*--overwrite"):
-            directory.is_up_to_date(str(tmp_path), other, overwrite=False)
-        assert not directory.is_up_to_date(str(tmp_path), other, overwrite=True)
+        arguments = (str(tmp_path), other, {"packing": "best_fit", "x": 1})
+        message = "Different: packing was none and is best_fit.*--overwrite"
+        with pytest.raises(UserError, match=message):
+            directory.is_up_to_date(*arguments, overwrite=False)
+        assert not directory.is_up_to_date(*arguments, overwrite=True)
+    (tmp_path / "train" / "metadata.json").unlink()
+    with pytest.raises(UserError, match=r"metadata\.json, which is miss"):
+        directory.is_up_to_date(*arguments, overwrite=False)
 
 
 def test_each_requested_split_must_have_examples():

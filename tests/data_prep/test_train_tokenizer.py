@@ -79,7 +79,8 @@ def test_model_of_other_settings_is_replaced_only_with_overwrite(
         prefix.with_suffix(suffix).write_bytes(
             trained[0].with_suffix(suffix).read_bytes()
         )
-    with pytest.raises(UserError, match="--overwrite"):
+    message = r"Different: vocab_size was 700 and is 600\. .*--overwrite"
+    with pytest.raises(UserError, match=message):
         train(text_file, prefix, vocab_size=600)
     assert prefix.with_suffix(".model").read_bytes() == trained[1]
     train(text_file, prefix, vocab_size=600, overwrite=True)

@@ -400,7 +400,7 @@ NO_DICTIONARIES = squad(entry(1, is_impossible=False) | {"answers": ["dog"]})
         ('{"data": []}', "must have usable examples. Received: none"),
         ('{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "no 'context'"),
         ("sentence\tlabel", "must be a JSON file in the format of SQuAD"),
-        (NO_DICTIONARIES, "values of answers of .* in q1"),
+        (NO_DICTIONARIES, "answers of .* must be a text.* in q1"),
     ],
 )
 def test_a_file_that_is_not_squad_is_refused(tmp_path, content, message):

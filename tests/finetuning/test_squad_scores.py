@@ -63,7 +63,7 @@ def test_an_unanswered_question_scores_0_in_version_1(caplog):
         may_be_unanswerable=False,
     )
     assert scores == {"exact": 50, "f1": 50, "total": 2}
-    assert "which score 0: none for 1 of 2 questions: r" in caplog.text
+    assert "no prediction for 1 of 2 questions, which score 0: r" in caplog.text
 
 
 def test_two_answers_without_words_differ_between_the_versions():
@@ -192,7 +192,16 @@ def test_predictions_for_other_questions_are_refused():
     with pytest.raises(UserError, match=r"none for 1 of 2 questions: q2"):
         score_answers(asked, {"q1": "dog"})
     both = {"q1": "dog", "q2": "dog"}
-    with pytest.raises(UserError, match=r"null_odds must .* q1"):
+    with pytest.raises(UserError, match=r"null_odds_file must .* q1"):
         score_answers(asked, both, {"q2": 0.0})
-    with pytest.raises(UserError, match=r"must be texts.*None for q1"):
+    with pytest.raises(UserError, match=r"predictions_file .*None for q1"):
         score_answers(asked, both | {"q1": None})
+
+
+def test_null_odds_have_no_effect_in_version_1(caplog):
+    asked = [question("q", "dog")]
+    scores = score_answers(
+        asked, {"q": "dog"}, {"x": 1.0}, may_be_unanswerable=False
+    )
+    assert scores == {"exact": 100, "f1": 100, "total": 1}
+    assert not caplog.text

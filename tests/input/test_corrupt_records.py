@@ -407,13 +407,14 @@ def test_by_default_the_run_stops_and_names_the_records(copied, tmp_path):
     assert not (tmp_path / "run/corrupt_records.json").exists()
 
 
-def test_too_many_damaged_records_are_refused(tmp_path):
+def test_too_many_damaged_records_are_refused(tmp_path, caplog):
     config = tiny_run.make_config(
         tmp_path, tmp_path, on_corrupt_record="skip", max_corrupt_records=3
     ).data
     known = CorruptRecords(str(tmp_path / "corrupt_records.json"))
     known.add([CorruptRecord("a", n, "bad") for n in (1, 5)], config)
     known.add([CorruptRecord("b", 7, "bad")], config)
+    assert "skipping 1 more (3 so far, max_corrupt_records=3)" in caplog.text
     with pytest.raises(UserError, match=r"max_corrupt_records=3.*Received: 4"):
         known.add([CorruptRecord("b", 8, "bad")], config)
     read = CorruptRecords.read(str(tmp_path))

@@ -178,11 +178,11 @@ def test_a_config_with_packing_needs_packed_records(tiny_records, tmp_path):
         ({"max_examples_per_row": 8}, ["max_examples_per_row=4 in", "row=8"]),
         (
             {"max_seq_length": 24, "max_predictions_per_seq": 5},
-            ["max_seq_length is 32 there and 24 here"],
+            ["max_seq_length 32 and 24"],
         ),
         (
             {"model": dataclasses.replace(tiny_run.MODEL, vocab_size=500)},
-            ["vocab_size is 400 there and 500 here"],
+            ["vocab_size 400 and 500"],
         ),
     ],
 )
@@ -284,9 +284,9 @@ def test_dynamic_packed_records_need_the_masking_of_their_build(
             ngram=2,
             max_predictions_per_seq=7,
         ),
-        "masked_lm_prob is 0.15 there and 0.3 here",
-        "ngram is 3 there and 2 here",
-        "max_predictions_per_seq is 6 there and 7 here",
+        "masked_lm_prob 0.15 and 0.3",
+        "ngram 3 and 2",
+        "max_predictions_per_seq 6 and 7",
         "Set --masked_lm_prob=0.15 --ngram=3 --max_predictions_per_seq=6",
         "or use unpacked records",
     )

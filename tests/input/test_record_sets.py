@@ -93,8 +93,8 @@ def test_records_of_another_length_are_refused_with_both_values(
     )
     with pytest.raises(UserError) as error:
         record_sets.find_records("input_file", config.data.input_file, config)
-    assert "max_seq_length is 32 there and 24 here" in str(error.value)
-    assert "max_predictions_per_seq is 6 there and 5 here" in str(error.value)
+    assert "max_seq_length 32 and 24" in str(error.value)
+    assert "max_predictions_per_seq 6 and 5" in str(error.value)
 
 
 def test_held_out_records_have_the_objective_that_the_settings_name(
@@ -148,10 +148,14 @@ def test_a_held_out_set_with_another_vocabulary_is_refused(
     held_out = record_sets.find_records(
         "eval_input_file", [f"{other}/*.tfrecord"], config
     )
-    with pytest.raises(UserError, match=f"{name} is {value!r} there and"):
+    pair = f"{other} must agree with {tiny_records}/train. Received: {name} "
+    with pytest.raises(UserError, match=f"{pair}{value!r} and") as error:
         record_sets.check_held_out(records, held_out)
+    assert "the same --spm_model_file and --do_lower_case" in str(error.value)
     both = [*config.data.input_file, f"{other}/*.tfrecord"]
-    with pytest.raises(UserError, match=f"{name} is "):
+    with pytest.raises(
+        UserError, match=f"must agree with .*{name} .*Build both"
+    ):
         record_sets.find_records("input_file", both, config)
 
 
@@ -207,7 +211,7 @@ def test_records_without_metadata_of_another_length_are_refused(
     config = tiny_run.make_config(
         tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
     )
-    with pytest.raises(UserError, match="input_ids is 32 there and 24 here"):
+    with pytest.raises(UserError, match="input_ids 32 and 24"):
         record_sets.find_records(
             "input_file", [f"{tmp_path}/*.tfrecord"], config
         )

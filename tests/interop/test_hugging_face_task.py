@@ -103,7 +103,13 @@ def test_a_folder_becomes_a_run_and_back(weights, tmp_path):
     assert_equal(read, weights)
     assert read.head == weights.head
     assert_equal(read_weights(str(back)), weights)
-    with pytest.raises(UserError, match="run or hugging_face"):
-        convert.convert(
-            ConvertConfig(from_=str(run), to=str(tmp_path / "google"))
-        )
+    for source, other in ((run, "hugging_face"), (folder, "run")):
+        message = f"cannot be written as published.*--to_format={other}"
+        with pytest.raises(UserError, match=message):
+            convert.convert(
+                ConvertConfig(
+                    from_=str(source),
+                    to=str(tmp_path / "google"),
+                    to_format="auto" if source == run else "published",
+                )
+            )

@@ -166,7 +166,7 @@ def test_the_case_is_that_of_the_runs_records(tmp_path, vocabularies):
 def test_a_vocabulary_that_keeps_upper_case_is_logged(
     tmp_path, vocabularies, caplog, name, do_lower_case, is_logged
 ):
-    """Since the weights that are read do not record the case."""
+    """Since the records of a run that begins with the model must agree."""
     folder = export_vocabulary(tmp_path, vocabularies[name], do_lower_case)
     hugging_face.read(str(folder))
-    assert ("KEEPS UPPER CASE" in caplog.text) == is_logged
+    assert ("keeps upper case" in caplog.text) == is_logged

@@ -81,6 +81,22 @@ def test_a_cased_vocabulary_stays_cased(models, found, settings_file, tmp_path):
     assert not load(str(tmp_path / "cased")).tokenizer.do_lower_case
 
 
+def test_only_a_conversion_warns_that_it_loses_the_case(
+    models, tmp_path, caplog
+):
+    folder, run = tmp_path / "folder", tmp_path / "run"
+    shutil.copytree(models["hugging_face"], folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"do_lower_case": False}
+    path.write_text(json.dumps(settings))
+
+    load(str(folder))
+    assert "lower case" not in caplog.text
+    convert(ConvertConfig(from_=str(folder), to=str(run)))
+    assert f"{run} will not record" in caplog.text
+    assert load(str(run)).tokenizer.do_lower_case
+
+
 def test_a_model_without_a_vocabulary_is_refused(models, tmp_path):
     shutil.copytree(models["run"], tmp_path / "run")
     (tmp_path / "run" / "spiece.model").unlink()

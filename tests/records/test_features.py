@@ -171,8 +171,8 @@ def test_an_error_names_each_difference_with_both_values():
         check_agreement("records/metadata.json", stored, wanted)
     message = str(refused.value)
     assert message.startswith("records/metadata.json must agree")
-    assert "max_seq_length is 64 there and 512 here" in message
-    assert "vocabulary_sha256 is 'ab' there and 'cd' here" in message
+    assert "max_seq_length 64 and 512" in message
+    assert "vocabulary_sha256 'ab' and 'cd'" in message
     assert "seed" not in message
 
 

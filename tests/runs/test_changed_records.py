@@ -214,9 +214,12 @@ def test_a_changed_vocabulary_is_always_refused(
         "data_schedule": "0:copy",
     }
     for changes in ({"input_file": (pattern,)}, in_phases):
-        with pytest.raises(UserError, match=f"{name} is ") as error:
+        with pytest.raises(
+            UserError, match=f"copy.* must agree with .*Received: {name} "
+        ) as error:
             check(run(**changes, allow_config_change=True))
         assert "run/records_metadata.json" in str(error.value)
+        assert "run/spiece.model" in error.value.remedy
 
 
 def test_evaluation_on_another_vocabulary_is_refused(
@@ -226,5 +229,5 @@ def test_evaluation_on_another_vocabulary_is_refused(
         tiny_records, tmp_path / "copy", vocabulary_sha256="0" * 64
     )
     other = run(eval_input_file=(pattern,))
-    with pytest.raises(UserError, match="vocabulary_sha256 is"):
+    with pytest.raises(UserError, match="Received: vocabulary_sha256 '000"):
         run_directory.check_evaluation(other, find_held_out(other))

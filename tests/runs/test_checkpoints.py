@@ -334,15 +334,21 @@ def test_a_torn_checkpoint_of_a_requested_step_is_refused(tmp_path):
     store, _ = store_of(tmp_path, {"kernel": (20, 30)})
     save(store, 1)
     save(store, 2)
+    store.save_best(3, {}, 1.0)
+    store.wait()
     flip_a_byte(tmp_path / "checkpoints" / "step-00000002" / DATA)
-    with pytest.raises(UserError, match=r"must be intact.*step-00000002"):
+    with pytest.raises(
+        UserError,
+        match=r"of step 2 must be intact.*step-00000002\. .*steps: 1, 3\.",
+    ):
         store.restore(2)
     flip_a_byte(tmp_path / "checkpoints" / "step-00000001" / DATA)
     with pytest.raises(UserError, match=r"step-00000002, .*step-00000001"):
         store.restore()
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_intact(small_disk):
+def test_a_full_disk_leaves_the_last_checkpoint_intact(small_disk, caplog):
+    """The log does not ask for a new start: training goes on."""
     store, variables = store_of(small_disk, {"kernel": (100, 100)})
     variables["kernel"].assign_add(tf.ones((100, 100)))
     save(store, 1)
@@ -351,6 +357,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(small_disk):
 
     save(store, 2)  # training goes on
     assert "step-00000002" in store.failed
+    assert "run the same command again" in store.failed
+    assert "step-00000002: the disk is full: " in caplog.text
+    assert "run the same command again" not in caplog.text
     assert steps_in(small_disk / "checkpoints") == [1]
     variables["kernel"].assign(tf.zeros((100, 100)))
     assert store.restore().step == 1

@@ -101,8 +101,15 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 def test_the_policy_stop_reports_the_divergence(tmp_path):
     rollbacks = Rollbacks.read(str(tmp_path))
-    with pytest.raises(UserError, match=r"loss nan, at step 7.*learning_rate"):
+    with pytest.raises(
+        UserError,
+        match=r"divergence_loss_increase=2 above .*loss nan, at step 7"
+        r".*learning_rate",
+    ):
         rollbacks.check_allowed(7, "loss nan", TrainingConfig())
+    only_finite = TrainingConfig(divergence_loss_increase=0)
+    with pytest.raises(UserError, match=r"must stay finite\. Received"):
+        rollbacks.check_allowed(7, "loss nan", only_finite)
 
 
 def test_a_run_rolls_back_at_most_max_rollbacks_times(tmp_path):

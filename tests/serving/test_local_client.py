@@ -105,3 +105,21 @@ def test_a_sequence_without_room_for_a_context_is_refused(tmp_path):
                 )
             )
     assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize(
+    ("texts", "remedy"),
+    [
+        ({}, r"again without --notext_signatures\."),
+        ({"text_pair": ("b",)}, "without --notext.*--sentence_objective=sop"),
+        ({"question": ("b",)}, "Omit --question and --choice, or export"),
+    ],
+)
+def test_an_export_that_does_not_take_text_says_what_to_do(
+    export_without_text, texts, remedy
+):
+    config = PredictConfig(
+        saved_model_dir=str(export_without_text), text=("a [MASK]",), **texts
+    )
+    with pytest.raises(UserError, match=remedy):
+        print_predictions(config)

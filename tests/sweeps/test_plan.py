@@ -138,7 +138,9 @@ def test_records_without_files_are_named(base, tmp_path):
     shard.parent.mkdir(parents=True)
     shard.touch()
     plans.check_records(plan)
-    with pytest.raises(UserError, match="input_file is required"):
+    with pytest.raises(
+        UserError, match=r"run narrow must have training records.*--base_flags"
+    ):
         plans.check_records(plans.make_plan(base(base_flags=())))
     with pytest.raises(UserError, match=r"no file matches .*none.tfrecord"):
         plans.check_records(

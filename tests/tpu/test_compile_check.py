@@ -32,9 +32,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def test_an_indivisible_batch_is_refused():
     config = tiny_config(global_batch_size=20)
-    with pytest.raises(UserError, match="Nearest: 16, 24") as error:
+    with pytest.raises(UserError, match="Nearest: 16 and 24") as error:
         estimates.estimate(config, topologies.parse("v5e:2x4"))
-    assert "num_replicas" in str(error.value)
+    assert "number of replicas (8)" in str(error.value)
 
 
 INSTALLED = all(map(importlib.util.find_spec, tpu_compiler.PACKAGES))

@@ -237,7 +237,7 @@ def test_the_server_of_a_host_gets_sigterm_at_a_notice(cloud):
     Metadata.preempted = "TRUE"
     wait_for(lambda: [path.exists() for path in received], [True, True])
     log = cloud.path / "host-1" / "albert_tf_state" / "server.log"
-    assert "preempted TRUE: SIGTERM" in log.read_text()
+    assert "preempted TRUE: sending SIGTERM" in log.read_text()
 
 
 def test_the_python_code_of_on_host_finds_its_modules():
@@ -357,6 +357,7 @@ def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
+@pytest.mark.slow
 def test_any_number_of_silent_hosts_is_replaced_if_training_progresses(cloud):
     cloud.set_up(plan=[*(f"silent step-{n} 2" for n in (1, 2, 3)), "0"])
     done = cloud.run("--unreachable_s=1", "--max_failures=2")
@@ -364,6 +365,7 @@ def test_any_number_of_silent_hosts_is_replaced_if_training_progresses(cloud):
     assert cloud.verbs() == ["create", "delete"] * 3 + ["create"]
 
 
+@pytest.mark.slow
 def test_silent_hosts_without_a_new_checkpoint_end_run(cloud):
     cloud.set_up(plan=["silent step-1 2"] * 3)
     done = cloud.run("--unreachable_s=1", "--max_failures=2")

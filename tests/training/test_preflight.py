@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from albert_tf.training import preflight, storage_checks
 from albert_tf.training.checklist import Checklist
@@ -152,8 +153,8 @@ def test_the_output_itself_may_not_be_a_file(tiny_records, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"max_seq_length": 24}, "max_seq_length is 32 there and 24 here"),
-        ({"sentence_objective": "nsp"}, "sentence_objective is 'sop' there"),
+        ({"max_seq_length": 24}, "max_seq_length 32 and 24"),
+        ({"sentence_objective": "nsp"}, "sentence_objective 'sop' and 'nsp'"),
     ],
 )
 def test_records_of_other_settings_fail(
@@ -194,7 +195,7 @@ def test_a_batch_must_be_divisible_by_the_replicas(
     checks, status = check_all(config, capsys)
     assert status == 1
     assert failed(checks) == {"batch"}
-    assert "-> Nearest: 8, 10." in checks["batch"]
+    assert "-> Nearest: 8 and 10." in checks["batch"]
     assert skipped(checks) == {"memory", "steps"}
 
 
@@ -208,6 +209,7 @@ def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
     checks, status = check_all(config, capsys)
     assert status == 1
     assert failed(checks) == {"room"}
+    assert "or raise --keep_every_n_steps." in checks["room"]
     # The newest 5, 4 kept forever, one being written, and the best.
     assert "11 checkpoints" in checks["room"]
     free, size, needed = (
@@ -216,6 +218,20 @@ def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
     assert free == pytest.approx(256 * 1.024, rel=0.02)
     assert needed == pytest.approx(11 * size, rel=0.01)
     assert not list(small_disk.iterdir())
+
+
+def test_a_setting_that_keeps_no_checkpoint_is_no_remedy(
+    tmp_path, small_disk, capsys
+):
+    """With keep_every_n_steps=0, a larger value would keep more."""
+    config = tiny_run.make_config(tmp_path, small_disk)
+    checks = storage_checks.StorageChecks(
+        config, Pretraining(config), Checklist({"room": ""})
+    )
+    checks.check_room()
+    printed = capsys.readouterr().out
+    assert printed.startswith("FAIL")
+    assert printed.endswith("or lower --keep_checkpoint_max.\n")
 
 
 @pytest.mark.parametrize(("minutes", "number"), [(0, 5), (1, 7)])
@@ -234,6 +250,26 @@ def test_intervals_in_minutes_may_save_more_checkpoints(
     )
     checks.check_room()
     assert f"free; {number} checkpoints" in capsys.readouterr().out
+
+
+def test_a_batch_above_the_number_of_records_gets_a_warning(
+    tiny_packed_records, tmp_path, capsys
+):
+    """Packed records are counted as rows."""
+    config = tiny_run.make_config(
+        tiny_packed_records,
+        tmp_path,
+        global_batch_size=10**6,
+        **tiny_run.PACKING,
+    )
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    run = preflight.Preflight(config, Pretraining(config), strategy)
+    for check in (run._records, run._devices, run._batch):
+        check()
+    checks = checks_of(capsys.readouterr().out)
+    assert checks["records"].startswith("warn: ")
+    assert "-> A batch holds some records more than" in checks["records"]
+    assert "1 replicas x 1,000,000 rows, in 1 micro" in checks["batch"]
 
 
 def test_room_is_that_of_real_checkpoints(tiny_records, tmp_path, capsys):
@@ -450,4 +486,6 @@ def test_no_worker_waits_for_one_that_failed(tiny_records, tmp_path):
     assert (valid[1], other[1]) == (1, 1)
     assert failed(valid[0]) == {"workers"}
     assert failed(other[0]) == {"records", "workers"}
+    assert "failed checks on other workers" in valid[0]["workers"]
+    assert "failed checks on this worker." in other[0]["workers"]
     assert "steps" in skipped(valid[0]) & skipped(other[0])

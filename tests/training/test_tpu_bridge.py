@@ -38,7 +38,10 @@ def batches_of_zeros(strategy, config):
             {"precision": "mixed_bfloat16", "dropout_schedule": "0:0.0"},
             marks=pytest.mark.slow,
         ),
-        {"packing": "best_fit", "optimizer": "adamw"},
+        pytest.param(
+            {"packing": "best_fit", "optimizer": "adamw"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_training_step_is_lowered_for_tpus(strategy, tmp_path, settings):

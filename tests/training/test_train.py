@@ -34,6 +34,7 @@ def test_dropout_is_removed_where_the_schedule_says(tiny_records, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_training_learns(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records,

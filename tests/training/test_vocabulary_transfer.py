@@ -143,9 +143,11 @@ def test_an_unknown_vocabulary_of_the_same_size_gives_a_warning(
     tiny_records, records_without_metadata, tmp_path, caplog, unknown
 ):
     records, vocabulary, whose = tiny_records, "", "VOCABULARY OF a IS NOT"
+    remedy = "--init_vocabulary"
     if unknown == "records":
         records, whose = records_without_metadata, "OF the records IS NOT"
         vocabulary = tiny_records / "train/spiece.model"
+        remedy = "data_prep.build_tfrecords"
     config = tiny_run.make_config(records, tmp_path, init_checkpoint="a")
     found = find_train_records(records, config)
     caplog.clear()
@@ -157,6 +159,7 @@ def test_an_unknown_vocabulary_of_the_same_size_gives_a_warning(
     (warning,) = caplog.records
     assert whose in warning.getMessage()
     assert "400 pieces" in warning.getMessage()
+    assert remedy in warning.getMessage()
 
 
 def test_an_unknown_vocabulary_of_another_size_is_refused(
