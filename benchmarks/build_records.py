@@ -10,8 +10,8 @@ which no build can undercut; the speed with Dask workers on this machine; the
 peak memory for several corpora; and the fraction of the time of each stage. CPU
 time is the sum over all processes, from text to finished shards, including
 start-up. It is meaningful on a busy machine, too. Of the settings of
-build_tfrecords, set only these two, `--max_seq_length` and
-`--max_predictions_per_seq`; the builds use the defaults of all others.
+build_tfrecords, set only `--input_file`, `--spm_model_file`, `--max_seq_length`
+and `--max_predictions_per_seq`; the builds use the defaults of the others.
 """
 
 import collections

@@ -4,15 +4,15 @@ r"""Compares fine-tuning of pretrained models with training from scratch.
       --init_checkpoint=runs/questions,models/albert_mini_en \
       --work_dir=build/banking77 --examples_per_class=10
 
-Runs `python -m albert_tf.run_finetuning` on Banking77, which has 77 classes of
-questions of a bank's customers ([Casanueva et al.,
-2020](https://arxiv.org/abs/2003.04807)) and is in `data_prep/sample_questions`:
-from each pretrained model, and from random weights with the same architecture,
-vocabulary, settings and seeds. `--examples_per_class=10` trains on the first
-ten questions of each class. Prints two Markdown tables: the accuracy on the
-test set after the last step, and the difference of each pretrained model from
-scratch, as a mean over the seeds. The same command continues an interrupted
-benchmark.
+Runs `python -m albert_tf.run_finetuning` on Banking77, questions of a bank's
+customers in 77 classes ([Casanueva et al.,
+2020](https://arxiv.org/abs/2003.04807)), which are in
+`data_prep/sample_questions`. One kind of run starts from each pretrained model,
+and one from random weights, with the same architecture, vocabulary, settings
+and seeds. `--examples_per_class=10` trains on the first ten questions of each
+class. Prints two Markdown tables: the accuracy on the test set after the last
+step; and how much higher it is with each pretrained model than from scratch, as
+a mean over the seeds. The same command continues an interrupted benchmark.
 """
 
 import collections

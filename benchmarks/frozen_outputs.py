@@ -1,13 +1,13 @@
-r"""Measures how well a pretrained model separates questions, not fine-tuned.
+r"""Measures how well a pretrained model separates questions before fine-tuning.
 
     python -m benchmarks.frozen_outputs --init_checkpoint=models/albert_mini_en
 
 Classifies the questions of Banking77 by logistic regression on the outputs of
-the model, whose weights stay as they are, and on those of random weights. It
-takes seconds and shows what `benchmarks.finetune_banking77` can expect: if
-`[CLS]` of the pretrained model classifies worse than that of random weights,
-fine-tuning has to repair it first. Prints a Markdown table with the accuracy on
-the test set.
+the model, without fine-tuning, and on the outputs of a model with random
+weights. This takes seconds and indicates what to expect of
+`benchmarks.finetune_banking77`: if classification by `[CLS]` is worse with the
+pretrained model than with random weights, fine-tuning has to repair `[CLS]`
+first. Prints a Markdown table with the accuracy on the test set.
 """
 
 import dataclasses

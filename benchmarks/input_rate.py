@@ -6,10 +6,11 @@ r"""Measure how fast a host delivers batches, and how fast steps need them.
         --num_hosts=64 --num_replicas=256 --step_seconds=0.044
 
 Reads the batches of host 0 as a run would, without training, and prints one row
-of a Markdown table: records of the global batch per second, by the clock and
-per second of CPU time, and both divided by what a step of `step_seconds` needs.
-A host needs a ratio above 1; above 3 leaves room for slow reads. Run it on a
-host of the slice, or on a machine like it.
+of a Markdown table. Rates are in records of the global batch: the rate that the
+host can supply, per second of wall-clock time and per second of CPU time; and
+the rate that steps of `step_seconds` need. The ratios are the first two rates
+divided by the last. A host needs a ratio above 1; a ratio above 3 leaves room
+for slow reads. Run the command on a host of the slice, or on a similar machine.
 """
 
 import dataclasses

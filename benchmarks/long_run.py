@@ -58,7 +58,7 @@ class BenchmarkConfig(Config):
 
 
 class Resources(NamedTuple):
-    """What a process uses, in bytes and numbers."""
+    """Memory of a process in bytes, and numbers of open files and threads."""
 
     memory: int
     files: int
@@ -91,7 +91,7 @@ def main(config: BenchmarkConfig) -> None:
         "--eval_batch_size=8",
         "--max_eval_steps=3",
         "--strategy=one_device",
-        "--fuse_on_cpu=false",  # operators of this size gain nothing
+        "--fuse_on_cpu=false",  # operations of this size gain nothing
         "--steps_per_loop=50",
         "--eval_every_n_steps=500",
         "--save_checkpoints_steps=500",
@@ -205,7 +205,7 @@ def _last_step(path: pathlib.Path) -> int:
 
 
 def _resources(pid: int) -> Resources | None:
-    """What a process uses; None if it has ended."""
+    """The resources of a process; None if it has ended."""
     process = pathlib.Path(f"/proc/{pid}")
     try:
         status = dict(

@@ -10,14 +10,15 @@ accuracies. A trained model has the same task with `--mode=eval`.
 
 - unigram: the frequency of each piece.
 - 5-gram, left: interpolated Kneser-Ney from the 4 tokens before. A context
-  that training never had, e.g. one with [MASK] in it, is shortened.
+  that is not in the training records, e.g. with [MASK], is shortened.
 - 5-gram, right: the same from the 4 tokens after.
 - 5-gram, both sides: the product of the two, divided by the unigram frequency.
   This is the probability if the two sides are independent given the token.
 
-The n-grams also know the rule of masking: the input has [MASK] for 80 % of the
-masked tokens, the token itself for 10 %, and a random piece for 10 %. So the
-token at the position is more likely if the input still has it.
+The 5-gram baselines also use the masking rule: the input has [MASK] for 80 % of
+the masked tokens, the token itself for 10 %, and a random piece for 10 %. So
+where the input has a piece other than [MASK], this piece gets a higher
+probability.
 
 Reference:
     [Chen and Goodman, 1998](https://dash.harvard.edu/handle/1/25104739),

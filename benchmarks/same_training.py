@@ -30,7 +30,7 @@ from albert_tf import config as settings
 from albert_tf.config import flags, setting
 from albert_tf.io import files
 
-# For tests/helpers, whose trainings the tests use, too.
+# To import tests/helpers, which the tests of the same comparison use, too.
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 RATES = {"lamb": 0.01, "adamw": 0.001}
@@ -209,7 +209,7 @@ def _draw(compared: Mapping[str, Comparison]) -> bytes:
         file = io.BytesIO()
         nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator"))
         figure.savefig(file, format="svg", metadata=nothing)
-    # Rounds coordinates to a tenth of a point, which is not visible.
+    # Cuts coordinates to one decimal place; the difference is not visible.
     return re.sub(
         rb' d="[^"]*"',
         lambda path: re.sub(

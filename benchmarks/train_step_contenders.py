@@ -131,12 +131,12 @@ def albert_tf(
 
 
 def albert_tf_packed(work: Work) -> Step:
-    """The same on packed rows."""
+    """`albert_tf` on packed rows."""
     return albert_tf(work, packed=True)
 
 
 def albert_tf_remat(work: Work) -> Step:
-    """The same with `--remat`."""
+    """`albert_tf` with `--remat`."""
     return albert_tf(work, remat=True)
 
 
@@ -308,7 +308,7 @@ def hugging_face(work: Work, all_positions: bool = True) -> Step:
 
 
 def hugging_face_masked(work: Work) -> Step:
-    """The same with logits only at masked positions, as all others."""
+    """`hugging_face` with logits only at masked positions, as in the others."""
     return hugging_face(work, all_positions=False)
 
 

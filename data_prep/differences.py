@@ -1,4 +1,4 @@
-"""Says why a stored result is not that of the present command."""
+"""Describes how a stored result differs from that of the current command."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from albert_tf.config import flatten
 from albert_tf.errors import name_faults
 
-# What a digest identifies; its value would tell a reader nothing.
+# What each digest identifies. Messages name this instead of the digest.
 _DIGESTS = {
     "inputs_sha256": "the text",
     "model_sha256": "the model file",
@@ -21,7 +21,8 @@ def describe_differences(
 
     Args:
         stored: Stored values by name; may be nested.
-        new: Values of the present command. Other stored values are ignored.
+        new: Values of the current command. Stored values of other names are
+            ignored.
 
     Returns:
         Part of an error message; an empty string if no value differs.

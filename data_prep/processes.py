@@ -38,8 +38,8 @@ class Processes:
     Args:
         num_workers: Number of processes. 0 is one per core; 1 runs all tasks
             in this process.
-        make_state: Called with `arguments` once in each process. Every task
-            gets its return value as the first argument.
+        make_state: Called with `arguments` once in each process. The function
+            of every task gets the returned state as its first argument.
         arguments: Arguments of `make_state`.
 
     Example:

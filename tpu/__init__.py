@@ -1,1 +1,1 @@
-"""Cloud TPUs: what a run costs on a slice, and launching one."""
+"""Cloud TPUs: estimates what a run costs on a slice, and launches runs."""

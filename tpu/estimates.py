@@ -36,7 +36,7 @@ class Estimate:
     """A training step on a slice; values are per core unless stated.
 
     Step times and values derived from them are None after a quick or failed
-    compile. After a failed one, so is everything that the compiler returns.
+    compilation. After a failed one, all results of the compiler are None, too.
 
     Attributes:
         topology: The slice, e.g. "v5e:16x16".
@@ -46,12 +46,12 @@ class Estimate:
         gradient_accumulation_steps: Micro-batches in a step.
         max_seq_length, precision, remat: Settings of the run.
         hidden_dropout, attention_dropout: Rates of the first step.
-        quick: Whether the compile was quick.
+        quick: Whether the program was compiled with `quick`.
         error: The compiler's error; "" if the program compiles.
         peak_bytes, argument_bytes, temporary_bytes, code_bytes: See
             `tpu_compiler.Compiled`.
         flops: Operations, counted by the compiler; the body of the loop over
-            micro-batches counts for each of them.
+            micro-batches counts once for each micro-batch.
         model_flops: Operations of the model by arithmetic, without
             recomputation.
         accessed_bytes: Bytes read and written, by the compiler's count; loop
@@ -65,7 +65,7 @@ class Estimate:
             all cores.
         all_reduce_s: A lower bound of the time of these sums.
         step_s: Cycles at the chip's clock, plus `all_reduce_s`.
-        mfu: `model_flops` as a fraction of the chip's peak.
+        mfu: `model_flops` per second as a fraction of a core's peak.
         tokens_per_s_chip, tokens_per_s: Positions, including padding, per
             chip and in total.
         days, chip_hours: Duration and chip-hours of the complete run.

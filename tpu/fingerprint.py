@@ -60,7 +60,7 @@ def small(config: PretrainingConfig) -> PretrainingConfig:
     """A configuration whose program has the structure of a recipe's program.
 
     It keeps the lengths of rows, and whether layers are shared, but has two
-    layers and heads, and at most two micro-batches of two rows.
+    layers, two heads, and at most two micro-batches of two rows.
     """
     model, data = config.model, config.data
     micro_batches = min(2, data.gradient_accumulation_steps)

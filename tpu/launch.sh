@@ -357,7 +357,7 @@ run() {
       return
       ;;
     *:running)
-      # A host that stops answering can no longer tell what it has saved.
+      # Not later: a host that stops answering cannot report its checkpoints.
       [[ $checkpoint ]] && ((replaced + restarts == 0)) || forget_failures
       ;;
     *:unreachable)

@@ -20,7 +20,8 @@ from albert_tf.records.features import (
 from albert_tf.training import schedules, train_state, train_step
 from albert_tf.training.pretraining import Pretraining
 
-# Masking reads one, and unpacking the other, so batches do not hold them.
+# Only masking reads `token_boundary`, and only unpacking reads
+# `EXAMPLE_NUMBERS`, so batches do not contain these features.
 _NOT_IN_BATCHES = ("token_boundary", EXAMPLE_NUMBERS)
 
 

@@ -1,4 +1,4 @@
-"""Notices of Google Cloud that this machine is about to be taken away.
+"""Notices of Google Cloud that it is about to stop this machine.
 
 On Google Cloud the metadata server of a machine announces preemption and
 maintenance to this machine only:
@@ -47,8 +47,8 @@ def watch_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
     Machines without a metadata server have no notices.
 
     Args:
-        on_notice: Called in another thread, with the notice as a sentence; once
-            for each of `NOTICES`.
+        on_notice: Called in another thread, with the notice as a sentence; at
+            most once for each of `NOTICES`.
     """
     host, ended = metadata_host(), threading.Event()
     watches: list[Callable[[], None]] = []

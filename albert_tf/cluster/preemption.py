@@ -1,16 +1,17 @@
 """Requests to stop a run: signals, and notices of Google Cloud.
 
-A run that is asked to stop saves a checkpoint at its next step, the same one in
-all processes, and exits with `StopRequest.exit_status`, so that a scheduler
-starts it again:
+A run that is asked to stop saves a checkpoint at its next step, which is the
+same in all processes, and exits with `StopRequest.exit_status`, so that a
+scheduler starts it again:
 
     130   Ctrl-C
     143   SIGTERM (Slurm, Kubernetes, a preempted machine), or a notice
 
 With several workers, each one listens; the training step adds up their
 requests. On a TPU slice one process trains. The servers of the hosts pass their
-SIGTERM on to it, through TensorFlow's coordination service. Later runs on these
-servers stop at once, so a start replaces all of them (`tpu/on_host.sh`).
+SIGTERM on to it, through TensorFlow's coordination service. A later run on the
+same servers would stop at once, so each start of a run replaces all servers
+(`tpu/on_host.sh`).
 """
 
 import contextlib

@@ -67,7 +67,7 @@ class Replicas:
         """
         if self._strategy is None:
             return {n: v.numpy() for n, v in self._variables.items()}
-        # Large ones first, so that all chips end at about the same time.
+        # Large variables first, so that all chips end at about the same time.
         names: queue.SimpleQueue[str] = queue.SimpleQueue()
         for name in sorted(
             self._variables,

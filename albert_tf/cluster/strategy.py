@@ -29,8 +29,9 @@ _DIRECT = "no_grpc_proxy"
 def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
     """Makes the strategy that `--strategy` names.
 
-    Call it before anything else uses a device. auto takes the first of these
-    that exists: a TPU, the workers of TF_CONFIG, several GPUs, one device.
+    Call it before anything else uses a device. `auto` takes the first of these
+    that exists: a TPU (local, or that of `--tpu_name`), the workers of
+    TF_CONFIG, several GPUs or logical CPUs, one device.
 
     Raises:
         UserError: If the devices of the strategy do not exist, or a setting

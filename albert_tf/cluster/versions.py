@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from albert_tf.errors import UserError
 
-# First supported version, and first unsupported one; as in setup.py.
+# First supported version, and first unsupported one or ""; as in setup.py.
 SUPPORTED = {
     "Python": ("3.11", "3.14"),
     "tensorflow": ("2.20", "2.22"),

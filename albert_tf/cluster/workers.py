@@ -7,12 +7,12 @@ Four guards end the run instead, within `--worker_timeout_s`:
 2. `exit_if_stuck` ends this process if another one is lost while TensorFlow
    connects the workers;
 3. `detect_unresponsive_workers` makes TensorFlow's coordination service watch
-   the heartbeats of all workers, by private names of TensorFlow, since the
-   service has no public settings;
+   the heartbeats of all workers; it uses private functions of TensorFlow, since
+   the service has no public settings;
 4. `name_lost_workers` turns TensorFlow's errors into a `RetryError` that names
    the lost worker, or the lost host of a TPU slice.
 
-`watchdog` detects what TensorFlow does not: hosts of a slice that are silent.
+`watchdog` detects unresponsive hosts of a slice, which TensorFlow does not.
 """
 
 import atexit
@@ -205,9 +205,9 @@ def name_lost_workers(
         ) from None
     finally:
         if isinstance(strategy, tf.distribute.TPUStrategy):
-            # At exit, TPUStrategy waits for all hosts. A host that is lost
-            # before, e.g. after a notice, would keep the process for ever, or
-            # be reported a second time, with a traceback.
+            # At exit, TPUStrategy waits for all hosts. If one has been lost,
+            # e.g. after a notice, the process would never end, or would report
+            # the loss a second time, with a traceback.
             atexit.unregister(context.async_wait)
 
 
@@ -219,9 +219,10 @@ def _describe_loss(
 ) -> str:
     """Says which processes are lost.
 
-    An error may name the process of an operation that failed because another
-    process is lost. So these are the processes that accept no connection, but
-    the named one alone if it is among them, or if all accept connections.
+    A process that accepts no connection counts as lost. If the error names such
+    a process, or if all processes accept connections, only the named process
+    counts. Otherwise the name is ignored: the named process may have failed
+    because another process is lost.
 
     Args:
         cluster: Addresses, HOST:PORT, by job.

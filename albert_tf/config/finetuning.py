@@ -1,4 +1,4 @@
-"""Settings of fine-tuning: those of a run, and the task."""
+"""Settings of a fine-tuning run and of its task."""
 
 import dataclasses
 from typing import ClassVar

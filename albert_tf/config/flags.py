@@ -118,8 +118,9 @@ def parse(
 ) -> ConfigT:
     """Makes a config from parsed flags.
 
-    A config class with the attribute `FINDS_MODEL` needs no architecture
-    without `from_scratch`: its command finds that of the model that it reads.
+    A config class that sets `FINDS_MODEL` needs `--albert_config_file` only
+    with `--from_scratch` or `--model`. Otherwise, its command takes the
+    architecture from the model that it reads.
 
     Raises:
         UserError: For an invalid value, combination or architecture file.

@@ -27,9 +27,10 @@ class ModelConfig(Config):
 
     `net_structure_type`, `gap_size`, `num_memory_blocks`, `down_scale_factor`
     and `layers_to_keep` are keys of published files. The released code of
-    google-research/albert does not use them, nor does this project; it refuses
-    values of the first and the last that would ask for another architecture.
-    `parameter_sharing` is not in that schema (paper, section 3.1 and Table 4).
+    google-research/albert does not use them, nor does this project, which
+    refuses values of `net_structure_type` and `layers_to_keep` that ask for
+    another architecture. `parameter_sharing` is not in that schema (paper,
+    section 3.1 and Table 4).
 
     Example:
         >>> model = ModelConfig(num_hidden_layers=4, num_hidden_groups=2)

@@ -1,9 +1,9 @@
 """The base of all settings: declaration, checks, and conversion to JSON.
 
 Settings are fields of frozen dataclasses, one class per component. `flags.py`
-makes command-line flags of them, so that a default is written once. A dataclass
-checks its values when it is made and raises a `UserError`. This package does
-not import TensorFlow, so that help and errors appear at once.
+makes command-line flags from them, so that a default is written once. A
+dataclass checks its values when an instance is made, and raises a `UserError`.
+This package does not import TensorFlow, so that help and errors appear at once.
 
 Training and the builds of data_prep can be interrupted and resumed. Their
 settings declare what a changed value affects, which decides whether the work

@@ -1,4 +1,4 @@
-"""What a fine-tuned model predicts, which decides its head."""
+"""What a fine-tuned model predicts; this determines its head."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ SQUAD_HEADS = ("plain", "beam")
 
 @dataclasses.dataclass(frozen=True)
 class TaskHeadConfig(Config):
-    """The head of a fine-tuned model, which the task and its data decide.
+    """The head of a fine-tuned model; the task and its data determine it.
 
     Example:
         >>> head = TaskHeadConfig("classification", ("no", "yes", "maybe"))

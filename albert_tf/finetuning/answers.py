@@ -38,8 +38,8 @@ class QuestionAnswer(NamedTuple):
     Attributes:
         id: Id of the question.
         candidates: The best answers with different texts, best first.
-        null_odds: The larger, the less likely there is an answer. The answer
-            is "" if it exceeds the null threshold.
+        null_odds: The larger, the less likely there is an answer. The
+            predicted answer is "" if `null_odds` exceeds the null threshold.
 
     Example:
         >>> best = Candidate("the Rhine", 4, 13, score=7.5, probability=0.9)
@@ -76,8 +76,8 @@ def decode(
 ) -> Iterator[QuestionAnswer]:
     """Yields the answer to each question, in order.
 
-    The null score of a question is the smallest of its windows: one window
-    that contains an answer is enough.
+    The null score of a question is the smallest null score of its windows,
+    since one window that contains an answer is enough.
 
     Args:
         examples: The questions.
@@ -164,7 +164,10 @@ def _beam_spans(
 def _possible(
     spans: _Spans, windows: DocumentWindows, window: int, config: TaskConfig
 ) -> _Spans:
-    """Drops spans that are no answers, or that another window should find."""
+    """Drops invalid spans, and spans whose first token counts elsewhere.
+
+    A token counts only in its `best_window`.
+    """
     begin, end = windows.spans[window]
     firsts, lasts = spans.firsts, spans.lasts
     keep = (begin <= firsts) & (firsts <= lasts) & (lasts < end)

@@ -28,8 +28,8 @@ class BaseModel:
         config: The architecture, with the dropout rates of the run.
         vocabulary: Path of the SentencePiece model.
         tokenizer: The vocabulary.
-        weights: Initial weights; None for random weights, and for runs that
-            all have a checkpoint.
+        weights: Initial weights; None for random weights, or if all runs
+            resume from checkpoints.
         head: What a run of fine-tuning predicts; None for other models.
     """
 
@@ -57,9 +57,9 @@ def find(config: FinetuningConfig, run_dirs: list[str]) -> BaseModel:
     3. With `from_scratch`: `albert_config_file`, with random weights.
 
     Raises:
-        UserError: If there is none of the three, if the vocabulary is unknown
-            or belongs to another model, or if the architecture differs from
-            `albert_config_file`.
+        UserError: If none of the three cases applies, if the vocabulary is
+            unknown or belongs to another model, or if the architecture
+            differs from `albert_config_file`.
     """
     settings = config.initialization
     if all(map(run_directory.has_checkpoints, run_dirs)):

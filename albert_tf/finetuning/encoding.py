@@ -116,8 +116,8 @@ def _choice_sequences(
 ) -> Iterator[dict[str, np.ndarray]]:
     """The sequences `[CLS] passage [SEP] question choice [SEP]` of a question.
 
-    A choice replaces each "_" of its question. If there is none, the choice
-    follows the question. Question and choice together keep their last
+    A choice replaces each "_" of its question. If the question has no "_", the
+    choice follows it. Question and choice together keep their last
     `max_qa_length` tokens; the passage loses its end, as in
     google-research/albert.
     """

@@ -28,7 +28,7 @@ class ChoiceExample(NamedTuple):
     Attributes:
         id: Identifies the example in its file.
         passage: The text that the question is about.
-        question: Where it has a "_", a choice replaces it.
+        question: The question; a choice replaces each "_" in it.
         label: Index of the right choice; None if unknown.
     """
 
@@ -85,8 +85,9 @@ class ExampleSet:
         source: The file or directory.
         stop_at_bad: Whether a bad example is an error.
         examples: The examples, all of one of the types above.
-        bad: Bad examples. They are not trained on. Other splits use them if
-            they can be parsed, since every example needs a prediction.
+        bad: Bad examples. Training leaves them out. Evaluation and prediction
+            use them if they can be parsed, since every example needs a
+            prediction.
 
     Example:
         >>> from albert_tf.finetuning.tasks import TASKS

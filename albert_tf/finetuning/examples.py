@@ -121,7 +121,7 @@ def _read_rows(
 
 
 def _layout_of(examples: ExampleSet) -> str:
-    """The layout of the task; your own questions may also have SQuAD's."""
+    """The layout of the task; your own question files may have SQuAD's."""
     is_json = examples.source.endswith(".json")
     if is_json and examples.task.kind == QUESTION_ANSWERING:
         return "squad"
@@ -177,7 +177,7 @@ def _split_mrpc(examples: ExampleSet, rows: list[Row]) -> list[Row]:
 
 
 def _find_source(config: TaskConfig, task: Task, split: str) -> str:
-    """The file to read; the directory of RACE; or dataset:split."""
+    """Path of the file, or of the directory of RACE; or "dataset:split"."""
     if config.tfds:
         return f"{config.tfds}:{_tfds_split(task, split)}"
     named = {

@@ -64,7 +64,7 @@ class FeatureFiles:
         checksums: SHA-256 by file name.
         constant_loss: By split, the least loss of predictions that do not
             depend on the input: chance, if labels are balanced.
-        inputs_sha256: SHA-256 of all that decides the features.
+        inputs_sha256: SHA-256 of everything that determines the features.
 
     Example:
         >>> files = FeatureFiles(
@@ -119,7 +119,7 @@ def find_or_write(
             in random order, the others in order.
         head: What the model predicts.
         max_seq_length: Length of the sequences in the records.
-        inputs: All that decides the features, as JSON.
+        inputs: Everything that determines the features, as JSON values.
     """
     inputs_sha256 = sha256_of(json.dumps(inputs, sort_keys=True).encode())
     path = posixpath.join(directory, METADATA_FILE)
@@ -232,8 +232,8 @@ def _padded(
 def constant_loss(records: Sequence[Record], head: TaskHeadConfig) -> float:
     """The least loss of predictions that do not depend on the input.
 
-    It is the entropy of the labels, or their variance. A model at this loss
-    has learned only how frequent each label is.
+    It is the entropy of the labels or, for regression, their variance. A model
+    at this loss has learned only how frequent each label is.
 
     Example:
         >>> head = TaskHeadConfig("regression")

@@ -1,4 +1,4 @@
-"""The objective of fine-tuning: a task as the trainer knows it."""
+"""The objective of fine-tuning: a task in the form that the trainer uses."""
 
 import math
 import posixpath
@@ -31,7 +31,8 @@ from albert_tf.training.objective import InitialWeights, Objective, Scalars
 # Scores of the collected predictions of a split.
 Score = Callable[[Mapping[str, np.ndarray]], dict[str, float]]
 
-# A loss above this fraction of the loss of constant predictions is at chance.
+# A loss of at least this fraction of the loss of constant predictions is at
+# chance.
 AT_CHANCE = 0.98
 
 

@@ -32,7 +32,7 @@ from albert_tf.runs.directory import NULL_THRESHOLD_FILE
 from albert_tf.runs.trained_model import restore_model
 from albert_tf.training.evaluate import Evaluator
 
-HOLDOUT = "holdout"  # split of train that decides the null threshold
+HOLDOUT = "holdout"  # part of train, used to choose the null threshold
 PREDICTIONS_DIR = "predictions"
 
 Arrays = Mapping[str, np.ndarray]

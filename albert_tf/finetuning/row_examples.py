@@ -201,7 +201,7 @@ def _check_choices(examples: ExampleSet, example: ChoiceExample) -> None:
 
 
 def _find_problem(example: _Example, has_labels: bool) -> str:
-    """What makes an example unusable for training; "" for nothing."""
+    """Why an example is unusable for training; "" if it is usable."""
     if isinstance(example, TextExample):
         texts = [t for t in (example.text, example.text_pair) if t is not None]
         return "" if all(map(str.strip, texts)) else "a text is empty"

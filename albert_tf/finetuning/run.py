@@ -198,7 +198,10 @@ def _task_of_run(task: Task, run_dir: str) -> Task:
 
 
 def _warn_of_other_start(task: Task, base: BaseModel) -> None:
-    """Warns of a pretrained model if the paper starts from a fine-tuned one."""
+    """Warns if a run starts from a pretrained model, unlike the paper.
+
+    For some tasks, the paper starts from a model fine-tuned on another task.
+    """
     weights = base.weights
     if task.starts_from and weights is not None and weights.head is None:
         logging.warning(
@@ -253,7 +256,7 @@ def _make_features(
         )
 
     files = make() if is_chief(strategy) else None
-    # Not earlier: making windows finds further bad examples.
+    # After `make`, which makes the windows and so finds more bad examples.
     for examples in sets.values():
         for line in examples.describe():
             logging.info("%s", line)
@@ -294,8 +297,8 @@ def _last_evaluation(run_dir: str) -> dict[str, float]:
 def summarize(directories: list[str], task: Task) -> dict[str, object]:
     """The last evaluation of each run, and their median and best.
 
-    The median and the best are taken for each score by itself, as the paper
-    reports them. The best mean squared error is the smallest.
+    The median and the best are computed for each score separately, as in the
+    paper. The best mean squared error is the smallest.
     """
     runs = [_last_evaluation(directory) for directory in directories]
     if len(runs) == 1:

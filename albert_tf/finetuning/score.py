@@ -7,7 +7,7 @@ r"""Score a file of predictions, of this project or of another.
 The command prints one JSON object: for SQuAD, with the keys and values of the
 official scripts; for other tasks, with the scores of the paper. Predictions of
 other tasks are TSV files with the columns index and prediction, as for GLUE's
-leaderboard. It needs no TensorFlow.
+leaderboard. The command does not need TensorFlow.
 """
 
 import dataclasses

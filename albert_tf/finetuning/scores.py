@@ -21,10 +21,10 @@ def score(
         predictions: As `labels`.
 
     Returns:
-        The scores by name, the most important first: from 0 to 1, correlations
-        from -1 to 1, `mean_squared_error` from 0 on; `total`, the number of
-        examples. A correlation with constant predictions, which is not defined,
-        is 0.
+        The scores by name, the most important first. Correlations are from -1
+        to 1, `mean_squared_error` is 0 or larger, and other scores are from 0
+        to 1. `total` is the number of examples. A correlation with constant
+        predictions, which is not defined, is 0.
 
     Example:
         >>> from albert_tf.finetuning.tasks import TASKS

@@ -91,8 +91,9 @@ def score_answers(
         thresholds (`best_exact_thresh`, `best_f1_thresh`).
 
     Raises:
-        UserError: If a prediction is not a string, if no question has one, or,
-            in version 2.0, if a question has none.
+        UserError: If a prediction is not a string, if no question has a
+            prediction, or, in version 2.0, if any question lacks a prediction
+            or null odds.
 
     Example:
         >>> question = Question("q", "Who?", "A dog.", (("dog", 2),), False)
@@ -208,9 +209,9 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """The best mean score over all thresholds, in percent, and the threshold.
 
-    At first all answers are null; then questions are answered in the order of
-    their odds. Of equal odds, each question counts as a threshold of its own,
-    in the order of the file, as in the official script.
+    At first all answers are ""; then questions are answered in the order of
+    their odds. Questions with equal odds are answered one by one, in the order
+    of the file, as in the official script.
     """
     total = best = float(sum(not answered for answered in has_answer.values()))
     best_threshold = 0.0

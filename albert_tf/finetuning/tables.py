@@ -17,10 +17,10 @@ from albert_tf.finetuning.example_types import ExampleSet
 from albert_tf.finetuning.tasks import Columns
 from albert_tf.io.files import open_existing
 
-# A file with more malformed lines than this fraction is of another layout.
+# A file with a larger fraction of malformed lines has another layout.
 _MAX_MALFORMED = 0.1
 
-# Number of a line, and its values or what is wrong.
+# Number of a line, and its values or, for a malformed line, the reason.
 _Lines = Iterator[tuple[int, dict[str, Any] | str]]
 
 
@@ -89,7 +89,7 @@ def check_columns(
     """Checks the columns of a file.
 
     Raises:
-        UserError: If it lacks one that `examples` need.
+        UserError: If the file lacks a column that `examples` need.
     """
     found = list(found)
     needed = _needed(examples, columns)

@@ -57,8 +57,8 @@ class Split:
     """A part of the data of a task.
 
     Attributes:
-        files: Official names in the data directory, of which the first that
-            exists is read; for RACE, the directories to read, all of them.
+        files: Official names in the data directory; the first file that exists
+            is read. For RACE: directories, all of which are read.
         columns: The columns of a table; None for the other layouts.
         tfds: Name of the split in TensorFlow Datasets; "" if it has none.
         submission: File name of predictions for the GLUE leaderboard.

@@ -1,6 +1,7 @@
 """Reads rows from TensorFlow Datasets, e.g. glue/mrpc, squad/v2.0, race/high.
 
-Only this module needs TensorFlow Datasets. It imports them when they are used.
+In albert_tf, only this module needs TensorFlow Datasets. It imports the package
+when a function uses it.
 """
 
 from typing import Any

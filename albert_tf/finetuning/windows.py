@@ -3,10 +3,10 @@
     [CLS] question [SEP] window [SEP]
 
 Windows overlap, so that a short answer that one of them cuts is complete in
-another.
-A token that is in several windows counts only in the one where it has most
-context: the largest of min(tokens before, tokens after) + 0.01 * window length,
-the first one of equals, as in google-research/albert.
+another. A token that is in several windows counts only in the window where it
+has most context. The context is min(tokens before, tokens after) + 0.01 *
+window length; of several windows with the same context, the first one counts.
+google-research/albert has the same rule.
 """
 
 import dataclasses
@@ -145,8 +145,8 @@ def split(num_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     Args:
         num_tokens: Number of tokens of the document.
         room: Largest number of tokens of a window.
-        stride: Number of tokens between the beginnings of two windows; at
-            most `room`, so that no token is left out.
+        stride: Number of tokens between the beginnings of two windows. A
+            stride above `room` counts as `room`, so that no token is left out.
 
     Example:
         >>> split(7, room=4, stride=2)

@@ -35,11 +35,11 @@ class SkippedBatches(Protocol):
     """The batches that a run skips, e.g. `runs.rollback.Rollbacks`."""
 
     def skipped_steps(self, step: int, phase_start: int = 0) -> int:
-        """Number of batches skipped between `phase_start` and `step`."""
+        """Number of batches of the phase that are skipped before `step`."""
         ...
 
     def next_change(self, step: int) -> int | None:
-        """First step after `step` before which batches are skipped."""
+        """First step after `step` whose batch follows skipped ones, or None."""
         ...
 
 
@@ -48,7 +48,7 @@ class Location(NamedTuple):
 
     Attributes:
         phase: The records.
-        batch: Number of batches of the phase before it.
+        batch: Number of batches that precede it in the phase.
     """
 
     phase: Phase

@@ -1,4 +1,4 @@
-"""Shards with damaged records, read with padding in their place.
+"""Reads shards, with padding in place of damaged records.
 
 The datasets contain no Python function. On a TPU slice, every host reads
 records, but only the controller runs Python.
@@ -18,7 +18,7 @@ _NOWHERE = 1 << 62
 
 
 class Stretch(NamedTuple):
-    """Consecutive intact records of a file, and damaged ones after them.
+    """Consecutive intact records of a file, and the damaged records after them.
 
     Attributes:
         offset: Number of bytes before the first intact record.
@@ -81,7 +81,11 @@ def _join(
 
 
 def _next(numbers: range, damaged: frozenset[int], is_damaged: bool) -> int:
-    """The first number with damage, or without; or the end of the range."""
+    """Finds the first damaged record, or intact one if not `is_damaged`.
+
+    Returns:
+        The number of the record; the end of the range if there is none.
+    """
     found = (n for n in numbers if (n in damaged) == is_damaged)
     return next(found, numbers.stop)
 

@@ -1,4 +1,4 @@
-"""Iterators over a distributed dataset that close at once.
+"""Iterators over a distributed dataset that close without delay.
 
 tf.data starts a tuning thread for each iterator whose options do not turn
 autotuning off. The thread sleeps for up to a minute at a time. When an

@@ -54,7 +54,7 @@ def training_dataset(
     record_format: RecordFormat,
     damaged: Mapping[str, frozenset[int]],
 ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
-    """Returns the endless training batches, an element for each replica.
+    """Returns the endless training batches; an element is one replica's batch.
 
     Args:
         config: Batch size and lengths.
@@ -126,10 +126,11 @@ def evaluation_dataset(
     Callable[[tf.distribute.InputContext], tf.data.Dataset],
     int,
 ]:
-    """Returns the evaluation batches, an element for each replica.
+    """Returns the evaluation batches; an element is one replica's batch.
 
-    Each record of the first `max_eval_steps` batches occurs once, in the order
-    of the files. Records of zeros fill the last batch.
+    Each record of the first `max_eval_steps` batches, or of all batches if it
+    is 0, occurs once, in the order of the files. Records of zeros fill the last
+    batch.
 
     Returns:
         As `training_dataset`, and the number of global batches.
@@ -247,8 +248,8 @@ def _parse_per_replica(
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
-    # `device_iterators` says why. Without autotuning, the number of parallel
-    # calls is fixed; `prefetch` still enlarges its buffer when it is empty.
+    # `device_iterators` explains why autotuning is off. Without it, the number
+    # of parallel calls is fixed; `prefetch` still enlarges an empty buffer.
     options.autotune.enabled = False
     return (
         batches.map(replicas_of_this_host)

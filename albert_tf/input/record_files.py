@@ -1,7 +1,8 @@
 """Finds the shards of records, and reads their metadata and record counts.
 
 google-research/albert writes no metadata. The records of such shards are
-counted by reading them; the first record of each shard shows its lengths.
+counted by reading them; the first record of each shard shows the lengths of the
+features.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from albert_tf.io.files import READ_ATTEMPTS, is_remote
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
-# The name that `_describe_packing` gives records of one example.
+# The name that `_describe_packing` gives to unpacked records.
 UNPACKED = "packing=none"
 
 # The metadata of each directory; None for records of google-research/albert.
@@ -208,7 +209,7 @@ def check_packing(
 def _describe_packing(
     settings: features.RecordsMetadata | DataConfig | None,
 ) -> str:
-    """Names how records are packed; None is google-research/albert."""
+    """Names the packing of records; None stands for google-research/albert."""
     if settings is None or settings.packing == "none":
         return UNPACKED
     return (
@@ -226,8 +227,8 @@ def count_files(
 
     Raises:
         UserError: If a file is not listed in its metadata. Without metadata,
-            if its lengths differ from `config`, or if it is damaged and
-            `on_corrupt_record` does not allow that.
+            if the lengths of its features differ from `config`, or if it is
+            damaged and `on_corrupt_record` does not allow that.
     """
     metadata = [metadata_of[posixpath.dirname(file)] for file in files]
     progress = tqdm(

@@ -82,9 +82,9 @@ class RecordSet:
     def num_of_sets(self, position: Any) -> list[Any]:
         """Splits the first records of an epoch by dataset.
 
-        At any position, the number of each dataset is proportional to its
-        size, with a difference below the number of datasets. An epoch reads
-        every record once.
+        At any position, the number of records of each dataset is proportional
+        to its size, up to a difference below the number of datasets. An epoch
+        reads every record once.
 
         Args:
             position: Number of records read, an integer or int64 tensor.
@@ -97,8 +97,8 @@ class RecordSet:
         rest, counts = self.num_records, []
         for files in self.sets:
             size = sum(count_of[file] for file in files)
-            # The dataset gets its proportion of the positions that the
-            # earlier datasets leave. Their number, too, grows by one at a time.
+            # The dataset gets its proportion of the positions that the earlier
+            # datasets leave. That number also grows by at most one at a time.
             counts.append(position * size // max(rest, 1))
             position -= counts[-1]
             rest -= size

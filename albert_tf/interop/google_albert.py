@@ -66,7 +66,7 @@ class StoredVariable(NamedTuple):
 
 
 class _Contents(NamedTuple):
-    """What a checkpoint holds of a model.
+    """The parts of a model that a checkpoint holds.
 
     Attributes:
         sentence_objective: "sop", or "none" without pooler and head.
@@ -248,8 +248,9 @@ def write(weights: ModelWeights, directory: str) -> None:
 def check_groups(config: ModelConfig, source: str) -> None:
     """Refuses layers that google-research/albert would put into other groups.
 
-    It computes the group of layer n of L as `int(n / L * G)`, in floating
-    point: with 22 layers in 22 groups, layer 15 is in group 14 there.
+    For L layers in G groups, that project computes the group of layer n as
+    `int(n / L * G)`, in floating point: with 22 layers in 22 groups, layer 15
+    is in group 14 there.
 
     Args:
         config: The architecture, with groups of layers.

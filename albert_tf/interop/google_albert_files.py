@@ -79,7 +79,7 @@ def check_path(path: str) -> None:
     """Refuses a path that TensorFlow reads as a pattern.
 
     Raises:
-        UserError: If the path has one of `*`, `?`, `[`, `]` and a backslash.
+        UserError: If the path contains `*`, `?`, `[`, `]` or a backslash.
     """
     if set(path) & set("*?[]\\"):
         raise UserError(

@@ -226,8 +226,8 @@ def _check_tensors(
 def _find_vocabulary(directory: str) -> str:
     """The vocabulary's file, or "".
 
-    Logs a warning if the vocabulary keeps upper case, which the records of a
-    run that begins with the model must do, too.
+    Logs a warning if the vocabulary keeps upper case, because records for
+    pretraining the model further must then keep it, too.
     """
     vocabulary = posixpath.join(directory, TOKENIZER_FILE)
     if not exists(vocabulary):

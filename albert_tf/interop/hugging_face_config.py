@@ -124,8 +124,9 @@ def format_config(
 def check_groups(config: ModelConfig, source: str) -> None:
     """Refuses layers that transformers would put into other groups.
 
-    It computes the group of layer n as `int(n / (L / G))`, in floating
-    point: with 44 layers in 20 groups, layer 33 is in group 14 there.
+    For L layers in G groups, transformers computes the group of layer n as
+    `int(n / (L / G))`, in floating point: with 44 layers in 20 groups, layer 33
+    is in group 14 there.
 
     Args:
         config: The architecture, with groups of layers.

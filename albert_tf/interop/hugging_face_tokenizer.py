@@ -90,7 +90,7 @@ def tokenizer_files(
 def is_cased(directory: str, vocabulary: str) -> bool:
     """Whether a folder's settings say that its vocabulary keeps upper case.
 
-    False for a self-contained vocabulary, which records that itself.
+    False for a self-contained vocabulary, whose model file stores the case.
     """
     settings = load_json_if_any(posixpath.join(directory, _SETTINGS_FILE))
     return (

@@ -133,7 +133,7 @@ _LAYERS = {
                "cls/predictions/output_bias",
                "predictions.bias"),
     ),
-    # Only with a sentence objective, or a task that reads a sequence.
+    # Only with a sentence objective, or a task other than question answering.
     "pooler": (
         _Layer(_DENSE, "HH", "pooler",
                "bert/pooler/dense",

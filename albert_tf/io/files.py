@@ -23,7 +23,7 @@ from albert_tf.io import faults
 
 PARTIAL_SUFFIX = ".partial"
 
-# The file system on which an object has its old content or its new one.
+# On this file system, an upload replaces the content of an object atomically.
 _ATOMIC_UPLOADS = "gs://"
 
 # On gs://, a read may return wrong bytes once. A file counts as damaged only if
@@ -373,8 +373,8 @@ def check_writable(path: str) -> None:
 def write_object(path: str, content: bytes) -> None:
     """Writes a file on gs://, where an upload is atomic.
 
-    A partial file and its copy would be further requests, and a second process
-    that writes the same file could take the partial file away.
+    Writing and renaming a partial file would need more requests, and a second
+    process that writes the same file could rename the partial file first.
     """
     with _tensorflow(path) as tf, tf.io.gfile.GFile(path, "wb") as file:
         file.write(content)

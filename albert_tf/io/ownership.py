@@ -3,7 +3,7 @@
 A scheduler may start a job twice, and a process that was stopped may continue
 after its successor has started.
 
-On a local file system, a command locks the directory as long as it lives. A
+On a local file system, a command locks the directory as long as it runs. A
 second command is refused. Some network file systems have no locks; there,
 nothing stops the second command.
 
@@ -34,6 +34,7 @@ class Owner:
     """The command that may change an output directory.
 
     Args:
+        directory: The output directory; "" if `identity` is "".
         identity: The id of this command in `owner.json`; "" if a lock on the
             directory makes checks unnecessary.
 

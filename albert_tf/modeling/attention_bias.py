@@ -13,10 +13,10 @@ class ExampleNumbers(NamedTuple):
     """The attention bias of packed rows, before it is computed.
 
     Each position attends to the positions of its own example only. This bias
-    has an entry for each pair of positions, so it is computed where it is added
-    to the scores, and no program for TPUs, or that XLA fuses on CPUs, stores
-    it. Padding has the number 0. Padding attends to padding, so its softmax is
-    defined.
+    has an entry for each pair of positions. It is computed where it is added to
+    the scores, so that programs for TPUs, and programs that XLA fuses on CPUs,
+    do not store it. Padding has the number 0 and attends to padding, so that
+    its softmax is defined.
 
     Attributes:
         queries: int32, `(batch, queries)`: the number of the example to which
@@ -37,13 +37,14 @@ class ExampleNumbers(NamedTuple):
         """The bias as a tensor.
 
         Args:
-            num_heads: The bias of each head is computed from other numbers, so
-                that XLA computes it with the scores of the head, and does not
-                store one bias for all heads and layers.
+            num_heads: Number of heads. Each head adds its own constant to all
+                numbers. This does not change the bias, but XLA then computes it
+                with the scores of the head, and does not store one bias for
+                all heads and layers.
 
         Returns:
             float32, `(batch, num_heads, queries, keys)`, equal for all heads:
-            0 for keys to attend to.
+            0 for keys to attend to, `MASKED_KEY_BIAS` for others.
         """
         # Cast, since TensorFlow compares int32 tensors of a GPU on the host.
         queries = tf.cast(self.queries, tf.float32)[
@@ -65,7 +66,7 @@ def attention_bias(
 ) -> AttentionBias:
     """The bias of attention scores, which masks keys.
 
-    The only function that decides which positions attend to which.
+    No other function decides which positions attend to which.
 
     Args:
         input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding. In
@@ -73,8 +74,8 @@ def attention_bias(
         packed: Whether a row holds several examples.
 
     Returns:
-        float32, `(batch, 1, 1, length)`: 0 for keys to attend to; in packed
-        rows, the numbers of the examples.
+        float32, `(batch, 1, 1, length)`: 0 for keys to attend to,
+        `MASKED_KEY_BIAS` for padding. For packed rows, `ExampleNumbers`.
     """
     if packed:
         return ExampleNumbers(queries=input_mask, keys=input_mask)

@@ -77,8 +77,8 @@ class AlbertBackbone(keras.layers.Layer):
     def build(self) -> None:
         """Creates every variable; needs no shapes."""
         if self.pooler is not None:
-            # `initializer` draws a seed, here before those of the embedding
-            # tables. The order decides the initial weights.
+            # Each call of `initializer` draws a seed, so the order of the calls
+            # decides the initial weights: the pooler precedes the embeddings.
             self.pooler.kernel_initializer = initializer(self.config)
         with keras.name_scope(self.name, override_parent=""):
             self.embeddings.build()
@@ -110,9 +110,9 @@ class AlbertBackbone(keras.layers.Layer):
                 `sequence_output`, in any order, with repetitions. The last
                 block is then computed only at these positions and, for the
                 pooler, at `[CLS]`. None is all positions.
-            cls_positions: int32, `(batch, examples)`: the rows are packed, and
-                these are the positions of the `[CLS]` of each example; 0 for
-                the examples that a row lacks. None is one example per row.
+            cls_positions: int32, `(batch, examples)`: for packed rows, the
+                position of the `[CLS]` of each example; 0 for an unused slot.
+                None for rows of one example.
             dropout: Dropout of the forward pass; sites count from 0.
         """
         packed = cls_positions is not None

@@ -124,9 +124,9 @@ class Encoder(keras.layers.Layer):
     ) -> tf.Tensor:
         """Applies all layers.
 
-        The last block computes only keys and values at all positions, and
-        everything else at `output_positions`; the blocks below it compute
-        everything at all positions, since attention reads them.
+        With `output_positions`, the last block computes keys and values at all
+        positions, and everything else at these positions only. The other blocks
+        compute everything at all positions, since the next block reads them.
 
         Args:
             embedded: Float, `(batch, length, E)`.

@@ -96,8 +96,8 @@ class AlbertPretrainer(keras.layers.Layer):
                 `masked_lm_positions`: `(batch, predictions)`; padding slots
                 may hold any position. `next_sentence_positions`: `(batch,
                 examples)`, only in packed batches; the positions of `[CLS]`,
-                and 0 for the examples that a row lacks. There, `input_mask`
-                holds the number of each token's example.
+                and 0 for an unused slot. In packed batches, `input_mask` holds
+                the number of each token's example.
 
         Returns:
             `mlm_logits`: float32, `(batch, predictions, vocab_size)`.

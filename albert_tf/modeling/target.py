@@ -65,7 +65,7 @@ class ProgramTarget(Device):
 
 
 def _can_compile_for_cpus() -> bool:
-    """Whether XLA compiles for CPUs; that of tensorflow-tpu does not."""
+    """Whether XLA can compile for CPUs. In tensorflow-tpu, it cannot."""
     try:
         importlib.metadata.version("tensorflow-tpu")
     except importlib.metadata.PackageNotFoundError:

@@ -28,11 +28,11 @@ _EXCLUDED = -1e30
 class ClassificationHead(Projection):
     """Dropout and one dense layer on the pooled output.
 
-    It serves classification, regression (one output) and multiple choice (one
-    output for each answer).
+    It serves classification, regression, and multiple choice, where each answer
+    is a separate row with one output.
 
     Args:
-        num_outputs: Number of classes, or 1.
+        num_outputs: Number of classes; 1 for regression and multiple choice.
         dropout_rate: Dropout rate of the pooled output.
         name: Part of the variables' paths.
 
@@ -84,7 +84,7 @@ class ClassificationHead(Projection):
 
 
 class SpanHead(Projection):
-    """One dense layer: scores of every token as start and as end.
+    """One dense layer that scores every token as start and as end of an answer.
 
     Example:
         >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
@@ -191,7 +191,7 @@ class BeamSpanHead(keras.layers.Layer):
         dropout: Dropout = NO_DROPOUT,
         target: ProgramTarget = DEFAULT_TARGET,
     ) -> dict[str, tf.Tensor]:
-        """Scores answers, and whether there is none.
+        """Scores the possible answers, and the absence of an answer.
 
         A program computes only the outputs that it uses.
 

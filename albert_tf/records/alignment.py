@@ -87,7 +87,7 @@ def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
 
 
 def _normalize(text: str) -> tuple[str, np.ndarray]:
-    """As `tokenization.normalize` without lower case, with the origins.
+    """Normalises like `tokenization.normalize`, but keeps upper case.
 
     Returns:
         The normalised text, and int64 `(2, length)`: character i comes from

@@ -1,7 +1,7 @@
 """Converts texts to the inputs of a model, in Python.
 
 Training records (`data_prep`) and exported models, which tokenize in their
-graph (`serving.text_tokenizer`), have the same inputs for the same texts.
+graph (`serving.text_tokenizer`), use the same inputs for the same texts.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def truncate_pair(
 def truncate(
     firsts: Tokens, seconds: Tokens | None, max_seq_length: int
 ) -> tuple[Tokens, Tokens | None]:
-    """Cuts texts, or pairs of texts, to the room of a sequence.
+    """Cuts texts, or pairs of texts, to fit into a sequence.
 
     Args:
         firsts: Token ids of each text.

@@ -139,7 +139,7 @@ PACKED_FEATURES = (
         "masked_lm_weights", "float32", per_prediction=True, per_example=True
     ),
     # The position of the [CLS] of each example. The position of a token in its
-    # own example is its distance from it.
+    # own example is its distance from this [CLS].
     Feature("next_sentence_positions", "int64", per_example=True),
     Feature(SENTENCE_LABEL, "int64", per_example=True),
     # 1.0 for an example, 0.0 for an unused slot.
@@ -264,7 +264,7 @@ class RecordsMetadata:
                 del values[name]
             values["schema_version"] = SCHEMA_VERSION
         else:
-            # For the reader of the file; `read_metadata` ignores it.
+            # For people who read the file; `read_metadata` ignores it.
             values["fill"] = round(self.fill, 6)
             values["schema_version"] = PACKED_SCHEMA_VERSION
         return json.dumps(values, indent=2) + "\n"
@@ -360,7 +360,7 @@ def check_agreement(
         remedy: What to do about a difference.
 
     Raises:
-        UserError: If values differ; it names each of them, with both values.
+        UserError: If values differ; the error names them, with both values.
     """
     differences = [
         f"{name} {stored[name]!r} and {value!r}"

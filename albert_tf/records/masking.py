@@ -217,7 +217,7 @@ def _list_tokens(
     sizes = ops.take(spans.sizes, taken)
     first_tokens = ops.take(spans.first_tokens, taken)
     # The n-th token of a span is number first_token + n among the maskable
-    # tokens, and comes after the tokens of the spans before.
+    # tokens. In the list, it follows the tokens of the earlier spans.
     tokens_before = ops.cumsum(sizes) - sizes
     numbers = ops.repeat(first_tokens - tokens_before, sizes) + ops.arange(
         ops.sum(sizes)

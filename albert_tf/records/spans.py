@@ -83,8 +83,8 @@ class Spans(NamedTuple):
         positions: int64, `(spans,)`, position of the first token in its
             example.
         sizes: int64, `(spans,)`, number of maskable tokens; may be 0.
-        first_tokens: int64, `(spans,)`, index of the first of them among the
-            maskable tokens of the batch.
+        first_tokens: int64, `(spans,)`, index of the span's first maskable
+            token among the maskable tokens of the batch.
     """
 
     examples: Array

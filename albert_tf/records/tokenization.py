@@ -104,8 +104,8 @@ class Tokenizer:
 
     Attributes:
         vocab_size: Number of pieces.
-        kind: GOOGLE_ALBERT, text is normalised before the model; or
-            SELF_CONTAINED, the model normalises text.
+        kind: GOOGLE_ALBERT if text is normalised before the model;
+            SELF_CONTAINED if the model normalises text.
         do_lower_case: Whether text is converted to lower case.
         sha256: Hexadecimal digest of the model file.
         starts_word: bool, `(vocab_size,)`; the pieces that begin a word.

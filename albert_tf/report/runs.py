@@ -68,7 +68,7 @@ class Curve:
 
     @property
     def last(self) -> tuple[float, float]:
-        """Step and value of the last point; NaN without points."""
+        """Step and value of the last point; 0 and NaN without points."""
         return (self.steps[-1], self.values[-1]) if self else (0.0, math.nan)
 
     @property
@@ -250,7 +250,7 @@ class RunHistory:
         return batch * length * sequences if batch and length else None
 
     def hours(self) -> float | None:
-        """Returns the duration of all kept steps; None if unknown."""
+        """Returns the duration of all kept steps in hours; None if unknown."""
         return self._hours.last[1] if self._hours else None
 
     def x_values(self, steps: Any, x_axis: str) -> np.ndarray:

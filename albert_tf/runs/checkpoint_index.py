@@ -5,9 +5,9 @@ correct checksums but impossible contents, as a hostile file may have.
 
 The index is a table of TensorFlow, whose format is that of LevelDB: blocks of
 sorted entries, each block followed by a byte for its compression and a masked
-CRC32C; a block that lists them; and a footer of 48 bytes. The entry of a
-variable is a `BundleEntryProto`, with its place in `PREFIX.data-*`; that of the
-empty name is the `BundleHeaderProto`.
+CRC32C; a block that lists these blocks; and a footer of 48 bytes. The entry of
+a variable is a `BundleEntryProto`, with its place in `PREFIX.data-*`; the entry
+with the empty name is the `BundleHeaderProto`.
 
 References:
     https://github.com/google/leveldb/blob/main/doc/table_format.md

@@ -47,7 +47,7 @@ class CheckpointStore:
             removed; 0 removes them like any other.
         writes: Whether this process saves. Only the chief does, since all
             workers of a run hold equal variables.
-        owner: Its ownership is checked before each checkpoint is written.
+        owner: `Owner.check` is called before each checkpoint is written.
 
     Attributes:
         replicas: The variables on all replicas.

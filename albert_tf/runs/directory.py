@@ -120,9 +120,10 @@ def has_checkpoints(run_dir: str) -> bool:
 
 
 def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
-    """Describes the shards in reading order, without their directories.
+    """Describes the shards of each phase in the order of `RecordSet.files`.
 
-    If there are several datasets, the dataset of each shard is given, too.
+    Directories are left out. If there are several datasets, the dataset of each
+    shard is given, too.
     """
 
     def sets(records: RecordSet) -> dict[str, list[int]]:
@@ -187,7 +188,7 @@ def _name_first(names: list[str], number: int = 3) -> str:
 
 
 def write(config: PretrainingConfig, data: TrainingData) -> None:
-    """Saves the settings, and metadata and vocabulary of the records."""
+    """Saves settings, shards, and metadata and vocabulary of the records."""
     run_dir = config.training.output_dir
     records = data.phases[0].records
     write_config(run_dir, config)
@@ -294,10 +295,10 @@ def _refuse_unless_allowed(
 
 
 def null_threshold(run_dir: str, config: FinetuningConfig) -> float:
-    """Null odds above which a question has no answer.
+    """The threshold of the null odds, above which a question has no answer.
 
-    They are stored in the run, or else in its settings. They are infinite for a
-    task in which every question has an answer.
+    It is stored in the run, or else in its settings. It is infinite for a task
+    in which every question has an answer.
 
     Example:
         >>> null_threshold("runs/none", FinetuningConfig())

@@ -3,8 +3,8 @@
 `--loop_seconds` and `--save_checkpoints_minutes` ask for intervals in time, but
 boundaries of loops must depend on steps alone, so that a resumed run has the
 same loops and checkpoints as an uninterrupted one. Therefore a run measures its
-step time, notes the intervals in RUN/intervals.json, and then keeps to the
-note.
+step time, chooses intervals in steps, stores them in RUN/intervals.json, and
+then uses the stored intervals.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class Interval:
 
 
 class Intervals(JsonList[Interval]):
-    """The intervals of a run, by rising first step.
+    """The intervals of a run, in order of increasing first step.
 
     Example:
         >>> config = TrainingConfig(
@@ -127,7 +127,7 @@ def choose(step: int, step_seconds: float, config: TrainingConfig) -> Interval:
 
 
 def _num_steps(seconds: float, step_seconds: float) -> int:
-    """The largest of 1, 2, 5, 10, 20, ... that takes at most some seconds.
+    """The largest of 1, 2, 5, 10, 20, ... steps that takes at most `seconds`.
 
     These numbers divide most larger round numbers. So checkpoints also fall on
     the multiples of a `keep_every_n_steps` that is round.

@@ -10,9 +10,9 @@ Lines in `events.jsonl` are never removed.
 A line can be appended to an object on gs:// only by uploading the object again.
 On gs://, a log is therefore split into parts of about LINES_PER_FILE lines:
 `metrics.jsonl`, `metrics.jsonl.1`, `metrics.jsonl.2`, ... The process that
-writes a log remembers the lines of the last part. So each upload has all of
-its lines, even if another process, to which the run does not belong any more,
-has just written to the same file.
+writes a log remembers the lines of the last part. So each upload contains all
+lines of this part, even if another process, which no longer owns the run, has
+just written to the same file.
 """
 
 import itertools
@@ -46,7 +46,7 @@ TENSORBOARD_DIR = "tensorboard"
 # Lines in a file of TensorBoard, or in a file on gs://.
 LINES_PER_FILE = 1000
 
-# Metrics that are times in seconds, which together make up the time of a line.
+# Metrics in seconds, whose sum is the time spent on a line.
 DURATIONS = ("loop_seconds", "compile_seconds", "evaluation_seconds")
 
 
@@ -101,8 +101,8 @@ class RunLog:
             run_dir: `--output_dir` of the run.
             step: The step that the run starts from.
             evaluates_again: Whether the evaluation at that step is repeated.
-            owner: Its ownership is checked before the log is rewound and
-                before each line is written.
+            owner: `Owner.check` is called before the log is rewound and before
+                each line is written.
         """
         log = cls(run_dir, owner or Owner())
         log.rewind(step, evaluates_again)
@@ -303,7 +303,8 @@ def _parts(path: str) -> Iterator[str]:
 
 def _read_part(path: str) -> Iterator[dict[str, Any]]:
     def read() -> bytes:
-        # Not line by line: TensorFlow takes an error of gs:// for the end.
+        # All at once: line by line, TensorFlow takes an error of gs:// for the
+        # end of the file.
         with open_existing(path, "rb") as file:
             return file.read()
 

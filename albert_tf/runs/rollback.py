@@ -80,8 +80,8 @@ class Rollbacks(JsonList[Rollback]):
         """Number of batches skipped before `step`.
 
         Args:
-            phase_start: First step of the phase of the data. Batches of
-                earlier phases do not count.
+            phase_start: First step of the phase of the data. A rollback does
+                not count if the run diverged at this step or before.
         """
         return sum(
             r.skipped_steps
@@ -98,8 +98,8 @@ class Rollbacks(JsonList[Rollback]):
     def next_change(self, step: int) -> int | None:
         """First later step at which batches or learning rate change.
 
-        A run that resumes from a checkpoint older than a rollback's passes the
-        step of that rollback a second time.
+        A run that resumes from a checkpoint before `resumed_from` of a rollback
+        reaches that step a second time.
         """
         later = [r.resumed_from for r in self._items if r.resumed_from > step]
         return min(later, default=None)

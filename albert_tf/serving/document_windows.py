@@ -68,7 +68,8 @@ def make_windows(
     sizes = documents.row_lengths()
     room = max_seq_length - 3 - queries.row_lengths()
     stride = tf.minimum(tf.constant(config.doc_stride, tf.int64), room)
-    # Another window begins while tokens are left: division, rounded up.
+    # Windows after the first cover the tokens beyond `room`, `stride` new ones
+    # each; the division rounds up.
     counts = 1 + (tf.maximum(sizes - room, 0) + stride - 1) // stride
 
     examples = tf.repeat(tf.range(documents.nrows()), counts)

@@ -102,8 +102,8 @@ def ask(client: Client, task: str, texts: TextsConfig) -> list[dict[str, Any]]:
         the answer; `score`, `null_score` and `null_odds`.
 
     Raises:
-        UserError: If a setting that the task needs is missing, or if there is
-            one that it does not take.
+        UserError: If a setting that the task needs is missing, or if a setting
+            is given that the task does not take.
     """
     _check(task, texts)
     pairs = [(text, q) for text in texts.text for q in texts.question or ("",)]

@@ -214,8 +214,8 @@ def _choice_signatures(
 def join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
     """The second text of each choice of a question, as in training.
 
-    A choice replaces each "_" of its question. If there is none, the choice
-    follows the question.
+    A choice replaces each "_" of its question. If the question has no "_", the
+    choice follows it.
 
     Args:
         questions: string, `(batch,)`.

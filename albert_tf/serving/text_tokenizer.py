@@ -3,15 +3,15 @@
 A SavedModel that holds a `TextTokenizer` takes strings wherever TensorFlow and
 the operations of tensorflow-text run.
 
-The ids equal those of `Tokenizer`, except for a few characters with a
-vocabulary of google-research/albert, since three versions of Unicode take part.
+The ids equal those of `Tokenizer`. With a vocabulary of google-research/albert,
+a few characters are exceptions, because three versions of Unicode are in use.
 `Tokenizer` decomposes and lower-cases characters by the Unicode of Python
 (14.0 in 3.11). The graph decomposes by that of tensorflow-text (16.0 in 2.21),
 so characters that are newer than Python's become plain letters:
-U+1CCD6-U+1CCF9, outlined Latin;
-U+1E030-U+1E06D, raised Cyrillic; and three dozen letters of rare scripts. The
-graph lower-cases by the Unicode of TensorFlow (13.0 in 2.21), so the capitals
-U+2C2F, U+A7C0, U+A7D0, U+A7D6, U+A7D8 and U+10570-U+10595 do not change.
+U+1CCD6-U+1CCF9, outlined Latin; U+1E030-U+1E06D, raised Cyrillic; and three
+dozen letters of rare scripts. The graph lower-cases by the Unicode of
+TensorFlow (13.0 in 2.21), so the capitals U+2C2F, U+A7C0, U+A7D0, U+A7D6,
+U+A7D8 and U+10570-U+10595 do not change.
 """
 
 import importlib
@@ -321,7 +321,7 @@ def _to_tensor(rows: tf.RaggedTensor, padding: int) -> tf.Tensor:
 
 
 def cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
-    """Keeps the first `lengths` tokens of each row: `(batch,)` or `()`."""
+    """Keeps the first tokens of each row; `lengths` is `(batch,)` or `()`."""
     begins = ids.row_starts()
     kept = tf.ragged.range(
         begins, begins + tf.minimum(ids.row_lengths(), lengths)

@@ -11,7 +11,7 @@ SWEEP_FILE = "sweep.json"
 
 
 def claim_directory(sweep_dir: str, plan: Plan) -> None:
-    """Writes the runs of the sweep into its directory.
+    """Stores the settings of all runs in the `sweep.json` of the directory.
 
     Raises:
         UserError: If the directory belongs to another sweep, holds something

@@ -75,7 +75,7 @@ class PlannedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A sweep, checked.
+    """The checked settings of a sweep.
 
     Attributes:
         runs: The runs, ordered by seed and then by variant, so that an

@@ -77,12 +77,13 @@ class Sweep:
             os.makedirs(directory, exist_ok=True)
         self.failed: dict[str, int] = {}
         self.interrupted = 0
-        # By name of the run: its step and the process.
+        # By name of the run: "train" or an evaluation, and its process.
         self._processes: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
         self._num_requests = 0  # to stop
         self._num_forwarded: dict[str, int] = {}
         self._waiting_for: set[str] = set()
-        # Costs are in operations, so that runs of any size add up.
+        # FLOPs of a training step, so that progress can be summed over models
+        # of different sizes.
         self._costs = {
             run.name: step_cost.flops_per_step(
                 run.config.model,
@@ -132,7 +133,7 @@ class Sweep:
         """Returns the file with the standard error of a run's processes."""
         return os.path.join(self.log_dir, f"{run.name}.log")
 
-    # --- The steps of a run: training, then each evaluation. -----------------
+    # --- The processes of a run: training, then each evaluation. -------------
 
     def _next_step(self, run: PlannedRun) -> str:
         """Returns "train", the name of an evaluation, or "" for the end."""
@@ -150,7 +151,10 @@ class Sweep:
         return [sys.executable, "-m", "albert_tf.run_pretraining", *flags]
 
     def _start(self, run: PlannedRun) -> bool:
-        """Starts the next step of a run; returns whether it has started."""
+        """Starts the next process of a run; returns whether it has started.
+
+        If the run is already finished, starts nothing and returns True.
+        """
         lock = os.path.join(self._lock_dir, run.name)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -206,7 +210,7 @@ class Sweep:
         return process.poll() is not None
 
     def _on_end(self, run: PlannedRun, queue: list[PlannedRun]) -> None:
-        """Records the result of a process; queues the next step of its run."""
+        """Records the result of a process; queues the next one of its run."""
         if run.name not in self._processes:
             return
         step, process = self._processes.pop(run.name)
@@ -286,7 +290,7 @@ class Sweep:
     # --- Progress. -----------------------------------------------------------
 
     def _done(self) -> float:
-        """Operations of all steps that are done."""
+        """FLOPs of all training steps that are done."""
         return sum(
             self._costs[run.name] * _last_step(run, self._dir)
             for run in self._plan.runs

@@ -19,7 +19,8 @@ class Checklist:
     A failed check skips only the checks that need its result.
 
     Args:
-        remedies: Remedy by name of the check, for errors that name none.
+        remedies: Default remedy of each check, by the name of the check, for
+            errors without a remedy.
         memory_remedy: Remedy for a check that runs out of memory.
 
     Attributes:

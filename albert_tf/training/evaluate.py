@@ -149,7 +149,7 @@ class Evaluator:
                         remedy="Build or copy that shard again.",
                     ) from error
                 # With several workers, the others still wait for this one in
-                # the batch that failed, so it cannot start again.
+                # the batch that failed, so the evaluation cannot start again.
                 if attempt == READ_ATTEMPTS or not is_one_process(
                     self._strategy
                 ):
@@ -175,8 +175,8 @@ class Evaluator:
         )
         iterator = device_iterators.iterate(self._batches)
         for _ in batches:
-            # No request for a batch after the last one: on a TPU slice, it
-            # would log an error of another host.
+            # The loop requests no batch after the last one: on a TPU slice,
+            # such a request would log an error of another host.
             with self._watchdog.limit("a batch of the evaluation"):
                 sums, predictions = self._evaluate_batch(next(iterator))
                 for name, value in sums.items():

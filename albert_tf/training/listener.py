@@ -23,7 +23,7 @@ class Listener:
     def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Called after the device loop that ended at `step`.
 
-        If an evaluation or a checkpoint is due at `step`, it comes before.
+        An evaluation or checkpoint that is due at `step` comes before the call.
         """
 
     def on_rollback(self, step: int) -> None:

@@ -30,8 +30,8 @@ def pretraining_sums(
             `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
             `(batch, length)`; an example whose mask begins with 0 is padding.
             Packed batches have `next_sentence_labels` of `(batch, examples)`,
-            and `next_sentence_weights`, float32, of the same shape; 0 for the
-            examples that a row lacks.
+            and `next_sentence_weights`, float32, of the same shape: 1 for an
+            example, 0 for an unused slot.
 
     Returns:
         float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`

@@ -19,7 +19,7 @@ PAPER_REFERENCE = {
 
 # Accuracies on records of another sentence objective, by the objectives of the
 # model and of the records. A model without a sentence objective has no sentence
-# head; the paper does not say how its accuracies were measured.
+# head; the paper does not say how it measured the accuracies of such a model.
 PAPER_CROSS_REFERENCE = {
     ("none", "nsp"): 0.524,
     ("none", "sop"): 0.533,

@@ -4,9 +4,9 @@ Trainer, evaluator, log and dry run know the task only as an `Objective`.
 `pretraining.Pretraining` and `finetuning.objective.Finetuning` implement it,
 with their own records, heads, losses and metrics.
 
-An objective returns sums of losses, not means. It divides the sums of a
-micro-batch by the weights of the global batch, which the trainer adds up. So
-each label counts the same in every replica and micro-batch.
+An objective returns sums of losses, not means. The trainer adds up the weights
+of the global batch, and the objective divides the sums of each micro-batch by
+these weights. So each label counts the same in every replica and micro-batch.
 """
 
 import abc

@@ -38,7 +38,7 @@ from albert_tf.training.storage_checks import StorageChecks
 from albert_tf.training.trainer import Trainer
 from albert_tf.training.trial_steps import Timed, try_steps
 
-# Fraction of a step's time from which waiting for its batch gets a warning.
+# Waiting for batches for more than this fraction of the time gets a warning.
 WAITING_FRACTION = 0.1
 # Relative difference allowed between the loss of random weights and that of
 # uniform predictions.
@@ -50,7 +50,7 @@ TO_SAVE_MEMORY = (
 )
 
 
-# Remedies by check, for errors that name none.
+# Default remedies by check, for errors without a remedy.
 REMEDIES = {
     "versions": "Install the versions that setup.py requires.",
     "file systems": storage_checks.REMEDY,

@@ -30,15 +30,15 @@ TIMING_METRICS = (
 )
 
 
-# Fraction of time from which the progress line reports waiting for input.
+# The progress line reports waiting for input above this fraction of the time.
 SLOW_INPUT_FRACTION = 0.05
 
 
 class BatchContent(NamedTuple):
     """The mean content of a global batch.
 
-    It comes from the metadata of the records, not from counts of each batch:
-    so logging it adds nothing to the compiled step, and a mean over an epoch is
+    It comes from the metadata of the records, not from counts of each batch. So
+    it adds no operation to the compiled step, and its mean over an epoch is
     exact.
 
     Attributes:
@@ -113,7 +113,7 @@ class Progress(Listener):
         self._count_kept()
 
     def _count_kept(self) -> None:
-        """Adds up the times in the log, which no longer has lost steps."""
+        """Adds up the loop times in the log, which omits lost steps."""
         self._useful_seconds = sum(
             line.get("loop_seconds", 0.0)
             for line in read_metrics(self._run_dir)

@@ -2,9 +2,9 @@
 
 In both cases the run returns to the newest checkpoint. After divergence it
 skips the batches read since that checkpoint; a damaged record is replaced with
-padding. The run directory stores both, so that every later process reads the
-same batches. If reading failed but all records are intact, the run reads them
-again.
+padding. The run directory lists skipped batches and damaged records, so that
+every later process reads the same batches. If reading failed but all records
+are intact, the run reads them again.
 """
 
 import dataclasses
@@ -101,7 +101,7 @@ class Recovery:
 
         Raises:
             UserError: If the settings require the run to stop instead.
-            RetryError: If other workers take part, which must be restarted.
+            RetryError: If the run has several workers: all must be restarted.
             tf.errors.OpError: `error` itself, if it has another cause, or if
                 reading fails again and again although no record is damaged.
         """

@@ -36,9 +36,9 @@ def learning_rate(
 ) -> tf.Tensor:
     """Linear warm-up and polynomial decay to 0, as in google-research/albert.
 
-    The decay counts from step 0, not from the end of the warm-up. So the first
-    step has rate 0, and the rate drops where the warm-up ends: with the
-    settings of the paper, from the peak to 0.975 of it.
+    With a warm-up, the first step has rate 0. The decay counts from step 0, not
+    from the end of the warm-up, so the rate drops where the warm-up ends: with
+    the settings of the paper, from the peak to 0.975 of it.
 
     Args:
         step: int64 scalar, training steps done.

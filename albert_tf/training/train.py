@@ -128,11 +128,11 @@ def open_run(
     Args:
         stop: Request to stop, set by signals and notices.
         initial: Weights that a new run starts from; None for random ones.
-        owner: Its ownership is checked before each checkpoint and log line.
+        owner: `Owner.check` is called before each checkpoint and log line.
     """
     began = time.monotonic()
     run_dir = config.training.output_dir
-    # 1. The batch sizes are divisible by the replicas.
+    # 1. The batch sizes are divisible by the number of replicas.
     num_replicas = strategy.num_replicas_in_sync
     per_replica = per_replica_batch_size(
         "global_batch_size",

@@ -111,9 +111,9 @@ def make_train_steps(
         step_vector = _as_vector(replica_step, (*names, "stops"), settings)
         sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
-        # The flag of the step before the last one ends the loop, and the next
-        # batch waits for no other result. So the host sends a step to the
-        # devices without waiting for the results of the last one.
+        # The loop reads the stop flag of two steps ago, and the next batch
+        # waits for no other result. So the host sends a step to the devices
+        # without waiting for the results of the previous step.
         stops, stops_before = tf.constant(0.0), tf.constant(0.0)
         times = tf.TensorArray(
             tf.float64, size=0, dynamic_size=True, element_shape=[2]
@@ -270,7 +270,7 @@ def make_replica_step(
 
 
 def _with_static_shapes(batch: Batch, per_replica_batch_size: int) -> Batch:
-    """Sets the static batch size, which iterators of workers lack."""
+    """Sets the static batch size, which batches of several workers lack."""
     return {
         name: tf.ensure_shape(value, [per_replica_batch_size, *value.shape[1:]])
         for name, value in batch.items()
@@ -301,8 +301,8 @@ def _loss_gradients(
         loss = state.objective.loss(sums, weights)
     variables = [v.value for v in state.model.trainable_variables]
     gradients = tape.gradient(loss, variables)
-    # Sparse gradients of embeddings may hold a row several times. The squares
-    # of these rows are not those of their sum, so make the gradients dense.
+    # Sparse gradients of embeddings may have several terms for one row. Norm
+    # and moments need the square of their sum, so make the gradients dense.
     return [tf.convert_to_tensor(g) for g in gradients], sums
 
 

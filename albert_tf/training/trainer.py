@@ -47,7 +47,7 @@ class Trainer:
     Args:
         stop_flag: float32 scalar; not 0 after a request to stop this process.
         saves: Whether `store` writes checkpoints in this process.
-        owner: Its ownership is checked before each checkpoint and log line.
+        owner: `Owner.check` is called before each checkpoint is written.
         watchdog: Ends the process if the devices hang; None sets no limits.
 
     Attributes:
@@ -249,7 +249,7 @@ class Trainer:
         )
 
     def _open_batches(self) -> None:
-        """Opens the stream at this step, unless the open one continues here."""
+        """Opens the stream at this step, unless it is open at this step."""
         step = self.position.step
         phase, batch = self.stream.locate(step)
         # Stays the same as long as the open stream yields the right batches.

@@ -330,7 +330,7 @@ def _find_sources(
 def _source_of(
     path: str, here: ModelConfig, there: ModelConfig, from_group0: bool
 ) -> str:
-    """Path of the variable of the model that a variable starts from."""
+    """Path in the model of the variable that a run's variable starts from."""
     match = _OWNER.search(path)
     if not match:
         return path
@@ -346,7 +346,11 @@ def _source_of(
 
 
 def _owners_of(config: ModelConfig, kind: str) -> tuple[str, int]:
-    """Returns who owns a kind of sublayer, "group" or "layer", and how many."""
+    """Finds the owners of a kind of sublayer.
+
+    Returns:
+        "group" or "layer", and the number of these owners.
+    """
     if config.parameter_sharing in ("all", kind):
         return "group", config.num_hidden_groups
     return "layer", config.num_hidden_layers

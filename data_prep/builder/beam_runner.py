@@ -86,7 +86,8 @@ def build(
 ) -> BuiltRecords:
     """Builds all shards; see `local_runner.build`.
 
-    Unlike there, other records are removed before an empty split is found.
+    Unlike `local_runner.build`, it removes the records of other builds before
+    it detects an empty split.
     """
     owner.check()
     with open(vocabulary, "rb") as file:

@@ -1,8 +1,9 @@
 """The output directory of a build, and whether its records are complete.
 
-`unfinished.json` exists from before the first shard is written until all files
-are. It identifies the build, so that a later build knows whether the shards are
-its own. While the shards of another build are being removed, it names no build.
+`unfinished.json` is written before the first shard, and removed after the last
+file. It identifies the build, so that a later build can decide whether the
+shards are its own. While a build removes the shards of another one, the file
+names no build.
 Notes in `unfinished/` describe the content of complete shards.
 """
 
@@ -124,7 +125,7 @@ def check_not_empty(
 def finish_build(
     output_dir: str, metadata: Mapping[str, RecordsMetadata], vocabulary: bytes
 ) -> None:
-    """Completes a directory with all shards; it is no longer unfinished.
+    """Completes the directory of a build that has written all shards.
 
     Args:
         vocabulary: Content of the SentencePiece model file.

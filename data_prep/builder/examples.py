@@ -114,7 +114,7 @@ def make_examples(
 
 
 def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
-    """Returns TRAIN or EVAL, by a hash of the letters and words of a document.
+    """Returns TRAIN or EVAL, by a hash of the text of a document.
 
     Documents that differ only in case or line breaks get the same split.
 

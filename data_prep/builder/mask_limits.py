@@ -1,7 +1,7 @@
 """The largest number of tokens that dynamic masking can mask in an example.
 
-Masking takes spans while they fit the budget of an example. Only if no span
-fits, it takes a single larger one (`albert_tf/records/masking.py`).
+Masking takes spans while they fit the budget of an example. If no span fits,
+masking takes a single larger one (`albert_tf/records/masking.py`).
 """
 
 import numpy as np
@@ -42,8 +42,8 @@ def largest_mask_counts(
     words = find_words(input_ids, token_boundary)
     num_maskable = np.bincount(words.rows, words.sizes, num_rows)
     num_words = np.bincount(words.rows[words.sizes > 0], minlength=num_rows)
-    # A span has at most `ngram` words, so there are at least so many spans. If
-    # none fits, each has more tokens than the budget.
+    # A span has at most `ngram` words, which gives the least number of spans.
+    # If none fits, each span has more tokens than the budget.
     num_spans = -(-num_words // config.ngram)
     may_exceed = num_maskable >= (budgets + 1) * num_spans
     spans = words.sizes.copy()

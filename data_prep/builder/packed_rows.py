@@ -35,7 +35,7 @@ def pack_rows(
         config: Lengths of a row, and the masking rule.
 
     Yields:
-        The features of packed records: int64 and float32 arrays `(rows,
+        The features of packed records: integer and float32 arrays `(rows,
         length)` by name, see `features.PACKED_FEATURES`. Batches have
         different sizes.
 
@@ -88,7 +88,7 @@ class _Examples(NamedTuple):
         labels: `(examples,)`, labels of the sentence objective.
         tokens: The features of tokens, `(tokens,)`, by name.
         masks: The features of masked tokens, `(masked tokens,)`, by name;
-            none if the examples have no masks.
+            empty if the examples have no masks.
     """
 
     numbers: np.ndarray

@@ -4,7 +4,7 @@ A document is a sequence of tokens with marked sentences and words, and a
 segment is a range of tokens. Consecutive sentences are collected into a chunk.
 The chunk is split into two segments, which are cut to the length of an example.
 For sentence-order prediction, the label is 1 exactly if the segments were
-swapped. Unlike in google-research/albert, both segments always come from the
+swapped; unlike in google-research/albert, both segments always come from the
 same document.
 
 Reference:

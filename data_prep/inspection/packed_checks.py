@@ -1,7 +1,7 @@
 """Checks of packed rows: how examples share a record.
 
-They run before the checks of the examples themselves (`checks`), which need to
-know where each example begins and ends.
+They run before the checks of the examples themselves (`checks`), which depend
+on the begin and end of each example.
 """
 
 from collections.abc import Mapping

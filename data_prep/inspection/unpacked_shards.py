@@ -46,7 +46,8 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
 
     Args:
         sets: Complete directories of packed records without faults.
-        parent: Directory to write directories of the same names to.
+        parent: Directory to write to; each set gets a subdirectory with the
+            name of its own directory.
 
     Raises:
         UserError: If only some shards of a directory were inspected, or if a

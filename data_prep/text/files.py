@@ -23,7 +23,8 @@ from data_prep.text.sources import (
     lines_of_text,
 )
 
-# A line of JSON must be complete to be parsed, so it may be longer, in bytes.
+# Longest line of JSON, in bytes. It is larger than `LONGEST_DOCUMENT`, because
+# a cut line of JSON cannot be parsed.
 _LONGEST_JSON = 1 << 26
 
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")

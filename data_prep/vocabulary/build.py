@@ -143,7 +143,7 @@ def _draw_sentences(
             chosen = held_out if _is_held_out(text, config) else sample
             chosen.add(priority, sentence if is_raw else text)
     # Without this limit, the report would depend on the order of the documents:
-    # a held-out sentence of larger priority was added only if it came early.
+    # a held-out sentence of larger priority is added only if it comes early.
     held_out.limit(sample.threshold)
     return sample, held_out
 

@@ -255,10 +255,12 @@ def attend(
 def _exponentials(
     scores: tf.Tensor, attention_bias: AttentionBias, masks: Masks
 ) -> tuple[tf.Tensor, ...]:
-    """The exponentials, negative where dropped; the same, 0 where dropped.
+    """Computes the exponentials of the softmax, and their dropout.
 
-    Also returns the factor of the context: 1 / (softmax denominator * keep
-    probability).
+    Returns:
+        The exponentials, negative where dropped; the exponentials, 0 where
+        dropped; and the factor of the context, 1 / (softmax denominator * keep
+        probability).
     """
     dtype, scores = scores.dtype, tf.cast(scores, tf.float32)
     scores = add_to_scores(scores, attention_bias)

@@ -14,9 +14,9 @@ def remat(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """`remat.remat`; on a TPU with a barrier before the second computation.
 
-    Some releases of the TPU compiler find that `tf.recompute_grad` computes
-    the same twice, and keep the first result (libtpu 0.0.51 does, 0.0.42 does
-    not).
+    Some releases of the TPU compiler detect that `tf.recompute_grad` computes
+    the same values twice, and keep the first result: libtpu 0.0.51 does, 0.0.42
+    does not.
     """
     if not target.is_tpu:
         return tf.recompute_grad(function)
