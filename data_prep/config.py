@@ -310,7 +310,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         if (
             self.runner == "dask"
             and not self.scratch_dir
-            and "://" in (self.output_dir)
+            and "://" in self.output_dir
         ):
             raise UserError(
                 "--runner=dask needs --scratch_dir if output_dir is remote",

@@ -237,8 +237,11 @@ def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
             "documents to hold out",
             received=f"{fraction:g} of {train.source}",
         )
+    bad: dict[str, list[Any]] = {train.split: [*train.bad], HOLDOUT: []}
     return {
-        split: dataclasses.replace(train, split=split, examples=examples)
+        split: dataclasses.replace(
+            train, split=split, examples=examples, bad=bad[split]
+        )
         for split, examples in parts.items()
     }
 

@@ -44,7 +44,7 @@ class StorageChecks:
         self._made: list[str] = []  # directories, the innermost first
 
     def remote_paths(self) -> list[str]:
-        """The directories on remote file systems like gs://."""
+        """Directories and files on remote file systems like gs://."""
         data = self._config.data
         patterns = [
             *data.input_file,
@@ -54,6 +54,7 @@ class StorageChecks:
         directories = {
             self._config.training.output_dir,
             self._config.initialization.init_checkpoint,
+            self._config.initialization.init_vocabulary,
             *(posixpath.dirname(pattern) for pattern in patterns),
         }
         return sorted(filter(files.is_remote, directories))

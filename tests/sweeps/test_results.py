@@ -120,6 +120,8 @@ def test_only_finished_runs_count(tmp_path):
     assert results.of("sop", "masked_lm_loss") == {1: 4.5}
     assert results.of("sop", "training_seconds") == {1: 4.0}
     assert results.of("nsp", "masked_lm_loss") == {}
+    content = json.loads(sweep_results.as_json(results))
+    assert {"split", "step"}.isdisjoint(content["runs"]["sop-seed1"])
 
 
 def test_evaluations_with_other_flags_do_not_count(tmp_path):

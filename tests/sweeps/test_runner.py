@@ -171,7 +171,7 @@ def test_a_killed_sweep_continues_and_finds_the_same_table(
     # The records do not fit the third variant; the others finish.
     assert again.returncode == 1
     assert "failed: other" in whole.log()
-    assert "sentence_objective is 'sop' there" in whole.log()
+    assert "sentence_objective 'sop' and 'nsp'" in whole.log()
     assert "| other | 0 | - |" in output
 
 

@@ -390,11 +390,18 @@ def test_unknown_file_systems_fail(tiny_records, capsys):
         input_file=(),
         dataset=("far=elsewhere://bucket/far/*",),
         data_schedule="0:far",
+        init_checkpoint="away://bucket/model",
+        init_vocabulary="gone://bucket/spm.model",
     )
     checks, status = check_all(config, capsys)
     assert status == 1
     assert failed(checks) == {"file systems"}
-    for path in ("nowhere://bucket/run", "elsewhere://bucket/far"):
+    for path in (
+        "nowhere://bucket/run",
+        "elsewhere://bucket/far",
+        "away://bucket/model",
+        "gone://bucket/spm.model",
+    ):
         assert f"FAIL: {path}: " in checks["file systems"]
     assert "gcs-filesystem" in checks["file systems"]
     assert {"output", "records"} <= skipped(checks)
