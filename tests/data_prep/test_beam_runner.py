@@ -110,7 +110,7 @@ def test_several_beam_processes_give_the_same_bytes(text_files, tmp_path):
 
 
 @contextlib.contextmanager
-def start_portable_runner(log):
+def start_portable_runner(log, num_workers):
     """Beam's job service and a pool of workers, as processes.
 
     Yields:
@@ -118,8 +118,15 @@ def start_portable_runner(log):
     """
     job_service, worker_pool = free_ports(2)
     services = {
-        job_service: ("portability.local_job_service_main", "--port"),
-        worker_pool: ("worker.worker_pool_main", "--service_port"),
+        job_service: (
+            "tests.helpers.beam_job_service",
+            str(num_workers),
+            f"--port={job_service}",
+        ),
+        worker_pool: (
+            "apache_beam.runners.worker.worker_pool_main",
+            f"--service_port={worker_pool}",
+        ),
     }
     scripts = pathlib.Path(sys.executable).parent
     environment = {
@@ -130,14 +137,9 @@ def start_portable_runner(log):
     }
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(log.open("w"))
-        for port, (module, flag) in services.items():
+        for command in services.values():
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    f"apache_beam.runners.{module}",
-                    f"{flag}={port}",
-                ],
+                [sys.executable, "-m", *command],
                 env=environment,
                 stdout=file,
                 stderr=file,
@@ -164,11 +166,13 @@ def wait_for_server(port):
             time.sleep(0.1)
 
 
-def test_the_portable_runner_gives_the_same_bytes(text_files, tmp_path):
-    """Beam's own job service asks the pool for one worker."""
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_portable_runner_gives_the_same_bytes(
+    num_workers, text_files, tmp_path
+):
     local = build(tmp_path / "local", text_files)
     log = tmp_path / "services.log"
-    with start_portable_runner(log) as options:
+    with start_portable_runner(log, num_workers) as options:
         beam = build(
             tmp_path / "beam",
             text_files,
@@ -176,7 +180,7 @@ def test_the_portable_runner_gives_the_same_bytes(text_files, tmp_path):
             beam_option=options,
         )
     assert beam == local
-    assert log.read_text().count("Starting worker") == 1
+    assert log.read_text().count("Starting worker") == num_workers
 
 
 def test_finished_shards_are_not_written_again(

@@ -169,7 +169,17 @@ def test_the_recipes_of_the_paper_exist():
     assert {"base_v2_125k", "base_v2_10m", "tiny_cpu"} <= set(RECIPES)
     unpacked = {recipe.removesuffix("_packed") for recipe in PACKED}
     of_albert = {r for r in RECIPES if re.match("(x*large|base)_v", r)}
-    assert unpacked == of_albert - set(PACKED)
+    assert unpacked == of_albert - set(PACKED) - OF_OTHER_CHIPS
+
+
+OF_OTHER_CHIPS = {f"base_v2_125k_{chip}" for chip in ("v4", "v5p", "v6e")}
+
+
+@pytest.mark.parametrize("recipe", sorted(OF_OTHER_CHIPS))
+def test_recipes_of_other_chips_train_the_same_model(recipe):
+    assert load(recipe) == load("base_v2_125k")
+    text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
+    assert f"# Slice: {recipe.rsplit('_')[-1]}:" in text
 
 
 def test_dropout_removal_follows_section_4_9():
