@@ -128,15 +128,15 @@ class TokenizerConfig(CorpusConfig):
         0.99995,
         "Fraction of the characters in the text that the vocabulary covers, "
         "e.g. 0.9995 for Chinese or Japanese, which have thousands of rare "
-        "ones.",
+        "characters.",
         at_least=0.5,
         at_most=1,
         affects="result",
     )
     byte_fallback: bool = setting(
         False,
-        "Spell characters that are not covered as UTF-8 bytes instead of "
-        "<unk>; takes 256 of the pieces.",
+        "Encode a character that the vocabulary does not cover as its UTF-8 "
+        "bytes instead of <unk>; the bytes use 256 of the pieces.",
         affects="result",
     )
     input_sentence_size: int = setting(
@@ -157,8 +157,9 @@ class TokenizerConfig(CorpusConfig):
     )
     holdout_fraction: float = setting(
         0.01,
-        "Fraction of the sentences to hold out of training and report on, "
-        "chosen by a hash of their text; 0 writes no report.",
+        "Fraction of the sentences that are held out of training, chosen by a "
+        "hash of their text. PREFIX.json reports how the vocabulary covers "
+        "them; 0 writes no report.",
         at_least=0,
         below=1,
         affects="result",
@@ -210,7 +211,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     masking: str = setting(
         "static",
         "static masks train/ when it is built, as google-research/albert "
-        "does; dynamic leaves masking to training, which draws other masks in "
+        "does; dynamic leaves masking to training, which draws new masks in "
         "each epoch, so that --dupe_factor=1 is enough. eval/ is always "
         "static.",
         choices=("static", "dynamic"),
@@ -224,15 +225,15 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     short_seq_prob: float = setting(
         0.1,
-        "Fraction of the documents, in each pass, whose examples are made "
-        "shorter, with a random target length.",
+        "Probability that, in one pass over a document, the examples have a "
+        "random target length instead of max_seq_length.",
         at_least=0,
         at_most=1,
         affects="result",
     )
     dupe_factor: int = setting(
         10,
-        "Number of passes over the corpus, each with other masks.",
+        "Number of passes over the corpus, each with different masks.",
         at_least=1,
         affects="result",
     )
@@ -365,9 +366,10 @@ class InspectConfig(Config):
     )
     unpack: str = setting(
         "",
-        "Directory to write packed records to without packing, e.g. "
-        "build/unpacked: the shards, metadata.json and vocabulary of the same "
-        "build with --packing=none. Nothing is written if a check fails.",
+        "Directory to write unpacked copies of packed records to, e.g. "
+        "build/unpacked. The shards, metadata.json and vocabulary equal those "
+        "of the same build with --packing=none. Nothing is written if a check "
+        "fails.",
     )
     num_workers: int = setting(
         0,

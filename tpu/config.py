@@ -32,8 +32,9 @@ class CompileCheckConfig(Config):
     )
     quick: bool = setting(
         False,
-        "Compile with little optimization, in a quarter of the time. This "
-        "estimates the memory to within a few per cent, and no step time.",
+        "Compile with little optimization, in a quarter of the time. The "
+        "memory estimate is then correct to within a few per cent, and there "
+        "is no estimate of the step time.",
     )
     json: bool = setting(
         False, "Print JSON instead of text: an object, or a list with --sweep."
@@ -45,7 +46,7 @@ class CompileCheckConfig(Config):
     )
     sweep_batch_sizes: tuple[str, ...] = setting(
         ("8", "16", "32"),
-        "Micro-batch sizes to compare, in examples per core, comma-separated, "
+        "Micro-batch sizes to compare, in records per core, comma-separated, "
         "e.g. 8,16,32.",
     )
     output_file: str = setting(
@@ -94,7 +95,7 @@ class CompileRecipesConfig(Config):
         (),
         "Recipes in configs/pretrain to compile, comma-separated, without "
         ".flags, e.g. base_v2_125k,large_v2_3m. Default: all recipes with a "
-        "comment line '# Slice: v5e:16x16'.",
+        "comment that names a slice, e.g. '# Slice: v5e:16x16'.",
     )
     quick: bool = setting(
         False, "Estimate only the memory, in a quarter of the time."

@@ -59,9 +59,10 @@ class ConvertConfig(Config):
     )
     verify: bool = setting(
         False,
-        "Read the written model again and compare it with the original: every "
-        "bit and, for a Hugging Face folder, also the outputs of both models "
-        "for the same text, which needs pip install -e '.[interop]'.",
+        "Read the written model again and check that its weights equal those "
+        "of the original, rounded to weights_dtype, bit for bit. For a Hugging "
+        "Face folder, also check that transformers and albert_tf compute the "
+        "same outputs from it, which needs pip install -e '.[interop]'.",
     )
 
 
@@ -91,9 +92,9 @@ class ExportConfig(Config):
     max_seq_length: int = setting(
         0,
         "Largest number of tokens of a sequence in the signatures that take "
-        "text; 0: that of the run. For a fine-tuned model, this is the length "
-        "of its longest example, rounded up, if that is below the "
-        "--max_seq_length of the run.",
+        "text. 0: the length that the run trained with. For a fine-tuned "
+        "model, this length is --max_seq_length of the run, or the length of "
+        "its longest example, rounded up, if that is less.",
         at_least=0,
     )
     top_k: int = setting(
@@ -151,7 +152,7 @@ class TextsConfig(Config):
     text_pair: tuple[str, ...] = setting(
         (),
         "Second text of a pair. For a pretrained model, the command then "
-        "prints the probability that it follows text, e.g. "
+        "prints the probability that text_pair follows text, e.g. "
         "--text_pair='It was dark inside.'. Give the flag once for all texts, "
         "or once per text, in the same order.",
         repeated=True,
@@ -159,13 +160,15 @@ class TextsConfig(Config):
     question: tuple[str, ...] = setting(
         (),
         "Question about the text, for question answering and multiple choice. "
-        "Give the flag once per question, e.g. --question='Who wrote it?'.",
+        "Give the flag once per question, e.g. --question='Who wrote it?'. The "
+        "model answers every question for every text.",
         repeated=True,
     )
     choice: tuple[str, ...] = setting(
         (),
         "Possible answer, for multiple choice. Give the flag once per choice, "
-        "e.g. --choice='Jane Austen' --choice='Mary Shelley'.",
+        "as many times as a question of the training data has choices, e.g. "
+        "--choice='Jane Austen' --choice='Mary Shelley'.",
         repeated=True,
     )
 

@@ -37,10 +37,10 @@ class SequenceConfig(Config):
     )
     packing: str = setting(
         "none",
-        "Examples in a training record: none stores one, as google-research/"
-        "albert does; best_fit stores several in the max_seq_length tokens, "
-        "so that little padding is left. Tokens attend to their own example "
-        "only. Evaluation records are never packed.",
+        "Number of examples in a training record. none: one, as in "
+        "google-research/albert. best_fit: several, up to max_seq_length "
+        "tokens in total, so that a record has little padding; tokens attend "
+        "only to their own example. Evaluation records are never packed.",
         choices=("none", "best_fit"),
         affects="result",
         in_program=True,
@@ -167,9 +167,9 @@ class DataConfig(MaskingConfig):
         "Number of separate streams of shards. Each stream fills an equal part "
         "of every batch, so that a host reads only the shards of its own part. "
         "Use a multiple of the number of hosts, e.g. 64 for 64 hosts. The "
-        "order of the records depends on it, not on the number of hosts. It "
-        "must divide global_batch_size and the number of shards of each "
-        "directory or dataset.",
+        "order of the records depends on input_lanes, not on the number of "
+        "hosts. input_lanes must divide global_batch_size and the number of "
+        "shards of each directory or dataset.",
         at_least=1,
         affects="result",
     )

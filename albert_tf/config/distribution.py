@@ -17,8 +17,10 @@ class DistributionConfig(Config):
 
     strategy: str = setting(
         "auto",
-        "tf.distribute strategy. auto uses the first of these that exists: a "
-        "TPU, the workers of TF_CONFIG, all local GPUs, one device.",
+        "tf.distribute strategy. auto selects tpu if this machine has a TPU or "
+        "tpu_name is not local; otherwise multi_worker if TF_CONFIG is set; "
+        "otherwise mirrored if this machine has several GPUs or "
+        "num_logical_cpus is above 1; otherwise one_device.",
         choices=("auto", "tpu", "mirrored", "multi_worker", "one_device"),
         affects="nothing",
     )
@@ -31,12 +33,14 @@ class DistributionConfig(Config):
     )
     tpu_zone: str = setting(
         "",
-        "Google Cloud zone of a TPU that tpu_name names, e.g. us-central2-b.",
+        "Google Cloud zone of the TPU, if tpu_name is the name of a TPU, e.g. "
+        "us-central2-b.",
         affects="nothing",
     )
     gcp_project: str = setting(
         "",
-        "Google Cloud project of a TPU that tpu_name names, e.g. my-project.",
+        "Google Cloud project of the TPU, if tpu_name is the name of a TPU, "
+        "e.g. my-project.",
         affects="nothing",
     )
     num_logical_cpus: int = setting(
@@ -93,12 +97,12 @@ class DistributionConfig(Config):
     )
     hang_timeout_s: int = setting(
         1800,
-        "Time in seconds after which a run on TPUs, or with several workers, "
-        "counts as hung while it starts, compiles, evaluates or saves. A "
-        "device loop that is already compiled counts as hung after ten times "
-        "its usual time, but not before 5 minutes, or hang_timeout_s if that "
-        "is less. A hung run logs the stack of each thread and exits with "
-        "status 75. 0 never ends a run.",
+        "Longest time in seconds that a run on TPUs or with several workers "
+        "may take to start, to compile, to evaluate one batch or to save a "
+        "checkpoint. A device loop that is already compiled may take ten times "
+        "its usual time, and at least 5 minutes (or hang_timeout_s, if that is "
+        "less). A run that takes longer counts as hung: it logs the stack of "
+        "each thread and exits with status 75. 0: no limit.",
         at_least=0,
         affects="nothing",
     )

@@ -206,8 +206,8 @@ class FinetuningTrainingConfig(TrainingConfig):
         "Number of runs, with the seeds seed, seed + 1 and so on. A single run "
         "trains in output_dir. Several runs train in output_dir/run-1, "
         "output_dir/run-2 and so on, and the command prints the scores of "
-        "each, the median and the best. With the same value, --mode=eval and "
-        "predict use the run with the best score.",
+        "each, the median and the best. Later, --mode=eval and --mode=predict "
+        "with the same num_runs use the run with the best score.",
         at_least=1,
         affects="nothing",
     )

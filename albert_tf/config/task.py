@@ -28,8 +28,8 @@ class ColumnsConfig(Config):
     )
     text_column: str = setting(
         "text",
-        "Column of the text; of the passage or document, for multiple_choice "
-        "and question_answering.",
+        "Column of the text or, for multiple_choice and question_answering, of "
+        "the passage or document.",
         affects="result",
     )
     text_pair_column: str = setting(
@@ -101,12 +101,16 @@ class TaskConfig(ColumnsConfig):
         affects="result",
     )
     dev_file: str = setting(
-        "", "File to evaluate, in the form of train_file.", affects="result"
+        "",
+        "Development file, on which the model is evaluated, instead of the "
+        "official one in data_dir; in the format of train_file.",
+        affects="result",
     )
     test_file: str = setting(
         "",
-        "File to predict with --mode=predict, in the form of train_file. Its "
-        "labels, if it has any, are not read.",
+        "Test file, for which --mode=predict and train_and_predict write "
+        "predictions, instead of the official one in data_dir; in the format "
+        "of train_file. Its labels, if it has any, are not read.",
         affects="nothing",
     )
     tfds: str = setting(
@@ -117,7 +121,8 @@ class TaskConfig(ColumnsConfig):
     )
     tfds_data_dir: str = setting(
         "",
-        "Directory of prepared TensorFlow Datasets; empty for the default one.",
+        "Directory of prepared datasets. Default: the directory that "
+        "TensorFlow Datasets uses.",
         affects="nothing",
     )
     doc_stride: int = setting(
@@ -156,8 +161,9 @@ class TaskConfig(ColumnsConfig):
     on_bad_example: str = setting(
         "skip",
         "What to do with an example that cannot be used, e.g. an answer that "
-        "is not in its document. skip: leaves it out, and lists it with the "
-        "reason. error: stops.",
+        "is not in its document. skip: training leaves it out, evaluation and "
+        "prediction use it if it can be parsed, and the command lists it with "
+        "the reason. error: the command stops.",
         choices=("skip", "error"),
         affects="result",
     )
@@ -192,8 +198,8 @@ class ScoreConfig(Config):
         "",
         "JSON object of null odds by question id; larger odds mean that an "
         "answer is less likely. The command then also prints the thresholds of "
-        "the best scores. For this, the predictions must be the best answers, "
-        "not replaced by empty ones.",
+        "the best scores. For this, predictions_file must contain the best "
+        "answer to each question, also where the null odds are large.",
     )
     na_prob_thresh: float = setting(
         1.0,

@@ -48,9 +48,10 @@ class TaskHeadConfig(Config):
     squad_head: str = setting(
         "plain",
         "Head for question answering. plain: one score for the first and one "
-        "for the last token of the answer, as in Hugging Face. beam: the end "
-        "depends on the start, and a third part predicts whether there is an "
-        "answer, as in google-research/albert for SQuAD 2.0.",
+        "for the last token of the answer, as in Hugging Face. beam: the score "
+        "of the last token depends on the first token, and a further logit "
+        "predicts whether there is an answer, as in google-research/albert for "
+        "SQuAD 2.0.",
         choices=SQUAD_HEADS,
         affects="model",
     )

@@ -228,7 +228,7 @@ def _check(examples: ExampleSet) -> None:
     if not examples.examples:
         raise UserError(
             f"{examples.source} must have usable examples",
-            received=f"{len(examples.bad)} bad ones, e.g. "
+            received=f"{len(examples.bad)} that cannot be used, e.g. "
             + ": ".join(examples.bad[0])
             if examples.bad
             else "none",

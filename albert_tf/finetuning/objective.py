@@ -261,9 +261,10 @@ class ChanceWatch(Listener):
         if not is_due or metrics["loss"] < AT_CHANCE * self._constant_loss:
             return
         logging.warning(
-            "THE LOSS IS AT CHANCE at step %d: %.3f, and constant predictions "
-            "have %.3f. Check --init_checkpoint; lower --learning_rate, use a "
-            "larger --global_batch_size or a longer --num_warmup_steps",
+            "THE LOSS IS AT CHANCE at step %d: it is %.3f, and constant "
+            "predictions have a loss of %.3f. Check --init_checkpoint; lower "
+            "--learning_rate, use a larger --global_batch_size or a longer "
+            "--num_warmup_steps",
             step,
             metrics["loss"],
             self._constant_loss,

@@ -226,24 +226,19 @@ def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
         The sets "train" and `HOLDOUT`.
     """
     limit = fraction * 2**32
-    parts: dict[str, list[Any]] = {train.split: [], HOLDOUT: []}
+    kept = dataclasses.replace(train, examples=[], bad=[*train.bad])
+    held_out = dataclasses.replace(train, split=HOLDOUT, examples=[], bad=[])
     for example in train.examples:
         assert isinstance(example, Question)
         is_held_out = zlib.crc32(example.document.encode()) < limit
-        parts[HOLDOUT if is_held_out else train.split].append(example)
-    if not all(parts.values()):
+        (held_out if is_held_out else kept).examples.append(example)
+    if not (kept.examples and held_out.examples):
         raise UserError(
             "null_holdout_fraction must leave documents to train on and "
             "documents to hold out",
             received=f"{fraction:g} of {train.source}",
         )
-    bad: dict[str, list[Any]] = {train.split: [*train.bad], HOLDOUT: []}
-    return {
-        split: dataclasses.replace(
-            train, split=split, examples=examples, bad=bad[split]
-        )
-        for split, examples in parts.items()
-    }
+    return {train.split: kept, HOLDOUT: held_out}
 
 
 def choose_null_threshold(

@@ -84,9 +84,10 @@ def read_predictions(path: str, examples: ExampleSet) -> np.ndarray:
         classes = {label: i for i, label in enumerate(names_of(task))}
         return np.array([classes[found[name]] for name in ids])
     except (ValueError, KeyError) as error:
-        wanted = ", ".join(names_of(task)) or "numbers"
+        names = ", ".join(names_of(task))
+        wanted = f"one of {names}" if names else "a number"
         raise UserError(
-            f"predictions of {path} must be {wanted}", received=error
+            f"each prediction in {path} must be {wanted}", received=error
         ) from None
 
 

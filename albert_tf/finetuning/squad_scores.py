@@ -145,7 +145,7 @@ def _check(
     ]
     if wrong:
         raise UserError(
-            "predictions_file must have a text for each question",
+            "predictions_file must map each question id to a text",
             received=name_faults(wrong),
         )
     ids = [question.id for question in questions]
@@ -159,7 +159,7 @@ def _check(
         count, names = f"{len(missing)} of {len(ids)}", name_faults(missing)
         if may_be_unanswerable or len(missing) == len(ids):
             raise UserError(
-                f"{what} must have every question of data_file",
+                f"{what} must have an entry for every question of data_file",
                 received=f"none for {count} questions: {names}",
                 remedy="Check that these are predictions for that file.",
             )

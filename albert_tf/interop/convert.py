@@ -102,7 +102,7 @@ def _choose_format(to_format: str, source_format: str) -> str:
         return GOOGLE_ALBERT if source_format == RUN else RUN
     if source_format == to_format == RUN:
         raise UserError(
-            "--to_format must be another format if --from is a run",
+            "--to_format must be published or hugging_face if --from is a run",
             received=RUN,
             remedy="To copy a run, copy its directory.",
         )

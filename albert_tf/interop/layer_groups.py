@@ -45,7 +45,7 @@ def check_layer_groups(
                 f"{source}: {project} must assign each layer to the same "
                 "group as albert_tf",
                 received=f"layer {layer} of {layers}, with {groups} groups, "
-                f"is in group {there} there, because of a rounding error, "
-                f"and in group {here} here",
+                f"is in group {there} in {project}, because of a rounding "
+                f"error, and in group {here} in albert_tf",
                 remedy=remedy,
             )

@@ -134,7 +134,7 @@ def make_plan(config: SweepConfig) -> Plan:
                 flag.lstrip("-").startswith("seed=") for flag in own
             ):
                 raise UserError(
-                    f"variant {name} must not set --seed: --seeds does",
+                    f"variant {name} must not set --seed: --seeds sets it",
                     received=" ".join(own),
                 )
             all_flags = [*base, *own]
@@ -282,7 +282,7 @@ def _check_own_settings(name: str, config: PretrainingConfig) -> None:
         value = getattr(config.training, setting)
         if value != getattr(default, setting):
             raise UserError(
-                f"variant {name} must not set --{setting}: the sweep does",
+                f"variant {name} must not set --{setting}: the sweep sets it",
                 received=value,
             )
 

@@ -128,9 +128,10 @@ class Trainer:
         if len(self.rollbacks):
             run_dir = self._config.training.output_dir
             raise UserError(
-                "rollbacks.json must belong to a run with checkpoints",
-                received=f"{run_dir}, which has none",
-                remedy="Restore them, or remove the file to start a new run.",
+                f"{run_dir} must have checkpoints, since it has rollbacks.json",
+                received="none",
+                remedy="Restore the checkpoints, or remove rollbacks.json to "
+                "start a new run.",
             )
         if initial is not None:
             initial.apply(self.state.variables())

@@ -124,7 +124,7 @@ def test_values_of_stsb_are_written_within_its_range(tmp_path):
         ("id,label\n", "two columns, index and prediction.*'id,label'"),
         (
             "index\tprediction\n" + "".join(f"{i}\tyes\n" for i in range(20)),
-            "must be entailment, not_entailment. Received: 'yes'",
+            "must be one of entailment, not_entailment. Received: 'yes'",
         ),
         (
             "index\tprediction\n"

@@ -158,7 +158,7 @@ def test_missing_and_contradictory_settings_are_refused(
     with pytest.raises(UserError, match="--to is required"):
         convert(ConvertConfig(from_="x"))
     converted(google_albert_dir, tmp_path / "run")
-    with pytest.raises(UserError, match="another format if --from is a run"):
+    with pytest.raises(UserError, match="if --from is a run"):
         converted(tmp_path / "run", tmp_path / "copy", "run")
     (tmp_path / "empty").mkdir()
     converted(tmp_path / "run", tmp_path / "empty")

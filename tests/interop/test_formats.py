@@ -147,5 +147,5 @@ def test_truncated_checkpoints_of_a_run_are_skipped(tmp_path, run_dir):
     for directory in parent.iterdir():
         os.truncate(directory / data, 1000)
     refused(
-        tmp_path / "run" / "checkpoints", tmp_path, "must be (intact|anoth)"
+        tmp_path / "run" / "checkpoints", tmp_path, "must be (intact|published)"
     )
