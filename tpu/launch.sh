@@ -20,7 +20,7 @@ Commands:
     start    start training in the background; it logs to host 0 and --log_dir
     status   print the states of the request, the slice and training
     logs     follow the log of training
-    stop     stop training; it saves a checkpoint at its next step
+    stop     stop training; it saves a checkpoint within two steps
     delete   delete the slice and the request; the run and its logs remain
 
 Settings. Each can be set by an environment variable instead, e.g. --zone by
