@@ -162,9 +162,10 @@ def write_checkpoint(
             shape_and_slices=[""] * len(values),
             tensors=list(values.values()),
         )
+    # Not from a listing, which may lack new files on gs://.
     sizes = {
         name: tf.io.gfile.stat(posixpath.join(directory, name)).length
-        for name in tf.io.gfile.listdir(directory)
+        for name in (f"{VARIABLES}.index", f"{VARIABLES}.data-00000-of-00001")
     }
     flush_to_disk(directory)
     write_text(

@@ -21,20 +21,21 @@ def lines_of(run_dir):
     ]
 
 
+@pytest.mark.parametrize("kind", ["question_answering", "classification"])
 def test_faults_change_neither_the_run_nor_its_predictions(
-    storage, tiny_tasks, tmp_path, monkeypatch
+    kind, storage, tiny_tasks, tmp_path, monkeypatch
 ):
-    """503 for each kind of request, and half of the content in a read."""
+    """Half of the content in a read and, for one of the tasks, 503 for each
+    kind of request."""
     monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
 
     def finetune(tasks, run_dir):
-        name = "question_answering"
         config = tiny_task.make_config(
-            name,
+            kind,
             tiny_tasks,
             run_dir,
-            train_file=f"{tasks}/{name}.jsonl",
-            dev_file=f"{tasks}/{name}.jsonl",
+            train_file=f"{tasks}/{kind}.jsonl",
+            dev_file=f"{tasks}/{kind}.jsonl",
             init_checkpoint=f"{tasks}/model",
             mode="train_and_predict",
             num_train_steps=6,
@@ -46,14 +47,12 @@ def test_faults_change_neither_the_run_nor_its_predictions(
 
     finetune(tiny_tasks, tmp_path / "run")
     storage.put_files(tiny_tasks, "tasks")
-    storage.set_rules(
-        [
-            *(Rule(kind, status=503, times=1, skip=2) for kind in KINDS),
-            Rule("read", "variables", action="half", times=1),
-        ]
-    )
+    rules = [Rule("read", "variables", action="half", times=1)]
+    if kind == "question_answering":  # each 503 takes seconds
+        rules += [Rule(each, status=503, times=1, skip=2) for each in KINDS]
+    storage.set_rules(rules)
     finetune("gs://bucket/tasks", "gs://bucket/run")
-    assert storage.num_faults() == len(KINDS) + 1
+    assert storage.num_faults() == len(rules)
     storage.set_rules([])
     assert lines_of("gs://bucket/run") == lines_of(tmp_path / "run")
     written = storage.read("run/")

@@ -354,10 +354,23 @@ def test_files_that_are_wrong_are_named(name, tmp_path):
             message = message_of(command, *(a.format(path) for a in arguments))
         if path.name not in message:
             unnamed.append((make.__name__, message))
+        if make is unreadable and name in FILE_INPUTS:
+            assert "Change its permissions" in message
         left = {p.name for p in tmp_path.rglob("*") if p not in inputs}
         assert not left, "a failed command must leave no result"
     assert not unnamed
 
+
+# The inputs above that must be files.
+FILE_INPUTS = (
+    "architecture",
+    "records",
+    "vocabulary",
+    "corpus",
+    "text",
+    "inspected",
+    "archive",
+)
 
 # The inputs above that may be directories.
 DIRECTORIES = (

@@ -10,10 +10,12 @@ from albert_tf.config.commands import (
     ExportConfig,
     ReportConfig,
 )
+from albert_tf.errors import UserError
 from albert_tf.interop.convert import convert
 from albert_tf.io import faults, files
 from albert_tf.io.ownership import own
 from albert_tf.report import __main__ as report
+from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.serving.export import export
 from albert_tf.training import trainer
@@ -60,6 +62,8 @@ def test_stale_listings_change_nothing(storage, config, source):
     assert storage.num_faults()
     storage.set_rules([])
     check_same_run(RUN, source)
+    written = list_checkpoints(f"{RUN}/checkpoints")
+    assert all(len(checkpoint.sizes) == 2 for checkpoint in written)
 
 
 def test_a_hanging_answer_changes_nothing(
@@ -127,6 +131,17 @@ def test_a_failed_check_of_the_owner_costs_one_checkpoint(storage):
         store.wait()
         assert not store.failed
         assert store.restore().step == 2
+
+
+def test_a_command_that_lost_its_directory_saves_no_checkpoint(storage):
+    files.make_directories(RUN)
+    variables = {"kernel": tf.Variable([1.0, 2.0])}
+    with own(RUN) as first, own(RUN):
+        store = CheckpointStore(RUN, variables, owner=first)
+        store.save(1, {})
+        with pytest.raises(UserError, match="which has taken it over"):
+            store.wait()
+        assert not storage.read("run/checkpoints")
 
 
 @pytest.fixture
