@@ -290,7 +290,9 @@ def test_a_nan_loss_stops_the_run(tiny_records, tmp_path):
         save_checkpoints_steps=2,
         clip_norm=0.0,
     )
-    with pytest.raises(UserError, match=r"stay finite.*loss nan and gradient norm"):
+    with pytest.raises(
+        UserError, match=r"stay finite.*loss nan and gradient norm"
+    ):
         train(config)
     newest = list_checkpoints(str(tmp_path / "checkpoints"))[-1]
     weights = weights_of(tmp_path)
