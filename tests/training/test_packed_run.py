@@ -21,7 +21,6 @@ def losses_of(run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
     tiny_dynamic_packed_records, tmp_path, caplog
 ):
