@@ -36,8 +36,13 @@ READING_ERRORS = (
 )
 
 # Errors that training handles. InternalError is among them because TensorFlow
-# raises it when gs:// returns too few bytes; see `may_be_damage`.
-TRAINING_ERRORS = (*READING_ERRORS, tf.errors.InternalError)
+# raises it when gs:// returns too few bytes; see `may_be_damage`. The other
+# one, because a replica that cannot read cancels the sums of the others.
+TRAINING_ERRORS = (
+    *READING_ERRORS,
+    tf.errors.InternalError,
+    tf.errors.CancelledError,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,22 +101,36 @@ class Recovery:
 
         Raises:
             UserError: If the settings require the run to stop instead.
-            RetryError: If the run has several workers: all must be restarted.
+            RetryError: If the run must be restarted: because it has several
+                workers, or because TensorFlow has cancelled a sum over the
+                replicas, and refuses all sums of this process from then on.
             tf.errors.OpError: `error` itself, if it has another cause, or if
                 reading fails again and again although no record is damaged.
         """
-        if not may_be_damage(error):
+        is_cancelled = isinstance(
+            error, tf.errors.CancelledError
+        ) and is_one_process(self._strategy)
+        if not (is_cancelled or may_be_damage(error)):
             raise error
         trainer = self._trainer
         step = trainer.position.step
         found = trainer.stream.find_damage(step, boundary)
-        if not found:
+        if not found and not is_cancelled:
             self._read_again(error, step)
             return
-        # Every worker that reads a damaged record writes the file, since the
-        # others do not read that shard.
-        trainer.corrupt_records.add(found, self._config.data)
-        self._log_event("corrupt_records", records=[str(r) for r in found])
+        if found:
+            # Every worker that reads a damaged record writes the file, since
+            # the others do not read that shard.
+            trainer.corrupt_records.add(found, self._config.data)
+            self._log_event("corrupt_records", records=[str(r) for r in found])
+        if is_cancelled:
+            raise RetryError(
+                "sums over the replicas must not be cancelled",
+                received=first_line(error),
+                remedy="Start the same command again: TensorFlow refuses all "
+                "further sums of this process. The run continues from its "
+                "newest checkpoint, without the damaged records that it found.",
+            )
         if not is_one_process(self._strategy):
             # The other workers wait for this one in the step that failed.
             raise RetryError(

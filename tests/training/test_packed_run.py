@@ -5,13 +5,16 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from albert_tf.errors import RETRY_STATUS, RetryError
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_metrics
 from albert_tf.training.train import train
+from albert_tf.training.trainer import Trainer
 from tests.helpers import tiny_run
 from tests.helpers.edited_records import change
-from tests.helpers.run_processes import lines_without_timing
+from tests.helpers.run_processes import RunProcesses, lines_without_timing
 
 NUM_ROWS = 8
 
@@ -69,7 +72,22 @@ def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
         tmp_path / "alone"
     )
 
-    run("replicas", strategy="mirrored", num_logical_cpus=2)
+    # A replica that cannot read may cancel the sum of the other one. Then
+    # TensorFlow refuses all sums of that process.
+    replicas = tiny_run.make_config(
+        records,
+        tmp_path / "replicas",
+        global_batch_size=NUM_ROWS,
+        on_corrupt_record="skip",
+        dropout_schedule="0:0.0",
+        strategy="mirrored",
+        num_logical_cpus=2,
+        **tiny_run.PACKING,
+    )
+    processes = RunProcesses(replicas, tmp_path)
+    if processes.wait() == [RETRY_STATUS]:
+        processes = RunProcesses(replicas, tmp_path)
+    assert processes.wait() == [0], processes.log()
     np.testing.assert_allclose(
         losses_of(tmp_path / "replicas"), losses_of(tmp_path / "alone"), 1e-4
     )
@@ -115,3 +133,28 @@ def test_a_diverged_run_on_packed_records_rolls_back_and_resumes_exactly(
     assert lines_without_timing(tmp_path / "resumed") == lines_without_timing(
         tmp_path / "alone"
     )
+
+
+def test_a_cancelled_sum_of_replicas_asks_for_another_start(
+    tiny_records, tmp_path, monkeypatch
+):
+    """The damaged record is listed first, so that the next start skips it."""
+    records = tmp_path / "records"
+    shutil.copytree(tiny_records, records)
+    for shard in (records / "train").glob("*.tfrecord"):
+        content = bytearray(shard.read_bytes())
+        content[52] ^= 1
+        shard.write_bytes(content)
+
+    def cancel(*_arguments):
+        raise tf.errors.CancelledError(None, None, "Collective ops is aborted")
+
+    config = tiny_run.make_config(
+        records, tmp_path / "run", on_corrupt_record="skip"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "advance", cancel)
+        with pytest.raises(RetryError, match="Start the same command again"):
+            train(config)
+    assert (tmp_path / "run" / "corrupt_records.json").exists()
+    assert train(config) == 0
