@@ -107,9 +107,10 @@ class Recovery:
             tf.errors.OpError: `error` itself, if it has another cause, or if
                 reading fails again and again although no record is damaged.
         """
+        # Of several processes or hosts, it means that one of them is lost.
         is_cancelled = isinstance(
             error, tf.errors.CancelledError
-        ) and is_one_process(self._strategy)
+        ) and isinstance(self._strategy, tf.distribute.MirroredStrategy)
         if not (is_cancelled or may_be_damage(error)):
             raise error
         trainer = self._trainer

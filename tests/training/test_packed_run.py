@@ -150,7 +150,11 @@ def test_a_cancelled_sum_of_replicas_asks_for_another_start(
         raise tf.errors.CancelledError(None, None, "Collective ops is aborted")
 
     config = tiny_run.make_config(
-        records, tmp_path / "run", on_corrupt_record="skip"
+        records,
+        tmp_path / "run",
+        on_corrupt_record="skip",
+        strategy="mirrored",
+        num_logical_cpus=2,
     )
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "advance", cancel)
@@ -158,3 +162,16 @@ def test_a_cancelled_sum_of_replicas_asks_for_another_start(
             train(config)
     assert (tmp_path / "run" / "corrupt_records.json").exists()
     assert train(config) == 0
+
+
+def test_a_cancelled_operation_of_one_replica_is_no_such_sum(
+    tiny_records, tmp_path, monkeypatch
+):
+    """Nor is that of several hosts, which `name_lost_workers` explains."""
+
+    def cancel(*_arguments):
+        raise tf.errors.CancelledError(None, None, "a host is lost")
+
+    monkeypatch.setattr(Trainer, "advance", cancel)
+    with pytest.raises(tf.errors.CancelledError, match="a host is lost"):
+        train(tiny_run.make_config(tiny_records, tmp_path))
