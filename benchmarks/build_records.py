@@ -253,13 +253,15 @@ def _print_dask_builds(
     print("|---|---|---|---|---|")
     # The workers import the packages of this checkout.
     os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parents[1])
-    # Dask's workers return freed memory at once, which can double the time.
+    # Dask's workers return freed memory at once, which costs time.
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
     for dupe_factor in (1, 10):
         alone = None
         for num_workers in dict.fromkeys((1, os.cpu_count() or 1)):
             with distributed.LocalCluster(
-                num_workers, threads_per_worker=1, dashboard_address=None
+                n_workers=num_workers,
+                threads_per_worker=1,
+                dashboard_address=None,
             ) as cluster:
                 made = _build(
                     config,

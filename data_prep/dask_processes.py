@@ -44,7 +44,7 @@ class DaskProcesses:
     Example:
         >>> from distributed import LocalCluster
         >>> with LocalCluster(
-        ...     1, threads_per_worker=1, processes=False, dashboard_address=None
+        ...     n_workers=1, processes=False, dashboard_address=None
         ... ) as cluster:
         ...     address = cluster.scheduler_address
         ...     with DaskProcesses(address, str.upper, "ab") as processes:

@@ -69,7 +69,7 @@ def test_a_task_that_fails_is_tried_again(tmp_path):
 
     with (
         distributed.LocalCluster(
-            1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, processes=False, dashboard_address=None
         ) as cluster,
         DaskProcesses(cluster.scheduler_address, str, "done") as processes,
     ):
@@ -87,9 +87,11 @@ def kill_one_worker(cluster, units):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["disk", "gs"])
+@pytest.mark.parametrize(
+    ("place", "num_workers"), [("disk", 1), ("disk", 3), ("gs", 2)]
+)
 def test_dask_builds_the_same_bytes_though_a_worker_is_killed(
-    place, tiny_records, tmp_path, monkeypatch, request
+    place, num_workers, tiny_records, tmp_path, monkeypatch, request
 ):
     distributed = pytest.importorskip("distributed")
     # The workers import the packages of this checkout.
@@ -99,8 +101,9 @@ def test_dask_builds_the_same_bytes_though_a_worker_is_killed(
         storage = request.getfixturevalue("storage")
         output_dir = "gs://bucket/records"
     with distributed.LocalCluster(
-        2, threads_per_worker=1, dashboard_address=None
+        n_workers=num_workers, threads_per_worker=1, dashboard_address=None
     ) as cluster:
+        assert len(cluster.workers) == num_workers
         scratch = tmp_path / "scratch"
         killer = threading.Thread(
             target=kill_one_worker, args=(cluster, scratch), daemon=True
