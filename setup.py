@@ -67,6 +67,7 @@ setup(
             *SERVING,
             "hypothesis>=6.100",
             "mypy>=1.11",
+            "psutil>=5.9",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "pyyaml>=6",

@@ -2,15 +2,18 @@ import contextlib
 import gzip
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
+import psutil
 import pytest
 
-from albert_tf.errors import UserError
+from albert_tf.errors import RetryError, UserError
 from albert_tf.records.features import read_metadata
 from data_prep import build_tfrecords
 from data_prep.builder import shards
@@ -62,9 +65,13 @@ def build(output_dir, text_files, **settings):
             }
         )
     )
+    return read_directory(output_dir)
+
+
+def read_directory(directory):
     return {
-        str(path.relative_to(output_dir)): path.read_bytes()
-        for path in sorted(pathlib.Path(output_dir).rglob("*"))
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(pathlib.Path(directory).rglob("*"))
         if path.is_file()
     }
 
@@ -181,6 +188,130 @@ def test_the_portable_runner_gives_the_same_bytes(
         )
     assert beam == local
     assert log.read_text().count("Starting worker") == num_workers
+
+
+def find_beam_workers():
+    """Process numbers of the workers that this process has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            program, *arguments = process.cmdline()
+            if "python" in program and ".sdk_worker" in " ".join(arguments):
+                found.append(process.pid)
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def kill_a_worker(output_dir):
+    """Kills a worker of Beam when the first shard has been written."""
+    stopped = threading.Event()
+
+    def kill():
+        while not list(output_dir.rglob("*.tfrecord")):
+            if stopped.wait(0.01):
+                return
+        os.kill(find_beam_workers()[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        killer.join()
+
+
+@contextlib.contextmanager
+def start_direct_runner(_log, num_workers):
+    yield (
+        f"direct_num_workers={num_workers}",
+        "direct_running_mode=multi_processing",
+    )
+
+
+# Beam's threads end with an exception when their worker is lost.
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+@pytest.mark.parametrize(
+    ("runner", "start"),
+    [
+        ("PortableRunner", start_portable_runner),
+        ("DirectRunner", start_direct_runner),
+    ],
+)
+def test_a_killed_worker_costs_its_task_but_not_the_build(
+    runner, start, text_files, tmp_path, caplog
+):
+    local = build(tmp_path / "local", text_files)
+    output_dir = tmp_path / "beam"
+    with (
+        start(tmp_path / "services.log", 2) as options,
+        kill_a_worker(output_dir),
+    ):
+        beam = build(output_dir, text_files, runner=runner, beam_option=options)
+    assert beam == local
+    assert re.search(r"with [1-9] of 7 shards finished", caplog.text)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_workers_that_are_killed_too_often_end_the_build(
+    text_files, tmp_path, monkeypatch
+):
+    from data_prep.builder import beam_runner
+
+    monkeypatch.setattr(beam_runner, "_RETRIES", 0)
+    with (
+        start_direct_runner(None, 2) as options,
+        kill_a_worker(tmp_path / "beam"),
+        pytest.raises(RetryError, match="run the pipeline to its end"),
+    ):
+        build(
+            tmp_path / "beam",
+            text_files,
+            runner="DirectRunner",
+            beam_option=options,
+        )
+
+
+@pytest.mark.parametrize(
+    ("runner", "option", "message"),
+    [
+        ("PortablRunner", "job_name=build", "--runner and .*PortablRunner"),
+        ("DirectRunner", "direct_num_workers=x", "invalid int value: 'x'"),
+        ("PortableRunner", "job_endpoint=localhost", "must be HOST:PORT"),
+        ("PortableRunner", "job_endpoint=localhost:9", "answer.*refused"),
+        ("PortableRunner", "job_name=build", "specify a --job_endpoint"),
+        ("DataflowRunner", "job_name=build", "Missing required option"),
+    ],
+)
+def test_options_that_beam_cannot_use_are_refused(
+    runner, option, message, text_files, tmp_path
+):
+    with pytest.raises(UserError, match=message):
+        build(
+            tmp_path / "beam",
+            text_files,
+            runner=runner,
+            beam_option=(option,),
+        )
+
+
+def test_refused_options_keep_the_records_of_another_build(
+    text_files, tmp_path
+):
+    records = build(tmp_path / "records", text_files)
+    with pytest.raises(UserError, match="PortablRunner"):
+        build(
+            tmp_path / "records",
+            text_files,
+            seed=7,
+            overwrite=True,
+            runner="PortablRunner",
+        )
+    assert records.items() <= read_directory(tmp_path / "records").items()
 
 
 def test_finished_shards_are_not_written_again(
