@@ -44,13 +44,6 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         _split_cpu(config.num_logical_cpus)
     if kind == "auto":
         kind = _best_kind(config)
-    if config.jit_compile and kind == "tpu":
-        raise UserError(
-            "jit_compile must be off on TPUs: TensorFlow always compiles for "
-            "TPUs, and raises an error with this flag"
-        )
-    if config.jit_compile and not tf.config.list_physical_devices("GPU"):
-        logging.warning("--jit_compile makes training slower on CPUs")
     strategy = {
         "tpu": _tpu_strategy,
         "mirrored": _mirrored_strategy,

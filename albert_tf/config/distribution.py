@@ -67,9 +67,11 @@ class DistributionConfig(Config):
         in_program=True,
     )
     jit_compile: bool = setting(
-        False,
-        "Compile the step with XLA on GPUs. TPUs always compile it, without "
-        "this flag; on CPUs it makes training slower.",
+        True,
+        "On GPUs, let XLA compile the forward and the backward pass. "
+        "--nojit_compile runs their operations one by one, which should be "
+        "slower. On TPUs, the step is always compiled; for CPUs, see "
+        "--fuse_on_cpu.",
         affects="nothing",
     )
     fuse_on_cpu: bool = setting(

@@ -11,6 +11,8 @@ class Device:
         device_type: "CPU", "GPU" or "TPU".
         fuse: Whether XLA compiles the functions that are marked with
             `fusion.fused`.
+        jit_compile: Whether the program asks XLA to compile the forward and
+            the backward pass. TPUs compile them without a request.
 
     Example:
         >>> [Device("CPU", fuse).computes_masks for fuse in (True, False)]
@@ -19,11 +21,17 @@ class Device:
 
     device_type: str = "CPU"
     fuse: bool = False
+    jit_compile: bool = False
 
     @property
     def is_tpu(self) -> bool:
         """Whether the program runs on TPUs."""
         return self.device_type == "TPU"
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA compiles the complete forward and backward pass."""
+        return self.is_tpu or self.jit_compile
 
     @property
     def computes_masks(self) -> bool:
@@ -34,4 +42,4 @@ class Device:
         faster. The choice does not depend on the kernels in use, so a program
         without kernels drops the same entries.
         """
-        return self.is_tpu or self.fuse
+        return self.is_compiled or self.fuse

@@ -3,8 +3,8 @@
 TensorFlow runs one operation at a time, each a pass over memory. On a CPU
 these passes take as long as the matrix products. XLA merges them, but its own
 CPU products are slow, so only functions marked with `fused` are compiled.
-TPUs, and GPUs with `--jit_compile`, compile the complete program, where
-marking a function has no effect.
+For TPUs and GPUs, XLA compiles the complete program, where marking a function
+has no effect.
 """
 
 import functools

@@ -21,6 +21,8 @@ class ProgramTarget(Device):
         device_type: "CPU", "GPU" or "TPU".
         fuse: Whether XLA compiles the functions that are marked with
             `fusion.fused`.
+        jit_compile: Whether the program asks XLA to compile the forward and
+            the backward pass. TPUs compile them without a request.
         kernels: Names of the formulas that are replaced by their kernels.
 
     Example:
@@ -39,15 +41,16 @@ class ProgramTarget(Device):
         """The target of a run's programs on devices of a type.
 
         Args:
-            config: `fuse_on_cpu` has an effect on CPUs, unless `jit_compile`
-                compiles the complete program, or tensorflow-tpu is installed.
-                `plain_formulas` leaves out all kernels.
+            config: `fuse_on_cpu` has an effect on CPUs, unless tensorflow-tpu
+                is installed, and `jit_compile` on GPUs. `plain_formulas`
+                leaves out all kernels.
             device_type: "CPU", "GPU" or "TPU".
         """
-        fuses = config.fuse_on_cpu and not config.jit_compile
+        fuses = device_type == "CPU" and config.fuse_on_cpu
         return cls(
             device_type,
-            fuse=fuses and device_type == "CPU" and _can_compile_for_cpus(),
+            fuse=fuses and _can_compile_for_cpus(),
+            jit_compile=device_type == "GPU" and config.jit_compile,
             kernels=frozenset(() if config.plain_formulas else kernels.KERNELS),
         )
 

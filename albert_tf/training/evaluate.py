@@ -72,21 +72,26 @@ class Evaluator:
         )
 
         @tf.autograph.experimental.do_not_convert
+        def compute(batch: Batch) -> tuple[Scalars, dict[str, tf.Tensor]]:
+            outputs = model(batch, dropout=NO_DROPOUT, target=target)
+            sums = objective.sums(outputs, batch)
+            return sums, objective.predictions(outputs, batch)
+
+        if target.jit_compile:
+            compute = tf.function(compute, jit_compile=True)
+
+        @tf.autograph.experimental.do_not_convert
         def evaluate_on_replica(
             batch: Batch, stop: tf.Tensor
         ) -> tuple[Scalars, dict[str, tf.Tensor]]:
             replica = tf.distribute.get_replica_context()
-            outputs = model(batch, dropout=NO_DROPOUT, target=target)
+            batch_sums, predictions = compute(batch)
             sums = replica.all_reduce(
                 tf.distribute.ReduceOp.SUM,
                 # tf.identity, since only values made on the replica can be
                 # reduced.
-                {
-                    **objective.sums(outputs, batch),
-                    "stops": tf.identity(stop),
-                },
+                {**batch_sums, "stops": tf.identity(stop)},
             )
-            predictions = objective.predictions(outputs, batch)
             return sums, {
                 name: replica.all_gather(value, axis=0)
                 for name, value in predictions.items()

@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_format import Batch
 from albert_tf.training.objective import Scalars
 
@@ -13,7 +12,8 @@ from albert_tf.training.objective import Scalars
 def add_micro_batches(
     micro_batch_gradients: Callable[..., tuple[list[tf.Tensor], Scalars]],
     batch: Batch,
-    config: PretrainingConfig,
+    num_micro_batches: int,
+    jit_compile: bool,
 ) -> tuple[list[tf.Tensor], Scalars]:
     """Adds up gradients and sums over the micro-batches of a replica.
 
@@ -21,14 +21,14 @@ def add_micro_batches(
         micro_batch_gradients: Called with a micro-batch and its number, int32,
             from 0 on; returns its gradients and the `Objective.sums`.
         batch: The batch of the replica.
-        config: Number of micro-batches, and whether XLA compiles them.
+        num_micro_batches: Number of parts into which the batch is divided.
+        jit_compile: Whether XLA compiles `micro_batch_gradients`.
 
     Returns:
         The total gradients and the total sums.
     """
-    num_micro_batches = config.data.gradient_accumulation_steps
     compute: Any = micro_batch_gradients
-    if config.distribution.jit_compile:
+    if jit_compile:
         # Compiles only the gradients, not the complete step: XLA cannot
         # compile TensorFlow's all-reduce between GPUs.
         compute = tf.function(micro_batch_gradients, jit_compile=True)

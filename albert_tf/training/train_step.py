@@ -243,7 +243,10 @@ def make_replica_step(
             return _loss_gradients(state, micro_batch, weights, dropout, target)
 
         gradients, sums = add_micro_batches(
-            micro_batch_gradients, batch, config
+            micro_batch_gradients,
+            batch,
+            config.data.gradient_accumulation_steps,
+            target.jit_compile,
         )
         if clip_norm and clips_each_replica:
             gradients = _clip_per_replica(gradients, clip_norm, num_replicas)

@@ -147,12 +147,6 @@ def test_an_invalid_tf_config_is_refused_with_the_right_form(text, monkeypatch):
         )
 
 
-def test_jit_compile_is_refused_on_tpus():
-    config = DistributionConfig(strategy="tpu", jit_compile=True)
-    with pytest.raises(UserError, match="jit_compile must be off on TPUs"):
-        make_strategy(config)
-
-
 def test_an_error_of_one_process_names_no_other_worker(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     config = DistributionConfig()

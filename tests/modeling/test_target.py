@@ -14,7 +14,6 @@ from albert_tf.modeling.target import ProgramTarget
         ({}, "TPU", False),
         ({}, "GPU", False),
         ({"fuse_on_cpu": False}, "CPU", False),
-        ({"jit_compile": True}, "CPU", False),
     ],
 )
 def test_programs_for_cpus_are_fused_unless_a_setting_forbids_it(
@@ -25,6 +24,23 @@ def test_programs_for_cpus_are_fused_unless_a_setting_forbids_it(
     assert target.device_type == device_type
     assert target.fuse == fuses
     assert target.kernels == frozenset(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device_type", "compiles"),
+    [
+        ({}, "GPU", True),
+        ({"jit_compile": False}, "GPU", False),
+        ({}, "CPU", False),
+        ({}, "TPU", False),
+    ],
+)
+def test_programs_for_gpus_are_compiled_unless_a_setting_forbids_it(
+    settings, device_type, compiles
+):
+    config = DistributionConfig(**settings)
+    target = ProgramTarget.from_config(config, device_type)
+    assert target.jit_compile == compiles
 
 
 def test_plain_formulas_use_no_kernel_and_keep_the_masks():

@@ -73,7 +73,7 @@ FREE = {
     "distribution.gcp_project": "project",
     "distribution.num_logical_cpus": 2,
     "distribution.remat": True,
-    "distribution.jit_compile": True,
+    "distribution.jit_compile": False,
     "distribution.fuse_on_cpu": True,
     "distribution.plain_formulas": True,
     "distribution.worker_timeout_s": 60,

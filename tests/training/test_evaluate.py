@@ -65,6 +65,32 @@ def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings", [{}, {"strategy": "mirrored", "num_logical_cpus": 2}]
+)
+def test_the_compiled_program_for_gpus_has_the_same_result(
+    tiny_records, tmp_path, monkeypatch, settings
+):
+    """The program for GPUs runs on CPUs here."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, eval_batch_size=10, max_eval_steps=0, **settings
+    )
+    on_cpus, _, _ = evaluate_with(config)
+    monkeypatch.setattr(evaluate, "device_type", lambda strategy: "GPU")
+    compiled = []
+    function = tf.function
+
+    def count(*arguments, **options):
+        compiled.append(options.get("jit_compile"))
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(tf, "function", count)
+    on_gpus, _, _ = evaluate_with(config)
+    assert compiled.count(True) == 1
+    assert on_gpus == pytest.approx(on_cpus, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_the_number_of_replicas_does_not_change_the_result(
     tiny_records, tmp_path
 ):

@@ -1,4 +1,4 @@
-"""Rematerialization that the TPU compiler cannot undo."""
+"""Rematerialization that XLA cannot undo."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from albert_tf.modeling.kernels.xla import optimization_barrier
 def remat(
     function: Callable[[tf.Tensor], tf.Tensor], *, target: Device
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """`remat.remat`; on a TPU with a barrier before the second computation.
+    """`remat.remat`; if XLA compiles it, with a barrier before recomputation.
 
-    Some releases of the TPU compiler detect that `tf.recompute_grad` computes
-    the same values twice, and keep the first result: libtpu 0.0.51 does, 0.0.42
-    does not.
+    Some releases of XLA detect that `tf.recompute_grad` computes the same
+    values twice, and keep the first result: libtpu 0.0.51 does, 0.0.42 does
+    not.
     """
-    if not target.is_tpu:
+    if not target.is_compiled:
         return tf.recompute_grad(function)
 
     @tf.custom_gradient
