@@ -53,6 +53,24 @@ class BatchContent(NamedTuple):
     useful_share: float | None = None
 
 
+def waiting_seconds(times: np.ndarray) -> float:
+    """The time in which the devices had nothing to do but wait for a batch.
+
+    A batch that arrives while the previous step is computed costs nothing.
+
+    Args:
+        times: `train_step.Steps.times`, float64, `(steps, 3)`.
+
+    Example:
+        >>> waiting_seconds(np.array([[0.0, 1.0, 4.0], [2.0, 4.5, 7.5]]))
+        1.5
+    """
+    requested, received, finished = times.T
+    previous_finished = np.append(requested[:1], finished[:-1])
+    idle_since = np.maximum(requested, previous_finished)
+    return float(np.maximum(received - idle_since, 0.0).sum())
+
+
 class Progress(Listener):
     """Measures speed, remaining time, and the fraction of useful time.
 
@@ -74,7 +92,7 @@ class Progress(Listener):
         >>> progress = Progress(
         ...     1000, lambda step: content, 10**9, None, "build/run", str
         ... )
-        >>> times = np.array([[0.0, 0.5], [2.0, 2.5]])
+        >>> times = np.array([[0.0, 0.5, 2.0], [2.0, 2.5, 4.0]])
         >>> progress.add_steps(times, ended=4.0, steady=True)
         >>> metrics = progress.advance()
         >>> metrics["steps_per_second"], metrics["input_bound_share"]
@@ -130,14 +148,14 @@ class Progress(Listener):
         """Adds the times of steps.
 
         Args:
-            times: `train_step.Steps.times`, float64, `(steps, 2)`.
+            times: `train_step.Steps.times`, float64, `(steps, 3)`.
             ended: When the last step ended, in seconds since the epoch.
             steady: False if the time includes compiling. The estimate of the
                 remaining time then leaves these steps out.
         """
         starts = np.append(times[:, 0], ended)
         self._step_seconds.append(np.diff(starts))
-        self._input_seconds += float((times[:, 1] - times[:, 0]).sum())
+        self._input_seconds += waiting_seconds(times)
         self._steady &= steady
 
     def advance(self) -> dict[str, float]:

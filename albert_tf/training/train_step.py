@@ -53,8 +53,10 @@ class Steps(NamedTuple):
         stops: float32 scalar, the same in all processes; not 0 after a request
             to stop in any process.
         learning_rate: float32 scalar, of the last step.
-        times: float64, `(num_steps, 2)`: the times, in seconds since the
-            epoch, at which each step requested and received its batch.
+        times: float64, `(num_steps, 3)`: the times, in seconds since the
+            epoch, at which each step requested its batch, received it, and
+            gave its results. Steps overlap: a step may request its batch
+            before the previous one gives its results.
     """
 
     totals: Mapping[str, tf.Tensor]
@@ -116,17 +118,24 @@ def make_train_steps(
         # without waiting for the results of the previous step.
         stops, stops_before = tf.constant(0.0), tf.constant(0.0)
         times = tf.TensorArray(
-            tf.float64, size=0, dynamic_size=True, element_shape=[2]
+            tf.float64, size=0, dynamic_size=True, element_shape=[3]
         )
         while done < num_steps and stops_before == 0.0:
-            batch, batch_times = _next_batch(
+            batch, requested, received = _next_batch(
                 strategy, batches, after=stops_before
             )
-            times = times.write(done, batch_times)
-            per_replica = strategy.run(
-                step_vector, args=(batch, read_flag(stop_flag))
-            )
+            # On a single thread, TensorFlow would otherwise take this time only
+            # after it has computed the step.
+            with tf.control_dependencies([received]):
+                per_replica = strategy.run(
+                    step_vector, args=(batch, read_flag(stop_flag))
+                )
             vector = first_replica_values(strategy, per_replica)["all"]
+            # A value that the host reads: a TPU has launched the step, not
+            # computed it, when `vector` exists.
+            with tf.control_dependencies([vector[-1]]):
+                finished = tf.timestamp()
+            times = times.write(done, tf.stack([requested, received, finished]))
             stops_before, stops = stops, vector[-1]
             sums += vector[:-1]
             done += 1
@@ -164,11 +173,11 @@ def _as_vector(
 
 def _next_batch(
     strategy: tf.distribute.Strategy, batches: Iterator[Batch], after: tf.Tensor
-) -> tuple[Batch, tf.Tensor]:
-    """Takes the next batch once `after` is known, and measures the wait.
+) -> tuple[Batch, tf.Tensor, tf.Tensor]:
+    """Takes the next batch once `after` is known.
 
     Returns:
-        The batch, and float64 `(2,)`: the times of its request, and of its
+        The batch, and float64 scalars: the times of its request, and of its
         arrival at the first replica of this process, or of the slice.
     """
     with tf.control_dependencies([after]):
@@ -178,7 +187,7 @@ def _next_batch(
     # Under TPUStrategy, the "local" results are those of all hosts.
     first_replica, *_ = strategy.experimental_local_results(batch)
     with tf.control_dependencies(tf.nest.flatten(first_replica)):
-        return batch, tf.stack([requested, tf.timestamp()])
+        return batch, requested, tf.timestamp()
 
 
 def read_flag(flag: tf.Variable | None) -> tf.Tensor:

@@ -7,6 +7,7 @@ import numpy as np
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.corrupt_records import READING_ERRORS
+from albert_tf.training.progress import waiting_seconds
 from albert_tf.training.trainer import Trainer
 
 # Steps are timed for about TIMED_SECONDS, but at most TIMED_STEPS steps.
@@ -62,8 +63,7 @@ def _train_once(trainer: Trainer, number: int) -> Timed:
     waited: list[float] = []
 
     def add_times(times: np.ndarray, ended: float, compiled: bool) -> None:
-        requested, received = times.T
-        waited.append(float((received - requested).sum()))
+        waited.append(waiting_seconds(times))
 
     position = trainer.position
     position.clear_totals()

@@ -77,6 +77,8 @@ def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     arguments = (batches, no_totals(config), tf.constant(num_steps), settings)
     steps = train_steps(*arguments)
     assert steps.num_steps == num_steps
+    assert steps.times.shape == (num_steps, 3)
+    assert np.all(np.diff(steps.times, axis=1) >= 0)
     operations, functions = operations_of(train_steps, arguments)
     return Trained(
         {name: float(v) / num_steps for name, v in steps.totals.items()},

@@ -14,6 +14,7 @@ from albert_tf.training.progress import (
     TIMING_METRICS,
     BatchContent,
     Progress,
+    waiting_seconds,
 )
 
 
@@ -26,7 +27,7 @@ def set_clock(monkeypatch, seconds):
 
 def step_times(*asked, wait=0.0):
     """Times of steps that waited `wait` seconds for their batch."""
-    return np.array([[time, time + wait] for time in asked])
+    return np.array([[time, time + wait, time + wait] for time in asked])
 
 
 def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
@@ -98,6 +99,14 @@ def test_metrics_of_steps_by_hand(tmp_path):
     }
     others = {"compile_seconds", "evaluation_seconds"}
     assert set(figures) - {"useful_share"} == set(TIMING_METRICS) - others
+
+
+def test_a_batch_that_arrives_during_the_previous_step_costs_nothing():
+    """Each step takes 2 s and asks for its batch when the last one begins."""
+    early = np.array([[0.0, 1.0, 3.0], [1.0, 2.5, 5.0], [3.0, 4.5, 7.0]])
+    assert waiting_seconds(early) == 1.0  # for the first batch
+    late = np.array([[0.0, 1.0, 3.0], [1.0, 4.0, 6.0], [4.0, 6.0, 8.0]])
+    assert waiting_seconds(late) == 2.0
 
 
 def test_the_content_of_batches_is_that_of_their_records(tmp_path):
