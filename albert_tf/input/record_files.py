@@ -10,6 +10,7 @@ import os
 import posixpath
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
@@ -279,6 +280,18 @@ def mean_content(
         tokens += share * metadata.num_pieces
         positions += count * metadata.max_seq_length
     return examples / sum(counts), tokens / positions
+
+
+def mean_unigram_entropy(metadata_of: MetadataByDirectory) -> float:
+    """Returns the mean entropy of several corpora, weighted by their tokens.
+
+    It is the masked-LM loss of a model that knows which corpus an example is
+    from, and the frequencies of the pieces there, in nats.
+    """
+    known = [metadata for metadata in metadata_of.values() if metadata]
+    weights = [metadata.num_pieces for metadata in known]
+    entropies = [metadata.unigram_entropy_nats for metadata in known]
+    return float(np.average(entropies, weights=weights))
 
 
 def checksum(file: str, metadata_of: MetadataByDirectory) -> str:

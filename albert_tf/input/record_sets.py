@@ -26,8 +26,9 @@ class RecordSet:
         files: Paths, sorted.
         counts: Number of records in each file.
         checksums: SHA-256 of each file, or "" where the metadata has none.
-        metadata: The metadata of the first directory with metadata; None for
-            records of google-research/albert.
+        metadata: The metadata of the first directory with metadata, with the
+            mean unigram entropy of all; None for records of
+            google-research/albert.
         directory: The directory of `metadata`.
         sets: `files` by dataset, or by directory. In training, records of
             several sets alternate; see `num_of_sets`.
@@ -349,6 +350,11 @@ def _find_sets(
         (item for item in metadata_of.items() if item[1] is not None),
         next(iter(metadata_of.items())),
     )
+    if first is not None:
+        first = dataclasses.replace(
+            first,
+            unigram_entropy_nats=record_files.mean_unigram_entropy(metadata_of),
+        )
     examples_per_row, useful_share = record_files.mean_content(
         files, counts, metadata_of
     )

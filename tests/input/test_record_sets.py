@@ -85,6 +85,23 @@ def test_records_of_several_directories_alternate(tiny_records, config):
     assert (len(few), len(many)) == (1, 3)
 
 
+def test_the_unigram_entropy_of_several_sets_is_their_mean(
+    tiny_records, config, tmp_path
+):
+    """Weighted by tokens; the second set has three times as many."""
+    paths = [tmp_path / "first", tmp_path / "second"]
+    for path, times, entropy in zip(paths, (1, 3), (6.0, 7.0), strict=True):
+        shutil.copytree(tiny_records / "train", path)
+        metadata = json.loads((path / "metadata.json").read_text())
+        metadata["num_pieces"] *= times
+        metadata["unigram_entropy_nats"] = entropy
+        (path / "metadata.json").write_text(json.dumps(metadata))
+    found = record_sets.find_records(
+        "input_file", [f"{path}/*.tfrecord" for path in paths], config
+    )
+    assert found.metadata.unigram_entropy_nats == 6.75
+
+
 def test_records_of_another_length_are_refused_with_both_values(
     tiny_records, tmp_path
 ):
