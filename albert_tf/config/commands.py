@@ -248,6 +248,11 @@ class ReportConfig(Config):
         "between processes and without steps that were trained again.",
         choices=("step", "tokens", "hours"),
     )
+    metrics: tuple[str, ...] = setting(
+        (),
+        "Metrics to draw, comma-separated, e.g. "
+        "masked_lm_loss,masked_lm_accuracy; empty: all.",
+    )
 
     def check(self) -> None:
         for path in self.output_file:

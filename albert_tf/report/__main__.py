@@ -5,9 +5,10 @@ r"""Draw the curves of runs, as a picture, a page, or both.
       --output_file=build/report.html,build/curves.png
 
 The picture has panels for losses, accuracies, learning rate, norms and speed,
-in training and evaluation. It marks the steps at which a run was restarted,
-rolled back, or changed dropout or data. The page adds tables of the runs, their
-settings and their events, in one file that needs no network.
+in training and evaluation; --metrics selects some of them. It marks the steps
+at which a run was restarted, rolled back, or changed dropout or data. The page
+adds tables of the runs, their settings and their events, in one file that needs
+no network.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ from albert_tf.training.metrics import describe
 
 
 def draw(
-    runs: Sequence[RunHistory], output_file: str, x_axis: str = "step"
+    runs: Sequence[RunHistory],
+    output_file: str,
+    x_axis: str = "step",
+    metrics: Sequence[str] = (),
 ) -> None:
     """Writes a picture or a page.
 
@@ -29,14 +33,16 @@ def draw(
         runs: At least one.
         output_file: PNG or HTML by its suffix, local or gs://.
         x_axis: "step", "tokens" or "hours".
+        metrics: Names of the metrics to draw; empty for all.
 
     Raises:
-        UserError: If a run directory lacks the data of the axis.
+        UserError: If a run directory lacks the data of the axis, or if no run
+            has a metric.
     """
     if output_file.endswith(".html"):
-        content = page(runs, x_axis).encode()
+        content = page(runs, x_axis, metrics).encode()
     else:
-        content = picture(runs, x_axis)
+        content = picture(runs, x_axis, metrics)
     write_bytes(output_file, content)
 
 
@@ -70,7 +76,7 @@ def main(config: ReportConfig) -> None:
     config.require("run_dirs", "output_file")
     runs = read_runs(config.run_dirs)
     for output_file in config.output_file:
-        draw(runs, output_file, config.x_axis)
+        draw(runs, output_file, config.x_axis, config.metrics)
     for run in runs:
         print(summarize(run))
     for output_file in config.output_file:

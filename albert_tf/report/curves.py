@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogFormatter, PercentFormatter
 
+from albert_tf.errors import UserError
 from albert_tf.report.runs import RunHistory
 from albert_tf.training.metrics import PAPER_REFERENCE
 
@@ -128,8 +129,17 @@ _POINTS_FOR_MARKERS = 40
 _MARK_DISTANCE = 1 / 300
 
 
-def find_panels(runs: Sequence[RunHistory]) -> list[Panel]:
-    """Returns the panels for which any run has points."""
+def find_panels(
+    runs: Sequence[RunHistory], metrics: Sequence[str] = ()
+) -> list[Panel]:
+    """Returns the panels of some metrics for which any run has points.
+
+    Args:
+        metrics: Names of metrics; empty for all.
+
+    Raises:
+        UserError: If a metric has no panel, or no run has it.
+    """
 
     def num_points(panel: Panel) -> int:
         return max(
@@ -138,11 +148,20 @@ def find_panels(runs: Sequence[RunHistory]) -> list[Panel]:
             for split in ("train", "eval")
         )
 
-    return [
+    found = [
         panel
         for panel in PANELS
         if num_points(panel) >= (_POINTS_FOR_LATE if panel.late else 1)
     ]
+    known = list(dict.fromkeys(panel.metric for panel in found))
+    for metric in metrics:
+        if metric not in known:
+            raise UserError(
+                "--metrics must name metrics of the runs",
+                received=metric,
+                remedy=f"The runs have {', '.join(known)}.",
+            )
+    return [panel for panel in found if not metrics or panel.metric in metrics]
 
 
 def references(
@@ -176,19 +195,24 @@ def references(
 
 
 def picture(
-    runs: Sequence[RunHistory], x_axis: str, file_format: str = "png"
+    runs: Sequence[RunHistory],
+    x_axis: str,
+    metrics: Sequence[str] = (),
+    file_format: str = "png",
 ) -> bytes:
-    """Draws all panels in one picture.
+    """Draws the panels in one picture.
 
     Args:
         runs: At least one.
         x_axis: "step", "tokens" or "hours".
+        metrics: Names of the metrics to draw; empty for all.
         file_format: "png" or "svg".
 
     Raises:
-        UserError: If a run directory lacks the data of the axis.
+        UserError: If a run directory lacks the data of the axis, or if no run
+            has a metric.
     """
-    panels = find_panels(runs)
+    panels = find_panels(runs, metrics)
     num_columns = 2 if len(panels) <= 4 else 3
     num_rows = -(-len(panels) // num_columns)
     with matplotlib.rc_context(STYLE):

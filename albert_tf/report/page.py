@@ -39,20 +39,24 @@ $settings
 """)
 
 
-def page(runs: Sequence[RunHistory], x_axis: str) -> str:
+def page(
+    runs: Sequence[RunHistory], x_axis: str, metrics: Sequence[str] = ()
+) -> str:
     """Returns the page.
 
     Args:
         runs: At least one.
         x_axis: "step", "tokens" or "hours".
+        metrics: Names of the metrics to draw; empty for all.
 
     Raises:
-        UserError: If a run directory lacks the data of the axis.
+        UserError: If a run directory lacks the data of the axis, or if no run
+            has a metric.
     """
     names = [run.name for run in runs]
     settings = setting_rows(runs)
     different = [row for row in settings if len(set(row[1:])) > 1]
-    image = picture(runs, x_axis, "svg").decode()
+    image = picture(runs, x_axis, metrics, "svg").decode()
     return _PAGE.substitute(
         title=escape("Training: " + ", ".join(names)),
         facts=_table(["", *names], fact_rows(runs)),

@@ -55,6 +55,23 @@ def test_another_loss_changes_the_panels_of_the_loss_alone(tmp_path):
     assert differ == [("masked_lm_loss", False), ("masked_lm_loss", True)]
 
 
+def test_selected_metrics_are_drawn_alone(tmp_path):
+    run = read_run(tmp_path / "run", [8.0, 7.0], goodput=[0.5, 0.6])
+    drawn = curves.find_panels([run], ["goodput", "masked_lm_loss"])
+    assert [panel.metric for panel in drawn] == ["masked_lm_loss", "goodput"]
+    draw([run], str(tmp_path / "all.png"))
+    draw([run], str(tmp_path / "one.png"), metrics=["masked_lm_loss"])
+    sizes = [
+        matplotlib.image.imread(tmp_path / name).shape[0]
+        for name in ("one.png", "all.png")
+    ]
+    assert sizes[0] < sizes[1]
+    with pytest.raises(
+        UserError, match=r"the runs\..*: trust_ratio\..*goodput"
+    ):
+        draw([run], str(tmp_path / "one.png"), metrics=["trust_ratio"])
+
+
 def test_training_is_solid_and_the_held_out_set_dashed(tmp_path):
     run = read_run(tmp_path / "run", [8.0, 7.0, 5.0])
     points = [[0, 8.0], [1, 7.0], [2, 5.0]]
