@@ -204,6 +204,11 @@ def assert_host_runs_ahead(program, num_replicas):
             values = needed(next_values[argument], tuple(string.ascii_letters))
             assert request not in values, argument
     assert len(requests) == num_replicas
+    for argument in _read_by_condition(program.host, body):
+        values = needed(
+            next_values.get(argument, argument), tuple(string.ascii_letters)
+        )
+        assert not values & set(requests), argument
     # The metrics and the stop flag reach the host in one tensor.
     (output,) = (n for n in body.node_def if n.op == "TPUReplicatedOutput")
     times = [n.name for n in body.node_def if n.op == "Timestamp"]
@@ -211,6 +216,33 @@ def assert_host_runs_ahead(program, num_replicas):
     assert (len(times), len(before)) == (3, 2)
     for time in before:
         assert len(needed(time, ("",)) & {*requests}) <= 1
+
+
+def _read_by_condition(host, body):
+    """The arguments of a loop's body that the loop's condition reads."""
+    functions = {f.signature.name: f for f in host.library.function}
+    all_nodes = [
+        *host.node,
+        *(n for f in functions.values() for n in f.node_def),
+    ]
+    (loop,) = (
+        node
+        for node in all_nodes
+        if node.op in ("While", "StatelessWhile")
+        and node.attr["body"].func.name == body.signature.name
+    )
+    condition = functions[loop.attr["cond"].func.name]
+    nodes = {node.name: node for node in condition.node_def}
+    read, open_names = set(), list(condition.ret.values())
+    while open_names:
+        name = open_names.pop().partition(":")[0].lstrip("^")
+        if name not in read:
+            read.add(name)
+            open_names += nodes[name].input if name in nodes else ()
+    pairs = zip(
+        condition.signature.input_arg, body.signature.input_arg, strict=False
+    )
+    return [of_body.name for of_cond, of_body in pairs if of_cond.name in read]
 
 
 def assert_runs_on_tpu(program):

@@ -270,8 +270,10 @@ def test_the_peak_of_a_tpu_is_known_from_its_chip(monkeypatch):
     monkeypatch.setattr(step_cost.tpu_chips, "find_chips", lambda: ["v5e"] * 4)
     peak = step_cost.peak_flops(strategy, DistributionConfig())
     assert peak == 2 * 197e12
+    assert step_cost.device_memory_bytes(strategy) == int(15.75 * 2**30)
     monkeypatch.setattr(step_cost.tpu_chips, "find_chips", lambda: [])
     assert step_cost.peak_flops(strategy, DistributionConfig()) is None
+    assert step_cost.device_memory_bytes(strategy) is None
 
 
 @pytest.mark.parametrize(

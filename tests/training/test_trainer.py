@@ -1,13 +1,15 @@
-"""The trainer's measurement of its speed."""
+"""The trainer's start, and its measurement of its speed."""
 
 import time
 
+import numpy as np
 import tensorflow as tf
 
+from albert_tf.cluster.replicas import Replicas
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import Steps
 from albert_tf.training.trainer import MEASURED_STEPS, Trainer
-from tests.helpers import tiny_run
+from tests.helpers import tiny_run, tpu_bridge
 
 STEP_S, COMPILE_S = 0.01, 0.5
 
@@ -29,7 +31,7 @@ def test_the_step_time_is_that_of_a_call_that_does_not_compile(
     def sleep(batches, totals, num_steps, settings):
         calls.append(int(num_steps))
         time.sleep(STEP_S * calls[-1] + COMPILE_S * (len(calls) == 1))
-        times = tf.zeros((calls[-1], 2), tf.float64)
+        times = tf.zeros((calls[-1], 3), tf.float64)
         return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()), times)
 
     monkeypatch.setattr(trainer, "_train_steps", sleep)
@@ -43,3 +45,23 @@ def test_the_step_time_is_that_of_a_call_that_does_not_compile(
     # Later calls are as long as the loop.
     trainer.advance(5 * MEASURED_STEPS, lambda *_: None)
     assert calls == [1, MEASURED_STEPS, 4 * MEASURED_STEPS - 1]
+
+
+def test_initial_weights_are_sent_to_the_first_replica_only(
+    tmp_path, monkeypatch
+):
+    """A program, which does not run here, copies them to the others."""
+    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
+    monkeypatch.setattr(Replicas, "copy_from_first", lambda self: None)
+    config = tiny_run.make_synthetic_config(tmp_path)
+    objective = Pretraining(config)
+    trainer = Trainer(
+        config, objective, objective.find_training_data(), strategy
+    )
+    of_replicas = [
+        strategy.experimental_local_results(variable.value)
+        for variable in trainer.state.model.trainable_variables
+    ]
+    assert any(np.any(first.numpy()) for first, *_others in of_replicas)
+    for _first, *others in of_replicas:
+        assert not any(np.any(other.numpy()) for other in others)
