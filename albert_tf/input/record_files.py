@@ -282,16 +282,20 @@ def mean_content(
     return examples / sum(counts), tokens / positions
 
 
-def mean_unigram_entropy(metadata_of: MetadataByDirectory) -> float:
-    """Returns the mean entropy of several corpora, weighted by their tokens.
+def with_mean_entropy(
+    metadata: features.RecordsMetadata, metadata_of: MetadataByDirectory
+) -> features.RecordsMetadata:
+    """Returns metadata with the mean unigram entropy of all directories.
 
-    It is the masked-LM loss of a model that knows which corpus an example is
-    from, and the frequencies of the pieces there, in nats.
+    Weighted by tokens, it is the masked-LM loss of a model that knows which
+    directory an example is from, and the frequencies of the pieces there.
     """
-    known = [metadata for metadata in metadata_of.values() if metadata]
-    weights = [metadata.num_pieces for metadata in known]
-    entropies = [metadata.unigram_entropy_nats for metadata in known]
-    return float(np.average(entropies, weights=weights))
+    known = [m for m in metadata_of.values() if m is not None]
+    mean = np.average(
+        [m.unigram_entropy_nats for m in known],
+        weights=[m.num_pieces for m in known],
+    )
+    return dataclasses.replace(metadata, unigram_entropy_nats=float(mean))
 
 
 def checksum(file: str, metadata_of: MetadataByDirectory) -> str:

@@ -26,9 +26,8 @@ class RecordSet:
         files: Paths, sorted.
         counts: Number of records in each file.
         checksums: SHA-256 of each file, or "" where the metadata has none.
-        metadata: The metadata of the first directory with metadata, with the
-            mean unigram entropy of all; None for records of
-            google-research/albert.
+        metadata: The metadata of the first directory with metadata, but the
+            mean unigram entropy of all; None for google-research's records.
         directory: The directory of `metadata`.
         sets: `files` by dataset, or by directory. In training, records of
             several sets alternate; see `num_of_sets`.
@@ -350,11 +349,6 @@ def _find_sets(
         (item for item in metadata_of.items() if item[1] is not None),
         next(iter(metadata_of.items())),
     )
-    if first is not None:
-        first = dataclasses.replace(
-            first,
-            unigram_entropy_nats=record_files.mean_unigram_entropy(metadata_of),
-        )
     examples_per_row, useful_share = record_files.mean_content(
         files, counts, metadata_of
     )
@@ -364,7 +358,7 @@ def _find_sets(
         checksums=tuple(
             record_files.checksum(file, metadata_of) for file in files
         ),
-        metadata=first,
+        metadata=first and record_files.with_mean_entropy(first, metadata_of),
         directory=directory,
         sets=sets,
         examples_per_row=examples_per_row,
