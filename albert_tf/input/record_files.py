@@ -293,7 +293,7 @@ def with_mean_entropy(
     known = [m for m in metadata_of.values() if m is not None]
     mean = np.average(
         [m.unigram_entropy_nats for m in known],
-        weights=[m.num_pieces for m in known],
+        weights=[max(m.num_pieces, 1) for m in known],
     )
     return dataclasses.replace(metadata, unigram_entropy_nats=float(mean))
 
