@@ -304,13 +304,16 @@ class SweepConfig(Config):
         "A variant to train, as NAME: FLAGS, with flags of run_pretraining "
         "that override those of all runs, e.g. "
         "--variant='narrow: --model=embedding_size=64'. Give the flag once per "
-        "variant.",
+        "variant. With --init_checkpoint={run:NAME}, a variant starts from the "
+        "weights that an earlier variant has reached.",
         repeated=True,
     )
     seeds: tuple[str, ...] = setting(
         (),
         "Seeds, comma-separated, e.g. 1,2,3: each variant is trained once with "
-        "each seed. Empty: once, with the seed of its flags.",
+        "each seed. Empty: once, with the seed of its flags. A variant that "
+        "starts from another one has the seed of that one + 1000, so that it "
+        "reads other batches.",
     )
     evaluation: tuple[str, ...] = setting(
         (),
@@ -326,7 +329,7 @@ class SweepConfig(Config):
         "Columns of the table, comma-separated: METRIC, from the evaluation at "
         "the end of training; NAME/METRIC, from --evaluation='NAME: ...'; or "
         "training_seconds, the time of all steps, without those that a restart "
-        "repeats.",
+        "repeats, and with those of the variants that it starts from.",
     )
     compare: tuple[str, ...] = setting(
         (),

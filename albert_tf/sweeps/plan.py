@@ -22,6 +22,7 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError, name_faults
 from albert_tf.io.files import find
+from albert_tf.sweeps import stages
 
 RUNS_DIR = "runs"
 
@@ -46,9 +47,10 @@ class PlannedRun:
 
     Attributes:
         variant: Name of its variant.
-        seed: Its seed; None for that of its flags.
+        seed: Its seed in `--seeds`; None for that of its flags.
         flags: Flags of run_pretraining, without the output directory.
         config: The settings that they describe.
+        starts_from: Name of the run whose weights it starts from, or "".
 
     Example:
         >>> run = PlannedRun("narrow", 2, (), PretrainingConfig())
@@ -60,16 +62,15 @@ class PlannedRun:
     seed: int | None
     flags: tuple[str, ...]
     config: PretrainingConfig
+    starts_from: str = ""
 
     @property
     def name(self) -> str:
         """Name of the run, and of its directory."""
-        if self.seed is None:
-            return self.variant
-        return f"{self.variant}-seed{self.seed}"
+        return _run_name(self.variant, self.seed)
 
     def run_dir(self, sweep_dir: str) -> str:
-        """Returns the run directory."""
+        """Its run directory."""
         return f"{sweep_dir.rstrip('/')}/{RUNS_DIR}/{self.name}"
 
 
@@ -105,6 +106,13 @@ class Plan:
         """Names of the variants, in order."""
         return tuple(dict.fromkeys(run.variant for run in self.runs))
 
+    def stages(self, run: PlannedRun) -> list[PlannedRun]:
+        """Returns a run and the runs that it starts from, latest first."""
+        found = [run]
+        while found[-1].starts_from:
+            found += [r for r in self.runs if r.name == found[-1].starts_from]
+        return found
+
 
 def make_plan(config: SweepConfig) -> Plan:
     """Makes the plan of a sweep; reads flag files and architectures only.
@@ -127,6 +135,10 @@ def make_plan(config: SweepConfig) -> Plan:
     variants = _named("variant", config.variant, config.records_dir)
     evaluations = _named("evaluation", config.evaluation, config.records_dir)
     seeds = _parse_seeds(config.seeds)
+    starts: dict[str, str] = {}
+    for name, own in variants.items():
+        parsed = _parse(f"variant {name}", [*base, *own])
+        starts[name] = stages.find_start(name, parsed, tuple(starts))
     runs = []
     for seed in seeds:
         for name, own in variants.items():
@@ -139,7 +151,8 @@ def make_plan(config: SweepConfig) -> Plan:
                 )
             all_flags = [*base, *own]
             if seed is not None:
-                all_flags.append(f"--seed={seed}")
+                stage_seed = stages.seed_of_stage(seed, name, starts)
+                all_flags.append(f"--seed={stage_seed}")
             settings = _parse(f"variant {name}", all_flags)
             _check_own_settings(name, settings)
             for evaluation, further in evaluations.items():
@@ -147,7 +160,9 @@ def make_plan(config: SweepConfig) -> Plan:
                     f"evaluation {evaluation} of variant {name}",
                     [*all_flags, *further, "--mode=eval"],
                 )
-            runs.append(PlannedRun(name, seed, tuple(all_flags), settings))
+            start = starts[name] and _run_name(starts[name], seed)
+            run = PlannedRun(name, seed, tuple(all_flags), settings, start)
+            runs.append(run)
     _check_different(runs)
     metrics = _check_metrics(config.metrics, evaluations)
     return Plan(
@@ -157,6 +172,10 @@ def make_plan(config: SweepConfig) -> Plan:
         _parse_pairs(config.compare, variants),
         _parse_paper(config.paper, variants),
     )
+
+
+def _run_name(variant: str, seed: int | None) -> str:
+    return variant if seed is None else f"{variant}-seed{seed}"
 
 
 def check_records(plan: Plan) -> None:

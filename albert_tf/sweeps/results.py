@@ -124,11 +124,16 @@ def read_results(sweep_dir: str, plan: Plan) -> Results:
 
 
 def _read_run(run: PlannedRun, sweep_dir: str, plan: Plan) -> dict[str, float]:
-    found: dict[str, float] = {TRAINING_SECONDS: 0.0}
+    found: dict[str, float] = {
+        TRAINING_SECONDS: sum(
+            line.get("loop_seconds", 0.0)
+            for stage in plan.stages(run)
+            for line in read_metrics(stage.run_dir(sweep_dir))
+            if line["split"] == "train"
+        )
+    }
     for line in read_metrics(run.run_dir(sweep_dir)):
-        if line["split"] == "train":
-            found[TRAINING_SECONDS] += line.get("loop_seconds", 0.0)
-        else:
+        if line["split"] != "train":
             found |= {n: line[n] for n in line.keys() - {"split", "step"}}
     for name in plan.evaluations:
         metrics = read_evaluation(sweep_dir, plan, run, name) or {}

@@ -31,6 +31,7 @@ from absl import logging
 from albert_tf.errors import UserError
 from albert_tf.io.files import is_remote, load_json_if_any, write_text
 from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.sweeps import stages
 from albert_tf.sweeps.plan import Plan, PlannedRun
 from albert_tf.training import step_cost
 
@@ -112,9 +113,12 @@ class Sweep:
             next_report = self._began + PROGRESS_SECONDS
             while (queue and not self.interrupted) or active:
                 for run in list(queue):
-                    if (
+                    if self._cannot_start(run):
+                        queue.remove(run)
+                    elif (
                         not self.interrupted
                         and len(active) < self._parallel_runs
+                        and self._is_ready(run)
                         and self._start(run)
                     ):
                         queue.remove(run)
@@ -133,6 +137,24 @@ class Sweep:
         """Returns the file with the standard error of a run's processes."""
         return os.path.join(self.log_dir, f"{run.name}.log")
 
+    # --- The run that a run starts from. --------------------------------------
+
+    def _is_ready(self, run: PlannedRun) -> bool:
+        """Whether the run that this one starts from is trained."""
+        return all(
+            is_trained(stage, self._dir) for stage in self._plan.stages(run)[1:]
+        )
+
+    def _cannot_start(self, run: PlannedRun) -> bool:
+        """Whether the run that this one starts from has failed."""
+        if run.starts_from not in self.failed or self._is_ready(run):
+            return False
+        logging.error(
+            "%s: not started, because %s has failed", run.name, run.starts_from
+        )
+        self.failed[run.name] = self.failed[run.starts_from]
+        return True
+
     # --- The processes of a run: training, then each evaluation. -------------
 
     def _next_step(self, run: PlannedRun) -> str:
@@ -148,6 +170,12 @@ class Sweep:
         flags = [*run.flags, f"--output_dir={run.run_dir(self._dir)}"]
         if step != "train":
             flags += [*self._plan.evaluations[step], "--mode=eval"]
+        run_dirs = {
+            other.variant: other.run_dir(self._dir)
+            for other in self._plan.runs
+            if other.seed == run.seed
+        }
+        flags = stages.fill_in(flags, run_dirs)
         return [sys.executable, "-m", "albert_tf.run_pretraining", *flags]
 
     def _start(self, run: PlannedRun) -> bool:

@@ -130,6 +130,41 @@ def test_published_values_are_read_by_variant(base):
     assert plan.paper == {"long": {"loss": 1.5, "average": 80.1}}
 
 
+STAGES = (
+    "first:",
+    "second: --init_checkpoint={run:first} --ngram=2",
+    "third: --init_checkpoint={run:second} --ngram=3",
+)
+
+
+def test_a_variant_starts_from_the_run_of_an_earlier_one(base):
+    plan = plans.make_plan(base(variant=STAGES, seeds=("7", "3")))
+    third = plan.runs[2]
+    assert [run.name for run in plan.stages(third)] == [
+        "third-seed7",
+        "second-seed7",
+        "first-seed7",
+    ]
+    assert [run.config.training.seed for run in plan.runs] == [
+        7,
+        1007,
+        2007,
+        3,
+        1003,
+        2003,
+    ]
+    without_seeds = plans.make_plan(base(variant=STAGES)).runs[1]
+    assert without_seeds.starts_from == "first"
+    assert without_seeds.config.training.seed == 12345
+
+
+@pytest.mark.parametrize("name", ["second", "first", "no_such"])
+def test_a_variant_cannot_start_from_a_later_one(base, name):
+    first = f"first: --init_checkpoint={{run:{name}}}"
+    with pytest.raises(UserError, match="first must start from an earlier"):
+        plans.make_plan(base(variant=(first, *STAGES[1:])))
+
+
 def test_records_without_files_are_named(base, tmp_path):
     plan = plans.make_plan(base())
     with pytest.raises(UserError, match=r"records/train/\*.tfrecord"):

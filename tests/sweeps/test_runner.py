@@ -101,6 +101,12 @@ class SweepProcess:
             for run in ("shared", "not_shared")
         }
 
+    def started_from(self, run):
+        """The model that a run started from, and its step."""
+        file = self.dir / "runs" / run / "warm_start.json"
+        report = json.loads(file.read_text())
+        return report["init_checkpoint"], report["step"]
+
     def events(self, run):
         return [
             event["event"]
@@ -120,7 +126,8 @@ def test_a_killed_sweep_continues_and_finds_the_same_table(
 
     The table has each run's own last evaluation, and another sweep of the same
     variants, without interruptions and in parallel, has the same metrics at
-    every step. In that sweep, a third variant fails.
+    every step. In that sweep, a third variant fails, and with it the one that
+    starts from its weights; another starts from those of the first variant.
     """
     sweep = SweepProcess(tiny_records, tmp_path)
     killed = sweep.start()
@@ -160,6 +167,9 @@ def test_a_killed_sweep_continues_and_finds_the_same_table(
             if not flag.startswith(("--evaluation", "--metrics"))
         ),
         "--variant=other: --sentence_objective=nsp",
+        "--variant=after_other: --init_checkpoint={run:other}",
+        "--variant=continued: --init_checkpoint={run:shared} "
+        "--num_train_steps=100",
         "--metrics=masked_lm_loss",
         "--parallel_runs=2",
     ]
@@ -170,9 +180,11 @@ def test_a_killed_sweep_continues_and_finds_the_same_table(
     assert expected["differences"] == content["differences"][:1]
     # The records do not fit the third variant; the others finish.
     assert again.returncode == 1
-    assert "failed: other" in whole.log()
+    assert "failed: other, after_other" in whole.log()
+    assert "after_other: not started, because other" in whole.log()
     assert "sentence_objective 'sop' and 'nsp'" in whole.log()
     assert "| other | 0 | - |" in output
+    assert whole.started_from("continued") == (f"{whole.dir}/runs/shared", 400)
 
 
 def make(directory):
