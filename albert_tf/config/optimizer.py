@@ -48,6 +48,16 @@ class OptimizerConfig(Config):
         affects="result",
         in_program=True,
     )
+    num_decay_steps: int = setting(
+        0,
+        "Number of last steps in which the learning rate decays; between "
+        "warm-up and decay it stays at its peak (trapezoidal or "
+        "warmup-stable-decay schedule). 0: it decays from step 0 on, as in "
+        "google-research/albert.",
+        at_least=0,
+        affects="result",
+        in_program=True,
+    )
     weight_decay_rate: float = setting(
         0.01,
         "Rate of weight decay; LayerNorm parameters and biases are not "

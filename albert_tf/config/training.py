@@ -335,6 +335,17 @@ class PretrainingConfig(Config):
                 received=f"{self.optimizer.num_warmup_steps} and "
                 f"{self.training.num_train_steps}",
             )
+        constant = self.training.num_train_steps - (
+            self.optimizer.num_warmup_steps + self.optimizer.num_decay_steps
+        )
+        if self.optimizer.num_decay_steps and constant < 0:
+            raise UserError(
+                "num_warmup_steps + num_decay_steps must be at most "
+                "num_train_steps",
+                received=f"{self.optimizer.num_warmup_steps} + "
+                f"{self.optimizer.num_decay_steps} and "
+                f"{self.training.num_train_steps}",
+            )
         self.check_evaluation()
 
     def check_evaluation(self) -> None:

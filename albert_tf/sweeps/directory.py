@@ -35,11 +35,14 @@ def claim_directory(sweep_dir: str, plan: Plan) -> None:
             + name_faults(list(stored)),
             remedy="Choose another --output_dir.",
         )
+    # A setting that is newer than the sweep had its default.
+    defaults = _result_settings(PretrainingConfig())
     for name in set(stored) & set(settings):
+        before = defaults | stored[name]
         changed = [
-            f"{key} was {stored[name].get(key)!r} and is {value!r}"
+            f"{key} was {before[key]!r} and is {value!r}"
             for key, value in settings[name].items()
-            if stored[name].get(key) != value
+            if before[key] != value
         ]
         if changed:
             raise UserError(

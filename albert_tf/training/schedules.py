@@ -38,15 +38,21 @@ def learning_rate(
 
     With a warm-up, the first step has rate 0. The decay counts from step 0, not
     from the end of the warm-up, so the rate drops where the warm-up ends: with
-    the settings of the paper, from the peak to 0.975 of it.
+    the settings of the paper, from the peak to 0.975 of it. With
+    `num_decay_steps`, the rate stays at its peak until the decay begins.
 
     Args:
         step: int64 scalar, training steps done.
-        config: Peak rate, warm-up and power.
+        config: Peak rate, warm-up, length and power of the decay.
         num_train_steps: The step at which the rate reaches 0.
 
     Returns:
         float32 scalar.
+
+    Reference:
+        Constant rate, then decay: [Zhai et al.,
+        2022](https://arxiv.org/abs/2106.04560), section 3.5; [Hägele et al.,
+        2024](https://arxiv.org/abs/2405.18392).
 
     Example:
         >>> config = OptimizerConfig(
@@ -60,7 +66,10 @@ def learning_rate(
     """
     # float32 represents integers up to 16.7 million exactly.
     step = tf.cast(step, tf.float32)
-    left = tf.maximum(num_train_steps - step, 0.0) / num_train_steps
+    num_decay_steps = config.num_decay_steps or num_train_steps
+    left = tf.maximum(num_train_steps - step, 0.0) / num_decay_steps
+    if config.num_decay_steps:
+        left = tf.minimum(left, 1.0)
     decayed = config.learning_rate * left**config.poly_power
     if config.num_warmup_steps == 0:
         return decayed
@@ -101,6 +110,8 @@ def describe_learning_rate(
         f"learning rate {optimizer.learning_rate:g} after "
         f"{optimizer.num_warmup_steps} warm-up steps"
     )
+    if optimizer.num_decay_steps:
+        line += f", decaying in the last {optimizer.num_decay_steps} steps"
     if optimizer.optimizer != "lamb":
         return line, ""
     scaled = scaled_learning_rate(batch_size)

@@ -75,6 +75,17 @@ def pretraining(**groups):
             "num_warmup_steps must be at most num_train_steps. "
             "Received: 50 and 40.",
         ),
+        (
+            pretraining,
+            {
+                "optimizer": OptimizerConfig(
+                    num_warmup_steps=20, num_decay_steps=21
+                ),
+                "training": TrainingConfig(num_train_steps=40),
+            },
+            "num_warmup_steps + num_decay_steps must be at most "
+            "num_train_steps. Received: 20 + 21 and 40.",
+        ),
     ],
 )
 def test_impossible_combinations_are_refused_with_both_values(

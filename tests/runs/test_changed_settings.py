@@ -44,6 +44,7 @@ IF_ALLOWED = {
     "optimizer.learning_rate": 0.5,
     "optimizer.num_warmup_steps": 3,
     "optimizer.poly_power": 2.0,
+    "optimizer.num_decay_steps": 2,
     "optimizer.weight_decay_rate": 0.1,
     "optimizer.beta_1": 0.8,
     "optimizer.beta_2": 0.98,

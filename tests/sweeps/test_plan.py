@@ -207,6 +207,20 @@ def test_a_directory_belongs_to_one_sweep(base):
     assert set(stored) == {"narrow", "long", "wide"}
 
 
+def test_a_setting_that_is_newer_than_the_sweep_had_its_default(base):
+    config = base()
+    claim_directory(config.output_dir, plans.make_plan(config))
+    path = pathlib.Path(config.output_dir) / "sweep.json"
+    stored = json.loads(path.read_text())
+    for settings in stored.values():
+        del settings["optimizer.num_decay_steps"]
+    path.write_text(json.dumps(stored))
+    changed = base(base_flags=(*config.base_flags, "--num_decay_steps=9"))
+    with pytest.raises(UserError, match="num_decay_steps was 0 and is 9"):
+        claim_directory(config.output_dir, plans.make_plan(changed))
+    claim_directory(config.output_dir, plans.make_plan(config))
+
+
 def test_a_directory_with_other_files_is_refused(base, tmp_path):
     config = base()
     (tmp_path / "sweep").mkdir()

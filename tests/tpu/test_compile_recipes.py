@@ -23,6 +23,7 @@ ON_CPUS = {
     "mini_en_16",
     "mini_en_64",
     "mini_en_128",
+    "mini_en_512",
     "tiny_cpu",
 }
 

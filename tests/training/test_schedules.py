@@ -60,6 +60,18 @@ def test_power_shapes_the_decay():
     assert rate_at(1, 4, **settings) == 0.5625
 
 
+def test_rate_stays_at_its_peak_until_the_last_steps():
+    settings = {
+        "num_warmup_steps": 2,
+        "learning_rate": 1.0,
+        "num_decay_steps": 4,
+    }
+    rates = [rate_at(step, 8, **settings) for step in range(10)]
+    assert rates == [0.0, 0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    of_square_root = rate_at(7, 8, **settings, poly_power=0.5)
+    assert of_square_root == 0.5
+
+
 def test_rate_is_float32_in_a_graph():
     config = OptimizerConfig(num_warmup_steps=2, learning_rate=1.0)
     graph = tf.function(lambda step: learning_rate(step, config, 4))
