@@ -131,6 +131,12 @@ DEMO := build/demo
 MINI := models/albert_mini_en
 QUESTIONS := data_prep/sample_questions
 
+# Two pairs of passages, for the sentence head of the released model.
+BIRTH := 'Anna Berg was a Norwegian painter, born in Oslo in 1861. She studied in Paris and returned to Norway in 1889.'
+DEATH := 'In her last years she lived alone on her farm and painted only the sea. She died there in 1932.'
+KING := 'Once there was a king who had three daughters. The youngest was so beautiful that everyone in the land spoke of her.'
+FOREST := 'When the king heard this, he was angry and sent her away. She walked through the forest all night.'
+
 # Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
 	@echo "1/9 trains a vocabulary on the sample corpus"
@@ -159,7 +165,7 @@ demo: $(VENV)/installed
 	@echo "6/9 draws the curves, about 10 seconds"
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
-	@echo "7/9 asks the released model for masked words"
+	@echo "7/9 asks the released model for masked words,"
 	test -e $(DEMO)/mini || $(BIN)/python -m albert_tf.convert_checkpoint \
 	    --from=$(MINI) --to=$(DEMO)/mini
 	$(BIN)/python -m albert_tf.export_saved_model \
@@ -169,6 +175,13 @@ demo: $(VENV)/installed
 	    --text='The city is the [MASK] of the country.' \
 	    --text='He was one of the [MASK] important scientists of his time.' \
 	    --text='"I do not know," said [MASK].'
+	@echo "    and for the order of passages, each pair in order and swapped"
+	$(BIN)/python -m albert_tf.predict \
+	    --saved_model_dir=$(DEMO)/mini_saved_model \
+	    --text=$(BIRTH) --text_pair=$(DEATH) \
+	    --text=$(DEATH) --text_pair=$(BIRTH) \
+	    --text=$(KING) --text_pair=$(FOREST) \
+	    --text=$(FOREST) --text_pair=$(KING)
 	@echo "8/9 continues its pretraining on the questions of a bank's customers"
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file=$(QUESTIONS)/train.jsonl \
