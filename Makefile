@@ -147,7 +147,7 @@ demo: $(VENV)/installed
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file='data_prep/sample_corpus/*.txt.gz' \
 	    --spm_model_file=$(DEMO)/spm.model --output_dir=$(DEMO)/records \
-	    --max_seq_length=16 --max_predictions_per_seq=3 --ngram=1 \
+	    --max_seq_length=16 --max_predictions_per_seq=5 --ngram=1 \
 	    --sentence_objective=none --short_seq_prob=0 \
 	    --masking=dynamic --dupe_factor=1 \
 	    --num_shards=4 --holdout_fraction=0.09

@@ -75,6 +75,9 @@ def tokenizer_files(
         "remove_space": True,
         "model_max_length": max_length,
         "tokenizer_class": _tokenizer_class(tokenizer),
+        # Without them, transformers 5 leaves out token_type_ids, and the model
+        # reads both texts of a pair as segment 0.
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
     return {
         TOKENIZER_FILE: content,

@@ -173,9 +173,7 @@ def test_transformers_loads_a_folder_without_warnings(tmp_path, caplog):
             tokenizer = getattr(transformers, class_name).from_pretrained(
                 complete
             )
-            pair = tokenizer(
-                "Paris [MASK] Is", "Is it?", return_token_type_ids=True
-            )
+            pair = tokenizer("Paris [MASK] Is", "Is it?")
             ids = [2, 1162, 4, 25, 3, 25, 32, 60, 3]
             assert pair["input_ids"] == ids
             assert pair["token_type_ids"] == [0] * 5 + [1] * 4
