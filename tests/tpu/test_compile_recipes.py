@@ -23,7 +23,7 @@ ON_CPUS = {
     "mini_en_16",
     "mini_en_64",
     "mini_en_128",
-    "mini_en_512",
+    "mini_en_256",
     "tiny_cpu",
 }
 
