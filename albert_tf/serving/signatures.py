@@ -71,14 +71,9 @@ class _ServedModel:
             input_mask: tf.Tensor,
             segment_ids: tf.Tensor,
         ) -> Answers:
-            tf.debugging.assert_less_equal(
-                tf.shape(input_ids)[1],
-                max_length,
-                f"input_ids must be at most {max_length} tokens long",
-            )
             outputs = pretrainer.encode(
                 {
-                    "input_ids": input_ids,
+                    "input_ids": checked_ids(input_ids, max_length),
                     "input_mask": input_mask,
                     "segment_ids": segment_ids,
                 }
@@ -261,3 +256,27 @@ def ids(name: str) -> tf.TensorSpec:
 def strings(name: str) -> tf.TensorSpec:
     """The specification of texts, `(batch,)`."""
     return tf.TensorSpec([None], tf.string, name=name)
+
+
+def checked_ids(
+    input_ids: tf.Tensor, max_length: int, num_choices: int = 1
+) -> tf.Tensor:
+    """Refuses sequences that are longer than the model.
+
+    Args:
+        input_ids: int32, `(batch, num_choices * length)`.
+        max_length: The number of positions of the model.
+        num_choices: Number of sequences in each row.
+
+    Returns:
+        The same ids. What is computed from them waits for the check, so that no
+        other error comes first.
+
+    Raises:
+        InvalidArgumentError: As the graph runs, if `length > max_length`.
+    """
+    length = tf.shape(input_ids)[1] // num_choices
+    message = f"input_ids must be at most {max_length} tokens long"
+    check = tf.debugging.assert_less_equal(length, max_length, message)
+    with tf.control_dependencies([check]):
+        return tf.identity(input_ids)

@@ -28,7 +28,13 @@ from albert_tf.serving.names import (
     SERVING_DEFAULT,
     TEXT_SUFFIX,
 )
-from albert_tf.serving.signatures import Answers, Signatures, ids, strings
+from albert_tf.serving.signatures import (
+    Answers,
+    Signatures,
+    checked_ids,
+    ids,
+    strings,
+)
 from albert_tf.serving.text_alignment import align
 from albert_tf.serving.text_tokenizer import (
     PackedTexts,
@@ -93,12 +99,11 @@ def _forward(model: AlbertForTask) -> Forward:
 
     @tf.function(input_signature=[ids("")] * len(names))
     def forward(*inputs: tf.Tensor) -> Answers:
-        tf.debugging.assert_less_equal(
-            tf.shape(inputs[0])[1] // model.head_config.num_choices,
-            max_length,
-            f"input_ids must be at most {max_length} tokens long",
+        input_ids = checked_ids(
+            inputs[0], max_length, model.head_config.num_choices
         )
-        return model(dict(zip(names, inputs, strict=True)))
+        features = dict(zip(names, [input_ids, *inputs[1:]], strict=True))
+        return model(features)
 
     return forward
 
