@@ -13,6 +13,11 @@ standard deviations and the difference of the variants:
       --seeds=1,2 --compare=shared:not_shared \
       --output_dir=build/sharing
 
+A variant can start from the weights of an earlier one, with the same seed:
+
+      --variant='short: --max_seq_length=64' \
+      --variant='long: --init_checkpoint={run:short} --max_seq_length=512'
+
 Sweeps of the paper's tables are in configs/ablations:
 
     python -m albert_tf.sweep \
@@ -23,8 +28,9 @@ Each run is a process of `run_pretraining` with its own run directory,
 OUTPUT_DIR/runs/VARIANT-seedN. Its log is OUTPUT_DIR/logs/VARIANT-seedN.log; if
 OUTPUT_DIR is on gs://, the command logs the local directory that contains the
 logs. The same command continues an interrupted sweep: it does not repeat
-finished runs, and others resume from their checkpoints. Variants and seeds can
-be added to a finished sweep.
+finished runs, and others resume from their checkpoints. Keep the spelling of
+OUTPUT_DIR: runs that start from another run store its path. Variants and seeds
+can be added to a finished sweep.
 
 At the end, OUTPUT_DIR has table.md, table.json and table.png. `python -m
 albert_tf.report --run_dirs=...` draws all curves of the runs.

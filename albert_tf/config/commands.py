@@ -305,15 +305,17 @@ class SweepConfig(Config):
         "that override those of all runs, e.g. "
         "--variant='narrow: --model=embedding_size=64'. Give the flag once per "
         "variant. With --init_checkpoint={run:NAME}, a variant starts from the "
-        "weights that an earlier variant has reached.",
+        "last checkpoint of the earlier variant NAME with the same seed, e.g. "
+        "--variant='long: --init_checkpoint={run:short} --max_seq_length=64'.",
         repeated=True,
     )
     seeds: tuple[str, ...] = setting(
         (),
         "Seeds, comma-separated, e.g. 1,2,3: each variant is trained once with "
-        "each seed. Empty: once, with the seed of its flags. A variant that "
-        "starts from another one has the seed of that one + 1000, so that it "
-        "reads other batches.",
+        "each seed. Empty: once, with the seed of its flags. With --seeds, a "
+        "variant that starts from another one has the seed of that one + 1000, "
+        "so that it reads other batches; without --seeds, set --seed in its "
+        "flags.",
     )
     evaluation: tuple[str, ...] = setting(
         (),

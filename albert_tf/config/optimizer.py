@@ -50,9 +50,10 @@ class OptimizerConfig(Config):
     )
     num_decay_steps: int = setting(
         0,
-        "Number of last steps in which the learning rate decays; between "
-        "warm-up and decay it stays at its peak (trapezoidal or "
-        "warmup-stable-decay schedule). 0: it decays from step 0 on, as in "
+        "Number of steps at the end in which the learning rate decays, e.g. "
+        "1000; between warm-up and decay it stays at its peak (trapezoidal or "
+        "warmup-stable-decay schedule). At most num_train_steps - "
+        "num_warmup_steps. 0: the decay counts from step 0, as in "
         "google-research/albert.",
         at_least=0,
         affects="result",

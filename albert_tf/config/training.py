@@ -345,6 +345,8 @@ class PretrainingConfig(Config):
                 received=f"{self.optimizer.num_warmup_steps} + "
                 f"{self.optimizer.num_decay_steps} and "
                 f"{self.training.num_train_steps}",
+                remedy="Largest num_decay_steps: "
+                f"{constant + self.optimizer.num_decay_steps}.",
             )
         self.check_evaluation()
 

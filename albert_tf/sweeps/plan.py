@@ -50,7 +50,7 @@ class PlannedRun:
         seed: Its seed in `--seeds`; None for that of its flags.
         flags: Flags of run_pretraining, without the output directory.
         config: The settings that they describe.
-        starts_from: Name of the run whose weights it starts from, or "".
+        starts_from: The run whose weights it starts from, of the same seed.
 
     Example:
         >>> run = PlannedRun("narrow", 2, (), PretrainingConfig())
@@ -62,12 +62,19 @@ class PlannedRun:
     seed: int | None
     flags: tuple[str, ...]
     config: PretrainingConfig
-    starts_from: str = ""
+    starts_from: "PlannedRun | None" = None
 
     @property
     def name(self) -> str:
         """Name of the run, and of its directory."""
-        return _run_name(self.variant, self.seed)
+        if self.seed is None:
+            return self.variant
+        return f"{self.variant}-seed{self.seed}"
+
+    @property
+    def stages(self) -> list["PlannedRun"]:
+        """This run and the runs that it starts from, latest first."""
+        return [self, *(self.starts_from.stages if self.starts_from else [])]
 
     def run_dir(self, sweep_dir: str) -> str:
         """Its run directory."""
@@ -106,20 +113,14 @@ class Plan:
         """Names of the variants, in order."""
         return tuple(dict.fromkeys(run.variant for run in self.runs))
 
-    def stages(self, run: PlannedRun) -> list[PlannedRun]:
-        """Returns a run and the runs that it starts from, latest first."""
-        found = [run]
-        while found[-1].starts_from:
-            found += [r for r in self.runs if r.name == found[-1].starts_from]
-        return found
-
 
 def make_plan(config: SweepConfig) -> Plan:
     """Makes the plan of a sweep; reads flag files and architectures only.
 
     Raises:
         UserError: For an unknown or invalid flag, a variant or run that is
-            listed twice, or names of variants and metrics that do not exist.
+            listed twice, names of variants and metrics that do not exist, or a
+            variant that starts from none of the earlier ones.
     """
     if not config.variant:
         raise UserError(
@@ -138,9 +139,11 @@ def make_plan(config: SweepConfig) -> Plan:
     starts: dict[str, str] = {}
     for name, own in variants.items():
         parsed = _parse(f"variant {name}", [*base, *own])
-        starts[name] = stages.find_start(name, parsed, tuple(starts))
-    runs = []
+        earlier = tuple(starts)
+        starts[name] = stages.find_start(f"variant {name}", parsed, earlier)
+    runs: list[PlannedRun] = []
     for seed in seeds:
+        of_seed: dict[str, PlannedRun] = {}
         for name, own in variants.items():
             if seed is not None and any(
                 flag.lstrip("-").startswith("seed=") for flag in own
@@ -156,13 +159,14 @@ def make_plan(config: SweepConfig) -> Plan:
             settings = _parse(f"variant {name}", all_flags)
             _check_own_settings(name, settings)
             for evaluation, further in evaluations.items():
-                _parse(
-                    f"evaluation {evaluation} of variant {name}",
-                    [*all_flags, *further, "--mode=eval"],
-                )
-            start = starts[name] and _run_name(starts[name], seed)
-            run = PlannedRun(name, seed, tuple(all_flags), settings, start)
-            runs.append(run)
+                source = f"evaluation {evaluation} of variant {name}"
+                parsed = _parse(source, [*all_flags, *further, "--mode=eval"])
+                stages.find_start(source, parsed, tuple(starts))
+            start = of_seed.get(starts[name])
+            of_seed[name] = PlannedRun(
+                name, seed, tuple(all_flags), settings, start
+            )
+        runs += of_seed.values()
     _check_different(runs)
     metrics = _check_metrics(config.metrics, evaluations)
     return Plan(
@@ -172,10 +176,6 @@ def make_plan(config: SweepConfig) -> Plan:
         _parse_pairs(config.compare, variants),
         _parse_paper(config.paper, variants),
     )
-
-
-def _run_name(variant: str, seed: int | None) -> str:
-    return variant if seed is None else f"{variant}-seed{seed}"
 
 
 def check_records(plan: Plan) -> None:

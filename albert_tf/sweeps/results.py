@@ -96,7 +96,8 @@ class Results:
         """Summarizes `first` minus `second` over the seeds that both have.
 
         Runs of a seed share initial weights and the order of the data as far
-        as their settings agree, so that their difference varies less.
+        as their settings agree, so that their difference varies less. Variants
+        with different numbers of stages read different batches.
         """
         of_first, of_second = self.of(first, metric), self.of(second, metric)
         return Summary.of(
@@ -127,7 +128,7 @@ def _read_run(run: PlannedRun, sweep_dir: str, plan: Plan) -> dict[str, float]:
     found: dict[str, float] = {
         TRAINING_SECONDS: sum(
             line.get("loop_seconds", 0.0)
-            for stage in plan.stages(run)
+            for stage in run.stages
             for line in read_metrics(stage.run_dir(sweep_dir))
             if line["split"] == "train"
         )

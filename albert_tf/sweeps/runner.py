@@ -31,7 +31,6 @@ from absl import logging
 from albert_tf.errors import UserError
 from albert_tf.io.files import is_remote, load_json_if_any, write_text
 from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.sweeps import stages
 from albert_tf.sweeps.plan import Plan, PlannedRun
 from albert_tf.training import step_cost
 
@@ -51,7 +50,8 @@ class Sweep:
 
     Attributes:
         log_dir: Local directory with the output of the processes.
-        failed: Exit status by name of the run, for runs that failed.
+        failed: Exit status by name of the run, for runs that failed; a run that
+            starts from a failed run has the status of that run.
         interrupted: The signal that interrupted the sweep; 0 without one.
     """
 
@@ -137,22 +137,30 @@ class Sweep:
         """Returns the file with the standard error of a run's processes."""
         return os.path.join(self.log_dir, f"{run.name}.log")
 
+    def command(self, run: PlannedRun, step: str) -> list[str]:
+        """Returns the command of a step: "train", or an evaluation's name."""
+        flags = [*run.flags, f"--output_dir={run.run_dir(self._dir)}"]
+        if step != "train":
+            flags += [*self._plan.evaluations[step], "--mode=eval"]
+        if run.starts_from:
+            start = run.starts_from.run_dir(self._dir)
+            flags.append(f"--init_checkpoint={start}")
+        return [sys.executable, "-m", "albert_tf.run_pretraining", *flags]
+
     # --- The run that a run starts from. --------------------------------------
 
     def _is_ready(self, run: PlannedRun) -> bool:
         """Whether the run that this one starts from is trained."""
-        return all(
-            is_trained(stage, self._dir) for stage in self._plan.stages(run)[1:]
-        )
+        start = run.starts_from
+        return start is None or is_trained(start, self._dir)
 
     def _cannot_start(self, run: PlannedRun) -> bool:
         """Whether the run that this one starts from has failed."""
-        if run.starts_from not in self.failed or self._is_ready(run):
+        start = run.starts_from.name if run.starts_from else ""
+        if start not in self.failed or self._is_ready(run):
             return False
-        logging.error(
-            "%s: not started, because %s has failed", run.name, run.starts_from
-        )
-        self.failed[run.name] = self.failed[run.starts_from]
+        logging.error("%s: not started, because %s has failed", run.name, start)
+        self.failed[run.name] = self.failed[start]
         return True
 
     # --- The processes of a run: training, then each evaluation. -------------
@@ -165,18 +173,6 @@ class Sweep:
             if read_evaluation(self._dir, self._plan, run, name) is None:
                 return name
         return ""
-
-    def _command(self, run: PlannedRun, step: str) -> list[str]:
-        flags = [*run.flags, f"--output_dir={run.run_dir(self._dir)}"]
-        if step != "train":
-            flags += [*self._plan.evaluations[step], "--mode=eval"]
-        run_dirs = {
-            other.variant: other.run_dir(self._dir)
-            for other in self._plan.runs
-            if other.seed == run.seed
-        }
-        flags = stages.fill_in(flags, run_dirs)
-        return [sys.executable, "-m", "albert_tf.run_pretraining", *flags]
 
     def _start(self, run: PlannedRun) -> bool:
         """Starts the next process of a run; returns whether it has started.
@@ -214,7 +210,7 @@ class Sweep:
                 # sweep, which asks the run to stop once. The process inherits
                 # the lock.
                 process = subprocess.Popen(
-                    self._command(run, step),
+                    self.command(run, step),
                     stdout=output,
                     stderr=log,
                     stdin=subprocess.DEVNULL,

@@ -9,9 +9,10 @@ short examples before long ones, or two layers before four.
 import re
 from collections.abc import Mapping, Sequence
 
-from albert_tf.config import PretrainingConfig
+from albert_tf.config import PretrainingConfig, flatten
 from albert_tf.errors import UserError
 
+_SETTING = "initialization.init_checkpoint"
 _RUN = re.compile(r"\{run:([^}]*)\}")
 
 # Added to the seed for each stage before a run, so that stages of the same
@@ -20,34 +21,44 @@ _SEEDS_PER_STAGE = 1000
 
 
 def find_start(
-    variant: str, config: PretrainingConfig, earlier: Sequence[str]
+    source: str, config: PretrainingConfig, earlier: Sequence[str]
 ) -> str:
     """Returns the variant that a variant starts from; "" without one.
 
     Args:
-        variant: Name of the variant, for errors.
-        config: Its settings.
+        source: What the settings belong to, for errors, e.g. "variant wide".
+        config: The settings.
         earlier: The variants before it.
 
     Raises:
-        UserError: If init_checkpoint names no earlier variant.
+        UserError: If init_checkpoint names no earlier variant, or another
+            setting holds `{run:NAME}`.
 
     Example:
         >>> from albert_tf.config import InitializationConfig
         >>> config = PretrainingConfig(
         ...     initialization=InitializationConfig("{run:two_layers}")
         ... )
-        >>> find_start("four_layers", config, ["two_layers"])
+        >>> find_start("variant four_layers", config, ["two_layers"])
         'two_layers'
     """
-    found = _RUN.search(config.initialization.init_checkpoint)
-    if not found:
+    for name, value in flatten(config.to_dict()).items():
+        if name != _SETTING and _RUN.search(str(value)):
+            raise UserError(
+                "{run:NAME} must be the value of init_checkpoint",
+                received=f"{name.split('.')[-1]}={value} in {source}",
+            )
+    value = config.initialization.init_checkpoint
+    if not _RUN.search(value):
         return ""
-    if found[1] not in earlier:
+    found = _RUN.fullmatch(value)
+    if not found or found[1] not in earlier:
+        names = ", ".join(earlier) or "none; list the variant before this one"
         raise UserError(
-            f"variant {variant} must start from an earlier variant",
-            received=found[0],
-            remedy=f"Variants before it: {', '.join(earlier) or 'none'}.",
+            f"init_checkpoint of {source} must be a path or "
+            "{run:NAME}, where NAME is an earlier variant",
+            received=value,
+            remedy=f"Earlier variants: {names}.",
         )
     return found[1]
 
@@ -69,16 +80,3 @@ def seed_of_stage(seed: int, variant: str, starts: Mapping[str, str]) -> int:
         seed += _SEEDS_PER_STAGE
         variant = starts[variant]
     return seed
-
-
-def fill_in(flags: Sequence[str], run_dirs: Mapping[str, str]) -> list[str]:
-    """Replaces `{run:NAME}` in flags by a directory.
-
-    Args:
-        run_dirs: Directory by variant.
-
-    Example:
-        >>> fill_in(["--init_checkpoint={run:a}"], {"a": "sweep/runs/a-seed1"})
-        ['--init_checkpoint=sweep/runs/a-seed1']
-    """
-    return [_RUN.sub(lambda found: run_dirs[found[1]], f) for f in flags]

@@ -84,7 +84,8 @@ def pretraining(**groups):
                 "training": TrainingConfig(num_train_steps=40),
             },
             "num_warmup_steps + num_decay_steps must be at most "
-            "num_train_steps. Received: 20 + 21 and 40.",
+            "num_train_steps. Received: 20 + 21 and 40. Largest "
+            "num_decay_steps: 20.",
         ),
     ],
 )

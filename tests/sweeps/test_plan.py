@@ -1,46 +1,12 @@
-import dataclasses
 import json
 import pathlib
 
 import pytest
 
-from albert_tf.config import SweepConfig
 from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.directory import claim_directory
 from albert_tf.training import metrics
-
-MODEL = {
-    "vocab_size": 40,
-    "embedding_size": 4,
-    "hidden_size": 6,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-    "max_position_embeddings": 32,
-}
-
-
-@pytest.fixture
-def base(tmp_path):
-    """A function: settings of a sweep of two variants, with changes by name."""
-    (tmp_path / "model.json").write_text(json.dumps(MODEL))
-    (tmp_path / "base.flags").write_text(
-        f"--albert_config_file={tmp_path}/model.json\n"
-        "--max_seq_length=16\n--max_predictions_per_seq=3\n"
-        "--num_train_steps=50\n--num_warmup_steps=5\n"
-    )
-    config = SweepConfig(
-        base_flagfile=f"{tmp_path}/base.flags",
-        base_flags=("--input_file={records_dir}/train/*.tfrecord",),
-        variant=(
-            "narrow: --model=embedding_size=2",
-            "long: --num_train_steps=70 --num_warmup_steps=7",
-        ),
-        records_dir=f"{tmp_path}/records",
-        output_dir=f"{tmp_path}/sweep",
-    )
-    return lambda **changes: dataclasses.replace(config, **changes)
 
 
 def test_flags_of_a_variant_override_those_of_all_runs(base, tmp_path):
@@ -128,41 +94,6 @@ def test_an_evaluation_has_flags_and_metrics_of_its_own(base):
 def test_published_values_are_read_by_variant(base):
     plan = plans.make_plan(base(paper=("long: loss=1.5 average=80.1",)))
     assert plan.paper == {"long": {"loss": 1.5, "average": 80.1}}
-
-
-STAGES = (
-    "first:",
-    "second: --init_checkpoint={run:first} --ngram=2",
-    "third: --init_checkpoint={run:second} --ngram=3",
-)
-
-
-def test_a_variant_starts_from_the_run_of_an_earlier_one(base):
-    plan = plans.make_plan(base(variant=STAGES, seeds=("7", "3")))
-    third = plan.runs[2]
-    assert [run.name for run in plan.stages(third)] == [
-        "third-seed7",
-        "second-seed7",
-        "first-seed7",
-    ]
-    assert [run.config.training.seed for run in plan.runs] == [
-        7,
-        1007,
-        2007,
-        3,
-        1003,
-        2003,
-    ]
-    without_seeds = plans.make_plan(base(variant=STAGES)).runs[1]
-    assert without_seeds.starts_from == "first"
-    assert without_seeds.config.training.seed == 12345
-
-
-@pytest.mark.parametrize("name", ["second", "first", "no_such"])
-def test_a_variant_cannot_start_from_a_later_one(base, name):
-    first = f"first: --init_checkpoint={{run:{name}}}"
-    with pytest.raises(UserError, match="first must start from an earlier"):
-        plans.make_plan(base(variant=(first, *STAGES[1:])))
 
 
 def test_records_without_files_are_named(base, tmp_path):
