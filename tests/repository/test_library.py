@@ -1,5 +1,6 @@
 """The Python interface: `import albert_tf`, and the example of README.md."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 import albert_tf
+from albert_tf.interop.hugging_face_tokenizer import tokenizer_files
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID
+from albert_tf.records.tokenization import Tokenizer
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -76,6 +79,18 @@ def test_the_example_of_the_readme_runs(tiny_records, tmp_path, monkeypatch):
     other = albert_tf.encode(names["tokenizer"], ["Rome burns."])
     _, pooled = trained.backbone(*other)
     assert np.abs(embedding - pooled.numpy()).max() > 1e-5
+
+
+def test_the_released_tokenizer_is_what_an_export_writes():
+    """An older one lets Hugging Face leave out the segments of a pair."""
+    folder = ROOT / "models" / "albert_mini_en"
+    config = json.loads((folder / "config.json").read_text())
+    vocabulary = str(folder / "spiece.model")
+    files = tokenizer_files(
+        Tokenizer(vocabulary), vocabulary, config["max_position_embeddings"]
+    )
+    for name, content in files.items():
+        assert (folder / name).read_bytes() == content, name
 
 
 def test_the_released_model_fills_a_mask():

@@ -140,6 +140,11 @@ def test_the_papers_rate_at_batch_size_512_gives_a_warning():
     assert "num_warmup_steps is" not in warning
 
 
+def test_the_log_describes_a_decay_at_the_end():
+    assert "decaying in the last 600" in advice(512, num_decay_steps=600)[0]
+    assert "decaying" not in advice(512)[0]
+
+
 def test_the_batch_size_of_packed_rows_counts_examples():
     """512 rows of 8 examples are the batch of the paper."""
     config = PretrainingConfig(data=DataConfig(global_batch_size=512))
