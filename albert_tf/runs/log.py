@@ -76,8 +76,6 @@ class RunLog:
         self._path = posixpath.join(run_dir, METRICS_FILE)
         self._replacement = self._path + ".new"
         self._events_path = posixpath.join(run_dir, EVENTS_FILE)
-        # Files whose last line may be incomplete.
-        self._cut_short = {self._events_path}
         # The number and the lines of the last part of each file on gs://.
         self._parts: dict[str, tuple[int, list[str]]] = {}
         # Lines that could not be written, by file.
@@ -135,7 +133,6 @@ class RunLog:
         else:
             write_text(self._path, _as_text(kept))
         self._parts[self._path] = 0, kept
-        self._cut_short.discard(self._path)
 
     def _replace(self) -> None:
         """Replaces all parts of `metrics.jsonl` by one file."""
@@ -223,16 +220,14 @@ class RunLog:
             self._upload_unwritten(path)
             return
         lines = self._unwritten[path]
-        # Readers skip empty and incomplete lines.
-        begin = "\n" if path in self._cut_short else ""
         if len(lines) > 1:
             # A write that raised an error may still have succeeded.
             written = {json.dumps(line) for line in read_lines(path)}
             lines = [line for line in lines if line not in written]
-        self._cut_short.add(path)
+        # Readers skip incomplete lines.
+        begin = "\n" if _is_cut_short(path) else ""
         with tf.io.gfile.GFile(path, "a") as file:
             file.write(begin + _as_text(lines))
-        self._cut_short.discard(path)
         self._unwritten[path] = []
 
     def _upload_unwritten(self, path: str) -> None:
@@ -280,6 +275,15 @@ def read_lines(path: str) -> Iterator[dict[str, Any]]:
     """Reads the lines of a log one at a time; see `read_metrics`."""
     for part in _parts(path):
         yield from _read_part(part)
+
+
+def _is_cut_short(path: str) -> bool:
+    """Whether the last line of a local file is incomplete."""
+    if not exists(path) or not (size := tf.io.gfile.stat(path).length):
+        return False
+    with tf.io.gfile.GFile(path, "rb") as file:
+        file.seek(size - 1)
+        return bool(file.read(1) != b"\n")
 
 
 def _as_text(lines: Iterable[str]) -> str:

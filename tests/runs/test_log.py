@@ -1,6 +1,7 @@
 import ctypes
 import gc
 import itertools
+import json
 import types
 
 import pytest
@@ -33,6 +34,18 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
 
 def steps_of(lines):
     return [line["step"] for line in lines]
+
+
+def test_every_line_of_a_resumed_log_is_json(tmp_path):
+    """No line is empty, since other programs read these files, too."""
+    for step in 0, 1:
+        log = RunLog.open(str(tmp_path), step)
+        log.write_event("start", step)
+        log.write("train", step + 1, {"loss": 6.5})
+    for file in tmp_path.glob("*.jsonl"):
+        lines = file.read_text().splitlines()
+        steps = [json.loads(line)["step"] for line in lines]
+        assert steps == ([0, 1] if file.name == "events.jsonl" else [1, 2])
 
 
 def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
