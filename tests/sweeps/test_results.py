@@ -162,13 +162,11 @@ def test_the_picture_has_a_panel_for_the_curves_and_each_metric(tmp_path):
 
 def test_training_seconds_include_the_runs_that_a_run_starts_from(tmp_path):
     config = PretrainingConfig()
-    runs = (
-        PlannedRun("first", 1, (), config),
-        PlannedRun("second", 1, (), config, starts_from="first-seed1"),
-    )
+    first = PlannedRun("first", 1, (), config)
+    second = PlannedRun("second", 1, (), config, starts_from=first)
     finished(tmp_path / "runs" / "first-seed1", [5.0], 125_000)
     finished(tmp_path / "runs" / "second-seed1", [4.5, 4.0], 125_000)
-    plan = Plan(runs, {}, ("training_seconds",), (), {})
+    plan = Plan((first, second), {}, ("training_seconds",), (), {})
     results = sweep_results.read_results(str(tmp_path), plan)
     assert results.of("first", "training_seconds") == {1: 2.0}
     assert results.of("second", "training_seconds") == {1: 6.0}
