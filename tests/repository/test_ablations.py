@@ -14,7 +14,12 @@ ABLATIONS = sorted(path.stem for path in ROOT.glob("configs/ablations/*.flags"))
 TABLES = (2, 3, 4, 5, 7, 8, 11, 12, 13)
 
 # Sweeps that repeat no table of the paper.
-OTHERS = {"mini_learning", "mini_stages", "mini_vocabulary"}
+OTHERS = {
+    "mini_learning",
+    "mini_lengths",
+    "mini_stages",
+    "mini_vocabulary",
+}
 
 # Averages after fine-tuning, from the paper.
 AVERAGES = {
