@@ -1,7 +1,7 @@
 """Requests to stop a run: signals, and notices of Google Cloud.
 
-A run that is asked to stop saves a checkpoint at its next step, which is the
-same in all processes, and exits with `StopRequest.exit_status`, so that a
+A run that is asked to stop saves a checkpoint at most two steps later, at the
+same step in all processes, and exits with `StopRequest.exit_status`, so that a
 scheduler starts it again:
 
     130   Ctrl-C
@@ -72,7 +72,7 @@ class StopRequest:
         self.reason, self.exit_status = reason, exit_status
         # Logged first: if a host is lost, the assignment blocks.
         logging.warning(
-            "%s: the run saves a checkpoint and stops at the next step",
+            "%s: the run saves a checkpoint and stops at most two steps later",
             reason,
         )
         # On a slice the flag is on host 0, and the training loop is one
