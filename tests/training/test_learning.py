@@ -1,8 +1,8 @@
 """Small models learn planted structure, which equality tests cannot show.
 
-Each setting occurs in at least one of three runs: LAMB and AdamW, float32 and
-bfloat16, static and dynamic masks, packed rows and one example per row, and
-dropout that is removed after a quarter of the steps.
+Four runs cover LAMB and AdamW, float32 and bfloat16, static and dynamic masks,
+packed rows and one example per row, and dropout that is removed after a quarter
+of the steps. Packed rows occur with each value of all other settings.
 """
 
 import dataclasses
@@ -68,6 +68,15 @@ RUNS = {
         PACKED_ROWS,
         {"masking": "dynamic", "dupe_factor": 1},
         {**LAMB, "precision": "mixed_bfloat16", "global_batch_size": 26},
+    ),
+    "adamw_float32_static_packed_dropout_removed": (
+        PACKED_ROWS,
+        {"masking": "static", "dupe_factor": 4},
+        {
+            **ADAMW,
+            "global_batch_size": 26,
+            "dropout_schedule": f"0:0.1,{STEPS // 4}:0.0",
+        },
     ),
 }
 
