@@ -30,7 +30,9 @@ OUTPUT_DIR is on gs://, the command logs the local directory that contains the
 logs. The same command continues an interrupted sweep: it does not repeat
 finished runs, and others resume from their checkpoints. Keep the spelling of
 OUTPUT_DIR: runs that start from another run store its path. Variants and seeds
-can be added to a finished sweep.
+can be added to a finished sweep. Settings of a run cannot change, including
+those of the held-out set that it is evaluated on while it trains. If settings
+of an --evaluation change, the finished runs are evaluated again.
 
 At the end, OUTPUT_DIR has table.md, table.json and table.png. `python -m
 albert_tf.report --run_dirs=...` draws all curves of the runs.

@@ -1,5 +1,6 @@
 """The directory of a sweep, which belongs to one sweep only."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from albert_tf.config import PretrainingConfig, flatten, settings_by_path
@@ -9,13 +10,20 @@ from albert_tf.sweeps.plan import Plan
 
 SWEEP_FILE = "sweep.json"
 
+# Settings that do not affect the training, but the metrics of an evaluation.
+_EVAL_FILES = "data.eval_input_file"
+_EVAL_STEPS = "data.max_eval_steps"
+_EVAL_BATCH_SIZE = "data.eval_batch_size"
+_EVAL_OBJECTIVE = "training.eval_sentence_objective"
+
 
 def claim_directory(sweep_dir: str, plan: Plan) -> None:
     """Stores the settings of all runs in the `sweep.json` of the directory.
 
     Raises:
         UserError: If the directory belongs to another sweep, holds something
-            else, or if the settings of a run have changed.
+            else, or if the settings of a run, or of the evaluations that it
+            does while it trains, have changed.
     """
     path = f"{sweep_dir.rstrip('/')}/{SWEEP_FILE}"
     stored = load_json_if_any(path)
@@ -37,20 +45,75 @@ def claim_directory(sweep_dir: str, plan: Plan) -> None:
         )
     # A setting that is newer than the sweep had its default.
     defaults = _result_settings(PretrainingConfig())
-    for name in set(stored) & set(settings):
-        before = defaults | stored[name]
+    for run in plan.runs:
+        if run.name not in stored:
+            continue
+        before = defaults | stored[run.name]
+        now = settings[run.name]
+        # The run has stored its settings; sweep.json has only those of the
+        # training.
+        started = load_json_if_any(f"{run.run_dir(sweep_dir)}/config.json")
+        if started is not None:
+            before |= _held_out_settings(started)
+            now = now | _held_out_settings(run.config.to_dict())
         changed = [
             f"{key} was {before[key]!r} and is {value!r}"
-            for key, value in settings[name].items()
-            if before[key] != value
+            for key, value in now.items()
+            if key in before and before[key] != value
         ]
         if changed:
             raise UserError(
                 f"the sweep in {sweep_dir} must continue with its own settings",
-                received=f"run {name}: {name_faults(changed)}",
+                received=f"run {run.name}: {name_faults(changed)}",
                 remedy="Restore them or choose another --output_dir.",
             )
     write_json(path, stored | settings)
+
+
+def evaluation_settings(config: PretrainingConfig) -> dict[str, Any]:
+    """Returns the settings that affect a further evaluation, by dotted name.
+
+    Args:
+        config: All settings of the evaluation.
+
+    Example:
+        >>> settings = evaluation_settings(PretrainingConfig())
+        >>> settings["training.eval_sentence_objective"]
+        'same'
+        >>> "training.steps_per_loop" in settings
+        False
+    """
+    values = config.to_dict()
+    return {
+        **_result_settings(config),
+        **_held_out_settings(values),
+        _EVAL_OBJECTIVE: flatten(values)[_EVAL_OBJECTIVE],
+    }
+
+
+def has_evaluation_settings(
+    stored: Mapping[str, Any], config: PretrainingConfig
+) -> bool:
+    """Whether stored `evaluation_settings` are those of `config`."""
+    # A setting that is newer than the evaluation had its default.
+    defaults = _result_settings(PretrainingConfig())
+    return defaults | dict(stored) == evaluation_settings(config)
+
+
+def _held_out_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that choose the examples of an evaluation, by dotted name.
+
+    Args:
+        values: Settings, nested as in `config.json` of a run.
+    """
+    flat = flatten(PretrainingConfig().to_dict()) | flatten(values)
+    names = [_EVAL_FILES]
+    if flat[_EVAL_FILES]:
+        names.append(_EVAL_STEPS)
+        # 0 evaluates all examples, in batches of any size.
+        if flat[_EVAL_STEPS]:
+            names.append(_EVAL_BATCH_SIZE)
+    return {name: flat[name] for name in names}
 
 
 def _result_settings(config: PretrainingConfig) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class PlannedRun:
         flags: Flags of run_pretraining, without the output directory.
         config: The settings that they describe.
         starts_from: The run whose weights it starts from, of the same seed.
+        evaluations: All settings of each further evaluation, by name.
 
     Example:
         >>> run = PlannedRun("narrow", 2, (), PretrainingConfig())
@@ -63,6 +64,9 @@ class PlannedRun:
     flags: tuple[str, ...]
     config: PretrainingConfig
     starts_from: "PlannedRun | None" = None
+    evaluations: Mapping[str, PretrainingConfig] = dataclasses.field(
+        default_factory=dict
+    )
 
     @property
     def name(self) -> str:
@@ -158,13 +162,15 @@ def make_plan(config: SweepConfig) -> Plan:
                 all_flags.append(f"--seed={stage_seed}")
             settings = _parse(f"variant {name}", all_flags)
             _check_own_settings(name, settings)
+            evaluated: dict[str, PretrainingConfig] = {}
             for evaluation, further in evaluations.items():
                 source = f"evaluation {evaluation} of variant {name}"
                 parsed = _parse(source, [*all_flags, *further, "--mode=eval"])
                 stages.find_start(source, parsed, tuple(starts))
+                evaluated[evaluation] = parsed
             start = of_seed.get(starts[name])
             of_seed[name] = PlannedRun(
-                name, seed, tuple(all_flags), settings, start
+                name, seed, tuple(all_flags), settings, start, evaluated
             )
         runs += of_seed.values()
     _check_different(runs)
@@ -187,11 +193,7 @@ def check_records(plan: Plan) -> None:
     """
     missing: dict[str, None] = {}
     for run in plan.runs:
-        configs = {"": run.config} | {
-            name: _parse(name, [*run.flags, *further, "--mode=eval"])
-            for name, further in plan.evaluations.items()
-        }
-        for name, config in configs.items():
+        for name, config in {"": run.config, **run.evaluations}.items():
             data = config.data
             patterns = list(data.eval_input_file)
             if not name:
@@ -289,9 +291,7 @@ def _parse(source: str, arguments: Sequence[str]) -> PretrainingConfig:
                 received=" ".join(rest),
             )
         return flags.parse(PretrainingConfig, values)
-    except absl_flags.Error as error:
-        raise UserError(f"{source}: {error}") from None
-    except UserError as error:
+    except (absl_flags.Error, UserError) as error:
         raise UserError(f"{source}: {error}") from None
 
 

@@ -137,7 +137,7 @@ def _read_run(run: PlannedRun, sweep_dir: str, plan: Plan) -> dict[str, float]:
         if line["split"] != "train":
             found |= {n: line[n] for n in line.keys() - {"split", "step"}}
     for name in plan.evaluations:
-        metrics = read_evaluation(sweep_dir, plan, run, name) or {}
+        metrics = read_evaluation(sweep_dir, run, name) or {}
         found |= {f"{name}/{metric}": v for metric, v in metrics.items()}
     return found
 

@@ -31,6 +31,10 @@ from absl import logging
 from albert_tf.errors import UserError
 from albert_tf.io.files import is_remote, load_json_if_any, write_text
 from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.sweeps.directory import (
+    evaluation_settings,
+    has_evaluation_settings,
+)
 from albert_tf.sweeps.plan import Plan, PlannedRun
 from albert_tf.training import step_cost
 
@@ -170,7 +174,7 @@ class Sweep:
         if not is_trained(run, self._dir):
             return "train"
         for name in self._plan.evaluations:
-            if read_evaluation(self._dir, self._plan, run, name) is None:
+            if read_evaluation(self._dir, run, name) is None:
                 return name
         return ""
 
@@ -244,7 +248,7 @@ class Sweep:
             with open(self._output_file(run), encoding="utf-8") as file:
                 *_, metrics = file
             result = {
-                "flags": self._plan.evaluations[step],
+                "settings": evaluation_settings(run.evaluations[step]),
                 "metrics": json.loads(metrics),
             }
             write_text(
@@ -355,15 +359,19 @@ def is_trained(run: PlannedRun, sweep_dir: str) -> bool:
 
 
 def read_evaluation(
-    sweep_dir: str, plan: Plan, run: PlannedRun, name: str
+    sweep_dir: str, run: PlannedRun, name: str
 ) -> dict[str, float] | None:
     """Reads the metrics of a further evaluation.
 
     Returns:
-        The metrics; None if the evaluation is missing, or had other flags.
+        The metrics; None if the evaluation is missing, or had other settings.
     """
     stored = load_json_if_any(_evaluation_file(sweep_dir, run, name))
-    if stored is None or tuple(stored["flags"]) != plan.evaluations[name]:
+    # An evaluation of an earlier version, which stored no settings, is
+    # repeated.
+    if stored is None or not has_evaluation_settings(
+        stored.get("settings", {}), run.evaluations[name]
+    ):
         return None
     return stored["metrics"]
 

@@ -124,19 +124,6 @@ def test_only_finished_runs_count(tmp_path):
     assert {"split", "step"}.isdisjoint(content["runs"]["sop-seed1"])
 
 
-def test_evaluations_with_other_flags_do_not_count(tmp_path):
-    finished(tmp_path / "runs" / "sop-seed1", [5.0], 125_000)
-    directory = tmp_path / "evaluations" / "sop-seed1"
-    directory.mkdir(parents=True)
-    (directory / "nsp.json").write_text(
-        json.dumps({"flags": ["--a=1"], "metrics": {ACCURACY: 0.6}})
-    )
-    for flags, expected in ((("--a=1",), {1: 0.6}), (("--a=2",), {})):
-        plan = make_plan(evaluations={"nsp": flags})
-        results = sweep_results.read_results(str(tmp_path), plan)
-        assert results.of("sop", f"nsp/{ACCURACY}") == expected
-
-
 def test_a_panel_shows_each_run_its_mean_and_the_paper():
     axes = Figure().subplots()
     draw_metric(axes, Results(make_plan(), VALUES), ACCURACY)
