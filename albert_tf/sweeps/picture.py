@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,6 +18,10 @@ from albert_tf.sweeps.results import Results
 from albert_tf.sweeps.runner import is_trained
 
 CURVE = "masked_lm_loss"
+
+# The first variants have solid lines in all colors, the next ones dashed lines,
+# and so on. The marker is that of the runs. An empty diamond is the paper.
+_LINES_AND_MARKERS = (("-", "o"), ("--", "^"), (":", "s"), ("-.", "X"))
 
 
 def picture(
@@ -39,32 +44,47 @@ def picture(
         )
         grid = figure.subplots(num_rows, num_columns, squeeze=False)
         curves, *others = grid.flat
-        _draw_curves(curves, plan, sweep_dir)
+        draw_curves(curves, plan, sweep_dir)
         for axes, metric in zip(others, plan.metrics, strict=False):
             draw_metric(axes, results, metric)
         for axes in others[len(plan.metrics) :]:
             axes.set_axis_off()
+        handles = legend_handles(plan)
+        # In inches: a character of the longest name, and the line before it.
+        longest = max(len(str(handle.get_label())) for handle in handles)
+        entry_width = 0.075 * longest + 0.8
         figure.legend(
-            handles=_legend(plan),
+            handles=handles,
             loc="outside upper center",
-            ncols=min(8, len(plan.variants) + 3),
+            ncols=max(1, int(figure.get_figwidth() / entry_width)),
             frameon=False,
+            handlelength=3.6,  # a dash-dotted line shows its pattern
         )
         file = io.BytesIO()
         figure.savefig(file, format=file_format, dpi=110)
         return file.getvalue()
 
 
-def _color(plan: Plan, variant: str) -> str:
-    return COLORS[plan.variants.index(variant) % len(COLORS)]
+def _look(plan: Plan, variant: str) -> dict[str, Any]:
+    """Color, line style and marker of a variant; 32 variants differ."""
+    line, color = divmod(plan.variants.index(variant), len(COLORS))
+    style, marker = _LINES_AND_MARKERS[line % len(_LINES_AND_MARKERS)]
+    return {"color": COLORS[color], "linestyle": style, "marker": marker}
 
 
-def _draw_curves(axes: Axes, plan: Plan, sweep_dir: str) -> None:
+def draw_curves(axes: Axes, plan: Plan, sweep_dir: str) -> None:
+    """Draws the loss of all finished runs, with a marker at the last step."""
     for run in plan.runs:
         if is_trained(run, sweep_dir):
             history = RunHistory(run.run_dir(sweep_dir), run.name)
             points = history.curve("train", CURVE).smoothed()
-            axes.plot(*points.T, color=_color(plan, run.variant), linewidth=1)
+            axes.plot(
+                *points.T,
+                **_look(plan, run.variant),
+                linewidth=1,
+                markersize=4,
+                markevery=[-1],
+            )
     axes.set_title("Masked-LM loss in training (nats)")
     axes.set_xlabel("step")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -75,11 +95,19 @@ def draw_metric(axes: Axes, results: Results, metric: str) -> None:
     plan = results.plan
     places = dict(zip(plan.variants, range(len(plan.variants)), strict=True))
     for variant, place in places.items():
-        color = _color(plan, variant)
+        look = _look(plan, variant)
+        color = look["color"]
         values: Sequence[float] = list(results.of(variant, metric).values())
         # Dots of equal values stay visible.
         offsets = np.linspace(-0.15, 0.15, len(values) + 2)[1:-1]
-        axes.plot(place + offsets, values, "o", color=color, markersize=4)
+        axes.plot(
+            place + offsets,
+            values,
+            color=color,
+            marker=look["marker"],
+            linestyle="",
+            markersize=4,
+        )
         if len(values) > 1:
             axes.hlines(
                 np.mean(values), place - 0.3, place + 0.3, color, linewidth=1.5
@@ -97,9 +125,17 @@ def draw_metric(axes: Axes, results: Results, metric: str) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
-def _legend(plan: Plan) -> list[Line2D]:
+def legend_handles(plan: Plan) -> list[Line2D]:
+    """Makes the entries of the legend: variants, runs, means, the paper."""
     handles = [
-        Line2D([], [], color=_color(plan, variant), label=variant, linewidth=3)
+        Line2D(
+            [],
+            [],
+            **_look(plan, variant),
+            label=variant,
+            linewidth=2,
+            markersize=4,
+        )
         for variant in plan.variants
     ]
     handles.append(Line2D([], [], color="gray", marker="o", ls="", label="run"))

@@ -7,7 +7,12 @@ from matplotlib.figure import Figure
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.sweeps import results as sweep_results
-from albert_tf.sweeps.picture import draw_metric, picture
+from albert_tf.sweeps.picture import (
+    draw_curves,
+    draw_metric,
+    legend_handles,
+    picture,
+)
 from albert_tf.sweeps.plan import Plan, PlannedRun
 from albert_tf.sweeps.results import Results
 from tests.helpers.logged_run import write_run
@@ -133,6 +138,33 @@ def test_a_panel_shows_each_run_its_mean_and_the_paper():
     assert means == pytest.approx([0.72, 0.50])
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["sop", "nsp"]
+
+
+def test_24_variants_look_different(tmp_path):
+    """Each has its own color and line, and color and marker, in all panels."""
+    names = tuple(f"v{number}" for number in range(24))
+    config = PretrainingConfig()
+    runs = tuple(PlannedRun(name, 1, (), config) for name in names)
+    plan = Plan(runs, {}, ("masked_lm_loss",), (), {})
+    for run in runs:
+        finished(tmp_path / "runs" / run.name, [5.0, 4.5], 125_000)
+    results = sweep_results.read_results(str(tmp_path), plan)
+    curves, dots = Figure().subplots(2)
+    draw_curves(curves, plan, str(tmp_path))
+    draw_metric(dots, results, "masked_lm_loss")
+
+    def looks(lines, *properties):
+        return [
+            tuple(str(line.properties()[p]) for p in properties)
+            for line in lines
+        ]
+
+    legend = legend_handles(plan)[:24]
+    assert [line.get_label() for line in legend] == list(names)
+    for lines, style in ((curves.lines, "linestyle"), (dots.lines, "marker")):
+        drawn = looks(lines, "color", style)
+        assert len(set(drawn)) == 24
+        assert drawn == looks(legend, "color", style)
 
 
 def test_the_picture_has_a_panel_for_the_curves_and_each_metric(tmp_path):
