@@ -119,6 +119,28 @@ def test_variants_differ_only_in_what_the_table_compares(name):
     assert changed - {"seed"}
 
 
+def test_the_small_sweep_of_settings_compares_all_of_them_with_mini():
+    """The table of README.md has the difference of each variant to mini."""
+    plan = plan_of("mini_learning")
+    others = set(plan.variants) - {"mini"}
+    assert {first for first, second in plan.pairs if second == "mini"} == others
+
+
+def test_a_variant_changes_the_optimizer_but_not_beta_2():
+    """beta_2 0.999 costs AdamW a lot, so LAMB also runs with that of mini."""
+    runs = plan_of("mini_learning").runs
+    mini, lamb = (
+        flatten(run.config.to_dict())
+        for name in ("mini", "lamb_0.98")
+        for run in runs
+        if run.name == f"{name}-seed1"
+    )
+    assert {key: lamb[key] for key in mini if lamb[key] != mini[key]} == {
+        "optimizer.optimizer": "lamb",
+        "optimizer.learning_rate": 0.01,
+    }
+
+
 @pytest.mark.parametrize("name", [n for n in ABLATIONS if "mini" in n])
 def test_sweeps_for_cpus_are_small_and_have_two_seeds(name):
     runs = plan_of(name).runs
