@@ -32,6 +32,186 @@ AVERAGES = {
     "table11": [52.9, 71.2, 77.2, 81.5, 82.1, 81.8],
     "table12": [71.2, 74.6, 76.3, 74.0],
     "table13": [88.7, 88.7],
+    # BERT-large, ALBERT-large, ALBERT-xlarge.
+    "table2_mini": [85.2, 82.4, 85.5],
+    "table3_mini": [81.3, 81.7, 81.8, 82.3, 79.0, 80.1, 79.6, 79.8],
+    "table4_mini": [80.1, 81.7, 80.2, 81.6],
+    "table7_mini": [80.1, 80.8],
+    "table8_mini": [90.4, 90.7],
+    # 1, 3 and 6 layers; the paper has no network of 2 layers.
+    "table11_mini": [52.9, None, 71.2, 77.2],
+    # Widths of 1,024, 2,048 and 4,096.
+    "table12_mini": [71.2, 74.6, 76.3],
+    "table13_mini": [88.7, 88.7],
+}
+
+# Table 5: accuracies of masked LM, next sentences and sentence order, percent.
+INTRINSIC = {
+    "none": (54.9, 52.4, 53.3),
+    "nsp": (54.5, 90.5, 52.0),
+    "sop": (54.0, 78.9, 86.5),
+}
+
+# Differences that the paper's text on Table 4 gives: sharing all parameters, or
+# those of attention, against sharing none.
+DIFFERENCES = {
+    ("all_768", "none_768"): -2.5,
+    ("attention_768", "none_768"): -0.7,
+    ("all_128", "none_128"): -1.5,
+    ("attention_128", "none_128"): 0.1,
+}
+
+
+def albert(layers, width, **changes):
+    """ALBERT with E=128, sharing all parameters."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "embedding_size": 128,
+        "parameter_sharing": "all",
+        **changes,
+    }
+
+
+def bert(layers, width, **changes):
+    """BERT: embeddings as wide as the layers, which share nothing."""
+    changes = {"embedding_size": width, **changes}
+    return albert(layers, width, parameter_sharing="none", **changes)
+
+
+def heads(number):
+    return {"num_attention_heads": number}
+
+
+def starts(name):
+    return {"init_checkpoint": f"{{run:{name}}}" if name else ""}
+
+
+def records(*names):
+    return {"input_file": [f"all/{name}/train/*.tfrecord" for name in names]}
+
+
+# Settings of each variant. Those of the full size are from the paper: Table 1
+# and section 3.1 for the sizes of the models, then the table itself.
+SETTINGS = {
+    "table2": {
+        "bert_base": bert(12, 768),
+        "bert_large": bert(24, 1024),
+        "albert_base": albert(12, 768),
+        "albert_large": albert(24, 1024),
+        "albert_xlarge": albert(24, 2048),
+        "albert_xxlarge": albert(12, 4096),
+    },
+    "table2_mini": {
+        "bert": bert(2, 256),
+        "albert": albert(2, 256),
+        "albert_wide": albert(2, 512),
+    },
+    "table3": {
+        "not_shared_64": bert(12, 768, embedding_size=64),
+        "not_shared_128": bert(12, 768, embedding_size=128),
+        "not_shared_256": bert(12, 768, embedding_size=256),
+        "not_shared_768": bert(12, 768),
+        "shared_64": albert(12, 768, embedding_size=64),
+        "shared_128": albert(12, 768),
+        "shared_256": albert(12, 768, embedding_size=256),
+        "shared_768": albert(12, 768, embedding_size=768),
+    },
+    "table3_mini": {
+        "not_shared_32": bert(2, 256, embedding_size=32),
+        "not_shared_64": bert(2, 256, embedding_size=64),
+        "not_shared_128": bert(2, 256, embedding_size=128),
+        "not_shared_256": bert(2, 256),
+        "shared_32": albert(2, 256, embedding_size=32),
+        "shared_64": albert(2, 256, embedding_size=64),
+        "shared_128": albert(2, 256),
+        "shared_256": albert(2, 256, embedding_size=256),
+    },
+    "table4": {
+        "all_768": albert(12, 768, embedding_size=768),
+        "attention_768": albert(
+            12, 768, embedding_size=768, parameter_sharing="attention"
+        ),
+        "ffn_768": albert(12, 768, embedding_size=768, parameter_sharing="ffn"),
+        "none_768": bert(12, 768),
+        "all_128": albert(12, 768),
+        "attention_128": albert(12, 768, parameter_sharing="attention"),
+        "ffn_128": albert(12, 768, parameter_sharing="ffn"),
+        "none_128": albert(12, 768, parameter_sharing="none"),
+    },
+    "table4_mini": {
+        sharing: albert(2, 256, parameter_sharing=sharing)
+        for sharing in ("all", "attention", "ffn", "none")
+    },
+    "table5": {
+        "none": albert(12, 768)
+        | {"sentence_objective": "none"}
+        | records("sop"),
+        "nsp": albert(12, 768) | {"sentence_objective": "nsp"} | records("nsp"),
+        "sop": albert(12, 768) | {"sentence_objective": "sop"} | records("sop"),
+    },
+    "table5_mini": {
+        "none": albert(4, 256)
+        | {"sentence_objective": "none"}
+        | records("64/*"),
+        "nsp": albert(4, 256)
+        | {"sentence_objective": "nsp"}
+        | records("64_nsp/*"),
+        "sop": albert(4, 256) | {"sentence_objective": "sop"} | records("64/*"),
+    },
+    "table7": {
+        "without": albert(12, 768) | records("sop"),
+        "with": albert(12, 768) | records("sop", "more"),
+    },
+    "table7_mini": {
+        "without": albert(2, 256) | records("16/books"),
+        "with": albert(2, 256) | records("16/books", "16/wiki"),
+    },
+    "table8": {
+        "with_dropout": albert(12, 4096, dropout_schedule="0:0.1"),
+        "without_dropout": albert(
+            12, 4096, dropout_schedule="0:0.1,1000000:0.0"
+        ),
+    },
+    "table8_mini": {
+        "with_dropout": albert(2, 256, dropout_schedule="0:0.1"),
+        "without_dropout": albert(2, 256, dropout_schedule="0:0.0"),
+    },
+    # Networks of 3 or more layers start from the next smaller one.
+    "table11": {
+        "layers_1": albert(1, 1024) | starts(""),
+        "layers_3": albert(3, 1024) | starts("layers_1"),
+        "layers_6": albert(6, 1024) | starts("layers_3"),
+        "layers_12": albert(12, 1024) | starts("layers_6"),
+        "layers_24": albert(24, 1024) | starts("layers_12"),
+        "layers_48": albert(48, 1024) | starts("layers_24"),
+    },
+    "table11_mini": {
+        "layers_1": albert(1, 256) | starts(""),
+        "layers_2": albert(2, 256) | starts("layers_1"),
+        "layers_3": albert(3, 256) | starts("layers_2"),
+        "layers_6": albert(6, 256) | starts("layers_3"),
+    },
+    "table12": {
+        "width_1024": albert(3, 1024) | heads(16),
+        "width_2048": albert(3, 2048) | heads(32),
+        "width_4096": albert(3, 4096) | heads(64),
+        "width_6144": albert(3, 6144) | heads(96),
+    },
+    "table12_mini": {
+        "width_128": albert(2, 128) | heads(2),
+        "width_256": albert(2, 256) | heads(4),
+        "width_512": albert(2, 512) | heads(8),
+    },
+    "table13": {
+        "layers_12": albert(12, 4096) | heads(64),
+        "layers_24": albert(24, 4096) | heads(64),
+    },
+    "table13_mini": {
+        "layers_2": albert(2, 512) | heads(8),
+        "layers_4": albert(4, 512) | heads(8),
+    },
 }
 
 # Settings in which the variants of a table differ.
@@ -52,7 +232,7 @@ CHANGED = {
     5: {"sentence_objective", "input_file"},
     7: {"input_file"},
     8: {"dropout_schedule"},
-    11: {"num_hidden_layers"},
+    11: {"num_hidden_layers", "init_checkpoint"},
     12: {"hidden_size", "num_attention_heads", "intermediate_size"},
     13: {"num_hidden_layers"},
 }
@@ -102,8 +282,69 @@ def test_the_command_of_a_sweep_makes_a_plan(name):
 def test_each_variant_has_the_average_of_the_paper(name):
     plan = plan_of(name)
     assert AVERAGES[name] == [
-        plan.paper[variant]["downstream_average"] for variant in plan.variants
+        plan.paper.get(variant, {}).get("downstream_average")
+        for variant in plan.variants
     ]
+
+
+@pytest.mark.parametrize("name", ["table5", "table5_mini"])
+def test_table_5_has_the_accuracies_of_the_paper(name):
+    assert {
+        variant: pytest.approx(
+            [
+                100 * values[metric]
+                for metric in (
+                    "sop/masked_lm_accuracy",
+                    "nsp/sentence_order_accuracy",
+                    "sop/sentence_order_accuracy",
+                )
+            ]
+        )
+        for variant, values in plan_of(name).paper.items()
+    } == {variant: list(values) for variant, values in INTRINSIC.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "sop", "nsp"),
+    [("table5", "sop", "nsp"), ("table5_mini", "64/*", "64_nsp/*")],
+)
+def test_table_5_is_evaluated_on_both_tasks(name, sop, nsp):
+    for run in plan_of(name).runs:
+        for task, directory in (("sop", sop), ("nsp", nsp)):
+            config = run.evaluations[task]
+            files = f"all/{directory}/eval/*.tfrecord"
+            assert config.data.eval_input_file == (files,)
+            assert config.training.eval_sentence_objective == task
+
+
+def test_table_4_has_the_differences_that_the_paper_gives():
+    plan = plan_of("table4")
+    for pair, expected in DIFFERENCES.items():
+        assert pair in plan.pairs
+        first, second = (plan.paper[v]["downstream_average"] for v in pair)
+        assert first - second == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_variant_has_the_settings_that_it_is_named_after(name):
+    found, expected = {}, SETTINGS[name]
+    for run in plan_of(name).runs:
+        settings = {
+            key.split(".")[-1]: value
+            for key, value in flatten(run.config.to_dict()).items()
+        }
+        found.setdefault(run.variant, []).append(
+            {key: settings[key] for key in expected.get(run.variant, {})}
+        )
+    assert list(found) == list(expected)
+    for variant, runs in found.items():
+        for settings in runs:
+            assert settings == expected[variant], variant
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_sweep_of_a_table_compares_variants(name):
+    assert plan_of(name).pairs
 
 
 @pytest.mark.parametrize("name", [n for n in ABLATIONS if n not in OTHERS])
@@ -154,6 +395,7 @@ def test_sweeps_for_cpus_are_small_and_have_two_seeds(name):
 def test_published_sweeps_have_the_batch_and_steps_of_the_paper():
     for number in TABLES:
         for run in plan_of(f"table{number}").runs:
+            assert run.seed is None  # one run of each variant
             steps = 1_500_000 if number == 8 else 125_000
             assert run.config.training.num_train_steps == steps
             assert run.config.data.global_batch_size == 4096
