@@ -1,0 +1,109 @@
+"""`tpu/launch.sh run` after preemptions and lost hosts.
+
+Runs against the substitute for gcloud and the hosts of a TPU in
+`tests/helpers/fake_cloud.py`.
+"""
+
+import os
+import signal
+
+import pytest
+
+
+def test_a_preempted_slice_is_requested_again_and_training_continues(cloud):
+    cloud.set_up(
+        states=["WAITING_FOR_RESOURCES", "ACTIVE"],
+        plan=["143 SUSPENDED", "143 PREEMPTED", "0"],
+    )
+    done = cloud.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create", "delete"] * 2 + ["create"]
+    first, *others = cloud.trained()
+    assert others == [first, first]
+
+
+def test_a_preemption_reported_late_is_not_an_error(cloud):
+    cloud.set_up(plan=["1 PREEMPTED 1", "0"])
+    done = cloud.run("--grace_s=30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
+def test_training_restarts_after_a_notice_without_preemption(cloud):
+    cloud.set_up(plan=["143", "0"])
+    done = cloud.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create"]
+    assert len(cloud.trained()) == 2
+
+
+def test_training_restarts_after_a_reboot(cloud):
+    cloud.set_up(plan=["wait", "0"])
+    for command in ("create", "setup"):
+        cloud.launch(command)
+    cloud.start()
+    state = cloud.path / "host-0" / "albert_tf_state"
+    trainer = int((state / "trainer.pid").read_text())
+    os.killpg(os.getpgid(trainer), signal.SIGKILL)
+    assert cloud.launch("status").stdout.splitlines()[-1] == "lost"
+    done = cloud.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(cloud.trained()) == 2
+
+
+def test_training_that_has_lost_a_host_is_started_again(cloud):
+    """Any number of times, as long as it saves checkpoints in between."""
+    plan = [f"75 step-{step}" for step in (1, 1, 2, 2, 3, 3)]
+    cloud.set_up(plan=[*plan, "0"])
+    done = cloud.run("--max_failures=2", "--grace_s=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create"]
+    assert len(cloud.trained()) == 7
+
+
+def test_training_that_saves_no_checkpoint_gets_a_new_slice_then_ends(cloud):
+    """Two restarts on each of two slices; the log does not outlive a slice."""
+    cloud.set_up(plan=["75 step-5", *["75"] * 2, "75 step-5", *["75"] * 9])
+    done = cloud.run("--max_failures=2", "--grace_s=0")
+    assert done.returncode == 75
+    assert "without a new checkpoint, on 2 slices" in done.stdout
+    assert "the last words of 75" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+    assert len(cloud.trained()) == 6
+
+
+def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
+    cloud.set_up(plan=["wait", "0"])
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    cloud.start()
+    (cloud.path / "unreachable").touch()
+    done = cloud.run("--unreachable_s=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "host 0 does not answer: requesting a new slice" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
+@pytest.mark.slow
+def test_any_number_of_silent_hosts_is_replaced_if_training_progresses(cloud):
+    cloud.set_up(plan=[*(f"silent step-{n} 2" for n in (1, 2, 3)), "0"])
+    done = cloud.run("--unreachable_s=1", "--max_failures=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create", "delete"] * 3 + ["create"]
+
+
+@pytest.mark.slow
+def test_silent_hosts_without_a_new_checkpoint_end_run(cloud):
+    cloud.set_up(plan=["silent step-1 2"] * 3)
+    done = cloud.run("--unreachable_s=1", "--max_failures=2")
+    assert done.returncode == 75
+    assert "host 0 does not answer, on 2 slices" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
+def test_repeated_failures_of_the_request_end_run(cloud):
+    cloud.set_up(states=["FAILED"])
+    done = cloud.run("--max_failures=2")
+    assert done.returncode == 1
+    assert "the request failed 2 times" in done.stderr
+    assert cloud.verbs() == ["create", "delete", "create"]
