@@ -42,8 +42,9 @@ Examples:
     tpu/launch.sh run ... --dry_run     # prints every command, runs none
     tpu/launch.sh delete --project=mine --zone=us-west4-a --name=base
 
-Exit status of run: that of training (0 when all steps are done; for 1, 75 and
-130 see albert_tf/README.md), or 1 if no slice could be created.
+Exit status of run: that of training (0 when all steps are done; for 1 and 130
+see albert_tf/README.md); 75 if --max_failures slices in a row brought no new
+checkpoint, e.g. since set-up failed on each; or 1 if no slice could be created.
 HELP
 }
 
@@ -73,11 +74,11 @@ settings() {
   log_dir=${ALBERT_TPU_LOG_DIR-}
   # seconds between checks of the state
   poll_s=${ALBERT_TPU_POLL_S-60}
-  # seconds after training exits before run acts
+  # seconds before run acts on an end or a failed start of training
   grace_s=${ALBERT_TPU_GRACE_S-180}
   # seconds without an answer of host 0 after which run requests a new slice
   unreachable_s=${ALBERT_TPU_UNREACHABLE_S-1800}
-  # consecutive failures, without a new checkpoint, after which run gives up
+  # limit of failed requests; of starts and slices without a new checkpoint
   max_failures=${ALBERT_TPU_MAX_FAILURES-3}
   # true: delete the slice when training is done
   delete_when_done=${ALBERT_TPU_DELETE_WHEN_DONE-false}
@@ -341,24 +342,29 @@ run() {
       ended=$SECONDS
     fi
     case $request:$slice:$training in
-    ::) create || failures=$((failures + 1)) ;;
+    ::)
+      starts=0
+      create || failures=$((failures + 1))
+      ;;
     FAILED:* | SUSPENDED:* | ACTIVE:PREEMPTED:* | ACTIVE:TERMINATED:*)
       [[ $request != FAILED ]] || failures=$((failures + 1))
       ((failures >= max_failures)) || delete || true
       ;;
-    *:none | *:lost) begin ;;
+    *:none) begin set_up_and_start ;;
+    *:lost)
+      forget_failures
+      begin set_up_and_start
+      ;;
     *:'exit 0')
       [[ $delete_when_done != true ]] || delete_until_gone
       say "training is done$(
-        [[ $delete_when_done == true ]] || echo "; charged until: $(
-          quoted "$0" delete --project="$project" --zone="$zone" --name="$name"
-        )"
+        [[ $delete_when_done == true ]] || echo "; charged until: $(deletion)"
       )"
       return
       ;;
     *:running)
       # Not later: a host that stops answering cannot report its checkpoints.
-      [[ $checkpoint ]] && ((replaced + restarts == 0)) || forget_failures
+      if [[ ! $checkpoint ]] || ((replaced + starts)); then forget_failures; fi
       ;;
     *:unreachable)
       ((SECONDS - ended < unreachable_s)) || replace "host 0 does not answer"
@@ -370,8 +376,10 @@ run() {
       # Training may end before a preemption of its host is reported.
       if ((SECONDS - ended >= grace_s)); then
         case $training in
-        'exit 143') start || true ;;
-        'exit 75') restart ;;
+        'exit 143' | 'exit 75')
+          forget_failures
+          begin start
+          ;;
         *)
           on_hosts 0 tail 50 || true
           say "training ended: $training. The slice still exists. $again"
@@ -390,47 +398,52 @@ quota, zone, accelerator type or capacity."
   done
 }
 
-# Starts training again after a host was lost or training hung. A host may be
-# broken, so after max_failures restarts without a new checkpoint, it requests
-# a new slice.
-restart() {
-  forget_failures
-  ((++restarts <= max_failures)) || {
-    replace "training has ended $restarts times without a new checkpoint"
+# Starts training by the command "$@". After max_failures starts without a new
+# checkpoint, it requests a new slice instead: a host may be broken.
+begin() {
+  ((++starts <= max_failures)) || {
+    replace "$problem"
     return
   }
-  say "training has lost a host or hung: starting it again"
-  start || true
+  say "starting training, attempt $starts of $max_failures"
+  if "$@"; then
+    problem="training was started $starts times without a new checkpoint"
+  else
+    # A host may reboot, or a preemption may not be reported yet.
+    problem='training cannot be started'
+    say "$problem: see the messages above. Next attempt in $grace_s s."
+    sleep "$grace_s"
+  fi
+}
+
+set_up_and_start() {
+  setup && start
 }
 
 # Deletes the slice, so that run requests another one; gives up if training on
 # max_failures slices has saved no checkpoint.
 replace() {
-  forget_failures
   ((++replaced < max_failures)) || {
     on_hosts 0 tail 50 || true
-    say "$1, on $replaced slices. The slice still exists."
+    say "$1, on $replaced slices. The last one still exists, and is charged\
+ until: $(deletion)"
     exit 75
   }
   say "$1: requesting a new slice"
-  restarts=0
   delete || true
+}
+
+# The command that deletes the slice.
+deletion() {
+  quoted "$0" delete --project="$project" --zone="$zone" --name="$name"
 }
 
 # Forgets earlier failures if training has saved a checkpoint since.
 forget_failures() {
   local step
   step=$(on_hosts 0 newest_checkpoint | grep -xE 'step-[0-9]+') || return 0
-  [[ $step == "$checkpoint" ]] || restarts=0 replaced=0
+  [[ $step == "$checkpoint" ]] || starts=0 replaced=0
   checkpoint=$step
-}
-
-# Runs setup and start. A failure may be a preemption that is not reported yet.
-begin() {
-  if setup && start; then setups_failed=0 && return; fi
-  setups_failed=$((setups_failed + 1))
-  ((setups_failed < max_failures)) ||
-    fail "setup and start failed $setups_failed times."
 }
 
 # --- main --------------------------------------------------------------------
@@ -446,7 +459,7 @@ main() {
     fail "bash must be 4.4 or newer. Received: $BASH_VERSION. On a Mac, brew \
 install bash, or use Cloud Shell."
   dry_run='' training_flags=()
-  setups_failed=0 restarts=0 replaced=0 checkpoint=''
+  starts=0 replaced=0 checkpoint='' problem=''
   settings
   parse "$@"
   check_settings

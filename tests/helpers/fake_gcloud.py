@@ -11,12 +11,14 @@ says:
     1 PREEMPTED 2    exits with 1, 2 seconds before the slice is PREEMPTED
     75 step-007      exits with 75, after it has saved that checkpoint
     wait             exits with 143 when it receives SIGTERM
+    reboot step-7    saves that checkpoint; then the host ends all processes
     silent step-7 2  saves that checkpoint; after 2 seconds, ssh fails
 
-`states` holds the states of a new request, one for each query. With a file
-`unreachable`, ssh fails until the request is deleted. While
-`failing_deletes` has a line, a delete fails; if the line is "late", it deletes
-nevertheless.
+`states` holds the states of a new request, one for each query. A line of
+`unreachable` names the host of one slice to which ssh fails, or is "all"; each
+deletion of the request removes a line. With a file `broken_install`, no package
+can be installed. While `failing_deletes` has a line, a delete fails; if the
+line is "late", it deletes nevertheless.
 """
 
 import contextlib
@@ -33,6 +35,7 @@ CLOUD = pathlib.Path(__file__).parent / "cloud"
 
 PROGRAMS = {
     "uv": """#!/bin/sh
+[ ! -e CLOUD/broken_install ] || { echo "no such package" >&2; exit 1; }
 [ "$1" = venv ] || exit 0
 bin=$HOME/albert_tf_venv/bin
 mkdir -p $bin
@@ -55,8 +58,12 @@ if [ "$TPU_LOAD_LIBRARY" = 0 ]; then
 fi
 if [ "$result" = silent ]; then
   sleep $delay
-  touch CLOUD/unreachable
+  echo all >CLOUD/unreachable
   result=wait
+fi
+if [ "$result" = reboot ]; then
+  until [ -s $HOME/albert_tf_state/trainer.pid ]; do sleep 0.05; done
+  kill -KILL 0
 fi
 if [ "$result" = wait ]; then while :; do sleep 0.1; done; fi
 if [ "$delay" ]; then (sleep $delay; echo "$state" >CLOUD/states) &
@@ -105,10 +112,28 @@ def host(number):
 
 
 def hosts(worker):
+    """The numbers of the hosts."""
     if worker != "all":
-        return [host(worker)]
-    number = int((CLOUD / "num_hosts").read_text())
-    return [host(n) for n in range(number)]
+        return [int(worker)]
+    return list(range(int((CLOUD / "num_hosts").read_text())))
+
+
+def refuse_if_unreachable(number):
+    (line, *_) = lines_of("unreachable") or [""]
+    if line in ("all", str(number)):
+        sys.exit(f"ssh: connect to host {number}: Connection timed out")
+
+
+def lines_of(name):
+    path = CLOUD / name
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def take_line(name):
+    """Removes the first line of a file and returns it; "" if it has none."""
+    first, *rest = lines_of(name) or [""]
+    (CLOUD / name).write_text("".join(f"{line}\n" for line in rest))
+    return first
 
 
 def next_state():
@@ -134,13 +159,11 @@ def queued_resources(verb):
         requested.touch()
         shutil.copy(CLOUD / "new_states", CLOUD / "states")
     elif verb == "delete":
-        failing = CLOUD / "failing_deletes"
-        first, *rest = failing.read_text().splitlines() or [""]
-        failing.write_text("".join(f"{line}\n" for line in rest))
+        first = take_line("failing_deletes")
         if first == "refused":
             sys.exit("ERROR: (gcloud) the service is unavailable")
         requested.unlink()
-        (CLOUD / "unreachable").unlink(missing_ok=True)
+        take_line("unreachable")
         for path in CLOUD.glob("host-*/albert_tf_state/server.pid"):
             os.kill(int(path.read_text()), signal.SIGKILL)
         for path in CLOUD.glob("host-*/albert_tf_state/trainer.pid"):
@@ -161,13 +184,14 @@ def tpu_vm(verb):
         states = (CLOUD / "states").read_text().split()
         print("PREEMPTED" if states[0] == "PREEMPTED" else "READY")
     elif verb == "scp":
-        for home in hosts(flag("worker")):
-            shutil.copy(sys.argv[5], home)
-    elif verb == "ssh" and (CLOUD / "unreachable").exists():
-        sys.exit("ssh: connect to host: Connection timed out")
+        for number in hosts(flag("worker")):
+            refuse_if_unreachable(number)
+            shutil.copy(sys.argv[5], host(number))
     elif verb == "ssh":
-        homes = hosts(flag("worker"))
-        for number, home in enumerate(homes):
+        numbers = hosts(flag("worker"))
+        for number in numbers:
+            refuse_if_unreachable(number)
+            home = host(number)
             before = num_served()
             done = subprocess.run(
                 ["bash", "-c", flag("command")],
@@ -179,14 +203,13 @@ def tpu_vm(verb):
             if done.returncode:
                 sys.exit(done.returncode)
             # The hosts share a port: the first server would answer for both.
-            if "on_host.sh serve" in flag("command") and len(homes) > 1:
+            if "on_host.sh serve" in flag("command") and len(numbers) > 1:
                 while num_served() == before:
                     time.sleep(0.01)
 
 
 def num_served():
-    served = CLOUD / "served"
-    return len(served.read_text().splitlines()) if served.exists() else 0
+    return len(lines_of("served"))
 
 
 with open(CLOUD / "calls", "a") as calls:

@@ -1,4 +1,4 @@
-"""`tpu/launch.sh run` after preemptions and lost hosts.
+"""`tpu/launch.sh run` after preemptions, lost hosts and failed starts.
 
 Runs against the substitute for gcloud and the hosts of a TPU in
 `tests/helpers/fake_cloud.py`.
@@ -8,6 +8,8 @@ import os
 import signal
 
 import pytest
+
+from tests.helpers.fake_cloud import TRAINING, Metadata
 
 
 def test_a_preempted_slice_is_requested_again_and_training_continues(cloud):
@@ -62,14 +64,59 @@ def test_training_that_has_lost_a_host_is_started_again(cloud):
 
 
 def test_training_that_saves_no_checkpoint_gets_a_new_slice_then_ends(cloud):
-    """Two restarts on each of two slices; the log does not outlive a slice."""
-    cloud.set_up(plan=["75 step-5", *["75"] * 2, "75 step-5", *["75"] * 9])
+    """Two starts without progress on each slice, whatever the exit status.
+
+    The log, which names the checkpoints, is deleted with its slice.
+    """
+    cloud.set_up(plan=["75 step-5", "143", "75", "143 step-5", *["143"] * 9])
     done = cloud.run("--max_failures=2", "--grace_s=0")
     assert done.returncode == 75
-    assert "without a new checkpoint, on 2 slices" in done.stdout
-    assert "the last words of 75" in done.stdout
+    assert "2 times without a new checkpoint, on 2 slices" in done.stdout
+    assert "the last words of 143" in done.stdout
+    assert "charged until: " in done.stdout
+    assert "launch.sh delete --project=mine" in done.stdout
     assert cloud.verbs() == ["create", "delete", "create"]
-    assert len(cloud.trained()) == 6
+    assert len(cloud.trained()) == 5
+
+
+def test_hosts_that_reboot_again_and_again_are_replaced(cloud):
+    """A reboot after a checkpoint does not count."""
+    plan = ["reboot step-1", "reboot step-2", "reboot", "reboot"]
+    cloud.set_up(plan=[*plan, "0"])
+    done = cloud.run("--max_failures=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 times without a new checkpoint: requesting" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+    assert len(cloud.trained()) == 5
+
+
+@pytest.mark.parametrize("end", ["143", "reboot"])
+def test_a_slice_whose_second_host_stays_away_is_replaced(cloud, end):
+    """On this slice, each start after the end of training fails."""
+    cloud.set_up(plan=[f"{end} step-1", "0"])
+    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
+        assert cloud.launch(*words).returncode == 0
+    (cloud.path / "num_hosts").write_text("2")
+    (cloud.path / "unreachable").write_text("1\n")
+    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
+    done = cloud.run("--max_failures=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "training cannot be started: requesting a new slice" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+    assert len(cloud.trained()) == 2
+
+
+@pytest.mark.parametrize("fault", ["unreachable", "broken_install"])
+def test_a_set_up_that_fails_on_each_slice_ends_run(cloud, fault):
+    """Two attempts on each of two slices, the last of which is charged."""
+    cloud.set_up(num_hosts=2)
+    (cloud.path / fault).write_text("1\n" * 9)
+    done = cloud.run("--max_failures=2")
+    assert done.returncode == 75
+    assert "training cannot be started, on 2 slices" in done.stdout
+    assert "The last one still exists, and is charged until: " in done.stdout
+    assert done.stdout.count("attempt 2 of 2") == 2
+    assert cloud.verbs() == ["create", "delete", "create"]
 
 
 def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
@@ -77,7 +124,7 @@ def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
     for command in ("create", "setup"):
         assert cloud.launch(command).returncode == 0
     cloud.start()
-    (cloud.path / "unreachable").touch()
+    (cloud.path / "unreachable").write_text("all\n")
     done = cloud.run("--unreachable_s=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "host 0 does not answer: requesting a new slice" in done.stdout
