@@ -430,7 +430,8 @@ replace() {
     exit 75
   }
   say "$1: requesting a new slice"
-  delete || true
+  # Otherwise, the next poll would find and count the same slice again.
+  delete_until_gone
 }
 
 # The command that deletes the slice.

@@ -131,6 +131,19 @@ def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
+def test_a_slice_that_cannot_be_deleted_counts_once(cloud):
+    cloud.set_up(plan=["wait", "0"])
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    cloud.start()
+    (cloud.path / "unreachable").write_text("all\n")
+    (cloud.path / "failing_deletes").write_text("refused\n" * 2)
+    done = cloud.run("--unreachable_s=1", "--max_failures=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("STILL CHARGED") == 2
+    assert cloud.verbs() == ["create", *["delete"] * 3, "create"]
+
+
 @pytest.mark.slow
 def test_any_number_of_silent_hosts_is_replaced_if_training_progresses(cloud):
     cloud.set_up(plan=[*(f"silent step-{n} 2" for n in (1, 2, 3)), "0"])
