@@ -76,7 +76,7 @@ settings() {
   poll_s=${ALBERT_TPU_POLL_S-60}
   # seconds before run acts on an end or a failed start of training
   grace_s=${ALBERT_TPU_GRACE_S-180}
-  # seconds without an answer of host 0 after which run requests a new slice
+  # seconds that a slice may be silent or not READY before run replaces it
   unreachable_s=${ALBERT_TPU_UNREACHABLE_S-1800}
   # limit of failed requests; of starts and slices without a new checkpoint
   max_failures=${ALBERT_TPU_MAX_FAILURES-3}
@@ -324,7 +324,7 @@ plan() {
 }
 
 run() {
-  local failures=0 news='' ended=0 request slice training
+  local failures=0 news='' ended=0 silent_since='' request slice training
   local again='To train on it again: setup, start, then run.'
   [[ ! $dry_run ]] || { plan && return; }
   while :; do
@@ -341,6 +341,12 @@ run() {
         "training: ${training:-none}"
       ended=$SECONDS
     fi
+    # Not from the last change of state: a broken slice may alternate between
+    # two states.
+    case $request:$training in
+    ACTIVE: | ACTIVE:unreachable) : "${silent_since:=$SECONDS}" ;;
+    *) silent_since='' ;;
+    esac
     case $request:$slice:$training in
     ::)
       starts=0
@@ -366,8 +372,9 @@ run() {
       # Not later: a host that stops answering cannot report its checkpoints.
       if [[ ! $checkpoint ]] || ((replaced + starts)); then forget_failures; fi
       ;;
-    *:unreachable)
-      ((SECONDS - ended < unreachable_s)) || replace "host 0 does not answer"
+    ACTIVE:*: | *:unreachable)
+      ((SECONDS - silent_since < unreachable_s)) ||
+        replace "host 0 does not answer"
       ;;
     *:stopped) fail "training was stopped. The slice still exists. $again" ;;
     *:other) fail "training on this slice has other flags. $again To inspect\

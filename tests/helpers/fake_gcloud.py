@@ -14,11 +14,13 @@ says:
     reboot step-7    saves that checkpoint; then the host ends all processes
     silent step-7 2  saves that checkpoint; after 2 seconds, ssh fails
 
-`states` holds the states of a new request, one for each query. A line of
-`unreachable` names the host of one slice to which ssh fails, or is "all"; each
-deletion of the request removes a line. With a file `broken_install`, no package
-can be installed. While `failing_deletes` has a line, a delete fails; if the
-line is "late", it deletes nevertheless.
+`states` holds the states of a new request, one for each query, or, if the
+request is ACTIVE, of its slice, e.g. "PREEMPTED". A slice in the state
+"REPAIRING|STOPPED" alternates between the two; that of "unknown" cannot be
+read. A line of `unreachable` names the host of one slice to which ssh fails, or
+is "all"; each deletion of the request removes a line. With a file
+`broken_install`, no package can be installed. While `failing_deletes` has a
+line, a delete fails; if the line is "late", it deletes nevertheless.
 """
 
 import contextlib
@@ -32,6 +34,9 @@ import sys
 import time
 
 CLOUD = pathlib.Path(__file__).parent / "cloud"
+
+# States in which a slice may remain although its request is ACTIVE.
+OTHER_STATES = ("REPAIRING", "STOPPED", "unknown")
 
 PROGRAMS = {
     "uv": """#!/bin/sh
@@ -175,14 +180,30 @@ def queued_resources(verb):
             sys.exit("ERROR: (gcloud) no answer in time")
     elif verb == "list" and requested.exists():
         state = next_state()
-        # The request may be ACTIVE when its slice is not.
-        print("ACTIVE" if state == "PREEMPTED" else state)
+        # The request may be ACTIVE when its slice is not READY.
+        print("ACTIVE" if of_slice(state) else state)
+
+
+def of_slice(state):
+    """Whether it is a state of a slice, and none of a request."""
+    return state == "PREEMPTED" or state.startswith(OTHER_STATES)
+
+
+def describe_slice():
+    state, *others = (CLOUD / "states").read_text().split()
+    if state == "unknown":
+        sys.exit("ERROR: (gcloud) the service is unavailable")
+    now, *later = state.split("|")
+    if later:
+        (CLOUD / "states").write_text(
+            " ".join(["|".join([*later, now]), *others])
+        )
+    print(now if of_slice(now) else "READY")
 
 
 def tpu_vm(verb):
     if verb == "describe":
-        states = (CLOUD / "states").read_text().split()
-        print("PREEMPTED" if states[0] == "PREEMPTED" else "READY")
+        describe_slice()
     elif verb == "scp":
         for number in hosts(flag("worker")):
             refuse_if_unreachable(number)

@@ -131,6 +131,17 @@ def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
+@pytest.mark.parametrize(
+    "state", ["REPAIRING", "STOPPED", "unknown", "REPAIRING|STOPPED"]
+)
+def test_a_slice_that_does_not_become_ready_is_replaced(cloud, state):
+    cloud.set_up(plan=[f"75 {state}", "0"])
+    done = cloud.run("--unreachable_s=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "host 0 does not answer: requesting a new slice" in done.stdout
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
 def test_a_slice_that_cannot_be_deleted_counts_once(cloud):
     cloud.set_up(plan=["wait", "0"])
     for command in ("create", "setup"):
