@@ -70,7 +70,7 @@ settings() {
   create_flags=${ALBERT_TPU_CREATE_FLAGS-}
   # additional flags for ssh and scp, e.g. --internal-ip
   ssh_flags=${ALBERT_TPU_SSH_FLAGS-}
-  # gs://... to which logs are copied each minute
+  # gs://... to which the log is copied each minute, in parts of 1 MB
   log_dir=${ALBERT_TPU_LOG_DIR-}
   # seconds between checks of the state
   poll_s=${ALBERT_TPU_POLL_S-60}

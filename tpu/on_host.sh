@@ -25,6 +25,8 @@ bin=${ALBERT_TPU_BIN_DIR:-$HOME/albert_tf_venv/bin}
 log=$state/train.log
 port=${ALBERT_TPU_PORT:-8470} # of start_grpc_tpu_worker
 server_grace_s=${ALBERT_TPU_SERVER_GRACE_S:-10} # between SIGTERM and SIGKILL
+copy_log_s=${ALBERT_TPU_COPY_LOG_S:-60} # between two copies of the log
+log_part_bytes=${ALBERT_TPU_LOG_PART_BYTES:-1000000} # limit of one object
 
 fail() {
   printf 'error: %s: %s\n' "$(hostname)" "$1" >&2
@@ -189,11 +191,10 @@ train() {
 
 # Runs training, copies its log to the bucket, and stores its exit status.
 supervise() {
-  local log_dir=$1 copy trainer copier='' result=0
+  local log_dir=$1 trainer copier='' result=0
   shift
   exec 9>>"$state/training.lock"
   flock --timeout 10 9
-  copy=$log_dir/$(hostname)-$(date '+%Y%m%d-%H%M%S').log
   printf '\n%s: %s\n' "$(date '+%F %T')" "$*"
   reach_tpu
   cd "$code"
@@ -201,25 +202,50 @@ supervise() {
   trainer=$!
   echo "$trainer" >"$state/trainer.pid"
   if [[ $log_dir ]]; then
-    copy_log_each_minute "$copy" 9>&- &
+    exec 8> >(exec 9>&- && copy_log "$log_dir")
     copier=$!
   fi
   wait "$trainer" || result=$?
   if [[ $copier ]]; then
-    kill "$copier"
-    copy_log "$copy"
+    exec 8>&- # copy_log copies the last lines and ends
+    wait "$copier" || true
   fi
   echo "$result" >"$state/exit_status.partial"
   mv "$state/exit_status.partial" "$state/exit_status"
 }
 
+# Copies the log to directory $1 each minute, and at the end of its stdin. An
+# object on gs:// cannot grow, so each copy uploads only the parts of the log
+# that have grown. All starts on a host continue the same parts.
 copy_log() {
-  timeout 300 gcloud storage cp --quiet "$log" "$1" >"$state/copy.log" 2>&1 ||
-    echo "the log could not be copied to $1: $(tail -n 1 "$state/copy.log")"
+  local prefix='' part=0 ended=''
+  [[ ! -s $state/copied ]] || read -r prefix part <"$state/copied"
+  if [[ ${prefix%/*} != "$1" ]]; then
+    prefix=$1/$(hostname)-$(date '+%Y%m%d-%H%M%S')
+    part=0
+  fi
+  until [[ $ended ]]; do
+    # The status is above 128 after the timeout, and 1 at the end of stdin.
+    read -rt "$copy_log_s" || (($? > 128)) || ended=true
+    while copy_part; do part=$((part + 1)); done
+    # A disk that is full for a while must not end the copies.
+    { echo "$prefix $part" >"$state/copied.partial" &&
+      mv "$state/copied.partial" "$state/copied"; } || true
+  done
 }
 
-copy_log_each_minute() {
-  while sleep 60; do copy_log "$1"; done
+# Whether this part of the log is full and has been copied.
+copy_part() {
+  local copy file=$state/part.log
+  printf -v copy '%s-%04d.log' "$prefix" "$part"
+  dd if="$log" of="$file" bs="$log_part_bytes" skip="$part" count=1 status=none
+  [[ -s $file ]] || return 1
+  timeout 300 gcloud storage cp --quiet "$file" "$copy" \
+    >"$state/copy.log" 2>&1 </dev/null || {
+    echo "the log could not be copied to $copy: $(tail -n 1 "$state/copy.log")"
+    return 1
+  }
+  (($(wc -c <"$file") == log_part_bytes))
 }
 
 status() {

@@ -153,6 +153,11 @@ class Cloud:
             if call[2] == "queued-resources" and call[3] in ("create", "delete")
         ]
 
+    def copied_log(self):
+        """The parts of the log in gs://bucket/logs, joined."""
+        parts = sorted((self.path / "bucket" / "logs").glob("*.log"))
+        return "".join(part.read_text() for part in parts)
+
     def trained(self):
         """TPU_LOAD_LIBRARY and the arguments of Python, for each start."""
         text = (self.path / "trained").read_text()

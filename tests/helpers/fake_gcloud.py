@@ -19,8 +19,9 @@ request is ACTIVE, of its slice, e.g. "PREEMPTED". A slice in the state
 "REPAIRING|STOPPED" alternates between the two; that of "unknown" cannot be
 read. A line of `unreachable` names the host of one slice to which ssh fails, or
 is "all"; each deletion of the request removes a line. With a file
-`broken_install`, no package can be installed. While `failing_deletes` has a
-line, a delete fails; if the line is "late", it deletes nevertheless.
+`broken_install`, no package can be installed, with a file `broken_bucket`, no
+file uploaded. While `failing_deletes` has a line, a delete fails; if the line
+is "late", it deletes nevertheless.
 """
 
 import contextlib
@@ -229,6 +230,16 @@ def tpu_vm(verb):
                     time.sleep(0.01)
 
 
+def upload(file, address):
+    if (CLOUD / "broken_bucket").exists():
+        sys.exit("ERROR: (gcloud) no permission")
+    path = CLOUD / address.removeprefix("gs://")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, path)
+    with open(CLOUD / "uploads", "a") as uploads:
+        uploads.write(f"{path.name} {path.stat().st_size}\n")
+
+
 def num_served():
     return len(lines_of("served"))
 
@@ -236,7 +247,7 @@ def num_served():
 with open(CLOUD / "calls", "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\n")
 if sys.argv[1] == "storage":
-    shutil.copy(sys.argv[-2], CLOUD / "log-in-the-bucket")
+    upload(*sys.argv[-2:])
 elif sys.argv[3] == "queued-resources":
     queued_resources(sys.argv[4])
 else:

@@ -165,8 +165,7 @@ def test_one_host_trains_until_all_steps_are_done(cloud):
     assert cloud.verbs() == ["create"]
     module = ["-m", "albert_tf.run_pretraining", "--strategy=tpu"]
     assert cloud.trained() == [("", [*module, *TRAINING])]
-    log = (cloud.path / "log-in-the-bucket").read_text()
-    assert "the last words of 0" in log
+    assert "the last words of 0" in cloud.copied_log()
     assert (cloud.path / "host-0" / "albert_tf" / "setup.py").exists()
     assert not (cloud.path / "served").exists()
 
@@ -343,6 +342,49 @@ def test_without_metadata_a_slice_is_not_treated_as_one_host(cloud):
     assert done.returncode
     assert "metadata server must return the hosts" in done.stderr
     assert not (cloud.path / "trained").exists()
+
+
+def test_each_part_of_the_log_is_copied_once_it_is_full(cloud):
+    """Two starts on one host continue the same parts of 64 bytes."""
+    cloud.environment["ALBERT_TPU_LOG_PART_BYTES"] = "64"
+    cloud.set_up(plan=["143", "0"])
+    done = cloud.run("--log_dir=gs://bucket/logs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = cloud.path / "host-0" / "albert_tf_state" / "train.log"
+    assert cloud.copied_log() == log.read_text()
+    uploads = [
+        line.split()
+        for line in (cloud.path / "uploads").read_text().split("\n")
+    ][:-1]
+    assert {len(log.read_text()) % 64, 64} < {int(size) for _, size in uploads}
+    assert max(int(size) for _, size in uploads) == 64
+    full = [name for name, size in uploads if size == "64"]
+    assert len(full) == len(set(full)) == len(log.read_text()) // 64
+
+
+def test_the_log_is_copied_once_the_bucket_permits_it(cloud):
+    """While training runs, and after it has ended."""
+    cloud.environment["ALBERT_TPU_LOG_PART_BYTES"] = "64"
+    cloud.environment["ALBERT_TPU_COPY_LOG_S"] = "0.1"
+    cloud.set_up(plan=["wait"])
+    (cloud.path / "broken_bucket").touch()
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    start = ["start", "--log_dir=gs://bucket/logs", "--", *TRAINING]
+    assert cloud.launch(*start).returncode == 0
+    log = cloud.path / "host-0" / "albert_tf_state" / "train.log"
+    wait_for(lambda: "could not be copied" in log.read_text(), True)
+    assert not cloud.copied_log()
+    (cloud.path / "broken_bucket").unlink()
+    wait_for(lambda: "(gcloud) no permission" in cloud.copied_log(), True)
+    assert cloud.launch("status").stdout.splitlines()[-1] == "running"
+    with log.open("a") as file:
+        file.write("the end\n")
+    assert cloud.launch("stop").returncode == 0
+    wait_for((log.parent / "exit_status").exists, True)
+    assert cloud.copied_log() == log.read_text()
+    (*_, last) = sorted((cloud.path / "bucket" / "logs").iterdir())
+    assert last.stat().st_size <= 64
 
 
 def test_training_with_other_flags_is_detected(cloud):
