@@ -17,6 +17,7 @@ are skipped.
 
 # TensorFlow is not imported here: each worker process imports this module.
 
+import itertools
 import os
 import posixpath
 import sys
@@ -129,10 +130,7 @@ def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
     """
     found: dict[str, set[str]] = {}
     for pattern in patterns:
-        matches = files.find(pattern) or [
-            *files.find(posixpath.join(pattern, SHARDS)),
-            *files.find(posixpath.join(pattern, "*", SHARDS)),
-        ]
+        matches = files.find(pattern) or _list_shards(pattern)
         shards = [
             path
             for path in matches
@@ -145,6 +143,16 @@ def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
         for path in shards:
             found.setdefault(posixpath.dirname(path), set()).add(path)
     return {directory: sorted(found[directory]) for directory in sorted(found)}
+
+
+def _list_shards(pattern: str) -> list[str]:
+    """The shards of a directory, or of the directories that match a glob."""
+    names = (SHARDS, posixpath.join("*", SHARDS))
+    if files.exists(pattern):
+        found = [files.list_files(pattern, name) for name in names]
+    else:
+        found = [files.find(posixpath.join(pattern, name)) for name in names]
+    return list(itertools.chain(*found))
 
 
 def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:

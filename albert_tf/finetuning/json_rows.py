@@ -51,7 +51,7 @@ def read_race(directories: list[str]) -> list[Row]:
     """
     rows = []
     for directory in directories:
-        paths = files.find(f"{directory}/*.txt")
+        paths = files.list_files(directory, "*.txt")
         if not paths:
             raise UserError(
                 f"{directory} must have files *.txt of RACE",

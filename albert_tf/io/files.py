@@ -55,9 +55,17 @@ def find(pattern: str) -> list[str]:
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
     matches = glob.glob(pattern)
-    if not matches:
-        _check_directory(os.path.dirname(pattern))
+    directory = os.path.dirname(pattern)
+    if not matches and not glob.has_magic(directory):
+        _check_directory(directory)
     return sorted(path for path in matches if os.path.isfile(path))
+
+
+def list_files(directory: str, pattern: str) -> list[str]:
+    """Returns the files of `directory`, a path, that match a glob, sorted."""
+    if not is_remote(directory):
+        _check_directory(directory)
+    return find(os.path.join(glob.escape(directory), pattern))
 
 
 def _check_directory(directory: str) -> None:
@@ -65,7 +73,7 @@ def _check_directory(directory: str) -> None:
 
     `glob` ignores such a directory.
     """
-    if not glob.has_magic(directory) and exists(directory):
+    if exists(directory):
         with contextlib.suppress(NotADirectoryError):
             os.listdir(directory)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from albert_tf.config import PretrainingConfig, flatten, settings_by_path
 from albert_tf.errors import UserError, name_faults
-from albert_tf.io.files import find, load_json_if_any, write_json
+from albert_tf.io.files import list_files, load_json_if_any, write_json
 from albert_tf.sweeps.plan import Plan
 
 SWEEP_FILE = "sweep.json"
@@ -29,7 +29,7 @@ def claim_directory(sweep_dir: str, plan: Plan) -> None:
     stored = load_json_if_any(path)
     settings = {run.name: _result_settings(run.config) for run in plan.runs}
     if stored is None:
-        others = find(f"{sweep_dir.rstrip('/')}/*")
+        others = list_files(sweep_dir, "*")
         if others:
             raise UserError(
                 "output_dir must be new or hold this sweep",

@@ -167,5 +167,5 @@ def _find_records(output_dir: str) -> list[str]:
         path
         for split in (TRAIN, EVAL)
         for pattern in patterns
-        for path in files.find(posixpath.join(output_dir, split, pattern))
+        for path in files.list_files(posixpath.join(output_dir, split), pattern)
     ]

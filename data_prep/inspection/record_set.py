@@ -122,9 +122,7 @@ def check_directory(records: RecordSet) -> None:
                 posixpath.relpath(path, directory),
                 "must not exist; the build is unfinished",
             )
-    for path in files.find(
-        posixpath.join(directory, "*" + files.PARTIAL_SUFFIX)
-    ):
+    for path in files.list_files(directory, "*" + files.PARTIAL_SUFFIX):
         records.refuse(
             posixpath.basename(path), "must not exist; it is incomplete"
         )
@@ -135,8 +133,7 @@ def check_directory(records: RecordSet) -> None:
         return
     listed = set(records.metadata.shards)
     present = {
-        posixpath.basename(path)
-        for path in files.find(posixpath.join(directory, SHARDS))
+        posixpath.basename(path) for path in files.list_files(directory, SHARDS)
     } | {posixpath.basename(path) for path in records.shards}
     for name in sorted(listed - present):
         records.refuse(name, "must exist; the metadata lists it")

@@ -60,7 +60,7 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
                 received=f"{len(records.shards)} of {records.directory}",
                 remedy="Give the directory as --input_file.",
             )
-        if found := files.find(posixpath.join(_target(records, parent), "*")):
+        if found := files.list_files(_target(records, parent), "*"):
             raise UserError(
                 "the directories that --unpack writes must be empty",
                 received=found[0],

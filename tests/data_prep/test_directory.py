@@ -6,6 +6,7 @@ from albert_tf.errors import UserError
 from data_prep.builder import directory
 from data_prep.config import RecordsConfig
 from data_prep.text.files import TextFile
+from tests.helpers.small_builds import read_files
 
 
 def fill(output_dir):
@@ -40,6 +41,21 @@ def test_shards_and_notes_of_another_build_are_removed(tmp_path):
     assert names(tmp_path) == {"notes.txt", "unfinished.json"}
     stored = json.loads((tmp_path / "unfinished.json").read_text())
     assert stored == {"inputs_sha256": "cd"}
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
+def test_the_records_of_a_directory_with_a_similar_name_are_kept(
+    tmp_path, name
+):
+    """As a glob, `name` matches the other directory."""
+    own, other = tmp_path / name, tmp_path / "a1"
+    for output_dir in (own, other):
+        output_dir.mkdir()
+        fill(output_dir)
+    before = read_files(other)
+    directory.begin_build(str(own), {"inputs_sha256": "cd"})
+    assert names(own) == {"notes.txt", "unfinished.json"}
+    assert read_files(other) == before
 
 
 def test_unfinished_build_is_not_up_to_date(tmp_path):

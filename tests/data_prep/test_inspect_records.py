@@ -267,6 +267,18 @@ def test_records_of_google_research_are_checked_without_metadata(
     assert f"{path}, record 3 at byte {offset_of(contents, 3)}" in output
 
 
+def test_a_directory_whose_name_is_a_glob_is_inspected(
+    records, tmp_path, inspect
+):
+    own = tmp_path / "records[1]"
+    shutil.copytree(records, own / "train")
+    (own / "train" / "left.partial").touch()
+    status, output = inspect(own)
+    assert status == 1
+    assert f"fault: {own}/train/left.partial: must not exist" in output
+    assert line_of("shards  ", output)[0] == "pass"
+
+
 def test_input_without_examples_is_refused(tmp_path, inspect):
     (tmp_path / "text.txt").write_text("Plain text.")
     with pytest.raises(UserError, match="must hold TFRecords"):

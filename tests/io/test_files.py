@@ -60,6 +60,18 @@ def test_remote_files_go_through_tensorflow(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("prefix", ["", "file://"])
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
+def test_the_directory_of_listed_files_is_not_a_glob(tmp_path, prefix, name):
+    """The path of another directory matches it."""
+    for directory in (name, "a1"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "b.txt").touch()
+    directory = f"{prefix}{tmp_path}/{name}"
+    assert files.list_files(directory, "*.txt") == [f"{directory}/b.txt"]
+    assert files.list_files(directory, "b.txt") == [f"{directory}/b.txt"]
+
+
 def test_missing_or_incomplete_json_is_named(tmp_path):
     path = str(tmp_path / "metadata.json")
     assert files.load_json_if_any(path) is None
