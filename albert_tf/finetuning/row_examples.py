@@ -32,6 +32,9 @@ _FORMS = {
     QUESTION_ANSWERING: "a text, with a number as answer_start",
 }
 
+# The values of `is_impossible`; `str(True)` in lower case is "true".
+_TRUTH_VALUES = {"true": True, "1": True, "false": False, "0": False}
+
 
 def add_examples(
     examples: ExampleSet,
@@ -160,10 +163,7 @@ def _make_example(
         return question
     if task.kind != QUESTION_ANSWERING:
         return TextExample(name, text, pair, label)
-    # Without `is_impossible`, a question without answers is impossible.
-    is_impossible = examples.has_labels and bool(
-        values.get("is_impossible", not label)
-    )
+    is_impossible = examples.has_labels and _is_impossible(examples, row, label)
     if is_impossible and not task.may_be_unanswerable:
         raise UserError(
             f"every question of {examples.source} must have an answer",
@@ -171,6 +171,20 @@ def _make_example(
             remedy="Use --task=squad_v2 for files of SQuAD 2.0.",
         )
     return Question(name, pair or "", text, label or (), is_impossible)
+
+
+def _is_impossible(examples: ExampleSet, row: Row, label: Any) -> bool:
+    """Whether a question has no answer, by `is_impossible` or its answers."""
+    if "is_impossible" not in row.values:
+        return not label
+    value = row.values["is_impossible"]
+    text = _text(value).strip().lower()
+    if text not in _TRUTH_VALUES:
+        raise UserError(
+            f"is_impossible of {examples.source} must be true, false, 1 or 0",
+            received=f"{value!r} in {row.where}",
+        )
+    return _TRUTH_VALUES[text]
 
 
 def _choices_of(row: Row, columns: Sequence[str]) -> tuple[str, ...]:

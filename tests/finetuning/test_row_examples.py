@@ -1,4 +1,6 @@
-"""Labels that do not fit the kind of the task."""
+"""Labels in the forms that files have, and labels that do not fit the task."""
+
+import json
 
 import pytest
 
@@ -42,3 +44,47 @@ def test_a_wrong_label_is_refused_with_what_was_wanted(
         read_examples(
             TaskConfig(task=kind, train_file=str(path), **columns), "train"
         )
+
+
+def read_train(path, task, content, **columns):
+    path.write_text(content, encoding="utf-8")
+    config = TaskConfig(task=task, train_file=str(path), **columns)
+    return read_examples(config, "train")
+
+
+QUESTIONS = "text,question,answer,answer_start,is_impossible\n"
+
+
+@pytest.mark.parametrize(
+    ("true", "false"), [("True", "False"), ("TRUE", "false"), ("1", "0")]
+)
+def test_a_table_marks_impossible_questions(tmp_path, true, false):
+    rows = f"a dog,who?,dog,2,{false}\na dog,why?,,,{true}\n"
+    found = read_train(
+        tmp_path / "t.csv", "question_answering", QUESTIONS + rows
+    )
+    assert [q.is_impossible for q in found.examples] == [False, True]
+    assert not found.bad
+
+
+@pytest.mark.parametrize("value", [False, 0, "false", "False", "0"])
+def test_json_lines_mark_impossible_questions(tmp_path, value):
+    row = {
+        "text": "a dog",
+        "question": "who?",
+        "answer": "dog",
+        "answer_start": 2,
+        "is_impossible": value,
+    }
+    found = read_train(
+        tmp_path / "t.jsonl", "question_answering", json.dumps(row)
+    )
+    assert [q.is_impossible for q in found.examples] == [False]
+
+
+@pytest.mark.parametrize("value", ["no", "", "2"])
+def test_another_value_of_is_impossible_is_refused(tmp_path, value):
+    row = f"a dog,who?,dog,2,{value}\n"
+    message = f"must be true, false, 1 or 0. Received: '{value}' in line 2"
+    with pytest.raises(UserError, match=message):
+        read_train(tmp_path / "t.csv", "question_answering", QUESTIONS + row)
