@@ -45,8 +45,8 @@ def add_examples(
     """Adds the example of each row to `examples`, unless it is unusable.
 
     An example for evaluation is added even if it is unusable for training,
-    since it needs a prediction. Labels and the number of choices are
-    collected, if the task has none yet.
+    since it needs a prediction, unless it lacks the label of its class. Labels
+    and the number of choices are collected, if the task has none yet.
 
     Args:
         columns: The columns of the rows.
@@ -64,9 +64,13 @@ def add_examples(
     for number, row in enumerate(rows):
         label = None
         if examples.has_labels:
-            if row.values[columns.label] == "-" and task.name not in KINDS:
+            value = row.values[columns.label]
+            if value == "-" and task.name not in KINDS:
                 # The annotators of MNLI did not agree.
                 examples.report_bad(row.where, "no gold label")
+                continue
+            if task.kind == CLASSIFICATION and not _has_class(value):
+                examples.report_bad(row.where, "no label")
                 continue
             label = _label_of(examples, row, columns, answer_start_column)
         name = _text(row.values.get(columns.id, number))
@@ -84,11 +88,17 @@ def add_examples(
 
 def _collect_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
     """The distinct labels, sorted; by value, if all are whole numbers."""
-    labels = {_text(row.values[column]) for row in rows}
+    values = [row.values[column] for row in rows]
+    labels = {_text(value) for value in values if _has_class(value)}
     try:
         return tuple(sorted(labels, key=int))
     except ValueError:
         return tuple(sorted(labels))
+
+
+def _has_class(value: Any) -> bool:
+    """Whether a cell has a label, i.e. is neither empty nor null."""
+    return bool(_text(value).strip())
 
 
 def _label_of(

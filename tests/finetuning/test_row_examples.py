@@ -1,5 +1,6 @@
 """Labels in the forms that files have, and labels that do not fit the task."""
 
+import dataclasses
 import json
 
 import pytest
@@ -88,3 +89,37 @@ def test_another_value_of_is_impossible_is_refused(tmp_path, value):
     message = f"must be true, false, 1 or 0. Received: '{value}' in line 2"
     with pytest.raises(UserError, match=message):
         read_train(tmp_path / "t.csv", "question_answering", QUESTIONS + row)
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("t.csv", "text,label\nfine,pos\nmeh,\nbad,neg\nso so, \n", 3),
+        (
+            "t.jsonl",
+            '{"text": "fine", "label": "pos"}\n'
+            '{"text": "meh", "label": null}\n'
+            '{"text": "bad", "label": "neg"}\n'
+            '{"text": "so so", "label": ""}\n',
+            2,
+        ),
+    ],
+)
+def test_an_example_without_label_is_left_out(
+    tmp_path, split, name, content, line
+):
+    """It does not make a class with an empty name."""
+    path = tmp_path / name
+    path.write_text(content)
+    config = TaskConfig(task="classification", **{f"{split}_file": str(path)})
+    found = read_examples(config, split)
+    assert found.task.labels == ("neg", "pos")
+    assert [e.text for e in found.examples] == ["fine", "bad"]
+    assert found.bad == [
+        (f"line {line}", "no label"),
+        (f"line {line + 2}", "no label"),
+    ]
+    error = dataclasses.replace(config, on_bad_example="error")
+    with pytest.raises(UserError, match=f"line {line}: no label"):
+        read_examples(error, split)
