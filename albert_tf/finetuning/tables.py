@@ -47,10 +47,7 @@ def read_table(examples: ExampleSet, columns: Columns) -> list[Row]:
     """
     path = examples.source
     if path.endswith(".csv"):
-        # newline="", as the csv module requires: fields may have line breaks.
-        reader = csv.reader(io.StringIO(read_text(path), newline=""))
-        fields = ((reader.line_num, values) for values in reader)
-        found = _parse_fields(examples, fields, columns)
+        found = _parse_fields(examples, _read_csv(path), columns)
     elif path.endswith((".tsv", ".txt")):
         fields = (
             (number, line.removesuffix("\r").split("\t"))
@@ -150,6 +147,29 @@ def read_text(path: str) -> str:
 def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
     lines = enumerate(read_text(path).split("\n"), 1)
     return ((number, line) for number, line in lines if line.strip())
+
+
+def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields the fields of each line, or of lines that quotes join.
+
+    Raises:
+        UserError: If the quotation marks do not fit together. A reader that is
+            not strict would take the rest of the file for one field.
+    """
+    # newline="", as the csv module requires: fields may have line breaks.
+    text = io.StringIO(read_text(path), newline="")
+    reader = csv.reader(text, strict=True)
+    first_line = 1
+    try:
+        for fields in reader:
+            yield first_line, fields
+            first_line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(
+            f"quotation marks in {path} must enclose a field, and be doubled "
+            "within it",
+            received=f"{error}, in the row that begins in line {first_line}",
+        ) from None
 
 
 def _parse_fields(

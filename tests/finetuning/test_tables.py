@@ -1,0 +1,32 @@
+"""CSV files as spreadsheets and people write them."""
+
+import pytest
+
+from albert_tf.config.task import TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.finetuning.examples import read_examples
+
+ROWS = [f"text {number},{number % 2}" for number in range(50)]
+
+
+def read_rows(path, *rows):
+    path.write_text("\n".join(["text,label", *rows, ""]))
+    config = TaskConfig(task="classification", train_file=str(path))
+    return read_examples(config, "train")
+
+
+@pytest.mark.parametrize("rest", [ROWS, [*ROWS, '"quoted, too",1']])
+def test_an_unclosed_quotation_mark_is_refused_with_its_line(tmp_path, rest):
+    """The rest of the file, up to the next mark, would be a part of a text."""
+    message = r"t\.csv must enclose.* in the row that begins in line 52"
+    with pytest.raises(UserError, match=message):
+        read_rows(tmp_path / "t.csv", *ROWS, '"c,1', *rest)
+
+
+def test_a_row_of_several_lines_is_named_by_its_first_line(tmp_path):
+    found = read_rows(
+        tmp_path / "t.csv", '"a\nb",1', "", '"c\nd",1,2', *ROWS, 'e "f",1'
+    )
+    assert found.bad == [("line 5", "3 columns instead of 2")]
+    assert found.examples[0].text == "a\nb"
+    assert found.examples[-1].text == 'e "f"'
