@@ -47,7 +47,7 @@ def read_table(examples: ExampleSet, columns: Columns) -> list[Row]:
     """
     path = examples.source
     if path.endswith(".csv"):
-        found = _parse_fields(examples, _read_csv(path), columns)
+        found = _parse_fields(examples, iter(_read_csv(path)), columns)
     elif path.endswith((".tsv", ".txt")):
         fields = (
             (number, line.removesuffix("\r").split("\t"))
@@ -149,20 +149,23 @@ def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in lines if line.strip())
 
 
-def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the fields of each line, or of lines that quotes join.
+def _read_csv(path: str) -> list[tuple[int, list[str]]]:
+    """The fields of each row, after the number of its first line.
 
     Raises:
         UserError: If the quotation marks do not fit together. A reader that is
             not strict would take the rest of the file for one field.
     """
+    text = read_text(path)
     # newline="", as the csv module requires: fields may have line breaks.
-    text = io.StringIO(read_text(path), newline="")
-    reader = csv.reader(text, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows = []
     first_line = 1
+    # By default, a field of more than 131,072 characters is an error.
+    limit_before = csv.field_size_limit(len(text))
     try:
         for fields in reader:
-            yield first_line, fields
+            rows.append((first_line, fields))
             first_line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
@@ -170,6 +173,9 @@ def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
             "within it",
             received=f"{error}, in the row that begins in line {first_line}",
         ) from None
+    finally:
+        csv.field_size_limit(limit_before)
+    return rows
 
 
 def _parse_fields(

@@ -1,5 +1,7 @@
 """CSV files as spreadsheets and people write them."""
 
+import csv
+
 import pytest
 
 from albert_tf.config.task import TaskConfig
@@ -30,3 +32,11 @@ def test_a_row_of_several_lines_is_named_by_its_first_line(tmp_path):
     assert found.bad == [("line 5", "3 columns instead of 2")]
     assert found.examples[0].text == "a\nb"
     assert found.examples[-1].text == 'e "f"'
+
+
+def test_a_long_document_is_read(tmp_path):
+    """The csv module by default refuses more than 131,072 characters."""
+    limit = csv.field_size_limit()
+    found = read_rows(tmp_path / "t.csv", f'"{"word " * 40_000}",1', "a,0")
+    assert [len(e.text) for e in found.examples] == [200_000, 1]
+    assert csv.field_size_limit() == limit
