@@ -5,6 +5,7 @@ Shards and metadata have the bytes of a build with the same settings and
 """
 
 import dataclasses
+import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -46,21 +47,23 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
 
     Args:
         sets: Complete directories of packed records without faults.
-        parent: Directory to write to; each set gets a subdirectory with the
-            name of its own directory.
+        parent: Directory to write to; each set gets a subdirectory, see
+            `target_names`.
 
     Raises:
         UserError: If only some shards of a directory were inspected, or if a
             directory to write to is not empty.
     """
-    for records in sets:
+    names = target_names([records.directory for records in sets])
+    targets = [posixpath.join(parent, name) for name in names]
+    for records, target in zip(sets, targets, strict=True):
         if not records.is_complete():
             raise UserError(
                 "--unpack needs all shards of a directory",
                 received=f"{len(records.shards)} of {records.directory}",
                 remedy="Give the directory as --input_file.",
             )
-        if found := files.list_files(_target(records, parent), "*"):
+        if found := files.list_files(target, "*"):
             raise UserError(
                 "the directories that --unpack writes must be empty",
                 received=found[0],
@@ -68,10 +71,10 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
     tasks = [
         _UnpackTask(
             path,
-            posixpath.join(_target(records, parent), posixpath.basename(path)),
+            posixpath.join(target, posixpath.basename(path)),
             records.rules,
         )
-        for records in sets
+        for records, target in zip(sets, targets, strict=True)
         for path in records.shards
     ]
     with (
@@ -79,8 +82,7 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
         Processes(min(num_workers, len(tasks)), dict) as processes,
     ):
         done = processes.map(_unpack_shard, tasks)
-        for records in sets:
-            target = _target(records, parent)
+        for records, target in zip(sets, targets, strict=True):
             files.make_directories(target)
             counts, checksums = {}, {}
             for path in records.shards:
@@ -90,9 +92,36 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
             _finish(records, target, counts, checksums)
 
 
-def _target(records: RecordSet, parent: str) -> str:
-    name = posixpath.basename(records.directory.rstrip("/"))
-    return posixpath.join(parent, name)
+def target_names(directories: Sequence[str]) -> list[str]:
+    """Returns the shortest endings of the paths that are all different.
+
+    Raises:
+        UserError: If two paths name the same directory.
+
+    Example:
+        >>> target_names(["build/packed/train", "build/packed/eval"])
+        ['train', 'eval']
+        >>> target_names(["gs://bucket/a/train", "gs://bucket/b/train"])
+        ['a/train', 'b/train']
+    """
+    paths = [
+        list(filter(None, _absolute(directory).split("/")))
+        for directory in directories
+    ]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(path[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    raise UserError(
+        "--unpack needs each directory once", received=", ".join(directories)
+    )
+
+
+def _absolute(directory: str) -> str:
+    """The path without "..", with which a target could leave its parent."""
+    if files.is_remote(directory):
+        return posixpath.normpath(directory.split("://")[1])
+    return os.path.abspath(directory)
 
 
 def _finish(

@@ -10,6 +10,7 @@ from albert_tf.errors import UserError
 from albert_tf.records.features import read_metadata
 from data_prep import inspect_records
 from data_prep.config import InspectConfig
+from data_prep.inspection import unpacked_shards
 from tests.helpers.inspected_records import (
     edit_all,
     line_of,
@@ -262,6 +263,29 @@ def test_unpacked_records_have_the_bytes_of_the_unpacked_build(built, tmp_path):
     target = tmp_path / "unpacked"
     assert inspect(built["best_fit"], unpack=str(target)) == 0
     assert read_files(target / "train") == read_files(built["none"])
+
+
+def test_directories_of_the_same_name_are_unpacked_apart(built, tmp_path):
+    """Each keeps the part of its path that distinguishes it."""
+    for name in "ab":
+        shutil.copytree(built["best_fit"], tmp_path / name / "train")
+    target = tmp_path / "unpacked"
+    assert inspect(tmp_path / "a", tmp_path / "b", unpack=str(target)) == 0
+    for name in "ab":
+        assert read_files(target / name / "train") == read_files(built["none"])
+
+
+def test_unpacked_directories_are_below_their_parent(tmp_path, monkeypatch):
+    (tmp_path / "c").mkdir()
+    monkeypatch.chdir(tmp_path / "c")
+    directories = ["train", "../a/train", "../../a/train"]
+    assert unpacked_shards.target_names(directories) == [
+        f"{tmp_path.name}/c/train",
+        f"{tmp_path.name}/a/train",
+        f"{tmp_path.parent.name}/a/train",
+    ]
+    with pytest.raises(UserError, match=r"each directory once.*\./train"):
+        unpacked_shards.target_names(["train", "./train"])
 
 
 def test_faulty_records_are_not_unpacked(records, tmp_path):
