@@ -121,7 +121,7 @@ MARKS = {
     "corrupt_records": ("damaged records left out", "P"),
 }
 
-# Smallest number of points for a panel of the second half.
+# Smallest number of points of a run for a panel of its second half.
 _POINTS_FOR_LATE = 20
 # Largest number of held-out points that are drawn with markers.
 _POINTS_FOR_MARKERS = 40
@@ -130,29 +130,25 @@ _MARK_DISTANCE = 1 / 300
 
 
 def find_panels(
-    runs: Sequence[RunHistory], metrics: Sequence[str] = ()
+    runs: Sequence[RunHistory], x_axis: str, metrics: Sequence[str] = ()
 ) -> list[Panel]:
-    """Returns the panels of some metrics for which any run has points.
-
-    Args:
-        metrics: Names of metrics; empty for all.
+    """Returns the panels in which any run has points; see `picture`.
 
     Raises:
         UserError: If a metric has no panel, or no run has it.
     """
 
-    def num_points(panel: Panel) -> int:
-        return max(
-            len(run.curve(split, panel.metric))
+    def has_points(panel: Panel) -> bool:
+        left, _ = _limits(panel, runs, x_axis)
+        least = _POINTS_FOR_LATE if panel.late else 1
+        return any(
+            len(curve) >= least and run.x_values(curve.last[0], x_axis) >= left
             for run in runs
             for split in ("train", "eval")
+            for curve in [run.curve(split, panel.metric)]
         )
 
-    found = [
-        panel
-        for panel in PANELS
-        if num_points(panel) >= (_POINTS_FOR_LATE if panel.late else 1)
-    ]
+    found = [panel for panel in PANELS if has_points(panel)]
     known = list(dict.fromkeys(panel.metric for panel in found))
     for metric in metrics:
         if metric not in known:
@@ -212,7 +208,7 @@ def picture(
         UserError: If a run directory lacks the data of the axis, or if no run
             has a metric.
     """
-    panels = find_panels(runs, metrics)
+    panels = find_panels(runs, x_axis, metrics)
     num_columns = 2 if len(panels) <= 4 else 3
     num_rows = -(-len(panels) // num_columns)
     with matplotlib.rc_context(STYLE):
@@ -240,9 +236,8 @@ def picture(
 def draw_panel(
     axes: Axes, panel: Panel, runs: Sequence[RunHistory], x_axis: str
 ) -> None:
-    """Draws one panel; see `picture`."""
-    right = max(float(run.x_values(run.last_step, x_axis)) for run in runs)
-    left = right / 2 if panel.late else 0.0
+    """Draws one panel, which `find_panels` returns; see `picture`."""
+    left, right = _limits(panel, runs, x_axis)
     for number, run in enumerate(runs):
         _draw_run(axes, panel, run, _color(number), x_axis, left)
     if panel.late:
@@ -271,6 +266,14 @@ def draw_panel(
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     for number, run in enumerate(runs):
         _draw_marks(axes, run, _color(number), x_axis, (left, right))
+
+
+def _limits(
+    panel: Panel, runs: Sequence[RunHistory], x_axis: str
+) -> tuple[float, float]:
+    """The first and the last value of a panel on the axis."""
+    right = max(float(run.x_values(run.last_step, x_axis)) for run in runs)
+    return (right / 2 if panel.late else 0.0), right
 
 
 def _color(number: int) -> str:

@@ -9,7 +9,12 @@ from albert_tf.errors import UserError
 from albert_tf.report import curves
 from albert_tf.report.__main__ import draw
 from albert_tf.report.runs import RunHistory
-from tests.helpers.logged_run import SETTINGS, read_run, write_run
+from tests.helpers.logged_run import (
+    SETTINGS,
+    read_run,
+    write_lines,
+    write_run,
+)
 
 
 @pytest.mark.parametrize("x_axis", ["tokens", "hours"])
@@ -48,7 +53,7 @@ def test_another_loss_changes_the_panels_of_the_loss_alone(tmp_path):
     other = read_run(tmp_path / "b" / "run", [*losses[:-1], 8.0])
     differ = [
         (panel.metric, panel.late)
-        for panel in curves.find_panels([one])
+        for panel in curves.find_panels([one], "step")
         if lines_of(panel.metric, one, late=panel.late)
         != lines_of(panel.metric, other, late=panel.late)
     ]
@@ -57,7 +62,7 @@ def test_another_loss_changes_the_panels_of_the_loss_alone(tmp_path):
 
 def test_selected_metrics_are_drawn_alone(tmp_path):
     run = read_run(tmp_path / "run", [8.0, 7.0], goodput=[0.5, 0.6])
-    drawn = curves.find_panels([run], ["goodput", "masked_lm_loss"])
+    drawn = curves.find_panels([run], "step", ["goodput", "masked_lm_loss"])
     assert [panel.metric for panel in drawn] == ["masked_lm_loss", "goodput"]
     draw([run], str(tmp_path / "all.png"))
     draw([run], str(tmp_path / "one.png"), metrics=["masked_lm_loss"])
@@ -93,6 +98,34 @@ def test_the_second_half_has_a_panel_of_its_own(tmp_path):
     run = read_run(tmp_path / "run", [9.0 - step / 10 for step in range(41)])
     trained = lines_of("masked_lm_loss", run, late=True)[0]
     assert [step for step, _ in trained[0]] == list(range(20, 41))
+
+
+def late_panels(*runs):
+    panels = curves.find_panels(runs, "step")
+    return [panel.metric for panel in panels if panel.late]
+
+
+def test_a_second_half_without_points_has_no_panel(tmp_path):
+    """A short run beside a long one that has other metrics."""
+    short = read_run(tmp_path / "short", [5.0] * 30)
+    (tmp_path / "long").mkdir()
+    lines = [
+        {"split": "train", "step": 10 * number, "loss": 1.0}
+        for number in range(30)
+    ]
+    write_lines(tmp_path / "long" / "metrics.jsonl", lines)
+    runs = [short, RunHistory(str(tmp_path / "long"), "long")]
+    draw(runs, str(tmp_path / "report.png"))
+    assert late_panels(*runs) == []
+    assert late_panels(short) == ["masked_lm_loss"]
+
+
+def test_a_run_whose_loss_becomes_nan_is_drawn(tmp_path):
+    losses = [5.0] * 25 + [float("nan")] * 35
+    run = read_run(tmp_path / "run", losses)
+    draw([run], str(tmp_path / "report.html"))
+    assert late_panels(run) == []
+    assert lines_of("masked_lm_loss", run)[0][0][-1] == [24, 5.0]
 
 
 def test_a_spike_does_not_stretch_the_panel_of_the_second_half(tmp_path):
