@@ -233,7 +233,8 @@ def _check(examples: ExampleSet) -> None:
             if examples.bad
             else "none",
         )
-    if task.kind == CLASSIFICATION and len(task.labels) < 2:
+    is_classification = task.kind == CLASSIFICATION
+    if is_classification and examples.is_training and len(task.labels) < 2:
         raise UserError(
             f"{examples.source} must have labels of at least two classes",
             received=", ".join(task.labels) or "none",

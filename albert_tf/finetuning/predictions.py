@@ -58,7 +58,26 @@ def read_predictions(path: str, examples: ExampleSet) -> np.ndarray:
     Raises:
         UserError: If the file has other examples, or other labels.
     """
-    task = examples.task
+    task, values = examples.task, read_values(path, examples)
+    try:
+        if task.kind == REGRESSION:
+            return np.array([float(value) for value in values])
+        classes = {label: i for i, label in enumerate(names_of(task))}
+        return np.array([classes[value] for value in values])
+    except (ValueError, KeyError) as error:
+        names = ", ".join(names_of(task))
+        wanted = f"one of {names}" if names else "a number"
+        raise UserError(
+            f"each prediction in {path} must be {wanted}", received=error
+        ) from None
+
+
+def read_values(path: str, examples: ExampleSet) -> list[str]:
+    """Reads predictions as text, in the order of the examples.
+
+    Raises:
+        UserError: If the file has other examples.
+    """
     header, *lines = read_text(path).replace("\r", "").rstrip("\n").split("\n")
     fields = [line.split("\t") for line in lines]
     if header != _HEADER or any(len(values) != 2 for values in fields):
@@ -78,17 +97,7 @@ def read_predictions(path: str, examples: ExampleSet) -> np.ndarray:
             received=name_faults(other),
             remedy="Check that these are predictions of that file.",
         )
-    try:
-        if task.kind == REGRESSION:
-            return np.array([float(found[name]) for name in ids])
-        classes = {label: i for i, label in enumerate(names_of(task))}
-        return np.array([classes[found[name]] for name in ids])
-    except (ValueError, KeyError) as error:
-        names = ", ".join(names_of(task))
-        wanted = f"one of {names}" if names else "a number"
-        raise UserError(
-            f"each prediction in {path} must be {wanted}", received=error
-        ) from None
+    return [found[name] for name in ids]
 
 
 def write_answers(

@@ -13,15 +13,18 @@ leaderboard. The command does not need TensorFlow.
 import dataclasses
 import json
 
+from absl import logging
+
 from albert_tf.config import flags
 from albert_tf.config.task import ScoreConfig, TaskConfig
-from albert_tf.config.task_head import QUESTION_ANSWERING
-from albert_tf.errors import UserError
+from albert_tf.config.task_head import CLASSIFICATION, QUESTION_ANSWERING
+from albert_tf.errors import UserError, name_faults
+from albert_tf.finetuning.example_types import ExampleSet
 from albert_tf.finetuning.examples import read_examples
-from albert_tf.finetuning.predictions import read_predictions
+from albert_tf.finetuning.predictions import read_predictions, read_values
 from albert_tf.finetuning.scores import score
 from albert_tf.finetuning.squad_scores import score_answers
-from albert_tf.finetuning.tasks import DEV
+from albert_tf.finetuning.tasks import DEV, Task
 from albert_tf.io.files import load_json
 
 
@@ -33,9 +36,11 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
     """
     config.require("data_file", "predictions_file")
     columns = dataclasses.asdict(config.task)
-    examples = read_examples(
-        TaskConfig(**columns, dev_file=config.data_file), DEV
-    )
+    data = TaskConfig(**columns, dev_file=config.data_file)
+    examples = read_examples(data, DEV)
+    if examples.task.name == CLASSIFICATION:
+        task = _add_labels(examples, config.predictions_file)
+        examples = read_examples(data, DEV, task)
     if examples.task.kind != QUESTION_ANSWERING:
         labels = [example.label for example in examples.examples]
         predictions = read_predictions(config.predictions_file, examples)
@@ -47,6 +52,24 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
         config.na_prob_thresh,
         may_be_unanswerable=examples.task.may_be_unanswerable,
     )
+
+
+def _add_labels(examples: ExampleSet, predictions_file: str) -> Task:
+    """The task with the labels of both files.
+
+    A model may predict a class of its training set that the data file lacks.
+    """
+    task = examples.task
+    predicted = filter(None, read_values(predictions_file, examples))
+    others = sorted(set(predicted) - set(task.labels))
+    if others:
+        logging.warning(
+            "%s has predictions of classes that %s lacks: %s",
+            predictions_file,
+            examples.source,
+            name_faults(others),
+        )
+    return dataclasses.replace(task, labels=(*task.labels, *others))
 
 
 def _load_object(path: str) -> dict:

@@ -140,6 +140,33 @@ def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
         scores_of("qnli", QNLI, path)
 
 
+@pytest.mark.parametrize(
+    ("labels", "accuracy", "f1_macro"),
+    [
+        # F1 of pos, neg and neutral: 1, 0 and 0.
+        (("pos", "neg", "pos"), 2 / 3, 1 / 3),
+        # F1 of pos and neutral: 4 / 5 and 0.
+        (("pos", "pos", "pos"), 2 / 3, 2 / 5),
+    ],
+)
+def test_a_predicted_class_may_be_missing_from_the_data_file(
+    tmp_path, labels, accuracy, f1_macro
+):
+    data, predictions = tmp_path / "dev.csv", tmp_path / "p.tsv"
+    rows = [f"text {number},{label}" for number, label in enumerate(labels)]
+    data.write_text("\n".join(["text,label", *rows, ""]))
+    lines = ["index\tprediction", "0\tpos", "1\tneutral", "2\tpos", ""]
+    predictions.write_text("\n".join(lines))
+    assert scores_of("classification", data, predictions) == {
+        "accuracy": pytest.approx(accuracy),
+        "f1_macro": pytest.approx(f1_macro),
+        "total": 3,
+    }
+    predictions.write_text("\n".join(lines).replace("neutral", ""))
+    with pytest.raises(UserError, match=r"prediction in .* must be one of"):
+        scores_of("classification", data, predictions)
+
+
 def test_predictions_that_are_no_object_are_refused(tmp_path):
     path = tmp_path / "p.json"
     path.write_text("[]")
