@@ -75,7 +75,8 @@ class CorpusConfig(Config):
     on_bad_utf8: str = setting(
         "error",
         "What to do with bytes that are not UTF-8: error stops and names "
-        "them, replace puts U+FFFD in their place, skip drops their line.",
+        "them, replace puts U+FFFD in their place, skip drops their line or, "
+        "in a dataset of --tfds, their document.",
         choices=("error", "replace", "skip"),
         affects="result",
     )

@@ -10,7 +10,12 @@ import numpy as np
 from albert_tf.errors import UserError
 from albert_tf.io import files
 from data_prep.config import CorpusConfig
-from data_prep.text.sources import OnBytes, Skipped, lines_of_text
+from data_prep.text.sources import (
+    SKIPPED_TEXTS,
+    OnBytes,
+    Skipped,
+    lines_of_text,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +72,35 @@ class DatasetPart:
         )
         total = max(1, builder.info.splits[self.instruction].num_examples)
         for number, element in enumerate(tfds.as_numpy(elements)):
-            text = element[config.text_field].decode()
             where = f"element {number} of {self.name}"
-            yield from lines_of_text(text, where, config, skipped)
+            content = element[config.text_field]
+            text = _decode(content, where, config, skipped)
+            if text is not None:
+                yield from lines_of_text(text, where, config, skipped)
             done, before = (
                 self.num_bytes * n // total for n in (number + 1, number)
             )
             on_bytes(done - before)
+
+
+def _decode(
+    content: bytes, where: str, config: CorpusConfig, skipped: Skipped
+) -> str | None:
+    """Returns the text of an element, or None if it is skipped."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        if config.on_bad_utf8 == "error":
+            raise UserError(
+                f"{where} must be UTF-8",
+                received=f"byte 0x{content[error.start]:02x} at byte offset "
+                f"{error.start} of {config.text_field}",
+                remedy="Set --on_bad_utf8=replace or --on_bad_utf8=skip.",
+            ) from None
+    if config.on_bad_utf8 == "replace":
+        return content.decode(errors="replace")
+    skipped[SKIPPED_TEXTS] += 1
+    return None
 
 
 def find_dataset(config: CorpusConfig) -> list[DatasetPart]:

@@ -29,14 +29,11 @@ def articles():
     return [d.strip() for d in documents if "\n\n" not in d and d.strip()]
 
 
-@pytest.fixture(scope="module")
-def data_dir(articles, tmp_path_factory):
-    """A prepared dataset of the articles, in three files."""
+def prepare(directory, texts, num_shards):
+    """Prepares a dataset of texts, and returns its builder."""
     import tensorflow_datasets as tfds
 
-    directory = tmp_path_factory.mktemp("tfds")
-
-    builder = tfds.dataset_builders.store_as_tfds_dataset(
+    return tfds.dataset_builders.store_as_tfds_dataset(
         name=NAME,
         config="en",
         version="1.2.0",
@@ -51,11 +48,18 @@ def data_dir(articles, tmp_path_factory):
         split_datasets={
             "train": [
                 (i, {"title": str(i), "text": text, "year": i})
-                for i, text in enumerate(articles)
+                for i, text in enumerate(texts)
             ]
         },
-        download_config=tfds.download.DownloadConfig(num_shards=3),
+        download_config=tfds.download.DownloadConfig(num_shards=num_shards),
     )
+
+
+@pytest.fixture(scope="module")
+def data_dir(articles, tmp_path_factory):
+    """A prepared dataset of the articles, in three files."""
+    directory = tmp_path_factory.mktemp("tfds")
+    builder = prepare(directory, articles, 3)
     assert builder.info.splits["train"].num_shards == 3
     return directory
 
@@ -70,13 +74,16 @@ def make_config(data_dir, **settings):
     )
 
 
-def read(config):
+def read(config, skipped=None):
     sources = corpus.find_inputs(config)
     sizes = []
     digests = corpus.check_and_digest(sources, config, lambda _: None)
     documents = list(
         corpus.read_documents(
-            sources, config, sizes.append, collections.Counter()
+            sources,
+            config,
+            sizes.append,
+            collections.Counter() if skipped is None else skipped,
         )
     )
     assert sum(sizes) == sum(source.num_bytes for source in sources)
@@ -121,6 +128,19 @@ def test_another_field_may_hold_the_text(data_dir, articles):
 def test_unknown_names_are_refused(data_dir, settings, expected):
     with pytest.raises(UserError, match=f"(?s){expected}"):
         read(make_config(data_dir, **settings))
+
+
+def test_bytes_that_are_not_utf8_are_named_replaced_or_skipped(tmp_path):
+    prepare(tmp_path, [b"caf\xe9 au lait"], 1)
+    message = r"element 0 of tiny_.* must be UTF-8.*0xe9 at byte offset 3"
+    with pytest.raises(UserError, match=message):
+        read(make_config(tmp_path))
+    documents, _ = read(make_config(tmp_path, on_bad_utf8="replace"))
+    assert documents == [["caf\ufffd au lait"]]
+    skipped = collections.Counter()
+    documents, _ = read(make_config(tmp_path, on_bad_utf8="skip"), skipped)
+    assert documents == []
+    assert skipped == {"documents that are not Unicode": 1}
 
 
 @pytest.mark.parametrize("runner", ["local", "DirectRunner"])
