@@ -93,7 +93,13 @@ def _format_of(path: str, name: str) -> Iterator[None]:
     """Turns errors in parsing into errors that name the format."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(

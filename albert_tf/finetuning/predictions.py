@@ -6,6 +6,7 @@ null_odds.json     by question id; the larger, the less likely an answer
 nbest.json         the best answers to each question, with probabilities
 """
 
+import collections
 import json
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -88,8 +89,11 @@ def read_values(path: str, examples: ExampleSet) -> list[str]:
         )
     found = dict(fields)
     ids = [example.id for example in examples.examples]
+    known = set(ids)
     other = [f"{name} is missing" for name in ids if name not in found]
-    other += [f"{name} is unknown" for name in found if name not in set(ids)]
+    other += [f"{name} is unknown" for name in found if name not in known]
+    counts = collections.Counter(name for name, _ in fields)
+    other += [f"{name} is repeated" for name, n in counts.items() if n > 1]
     if other:
         raise UserError(
             f"{path} must have one prediction for each example of "

@@ -91,7 +91,8 @@ def _collect_labels(rows: Sequence[Row], column: str) -> tuple[str, ...]:
     values = [row.values[column] for row in rows]
     labels = {_text(value) for value in values if _has_class(value)}
     try:
-        return tuple(sorted(labels, key=int))
+        # Different labels can have the same value, e.g. 1 and 01.
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))
     except ValueError:
         return tuple(sorted(labels))
 
@@ -140,7 +141,8 @@ def _finite(value: Any) -> float:
 def _parse_choice(value: Any) -> int:
     """The index of a choice from its number, from 0, or its letter."""
     text = str(value).strip()
-    return LETTERS.index(text) if text.isalpha() else int(text)
+    is_letter = len(text) == 1 and text.upper() in LETTERS
+    return LETTERS.index(text.upper()) if is_letter else int(text)
 
 
 def _answers(value: Any, start: Any) -> tuple[Answer, ...]:

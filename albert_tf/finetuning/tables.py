@@ -202,7 +202,7 @@ def _parse_json_lines(examples: ExampleSet, columns: Columns) -> _Lines:
     for number, line in _numbered_lines(examples.source):
         try:
             lines.append((number, json.loads(line)))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # of nesting
             lines.append((number, error))
     objects = [values for _, values in lines if isinstance(values, dict)]
     if objects:

@@ -123,3 +123,37 @@ def test_an_example_without_label_is_left_out(
     error = dataclasses.replace(config, on_bad_example="error")
     with pytest.raises(UserError, match=f"line {line}: no label"):
         read_examples(error, split)
+
+
+def test_labels_of_the_same_value_have_a_fixed_order(tmp_path):
+    rows = [f'text {i},"{label}"' for i, label in enumerate(["1", "01", "1 "])]
+    content = "\n".join(["text,label", *rows, "text,0"])
+    found = read_train(tmp_path / "t.csv", "classification", content)
+    assert found.task.labels == ("0", "01", "1", "1 ")
+
+
+@pytest.mark.parametrize(
+    ("label", "index"), [("b", 1), ("B", 1), (" a", 0), ("1", 1)]
+)
+def test_a_choice_is_a_letter_of_any_case_or_a_number(tmp_path, label, index):
+    content = f"text,question,x,y,label\np,q,c,d,{label}\n"
+    columns = {"choice_columns": ("x", "y")}
+    path = tmp_path / "t.csv"
+    found = read_train(path, "multiple_choice", content, **columns)
+    assert found.examples[0].label == index
+    several = content.replace(f",{label}\n", ",AB\n")
+    with pytest.raises(UserError, match=r"or a letter from A.*'AB'"):
+        read_train(path, "multiple_choice", several, **columns)
+
+
+def test_a_deeply_nested_line_is_malformed(tmp_path):
+    lines = [f'{{"text": "a", "label": "{i % 2}"}}\n' for i in range(20)]
+    nested = 100_000 * "["
+    path = tmp_path / "t.jsonl"
+    found = read_train(path, "classification", "".join([*lines, nested]))
+    assert len(found.examples) == 20
+    ((line, reason),) = found.bad
+    assert line == "line 21" and "recursion" in reason
+    path = tmp_path / "t.json"
+    with pytest.raises(UserError, match=r"JSON file in the format of SQuAD"):
+        read_train(path, "question_answering", nested)

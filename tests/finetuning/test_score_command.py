@@ -131,6 +131,11 @@ def test_values_of_stsb_are_written_within_its_range(tmp_path):
             + "".join(f"{i}\tentailment\n" for i in range(21)),
             "20 is unknown",
         ),
+        (
+            "index\tprediction\n3\tentailment\n"
+            + "".join(f"{i}\tnot_entailment\n" for i in range(20)),
+            "3 is repeated",
+        ),
     ],
 )
 def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
