@@ -1,5 +1,6 @@
 """Reads the examples of a task: official files, or your own files."""
 
+import collections
 import posixpath
 from typing import Any
 
@@ -11,7 +12,7 @@ from albert_tf.config.task_head import (
     QUESTION_ANSWERING,
     REGRESSION,
 )
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.example_types import ExampleSet
 from albert_tf.finetuning.json_rows import read_passage, read_race, read_squad
 from albert_tf.finetuning.row_examples import add_examples
@@ -233,6 +234,8 @@ def _check(examples: ExampleSet) -> None:
             if examples.bad
             else "none",
         )
+    if task.kind == QUESTION_ANSWERING:
+        _check_ids(examples)
     is_classification = task.kind == CLASSIFICATION
     if is_classification and examples.is_training and len(task.labels) < 2:
         raise UserError(
@@ -245,6 +248,19 @@ def _check(examples: ExampleSet) -> None:
             f"{'labels' if task.layout != 'squad' else 'answers'}",
             received="none",
             remedy="Give a file without them as --test_file.",
+        )
+
+
+def _check_ids(examples: ExampleSet) -> None:
+    """Refuses repeated ids: answers are stored and scored by id."""
+    counts = collections.Counter(question.id for question in examples.examples)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise UserError(
+            f"questions of {examples.source} must have different ids",
+            received=f"{name_faults(repeated)}, more than once",
+            remedy="Correct the file or, for a table, name another column as "
+            "--id_column.",
         )
 
 

@@ -157,3 +157,35 @@ def test_a_deeply_nested_line_is_malformed(tmp_path):
     path = tmp_path / "t.json"
     with pytest.raises(UserError, match=r"JSON file in the format of SQuAD"):
         read_train(path, "question_answering", nested)
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_questions_with_the_same_id_are_refused(tmp_path, split):
+    """Their answers would overwrite each other in files of predictions."""
+    header = "text,question,answer,answer_start,key"
+    rows = [f"a dog,who?,dog,2,{key}" for key in ("q7", "q8", "q7")]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([header, *rows, ""]))
+    config = TaskConfig(
+        task="question_answering", **{f"{split}_file": str(path)}
+    )
+    assert len(read_examples(config, split).examples) == 3
+    config = dataclasses.replace(config, id_column="key")
+    message = r"t\.csv must have different ids\. Received: q7, more than once"
+    with pytest.raises(UserError, match=message):
+        read_examples(config, split)
+
+
+def test_questions_of_squad_with_the_same_id_are_refused(tmp_path):
+    question = {
+        "id": "q7",
+        "question": "who?",
+        "answers": [{"text": "dog", "answer_start": 2}],
+        "is_impossible": False,
+    }
+    paragraph = {"context": "a dog", "qas": [question, question]}
+    path = tmp_path / "dev-v2.0.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    config = TaskConfig(task="squad_v2", data_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"must have different ids.*q7"):
+        read_examples(config, "dev")
