@@ -27,7 +27,8 @@ from albert_tf.finetuning.example_types import ExampleSet, Question
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.io.files import write_json
-from albert_tf.runs.checkpoint_files import BEST_DIR, list_checkpoints
+from albert_tf.runs.checkpoint_files import BEST_DIR
+from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.directory import NULL_THRESHOLD_FILE
 from albert_tf.runs.trained_model import restore_model
 from albert_tf.training.evaluate import Evaluator
@@ -159,15 +160,16 @@ def _wanted_step(config: FinetuningConfig) -> int:
     """The step of the best checkpoint, if requested; 0 is the newest."""
     if config.training.checkpoint == "newest":
         return 0
-    directory = posixpath.join(config.training.output_dir, BEST_DIR)
-    found = list_checkpoints(directory)
-    if not found:
+    run_dir = config.training.output_dir
+    best = CheckpointStore(run_dir, {}, writes=False).best_step()
+    if best is None:
         raise UserError(
-            f"checkpoint=best needs a checkpoint in {directory}",
+            "checkpoint=best needs a checkpoint in "
+            f"{posixpath.join(run_dir, BEST_DIR)}",
             received="none",
             remedy="Train with --eval_every_n_steps, or use the newest one.",
         )
-    return found[-1].step
+    return best
 
 
 def run(

@@ -34,7 +34,6 @@ from albert_tf.runs.checkpoint_files import (
     BEST_DIR,
     CHECKPOINTS_DIR,
     STEP_DIRECTORY,
-    list_checkpoints,
 )
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.directory import CONFIG_FILE, load_config
@@ -208,17 +207,16 @@ def _keep(vocabulary: str) -> str:
 
 def _read_run(path: str, step: int) -> ModelWeights:
     run_dir, part = split_run(path)
+    store = CheckpointStore(run_dir, {}, writes=False)
     match = STEP_DIRECTORY.fullmatch(part)
     wanted = step or None
     if match:
         wanted = int(match[1])
     elif part == BEST_DIR:
-        best = list_checkpoints(path)
-        if not best:
+        wanted = store.best_step()
+        if wanted is None:
             raise UserError(f"{path} must hold a checkpoint", received="none")
-        wanted = best[-1].step
     config = load_config(run_dir)
-    store = CheckpointStore(run_dir, {}, writes=False)
     found = store.read_all(wanted)
     if found is None:
         raise UserError(

@@ -90,7 +90,6 @@ class CheckpointStore:
         self._writes = writes
         self._saved_steps: set[int] = set()  # saved or restored by this object
         self._damaged_paths: set[str] = set()
-        self._lowest_loss: float | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: list[Future[None]] = []
         # The values that are being written, and their step. A step may be
@@ -123,7 +122,11 @@ class CheckpointStore:
     def save_best(
         self, step: int, notes: Mapping[str, Any], loss: float
     ) -> None:
-        """Saves to `best/` if `loss` is the lowest so far.
+        """Saves to `best/` if `loss` is below that of the best checkpoint.
+
+        Checkpoints that a rollback has discarded do not count, nor do
+        checkpoints that could not be written. So a process that has seen all
+        evaluations saves the same checkpoints as one that has just started.
 
         Args:
             step: Training steps done.
@@ -132,20 +135,20 @@ class CheckpointStore:
         """
         if not self._writes:
             return
-        if self._lowest_loss is None:
-            self._lowest_loss = min(
-                (
-                    checkpoint.notes["held_out_loss"]
-                    for checkpoint in self._list(self._best_directory)
-                    if not checkpoint.fault
-                ),
-                default=float("inf"),
-            )
-        if loss < self._lowest_loss:
-            self._lowest_loss = loss
+        self.wait()  # the last best checkpoint may not be complete yet
+        best = self._best()
+        if best is None or loss < _held_out_loss(best):
             self._save(
                 self._best_directory, step, {**notes, "held_out_loss": loss}
             )
+
+    def best_step(self) -> int | None:
+        """Returns the step of the best checkpoint; None if there is none.
+
+        A checkpoint that a rollback has discarded does not count.
+        """
+        best = self._best()
+        return None if best is None else best.step
 
     def wait(self) -> None:
         """Waits until the background save, if any, has finished."""
@@ -254,6 +257,10 @@ class CheckpointStore:
             )
         ]
 
+    def _best(self) -> Checkpoint | None:
+        found = self._list(self._best_directory)
+        return min(found, key=_held_out_loss, default=None)
+
     def _of_step(self, step: int, found: list[Checkpoint]) -> list[Checkpoint]:
         kept = [*self._list(self._best_directory), *found]
         wanted = [checkpoint for checkpoint in kept if checkpoint.step == step]
@@ -358,6 +365,11 @@ class CheckpointStore:
             path = posixpath.join(parent, name)
             if path not in kept:
                 checkpoint_files.remove_if_possible(path)
+
+
+def _held_out_loss(checkpoint: Checkpoint) -> float:
+    """The loss of a checkpoint in `best/`; infinite if its notes are lost."""
+    return checkpoint.notes.get("held_out_loss", float("inf"))
 
 
 def model_variables(model: keras.layers.Layer) -> dict[str, tf.Variable]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from albert_tf.errors import UserError
 from albert_tf.interop import formats
+from albert_tf.runs.rollback import Rollback, Rollbacks
 from tests.helpers import google_albert_graph
 from tests.helpers.conversion import converted, make_archive, refused
 from tests.helpers.google_albert_graph import CONFIG, GROUPS
@@ -54,6 +55,18 @@ def test_any_checkpoint_of_a_run_can_be_read(tmp_path, run_dir):
         run_dir / "best" / "step-00000000",
     )
     assert read("/best").step == 0
+
+
+def test_a_best_checkpoint_that_a_rollback_has_discarded_is_refused(
+    tmp_path, run_dir
+):
+    source, run_dir = run_dir, tmp_path / "run"
+    shutil.copytree(source, run_dir)
+    best = run_dir / "best"
+    assert formats.read_weights(str(best)).step == 4
+    Rollbacks.read(str(run_dir)).add(Rollback(6, 2, 4, 1.0, "nan"))
+    with pytest.raises(UserError, match=f"{best} must hold a checkpoint"):
+        formats.read_weights(str(best))
 
 
 def test_a_step_with_a_path_of_one_checkpoint_is_refused(
