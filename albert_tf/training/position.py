@@ -18,8 +18,8 @@ class Position:
         num_steps: Number of steps since the last line of the log.
         lowest_loss: The lowest mean loss in a line of the log; None before the
             first line.
-        to_evaluate: Whether the evaluation at this step was cut short and must
-            be repeated.
+        to_evaluate: Whether the evaluation at this step was cut short, or
+            failed, and must be repeated.
 
     Example:
         >>> position = Position.at_start(["loss"])

@@ -19,7 +19,7 @@ from albert_tf.cluster.workers import (
     slice_servers,
 )
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
 from albert_tf.input.corrupt_records import TRAINING_ERRORS
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs import checkpoints, intervals
@@ -238,15 +238,39 @@ class Run:
         if self.evaluator is None:
             position.to_evaluate = False
             return False
-        metrics = self.evaluator.run_and_log(position.step, self.run_log)
-        position.to_evaluate = metrics is None
-        if metrics is not None:
-            self.trainer.store.save_best(
-                position.step,
-                self._notes(),
-                self.trainer.state.objective.cost(metrics),
-            )
+        try:
+            metrics = self.evaluator.run_and_log(position.step, self.run_log)
+            position.to_evaluate = metrics is None
+            if metrics is not None:
+                self.trainer.store.save_best(
+                    position.step,
+                    self._notes(),
+                    self.trainer.state.objective.cost(metrics),
+                )
+        except (UserError, tf.errors.OpError):
+            position.to_evaluate = True
+            self._save_before_error()
+            raise
         return metrics is not None
+
+    def _save_before_error(self) -> None:
+        """Saves the steps before an evaluation that failed.
+
+        The next process repeats only the evaluation. If the checkpoint cannot
+        be written, e.g. because a worker is lost, the log says so, and the
+        error of the evaluation still ends the run.
+        """
+        try:
+            self.save()
+            with self.watchdog.limit("saving the last checkpoint"):
+                self.trainer.store.wait()
+        except (UserError, tf.errors.OpError) as error:
+            logging.error(
+                "NO CHECKPOINT SAVED at step %d, where the evaluation failed: "
+                "%s",
+                self.position.step,
+                first_line(error),
+            )
 
     def save(self) -> None:
         """Saves a checkpoint in the background."""

@@ -1,5 +1,6 @@
 """Short runs: interrupted evaluations, profiles, kept checkpoints, phases."""
 
+import shutil
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import tensorflow as tf
 
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.strategy import make_strategy
+from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
@@ -62,6 +64,39 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
     monkeypatch.setattr(evaluate.Evaluator, "_collect", evaluate_whole)
     assert train(config("cut")) == 0
     assert lines_without_timing(tmp_path / "cut") == lines_without_timing(
+        tmp_path / "alone"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failed_at", [4, 12])
+def test_after_a_failed_evaluation_only_the_evaluation_is_repeated(
+    tiny_records, tmp_path, failed_at
+):
+    """A shard of the held-out records is damaged, and later repaired."""
+    shutil.copytree(tiny_records, tmp_path / "records")
+    (shard,) = (tmp_path / "records/eval").glob("*.tfrecord")
+
+    def config(name):
+        return tiny_run.make_config(
+            tmp_path / "records",
+            tmp_path / name,
+            eval_every_n_steps=failed_at,
+            save_checkpoints_steps=100,
+        )
+
+    train(config("alone"))
+    intact = shard.read_bytes()
+    shard.write_bytes(intact[:100])
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"held-out .* of {shard}"):
+            train(config("failed"))
+        checkpoints = list_checkpoints(str(tmp_path / "failed/checkpoints"))
+        assert [c.step for c in checkpoints] == [0, failed_at]
+        assert checkpoints[-1].notes["to_evaluate"]
+    shard.write_bytes(intact)
+    assert train(config("failed")) == 0
+    assert lines_without_timing(tmp_path / "failed") == lines_without_timing(
         tmp_path / "alone"
     )
 
