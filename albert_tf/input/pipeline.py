@@ -149,8 +149,12 @@ def evaluation_dataset(
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         batches = (
-            tf.data.TFRecordDataset(
-                list(records.files), buffer_size=READ_BUFFER_BYTES
+            _read_files(
+                tf.constant(records.files),
+                records,
+                stretches={},
+                padding=padding,
+                buffer_bytes=READ_BUFFER_BYTES,
             )
             .batch(batch_size)
             .take(num_batches)
@@ -181,7 +185,8 @@ def _read_files(
     """Reads the serialized records of files, one file after another.
 
     It is an error if the number of records in a shard differs from its
-    metadata, since all later records of the stream would change positions.
+    metadata: all later records of the stream would change positions, and an
+    evaluation would count other records.
     """
     names, counts = tf.constant(records.files), tf.constant(records.counts)
     damaged_names = tf.constant(sorted(stretches), tf.string)

@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.cluster.strategy import make_strategy
+from albert_tf.errors import UserError
 from albert_tf.input import (
     record_sets as training_records,
 )
@@ -62,6 +64,26 @@ def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
     assert figures["loss"] == pytest.approx(
         figures["masked_lm_loss"] + figures["sentence_order_loss"]
     )
+
+
+@pytest.mark.parametrize("max_eval_steps", [0, 3])
+def test_an_empty_shard_is_named(tiny_records, tmp_path, max_eval_steps):
+    """Even if the other shard holds enough records for `max_eval_steps`."""
+    for name in ("one", "two"):
+        shutil.copytree(tiny_records / "eval", tmp_path / name)
+    (shard,) = (tmp_path / "one").glob("*.tfrecord")
+    shard.write_bytes(b"")
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path / "run",
+        eval_input_file=(f"{tmp_path}/*/*.tfrecord",),
+        max_eval_steps=max_eval_steps,
+    )
+    with pytest.raises(
+        UserError,
+        match=rf"held-out .* record 0 of {shard}: .* ends after 0 records",
+    ):
+        evaluate_with(config)
 
 
 @pytest.mark.slow
