@@ -113,7 +113,14 @@ class Intervals(JsonList[Interval]):
 
 
 def choose(step: int, step_seconds: float, config: TrainingConfig) -> Interval:
-    """Chooses intervals from a step time, for the steps from `step` on."""
+    """Chooses intervals from a step time, for the steps from `step` on.
+
+    Raises:
+        ValueError: If `step_seconds` is not above 0. The run would keep
+            intervals of a single step.
+    """
+    if not step_seconds > 0:
+        raise ValueError(f"step_seconds must be above 0, not {step_seconds}")
     return Interval(
         first_step=step,
         steps_per_loop=_num_steps(config.loop_seconds, step_seconds),

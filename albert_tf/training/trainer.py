@@ -178,7 +178,7 @@ class Trainer:
             num_steps = self._length_of_call(settings, end - position.step)
             compiled = settings in self._step_seconds
             seconds = self._step_seconds.get(settings)
-            began = time.time()
+            began = time.monotonic()
             usual_s = seconds and num_steps * seconds
             activity = (
                 f"the device loop of {num_steps} steps from step "
@@ -201,7 +201,7 @@ class Trainer:
                 )
                 # Here the host waits for the devices.
                 totals = {n: float(v) for n, v in steps.totals.items()}
-            ended = time.time()
+            ended, call_s = time.time(), time.monotonic() - began
             num_steps = int(steps.num_steps)
             position.totals = totals
             position.step += num_steps
@@ -212,10 +212,10 @@ class Trainer:
                 logging.info(
                     "compiled and trained step %d in %.0f s",
                     position.step,
-                    ended - began,
+                    call_s,
                 )
             self._step_seconds[settings] = (
-                (ended - began) / num_steps if compiled else None
+                call_s / num_steps if compiled else None
             )
             if float(steps.stops):
                 return True

@@ -29,6 +29,12 @@ def test_intervals_are_the_longest_round_numbers_of_steps_in_the_time(
     assert steps_at(7, step_seconds) == steps
 
 
+@pytest.mark.parametrize("step_seconds", [0.0, -360.0, float("nan")])
+def test_a_step_time_that_cannot_be_right_is_refused(step_seconds):
+    with pytest.raises(ValueError, match="step_seconds must be above 0"):
+        choose(11, step_seconds, CONFIG)
+
+
 def test_settings_of_zero_leave_the_intervals_in_steps():
     only_saves = TrainingConfig(save_checkpoints_minutes=5)
     assert steps_at(7, 0.847, only_saves) == (1000, 200)
