@@ -257,6 +257,14 @@ class CheckpointStore:
             )
         ]
 
+    def newest_step(self) -> int | None:
+        """Returns the step of the newest checkpoint; None if there is none.
+
+        Checkpoints that are discarded or have lost their notes do not count.
+        """
+        found = self._list(self._directory)
+        return max((c.step for c in found if not c.fault), default=None)
+
     def _best(self) -> Checkpoint | None:
         found = self._list(self._best_directory)
         return min(found, key=_held_out_loss, default=None)

@@ -46,6 +46,7 @@ from albert_tf.io.files import (
 )
 from albert_tf.records import features
 from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
+from albert_tf.runs.checkpoints import CheckpointStore
 
 CONFIG_FILE = "config.json"
 TRAINING_RECORDS_FILE = "training_records.json"
@@ -66,12 +67,14 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
     Raises:
         UserError: If the architecture or the vocabulary has changed; without
             `allow_config_change`, also if records or settings that affect the
-            result have changed. The error names what has changed.
+            result have changed. The error names what has changed. Also if
+            `num_train_steps` is below the step of the newest checkpoint.
     """
     run_dir = config.training.output_dir
     if not has_checkpoints(run_dir):
         return
     _check_settings(run_dir, load_config(run_dir, type(config)), config)
+    _check_last_step(run_dir, config.training)
     for phase in data.phases:
         check_vocabulary(run_dir, phase.records)
     path = posixpath.join(run_dir, TRAINING_RECORDS_FILE)
@@ -250,6 +253,23 @@ def _check_settings(
     harmless = _changed(stored, config, "nothing")
     if harmless:
         logging.info("changed since the last start of this run: %s", harmless)
+
+
+def _check_last_step(run_dir: str, config: TrainingConfig) -> None:
+    """Checks that the newest checkpoint is not after the last step.
+
+    Such a run would end at once, and report the weights of that checkpoint as
+    those of `num_train_steps`.
+    """
+    newest = CheckpointStore(run_dir, {}, writes=False).newest_step()
+    if newest is not None and newest > config.num_train_steps:
+        raise UserError(
+            f"num_train_steps must be at least {newest}, the step of the "
+            f"newest checkpoint in {run_dir}",
+            received=config.num_train_steps,
+            remedy="Raise it, choose another --output_dir, or move the later "
+            "checkpoints to another directory.",
+        )
 
 
 def _check_architecture(

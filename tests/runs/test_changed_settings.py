@@ -12,6 +12,7 @@ from albert_tf.config import PretrainingConfig, settings_by_path
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs import directory as run_directory
+from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training.evaluate import evaluate_run
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
@@ -174,6 +175,20 @@ def test_changes_without_effect_on_the_result_are_accepted_and_logged(
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert change_in_words(run, name, value) in line.getMessage()
+
+
+def test_the_last_step_may_not_be_before_the_newest_checkpoint(run, tmp_path):
+    """The checkpoint of the run has step 2; a discarded one does not count."""
+    shorter = run(
+        num_train_steps=1, num_warmup_steps=1, allow_config_change=True
+    )
+    with pytest.raises(
+        UserError, match=r"num_train_steps must be at least 2, .*Received: 1\."
+    ):
+        check(shorter)
+    check(run(num_train_steps=2, allow_config_change=True))
+    Rollbacks.read(f"{tmp_path}/run").add(Rollback(3, 1, 2, 1.0, "nan"))
+    check(shorter)
 
 
 def test_one_error_names_all_changes(run):
