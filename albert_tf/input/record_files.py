@@ -6,6 +6,7 @@ features.
 """
 
 import dataclasses
+import glob
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -70,9 +71,11 @@ def match_files(
 
 
 def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
-    files = set()
+    files: set[str] = set()
     for pattern in patterns:
-        matches = tf.io.gfile.glob(pattern)
+        # A local path may contain brackets, which are not a glob then.
+        is_path = glob.has_magic(pattern) and os.path.isfile(pattern)
+        matches = [pattern] if is_path else tf.io.gfile.glob(pattern)
         if not matches:
             raise UserError(
                 f"{name} must match files",

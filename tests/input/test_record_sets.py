@@ -234,6 +234,16 @@ def test_records_without_metadata_of_another_length_are_refused(
         )
 
 
+def test_the_path_of_a_file_may_contain_brackets(
+    tiny_records, config, tmp_path
+):
+    directory = tmp_path / "[v2]"
+    shutil.copytree(tiny_records / "train", directory)
+    shard, *_ = sorted(map(str, directory.glob("*.tfrecord")))
+    found = record_sets.find_records("input_file", [shard], config)
+    assert found.files == (shard,)
+
+
 def test_a_glob_without_files_is_refused(config, tmp_path):
     with pytest.raises(UserError, match=r"input_file .*no file at"):
         record_sets.find_records(
