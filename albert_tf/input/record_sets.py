@@ -15,6 +15,7 @@ from absl import logging
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input import record_files
+from albert_tf.input.lane_checks import check_lanes
 from albert_tf.records import features
 
 
@@ -195,11 +196,11 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     data = config.data
     if not data.data_schedule:
         records = find_records("input_file", data.input_file, config)
-        sets = _by_directory(records.files)
-        _check_lanes("input_file", sets, data.input_lanes)
-        return TrainingData(
-            (Phase(0, "", dataclasses.replace(records, sets=sets)),)
+        records = dataclasses.replace(
+            records, sets=_by_directory(records.files)
         )
+        _check_lanes("input_file", records, data.input_lanes)
+        return TrainingData((Phase(0, "", records),))
     files = data.datasets()
     phases: list[Phase] = []
     for first_step, names in data.data_phases():
@@ -208,26 +209,16 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
         records = _find_sets(
             {f"dataset {name}": files[name] for name in names}, config
         )
-        _check_lanes("dataset", records.sets, data.input_lanes)
+        _check_lanes("dataset", records, data.input_lanes)
         for phase in phases:
             _check_same_text(records, phase.records)
         phases.append(Phase(first_step, "+".join(names), records))
     return TrainingData(tuple(phases))
 
 
-def _check_lanes(
-    name: str, sets: Sequence[Sequence[str]], num_lanes: int
-) -> None:
-    """Checks that all streams of a batch get equally many shards."""
-    for files in sets:
-        if len(files) % num_lanes:
-            raise UserError(
-                f"the number of shards of {name} must be divisible by "
-                f"input_lanes={num_lanes}, in each directory or dataset",
-                received=f"{len(files)} shards, beginning with {files[0]}",
-                remedy="Build the records with another --num_shards, or change "
-                "--input_lanes.",
-            )
+def _check_lanes(name: str, records: RecordSet, num_lanes: int) -> None:
+    count_of = dict(zip(records.files, records.counts, strict=True))
+    check_lanes(name, records.sets, count_of, num_lanes)
 
 
 def _by_directory(files: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -244,6 +244,23 @@ def test_the_path_of_a_file_may_contain_brackets(
     assert found.files == (shard,)
 
 
+def test_a_lane_without_records_is_refused(tiny_records, config, tmp_path):
+    """The second of two shards, which is that of lane 1, is empty."""
+    metadata = json.loads((tiny_records / "train/metadata.json").read_text())
+    first, second, _ = sorted(metadata["shards"])
+    shutil.copy(tiny_records / "train" / first, tmp_path)
+    (tmp_path / second).write_bytes(b"")
+    metadata["shards"][second] = 0
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+    data = dataclasses.replace(
+        config.data, input_file=(f"{tmp_path}/*.tfrecord",), input_lanes=2
+    )
+    with pytest.raises(
+        UserError, match=rf"input_lanes=2 lanes must .*no record in .*{second}"
+    ):
+        record_sets.find_training_data(dataclasses.replace(config, data=data))
+
+
 def test_a_glob_without_files_is_refused(config, tmp_path):
     with pytest.raises(UserError, match=r"input_file .*no file at"):
         record_sets.find_records(
