@@ -18,6 +18,7 @@ from albert_tf.config import DataConfig, SequenceConfig
 from albert_tf.input import packed_rows, tensor_ops
 from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_sets import RecordSet
+from albert_tf.records.features import SENTENCE_LABEL
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
 
@@ -123,6 +124,8 @@ def pretraining_format(
     }
     if vocab_size is not None:
         limits |= {"input_ids": vocab_size, "masked_lm_ids": vocab_size}
+    if not is_packed:  # `packed_rows.find_faults` checks those of packed rows
+        limits[SENTENCE_LABEL] = 2
     return RecordFormat(
         features_to_read(records.masking, records.packing),
         limits,

@@ -81,10 +81,15 @@ def cut_between(path, number):
 
 def set_token(path, number):
     """A token id outside of any vocabulary."""
+    set_value(path, number, "input_ids", 3, 10**6)
+
+
+def set_value(path, number, feature, index, value):
+    """Changes a value of an intact record."""
 
     def change_one(records):
         example = tf.train.Example.FromString(records[number])
-        example.features.feature["input_ids"].int64_list.value[3] = 10**6
+        example.features.feature[feature].int64_list.value[index] = value
         records[number] = example.SerializeToString()
         return records
 
@@ -255,6 +260,19 @@ def test_a_token_id_out_of_range_stops_the_run(copied, tmp_path):
     )
     with pytest.raises(UserError, match=r"record 5 of .*to 1000000"):
         train(config)
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_label_out_of_range_is_named(copied, tmp_path, label):
+    records = copied("static")
+    set_value(shard_of(records), 5, "next_sentence_labels", 0, label)
+    config = tiny_run.make_config(records, tmp_path / "run")
+    (found,) = find(config, 0, 200)
+    assert found.number == 5
+    assert (
+        f"next_sentence_labels must be from 0 to below 2, and is from {label}"
+        in found.reason
+    )
 
 
 def test_a_damaged_held_out_record_is_named(copied, tmp_path):
