@@ -120,7 +120,7 @@ class BatchStream:
             self._phase_seed(phase),
             batch,
             self._format_of(phase.records),
-            self._damaged.by_file,
+            self._damaged.in_files(self._data.checksums()),
         )
 
     def locate(self, step: int) -> Location:
@@ -169,7 +169,7 @@ class BatchStream:
             "reading failed: searching %d shards for damaged records",
             len(files),
         )
-        known = self._damaged.by_file
+        known = self._damaged.in_files(self._data.checksums())
         return [
             record
             for record in corrupt_records.find_in(

@@ -11,7 +11,8 @@ the batch of a step is a function of the seed, the step and this file.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 from absl import logging
@@ -53,6 +54,7 @@ class CorruptRecord:
         file: The shard.
         number: Number of records before it in the shard.
         reason: Description of the damage.
+        checksum: SHA-256 of the intact shard; "" if it is not known.
 
     Example:
         >>> print(CorruptRecord("train-00.tfrecord", 17, "wrong checksum"))
@@ -62,6 +64,7 @@ class CorruptRecord:
     file: str
     number: int
     reason: str
+    checksum: str = ""
 
     def __str__(self) -> str:
         return f"record {self.number} of {self.file}: {self.reason}"
@@ -73,7 +76,7 @@ class CorruptRecords(JsonList[CorruptRecord]):
     Example:
         >>> record = CorruptRecord("train-00.tfrecord", 17, "wrong checksum")
         >>> records = CorruptRecords("corrupt_records.json", [record])
-        >>> records.by_file
+        >>> records.in_files({"train-00.tfrecord": ""})
         {'train-00.tfrecord': frozenset({17})}
         >>> [str(record) for record in records]
         ['record 17 of train-00.tfrecord: wrong checksum']
@@ -84,14 +87,25 @@ class CorruptRecords(JsonList[CorruptRecord]):
     CONTENT = "the damaged records of the run"
     REMEDY = "Remove the file: the run finds the records a second time."
 
-    @property
-    def by_file(self) -> dict[str, frozenset[int]]:
-        """Numbers of the damaged records by file."""
-        files = {record.file for record in self._items}
-        return {
-            file: frozenset(r.number for r in self._items if r.file == file)
-            for file in files
-        }
+    def in_files(
+        self, checksums: Mapping[str, str]
+    ) -> dict[str, frozenset[int]]:
+        """Returns the numbers of the damaged records by file of the run.
+
+        The records of a run may move to another directory. A noted path that
+        is not a file of the run stands for the file of the same name and, if
+        it was noted, checksum. If there are several, it is the one whose path
+        shares the most last parts with the noted path.
+
+        Args:
+            checksums: SHA-256 of each file of the run, or "".
+        """
+        numbers: dict[str, set[int]] = {}
+        for record in self._items:
+            file = _find_file(record, checksums)
+            if file:
+                numbers.setdefault(file, set()).add(record.number)
+        return {file: frozenset(found) for file, found in numbers.items()}
 
     def add(
         self,
@@ -141,6 +155,29 @@ class CorruptRecords(JsonList[CorruptRecord]):
         )
 
 
+def _find_file(record: CorruptRecord, checksums: Mapping[str, str]) -> str:
+    """Finds the file of a damaged record; "" if there is none, or no best."""
+    if record.file in checksums:
+        return record.file
+    shared = {
+        file: _num_shared_parts(file, record.file)
+        for file, checksum in checksums.items()
+        if not record.checksum or record.checksum == checksum
+    }
+    most = max(shared.values(), default=0)
+    best = [file for file, number in shared.items() if number == most]
+    return best[0] if most and len(best) == 1 else ""
+
+
+def _num_shared_parts(path: str, other: str) -> int:
+    """Number of last parts of two paths that are equal."""
+    parts = zip(
+        reversed(path.split("/")), reversed(other.split("/")), strict=False
+    )
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], parts)
+    return sum(1 for _ in equal)
+
+
 def may_be_damage(error: tf.errors.OpError) -> bool:
     """Whether a damaged record or an incomplete read may be the cause."""
     return isinstance(error, READING_ERRORS) or faults.is_incomplete_read(error)
@@ -162,8 +199,9 @@ def find_in(
         config: Sequence lengths, which are the lengths of the features.
         record_format: The features that each record must hold.
     """
+    checksums = dict(zip(records.files, records.checksums, strict=True))
     return [
-        record
+        dataclasses.replace(record, checksum=checksums[file])
         for file in files
         for record in _damaged_in_all_reads(
             records, file, config, record_format

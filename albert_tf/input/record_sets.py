@@ -177,6 +177,16 @@ class TrainingData:
         """Returns the phase of the batch of `step`."""
         return [p for p in self.phases if p.first_step <= step][-1]
 
+    def checksums(self) -> dict[str, str]:
+        """Returns the SHA-256 of each file, or "" where it is not known."""
+        return {
+            file: checksum
+            for phase in self.phases
+            for file, checksum in zip(
+                phase.records.files, phase.records.checksums, strict=True
+            )
+        }
+
     def next_change(self, step: int) -> int | None:
         """Returns the first step after `step` that begins a phase, or None."""
         later = [p.first_step for p in self.phases if p.first_step > step]
