@@ -121,7 +121,7 @@ class CheckpointStore:
 
     def save_best(
         self, step: int, notes: Mapping[str, Any], loss: float
-    ) -> None:
+    ) -> bool:
         """Saves to `best/` if `loss` is below that of the best checkpoint.
 
         Checkpoints that a rollback has discarded do not count, nor do
@@ -132,15 +132,20 @@ class CheckpointStore:
             step: Training steps done.
             notes: JSON to restore with the variables.
             loss: `Objective.cost` of the evaluation.
+
+        Returns:
+            Whether a save was started.
         """
         if not self._writes:
-            return
+            return False
+        started = time.monotonic()
         self.wait()  # the last best checkpoint may not be complete yet
         best = self._best()
-        if best is None or loss < _held_out_loss(best):
-            self._save(
-                self._best_directory, step, {**notes, "held_out_loss": loss}
-            )
+        if best is not None and loss >= _held_out_loss(best):
+            return False
+        self._save(self._best_directory, step, {**notes, "held_out_loss": loss})
+        self.seconds_stalled = time.monotonic() - started
+        return True
 
     def best_step(self) -> int | None:
         """Returns the step of the best checkpoint; None if there is none.

@@ -242,11 +242,7 @@ class Run:
             metrics = self.evaluator.run_and_log(position.step, self.run_log)
             position.to_evaluate = metrics is None
             if metrics is not None:
-                self.trainer.store.save_best(
-                    position.step,
-                    self._notes(),
-                    self.trainer.state.objective.cost(metrics),
-                )
+                self._save(best_loss=self.trainer.state.objective.cost(metrics))
         except (UserError, tf.errors.OpError):
             position.to_evaluate = True
             self._save_before_error()
@@ -274,11 +270,27 @@ class Run:
 
     def save(self) -> None:
         """Saves a checkpoint in the background."""
-        store = self.trainer.store
+        self._save()
+
+    def _save(self, best_loss: float | None = None) -> None:
+        """Saves a checkpoint, and logs how long training waited for it.
+
+        Args:
+            best_loss: The held-out loss. If it is the lowest so far, the
+                checkpoint goes to `best/`. None: a regular checkpoint.
+        """
+        store, step = self.trainer.store, self.position.step
         with self.watchdog.limit("saving a checkpoint"):
-            is_new = store.save(self.position.step, self._notes())
+            if best_loss is None:
+                is_new = store.save(step, self._notes())
+            else:
+                is_new = store.save_best(step, self._notes(), best_loss)
         if is_new:
-            self.log_event("checkpoint", stalled_s=store.seconds_stalled)
+            self.log_event(
+                "checkpoint",
+                best=best_loss is not None,
+                stalled_s=store.seconds_stalled,
+            )
 
     def finish_saving(self) -> None:
         """Waits for the last checkpoint, in all processes.

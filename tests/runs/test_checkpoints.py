@@ -132,7 +132,7 @@ def test_the_best_checkpoint_is_kept_separately(tmp_path):
     for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
         variables["kernel"].assign([step, step])
         store.save(step, {})
-        store.save_best(step, {}, loss)
+        assert store.save_best(step, {}, loss) == (step != 30)
     store.wait()
     assert steps_in(tmp_path / "checkpoints") == [30]
     assert steps_in(tmp_path / "best") == [20]

@@ -27,13 +27,28 @@ class CountingTrainer:
         self.boundaries, self.saved = [], []
         self._seconds_per_step = seconds_per_step
         self.state = types.SimpleNamespace(
-            objective=types.SimpleNamespace(listeners=lambda log_event: ())
+            objective=types.SimpleNamespace(
+                listeners=lambda log_event: (), cost=lambda metrics: 1.0
+            )
         )
         self.store = types.SimpleNamespace(
-            save=lambda step, notes: self.saved.append(step),
+            save=self.save,
+            save_best=self.save_best,
+            seconds_stalled=0.0,
             wait=lambda: None,
             failed="",
         )
+
+    def save(self, step, notes):
+        """As for a step that was just saved as the best: it does not wait."""
+        self.saved.append(step)
+        self.store.seconds_stalled = 0.0
+        return True
+
+    def save_best(self, step, notes, loss):
+        """Every checkpoint is the best, and training waits 5 s for it."""
+        self.store.seconds_stalled = 5.0
+        return True
 
     def advance(self, until, on_steps):
         self.boundaries.append(until)
@@ -50,14 +65,40 @@ class NoProgress(Listener):
         pass
 
     def advance(self):
-        return {"step_seconds_median": 1.0}
+        return {"step_seconds_median": 1.0, "steps_per_second": 1.0}
+
+    def log(self, step, metrics):
+        pass
+
+
+class EventLog:
+    """A log that keeps the events, each with its facts."""
+
+    def __init__(self):
+        self.events = []
+
+    def write(self, split, step, metrics):
+        pass
+
+    def write_event(self, kind, step, **facts):
+        self.events.append((kind, step, facts))
+
+    def finish(self):
+        pass
 
 
 @pytest.fixture
 def train(tmp_path):
     """Trains from a step to 100; returns the trainer."""
 
-    def train_from(step, seconds_per_step, to_evaluate=False, **settings):
+    def train_from(
+        step,
+        seconds_per_step,
+        to_evaluate=False,
+        evaluator=None,
+        run_log=None,
+        **settings,
+    ):
         config = PretrainingConfig.from_dict(
             {
                 "optimizer": {"num_warmup_steps": 0},
@@ -75,9 +116,9 @@ def train(tmp_path):
             TrainingData((Phase(0, "all", None),)),
             tf.distribute.OneDeviceStrategy("CPU:0"),
             trainer,
-            None,
+            evaluator,
             StopRequest(tf.Variable(0.0)),
-            None,
+            run_log,
             NoProgress(),
             Watchdog(),
         )
@@ -117,3 +158,16 @@ def test_without_intervals_in_time_nothing_is_measured(train, tmp_path):
 def test_without_held_out_records_an_interrupted_evaluation_is_skipped(train):
     """The process that was interrupted had held-out records."""
     assert train(40, 1.0, to_evaluate=True).position.step == 100
+
+
+def test_the_wait_for_each_checkpoint_is_logged_also_for_the_best(train):
+    """The best one and the regular one of the last step share a copy."""
+    log = EventLog()
+    evaluator = types.SimpleNamespace(run_and_log=lambda step, log: {"loss": 1})
+    train(20, 1.0, evaluator=evaluator, run_log=log, save_checkpoints_steps=60)
+    waits = [
+        (step, facts["best"], facts["stalled_s"])
+        for kind, step, facts in log.events
+        if kind == "checkpoint"
+    ]
+    assert waits == [(60, False, 0.0), (100, True, 5.0), (100, False, 0.0)]

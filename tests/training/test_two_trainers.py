@@ -51,7 +51,8 @@ def check_events_of_the_last(run_dir):
     kinds = [event["event"] for event in events]
     begin = max(n for n, k in enumerate(kinds) if k in ("start", "resume"))
     first = events[begin]["step"] + (kinds[begin] == "resume")
-    assert [(e["event"], e["step"]) for e in events[begin + 1 :]] == [
+    regular = [e for e in events[begin + 1 :] if not e.get("best")]
+    assert [(e["event"], e["step"]) for e in regular] == [
         *(("checkpoint", step) for step in CHECKPOINTS if step >= first),
         ("finish", 12),
     ]
