@@ -141,7 +141,8 @@ class CheckpointStore:
         started = time.monotonic()
         self.wait()  # the last best checkpoint may not be complete yet
         best = self._best()
-        if best is not None and loss >= _held_out_loss(best):
+        # A loss that is NaN is not below infinity.
+        if not loss < (_held_out_loss(best) if best else float("inf")):
             return False
         self._save(self._best_directory, step, {**notes, "held_out_loss": loss})
         self.seconds_stalled = time.monotonic() - started

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from albert_tf.runs.checkpoints import Checkpoint
+from albert_tf.training.step_times import StepTimes
 
 
 @dataclasses.dataclass
@@ -20,6 +21,7 @@ class Position:
             first line.
         to_evaluate: Whether the evaluation at this step was cut short, or
             failed, and must be repeated.
+        times: Times of the steps since the last line of the log.
 
     Example:
         >>> position = Position.at_start(["loss"])
@@ -29,7 +31,8 @@ class Position:
         {'loss': 8.5}
         >>> position.to_notes()
         {'totals': {'loss': 17.0}, 'num_steps': 2, 'lowest_loss': None,
-         'to_evaluate': False}
+         'to_evaluate': False,
+         'times': {'seconds': [], 'input_seconds': 0.0, 'steady': True}}
     """
 
     step: int
@@ -37,6 +40,7 @@ class Position:
     num_steps: int = 0
     lowest_loss: float | None = None
     to_evaluate: bool = False
+    times: StepTimes = dataclasses.field(default_factory=StepTimes)
 
     @classmethod
     def at_start(cls, metric_names: Iterable[str]) -> Self:
@@ -63,6 +67,8 @@ class Position:
         self.num_steps = notes.get("num_steps", 0)
         self.lowest_loss = notes.get("lowest_loss")
         self.to_evaluate = notes.get("to_evaluate", False)
+        # Checkpoints of older versions have no times.
+        self.times = StepTimes(**notes.get("times", {}))
 
     def means(self) -> dict[str, float]:
         """Mean metrics of the steps since the last line of the log."""
@@ -70,5 +76,6 @@ class Position:
         return {name: total / steps for name, total in self.totals.items()}
 
     def clear_totals(self) -> None:
-        """Sets the sums to zero, after a line of the log."""
+        """Clears the sums and the times, after a line of the log."""
         self.totals, self.num_steps = dict.fromkeys(self.totals, 0.0), 0
+        self.times = StepTimes()

@@ -9,6 +9,7 @@ from absl import logging
 
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.listener import Listener
+from albert_tf.training.step_times import StepTimes
 
 # Metrics that depend on the clock. All others are equal in all runs of the same
 # settings, interrupted or not.
@@ -53,24 +54,6 @@ class BatchContent(NamedTuple):
     useful_share: float | None = None
 
 
-def waiting_seconds(times: np.ndarray) -> float:
-    """The time in which the devices had nothing to do but wait for a batch.
-
-    A batch that arrives while the previous step is computed costs nothing.
-
-    Args:
-        times: `train_step.Steps.times`, float64, `(steps, 3)`.
-
-    Example:
-        >>> waiting_seconds(np.array([[0.0, 1.0, 4.0], [2.0, 4.5, 7.5]]))
-        1.5
-    """
-    requested, received, finished = times.T
-    previous_finished = np.append(requested[:1], finished[:-1])
-    idle_since = np.maximum(requested, previous_finished)
-    return float(np.maximum(received - idle_since, 0.0).sum())
-
-
 class Progress(Listener):
     """Measures speed, remaining time, and the fraction of useful time.
 
@@ -92,9 +75,9 @@ class Progress(Listener):
         >>> progress = Progress(
         ...     1000, lambda step: content, 10**9, None, "build/run", str
         ... )
-        >>> times = np.array([[0.0, 0.5, 2.0], [2.0, 2.5, 4.0]])
-        >>> progress.add_steps(times, ended=4.0, steady=True)
-        >>> metrics = progress.advance()
+        >>> metrics = progress.advance(
+        ...     StepTimes(seconds=[2.0, 2.0], input_seconds=1.0)
+        ... )
         >>> metrics["steps_per_second"], metrics["input_bound_share"]
         (0.5, 0.25)
     """
@@ -137,29 +120,9 @@ class Progress(Listener):
             for line in read_metrics(self._run_dir)
             if line["split"] == "train"
         )
-        self._clear_steps()
 
-    def _clear_steps(self) -> None:
-        self._step_seconds: list[np.ndarray] = []
-        self._input_seconds = 0.0
-        self._steady = True
-
-    def add_steps(self, times: np.ndarray, ended: float, steady: bool) -> None:
-        """Adds the times of steps.
-
-        Args:
-            times: `train_step.Steps.times`, float64, `(steps, 3)`.
-            ended: When the last step ended, in seconds since the epoch.
-            steady: False if the time includes compiling. The estimate of the
-                remaining time then leaves these steps out.
-        """
-        starts = np.append(times[:, 0], ended)
-        self._step_seconds.append(np.diff(starts))
-        self._input_seconds += waiting_seconds(times)
-        self._steady &= steady
-
-    def advance(self) -> dict[str, float]:
-        """Computes the `TIMING_METRICS` of the steps since the last call.
+    def advance(self, times: StepTimes) -> dict[str, float]:
+        """Computes the `TIMING_METRICS` of a line of the log.
 
         `loop_seconds` is the time of the steps, without the time of compiling;
         the latter is `compile_seconds`, included if a step was compiled.
@@ -169,10 +132,12 @@ class Progress(Listener):
         time since the run's first start, time between processes included.
         `useful_share`, `useful_tokens_per_second` and `useful_mfu` are
         included if the number of tokens in the records is known.
+
+        Args:
+            times: Of the steps since the last line. The estimate of the
+                remaining time leaves out steps that include compiling.
         """
-        seconds = np.concatenate(self._step_seconds)
-        input_seconds, steady = self._input_seconds, self._steady
-        self._clear_steps()
+        seconds, steady = np.array(times.seconds), times.steady
         self.was_steady = steady
         total = max(float(seconds.sum()), 1e-9)
         mean = total / len(seconds)
@@ -194,7 +159,7 @@ class Progress(Listener):
             "examples_per_second": content.examples / mean,
             "tokens_per_second": content.tokens / mean,
             "tflops": flops / 1e12,
-            "input_bound_share": input_seconds / total,
+            "input_bound_share": times.input_seconds / total,
             "step_seconds_median": float(np.median(seconds)),
             "step_seconds_p95": float(np.quantile(seconds, 0.95)),
             "goodput": min(self._useful_seconds / elapsed, 1.0),

@@ -103,13 +103,13 @@ class Run:
                 if self._must_measure():
                     boundary, stops = self._measure(boundary)
                 if not stops:
-                    stops = self._advance(boundary)
+                    stops = self.trainer.advance(boundary)
             except TRAINING_ERRORS as error:
                 self.recovery.skip_damaged(error, boundary)
                 continue
             if position.step < boundary:
                 return self._stop_early()
-            metrics = self._take_metrics()
+            metrics = self._metrics()
             divergence = self._find_divergence(metrics)
             if divergence:
                 self.recovery.roll_back(divergence, metrics)
@@ -149,10 +149,6 @@ class Run:
             training.num_train_steps,
         )
 
-    def _advance(self, until: int) -> bool:
-        """Trains up to a step; returns whether there is a request to stop."""
-        return self.trainer.advance(until, self.progress.add_steps)
-
     def _must_measure(self) -> bool:
         """Whether intervals in time need the speed of the present program."""
         training = self.config.training
@@ -171,7 +167,7 @@ class Run:
         """
         position, training = self.position, self.config.training
         end = min(position.step + 1 + MEASURED_STEPS, boundary)
-        stops = self._advance(end)
+        stops = self.trainer.advance(end)
         seconds = self.trainer.step_seconds
         if stops or seconds is None:
             return boundary, stops
@@ -196,14 +192,12 @@ class Run:
         at_end = step == self.config.training.num_train_steps
         return at_end or (every > 0 and step % every == 0)
 
-    def _take_metrics(self) -> dict[str, float]:
-        """Returns the means since the last line of the log; clears the sums."""
+    def _metrics(self) -> dict[str, float]:
+        """The means since the last line of the log."""
         position = self.position
-        means = position.means()
-        position.clear_totals()
         rates = schedules.dropout_rates(position.step - 1, self.config)
         return {
-            **means,
+            **position.means(),
             "learning_rate": self.trainer.learning_rate,
             "dropout": rates.hidden,
         }
@@ -217,12 +211,17 @@ class Run:
         )
 
     def _log_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Logs the metrics; returns them with the timing metrics."""
+        """Logs the metrics, with those of the times, and clears their sums.
+
+        Returns:
+            All metrics of the line.
+        """
         position = self.position
         if position.lowest_loss is None:
             position.lowest_loss = metrics["loss"]
         position.lowest_loss = min(metrics["loss"], position.lowest_loss)
-        timed = {**metrics, **self.progress.advance()}
+        timed = {**metrics, **self.progress.advance(position.times)}
+        position.clear_totals()
         if self.run_log:
             self.progress.log(position.step, timed)
             self.run_log.write("train", position.step, timed)

@@ -1,10 +1,8 @@
 """The state of a run, and the program that advances it; also for dry runs."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -51,7 +49,7 @@ class Trainer:
         watchdog: Ends the process if the devices hang; None sets no limits.
 
     Attributes:
-        position: Step, and sums of the metrics.
+        position: Step, and sums of the metrics and of times.
         learning_rate: The learning rate of the last step.
         rollbacks, corrupt_records: Contents of their files in the run
             directory.
@@ -148,15 +146,8 @@ class Trainer:
             self.position.restore(checkpoint)
         return checkpoint
 
-    def advance(
-        self, until: int, on_steps: Callable[[np.ndarray, float, bool], None]
-    ) -> bool:
+    def advance(self, until: int) -> bool:
         """Trains up to a step, or until all processes stop on request.
-
-        Args:
-            on_steps: Called after each device loop, with `Steps.times`, the
-                time at which it ended, and whether its program was compiled
-                before.
 
         Returns:
             Whether there is a request to stop.
@@ -207,7 +198,7 @@ class Trainer:
             position.step += num_steps
             position.num_steps += num_steps
             self.learning_rate = float(steps.learning_rate)
-            on_steps(steps.times.numpy(), ended, compiled)
+            position.times.add(steps.times.numpy(), ended, steady=compiled)
             if not compiled:
                 logging.info(
                     "compiled and trained step %d in %.0f s",

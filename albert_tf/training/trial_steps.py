@@ -3,11 +3,8 @@
 import time
 from typing import NamedTuple
 
-import numpy as np
-
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.corrupt_records import READING_ERRORS
-from albert_tf.training.progress import waiting_seconds
 from albert_tf.training.trainer import Trainer
 
 # Steps are timed for about TIMED_SECONDS, but at most TIMED_STEPS steps.
@@ -60,14 +57,10 @@ def _train(trainer: Trainer, config: PretrainingConfig, number: int) -> Timed:
 
 
 def _train_once(trainer: Trainer, number: int) -> Timed:
-    waited: list[float] = []
-
-    def add_times(times: np.ndarray, ended: float, compiled: bool) -> None:
-        waited.append(waiting_seconds(times))
-
     position = trainer.position
     position.clear_totals()
     started = time.monotonic()
-    trainer.advance(position.step + number, add_times)
+    trainer.advance(position.step + number)
     seconds = time.monotonic() - started
-    return Timed(position.means(), seconds / number, sum(waited) / seconds)
+    waited = position.times.input_seconds
+    return Timed(position.means(), seconds / number, waited / seconds)

@@ -1,21 +1,24 @@
 """Rates, remaining time and goodput, compared with values by hand."""
 
 import functools
+import json
 import types
 
 import numpy as np
 import pytest
 
 from albert_tf.runs import log as run_log
+from albert_tf.runs.checkpoint_files import Checkpoint
 from albert_tf.runs.log import RunLog
 from albert_tf.training import metrics
 from albert_tf.training import progress as progress_module
+from albert_tf.training.position import Position
 from albert_tf.training.progress import (
     TIMING_METRICS,
     BatchContent,
     Progress,
-    waiting_seconds,
 )
+from albert_tf.training.step_times import StepTimes, waiting_seconds
 
 
 def set_clock(monkeypatch, seconds):
@@ -28,6 +31,13 @@ def set_clock(monkeypatch, seconds):
 def step_times(*asked, wait=0.0):
     """Times of steps that waited `wait` seconds for their batch."""
     return np.array([[time, time + wait, time + wait] for time in asked])
+
+
+def times_of(steps, ended, steady=True):
+    """The times of the steps of one call of the program."""
+    times = StepTimes()
+    times.add(steps, ended, steady)
+    return times
 
 
 def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
@@ -54,13 +64,13 @@ def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
         str(tmp_path),
         describe,
     )
-    progress.add_steps(step_times(0, 10), ended=20, steady=False)
-    assert progress.advance()["steps_per_second"] == 0.1
-    progress.add_steps(step_times(20, 21), ended=22, steady=True)
-    assert progress.advance()["tokens_per_second"] == 4000
+    times = times_of(step_times(0, 10), 20, steady=False)
+    assert progress.advance(times)["steps_per_second"] == 0.1
+    times = times_of(step_times(20, 21), 22)
+    assert progress.advance(times)["tokens_per_second"] == 4000
     # 78 s of evaluation
-    progress.add_steps(step_times(100, 101), ended=102, steady=True)
-    progress.log(6, {**figures, **progress.advance()})
+    times = times_of(step_times(100, 101), 102)
+    progress.log(6, {**figures, **progress.advance(times)})
 
     assert lines == [
         "step 6/12 (50.0%) | loss 3.000 (mlm 2.500 (25.0%), sop 0.500 "
@@ -79,8 +89,8 @@ def test_metrics_of_steps_by_hand(tmp_path):
     """Steps of 1, 2, ... 21 s, 231 s in total; each waits 0.5 s for data."""
     progress = progress_of(tmp_path, peak=10**12)
     asked = np.cumsum(np.arange(21))
-    progress.add_steps(step_times(*asked, wait=0.5), 231.0, steady=True)
-    figures = progress.advance()
+    times = times_of(step_times(*asked, wait=0.5), 231.0)
+    figures = progress.advance(times)
 
     assert figures == {
         "loop_seconds": 231.0,
@@ -118,14 +128,14 @@ def test_the_content_of_batches_is_that_of_their_records(tmp_path):
         ),
     )
     progress.on_loop_begin(0)
-    progress.add_steps(step_times(0), ended=2, steady=True)
-    figures = progress.advance()
+    times = times_of(step_times(0), 2)
+    figures = progress.advance(times)
     assert figures["examples_per_second"] == 4
     assert not {"useful_share", "useful_tokens_per_second"} & set(figures)
 
     progress.on_loop_begin(10)
-    progress.add_steps(step_times(2), ended=4, steady=True)
-    figures = progress.advance()
+    times = times_of(step_times(2), 4)
+    figures = progress.advance(times)
     assert figures["examples_per_second"] == 10
     assert figures["tokens_per_second"] == 2000
     assert figures["useful_tokens_per_second"] == pytest.approx(1980)
@@ -136,8 +146,8 @@ def test_mfu_is_the_fraction_of_a_known_peak(tmp_path):
     """10^12 operations in 2 s, at a peak of 4 * 10^12 a second."""
     for peak, expected in ((4e12, 0.125), (None, None)):
         progress = progress_of(tmp_path, peak)
-        progress.add_steps(step_times(0, 2), ended=4, steady=True)
-        figures = progress.advance()
+        times = times_of(step_times(0, 2), 4)
+        figures = progress.advance(times)
         assert figures.get("mfu") == expected
         assert figures["tflops"] == 0.5
 
@@ -145,31 +155,28 @@ def test_mfu_is_the_fraction_of_a_known_peak(tmp_path):
 def test_time_between_loops_does_not_count(tmp_path):
     """Two loops of 2 steps of 1 s, 50 s apart, waiting 0.25 s and 0.75 s."""
     progress = progress_of(tmp_path)
-    progress.add_steps(step_times(0, 1, wait=0.25), ended=2, steady=True)
-    progress.add_steps(step_times(52, 53, wait=0.75), ended=54, steady=True)
-    figures = progress.advance()
+    times = times_of(step_times(0, 1, wait=0.25), 2)
+    times.add(step_times(52, 53, wait=0.75), ended=54, steady=True)
+    figures = progress.advance(times)
 
     assert figures["loop_seconds"] == 4
     assert figures["input_bound_share"] == 0.5
-    # Each call of `advance` covers the steps since the last call.
-    progress.add_steps(step_times(54, 56), ended=58, steady=True)
-    assert progress.advance()["steps_per_second"] == 0.5
 
 
 def test_compiling_is_not_useful_time(tmp_path):
     """A step of 8 s, of which 7 were for compiling, and two of 1 s."""
     progress = progress_of(tmp_path)
-    progress.add_steps(step_times(0), ended=8, steady=False)
-    progress.add_steps(step_times(8, 9), ended=10, steady=True)
-    figures = progress.advance()
+    times = times_of(step_times(0), 8, steady=False)
+    times.add(step_times(8, 9), ended=10, steady=True)
+    figures = progress.advance(times)
     assert figures["loop_seconds"] == 3
     assert figures["compile_seconds"] == 7
     assert figures["step_seconds_median"] == 1
     assert figures["goodput"] == pytest.approx(0.3)
     assert not progress.was_steady
 
-    progress.add_steps(step_times(10, 12), ended=14, steady=True)
-    assert progress.advance()["loop_seconds"] == 4
+    times = times_of(step_times(10, 12), 14)
+    assert progress.advance(times)["loop_seconds"] == 4
     assert progress.was_steady
 
 
@@ -177,8 +184,7 @@ def train(progress, log, step, clock_ends, monkeypatch):
     """Logs 10 steps of 1 s that end at `clock_ends`; returns the goodput."""
     set_clock(monkeypatch, clock_ends)
     asked = clock_ends - 10.0 + np.arange(10)
-    progress.add_steps(step_times(*asked), clock_ends, steady=True)
-    figures = progress.advance()
+    figures = progress.advance(times_of(step_times(*asked), clock_ends))
     log.write("train", step, figures)
     return figures["goodput"]
 
@@ -212,13 +218,46 @@ def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
     assert goodput == pytest.approx(20 / 80)
 
 
-def test_steps_before_a_rollback_do_not_count_after_it(tmp_path):
-    progress = progress_of(tmp_path)
-    progress.add_steps(step_times(0, 50, wait=40), 100.0, steady=False)
-    progress.on_rollback(10)
-    progress.add_steps(step_times(100, 101), 102.0, steady=True)
-    figures = progress.advance()
+def saved_and_restored(position, later):
+    """Saves the first position, and restores it in `later`."""
+    notes = json.loads(json.dumps(position.to_notes(phase="wiki")))
+    later.restore(Checkpoint("checkpoint", position.step, notes))
+    return later
 
-    assert figures["steps_per_second"] == 1
-    assert figures["input_bound_share"] == 0
-    assert progress.was_steady
+
+def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
+    """4 steps of 2 s, then 2 of 1 s, each with 6 s more for compiling."""
+    position = Position(step=4, totals={"loss": 8.0}, num_steps=4)
+    position.times.add(step_times(0, wait=1), ended=8, steady=False)
+    position.times.add(step_times(8, 10, 12), ended=14, steady=True)
+    resumed = saved_and_restored(position, Position.at_start(["loss"]))
+    resumed.times.add(step_times(100), ended=107, steady=False)
+    resumed.times.add(step_times(107), ended=108, steady=True)
+    figures = progress_of(tmp_path).advance(resumed.times)
+
+    assert figures["steps_per_second"] == pytest.approx(6 / 22)
+    # The median step takes 2 s.
+    assert figures["loop_seconds"] == 12
+    assert figures["compile_seconds"] == 10
+    assert figures["input_bound_share"] == pytest.approx(1 / 22)
+
+
+def test_a_checkpoint_of_an_older_version_has_no_times():
+    position = Position.at_start(["loss"])
+    position.times.add(step_times(0), ended=8, steady=False)
+    position.restore(Checkpoint("checkpoint", 4, {"totals": {"loss": 8.0}}))
+    assert (position.step, position.times) == (4, StepTimes())
+
+
+def test_steps_before_a_rollback_do_not_count_after_it():
+    before = Position.at_start(["loss"])
+    later = Position.at_start(["loss"])
+    later.times.add(step_times(0, 50, wait=40), 100.0, steady=False)
+    assert saved_and_restored(before, later).times == StepTimes()
+
+
+def test_each_line_of_the_log_covers_the_steps_since_the_last_line():
+    position = Position.at_start(["loss"])
+    position.times.add(step_times(0, 50, wait=40), 100.0, steady=False)
+    position.clear_totals()
+    assert position.times == StepTimes()

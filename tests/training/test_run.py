@@ -50,7 +50,7 @@ class CountingTrainer:
         self.store.seconds_stalled = 5.0
         return True
 
-    def advance(self, until, on_steps):
+    def advance(self, until):
         self.boundaries.append(until)
         if until > self.position.step:
             self.step_seconds = self._seconds_per_step
@@ -61,10 +61,7 @@ class CountingTrainer:
 class NoProgress(Listener):
     was_steady = True
 
-    def add_steps(self, times, ended, steady):
-        pass
-
-    def advance(self):
+    def advance(self, times):
         return {"step_seconds_median": 1.0, "steps_per_second": 1.0}
 
     def log(self, step, metrics):

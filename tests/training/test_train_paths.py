@@ -158,10 +158,14 @@ def test_time_between_processes_does_not_count_as_goodput(
     )
     time.sleep(5)
     train(config)
-    goodputs = [line["goodput"] for line in read_metrics(str(tmp_path))]
-    useful = sum(line["loop_seconds"] for line in read_metrics(str(tmp_path)))
+    lines = read_metrics(str(tmp_path))
+    goodputs = [line["goodput"] for line in lines]
+    useful = sum(line["loop_seconds"] for line in lines)
     assert all(0 < goodput < 1 for goodput in goodputs)
     assert goodputs[-1] < useful / 5
+    # The first process has trained the first step of the first loop.
+    seconds = lines[0]["loop_seconds"] + lines[0]["compile_seconds"]
+    assert seconds * lines[0]["steps_per_second"] == pytest.approx(2)
 
 
 @pytest.mark.slow

@@ -42,14 +42,14 @@ def test_the_step_time_is_that_of_a_call_that_does_not_compile(
 
     monkeypatch.setattr(trainer, "_train_steps", sleep)
     assert trainer.step_seconds is None
-    trainer.advance(1, lambda *_: None)
+    trainer.advance(1)
     assert trainer.step_seconds is None  # it has only compiled
     began = time.monotonic()
-    trainer.advance(1 + MEASURED_STEPS, lambda *_: None)
+    trainer.advance(1 + MEASURED_STEPS)
     longest = (time.monotonic() - began) / MEASURED_STEPS
     assert 0.9 * STEP_S <= trainer.step_seconds <= longest
     # Later calls are as long as the loop.
-    trainer.advance(5 * MEASURED_STEPS, lambda *_: None)
+    trainer.advance(5 * MEASURED_STEPS)
     assert calls == [1, MEASURED_STEPS, 4 * MEASURED_STEPS - 1]
 
 
