@@ -22,6 +22,8 @@ A task of your own needs files with named columns, in .tsv, .csv or .jsonl:
 The exit status is that of python -m albert_tf.run_pretraining.
 """
 
+import time
+
 from albert_tf.cluster import tpu_chips, versions
 from albert_tf.config import FinetuningConfig, flags
 
@@ -31,6 +33,7 @@ def main(config: FinetuningConfig) -> int:
 
     Returns the exit status.
     """
+    began = time.time()
     config.require("task", "output_dir")
     versions.check_import()
     tpu_chips.skip_metadata_query_without_chips()
@@ -41,7 +44,7 @@ def main(config: FinetuningConfig) -> int:
     # Imported here so that --help and invalid settings answer at once.
     from albert_tf.finetuning.run import run
 
-    return run(config)
+    return run(config, began)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ later, and the same command resumes it. A second signal ends the process at once
 without a checkpoint.
 """
 
+import time
+
 from albert_tf.cluster import tpu_chips, versions
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.errors import UserError
@@ -33,6 +35,7 @@ from albert_tf.errors import UserError
 
 def main(config: PretrainingConfig) -> int:
     """Trains or evaluates, depending on `--mode`; returns the exit status."""
+    began = time.time()
     config.require("output_dir")
     versions.check_import()
     tpu_chips.skip_metadata_query_without_chips()
@@ -56,7 +59,7 @@ def main(config: PretrainingConfig) -> int:
         return run(config)
     from albert_tf.training.train import train
 
-    return train(config)
+    return train(config, began=began)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import posixpath
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -34,12 +35,16 @@ FEATURES_DIR = "features"
 SMALLER_IS_BETTER = ("mean_squared_error",)
 
 
-def run(config: FinetuningConfig) -> int:
+def run(config: FinetuningConfig, began: float | None = None) -> int:
     """Does what `--mode` says; returns the exit status.
+
+    Args:
+        began: When the command began, in seconds since the epoch; None: now.
 
     Raises:
         UserError: For settings, files or models that do not fit.
     """
+    began = began or time.time()
     mode = config.training.mode
     is_training = mode in ("train", "train_and_predict")
     if config.training.dry_run and not is_training:
@@ -57,7 +62,7 @@ def run(config: FinetuningConfig) -> int:
     }
     strategy = make_strategy(config.distribution)
     if is_training:
-        status = _train(config, training_sets, strategy)
+        status = _train(config, training_sets, strategy, began)
         if status or not sets or config.training.dry_run:
             return status
     run_dir = _best_run(config, task)
@@ -97,6 +102,7 @@ def _train(
     config: FinetuningConfig,
     sets: Mapping[str, ExampleSet],
     strategy: tf.distribute.Strategy,
+    began: float,
 ) -> int:
     """Trains all runs; returns the status of the first that was stopped."""
     task = sets[TRAIN].task
@@ -133,13 +139,14 @@ def _train(
             )
             if config.training.dry_run:
                 return preflight.run(of_run, objective, strategy)
-            status = train(of_run, objective, strategy)
+            status = train(of_run, objective, strategy, began)
             if status:
                 return status
             if HOLDOUT in sets:
                 predict.choose_null_threshold(
                     of_run, scorers[HOLDOUT], files, base, strategy
                 )
+            began = time.time()  # of the next run
     if DEV in sets and is_chief(strategy):
         print(json.dumps(summarize(directories, task)))
     return 0

@@ -191,7 +191,7 @@ def _stall(run: RunHistory) -> str:
 
 
 def _time_share(cause: str) -> Callable[[RunHistory], str]:
-    """Formats a cause's part of the time from the first to the last event."""
+    """Formats a cause's part of the time from first start to last event."""
 
     def describe(run: RunHistory) -> str:
         if not run.times or not any(run.seconds.values()):
@@ -209,7 +209,7 @@ FACTS: dict[str, Callable[[RunHistory], str]] = {
     "state": _state,
     "steps": _steps,
     "tokens trained on, padding included": _tokens,
-    "wall-clock, first to last event": _wall_clock,
+    "wall-clock, first start to last event": _wall_clock,
     "time in kept steps": _kept_time,
     "goodput": _goodput,
     "tokens per second, over kept steps": _tokens_per_second,

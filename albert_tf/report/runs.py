@@ -17,7 +17,12 @@ from albert_tf.runs.checkpoint_files import (
     list_checkpoints,
 )
 from albert_tf.runs.directory import CONFIG_FILE, RECORDS_METADATA_FILE
-from albert_tf.runs.log import EVENTS_FILE, METRICS_FILE, read_lines
+from albert_tf.runs.log import (
+    EVENTS_FILE,
+    METRICS_FILE,
+    read_lines,
+    time_before_start_up,
+)
 
 # Number of groups of points in a panel, about its width in pixels: more points
 # would overlap.
@@ -156,8 +161,8 @@ class RunHistory:
         num_checkpoints: Number of checkpoints written.
         seconds: Time by cause, for the causes that the logs give. "steps" is
             the time of the kept steps, without waiting for input.
-        times: Unix seconds of the first and the last event; None without
-            events.
+        times: Unix seconds of the start of the first process and of the last
+            event; None without events.
         settings: By group and name, e.g. "optimizer.learning_rate", as in
             config.json; empty without that file.
         records: Metadata of the records; empty if unknown.
@@ -220,8 +225,8 @@ class RunHistory:
 
     def _read_events(self) -> None:
         for event in read_lines(posixpath.join(self.run_dir, EVENTS_FILE)):
-            time = event["time"]
-            self.times = (self.times[0] if self.times else time, time)
+            began = self.times[0] if self.times else time_before_start_up(event)
+            self.times = began, event["time"]
             for cause, fact in EVENT_FACTS.items():
                 self.seconds[cause] += event.get(fact, 0.0)
             if event["event"] == "checkpoint":

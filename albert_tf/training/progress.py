@@ -7,7 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from absl import logging
 
-from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.runs.log import (
+    read_events,
+    read_metrics,
+    time_before_start_up,
+)
 from albert_tf.training.listener import Listener
 from albert_tf.training.step_times import StepTimes
 
@@ -65,6 +69,7 @@ class Progress(Listener):
         run_dir: `--output_dir` of the run. Its logs hold the time that earlier
             processes have spent.
         describe: Formats the metrics of the objective.
+        began: When this process began, in seconds since the epoch; None: now.
 
     Attributes:
         was_steady: Whether the steps of the last metrics ran without
@@ -92,6 +97,7 @@ class Progress(Listener):
         peak_flops: float | None,
         run_dir: str,
         describe: Callable[[Mapping[str, float]], str],
+        began: float | None = None,
     ) -> None:
         self._describe = describe
         self._num_steps = num_steps
@@ -101,8 +107,8 @@ class Progress(Listener):
         self._peak_flops = peak_flops
         self._seconds_per_step: float | None = None
         self._run_dir = run_dir
-        starts = [event["time"] for event in read_events(run_dir)]
-        self._first_start = min(starts, default=time.time())
+        starts = [time_before_start_up(e) for e in read_events(run_dir)]
+        self._first_start = min(starts, default=began or time.time())
         self._count_kept()
 
     def on_loop_begin(self, step: int) -> None:
@@ -129,7 +135,8 @@ class Progress(Listener):
         `input_bound_share` is the fraction of the time that steps waited for
         their batch. `mfu` is included if the peak is known. `goodput` is the
         time of all steps that were not rolled back or lost, divided by the
-        time since the run's first start, time between processes included.
+        time since the run's first process began, time between processes
+        included.
         `useful_share`, `useful_tokens_per_second` and `useful_mfu` are
         included if the number of tokens in the records is known.
 

@@ -55,12 +55,15 @@ def train(
     config: PretrainingConfig,
     objective: Objective | None = None,
     strategy: tf.distribute.Strategy | None = None,
+    began: float | None = None,
 ) -> int:
     """Trains, or resumes training, until `num_train_steps`.
 
     Args:
         objective: The objective of the run; by default pretraining.
         strategy: Devices; None connects those of the settings.
+        began: When the command began, in seconds since the epoch; None: now.
+            The log counts the time from then on as start-up.
 
     Returns:
         The exit status: 0 after the last step. A request to stop saves a
@@ -71,6 +74,7 @@ def train(
             for a run that diverges.
         RetryError: For lost workers and hosts.
     """
+    began = began or time.time()
     objective = objective or Pretraining(config)
     # 1. Records and run directory, before any device is touched.
     data = objective.find_training_data()
@@ -99,6 +103,7 @@ def train(
                     stop,
                     initial,
                     owner,
+                    began,
                 )
             return run.train()
 
@@ -122,6 +127,7 @@ def open_run(
     stop: StopRequest,
     initial: InitialWeights | None = None,
     owner: Owner | None = None,
+    began: float | None = None,
 ) -> Run:
     """Opens a run: resumes it, or starts a new one.
 
@@ -129,8 +135,9 @@ def open_run(
         stop: Request to stop, set by signals and notices.
         initial: Weights that a new run starts from; None for random ones.
         owner: `Owner.check` is called before each checkpoint and log line.
+        began: When the start-up began, in seconds since the epoch; None: now.
     """
-    began = time.monotonic()
+    began = began or time.time()
     run_dir = config.training.output_dir
     # 1. The batch sizes are divisible by the number of replicas.
     num_replicas = strategy.num_replicas_in_sync
@@ -212,6 +219,7 @@ def open_run(
         step_cost.peak_flops(strategy, config.distribution),
         run_dir,
         objective.describe,
+        began,
     )
     run = Run(
         config,
@@ -231,7 +239,7 @@ def open_run(
         config.training.num_train_steps,
     )
     durations = {
-        "start_up_s": time.monotonic() - began - restore_s,
+        "start_up_s": time.time() - began - restore_s,
         "restore_s": restore_s,
     }
     if resumed:

@@ -32,8 +32,11 @@ def write_run(
         }
         rates = {"learning_rate": 0.001, "dropout": 0.1}
         timed = {name: values[step] for name, values in metrics.items()}
+        evaluation = {"loss": loss + 0.7}
+        if "evaluation_seconds" in timed:
+            evaluation["evaluation_seconds"] = timed.pop("evaluation_seconds")
         lines.append({"split": "train", **line, **rates, **timed})
-        lines.append({"split": "eval", "loss": loss + 0.7, **line})
+        lines.append({"split": "eval", **evaluation, **line})
     write_lines(directory / "metrics.jsonl", lines)
     if events:
         write_lines(directory / "events.jsonl", events)

@@ -114,7 +114,7 @@ def test_the_table_sums_up_a_run(tmp_path):
     assert facts["state"] == "stopped: signal 15 (SIGTERM)"
     assert facts["steps"] == "2 of 400"
     assert facts["tokens trained on, padding included"] == "512.00"
-    assert facts["wall-clock, first to last event"] == "2 d 3 h 04 min"
+    assert facts["wall-clock, first start to last event"] == "2 d 3 h 04 min"
     assert facts["time in kept steps"] == "40.0 s"
     assert facts["goodput"] == "10.0%"
     assert facts["tokens per second, over kept steps"] == "12.80"
@@ -138,6 +138,51 @@ def test_the_table_sums_up_a_run(tmp_path):
     assert times["checkpoints"] == "0.0%, 3.5 s"
     assert times["lost steps"] == "0.0%, 1 min 0 s"
     assert times["interruptions and other"] == "99.9%, 2 d 3 h 00 min"
+
+
+def test_the_parts_of_the_time_add_up_to_the_time_of_the_run(tmp_path):
+    """Expected values by hand; the run began 8 s before its first event."""
+    events = [
+        {
+            "time": 1000.0,
+            "event": "start",
+            "step": 0,
+            "start_up_s": 6.0,
+            "restore_s": 2.0,
+        },
+        {"time": 1010.0, "event": "checkpoint", "step": 0, "stalled_s": 1.5},
+        {"time": 1020.0, "event": "rollback", "step": 0, "lost_s": 4.0},
+        {"time": 1050.0, "event": "finish", "step": 1},
+    ]
+    run = read_run(
+        tmp_path / "run",
+        [8.0, 6.0],
+        events,
+        loop_seconds=[10.0, 5.0],
+        input_bound_share=[0.2, 0.1],
+        compile_seconds=[3.0, 0.0],
+        evaluation_seconds=[4.0, 1.0],
+    )
+    facts = {name: cells[0][0] for name, cells in page_of(run).rows.items()}
+    parts = {
+        name.removeprefix("time for "): value.partition("%, ")[2]
+        for name, value in facts.items()
+        if name.startswith("time for ")
+    }
+    assert parts == {
+        "steps": "12.5 s",  # 80 % of 10 s, and 90 % of 5 s
+        "input": "2.5 s",
+        "compiling": "3.0 s",
+        "evaluation": "5.0 s",
+        "start-up": "6.0 s",
+        "restoring": "2.0 s",
+        "checkpoints": "1.5 s",
+        "lost steps": "4.0 s",
+        "interruptions and other": "21.5 s",
+    }
+    assert facts["wall-clock, first start to last event"] == "58.0 s"
+    assert sum(float(value.split()[0]) for value in parts.values()) == 58.0
+    assert facts["time for steps"].startswith("21.6%")
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,10 @@ def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
     ]
 
 
-def progress_of(run_dir, peak=None, content_at=None):
+def progress_of(run_dir, peak=None, content_at=None, began=None):
     """The progress of steps of 4000 tokens, 8 examples, 10^12 operations."""
     content_at = content_at or (lambda step: BatchContent(4000, 8, 0.75))
-    return Progress(100, content_at, 10**12, peak, str(run_dir), str)
+    return Progress(100, content_at, 10**12, peak, str(run_dir), str, began)
 
 
 def test_metrics_of_steps_by_hand(tmp_path):
@@ -178,6 +178,24 @@ def test_compiling_is_not_useful_time(tmp_path):
     times = times_of(step_times(10, 12), 14)
     assert progress.advance(times)["loop_seconds"] == 4
     assert progress.was_steady
+
+
+def test_goodput_counts_the_start_up_of_the_first_process(
+    monkeypatch, tmp_path
+):
+    """It begins at second 970 and logs its start 30 s later."""
+    set_clock(monkeypatch, 1000.0)
+    log = RunLog.open(str(tmp_path), 0)
+    log.write_event("start", 0, start_up_s=20.0, restore_s=10.0)
+    for began in (990.0, None):  # of later processes
+        progress = progress_of(tmp_path, began=began)
+        goodput = train(progress, log, 10, 1010.0, monkeypatch)
+        assert goodput == pytest.approx(10 / 40)
+        log.rewind(0)
+
+    # The first process has no event of an earlier one.
+    progress = progress_of(tmp_path / "new", began=970.0)
+    assert train(progress, log, 10, 1010.0, monkeypatch) == 10 / 40
 
 
 def train(progress, log, step, clock_ends, monkeypatch):

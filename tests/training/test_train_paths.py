@@ -157,7 +157,14 @@ def test_time_between_processes_does_not_count_as_goodput(
         == 143
     )
     time.sleep(5)
-    train(config)
+    # As if its command had begun 1000 s before.
+    train(config, began=time.time() - 1000)
+    _, resume = (
+        event
+        for event in read_events(str(tmp_path))
+        if event["event"] in ("start", "resume")
+    )
+    assert 1000 < resume["start_up_s"] < 2000
     lines = read_metrics(str(tmp_path))
     goodputs = [line["goodput"] for line in lines]
     useful = sum(line["loop_seconds"] for line in lines)
