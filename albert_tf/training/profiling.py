@@ -5,6 +5,7 @@ the servers make the profile, for a number of seconds instead of steps.
 """
 
 import posixpath
+import threading
 from collections.abc import Mapping
 from concurrent import futures
 
@@ -20,6 +21,9 @@ from albert_tf.training.listener import Listener, LogEvent
 # limits. A longer profile would fill the memory of the hosts.
 SHORTEST_S = 1.0
 LONGEST_S = 20.0
+
+# How long the hosts may take, after the profiled time, to send their profiles.
+SENDING_S = 60.0
 
 
 class Profiler(Listener):
@@ -42,7 +46,6 @@ class Profiler(Listener):
         )
         self._log_event = log_event
         self._servers = servers
-        self._pool = futures.ThreadPoolExecutor(1, "profile")
         self._traced: futures.Future[None] | None = None
         self._steps_per_second = 0.0
         self._running = False
@@ -73,12 +76,28 @@ class Profiler(Listener):
         seconds = SHORTEST_S
         if self._steps_per_second:
             seconds = max(seconds, num_steps / self._steps_per_second)
-        self._traced = self._pool.submit(
-            tf.profiler.experimental.client.trace,
-            ",".join(f"grpc://{server}" for server in self._servers),
-            self._directory,
-            int(1000 * min(seconds, LONGEST_S)),
-        )
+        self._traced = self._trace(min(seconds, LONGEST_S))
+
+    def _trace(self, seconds: float) -> futures.Future[None]:
+        """Requests profiles from the servers, in the background."""
+        traced: futures.Future[None] = futures.Future()
+
+        def trace() -> None:
+            try:
+                tf.profiler.experimental.client.trace(
+                    ",".join(f"grpc://{server}" for server in self._servers),
+                    self._directory,
+                    int(1000 * seconds),
+                )
+            except Exception as error:
+                traced.set_exception(error)
+            else:
+                traced.set_result(None)
+
+        # A process waits at its end for all threads, except for daemons. A
+        # silent host would keep the process alive.
+        threading.Thread(target=trace, name="profile", daemon=True).start()
+        return traced
 
     def _stop(self) -> None:
         if not self._running:
@@ -88,7 +107,7 @@ class Profiler(Listener):
             tf.profiler.experimental.stop()
         else:
             try:
-                self._traced.result(LONGEST_S + 60)
+                self._traced.result(LONGEST_S + SENDING_S)
             except (TimeoutError, tf.errors.OpError) as error:
                 logging.error("NO PROFILE of the slice: %s", first_line(error))
                 return
