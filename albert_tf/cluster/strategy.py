@@ -195,9 +195,9 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             zone=config.tpu_zone or None,
             project=config.gcp_project or None,
         )
-        if is_local:
-            tf.tpu.experimental.initialize_tpu_system(resolver)
-        else:
+        watchdog = Watchdog(config.hang_timeout_s)
+        activity = "the start of the TPU"
+        if not is_local:
             hosts = resolver.cluster_spec().as_dict()["worker"]
             _check_servers(hosts)
             _connect_without_proxy(hosts)
@@ -208,9 +208,12 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
                 ", ".join(hosts),
             )
             watchdog = Watchdog(config.worker_timeout_s, "worker_timeout_s")
-            with watchdog.limit("connecting to the servers"):
+            activity = "connecting to the servers"
+        with watchdog.limit(activity):
+            if not is_local:
                 tf.config.experimental_connect_to_cluster(resolver)
-                tf.tpu.experimental.initialize_tpu_system(resolver)
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+            return tf.distribute.TPUStrategy(resolver)
     except UserError:
         raise
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
@@ -234,7 +237,6 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
             f"{first_line(error)[:200]}",
             remedy=remedy,
         ) from None
-    return tf.distribute.TPUStrategy(resolver)
 
 
 def _connect_without_proxy(addresses: list[str]) -> None:

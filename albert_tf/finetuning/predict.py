@@ -17,6 +17,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster.strategy import per_replica_batch_size
+from albert_tf.cluster.watchdog import guarded
 from albert_tf.cluster.workers import is_chief
 from albert_tf.config import FinetuningConfig
 from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
@@ -131,7 +132,11 @@ class Predictor:
         self._files = files
         self._strategy = strategy
         self._objective = Finetuning(config, files, base)
-        with strategy.scope():
+        with (
+            guarded(config.distribution, strategy) as watchdog,
+            watchdog.limit("the start of the prediction"),
+            strategy.scope(),
+        ):
             self._model = self._objective.make_model()
             self.step = restore_model(
                 config.training.output_dir, self._model, _wanted_step(config)
@@ -143,14 +148,16 @@ class Predictor:
         Returns:
             The loss and accuracy, and the predictions, by name.
         """
-        evaluator = Evaluator(
-            self._strategy,
-            self._model,
-            self._objective,
-            self._files.records(split),
-            self._config,
-        )
-        collected = evaluator.collect()
+        with guarded(self._config.distribution, self._strategy) as watchdog:
+            evaluator = Evaluator(
+                self._strategy,
+                self._model,
+                self._objective,
+                self._files.records(split),
+                self._config,
+                watchdog=watchdog,
+            )
+            collected = evaluator.collect()
         assert collected is not None, "no stop flag was given"
         sums, found = collected
         return self._objective.evaluate(sums, found), found

@@ -16,7 +16,7 @@ from albert_tf.cluster.strategy import (
     make_strategy,
     per_replica_batch_size,
 )
-from albert_tf.cluster.watchdog import Watchdog
+from albert_tf.cluster.watchdog import Watchdog, guarded
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line, name_faults
@@ -178,7 +178,8 @@ class Evaluator:
             mininterval=5,
             leave=False,
         )
-        iterator = device_iterators.iterate(self._batches)
+        with self._watchdog.limit("opening the held-out records"):
+            iterator = device_iterators.iterate(self._batches)
         for _ in batches:
             # The loop requests no batch after the last one: on a TPU slice,
             # such a request would log an error of another host.
@@ -234,6 +235,7 @@ def evaluate_run(
 
     Raises:
         UserError: If there is no checkpoint, or it does not fit the settings.
+        RetryError: For lost workers and hosts.
     """
     config.require("eval_input_file")
     run_dir = config.training.output_dir
@@ -247,12 +249,17 @@ def evaluate_run(
         config.data.eval_batch_size,
         strategy.num_replicas_in_sync,
     )
-    with strategy.scope():
-        # The model comes from the settings of the run, not from the flags.
-        trained = run_directory.load_config(run_dir, type(config))
-        model = make_objective(trained).make_model()
-        step = trained_model.restore_model(run_dir, model)
-    evaluator = Evaluator(strategy, model, objective, held_out, config)
-    metrics = evaluator.run_and_log(step, None)
+    with guarded(config.distribution, strategy) as watchdog:
+        with watchdog.limit("the start of the evaluation"):
+            with strategy.scope():
+                # The model comes from the settings of the run, not from the
+                # flags.
+                trained = run_directory.load_config(run_dir, type(config))
+                model = make_objective(trained).make_model()
+                step = trained_model.restore_model(run_dir, model)
+            evaluator = Evaluator(
+                strategy, model, objective, held_out, config, watchdog=watchdog
+            )
+        metrics = evaluator.run_and_log(step, None)
     assert metrics is not None, "no stop flag was given"
     print(json.dumps({"step": step, **metrics}))

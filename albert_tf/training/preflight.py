@@ -14,7 +14,8 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
-from albert_tf.cluster.workers import is_one_process, name_lost_workers
+from albert_tf.cluster.watchdog import Watchdog, guarded
+from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import TrainingData
@@ -296,7 +297,7 @@ class Preflight:
             failed = tf.constant(float(self._checks.num_failed))
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, failed)
 
-        with self._lost_workers_named():
+        with self._guarded():
             totals = tf.function(self.strategy.run)(total)
             failed = self.strategy.experimental_local_results(totals)[0]
         if failed > 0:
@@ -310,17 +311,21 @@ class Preflight:
             )
         self._checks.add(OK, "workers", "no check failed on any worker")
 
-    def _lost_workers_named(self) -> contextlib.AbstractContextManager[None]:
-        return name_lost_workers(self.config.distribution, self.strategy)
+    def _guarded(self) -> contextlib.AbstractContextManager[Watchdog]:
+        return guarded(self.config.distribution, self.strategy)
 
     def _steps(self) -> None:
         """Trains real steps, and times them."""
         if self.step >= self.config.training.num_train_steps:
             self._checks.add(OK, "steps", "no step is left to train")
             return
-        with self._lost_workers_named():
+        with self._guarded() as watchdog:
             trainer = Trainer(
-                self.config, self.objective, self.data, self.strategy
+                self.config,
+                self.objective,
+                self.data,
+                self.strategy,
+                watchdog=watchdog,
             )
             trainer.start(self.initial)
             step, lowest = trainer.position.step, trainer.position.lowest_loss

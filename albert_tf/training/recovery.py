@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.cluster.workers import (
     check_agreement,
     is_chief,
@@ -39,6 +40,7 @@ class Recovery:
             that do not write it.
         listeners: Notified after the return to the checkpoint.
         log_event: Logs divergence, rollbacks and damaged records.
+        watchdog: Ends the process if the devices hang.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class Recovery:
         run_log: RunLog | None,
         listeners: Sequence[Listener],
         log_event: LogEvent,
+        watchdog: Watchdog,
     ) -> None:
+        self._watchdog = watchdog
         self._config = config
         self._trainer = trainer
         self._strategy = strategy
@@ -170,15 +174,16 @@ class Recovery:
             avoided: Step of a checkpoint to use only if there is no other.
         """
         trainer, position = self._trainer, self._trainer.position
-        trainer.store.wait()
-        check_agreement(self._strategy, position.step)
-        restored = trainer.restore(avoided)
-        assert restored, "a new run saves a checkpoint before its first step"
-        # The run has continued past this step before, so the evaluation that
-        # was cut short at this step is not due again.
-        position.to_evaluate = False
-        check_agreement(self._strategy, position.step)
-        trainer.close_batches()
+        with self._watchdog.limit("the return to a checkpoint"):
+            trainer.store.wait()
+            check_agreement(self._strategy, position.step)
+            restored = trainer.restore(avoided)
+            assert restored, "a new run saves one before its first step"
+            # The run has continued past this step before, so the evaluation
+            # that was cut short at this step is not due again.
+            position.to_evaluate = False
+            check_agreement(self._strategy, position.step)
+            trainer.close_batches()
         if self._run_log:
             self._run_log.rewind(position.step)
         for listener in self._listeners:

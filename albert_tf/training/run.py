@@ -76,7 +76,13 @@ class Run:
             progress,
         )
         self.recovery = Recovery(
-            config, trainer, strategy, run_log, self.listeners, self.log_event
+            config,
+            trainer,
+            strategy,
+            run_log,
+            self.listeners,
+            self.log_event,
+            watchdog,
         )
 
     def _profiler(self, config: PretrainingConfig) -> Profiler:

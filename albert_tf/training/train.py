@@ -25,11 +25,10 @@ from absl import logging
 from albert_tf.cluster import workers
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
-from albert_tf.cluster.watchdog import watch
+from albert_tf.cluster.watchdog import guarded, watch
 from albert_tf.cluster.workers import (
     check_agreement,
     is_chief,
-    name_lost_workers,
     slice_servers,
 )
 from albert_tf.config import PretrainingConfig
@@ -85,13 +84,12 @@ def train(
     strategy = strategy or make_strategy(config.distribution)
     with (
         watch_for_stop(slice_servers(strategy)) as stop,
-        name_lost_workers(config.distribution, strategy),
+        guarded(config.distribution, strategy) as watchdog,
     ):
         # After make_strategy: reading weights starts TensorFlow, and the
         # cluster and logical CPUs must be configured before.
         initial = objective.initial_weights(data)
         # 3. The run: resumed, warm-started or fresh. 4. The loop.
-        watchdog = watch(config.distribution, strategy)
         with _own_directory(config, strategy) as owner:
             with watchdog.limit("the start of the run"):
                 run = open_run(

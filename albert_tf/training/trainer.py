@@ -249,8 +249,9 @@ class Trainer:
         if self._batches is not None and self._opened_at == origin:
             return
         self._opened_at = origin
-        self._batches = device_iterators.iterate(
-            self._strategy.distribute_datasets_from_function(
-                self.stream.open(step)
+        with self._watchdog.limit("opening the records"):
+            self._batches = device_iterators.iterate(
+                self._strategy.distribute_datasets_from_function(
+                    self.stream.open(step)
+                )
             )
-        )

@@ -5,11 +5,13 @@ import pathlib
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from albert_tf.cluster import strategy as strategy_module
 from albert_tf.cluster.strategy import (
     device_type,
     make_strategy,
@@ -19,6 +21,7 @@ from albert_tf.cluster.workers import is_chief, name_lost_workers
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
 from tests.helpers import tpu_bridge
+from tests.helpers.limits import Limits
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -110,6 +113,61 @@ def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
     assert "raise --worker_timeout_s" in done.stderr
     # The stack of the main thread.
     assert "strategy.py" in done.stderr.partition("Current thread")[2]
+
+
+@pytest.mark.parametrize(
+    ("tpu_name", "limited"),
+    [
+        ("local", ("the start of the TPU", 30, "hang_timeout_s")),
+        (
+            "grpc://host:8470",
+            ("connecting to the servers", 20, "worker_timeout_s"),
+        ),
+    ],
+)
+def test_the_construction_of_a_tpu_strategy_has_a_limit(
+    monkeypatch, tpu_name, limited
+):
+    """It waits for the devices, as the steps before it do."""
+    limits, settings, found = Limits(), [], []
+
+    def make_limits(timeout_s, setting="hang_timeout_s"):
+        settings[:] = timeout_s, setting
+        return limits
+
+    def make_strategy_of(resolver):
+        found.append((*limits.active, *settings))
+        return types.SimpleNamespace(
+            num_replicas_in_sync=8,
+            extended=types.SimpleNamespace(worker_devices=("TPU:0",)),
+        )
+
+    cluster = tf.train.ClusterSpec({"worker": ["host:8470"]})
+    resolver = types.SimpleNamespace(cluster_spec=lambda: cluster)
+    for module, name, function in (
+        (strategy_module.tpu_chips, "check", lambda config: None),
+        (strategy_module, "_check_servers", lambda hosts: None),
+        (strategy_module, "Watchdog", make_limits),
+        (
+            tf.distribute.cluster_resolver,
+            "TPUClusterResolver",
+            lambda **_: resolver,
+        ),
+        (tf.config, "experimental_connect_to_cluster", lambda resolver: None),
+        (tf.tpu.experimental, "initialize_tpu_system", lambda resolver: None),
+        (tf.distribute, "TPUStrategy", make_strategy_of),
+    ):
+        monkeypatch.setattr(module, name, function)
+    monkeypatch.setenv("no_grpc_proxy", "")  # restored after the test
+    make_strategy(
+        DistributionConfig(
+            strategy="tpu",
+            tpu_name=tpu_name,
+            worker_timeout_s=20,
+            hang_timeout_s=30,
+        )
+    )
+    assert found == [limited]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import Steps
 from albert_tf.training.trainer import MEASURED_STEPS, Trainer
 from tests.helpers import tiny_run, tpu_bridge
+from tests.helpers.limits import Limits
 
 STEP_S, COMPILE_S = 0.01, 0.5
 
@@ -26,11 +27,13 @@ def test_the_step_time_is_that_of_a_call_that_does_not_compile(
     monkeypatch.setattr(time, "time", lambda: next(clock))
     config = tiny_run.make_synthetic_config(tmp_path)
     objective = Pretraining(config)
+    limits = Limits()
     trainer = Trainer(
         config,
         objective,
         objective.find_training_data(),
         tf.distribute.OneDeviceStrategy("CPU:0"),
+        watchdog=limits,
     )
     calls = []
 
@@ -51,6 +54,13 @@ def test_the_step_time_is_that_of_a_call_that_does_not_compile(
     # Later calls are as long as the loop.
     trainer.advance(5 * MEASURED_STEPS)
     assert calls == [1, MEASURED_STEPS, 4 * MEASURED_STEPS - 1]
+    # All of it has a limit.
+    assert limits.seen == [
+        "opening the records",
+        "the device loop of 1 steps from step 0 on",
+        "the device loop of 10 steps from step 1 on",
+        "the device loop of 39 steps from step 11 on",
+    ]
 
 
 def test_initial_weights_are_sent_to_the_first_replica_only(
