@@ -7,6 +7,10 @@ Recipes with the same program are compiled once. After each recipe, the results
 in tpu/compiled.json and the table are updated, so the command may be
 interrupted, and recipes may be compiled one by one. The tests fail if a recipe
 or the training step has changed since the recipe was last compiled.
+
+An estimate that is more than 3 % worse than the recipe's present one in
+tpu/compiled.json is not written, and the exit status is 1. --accept_worse
+writes it.
 """
 
 import dataclasses
@@ -34,7 +38,12 @@ from tpu import fingerprint, topologies
 from tpu.config import (
     CompileRecipesConfig,
 )
-from tpu.estimates import Estimate, estimate_apart, run_length
+from tpu.estimates import (
+    Estimate,
+    estimate_apart,
+    run_length,
+    summary_of_error,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = ROOT / "configs" / "pretrain"
@@ -51,6 +60,15 @@ _COMMAND = re.compile(r"run_pretraining((?: .*\\\n#)*.*)")
 # 2,500 million words, its books have 800 million (Devlin et al., 2019, section
 # 3.1): 3300 / (2500 / 0.516 + 800 / 0.813) = 0.566, and likewise 0.994.
 FILL = {"none": 0.566, "best_fit": 0.994}
+
+# How much worse than the present estimate of a recipe a new one may be, and the
+# numbers that are compared. The tests allow as much for the golden step.
+TOLERANCE = 0.03
+COMPARED = {
+    "cycles": "cycles",
+    "peak_bytes": "bytes of HBM at the peak",
+    "all_reduce_bytes": "bytes in the all-reduce",
+}
 
 HEADER = """\
 | recipe | slice | rows per core | HBM, GiB | of a core | step, ms | MFU | \
@@ -92,6 +110,31 @@ def program_key(config: PretrainingConfig, where: topologies.Slice) -> str:
     }
     rates = schedules.dropout_rates(0, config)
     return json.dumps([kept, rates, str(where)], sort_keys=True)
+
+
+def worse_than(old: Estimate, new: Estimate) -> list[str]:
+    """The numbers that are worse in a new estimate, each with the old one.
+
+    A quick estimate and a full one are not compared.
+
+    Returns:
+        A phrase for each number that is more than `TOLERANCE` worse, or one
+        that says that the program no longer compiles.
+    """
+    if old.error or old.quick != new.quick:
+        return []
+    if new.error:
+        return [
+            f"the program no longer compiles: {summary_of_error(new.error)}"
+        ]
+    found = []
+    for field, name in COMPARED.items():
+        before, after = getattr(old, field), getattr(new, field)
+        # A quick estimate has no cycles.
+        if before is not None and after > (1 + TOLERANCE) * before:
+            change = f" (+{after / before - 1:.1%})" if before else ""
+            found.append(f"{after:,} {name}, before {before:,}{change}")
+    return found
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -152,6 +195,7 @@ def main(config: CompileRecipesConfig) -> None:
     tf.config.set_visible_devices([], "GPU")
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     done: dict[str, Estimate] = {}
+    refused = []
     for name in config.recipe or every:
         recipe = read_recipe(name)
         if recipe is None:
@@ -169,10 +213,24 @@ def main(config: CompileRecipesConfig) -> None:
         one = dataclasses.replace(
             done[key], **run_length(run, where, done[key].step_s)
         )
+        worse = (
+            worse_than(Estimate(**found[name]), one) if name in found else []
+        )
+        if worse and not config.accept_worse:
+            refused.append(f"{name}: {', '.join(worse)}")
+            logging.error("not written: %s", refused[-1])
+            continue
         found[name] = dataclasses.asdict(one)
         content = json.dumps(found, indent=1, sort_keys=True) + "\n"
         files.write_bytes(str(FOUND), content.encode())
         write_table(found)
+    if refused:
+        raise UserError(
+            f"an estimate must not be more than {TOLERANCE:.0%} worse than "
+            "that in tpu/compiled.json",
+            received="; ".join(refused),
+            remedy="To write these estimates, add --accept_worse.",
+        )
 
 
 if __name__ == "__main__":

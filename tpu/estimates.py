@@ -254,3 +254,10 @@ def run_length(
         return {"days": None, "chip_hours": None}
     hours = config.training.num_train_steps * step_s / 3600
     return {"days": hours / 24, "chip_hours": hours * where.num_chips}
+
+
+def summary_of_error(error: str) -> str:
+    """The line of a compiler error that names HBM, else its first line."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    about_memory = (line for line in lines if "hbm" in line.lower())
+    return next(about_memory, lines[0] if lines else "")[:160]

@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.training import schedules
-from tpu.estimates import Estimate
+from tpu.estimates import Estimate, summary_of_error
 from tpu.topologies import Slice
 
 GIB = 2**30
@@ -72,13 +72,6 @@ def row(found: Estimate) -> str:
         f"{start}{found.peak_bytes / GIB:10.2f}  {fraction:7.0%}  {times}  "
         f"{found.compile_s:9.0f}"
     )
-
-
-def summary_of_error(error: str) -> str:
-    """The line of a compiler error that names HBM, else its first line."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    about_memory = (line for line in lines if "hbm" in line.lower())
-    return next(about_memory, lines[0] if lines else "")[:160]
 
 
 def picture(found: Sequence[Estimate]) -> bytes:

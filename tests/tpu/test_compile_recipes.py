@@ -225,3 +225,85 @@ def test_unknown_recipes_are_named():
     with pytest.raises(UserError, match="base_v3") as error:
         compile_recipes.main(CompileRecipesConfig(recipe=("base_v3",)))
     assert "base_v2_125k" in str(error.value)
+
+
+WHOLE = dataclasses.replace(
+    ONE, cycles=10_000_000, all_reduce_bytes=1_000_000, num_all_reduces=2
+)
+
+
+@pytest.fixture
+def compile_again(tmp_path, monkeypatch):
+    """Compiles two recipes, with a given estimate as the result of both.
+
+    `compiled.json` already has an estimate of the first one.
+    """
+    monkeypatch.setattr(compile_recipes, "FOUND", tmp_path / "compiled.json")
+    monkeypatch.setattr(compile_recipes, "TABLE", tmp_path / "COMPILED.md")
+    compile_recipes.TABLE.write_text(
+        compile_recipes.BEGIN + compile_recipes.END
+    )
+    compile_recipes.FOUND.write_text(
+        json.dumps({"base_v1_125k": dataclasses.asdict(WHOLE)})
+    )
+    monkeypatch.setattr(fingerprint, "of_program", lambda run: "")
+
+    def run(new, **settings):
+        monkeypatch.setattr(
+            compile_recipes, "estimate_apart", lambda *args, **options: new
+        )
+        compile_recipes.main(
+            CompileRecipesConfig(
+                recipe=("base_v1_125k", "large_v1_125k"), **settings
+            )
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"cycles": 10_400_000},
+            "10,400,000 cycles, before 10,000,000 (+4.0%)",
+        ),
+        (
+            {"peak_bytes": 5 * 2**30},
+            "5,368,709,120 bytes of HBM at the peak, before 4,294,967,296 "
+            "(+25.0%)",
+        ),
+        (
+            {"all_reduce_bytes": 2_000_000},
+            "2,000,000 bytes in the all-reduce, before 1,000,000 (+100.0%)",
+        ),
+        (
+            {"error": "RESOURCE_EXHAUSTED: HBM", "peak_bytes": None},
+            "the program no longer compiles: RESOURCE_EXHAUSTED: HBM",
+        ),
+    ],
+)
+def test_a_worse_estimate_is_refused_and_the_others_are_written(
+    compile_again, changes, reason
+):
+    new = dataclasses.replace(WHOLE, **changes)
+    with pytest.raises(UserError) as error:
+        compile_again(new)
+    assert f"base_v1_125k: {reason}" in str(error.value)
+    assert error.value.exit_status == 1
+    written = json.loads(compile_recipes.FOUND.read_text())
+    assert written["base_v1_125k"] == dataclasses.asdict(WHOLE)
+    # The second recipe had no estimate.
+    for name in changes:
+        assert written["large_v1_125k"][name] == getattr(new, name)
+
+    compile_again(new, accept_worse=True)
+    written = json.loads(compile_recipes.FOUND.read_text())
+    for name in changes:
+        assert written["base_v1_125k"][name] == getattr(new, name)
+
+
+def test_an_estimate_that_is_hardly_worse_is_written(compile_again):
+    compile_again(dataclasses.replace(WHOLE, cycles=10_250_000))
+    written = json.loads(compile_recipes.FOUND.read_text())
+    assert written["base_v1_125k"]["cycles"] == 10_250_000
