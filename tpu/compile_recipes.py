@@ -6,7 +6,8 @@ r"""Compile every recipe for the slice that it names, for tpu/COMPILED.md.
 Recipes with the same program are compiled once. After each recipe, the results
 in tpu/compiled.json and the table are updated, so the command may be
 interrupted, and recipes may be compiled one by one. The tests fail if a recipe
-or the training step has changed since the recipe was last compiled.
+or the training step has changed since the recipe was last compiled. With
+--table_only, nothing is compiled, and only the table is written.
 
 An estimate that is more than 3 % worse than the recipe's present one in
 tpu/compiled.json is not written, and the exit status is 1. --accept_worse
@@ -39,6 +40,7 @@ from tpu.config import (
     CompileRecipesConfig,
 )
 from tpu.estimates import (
+    LARGEST_RATIO,
     Estimate,
     estimate_apart,
     run_length,
@@ -164,12 +166,17 @@ def _row(name: str, one: Estimate) -> str:
             f"{one.mfu:.1%}",
             f"{one.tokens_per_s_chip:,.0f}",
             f"{1e6 / one.tokens_per_s_chip / FILL[one.packing] / 3600:#.3g}",
-            f"{one.days:.2f}",
-            f"{one.chip_hours:,.0f}",
+            _expected(one.days, ".2f"),
+            _expected(one.chip_hours, ",.0f"),
         ]
     else:
         cells += ["quick", "", "", "", "", ""]
     return start + " | ".join([*cells, f"{one.compile_cpu_s:.0f}"]) + " |\n"
+
+
+def _expected(value: float, form: str) -> str:
+    """The range that we expect: from the estimate to its `LARGEST_RATIO`."""
+    return f"{value:{form}} to {LARGEST_RATIO * value:{form}}"
 
 
 def write_table(found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -194,6 +201,9 @@ def main(config: CompileRecipesConfig) -> None:
     # TensorFlow only traces programs, so it needs no GPU.
     tf.config.set_visible_devices([], "GPU")
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    if config.table_only:
+        write_table(found)
+        return
     done: dict[str, Estimate] = {}
     refused = []
     for name in config.recipe or every:

@@ -106,3 +106,15 @@ class CompileRecipesConfig(Config):
         "are more than 3 % above those in tpu/compiled.json, e.g. after a "
         "change that is worth its cost.",
     )
+    table_only: bool = setting(
+        False,
+        "Compile nothing: only write the table in tpu/COMPILED.md from "
+        "tpu/compiled.json, e.g. after a change of its columns.",
+    )
+
+    def check(self) -> None:
+        if self.table_only and self.recipe:
+            raise UserError(
+                "table_only writes all rows, so it does not take --recipe",
+                received=",".join(self.recipe),
+            )

@@ -95,10 +95,11 @@ ONE = Estimate(
 
 
 def test_a_row_shows_the_estimate():
+    """And the range of days and chip-hours: to 1.5 times the estimate."""
     row = compile_recipes.table({"large": vars(ONE)}).splitlines()[-1]
     assert row == (
         "| large | v5e:4x4 | 4 x 8 | 4.00 | 25% | 12.5 | 40.5% | 12,346 "
-        "| 0.0398 | 1.50 | 576 | 61 |"
+        "| 0.0398 | 1.50 to 2.25 | 576 to 864 | 61 |"
     )
     header = compile_recipes.HEADER.splitlines()[0]
     assert row.count("|") == header.count("|")
@@ -115,7 +116,7 @@ def test_packing_lowers_the_chip_hours_of_useful_tokens():
     )
     packed = {**vars(ONE), "packing": "best_fit"}
     row = compile_recipes.table({"large": packed}).splitlines()[-1]
-    assert "| 12,346 | 0.0226 | 1.50 |" in row
+    assert "| 12,346 | 0.0226 | 1.50 to 2.25 |" in row
 
 
 def test_rows_without_times_have_all_columns():
@@ -219,6 +220,22 @@ def test_only_the_table_is_replaced(tmp_path, monkeypatch):
     written = compile_recipes.TABLE.read_text()
     assert written.startswith("before\n") and written.endswith("after\n")
     assert "| large |" in written and "old" not in written
+
+
+def test_the_table_is_written_without_compiling(tmp_path, monkeypatch):
+    found = tmp_path / "compiled.json"
+    found.write_text(json.dumps({"large": dataclasses.asdict(ONE)}))
+    text = tmp_path / "COMPILED.md"
+    text.write_text(compile_recipes.BEGIN + compile_recipes.END)
+    monkeypatch.setattr(compile_recipes, "FOUND", found)
+    monkeypatch.setattr(compile_recipes, "TABLE", text)
+    monkeypatch.setattr(compile_recipes, "estimate_apart", None)
+    before = found.read_text()
+    compile_recipes.main(CompileRecipesConfig(table_only=True))
+    assert "| large |" in text.read_text()
+    assert found.read_text() == before
+    with pytest.raises(UserError, match="does not take --recipe"):
+        CompileRecipesConfig(table_only=True, recipe=("base_v2_125k",))
 
 
 def test_unknown_recipes_are_named():
