@@ -7,6 +7,17 @@ from albert_tf.training.evaluate import Evaluator
 from tests.helpers import tpu_bridge
 from tests.helpers.random_task import HEADS, make_task
 
+# Arrays that the evaluator gathers. Spans: the numbers of example and window,
+# logits of starts and ends; with a beam, starts and ends of the beam, each with
+# its scores, and the logit of "no answer", in place of these logits.
+NUM_PREDICTIONS = {
+    "classification": 1,
+    "regression": 1,
+    "multiple_choice": 1,
+    "question_answering": 4,
+    "question_answering_beam": 7,
+}
+
 
 @pytest.fixture
 def strategy(monkeypatch):
@@ -19,10 +30,9 @@ def batches_of(strategy, config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [k for k in HEADS if k != "regression"])
+@pytest.mark.parametrize("kind", HEADS)
 def test_steps_and_predictions_are_lowered_for_tpus(strategy, tmp_path, kind):
-    """With dropout, of each head except regression. Multiple choice is in
-    bfloat16, with micro-batches."""
+    """With dropout. Multiple choice is in bfloat16, with micro-batches."""
     changes = {"classifier_dropout": 0.1}
     if kind == "multiple_choice":
         changes["precision"] = "mixed_bfloat16"
@@ -48,3 +58,8 @@ def test_steps_and_predictions_are_lowered_for_tpus(strategy, tmp_path, kind):
 
     tpu_bridge.assert_runs_on_tpu(program)
     assert program.num_updated_variables == 0
+    # The sums of the task, the stop flag, and the gathered predictions, which
+    # the bridge lowers to sums as well.
+    num_sums = 2 if kind == "regression" else 3  # it counts nothing as correct
+    expected = num_sums + 1 + NUM_PREDICTIONS[kind]
+    assert program.num_sums_over_replicas == expected
