@@ -2,6 +2,7 @@ import collections
 import dataclasses
 import json
 import pathlib
+import re
 
 import pytest
 import tensorflow as tf
@@ -210,6 +211,19 @@ def test_packed_rows_take_at_most_2_percent_more_cycles(name):
 
     unpacked = cycles_per_row(name.removesuffix("_packed"))
     assert cycles_per_row(name) <= 1.02 * unpacked
+
+
+@pytest.mark.parametrize("model", ["base", "large", "xlarge", "xxlarge"])
+def test_the_goals_are_shown_with_the_mfu_of_the_recipes(model):
+    found = json.loads(compile_recipes.FOUND.read_text())
+    reached = [
+        one["mfu"]
+        for name, one in found.items()
+        if name.startswith(f"{model}_") and one["topology"].startswith("v5e:")
+    ]
+    text = compile_recipes.TABLE.read_text()
+    (shown,) = re.findall(rf"^\| {model} \| \d+% \| (.*) \|$", text, re.M)
+    assert shown == f"{min(reached):.1%} to {max(reached):.1%}"
 
 
 def test_only_the_table_is_replaced(tmp_path, monkeypatch):
