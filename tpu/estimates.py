@@ -1,8 +1,7 @@
 """The cost of a training step on a slice, by the TPU compiler's estimate."""
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,11 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.training import schedules, step_cost
 from tpu import cycles, replica_program, tpu_compiler
+from tpu.own_process import NoResultError, run_apart
 from tpu.topologies import Slice
+
+# Flags of libtpu, separated by spaces.
+FLAGS_VARIABLE = "LIBTPU_INIT_ARGS"
 
 CAVEATS = (
     "Memory is the compiler's memory plan for the step. Time is the compiler's "
@@ -199,28 +202,48 @@ def estimate(
 
 
 def estimate_apart(
-    config: PretrainingConfig, where: Slice, *, quick: bool = False
+    config: PretrainingConfig,
+    where: Slice,
+    *,
+    quick: bool = False,
+    compiler_flags: str = "",
+    timeout_s: int = 0,
 ) -> Estimate:
     """`estimate` in a separate process, to compile many programs in turn.
 
     If the compiler crashes, only that process ends. Its memory, some 10 GB for
     a large model, is released.
 
+    Args:
+        compiler_flags: Flags that are added to LIBTPU_INIT_ARGS, which the
+            compiler reads when it is loaded.
+        timeout_s: Seconds after which the process is killed; 0: no limit.
+
     Raises:
-        UserError: As for `estimate`, or if the process was killed.
+        UserError: As for `estimate`, or if the process has ended early.
     """
     logging.info("compiling for %s in a separate process", where)
-    with concurrent.futures.ProcessPoolExecutor(
-        1, mp_context=multiprocessing.get_context("spawn")
-    ) as pool:
-        try:
-            return pool.submit(_estimate_alone, config, where, quick).result()
-        except concurrent.futures.process.BrokenProcessPool:
-            raise UserError(
-                "the compiler process was killed",
-                remedy="The machine may have too little memory: a large model "
-                "needs some 10 GB. Compile one program at a time.",
-            ) from None
+    environment = {}
+    if compiler_flags:
+        present = os.environ.get(FLAGS_VARIABLE, "")
+        environment[FLAGS_VARIABLE] = f"{present} {compiler_flags}".strip()
+    try:
+        return run_apart(
+            _estimate_alone,
+            config,
+            where,
+            quick,
+            environment=environment,
+            timeout_s=timeout_s,
+        )
+    except NoResultError as error:
+        raise UserError(
+            "the compiler process must return a result",
+            received=error,
+            remedy="The machine may have too little memory: a large model "
+            "needs some 10 GB. Compile one program at a time. An unknown flag "
+            f"in {FLAGS_VARIABLE} ends the process, too.",
+        ) from None
 
 
 def _estimate_alone(
