@@ -100,11 +100,12 @@ class DistributionConfig(Config):
     hang_timeout_s: int = setting(
         1800,
         "Longest time in seconds that a run on TPUs or with several workers "
-        "may take to start, to compile, to evaluate one batch, or to save a "
-        "checkpoint or return to one. A device loop that is already compiled "
-        "may take ten times its usual time, and at least 5 minutes (or "
-        "hang_timeout_s, if that is less). A run that takes longer counts as hung: it logs the stack of "
-        "each thread and exits with status 75. 0: no limit.",
+        "may take to start, to compile, to evaluate one batch, to save a "
+        "checkpoint or return to one, or to search a shard for damaged "
+        "records. A device loop that is already compiled may take ten times "
+        "its usual time, and at least 5 minutes (or hang_timeout_s, if that "
+        "is less). A run that takes longer counts as hung: it logs the stack "
+        "of each thread and exits with status 75. 0: no limit.",
         at_least=0,
         affects="nothing",
     )

@@ -15,8 +15,9 @@ from typing import NamedTuple, Protocol
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig
-from albert_tf.input import corrupt_records, synthetic
+from albert_tf.input import damage_search, synthetic
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
 from albert_tf.input.lanes import Lane
 from albert_tf.input.pipeline import training_dataset
@@ -66,6 +67,8 @@ class BatchStream:
             that are added to it take effect at the next `open`.
         format_of: Returns the format of a set of records; by default the
             format of pretraining.
+        watchdog: Ends the process if a search for damage hangs; None sets no
+            limits.
 
     Example:
         >>> wiki = RecordSet(("wiki",), (4,), ("",), None, "", (("wiki",),))
@@ -88,6 +91,7 @@ class BatchStream:
         skipped: SkippedBatches | None = None,
         damaged: CorruptRecords | None = None,
         format_of: Callable[[RecordSet], RecordFormat] | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._data = data
         self._config = config
@@ -97,6 +101,7 @@ class BatchStream:
         self._format_of = format_of or functools.partial(
             pretraining_format, config=config
         )
+        self._watchdog = watchdog
 
     def open(
         self, step: int
@@ -141,8 +146,8 @@ class BatchStream:
     def find_damage(self, first: int, last: int) -> list[CorruptRecord]:
         """Finds the damaged records behind a failed read.
 
-        Reads every shard that the steps `first` to `last`, or the pipeline
-        ahead of them, may have read.
+        Searches the records that the steps `first` to `last`, or the pipeline
+        ahead of them, may have read, and those before them in the same shard.
 
         Args:
             first: The step at which the stream was opened, or a later one.
@@ -158,25 +163,26 @@ class BatchStream:
             Lane.of(lane, phase.records, self._config, seed)
             for lane in range(self._config.input_lanes)
         ]
-        files = [
-            file
+        parts = [
+            part
             for lane in lanes
-            for file in corrupt_records.files_between(
+            for part in damage_search.parts_between(
                 lane, batch * lane.width, last_batch * lane.width
             )
         ]
         logging.warning(
             "reading failed: searching %d shards for damaged records",
-            len(files),
+            len(parts),
         )
         known = self._damaged.in_files(self._data.checksums())
         return [
             record
-            for record in corrupt_records.find_in(
-                files,
+            for record in damage_search.find_in(
+                parts,
                 phase.records,
                 self._config,
                 self._format_of(phase.records),
+                self._watchdog,
             )
             if record.number not in known.get(record.file, ())
         ]

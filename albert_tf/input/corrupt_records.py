@@ -1,32 +1,22 @@
-"""Finds damaged training records and stores their numbers.
+"""Stores the numbers of damaged training records.
 
-TensorFlow's reader reports that a record is damaged, but not which one.
-`BatchStream.find_damage` therefore reads each record of the shards that the
-failed step may have used. A network may return wrong bytes once, so a shard
-with damage is read up to three times, and a record counts as damaged only if
-every complete read finds the same damage. RUN/corrupt_records.json lists the
-damaged records. From then on, each is replaced with an example of weight 0, so
-the batch of a step is a function of the seed, the step and this file.
+`damage_search` finds them. RUN/corrupt_records.json lists them. From then on,
+each is replaced with an example of weight 0, so the batch of a step is a
+function of the seed, the step and this file.
 """
 
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 from absl import logging
-from google.protobuf.message import DecodeError
 
 from albert_tf.config import DataConfig
 from albert_tf.errors import UserError, name_faults
-from albert_tf.input.lanes import Lane, shuffled_files
-from albert_tf.input.record_format import RecordFormat, parse_records
-from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
-from albert_tf.io.files import READ_ATTEMPTS
 from albert_tf.io.json_list import JsonList
-from albert_tf.io.tfrecord import read_records
 
 # TensorFlow's errors for a wrong checksum; for a record with other features,
 # token ids out of range or other faults; and for a wrong number of records.
@@ -181,141 +171,3 @@ def _num_shared_parts(path: str, other: str) -> int:
 def may_be_damage(error: tf.errors.OpError) -> bool:
     """Whether a damaged record or an incomplete read may be the cause."""
     return isinstance(error, READING_ERRORS) or faults.is_incomplete_read(error)
-
-
-def find_in(
-    files: Iterable[str],
-    records: RecordSet,
-    config: DataConfig,
-    record_format: RecordFormat,
-) -> list[CorruptRecord]:
-    """Finds the damaged records of some shards by reading each record.
-
-    A shard with damage is read again. Only damage that all reads find counts.
-
-    Args:
-        files: Shards of `records`.
-        records: The set of records, with the number of records by shard.
-        config: Sequence lengths, which are the lengths of the features.
-        record_format: The features that each record must hold.
-    """
-    checksums = dict(zip(records.files, records.checksums, strict=True))
-    return [
-        dataclasses.replace(record, checksum=checksums[file])
-        for file in files
-        for record in _damaged_in_all_reads(
-            records, file, config, record_format
-        )
-    ]
-
-
-def files_between(lane: Lane, first: int, last: int) -> list[str]:
-    """Shards that hold a stream's records from `first` to `last`.
-
-    Args:
-        first: Number of the first record in the stream.
-        last: Number of the last record in the stream.
-    """
-    records, seed, block_size, _ = lane
-    epoch, offset = divmod(first, records.num_records)
-    last -= epoch * records.num_records
-    # The stream reads complete blocks.
-    begin, end = offset // block_size * block_size, last + block_size
-    files = []
-    while end > 0:
-        of_epoch = min(end, records.num_records)
-        for names, from_, to in zip(
-            records.sets,
-            records.num_of_sets(begin),
-            records.num_of_sets(of_epoch),
-            strict=True,
-        ):
-            position = 0
-            for name in shuffled_files(names, seed, epoch).numpy():
-                file = name.decode()
-                count = records.count_of(file)
-                if position < to and position + count > from_:
-                    files.append(file)
-                position += count
-        epoch, begin, end = epoch + 1, 0, end - records.num_records
-    return list(dict.fromkeys(files))
-
-
-def _damaged_in_all_reads(
-    records: RecordSet,
-    file: str,
-    config: DataConfig,
-    record_format: RecordFormat,
-) -> list[CorruptRecord]:
-    damaged: list[CorruptRecord] | None = None
-    for _ in range(READ_ATTEMPTS):
-        try:
-            found = list(_damaged_in(records, file, config, record_format))
-        except tf.errors.InternalError as error:
-            if not faults.is_incomplete_read(error):
-                raise
-            continue
-        again = set(found)
-        damaged = found if damaged is None else damaged
-        damaged = [record for record in damaged if record in again]
-        if not damaged:
-            return []
-    return damaged or []
-
-
-def _damaged_in(
-    records: RecordSet,
-    file: str,
-    config: DataConfig,
-    record_format: RecordFormat,
-) -> Iterator[CorruptRecord]:
-    count = records.count_of(file)
-    number, fault = -1, ""
-    with tf.io.gfile.GFile(file, "rb") as opened:
-        for number, offset, content, fault in read_records(opened):
-            reason = fault or _wrong_content(content, config, record_format)
-            if number >= count:
-                reason = f"the file must hold {count} records, and holds more"
-            if reason:
-                yield CorruptRecord(file, number, f"at byte {offset}, {reason}")
-    for missing in range(number + 1, count):
-        yield CorruptRecord(
-            file, missing, fault or f"the file ends after {number + 1} records"
-        )
-
-
-def _wrong_content(
-    content: bytes, config: DataConfig, record_format: RecordFormat
-) -> str:
-    example = tf.train.Example()
-    try:
-        example.ParseFromString(content)
-    except DecodeError as error:
-        return f"it must be a tf.train.Example: {error}"
-    for feature in record_format.features:
-        stored = example.features.feature[feature.name]
-        values = (
-            stored.float_list.value
-            if feature.dtype == "float32"
-            else stored.int64_list.value
-        )
-        length = feature.length(config)
-        if len(values) != length:
-            return (
-                f"{feature.name} must have {length} values and has "
-                f"{len(values)}"
-            )
-        limit = record_format.limits.get(feature.name)
-        if limit and not 0 <= min(values) <= max(values) < limit:
-            return (
-                f"{feature.name} must be from 0 to below {limit}, and is "
-                f"from {min(values)} to {max(values)}"
-            )
-    if record_format.find_faults is not None:
-        batch = parse_records(
-            tf.constant([content]), record_format.features, config
-        )
-        for fault, found in record_format.find_faults(batch).items():
-            if found[0]:
-                return fault
-    return ""

@@ -52,7 +52,7 @@ class RecordFormat:
             of weight 0: it replaces damaged records and fills the last batch
             of an evaluation.
         limits: Exclusive upper bounds of integer features.
-            `corrupt_records.find_in` reports a record with a value that is
+            `damage_search.find_in` reports a record with a value that is
             negative or not below its bound as damaged.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the positions
@@ -145,10 +145,18 @@ def parse_records(
         serialized: string, `(batch,)`.
 
     Returns:
-        The features, each `(batch, length)`: int64 as int32, since TPUs have
-        no int64, and float32.
+        The features, each `(batch, length)`, int32 or float32.
     """
-    parsed = tf.io.parse_example(
+    return as_batch(parse_stored(serialized, features, shape))
+
+
+def parse_stored(
+    serialized: tf.Tensor,
+    features: Sequence[StoredFeature],
+    shape: SequenceConfig,
+) -> Batch:
+    """As `parse_records`, but integers are int64, as they are stored."""
+    return tf.io.parse_example(
         serialized,
         {
             feature.name: tf.io.FixedLenFeature(
@@ -157,9 +165,13 @@ def parse_records(
             for feature in features
         },
     )
+
+
+def as_batch(stored: Batch) -> Batch:
+    """Converts int64 features to int32, since TPUs have no int64."""
     return {
         name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value
-        for name, value in parsed.items()
+        for name, value in stored.items()
     }
 
 

@@ -20,7 +20,11 @@ from albert_tf.cluster.watchdog import Watchdog, guarded
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line, name_faults
-from albert_tf.input import corrupt_records, device_iterators
+from albert_tf.input import (
+    corrupt_records,
+    damage_search,
+    device_iterators,
+)
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.record_format import Batch
 from albert_tf.input.record_sets import RecordSet
@@ -141,11 +145,12 @@ class Evaluator:
             except corrupt_records.TRAINING_ERRORS as error:
                 if not corrupt_records.may_be_damage(error):
                     raise
-                found = corrupt_records.find_in(
-                    self._held_out.files,
+                found = damage_search.find_in(
+                    damage_search.complete_shards(self._held_out),
                     self._held_out,
                     self._config.data,
                     self._format,
+                    self._watchdog,
                 )
                 if found:
                     raise UserError(

@@ -96,6 +96,7 @@ class Trainer:
             self.rollbacks,
             self.corrupt_records,
             objective.record_format,
+            self._watchdog,
         )
         self.position = Position.at_start(metric_names(config, objective))
         self.learning_rate = 0.0
