@@ -31,7 +31,7 @@ from albert_tf.cluster.workers import (
     is_chief,
     slice_servers,
 )
-from albert_tf.config import PretrainingConfig
+from albert_tf.config import PretrainingConfig, settings_by_path
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import make_directories
 from albert_tf.io.ownership import Owner, own
@@ -44,10 +44,6 @@ from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.progress import BatchContent, Progress
 from albert_tf.training.run import Run
 from albert_tf.training.trainer import Trainer
-
-# With at least this number of hosts per lane, reading records costs more than
-# parsing them.
-MANY_HOSTS = 8
 
 
 def train(
@@ -116,6 +112,24 @@ def _own_directory(
     return own(config.training.output_dir)
 
 
+def _check_lanes(config: PretrainingConfig, num_hosts: int) -> None:
+    """Warns if several hosts read the same lane."""
+    lanes = settings_by_path(type(config))["data.input_lanes"]
+    if not lanes.metadata["has_flag"] or config.data.synthetic_input:
+        return  # fine-tuning reads small files
+    num_lanes = config.data.input_lanes
+    if num_hosts > num_lanes:
+        logging.warning(
+            "each of %d hosts reads at least %.2g times the records that it "
+            "needs, because it shares one of input_lanes=%d streams: set "
+            "--input_lanes to a multiple of %d in new runs",
+            num_hosts,
+            num_hosts / num_lanes,
+            num_lanes,
+            num_hosts,
+        )
+
+
 def open_run(
     config: PretrainingConfig,
     objective: Objective,
@@ -149,16 +163,7 @@ def open_run(
         per_replica_batch_size(
             "eval_batch_size", config.data.eval_batch_size, num_replicas
         )
-    num_hosts = workers.num_hosts(strategy)
-    times = num_hosts // config.data.input_lanes
-    if times >= MANY_HOSTS:
-        logging.warning(
-            "each of %d hosts reads %d times the records that it needs: set "
-            "--input_lanes to a multiple of %d in new runs",
-            num_hosts,
-            times,
-            num_hosts,
-        )
+    _check_lanes(config, workers.num_hosts(strategy))
     # 2. Only the chief writes the settings, and only it logs progress.
     chief = is_chief(strategy)
     if chief:

@@ -4,14 +4,18 @@ import random
 import shutil
 import signal
 import time
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.cluster import workers
 from albert_tf.errors import UserError
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.training import train as train_module
+from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
@@ -264,6 +268,38 @@ def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
     assert not list(tmp_path.iterdir()), (
         "nothing may be written before the error"
     )
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "times"), [(1, ""), (3, ""), (4, "1.3"), (6, "2")]
+)
+def test_more_hosts_than_lanes_are_a_warning(
+    tiny_records, tmp_path, monkeypatch, caplog, num_hosts, times
+):
+    class OpenedError(Exception):
+        pass
+
+    def stop(*arguments, **others):
+        raise OpenedError
+
+    monkeypatch.setattr(workers, "num_hosts", lambda strategy: num_hosts)
+    monkeypatch.setattr(train_module, "Trainer", stop)
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, global_batch_size=12, input_lanes=3
+    )
+    objective = Pretraining(config)
+    with pytest.raises(OpenedError):
+        train_module.open_run(
+            config,
+            objective,
+            objective.find_training_data(),
+            None,
+            tf.distribute.get_strategy(),
+            types.SimpleNamespace(flag=None),
+        )
+    warning = f"each of {num_hosts} hosts reads at least {times} times"
+    assert (warning in caplog.text) == bool(times)
+    assert ("input_lanes" in caplog.text) == bool(times)
 
 
 def test_a_run_of_another_architecture_is_refused(tiny_records, tmp_path):
