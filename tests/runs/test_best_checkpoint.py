@@ -70,3 +70,13 @@ def test_a_checkpoint_that_was_not_written_is_not_the_best(
     store.save_best(30, {}, 2.5)
     store.wait()
     assert steps_in(tmp_path / "best") == [30]
+
+
+def test_a_loss_that_is_nan_is_never_the_best(tmp_path, store):
+    store.save_best(10, {}, float("nan"))
+    store.wait()
+    assert store.best_step() is None
+    store.save_best(20, {}, 3.0)
+    store.save_best(30, {}, float("nan"))
+    store.wait()
+    assert steps_in(tmp_path / "best") == [20]
