@@ -117,6 +117,15 @@ class RunProcesses:
 
         self._wait_until(is_there, f"step {step}")
 
+    def wait_for_checkpoint(self, step: int) -> None:
+        """Returns when the run has saved a checkpoint of a step."""
+
+        def is_there() -> bool:
+            found = list_checkpoints(f"{self.run_dir}/checkpoints")
+            return any(checkpoint.step == step for checkpoint in found)
+
+        self._wait_until(is_there, f"checkpoint of step {step}")
+
     def _wait_until(self, condition, what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -144,16 +153,27 @@ def free_ports(number: int) -> list[int]:
 def check_same_run(run_dir: str, expected: str) -> None:
     """Checks that two runs have the same log, last step and weights."""
     assert lines_without_timing(run_dir) == lines_without_timing(expected)
-    found, wanted = (_last_checkpoint(d) for d in (run_dir, expected))
-    assert found[0] == wanted[0]
-    for name, value in found[1].items():
-        np.testing.assert_array_equal(value, wanted[1][name], err_msg=name)
+    found, wanted = (
+        list_checkpoints(f"{d}/checkpoints")[-1] for d in (run_dir, expected)
+    )
+    assert found.step == wanted.step
+    check_same_weights(run_dir, expected, found.step)
 
 
-def _last_checkpoint(run_dir: str) -> tuple[int, dict[str, np.ndarray]]:
-    checkpoint = list_checkpoints(f"{run_dir}/checkpoints")[-1]
-    values = read_values(checkpoint)
-    return checkpoint.step, {n: v.numpy() for n, v in values.items()}
+def check_same_weights(run_dir: str, expected: str, step: int) -> None:
+    """Checks that the checkpoints of two runs at a step are equal."""
+    found, wanted = (_read_checkpoint(d, step) for d in (run_dir, expected))
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+
+
+def _read_checkpoint(run_dir: str, step: int) -> dict[str, np.ndarray]:
+    (checkpoint,) = (
+        one
+        for one in list_checkpoints(f"{run_dir}/checkpoints")
+        if one.step == step
+    )
+    return {n: v.numpy() for n, v in read_values(checkpoint).items()}
 
 
 def lines_without_timing(run_dir: pathlib.Path | str) -> list[dict]:

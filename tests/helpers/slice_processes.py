@@ -6,6 +6,7 @@ addresses are not those of the first host and its link can be cut.
 
 import contextlib
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -119,6 +120,19 @@ class Slice:
                 assert time.monotonic() < deadline, "the server is silent"
                 time.sleep(0.05)
 
+    def wait_for_work(self, cpu_s=0.5):
+        """Returns when the last host has used so much more processor time.
+
+        A step of a tiny model takes some 30 ms of it. Nothing logs the steps
+        within a device loop.
+        """
+        pid = self._servers[LAST].pid
+        end = processor_time(pid) + cpu_s
+        deadline = time.monotonic() + run_processes.PATIENCE_S
+        while processor_time(pid) < end:
+            assert time.monotonic() < deadline, "the host does nothing"
+            time.sleep(0.02)
+
     def kill(self):
         """Ends the server of the last host."""
         self._servers[LAST].kill()
@@ -145,6 +159,14 @@ class Slice:
             forked=False,  # a new process, which may choose its devices
             command=(slice_program.__name__, "train"),
         )
+
+
+def processor_time(pid):
+    """Seconds of processor time that a process has used."""
+    # The name of the program, in parentheses, may contain spaces.
+    status = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    user, system = status.split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def run_ip(arguments):

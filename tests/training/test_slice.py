@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import signal
+import subprocess
 import time
 
 import pytest
@@ -11,10 +13,51 @@ from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
+from tests.helpers.run_processes import check_same_weights
 from tests.helpers.slice_processes import Slice
 
-# No test waits for the end of such a loop.
+# No test waits for the end of such a loop, which takes minutes.
 LONG_LOOP = 20_000
+
+# A run must stop in this time. On a busy machine, it may take as much longer as
+# its start took, since both slow down alike. This is still much less than the
+# rest of the loop.
+STOP_S = 5.0
+
+
+class Running:
+    """A run on a slice, within a long device loop.
+
+    Args:
+        first_step: The first step that the run trains.
+    """
+
+    def __init__(self, hosts, config, directory, first_step):
+        began = time.monotonic()
+        self.run = hosts.train(config, directory)
+        self.run.wait_for_log(f"compiled and trained step {first_step} ")
+        hosts.wait_for_work()
+        self._start_s = time.monotonic() - began
+        self._first_step = first_step
+
+    def check_stop(self, newest_step):
+        """Checks that the run stops in time at a step of the loop.
+
+        Args:
+            newest_step: Returns the step of the newest checkpoint.
+
+        Returns:
+            This step.
+        """
+        try:
+            statuses = self.run.wait(STOP_S + self._start_s)
+        except subprocess.TimeoutExpired:
+            self.run.kill()
+            pytest.fail(f"started in {self._start_s:.1f} s, has not stopped")
+        assert statuses == [143], self.run.log()
+        step = newest_step()
+        assert self._first_step < step < LONG_LOOP / 4
+        return step
 
 
 @pytest.mark.slow
@@ -37,14 +80,19 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
             optimizer="adamw",
             on_corrupt_record="skip",
             allow_config_change=True,
+            # The rate is constant, so that runs of other lengths are equal.
+            num_decay_steps=1,
             **changes,
         )
 
-    def long_run(**changes):
-        changes = {"steps_per_loop": LONG_LOOP, **changes}
-        # A checkpoint would end a call of the program.
-        changes["save_checkpoints_steps"] = LONG_LOOP
-        return config(num_train_steps=10**6, **changes)
+    def long_run(run_dir="run", **changes):
+        changes = {
+            "steps_per_loop": LONG_LOOP,
+            # A checkpoint would end a call of the program.
+            "save_checkpoints_steps": LONG_LOOP,
+            **changes,
+        }
+        return config(run_dir, num_train_steps=10**6, **changes)
 
     def newest_step():
         return list_checkpoints(str(tmp_path / "run/checkpoints"))[-1].step
@@ -78,29 +126,39 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         profiles = (tmp_path / "run/tensorboard").rglob("*.xplane.pb")
         assert len(list(profiles)) == 2  # one of each host
 
-        # A notice to the last host, within a loop that would take hours.
-        run = hosts.train(long_run(), tmp_path / "stopped")
-        run.wait_for_log("compiled and trained step 5 ")
-        time.sleep(3)  # nothing logs the start of the long call
+        # SIGTERM to the trainer, within a long loop.
+        running = Running(hosts, long_run(), tmp_path / "signalled", 5)
+        running.run.signal(signal.SIGTERM)
+        stopped = running.check_stop(newest_step)
+        line = f"signal 15 (SIGTERM): stopped at step {stopped}"
+        assert line in running.run.log()
+
+        # A notice to the last host.
+        running = Running(hosts, long_run(), tmp_path / "stopped", stopped + 1)
         hosts.metadata.set("preempted", "TRUE")
-        assert run.wait() == [143], run.log()
-        stopped = newest_step()
-        assert 5 <= stopped < LONG_LOOP
+        stopped = running.check_stop(newest_step)
         assert (
             f"worker 1 at {hosts.addresses[1]} has received SIGTERM, or a "
             f"notice of Google Cloud: stopped at step {stopped}"
-        ) in run.log()
+        ) in running.run.log()
         # The old servers would stop the next run; `on_host.sh` replaces them.
         hosts.metadata.set("preempted", "FALSE")
         for host in range(2):
             hosts.serve(host)
 
-        # A server that ends: TensorFlow reports an error.
-        run = hosts.train(long_run(), tmp_path / "killed")
-        run.wait_for_log(f"compiled and trained step {stopped + 1} ")
+        # A run without an interruption until its server ends: then TensorFlow
+        # reports an error.
+        run = hosts.train(
+            long_run("uninterrupted", save_checkpoints_steps=stopped),
+            tmp_path / "killed",
+        )
+        run.wait_for_checkpoint(stopped)
         hosts.kill()
         assert run.wait() == [RETRY_STATUS], run.log()
-        assert f"step-{stopped:08d} at step {stopped} of" in run.log()
+        # It has the weights of the run that was stopped twice.
+        check_same_weights(
+            str(tmp_path / "run"), str(tmp_path / "uninterrupted"), stopped
+        )
         # TensorFlow may log its own errors after this one.
         (error,) = re.findall("^error: .*", run.log(), re.MULTILINE)
         assert error.startswith("error: all hosts of the TPU slice must answer")
@@ -110,6 +168,7 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         hosts.serve(1)
         run = hosts.train(long_run(steps_per_loop=10), tmp_path / "silent")
         run.wait_for_step(stopped + 30)
+        assert f"step-{stopped:08d} at step {stopped} of" in run.log()
         hosts.silence()
         assert run.wait() == [RETRY_STATUS], run.log()
         assert "THE RUN HANGS: the device loop of" in run.log()
