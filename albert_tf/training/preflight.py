@@ -6,7 +6,6 @@ program on the real devices, from the weights that the run would start or resume
 from. All files that the checks write are removed.
 """
 
-import contextlib
 import posixpath
 
 import tensorflow as tf
@@ -14,16 +13,13 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
-from albert_tf.cluster.watchdog import Watchdog, guarded
+from albert_tf.cluster.watchdog import guarded
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.checkpoint_files import (
-    CHECKPOINTS_DIR,
-    list_checkpoints,
-)
+from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
 from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import schedules, step_cost, storage_checks
 from albert_tf.training.checklist import (
@@ -297,7 +293,7 @@ class Preflight:
             failed = tf.constant(float(self._checks.num_failed))
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, failed)
 
-        with self._guarded():
+        with guarded(self.config.distribution, self.strategy):
             totals = tf.function(self.strategy.run)(total)
             failed = self.strategy.experimental_local_results(totals)[0]
         if failed > 0:
@@ -311,15 +307,12 @@ class Preflight:
             )
         self._checks.add(OK, "workers", "no check failed on any worker")
 
-    def _guarded(self) -> contextlib.AbstractContextManager[Watchdog]:
-        return guarded(self.config.distribution, self.strategy)
-
     def _steps(self) -> None:
         """Trains real steps, and times them."""
         if self.step >= self.config.training.num_train_steps:
             self._checks.add(OK, "steps", "no step is left to train")
             return
-        with self._guarded() as watchdog:
+        with guarded(self.config.distribution, self.strategy) as watchdog:
             trainer = Trainer(
                 self.config,
                 self.objective,

@@ -107,6 +107,7 @@ def test_dynamic_masks_depend_on_the_number_of_the_example(
         phase.records,
         files=(file,),
         counts=phase.records.counts[:1],
+        checksums=phase.records.checksums[:1],
         sets=((file,),),
     )
     data = record_sets.TrainingData((dataclasses.replace(phase, records=one),))

@@ -391,6 +391,7 @@ def test_dynamic_masks_depend_on_seed_and_position(dynamic, config):
         dynamic,
         files=(files[0],),
         counts=(dynamic.counts[0],),
+        checksums=dynamic.checksums[:1],
         sets=((files[0],),),
     )
     serialized = next(iter(tf.data.TFRecordDataset(files[0]).batch(10**6)))

@@ -74,16 +74,22 @@ def bfloat16_tolerance(name, i):
     """The relative error, root mean square, that result i may have.
 
     Rounding a number once changes it by at most 2**-8 of it, and by 0.2 to 0.3
-    ULPs of 2**-7 on average. Without attention, the results of seed 0 differ by
-    0.36 ULPs at most; with attention, context and gradients of values by 0.8.
-    The gradients of queries and keys differ by 0.4 to 1.2 ULPs with the plain
-    formula, which rounds scores of up to 8, and by up to 2.3 with the kernel,
-    which computes them from the rounded context. Seeds 0 to 29 give up to 2.2
-    and 4.7 ULPs there, and at most 1.04 elsewhere.
+    ULPs of 2**-7 on average. How often the operations of a CPU round depends on
+    the CPU. Largest errors in ULPs, of seed 0 and of several seeds, on a CPU
+    with AVX-512 (30 seeds) and on one without (6 seeds):
+
+        with AVX-512, seed 0 and all    without
+        0.36                            0.52 and 0.75   without attention
+        0.8 and 1.04                    0.95 and 1.04   context, values
+        1.2 and 2.2                     1.32 and 1.88   queries and keys, plain
+        2.3 and 4.7                     3.66 and 4.69   the same, kernel
+
+    The kernel computes the gradients of queries and keys from the rounded
+    context, and the plain formula rounds scores of up to 8.
     """
     if "attention" not in name:
-        return 0.5 * BFLOAT16_ULP
-    return (3 if 1 <= i <= 4 else 1) * BFLOAT16_ULP
+        return 0.75 * BFLOAT16_ULP
+    return (5 if 1 <= i <= 4 else 1.25) * BFLOAT16_ULP
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -135,7 +141,8 @@ def test_a_kernel_has_the_values_and_gradients_of_its_formula(
         for values in found[i], plain[i]:
             if dtype == "float32":
                 size = max(1.0, np.abs(expected).max())
-                np.testing.assert_allclose(values, expected, atol=2e-6 * size)
+                # Largest of six seeds: 2.1e-6, on a CPU without AVX-512.
+                np.testing.assert_allclose(values, expected, atol=3e-6 * size)
                 continue
             error = tf.norm(tf.cast(values, tf.float32) - expected)
             # In exact arithmetic, the gradients of all keys, and so the
@@ -151,8 +158,9 @@ def test_a_kernel_has_the_values_and_gradients_of_its_formula(
 
 # In bfloat16, rounding errors of all layers add up: to 4 to 21 ULPs of a
 # gradient's largest value for 12 seeds of dropout, with kernels as without. The
-# seed of these tests gives 5.2 with kernels and 4.2 without.
-MODEL_TOLERANCE = 6 * BFLOAT16_ULP
+# seed of these tests gives 5.2 with kernels and 4.2 without on a CPU with
+# AVX-512, and 7.9 with kernels on one without.
+MODEL_TOLERANCE = 10 * BFLOAT16_ULP
 
 
 @pytest.mark.parametrize(
