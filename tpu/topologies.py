@@ -15,6 +15,9 @@ from albert_tf.errors import UserError
 # Versions whose accelerator types count cores, two per chip.
 _COUNTED_BY_CORES = ("v2", "v3", "v4", "v5p")
 
+# Versions of which up to eight chips are on one host.
+_WITH_LARGE_HOSTS = ("v5e", "v6e")
+
 # Shapes of the accelerator types, by number of dimensions.
 _SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
     2: (
@@ -38,8 +41,8 @@ class Slice:
 
     Example:
         >>> pod_part = Slice("v5e", (4, 4))
-        >>> str(pod_part), pod_part.num_cores
-        ('v5e:4x4', 16)
+        >>> str(pod_part), pod_part.num_cores, pod_part.num_hosts
+        ('v5e:4x4', 16, 4)
         >>> round(pod_part.all_reduce_seconds(47_000_000) * 1e6)  # microseconds
         441
     """
@@ -59,6 +62,13 @@ class Slice:
     def num_cores(self) -> int:
         """Devices of tf.distribute, and so replicas of a run."""
         return self.num_chips * self.chip.cores
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of slices have four chips; v5e and v6e have hosts of eight."""
+        if self.version in _WITH_LARGE_HOSTS and self.num_chips <= 8:
+            return 1
+        return max(self.num_chips // 4, 1)
 
     def __str__(self) -> str:
         return f"{self.version}:{'x'.join(map(str, self.shape))}"
