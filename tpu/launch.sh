@@ -372,7 +372,11 @@ run() {
       # Not later: a host that stops answering cannot report its checkpoints.
       if [[ ! $checkpoint ]] || ((replaced + starts)); then forget_failures; fi
       ;;
-    ACTIVE:*: | *:unreachable)
+    ACTIVE:*:)
+      ((SECONDS - silent_since < unreachable_s)) ||
+        replace "the slice is not READY"
+      ;;
+    *:unreachable)
       ((SECONDS - silent_since < unreachable_s)) ||
         replace "host 0 does not answer"
       ;;

@@ -5,30 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
-from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
+from tests.helpers.damaged_records import damage_content
+from tests.helpers.newest_checkpoint import read_variables
 from tests.helpers.run_processes import lines_without_timing
-
-
-def damage(shard, number):
-    """Changes a byte in the content of a record."""
-    lengths = [len(r.numpy()) for r in tf.data.TFRecordDataset(str(shard))]
-    content = bytearray(shard.read_bytes())
-    content[sum(lengths[:number]) + 16 * number + 12 + 40] ^= 1
-    shard.write_bytes(content)
-
-
-def weights_of(run_dir):
-    newest = list_checkpoints(str(run_dir / "checkpoints"))[-1]
-    reader = tf.train.load_checkpoint(f"{newest.path}/variables")
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-    }
 
 
 @pytest.mark.slow
@@ -39,7 +22,7 @@ def test_damaged_records_are_still_known_after_a_move(
     """Without checksum, as earlier versions noted them."""
     shutil.copytree(tiny_records, tmp_path / "here")
     for shard in (tmp_path / "here/train").glob("*.tfrecord"):
-        damage(shard, 17)
+        damage_content(shard, 17)
 
     def config(records, run):
         return tiny_run.make_config(
@@ -63,8 +46,8 @@ def test_damaged_records_are_still_known_after_a_move(
     assert json.loads(notes.read_text()) == noted
     moved, alone = tmp_path / "moved", tmp_path / "alone"
     assert lines_without_timing(moved) == lines_without_timing(alone)
-    expected = weights_of(alone)
-    for name, value in weights_of(moved).items():
+    expected = read_variables(alone)
+    for name, value in read_variables(moved).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 

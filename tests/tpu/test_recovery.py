@@ -138,7 +138,7 @@ def test_a_slice_that_does_not_become_ready_is_replaced(cloud, state):
     cloud.set_up(plan=[f"75 {state}", "0"])
     done = cloud.run("--unreachable_s=1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "host 0 does not answer: requesting a new slice" in done.stdout
+    assert "the slice is not READY: requesting a new slice" in done.stdout
     assert cloud.verbs() == ["create", "delete", "create"]
 
 

@@ -18,6 +18,7 @@ from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
+from tests.helpers.newest_checkpoint import read_variables
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
 
 
@@ -58,20 +59,10 @@ def test_training_learns(tiny_records, tmp_path):
     assert losses[-1] < losses[0] - 0.3
 
 
-def weights_of(run_dir):
-    """Everything that the newest checkpoint holds, by path."""
-    newest = list_checkpoints(str(run_dir / "checkpoints"))[-1]
-    reader = tf.train.load_checkpoint(f"{newest.path}/variables")
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-    }
-
-
 def assert_same_run(one, other):
     """Weights, moments and logged metrics are the same bit for bit."""
     assert lines_without_timing(one) == lines_without_timing(other)
-    expected, weights = weights_of(one), weights_of(other)
+    expected, weights = read_variables(one), read_variables(other)
     assert expected.keys() == weights.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(weights[name], value, err_msg=name)
@@ -165,7 +156,7 @@ def test_a_run_stops_at_the_next_step_and_keeps_the_log_complete(
         stopped.wait_for_step(400)
         stopped.signal(signal.SIGTERM)
         (status,) = stopped.wait()
-        if status == 143 and weights_of(tmp_path / "stopped")["step"] % 400:
+        if status == 143 and read_variables(tmp_path / "stopped")["step"] % 400:
             break
         # The second loop was done before the signal.
         assert status in (0, 143), stopped.log()
@@ -331,7 +322,7 @@ def test_a_nan_loss_stops_the_run(tiny_records, tmp_path):
     ):
         train(config)
     newest = list_checkpoints(str(tmp_path / "checkpoints"))[-1]
-    weights = weights_of(tmp_path)
+    weights = read_variables(tmp_path)
     assert newest.step == weights["step"] < 20
     assert all(np.isfinite(value).all() for value in weights.values())
 
