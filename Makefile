@@ -151,7 +151,10 @@ demo: $(VENV)/installed
 	    --sentence_objective=none --short_seq_prob=0 \
 	    --masking=dynamic --dupe_factor=1 \
 	    --num_shards=4 --holdout_fraction=0.09
-	@echo "3/9 trains a model, and evaluates it on the held-out records"
+	@echo "3/9 trains a model of one layer, then one of two layers that starts"
+	@echo "    from it, and evaluates it on the held-out records"
+	$(BIN)/python -m albert_tf.run_pretraining \
+	    --flagfile=configs/pretrain/demo_1_layer.flags
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo.flags
 	@echo "4/9 exports a SavedModel, about 10 seconds"
@@ -164,7 +167,8 @@ demo: $(VENV)/installed
 	    --text='"I do not know," said [MASK].'
 	@echo "6/9 draws the curves, about 10 seconds"
 	$(BIN)/python -m albert_tf.report \
-	    --run_dirs=$(DEMO)/run --output_file=$(DEMO)/curves.png
+	    --run_dirs=$(DEMO)/run_1_layer,$(DEMO)/run \
+	    --output_file=$(DEMO)/curves.png
 	@echo "7/9 asks the released model for masked words,"
 	test -e $(DEMO)/mini || $(BIN)/python -m albert_tf.convert_checkpoint \
 	    --from=$(MINI) --to=$(DEMO)/mini
@@ -182,13 +186,18 @@ demo: $(VENV)/installed
 	    --text=$(DEATH) --text_pair=$(BIRTH) \
 	    --text=$(KING) --text_pair=$(FOREST) \
 	    --text=$(FOREST) --text_pair=$(KING)
-	@echo "8/9 continues its pretraining on the questions of a bank's customers"
+	@echo "8/9 evaluates it on the questions of a bank's customers, and continues"
+	@echo "    its pretraining on them"
 	$(BIN)/python -m data_prep.build_tfrecords \
 	    --input_file=$(QUESTIONS)/train.jsonl \
 	    --spm_model_file=$(MINI)/spiece.model --output_dir=$(DEMO)/questions \
 	    --max_seq_length=64 --max_predictions_per_seq=10 --ngram=1 \
 	    --sentence_objective=nsp --masking=dynamic --dupe_factor=10 \
 	    --packing=best_fit --num_shards=1 --holdout_fraction=0.05
+	$(BIN)/python -m albert_tf.run_pretraining --mode=eval \
+	    --flagfile=configs/pretrain/demo_questions.flags \
+	    --sentence_objective=sop --eval_sentence_objective=nsp \
+	    --output_dir=$(DEMO)/mini
 	$(BIN)/python -m albert_tf.run_pretraining \
 	    --flagfile=configs/pretrain/demo_questions.flags
 	@echo "9/9 learns their 77 categories from ten examples of each, and compares"
@@ -199,8 +208,8 @@ demo: $(VENV)/installed
 	@echo
 	@echo "vocabulary   $(DEMO)/spm.model"
 	@echo "records      $(DEMO)/records/train, $(DEMO)/records/eval"
-	@echo "run          $(DEMO)/run: checkpoints, config.json, metrics.jsonl,"
-	@echo "             tensorboard"
+	@echo "runs         $(DEMO)/run_1_layer, $(DEMO)/run: checkpoints,"
+	@echo "             config.json, metrics.jsonl, tensorboard"
 	@echo "SavedModel   $(DEMO)/saved_model"
 	@echo "curves       $(DEMO)/curves.png"
 	@echo "released     models/albert_mini_en, exported to"

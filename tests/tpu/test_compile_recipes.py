@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted(path.stem for path in ROOT.glob("configs/pretrain/*.flags"))
 ON_CPUS = {
     "demo",
+    "demo_1_layer",
     "demo_questions",
     "mini_en_16",
     "mini_en_64",
