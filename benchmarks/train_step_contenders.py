@@ -73,13 +73,18 @@ Step = Callable[[], float]
 
 
 def albert_tf(
-    work: Work, remat: bool = False, without: str = "", packed: bool = False
+    work: Work,
+    remat: bool = False,
+    without: str = "",
+    packed: bool = False,
+    keep_memory: bool = True,
 ) -> Step:
     """The step that `albert_tf.training.train` runs.
 
     Args:
         without: A kernel to leave out, or "all".
         packed: Whether the rows of the batch are packed.
+        keep_memory: Whether the process keeps the memory that it frees.
     """
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
@@ -89,9 +94,12 @@ def albert_tf(
     for name in list(kernels.KERNELS) if without == "all" else [without]:
         kernels.KERNELS.pop(name, None)
     from albert_tf import config
+    from albert_tf.cluster import host_memory
     from albert_tf.training import schedules, train_state, train_step
     from albert_tf.training.pretraining import Pretraining
 
+    if keep_memory:
+        host_memory.keep_freed_memory()
     batch = {k: tf.constant(v) for k, v in work.arrays().items()}
     packing: dict[str, Any] = {}
     if packed:
@@ -138,6 +146,11 @@ def albert_tf_packed(work: Work) -> Step:
 def albert_tf_remat(work: Work) -> Step:
     """`albert_tf` with `--remat`."""
     return albert_tf(work, remat=True)
+
+
+def albert_tf_without_kept_memory(work: Work) -> Step:
+    """`albert_tf`, with the allocator as it is by default."""
+    return albert_tf(work, keep_memory=False)
 
 
 def keras_hub(work: Work) -> Step:
@@ -382,6 +395,7 @@ CONTENDERS: dict[str, Callable[[Work], Step]] = {
     for contender in (
         albert_tf,
         albert_tf_remat,
+        albert_tf_without_kept_memory,
         keras_hub,
         model_garden,
         hugging_face,

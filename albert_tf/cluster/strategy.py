@@ -10,7 +10,7 @@ import threading
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import tpu_chips, workers
+from albert_tf.cluster import host_memory, tpu_chips, workers
 from albert_tf.cluster.rendezvous import (
     find_connection_faults,
     wait_for_workers,
@@ -50,6 +50,8 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         "multi_worker": _multi_worker_strategy,
         "one_device": _one_device_strategy,
     }[kind](config)
+    if device_type(strategy) == "CPU":
+        host_memory.keep_freed_memory()
     logging.info(
         "strategy %s: %d replicas, on %s",
         kind,

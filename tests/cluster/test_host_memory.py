@@ -1,0 +1,34 @@
+import platform
+import subprocess
+import sys
+
+import pytest
+
+# Prints how many pages 50 arrays take from the kernel that are freed together.
+PROGRAM = """
+import resource
+import numpy as np
+from albert_tf.cluster import host_memory
+
+def page_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays = [np.ones((3, 2**18), np.float32) for _ in range(50)]
+    del arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+page_faults()
+by_default = page_faults()
+host_memory.keep_freed_memory()
+page_faults()
+print(by_default, page_faults())
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="needs the GNU C library"
+)
+def test_freed_memory_is_used_again():
+    # A process of its own: the setting is that of a whole process.
+    printed = subprocess.check_output([sys.executable, "-c", PROGRAM])
+    by_default, kept = map(int, printed.split())
+    assert kept < by_default / 50
