@@ -13,11 +13,6 @@ def cast(values: Array, dtype: str) -> Array:
     return tf.cast(values, dtype)
 
 
-def arange(length: Array) -> Array:
-    """See `array_ops.arange`."""
-    return tf.range(tf.cast(length, tf.int64))
-
-
 def zeros(length: Array, dtype: str) -> Array:
     """See `array_ops.zeros`."""
     return tf.zeros([length], dtype)
@@ -40,14 +35,29 @@ def shift_columns(values: Array, first: bool) -> Array:
     )
 
 
-def append(values: Array, last: Array) -> Array:
-    """See `array_ops.append`."""
-    return tf.concat([values, [last]], axis=0)
+def concat(first: Array, second: Array) -> Array:
+    """See `array_ops.concat`."""
+    return tf.concat([first, second], axis=0)
 
 
 def repeat(values: Array, counts: Array) -> Array:
     """See `array_ops.repeat`."""
-    return tf.repeat(values, counts)
+    if values.dtype == tf.uint64:
+        upper = repeat(tf.cast(right_shift(values, 32), tf.int64), counts)
+        lower = repeat(tf.cast(values & (2**32 - 1), tf.int64), counts)
+        return tf.cast(upper, tf.uint64) * 2**32 + tf.cast(lower, tf.uint64)
+    # A twentieth of the time of tf.repeat, which makes a mask of all values
+    # times the largest count.
+    return _ranges(values, counts) - ranges(counts)
+
+
+def ranges(counts: Array) -> Array:
+    """See `array_ops.ranges`."""
+    return _ranges(tf.zeros_like(counts), counts)
+
+
+def _ranges(begins: Array, counts: Array) -> Array:
+    return tf.ragged.range(begins, begins + counts).flat_values
 
 
 def copy(values: Array) -> Array:
@@ -70,14 +80,9 @@ def cumsum(values: Array, axis: int = 0) -> Array:
     return tf.cumsum(tf.cast(values, tf.int64), axis)
 
 
-def count_true(flags: Array) -> Array:
-    """See `array_ops.count_true`."""
-    return tf.math.count_nonzero(flags, axis=1)
-
-
 def flatnonzero(flags: Array) -> Array:
     """See `array_ops.flatnonzero`."""
-    return tf.where(tf.reshape(flags, [-1]))[:, 0]
+    return tf.reshape(tf.where(tf.reshape(flags, [-1])), [-1])
 
 
 def take(values: Array, indices: Array) -> Array:
@@ -87,18 +92,32 @@ def take(values: Array, indices: Array) -> Array:
 
 def put(values: Array, indices: Array, new: Array) -> Array:
     """See `array_ops.put`."""
-    new = tf.broadcast_to(tf.cast(new, values.dtype), tf.shape(indices))
-    return tf.tensor_scatter_nd_update(values, indices[:, None], new)
+    # On CPUs, sums over unique indices take a fifth of the time of
+    # tf.tensor_scatter_nd_update.
+    length = tf.size(values)
+    if values.dtype == tf.bool:
+        is_new = tf.math.unsorted_segment_sum(
+            tf.ones_like(indices, tf.int32), indices, length
+        )
+        return tf.where(is_new > 0, new, values)
+    changes = tf.cast(new, values.dtype) - tf.gather(values, indices)
+    return values + tf.math.unsorted_segment_sum(changes, indices, length)
 
 
 def sum_by(groups: Array, values: Array, num_groups: Array) -> Array:
     """See `array_ops.sum_by`."""
+    values = tf.cast(values, tf.int64)
     return tf.math.unsorted_segment_sum(values, groups, num_groups)
 
 
 def count_by(groups: Array, num_groups: Array) -> Array:
     """See `array_ops.count_by`."""
     return sum_by(groups, tf.ones_like(groups), num_groups)
+
+
+def searchsorted(values: Array, sought: Array) -> Array:
+    """See `array_ops.searchsorted`."""
+    return tf.searchsorted(values, sought, "right", tf.int64)
 
 
 def sort(values: Array) -> Array:
@@ -109,6 +128,11 @@ def sort(values: Array) -> Array:
 def where(flags: Array, values: Array, others: Array) -> Array:
     """See `array_ops.where`."""
     return tf.where(flags, values, others)
+
+
+def minimum(values: Array, others: Array) -> Array:
+    """See `array_ops.minimum`."""
+    return tf.minimum(values, others)
 
 
 def clip(values: Array, low: int, high: int) -> Array:
@@ -139,6 +163,5 @@ def loop_until_empty(
         lambda first, *_: tf.size(first) > 0,
         body,
         state,
-        shape_invariants=(tf.TensorShape([None]),) * len(state),
         parallel_iterations=1,
     )

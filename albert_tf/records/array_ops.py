@@ -23,11 +23,6 @@ def cast(values: Array, dtype: str) -> Array:
     return np.asarray(values).astype(dtype, copy=False)
 
 
-def arange(length: Array) -> Array:
-    """0, ..., `length` - 1; int64."""
-    return np.arange(length)
-
-
 def zeros(length: Array, dtype: str) -> Array:
     """`length` zeros; False for the dtype "bool"."""
     return np.zeros(length, dtype)
@@ -50,14 +45,19 @@ def shift_columns(values: Array, first: bool) -> Array:
     return shifted
 
 
-def append(values: Array, last: Array) -> Array:
-    """Appends a value; int64."""
-    return np.append(values, last)
+def concat(first: Array, second: Array) -> Array:
+    """Joins two arrays; int64."""
+    return np.concatenate([first, second])
 
 
 def repeat(values: Array, counts: Array) -> Array:
-    """Repeats each value as often as its count."""
+    """Repeats each value as often as its count; int64 or uint64."""
     return np.repeat(values, counts)
+
+
+def ranges(counts: Array) -> Array:
+    """0, ..., n - 1 for each count n, one after another; int64."""
+    return np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
 
 
 def copy(values: Array) -> Array:
@@ -79,11 +79,6 @@ def cumsum(values: Array, axis: int = 0) -> Array:
     """Cumulative sums of integers or bools along an axis; int64."""
     # Cast first: np.cumsum takes twice as long if it casts.
     return values.astype(np.int64, copy=False).cumsum(axis)
-
-
-def count_true(flags: Array) -> Array:
-    """Number of True values in each row of an array of two axes; int64."""
-    return np.count_nonzero(flags, axis=1)
 
 
 def flatnonzero(flags: Array) -> Array:
@@ -113,6 +108,11 @@ def count_by(groups: Array, num_groups: Array) -> Array:
     return np.bincount(groups, minlength=num_groups)
 
 
+def searchsorted(values: Array, sought: Array) -> Array:
+    """Number of increasing `values` up to each number sought; int64."""
+    return values.searchsorted(sought, side="right")
+
+
 def sort(values: Array) -> Array:
     """Sorts in increasing order; uint64."""
     return np.sort(values)
@@ -121,6 +121,11 @@ def sort(values: Array) -> Array:
 def where(flags: Array, values: Array, others: Array) -> Array:
     """`values` where a flag is True, `others` elsewhere."""
     return np.where(flags, values, others)
+
+
+def minimum(values: Array, others: Array) -> Array:
+    """The smaller value of each pair."""
+    return np.minimum(values, others)
 
 
 def clip(values: Array, low: int, high: int) -> Array:

@@ -38,7 +38,6 @@ from albert_tf.records.spans import (
     Examples,
     Spans,
     measure_spans,
-    number_within_groups,
     take_spans,
     tile_with_spans,
 )
@@ -165,7 +164,8 @@ def mask_batch(
         ops,
     )
     is_maskable = input_ids >= FIRST_ORDINARY_ID
-    spans = measure_spans(opens_span, is_maskable, examples, ops)
+    is_exception = ~is_maskable & (input_ids != PAD_ID)
+    spans = measure_spans(opens_span, is_exception, examples, ops)
     span_keys = _keys_at(spans.examples, keys, _SPAN_ORDER, ops)
     taken = take_spans(
         spans.examples,
@@ -214,15 +214,10 @@ def _list_tokens(
     spans: Spans, taken: Array, input_ids: Array, is_maskable: Array, ops: Any
 ) -> _Tokens:
     """Lists the maskable tokens of the spans taken."""
-    sizes = ops.take(spans.sizes, taken)
-    first_tokens = ops.take(spans.first_tokens, taken)
-    # The n-th token of a span is number first_token + n among the maskable
-    # tokens. In the list, it follows the tokens of the earlier spans.
-    tokens_before = ops.cumsum(sizes) - sizes
-    numbers = ops.repeat(first_tokens - tokens_before, sizes) + ops.arange(
-        ops.sum(sizes)
-    )
-    indices = ops.take(ops.flatnonzero(is_maskable), numbers)
+    lengths = ops.take(spans.lengths, taken)
+    begins = ops.repeat(ops.take(spans.begins, taken), lengths)
+    indices = begins + ops.ranges(lengths)
+    indices = ops.take(indices, ops.flatnonzero(ops.take(is_maskable, indices)))
     return _Tokens(indices, ops.take(input_ids, indices))
 
 
@@ -262,7 +257,7 @@ def _make_batch(
     )
     rows = tokens.indices // length
     columns = tokens.indices - rows * length
-    numbers = number_within_groups(rows, num_rows, ops)
+    numbers = ops.ranges(ops.count_by(rows, num_rows))
     ops.check(
         ops.max(numbers) < num_slots,
         "a row must have a slot for each masked token",

@@ -30,6 +30,8 @@ class Examples:
 
     Attributes:
         num_tokens: int64, `(batch * K,)`; 0 for an unused index.
+        begins: int64, `(batch * K,)`, index of the first token in the flattened
+            batch.
 
     Example:
         >>> examples = Examples(np.array([[1, 1, 2, 2, 2, 0]]), 3, array_ops)
@@ -37,26 +39,39 @@ class Examples:
         [2, 3, 0]
         >>> [indices.tolist() for indices in examples.locate(np.arange(5))]
         [[0, 0, 1, 1, 1], [0, 1, 0, 1, 2]]
+        >>> is_word = np.array([[True, True, False, True, True, False]])
+        >>> examples.count(is_word).tolist()
+        [2, 2, 0]
     """
 
     def __init__(self, numbers: Array, max_per_row: int, ops: Any) -> None:
-        num_rows, self._length = numbers.shape
-        self._numbers = numbers
-        self._max_per_row = max_per_row
+        self._shape = (numbers.shape[0], max_per_row)
         self._ops = ops
-        is_number = ops.reshape(numbers, (num_rows, 1, self._length)) == (
-            ops.reshape(ops.cast(1 + ops.arange(max_per_row), "int32"), (-1, 1))
-        )
-        self.num_tokens = ops.count_true(
-            ops.reshape(is_number, (num_rows * max_per_row, self._length))
-        )
-        counts = ops.reshape(self.num_tokens, (num_rows, max_per_row))
-        starts = ops.reshape(ops.arange(num_rows), (-1, 1)) * self._length
-        self._begins = ops.cumsum(counts, 1) - counts + starts
+        # The padding of a row is one more group, its first.
+        num_rows, length = numbers.shape
+        rows = np.arange(num_rows)[:, np.newaxis]
+        groups = ops.cast(numbers, "int64") + rows * (max_per_row + 1)
+        self._groups = ops.reshape(groups, (-1,))
+        self.num_tokens = self.count(numbers > 0)
+        counts = ops.reshape(self.num_tokens, self._shape)
+        begins = ops.cumsum(counts, 1) - counts + rows * length
+        self.begins = ops.reshape(begins, (num_rows * max_per_row,))
 
-    def __len__(self) -> int:
-        """The number of indices, `batch * K`."""
-        return self.num_tokens.shape[0]
+    def count(self, flags: Array) -> Array:
+        """Number of tokens of each example whose flag is True.
+
+        Args:
+            flags: bool, `(batch, length)`; False for padding.
+
+        Returns:
+            int64, `(batch * K,)`.
+        """
+        ops = self._ops
+        num_rows, max_per_row = self._shape
+        num_groups = num_rows * (max_per_row + 1)
+        counts = ops.sum_by(self._groups, ops.reshape(flags, (-1,)), num_groups)
+        counts = ops.reshape(counts, (num_rows, max_per_row + 1))[:, 1:]
+        return ops.reshape(counts, (num_rows * max_per_row,))
 
     def locate(self, tokens: Array) -> tuple[Array, Array]:
         """Returns the example of each token and the position in the example.
@@ -67,12 +82,10 @@ class Examples:
         Returns:
             Two int64 arrays of the shape of `tokens`.
         """
-        ops = self._ops
-        examples = tokens // self._length
-        if self._max_per_row > 1:
-            numbers = ops.cast(ops.take(self._numbers, tokens), "int64")
-            examples = examples * self._max_per_row + numbers - 1
-        return examples, tokens - ops.take(self._begins, examples)
+        groups = self._ops.take(self._groups, tokens)
+        rows = groups // (self._shape[1] + 1)
+        examples = groups - rows - 1
+        return examples, tokens - self._ops.take(self.begins, examples)
 
 
 class Spans(NamedTuple):
@@ -80,17 +93,19 @@ class Spans(NamedTuple):
 
     Attributes:
         examples: int64, `(spans,)`, indices as in `Examples`, nondecreasing.
+        begins: int64, `(spans,)`, index of the first token in the flattened
+            batch, increasing.
         positions: int64, `(spans,)`, position of the first token in its
             example.
+        lengths: int64, `(spans,)`, number of tokens.
         sizes: int64, `(spans,)`, number of maskable tokens; may be 0.
-        first_tokens: int64, `(spans,)`, index of the span's first maskable
-            token among the maskable tokens of the batch.
     """
 
     examples: Array
+    begins: Array
     positions: Array
+    lengths: Array
     sizes: Array
-    first_tokens: Array
 
 
 def span_length_probabilities(ngram: int) -> np.ndarray:
@@ -124,12 +139,9 @@ def tile_with_spans(
     Returns:
         bool, `(batch * length,)`; True for the first token of a span.
     """
-    words = ops.flatnonzero(opens_word)
-    num_words = ops.count_by(examples.locate(words)[0], len(examples))
-    first_words = draw_first_words(keys, num_words, ngram, ops)
-    return ops.put(
-        ops.reshape(opens_segment, (-1,)), ops.take(words, first_words), True
-    )
+    first_words = draw_first_words(keys, examples.count(opens_word), ngram, ops)
+    begins = ops.take(ops.flatnonzero(opens_word), first_words)
+    return ops.put(ops.reshape(opens_segment, (-1,)), begins, True)
 
 
 def draw_first_words(
@@ -154,43 +166,60 @@ def draw_first_words(
     # Each example gets as many draws as it has words. Draws that lead beyond
     # its end are dropped. The random bits are compared as integers, which
     # saves their conversion to floats.
-    first_words = ops.repeat(ops.cumsum(num_words) - num_words, num_words)
-    draws = ops.arange(ops.sum(num_words)) - first_words
+    draws = ops.ranges(num_words)
     bits = random_bits(ops.repeat(keys, num_words), draws, ops)
-    lengths = ops.cast(bits >= np.uint64(0), "int32")
+    is_first = draws == 0
+    lengths = ops.cast(bits >= np.uint64(0), "int64")
     for first, later in zip(
         np.cumsum(residual)[:-1], np.cumsum(probabilities)[:-1], strict=True
     ):
-        threshold = ops.where(
-            draws == 0, np.uint64(first * 2.0**64), np.uint64(later * 2.0**64)
+        is_longer = (is_first & (bits >= np.uint64(first * 2.0**64))) | (
+            ~is_first & (bits >= np.uint64(later * 2.0**64))
         )
-        lengths = lengths + ops.cast(bits >= threshold, "int32")
-    # Cumulative lengths run over all examples; those of the examples before
-    # are subtracted.
-    ends = ops.cumsum(lengths)
-    begins = ends - ops.take(ends - ops.cast(lengths, "int64"), first_words)
-    is_in_example = begins < ops.repeat(num_words, num_words)
-    return ops.take(begins + first_words, ops.flatnonzero(is_in_example))
+        lengths = lengths + ops.cast(is_longer, "int64")
+    # Cumulative lengths run over all examples. In each example, the lengths
+    # drawn before it are replaced by the number of words before it.
+    total_lengths = ops.cumsum(lengths)
+    ends = ops.cumsum(num_words)
+    firsts = ends - num_words
+    drawn_before = ops.take(ops.concat(np.array([0]), total_lengths), firsts)
+    begins = total_lengths + ops.repeat(firsts - drawn_before, num_words)
+    is_in_example = begins < ops.repeat(ends, num_words)
+    return ops.take(begins, ops.flatnonzero(is_in_example))
 
 
 def measure_spans(
-    opens_span: Array, is_maskable: Array, examples: Examples, ops: Any
+    opens_span: Array, is_exception: Array, examples: Examples, ops: Any
 ) -> Spans:
-    """Counts the maskable tokens of each span.
+    """Counts the tokens and the maskable tokens of each span.
 
-    A span extends to the beginning of the next one.
+    A span extends to the beginning of the next one, or to the end of its
+    example.
 
     Args:
         opens_span: bool, `(batch * length,)`, the first token of each span.
-        is_maskable: bool, `(batch, length)`.
+        is_exception: bool, `(batch, length)`, the tokens that are neither
+            maskable nor padding. They are few, so each is looked up.
+        examples: The examples of the batch.
         ops: `array_ops` or `tensor_ops`.
     """
+    num_rows, length = is_exception.shape
     begins = ops.flatnonzero(opens_span)
-    counts = ops.cast(ops.reshape(is_maskable, (-1,)), "int64")
-    first_tokens = ops.take(ops.cumsum(counts) - counts, begins)
-    ends = ops.append(first_tokens[1:], ops.sum(counts))
     of_spans, positions = examples.locate(begins)
-    return Spans(of_spans, positions, ends - first_tokens, first_tokens)
+    num_left = ops.take(examples.num_tokens, of_spans) - positions
+    next_begins = ops.concat(begins[1:], np.array([num_rows * length]))
+    lengths = ops.minimum(next_begins - begins, num_left)
+    exceptions = ops.flatnonzero(is_exception)
+    # The number of spans up to the exception. It is in the last of them, or
+    # behind its end, where an example begins.
+    numbers = ops.searchsorted(begins, exceptions)
+    ends = ops.concat(np.array([0]), begins + lengths)
+    is_in_span = exceptions < ops.take(ends, numbers)
+    num_exceptions = ops.count_by(
+        ops.take(numbers, ops.flatnonzero(is_in_span)), ops.size(ends)
+    )[1:]
+    sizes = lengths - num_exceptions
+    return Spans(of_spans, begins, positions, lengths, sizes)
 
 
 def take_spans(
@@ -209,8 +238,8 @@ def take_spans(
     Args:
         examples: int64, `(spans,)`, the examples of the spans, nondecreasing.
         sizes: int64, `(spans,)`, number of maskable tokens.
-        order_bits: uint64, `(spans,)`, random; the order of the spans of an
-            example.
+        order_bits: uint64, `(spans,)`, random; their upper 32 bits are the
+            order of the spans of an example.
         budgets: int64, `(examples,)`, number of tokens to mask.
         max_predictions: Maximum number of masked tokens in an example.
         ops: `array_ops`, or `tensor_ops` for tensors.
@@ -218,42 +247,69 @@ def take_spans(
     Returns:
         int64, increasing; the indices of the spans taken.
     """
-    shuffled = _shuffle_within_groups(
-        examples, order_bits, budgets.shape[0], ops
+    num_examples = budgets.shape[0]
+    order = ops.right_shift(order_bits, 32)
+    # About twice as many spans as the budgets need come first. After them, few
+    # examples have a part of their budget left. The other spans of all other
+    # examples need no sorting.
+    limit = ops.sum(budgets) * 2**33 // (ops.sum(sizes) + 1)
+    comes_first = order < ops.cast(limit, "uint64")
+    taken = ops.zeros(ops.size(examples), "bool")
+    left = budgets
+    for candidates in (comes_first, ~comes_first):
+        spans = ops.flatnonzero(candidates & ops.take(left > 0, examples))
+        spans = _shuffle_within_examples(
+            spans, examples, order, num_examples, ops
+        )
+        taken, left = _take_what_fits(spans, examples, sizes, left, taken, ops)
+    # An example of which no span fits the budget has all of it left.
+    is_candidate = (sizes > 0) & (sizes <= max_predictions)
+    spans = _shuffle_within_examples(
+        ops.flatnonzero(is_candidate & ops.take(left == budgets, examples)),
+        examples,
+        order,
+        num_examples,
+        ops,
     )
-    sizes = ops.take(sizes, shuffled)
-    taken, left = _take_what_fits(shuffled, examples, sizes, budgets, ops)
-    exceptions = _find_exceptions(
-        examples, sizes, budgets, left, max_predictions, ops
-    )
-    taken = ops.put(taken, ops.take(shuffled, exceptions), True)
-    return ops.flatnonzero(taken)
+    numbers = ops.ranges(ops.count_by(ops.take(examples, spans), num_examples))
+    exceptions = ops.take(spans, ops.flatnonzero(numbers == 0))
+    return ops.flatnonzero(ops.put(taken, exceptions, True))
 
 
-def _shuffle_within_groups(
-    groups: Array, order_bits: Array, num_groups: int, ops: Any
+def _shuffle_within_examples(
+    spans: Array, examples: Array, order: Array, num_examples: int, ops: Any
 ) -> Array:
-    """Indices of the spans, group by group, in the order of their random bits.
+    """Puts some spans of each example in their random order.
 
-    The spans of a group stay together, so `groups` also holds the groups of
-    the shuffled spans.
+    Args:
+        spans: int64, increasing; indices of spans.
+        examples: int64, `(spans,)`, of all spans, nondecreasing.
+        order: uint64, `(spans,)`, random, below 2**32.
 
     Returns:
-        int64, `(spans,)`.
+        int64; `spans` in the order of their examples, then of `order`.
     """
-    first = ops.take(_first_in_groups(groups, num_groups, ops), groups)
-    # 16 bits of the group, 32 random bits, 16 bits of the span's number in its
-    # group: sorting such integers is several times faster than an argsort.
+    groups = ops.take(examples, spans)
+    counts = ops.count_by(groups, num_examples)
+    # 16 bits of the example, 32 random bits, 16 bits of the span's number in
+    # the example: sorting integers is several times faster than an argsort.
     sort_keys = ops.sort(
         ops.cast(groups, "uint64") * np.uint64(2**48)
-        + ops.right_shift(order_bits, 32) * np.uint64(2**16)
-        + ops.cast(ops.arange(ops.size(groups)) - first, "uint64")
+        + ops.take(order, spans) * np.uint64(2**16)
+        + ops.cast(ops.ranges(counts), "uint64")
     )
-    return first + ops.cast(sort_keys & np.uint64(2**16 - 1), "int64")
+    numbers = ops.cast(sort_keys & np.uint64(2**16 - 1), "int64")
+    firsts = ops.repeat(ops.cumsum(counts) - counts, counts)
+    return ops.take(spans, firsts + numbers)
 
 
 def _take_what_fits(
-    spans: Array, examples: Array, sizes: Array, budgets: Array, ops: Any
+    spans: Array,
+    examples: Array,
+    sizes: Array,
+    budgets: Array,
+    taken: Array,
+    ops: Any,
 ) -> tuple[Array, Array]:
     """Takes each span that fits what the spans before it leave of a budget.
 
@@ -263,15 +319,16 @@ def _take_what_fits(
     are needed, since spans have few different sizes.
 
     Args:
-        spans: int64, `(spans,)`, indices of the spans in shuffled order.
-        examples: int64, `(spans,)`, their examples, nondecreasing.
-        sizes: int64, `(spans,)`, their numbers of maskable tokens.
+        spans: int64, indices of the spans to try, in shuffled order.
+        examples: int64, `(spans,)`, the examples of all spans, nondecreasing.
+        sizes: int64, `(spans,)`, numbers of maskable tokens of all spans.
         budgets: int64, `(examples,)`.
+        taken: bool, `(spans,)`, of all spans; NumPy may overwrite it.
         ops: `array_ops` or `tensor_ops`.
 
     Returns:
-        bool, `(spans,)`, by index of a span: whether it is taken; and int64,
-        `(examples,)`: what is left of the budgets.
+        `taken` with the spans taken; and int64, `(examples,)`: what is left of
+        the budgets.
     """
     num_examples = budgets.shape[0]
 
@@ -297,56 +354,12 @@ def _take_what_fits(
             taken,
         )
 
-    none_taken = ops.zeros(ops.size(examples), "bool")
     *_, left, taken = ops.loop_until_empty(
-        take_more, spans, examples, sizes, budgets, none_taken
+        take_more,
+        spans,
+        ops.take(examples, spans),
+        ops.take(sizes, spans),
+        budgets,
+        taken,
     )
     return taken, left
-
-
-def _find_exceptions(
-    examples: Array,
-    sizes: Array,
-    budgets: Array,
-    left: Array,
-    max_predictions: int,
-    ops: Any,
-) -> Array:
-    """Finds a span to take although it exceeds the budget of its example.
-
-    Only examples of which no span fits the budget get such an exception.
-
-    Args:
-        examples: int64, `(spans,)`, nondecreasing.
-        sizes: int64, `(spans,)`, in shuffled order.
-        budgets: int64, `(examples,)`.
-        left: int64, `(examples,)`, what the spans taken leave of the budgets;
-            equal to the budget if no span fits.
-        max_predictions: Maximum number of masked tokens in an example.
-        ops: `array_ops` or `tensor_ops`.
-
-    Returns:
-        int64; the index of the first span of such an example that has at most
-        `max_predictions` tokens.
-    """
-    candidates = ops.flatnonzero(
-        ops.take(left == budgets, examples)
-        & (sizes > 0)
-        & (sizes <= max_predictions)
-    )
-    numbers = number_within_groups(
-        ops.take(examples, candidates), budgets.shape[0], ops
-    )
-    return ops.take(candidates, ops.flatnonzero(numbers == 0))
-
-
-def number_within_groups(groups: Array, num_groups: int, ops: Any) -> Array:
-    """Numbers the elements of each group 0, 1, ...; int64, `(elements,)`."""
-    first = ops.take(_first_in_groups(groups, num_groups, ops), groups)
-    return ops.arange(ops.size(groups)) - first
-
-
-def _first_in_groups(groups: Array, num_groups: int, ops: Any) -> Array:
-    """Index of the first element of each group; int64, `(num_groups,)`."""
-    counts = ops.count_by(groups, num_groups)
-    return ops.cumsum(counts) - counts

@@ -55,15 +55,17 @@ def test_every_word_begins_a_span_equally_often(ops):
     np.testing.assert_allclose(rates, 11 / 18, atol=4 * sigma)
 
 
-def test_spans_are_taken_in_random_order_while_they_fit():
+# The budgets of all rows are half of the tokens, or a twentieth.
+@pytest.mark.parametrize("num_spans", [40, 400])
+def test_spans_are_taken_in_random_order_while_they_fit(num_spans):
     """As by a loop over the spans in the order of their random bits."""
     rng = np.random.default_rng(7)
     for _ in range(50):
-        rows = np.sort(rng.integers(0, 4, 40))
-        sizes = rng.integers(0, 9, 40)
-        bits = rng.integers(0, 2**64, 40, dtype=np.uint64)
+        rows = np.sort(rng.integers(0, 4, num_spans))
+        sizes = rng.integers(0, 9, num_spans)
+        bits = rng.integers(0, 2**64, num_spans, dtype=np.uint64)
         budgets = rng.integers(9, 25, 4)
-        expected = np.zeros(40, bool)
+        expected = np.zeros(num_spans, bool)
         left = budgets.copy()
         for span in np.argsort(bits):
             if 0 < sizes[span] <= left[rows[span]]:
