@@ -46,8 +46,8 @@ def repeat(values: Array, counts: Array) -> Array:
         upper = repeat(tf.cast(right_shift(values, 32), tf.int64), counts)
         lower = repeat(tf.cast(values & (2**32 - 1), tf.int64), counts)
         return tf.cast(upper, tf.uint64) * 2**32 + tf.cast(lower, tf.uint64)
-    # A twentieth of the time of tf.repeat, which makes a mask of all values
-    # times the largest count.
+    # A tenth of the time of tf.repeat, which makes a mask of all values times
+    # the largest count.
     return _ranges(values, counts) - ranges(counts)
 
 
@@ -92,8 +92,8 @@ def take(values: Array, indices: Array) -> Array:
 
 def put(values: Array, indices: Array, new: Array) -> Array:
     """See `array_ops.put`."""
-    # On CPUs, sums over unique indices take a fifth of the time of
-    # tf.tensor_scatter_nd_update.
+    # Sums over unique indices take less than half the time of
+    # tf.tensor_scatter_nd_update on a CPU.
     length = tf.size(values)
     if values.dtype == tf.bool:
         is_new = tf.math.unsorted_segment_sum(

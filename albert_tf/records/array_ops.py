@@ -92,7 +92,10 @@ def take(values: Array, indices: Array) -> Array:
 
 
 def put(values: Array, indices: Array, new: Array) -> Array:
-    """Replaces the values at unique indices. NumPy overwrites `values`."""
+    """Replaces the values at unique indices; bools by one bool for all.
+
+    NumPy overwrites `values`.
+    """
     values[indices] = new
     return values
 
