@@ -18,8 +18,9 @@ def keep_freed_memory() -> None:
     By default, glibc maps large blocks, and returns them to the kernel when
     they are freed. TensorFlow allocates the activations of a step on a CPU that
     way, and each step then waits for the kernel to fill the same pages with
-    zeros: a third of the time of a small model. The process holds its peak of
-    memory until it ends; see benchmarks/README.md for both figures.
+    zeros: about half of the time of a step of a small model. In exchange, the
+    process holds its peak of memory until it ends. benchmarks/README.md has
+    measurements of both.
 
     Other C libraries are left as they are.
     """

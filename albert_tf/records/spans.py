@@ -210,8 +210,8 @@ def measure_spans(
     next_begins = ops.concat(begins[1:], np.array([num_rows * length]))
     lengths = ops.minimum(next_begins - begins, num_left)
     exceptions = ops.flatnonzero(is_exception)
-    # The number of spans up to the exception. It is in the last of them, or
-    # behind its end, where an example begins.
+    # The number of spans that begin up to the exception. The last of them holds
+    # the exception, or ended before it if the exception begins an example.
     numbers = ops.searchsorted(begins, exceptions)
     ends = ops.concat(np.array([0]), begins + lengths)
     is_in_span = exceptions < ops.take(ends, numbers)
@@ -250,8 +250,8 @@ def take_spans(
     num_examples = budgets.shape[0]
     order = ops.right_shift(order_bits, 32)
     # About twice as many spans as the budgets need come first. After them, few
-    # examples have a part of their budget left. The other spans of all other
-    # examples need no sorting.
+    # examples have a part of their budget left. Only in these are the remaining
+    # spans sorted, too.
     limit = ops.sum(budgets) * 2**33 // (ops.sum(sizes) + 1)
     comes_first = order < ops.cast(limit, "uint64")
     taken = ops.zeros(ops.size(examples), "bool")
