@@ -141,10 +141,17 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture
 def mirrored_two():
-    """A MirroredStrategy of two replicas."""
-    import tensorflow as tf
+    """The MirroredStrategy of two replicas, one in each process.
 
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    A second one would number its collectives from the start again. They fail
+    if shapes differ from those of the first.
+    """
+    from albert_tf.cluster.strategy import make_strategy
+    from albert_tf.config import DistributionConfig
+
+    return make_strategy(
+        DistributionConfig(strategy="mirrored", num_logical_cpus=2)
+    )
 
 
 # Markers of tests that need an extra, and the packages that come with it.
