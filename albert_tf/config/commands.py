@@ -331,7 +331,9 @@ class SweepConfig(Config):
         "Columns of the table, comma-separated: METRIC, from the evaluation at "
         "the end of training; NAME/METRIC, from --evaluation='NAME: ...'; or "
         "training_seconds, the time of all steps, without those that a restart "
-        "repeats, and with those of the variants that it starts from.",
+        "repeats, and with those of the variants that it starts from; or "
+        "training_cpu_seconds, the CPU time of these steps, which depends less "
+        "on other work of the machine.",
     )
     compare: tuple[str, ...] = setting(
         (),

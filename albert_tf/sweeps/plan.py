@@ -35,6 +35,7 @@ EVALUATION_METRICS = (
     "sentence_order_accuracy",
 )
 TRAINING_SECONDS = "training_seconds"
+TRAINING_CPU_SECONDS = "training_cpu_seconds"
 
 # Settings that the sweep decides.
 _OWN_SETTINGS = ("output_dir", "mode", "dry_run")
@@ -339,6 +340,7 @@ def _check_metrics(
     known = [
         *EVALUATION_METRICS,
         TRAINING_SECONDS,
+        TRAINING_CPU_SECONDS,
         *(
             f"{e}/{metric}"
             for e in evaluations

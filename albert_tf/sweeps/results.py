@@ -8,10 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from albert_tf.runs.log import read_metrics
-from albert_tf.sweeps.plan import TRAINING_SECONDS, Plan, PlannedRun
+from albert_tf.sweeps.plan import (
+    TRAINING_CPU_SECONDS,
+    TRAINING_SECONDS,
+    Plan,
+    PlannedRun,
+)
 from albert_tf.sweeps.runner import is_trained, read_evaluation
 
 Values = Mapping[str, float]
+
+# Sums over the lines of the log: the metric of a line.
+_TOTALS = {
+    TRAINING_SECONDS: "loop_seconds",
+    TRAINING_CPU_SECONDS: "cpu_seconds",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +136,17 @@ def read_results(sweep_dir: str, plan: Plan) -> Results:
 
 
 def _read_run(run: PlannedRun, sweep_dir: str, plan: Plan) -> dict[str, float]:
+    lines = [
+        line
+        for stage in run.stages
+        for line in read_metrics(stage.run_dir(sweep_dir))
+        if line["split"] == "train"
+    ]
     found: dict[str, float] = {
-        TRAINING_SECONDS: sum(
-            line.get("loop_seconds", 0.0)
-            for stage in run.stages
-            for line in read_metrics(stage.run_dir(sweep_dir))
-            if line["split"] == "train"
-        )
+        total: sum(line[metric] for line in lines)
+        for total, metric in _TOTALS.items()
+        # Runs of older versions have no CPU times.
+        if all(metric in line for line in lines)
     }
     for line in read_metrics(run.run_dir(sweep_dir)):
         if line["split"] != "train":
@@ -246,7 +261,7 @@ def format_value(metric: str, value: float, signed: bool = False) -> str:
     sign = "+" if signed else ""
     if metric.endswith("accuracy"):
         return f"{100 * value:{sign}.1f} %"
-    if metric == TRAINING_SECONDS:
+    if metric in _TOTALS:
         return f"{value:{sign}.0f} s"
     if metric.endswith("loss"):
         return f"{value:{sign}.3f}"

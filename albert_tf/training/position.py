@@ -32,7 +32,8 @@ class Position:
         >>> position.to_notes()
         {'totals': {'loss': 17.0}, 'num_steps': 2, 'lowest_loss': None,
          'to_evaluate': False,
-         'times': {'seconds': [], 'input_seconds': 0.0, 'steady': True}}
+         'times': {'seconds': [], 'input_seconds': 0.0, 'steady': True,
+                   'cpu_seconds': 0.0}}
     """
 
     step: int

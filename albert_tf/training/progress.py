@@ -21,6 +21,7 @@ TIMING_METRICS = (
     "loop_seconds",
     "compile_seconds",
     "evaluation_seconds",
+    "cpu_seconds",
     "steps_per_second",
     "examples_per_second",
     "tokens_per_second",
@@ -132,6 +133,8 @@ class Progress(Listener):
 
         `loop_seconds` is the time of the steps, without the time of compiling;
         the latter is `compile_seconds`, included if a step was compiled.
+        `cpu_seconds` is the CPU time of this process in the steps, all but
+        those that compiled a program.
         `input_bound_share` is the fraction of the time that steps waited for
         their batch. `mfu` is included if the peak is known. `goodput` is the
         time of all steps that were not rolled back or lost, divided by the
@@ -162,6 +165,7 @@ class Progress(Listener):
         elapsed = max(time.time() - self._first_start, total)
         metrics = {
             "loop_seconds": useful,
+            "cpu_seconds": times.cpu_seconds,
             "steps_per_second": 1 / mean,
             "examples_per_second": content.examples / mean,
             "tokens_per_second": content.tokens / mean,

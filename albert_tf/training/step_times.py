@@ -16,31 +16,49 @@ class StepTimes:
         seconds: Time of each step.
         input_seconds: Time that the steps waited for their batches.
         steady: Whether no program was compiled in these steps.
+        cpu_seconds: CPU time of this process in the steps that compiled no
+            program, in all threads, input included.
 
     Example:
         >>> times = StepTimes()
         >>> requested_received_finished = np.array([[0, 0.5, 2], [2, 2.5, 4]])
-        >>> times.add(requested_received_finished, ended=4.5, steady=True)
-        >>> times
-        StepTimes(seconds=[2.0, 2.5], input_seconds=1.0, steady=True)
+        >>> times.add(
+        ...     requested_received_finished,
+        ...     ended=4.5,
+        ...     steady=True,
+        ...     cpu_seconds=7.5,
+        ... )
+        >>> times 
+        StepTimes(seconds=[2.0, 2.5], input_seconds=1.0, steady=True,
+                  cpu_seconds=7.5)
     """
 
     seconds: list[float] = dataclasses.field(default_factory=list)
     input_seconds: float = 0.0
     steady: bool = True
+    cpu_seconds: float = 0.0
 
-    def add(self, times: np.ndarray, ended: float, steady: bool) -> None:
+    def add(
+        self,
+        times: np.ndarray,
+        ended: float,
+        steady: bool,
+        cpu_seconds: float,
+    ) -> None:
         """Adds the times of steps.
 
         Args:
             times: `train_step.Steps.times`, float64, `(steps, 3)`.
             ended: When the last step ended, in seconds since the epoch.
             steady: False if the time includes compiling.
+            cpu_seconds: CPU time of this process in these steps.
         """
         starts = np.append(times[:, 0], ended)
         self.seconds += np.diff(starts).round(6).tolist()
         self.input_seconds += waiting_seconds(times)
         self.steady &= steady
+        if steady:
+            self.cpu_seconds += cpu_seconds
 
 
 def waiting_seconds(times: np.ndarray) -> float:

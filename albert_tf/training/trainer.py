@@ -170,7 +170,7 @@ class Trainer:
             num_steps = self._length_of_call(settings, end - position.step)
             compiled = settings in self._step_seconds
             seconds = self._step_seconds.get(settings)
-            began = time.monotonic()
+            began, cpu_began = time.monotonic(), time.process_time()
             usual_s = seconds and num_steps * seconds
             activity = (
                 f"the device loop of {num_steps} steps from step "
@@ -194,12 +194,15 @@ class Trainer:
                 # Here the host waits for the devices.
                 totals = {n: float(v) for n, v in steps.totals.items()}
             ended, call_s = time.time(), time.monotonic() - began
+            cpu_s = time.process_time() - cpu_began
             num_steps = int(steps.num_steps)
             position.totals = totals
             position.step += num_steps
             position.num_steps += num_steps
             self.learning_rate = float(steps.learning_rate)
-            position.times.add(steps.times.numpy(), ended, steady=compiled)
+            position.times.add(
+                steps.times.numpy(), ended, compiled, cpu_seconds=cpu_s
+            )
             if not compiled:
                 logging.info(
                     "compiled and trained step %d in %.0f s",

@@ -113,6 +113,7 @@ def finished(directory, losses, step):
         losses,
         [{"time": 0.0, "event": "finish", "step": step}],
         loop_seconds=[2.0] * len(losses),
+        cpu_seconds=[3.0] * len(losses),
     )
 
 
@@ -185,7 +186,10 @@ def test_training_seconds_include_the_runs_that_a_run_starts_from(tmp_path):
     second = PlannedRun("second", 1, (), config, starts_from=first)
     finished(tmp_path / "runs" / "first-seed1", [5.0], 125_000)
     finished(tmp_path / "runs" / "second-seed1", [4.5, 4.0], 125_000)
-    plan = Plan((first, second), {}, ("training_seconds",), (), {})
+    metrics = ("training_seconds", "training_cpu_seconds")
+    plan = Plan((first, second), {}, metrics, (), {})
     results = sweep_results.read_results(str(tmp_path), plan)
     assert results.of("first", "training_seconds") == {1: 2.0}
     assert results.of("second", "training_seconds") == {1: 6.0}
+    assert results.of("second", "training_cpu_seconds") == {1: 9.0}
+    assert "6 s | 9 s" in sweep_results.markdown(results)

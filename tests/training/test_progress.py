@@ -36,7 +36,7 @@ def step_times(*asked, wait=0.0):
 def times_of(steps, ended, steady=True):
     """The times of the steps of one call of the program."""
     times = StepTimes()
-    times.add(steps, ended, steady)
+    times.add(steps, ended, steady, cpu_seconds=2.5)
     return times
 
 
@@ -94,6 +94,7 @@ def test_metrics_of_steps_by_hand(tmp_path):
 
     assert figures == {
         "loop_seconds": 231.0,
+        "cpu_seconds": 2.5,
         "steps_per_second": pytest.approx(1 / 11),
         "examples_per_second": pytest.approx(8 / 11),
         "tokens_per_second": pytest.approx(4000 / 11),
@@ -156,10 +157,13 @@ def test_time_between_loops_does_not_count(tmp_path):
     """Two loops of 2 steps of 1 s, 50 s apart, waiting 0.25 s and 0.75 s."""
     progress = progress_of(tmp_path)
     times = times_of(step_times(0, 1, wait=0.25), 2)
-    times.add(step_times(52, 53, wait=0.75), ended=54, steady=True)
+    times.add(
+        step_times(52, 53, wait=0.75), ended=54, steady=True, cpu_seconds=1.5
+    )
     figures = progress.advance(times)
 
     assert figures["loop_seconds"] == 4
+    assert figures["cpu_seconds"] == 4
     assert figures["input_bound_share"] == 0.5
 
 
@@ -167,7 +171,7 @@ def test_compiling_is_not_useful_time(tmp_path):
     """A step of 8 s, of which 7 were for compiling, and two of 1 s."""
     progress = progress_of(tmp_path)
     times = times_of(step_times(0), 8, steady=False)
-    times.add(step_times(8, 9), ended=10, steady=True)
+    times.add(step_times(8, 9), ended=10, steady=True, cpu_seconds=1.5)
     figures = progress.advance(times)
     assert figures["loop_seconds"] == 3
     assert figures["compile_seconds"] == 7
@@ -246,23 +250,24 @@ def saved_and_restored(position, later):
 def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
     """4 steps of 2 s, then 2 of 1 s, each with 6 s more for compiling."""
     position = Position(step=4, totals={"loss": 8.0}, num_steps=4)
-    position.times.add(step_times(0, wait=1), ended=8, steady=False)
-    position.times.add(step_times(8, 10, 12), ended=14, steady=True)
+    position.times.add(step_times(0, wait=1), 8, steady=False, cpu_seconds=9)
+    position.times.add(step_times(8, 10, 12), 14, steady=True, cpu_seconds=5)
     resumed = saved_and_restored(position, Position.at_start(["loss"]))
-    resumed.times.add(step_times(100), ended=107, steady=False)
-    resumed.times.add(step_times(107), ended=108, steady=True)
+    resumed.times.add(step_times(100), 107, steady=False, cpu_seconds=8)
+    resumed.times.add(step_times(107), 108, steady=True, cpu_seconds=2)
     figures = progress_of(tmp_path).advance(resumed.times)
 
     assert figures["steps_per_second"] == pytest.approx(6 / 22)
     # The median step takes 2 s.
     assert figures["loop_seconds"] == 12
     assert figures["compile_seconds"] == 10
+    assert figures["cpu_seconds"] == 7
     assert figures["input_bound_share"] == pytest.approx(1 / 22)
 
 
 def test_a_checkpoint_of_an_older_version_has_no_times():
     position = Position.at_start(["loss"])
-    position.times.add(step_times(0), ended=8, steady=False)
+    position.times.add(step_times(0), 8, steady=False, cpu_seconds=8)
     position.restore(Checkpoint("checkpoint", 4, {"totals": {"loss": 8.0}}))
     assert (position.step, position.times) == (4, StepTimes())
 
@@ -270,12 +275,16 @@ def test_a_checkpoint_of_an_older_version_has_no_times():
 def test_steps_before_a_rollback_do_not_count_after_it():
     before = Position.at_start(["loss"])
     later = Position.at_start(["loss"])
-    later.times.add(step_times(0, 50, wait=40), 100.0, steady=False)
+    later.times.add(
+        step_times(0, 50, wait=40), 100.0, steady=False, cpu_seconds=90
+    )
     assert saved_and_restored(before, later).times == StepTimes()
 
 
 def test_each_line_of_the_log_covers_the_steps_since_the_last_line():
     position = Position.at_start(["loss"])
-    position.times.add(step_times(0, 50, wait=40), 100.0, steady=False)
+    position.times.add(
+        step_times(0, 50, wait=40), 100.0, steady=False, cpu_seconds=90
+    )
     position.clear_totals()
     assert position.times == StepTimes()
