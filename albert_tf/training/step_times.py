@@ -28,7 +28,7 @@ class StepTimes:
         ...     steady=True,
         ...     cpu_seconds=7.5,
         ... )
-        >>> times 
+        >>> times
         StepTimes(seconds=[2.0, 2.5], input_seconds=1.0, steady=True,
                   cpu_seconds=7.5)
     """
