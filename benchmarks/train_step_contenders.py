@@ -125,14 +125,12 @@ def albert_tf(
     )
     state = train_state.make_state(run, Pretraining(run))
     replica_step = train_step.make_replica_step(state, run)
-    settings = train_step.StepSettings(
-        schedules.DropoutRates(work.dropout, work.dropout)
-    )
+    rates = schedules.DropoutRates(work.dropout, work.dropout)
 
     @tf.function
     def step(batch: dict) -> Any:
         return tf.distribute.get_strategy().run(
-            lambda: replica_step(batch, tf.constant(0.0), settings)
+            lambda: replica_step(batch, rates)
         )
 
     return lambda: float(step(batch)["loss"])

@@ -84,27 +84,24 @@ def make_program(
 
     Returns:
         A `tf.function` compiled by XLA, and the specs of its arguments: the
-        stop flag, the number of the replica, and the `batch_features` of the
-        per-replica batch. It returns what the trainer's function returns.
+        number of the replica, and the `batch_features` of the per-replica
+        batch. It returns what the trainer's function returns.
     """
     replica_step = train_step.make_replica_step(
         state, config, device_type="TPU"
     )
-    settings = train_step.StepSettings(schedules.dropout_rates(0, config))
+    rates = schedules.dropout_rates(0, config)
     features = batch_features(config.data)
 
     @tf.function(jit_compile=True, autograph=False)
-    def program(
-        stop: tf.Tensor, replica_id: tf.Tensor, *values: tf.Tensor
-    ) -> Any:
+    def program(replica_id: tf.Tensor, *values: tf.Tensor) -> Any:
         names = [feature.name for feature in features]
         batch = dict(zip(names, values, strict=True))
         with SliceContext(num_replicas, replica_id):
-            return replica_step(batch, stop, settings=settings)
+            return replica_step(batch, rates)
 
     batch_size = config.data.global_batch_size // num_replicas
     return program, [
-        tf.TensorSpec([], tf.float32),
         tf.TensorSpec([], tf.int32),
         *(
             tf.TensorSpec(

@@ -84,18 +84,19 @@ class Evaluator:
         if target.jit_compile:
             compute = tf.function(compute, jit_compile=True)
 
+        # As in `train_step.make_train_steps`.
+        sums_flags = not is_one_process(strategy)
+
         @tf.autograph.experimental.do_not_convert
         def evaluate_on_replica(
-            batch: Batch, stop: tf.Tensor
+            batch: Batch, stop: tf.Tensor | None = None
         ) -> tuple[Scalars, dict[str, tf.Tensor]]:
             replica = tf.distribute.get_replica_context()
-            batch_sums, predictions = compute(batch)
-            sums = replica.all_reduce(
-                tf.distribute.ReduceOp.SUM,
-                # tf.identity, since only values made on the replica can be
-                # reduced.
-                {**batch_sums, "stops": tf.identity(stop)},
-            )
+            sums, predictions = compute(batch)
+            if stop is not None:
+                # Only values made on the replica can be reduced.
+                sums = {**sums, "stops": tf.identity(stop)}
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
             return sums, {
                 name: replica.all_gather(value, axis=0)
                 for name, value in predictions.items()
@@ -105,11 +106,13 @@ class Evaluator:
         def evaluate_batch(
             batch: Batch,
         ) -> tuple[Scalars, dict[str, tf.Tensor]]:
+            flag = read_flag(stop_flag)
             sums, predictions = strategy.run(
-                evaluate_on_replica, args=(batch, read_flag(stop_flag))
+                evaluate_on_replica,
+                args=(batch, flag) if sums_flags else (batch,),
             )
             return (
-                first_replica_values(strategy, sums),
+                {"stops": flag, **first_replica_values(strategy, sums)},
                 first_replica_values(strategy, predictions),
             )
 

@@ -20,12 +20,17 @@ class TrainState:
         model: Model and heads of the objective.
         optimizer: Built for the model's trainable variables.
         step: int64 scalar, number of steps done.
+        learning_rate_scale: float32 scalar, factor of the scheduled learning
+            rate, which rollbacks lower. A variable, not a constant of the
+            program, so that a rollback compiles nothing. Checkpoints do not
+            hold it: it is a function of step and rollbacks.
     """
 
     objective: Objective
     model: keras.layers.Layer
     optimizer: AdamW
     step: tf.Variable
+    learning_rate_scale: tf.Variable
 
     def variables(self) -> dict[str, tf.Variable]:
         """Everything that a checkpoint holds, by path."""
@@ -44,11 +49,20 @@ def make_state(config: PretrainingConfig, objective: Objective) -> TrainState:
     model = objective.make_model()
     optimizer = make_optimizer(config.optimizer)
     optimizer.build(model.trainable_variables)
-    step = tf.Variable(
-        0,
-        dtype=tf.int64,
-        trainable=False,
-        name="step",
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+
+    def scalar(name: str, value: int | float, dtype: tf.DType) -> tf.Variable:
+        return tf.Variable(
+            value,
+            dtype=dtype,
+            trainable=False,
+            name=name,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    return TrainState(
+        objective,
+        model,
+        optimizer,
+        step=scalar("step", 0, tf.int64),
+        learning_rate_scale=scalar("learning_rate_scale", 1.0, tf.float32),
     )
-    return TrainState(objective, model, optimizer, step)

@@ -2,7 +2,7 @@
 
 `make_replica_step` makes the step that all replicas run at the same time.
 `make_train_steps` wraps it in the loop that runs without returning to Python.
-`StepSettings` are Python numbers and so constants of the program: new values
+Dropout rates are Python numbers and so constants of the program: new rates
 trace a new program, and dropout of rate 0 adds no operation to it.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from albert_tf.cluster.strategy import device_type
+from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
@@ -21,25 +22,6 @@ from albert_tf.training.micro_batches import add_micro_batches
 from albert_tf.training.objective import Objective, Scalars
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_state import TrainState
-
-
-class StepSettings(NamedTuple):
-    """The constants of a program that differ between phases of a run.
-
-    Attributes:
-        dropout: Rates.
-        learning_rate_scale: Factor of the scheduled learning rate; rollbacks
-            may lower it.
-
-    Example:
-        >>> rates = schedules.dropout_rates(0, PretrainingConfig())
-        >>> StepSettings(rates, learning_rate_scale=0.5)
-        StepSettings(dropout=DropoutRates(hidden=0.1, attention=0.1),
-                     learning_rate_scale=0.5)
-    """
-
-    dropout: DropoutRates
-    learning_rate_scale: float = 1.0
 
 
 class Steps(NamedTuple):
@@ -93,24 +75,28 @@ def make_train_steps(
             all processes stop at the same step, at most two steps later.
 
     Returns:
-        `train_steps(batches, totals, num_steps, settings) -> Steps`, where
+        `train_steps(batches, totals, num_steps, rates) -> Steps`, where
         `batches` is a distributed iterator, `totals` float32 scalars by the
         names of `metric_names`, `num_steps` an int32 scalar tensor and
-        `settings` the `StepSettings`.
+        `rates` the dropout rates.
     """
     replica_step = make_replica_step(state, config, device_type(strategy))
+    # Several processes sum up their flags, to stop at the same step. A single
+    # process does not send its flag to the devices: a slice may have 256.
+    sums_flags = not is_one_process(strategy)
 
     @tf.function
     def train_steps(
         batches: Iterator[Batch],
         totals: Mapping[str, tf.Tensor],
         num_steps: tf.Tensor,
-        settings: StepSettings,
+        rates: DropoutRates,
     ) -> Steps:
         names = list(totals)
+        results = (*names, "stops") if sums_flags else names
 
-        # TPUStrategy converts all arguments to tensors: bind the settings.
-        step_vector = _as_vector(replica_step, (*names, "stops"), settings)
+        # TPUStrategy converts all arguments to tensors: bind the rates.
+        step_vector = _as_vector(replica_step, results, rates)
         sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
         # The loop reads the stop flag of two steps ago, and the next batch
@@ -127,23 +113,23 @@ def make_train_steps(
             # On a single thread, TensorFlow would otherwise take this time only
             # after it has computed the step.
             with tf.control_dependencies([received]):
-                per_replica = strategy.run(
-                    step_vector, args=(batch, read_flag(stop_flag))
-                )
+                flags = (read_flag(stop_flag),) if sums_flags else ()
+                per_replica = strategy.run(step_vector, args=(batch, *flags))
             vector = first_replica_values(strategy, per_replica)["all"]
             # A value that the host reads: a TPU has launched the step, not
             # computed it, when `vector` exists.
             with tf.control_dependencies([vector[-1]]):
                 finished = tf.timestamp()
+                flag = vector[-1] if sums_flags else read_flag(stop_flag)
             times = times.write(done, tf.stack([requested, received, finished]))
-            stops_before, stops = stops, vector[-1]
-            sums += vector[:-1]
+            stops_before, stops = stops, flag
+            sums += vector[: len(names)]
             done += 1
         return Steps(
             dict(zip(names, tf.unstack(sums), strict=True)),
             done,
             stops,
-            _learning_rate(state.step - 1, config, settings),
+            _learning_rate(state.step - 1, config, state),
             times.stack(),
         )
 
@@ -154,8 +140,8 @@ def make_train_steps(
 def _as_vector(
     replica_step: Callable[..., Scalars],
     names: Sequence[str],
-    settings: StepSettings,
-) -> Callable[[Batch, tf.Tensor], Scalars]:
+    rates: DropoutRates,
+) -> Callable[..., Scalars]:
     """The step of a replica, with its results in one vector, named "all".
 
     One copy then transfers all results from device to host. With one scalar
@@ -164,8 +150,8 @@ def _as_vector(
     """
 
     @tf.autograph.experimental.do_not_convert
-    def step_vector(batch: Batch, stop: tf.Tensor) -> Scalars:
-        results = replica_step(batch, stop, settings)
+    def step_vector(batch: Batch, *flags: tf.Tensor) -> Scalars:
+        results = replica_step(batch, rates, *flags)
         return {"all": tf.stack([results[name] for name in names])}
 
     return step_vector
@@ -215,11 +201,12 @@ def make_replica_step(
         device_type: The device to compile for, "TPU", "GPU" or "CPU".
 
     Returns:
-        `replica_step(batch, stop, settings)` for the batch of this replica and
-        the stop flag of its process, a float32 scalar. It returns float32
-        scalars equal on all replicas: the metrics of `metric_names` over the
-        global batch, with gradient_norm before global clipping; and `stops`,
-        the sum of `stop` over all replicas.
+        `replica_step(batch, rates, stop)` for the batch of this replica, the
+        dropout rates and, unless it is left out, the stop flag of its process,
+        a float32 scalar. It returns float32 scalars equal on all replicas: the
+        metrics of `metric_names` over the global batch, with gradient_norm
+        before global clipping; and, if `stop` is given, `stops`, its sum over
+        all replicas.
     """
     target = ProgramTarget.from_config(config.distribution, device_type)
     clip_norm = config.optimizer.clip_norm
@@ -231,7 +218,7 @@ def make_replica_step(
 
     @tf.autograph.experimental.do_not_convert
     def replica_step(
-        batch: Batch, stop: tf.Tensor, settings: StepSettings
+        batch: Batch, rates: DropoutRates, stop: tf.Tensor | None = None
     ) -> Scalars:
         replica = tf.distribute.get_replica_context()
         num_replicas = replica.num_replicas_in_sync
@@ -245,8 +232,8 @@ def make_replica_step(
 
         def micro_batch_gradients(micro_batch: Batch, index: Any) -> Any:
             dropout = Dropout(
-                settings.dropout.hidden,
-                settings.dropout.attention,
+                rates.hidden,
+                rates.attention,
                 _fold_in(seed, index),
             )
             return _loss_gradients(state, micro_batch, weights, dropout, target)
@@ -259,14 +246,16 @@ def make_replica_step(
         )
         if clip_norm and clips_each_replica:
             gradients = _clip_per_replica(gradients, clip_norm, num_replicas)
-        gradients, sums, stops = _reduce(gradients, sums, stop)
+        flags = {} if stop is None else {"stops": stop}
+        gradients, sums = _reduce(gradients, {**sums, **flags})
+        flags = {name: sums.pop(name) for name in flags}
         gradient_norm = tf.linalg.global_norm(gradients)
         scale = tf.constant(1.0)
         if clip_norm and not clips_each_replica:
             scale = _clip_factor(gradient_norm, clip_norm)
         update_metrics = update(
             gradients,
-            _learning_rate(state.step, config, settings),
+            _learning_rate(state.step, config, state),
             scale,
             fuse=target.fuse,
         )
@@ -275,7 +264,7 @@ def make_replica_step(
             **state.objective.metrics(sums),
             "gradient_norm": gradient_norm,
             **update_metrics,
-            "stops": stops,
+            **flags,
         }
 
     return replica_step
@@ -338,14 +327,13 @@ def _clip_factor(gradient_norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
 
 
 def _reduce(
-    gradients: list[tf.Tensor], sums: Scalars, stop: tf.Tensor
-) -> tuple[list[tf.Tensor], Scalars, tf.Tensor]:
-    """Adds up gradients, sums and stop flags, in one all-reduce."""
+    gradients: list[tf.Tensor], sums: Scalars
+) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
+    """Adds up gradients and sums over all replicas, in one all-reduce."""
     *gradients, reduced = _all_reduce_sum(
-        [*gradients, tf.stack([*sums.values(), stop])]
+        [*gradients, tf.stack(list(sums.values()))]
     )
-    *values, stops = tf.unstack(reduced)
-    return gradients, dict(zip(sums, values, strict=True)), stops
+    return gradients, dict(zip(sums, tf.unstack(reduced), strict=True))
 
 
 def _all_reduce_sum(values: Any) -> Any:
@@ -354,12 +342,12 @@ def _all_reduce_sum(values: Any) -> Any:
 
 
 def _learning_rate(
-    step: tf.Tensor, config: PretrainingConfig, settings: StepSettings
+    step: tf.Tensor, config: PretrainingConfig, state: TrainState
 ) -> tf.Tensor:
     scheduled = schedules.learning_rate(
         step, config.optimizer, config.training.num_train_steps
     )
-    return settings.learning_rate_scale * scheduled
+    return state.learning_rate_scale * scheduled
 
 
 def _replica_seed(

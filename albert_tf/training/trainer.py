@@ -21,12 +21,9 @@ from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training import schedules
 from albert_tf.training.objective import InitialWeights, Objective
 from albert_tf.training.position import Position
+from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_state import make_state
-from albert_tf.training.train_step import (
-    StepSettings,
-    make_train_steps,
-    metric_names,
-)
+from albert_tf.training.train_step import make_train_steps, metric_names
 
 # Number of steps in the second call of a program, which measures its speed. The
 # first call compiles.
@@ -100,11 +97,13 @@ class Trainer:
         )
         self.position = Position.at_start(metric_names(config, objective))
         self.learning_rate = 0.0
+        # None: not set yet; `values_on_first` sets it on one replica only.
+        self._learning_rate_scale: float | None = None
         self._batches: Any = None
         self._opened_at: Any = None
         # Seconds per step of the last call of each program; None after its
         # first call, which compiles.
-        self._step_seconds: dict[StepSettings, float | None] = {}
+        self._step_seconds: dict[DropoutRates, float | None] = {}
 
     def start(self, initial: InitialWeights | None) -> Checkpoint | None:
         """Restores or initializes the variables. The order matters.
@@ -155,21 +154,21 @@ class Trainer:
         """
         position = self.position
         while position.step < until:
-            settings = self._settings()
-            if settings not in self._step_seconds:
+            rates = self._dropout_rates()
+            if rates not in self._step_seconds:
                 logging.info(
                     "building the training program: dropout %g (hidden) and "
-                    "%g (attention), learning rate scaled by %g",
-                    settings.dropout.hidden,
-                    settings.dropout.attention,
-                    settings.learning_rate_scale,
+                    "%g (attention)",
+                    rates.hidden,
+                    rates.attention,
                 )
+            self._scale_learning_rate()
             self._open_batches()
             change = self.stream.next_change(position.step)
             end = until if change is None else min(change, until)
-            num_steps = self._length_of_call(settings, end - position.step)
-            compiled = settings in self._step_seconds
-            seconds = self._step_seconds.get(settings)
+            num_steps = self._length_of_call(rates, end - position.step)
+            compiled = rates in self._step_seconds
+            seconds = self._step_seconds.get(rates)
             began, cpu_began = time.monotonic(), time.process_time()
             usual_s = seconds and num_steps * seconds
             activity = (
@@ -189,7 +188,7 @@ class Trainer:
                     self._batches,
                     {n: tf.constant(v) for n, v in position.totals.items()},
                     tf.constant(num_steps),
-                    settings,
+                    rates,
                 )
                 # Here the host waits for the devices.
                 totals = {n: float(v) for n, v in steps.totals.items()}
@@ -209,40 +208,43 @@ class Trainer:
                     position.step,
                     call_s,
                 )
-            self._step_seconds[settings] = (
-                call_s / num_steps if compiled else None
-            )
+            self._step_seconds[rates] = call_s / num_steps if compiled else None
             if float(steps.stops):
                 return True
         return False
 
-    def _length_of_call(self, settings: StepSettings, remaining: int) -> int:
+    def _length_of_call(self, rates: DropoutRates, remaining: int) -> int:
         """Number of steps of the next call of a program.
 
         The first two calls are short: one step, which compiles, and some that
         measure the speed. The division into calls changes no result.
         """
-        if settings not in self._step_seconds:
+        if rates not in self._step_seconds:
             return 1
-        if self._step_seconds[settings] is None:
+        if self._step_seconds[rates] is None:
             return min(MEASURED_STEPS, remaining)
         return remaining
 
     @property
     def step_seconds(self) -> float | None:
         """Measured step time of the program at this step; None if unknown."""
-        return self._step_seconds.get(self._settings())
+        return self._step_seconds.get(self._dropout_rates())
 
     def close_batches(self) -> None:
         """Closes the stream; the next step opens it."""
         self._batches = None
 
-    def _settings(self) -> StepSettings:
-        step = self.position.step
-        return StepSettings(
-            schedules.dropout_rates(step, self._config),
-            self.rollbacks.learning_rate_scale(step),
-        )
+    def _dropout_rates(self) -> DropoutRates:
+        return schedules.dropout_rates(self.position.step, self._config)
+
+    def _scale_learning_rate(self) -> None:
+        """Sets the factor of the learning rate at this step."""
+        scale = self.rollbacks.learning_rate_scale(self.position.step)
+        if scale != self._learning_rate_scale:
+            if scale != 1:
+                logging.info("the learning rate is scaled by %g", scale)
+            self.state.learning_rate_scale.assign(scale)
+            self._learning_rate_scale = scale
 
     def _open_batches(self) -> None:
         """Opens the stream at this step, unless it is open at this step."""

@@ -58,8 +58,8 @@ def test_steps_and_predictions_are_lowered_for_tpus(strategy, tmp_path, kind):
 
     tpu_bridge.assert_runs_on_tpu(program)
     assert program.num_updated_variables == 0
-    # The sums of the task, the stop flag, and the gathered predictions, which
-    # the bridge lowers to sums as well.
+    # The sums of the task, and the gathered predictions, which the bridge also
+    # lowers to sums.
     num_sums = 2 if kind == "regression" else 3  # it counts nothing as correct
-    expected = num_sums + 1 + NUM_PREDICTIONS[kind]
+    expected = num_sums + NUM_PREDICTIONS[kind]
     assert program.num_sums_over_replicas == expected

@@ -15,7 +15,6 @@ from albert_tf.interop.weight_names import list_weights
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_state import make_state
 from albert_tf.training.train_step import (
-    StepSettings,
     make_train_steps,
     metric_names,
 )
@@ -42,10 +41,10 @@ def train(task: Task) -> tuple[np.ndarray, Values]:
     initial = {v.path: v.value.numpy() for v in state.model.variables}
     batches = iter(strategy.distribute_datasets_from_function(_open(task)))
     zeros = {n: tf.constant(0.0) for n in metric_names(config, objective)}
-    settings = StepSettings(DropoutRates(0.0, 0.0))
+    rates = DropoutRates(0.0, 0.0)
     losses = []
     for _ in range(config.training.num_train_steps):
-        steps = train_steps(batches, zeros, tf.constant(1), settings)
+        steps = train_steps(batches, zeros, tf.constant(1), rates)
         losses.append(float(steps.totals["loss"]))
     return np.array(losses), initial
 

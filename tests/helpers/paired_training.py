@@ -14,7 +14,6 @@ from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_state import make_state
 from albert_tf.training.train_step import (
-    StepSettings,
     make_train_steps,
     metric_names,
 )
@@ -49,10 +48,10 @@ def train(config: PretrainingConfig) -> Training:
     )
     names = metric_names(config, Pretraining(config))
     zeros = {name: tf.constant(0.0) for name in names}
-    settings = StepSettings(DropoutRates(0.0, 0.0))
+    rates = DropoutRates(0.0, 0.0)
     losses = []
     for _ in range(config.training.num_train_steps):
-        steps = train_steps(batches, zeros, tf.constant(1), settings)
+        steps = train_steps(batches, zeros, tf.constant(1), rates)
         losses.append([float(steps.totals[name]) for name in LOSSES])
     trained = {v.path: v.value.numpy() for v in variables}
     return Training(np.array(losses), initial, trained)

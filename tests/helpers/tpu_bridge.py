@@ -140,9 +140,10 @@ def lower_training(strategy, config, objective, batches):
         batches,
         totals,
         tf.TensorSpec([], tf.int32),
-        train_step.StepSettings(schedules.dropout_rates(0, config)),
+        schedules.dropout_rates(0, config),
     )
-    return lower(function, state.variables().values()), state
+    variables = [*state.variables().values(), state.learning_rate_scale]
+    return lower(function, variables), state
 
 
 def batches_of_zeros(strategy, config, features):
@@ -165,7 +166,8 @@ def assert_host_runs_ahead(program, num_replicas):
     """Checks that the host launches a step before the last one has ended.
 
     The request of a batch may wait for results of earlier steps only. Nor may
-    anything wait for the batches of all replicas.
+    anything wait for the batches of all replicas. In each step, the host sends
+    nothing but the batch: a slice may have 256 replicas.
     """
     (body,) = (
         function
@@ -209,7 +211,15 @@ def assert_host_runs_ahead(program, num_replicas):
             next_values.get(argument, argument), tuple(string.ascii_letters)
         )
         assert not values & set(requests), argument
-    # The metrics and the stop flag reach the host in one tensor.
+    others = [
+        node.name
+        for node in body.node_def
+        if node.op == "TPUReplicatedInput"
+        and node.attr["T"].type != tf.resource.as_datatype_enum
+        and not needed(node.name, tuple(string.ascii_letters)) & {*requests}
+    ]
+    assert len(others) == 1, "the number of the replica"
+    # The metrics reach the host in one tensor.
     (output,) = (n for n in body.node_def if n.op == "TPUReplicatedOutput")
     times = [n.name for n in body.node_def if n.op == "Timestamp"]
     before = [t for t in times if output.name not in needed(t, ("",))]

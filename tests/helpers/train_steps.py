@@ -13,11 +13,7 @@ from albert_tf.input.batch_stream import BatchStream
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_state import make_state
-from albert_tf.training.train_step import (
-    StepSettings,
-    make_train_steps,
-    metric_names,
-)
+from albert_tf.training.train_step import make_train_steps, metric_names
 
 NO_DROPOUT = DropoutRates(0.0, 0.0)
 # The run directory, to which steps write nothing.
@@ -73,8 +69,7 @@ def operations_of(program, arguments):
 def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     """Trains some steps; tests with the same settings share the result."""
     train_steps, state, batches = make_steps(config)
-    settings = StepSettings(rates)
-    arguments = (batches, no_totals(config), tf.constant(num_steps), settings)
+    arguments = (batches, no_totals(config), tf.constant(num_steps), rates)
     steps = train_steps(*arguments)
     assert steps.num_steps == num_steps
     assert steps.times.shape == (num_steps, 3)

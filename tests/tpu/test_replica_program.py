@@ -27,7 +27,7 @@ def make_batch(arguments, vocab_size):
 def test_the_program_takes_the_batches_of_packed_records():
     config = tiny_config(packing="best_fit", max_examples_per_row=3)
     state = train_state.make_state(config, Pretraining(config))
-    _, (_, _, *batch) = replica_program.make_program(state, config, 2)
+    _, (_, *batch) = replica_program.make_program(state, config, 2)
     data = config.data
     names = [f.name for f in replica_program.batch_features(data)]
     rows, slots = data.global_batch_size // 2, data.max_predictions_per_seq + 2
@@ -50,7 +50,7 @@ def test_the_program_computes_the_trainers_step(packing):
         num_warmup_steps=0, gradient_accumulation_steps=2, packing=packing
     )
     state = train_state.make_state(config, Pretraining(config))
-    program, (stop, replica_id, *features) = replica_program.make_program(
+    program, (replica_id, *features) = replica_program.make_program(
         state, config, 1
     )
     names = [f.name for f in replica_program.batch_features(config.data)]
@@ -59,20 +59,15 @@ def test_the_program_computes_the_trainers_step(packing):
         number = names.index("next_sentence_positions")
         values[number] = tf.zeros_like(values[number])
     before = {n: v.numpy() for n, v in state.variables().items()}
-    figures = program(
-        tf.ones(stop.shape), tf.zeros(replica_id.shape, tf.int32), *values
-    )
+    figures = program(tf.zeros(replica_id.shape, tf.int32), *values)
 
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         trained = train_state.make_state(config, Pretraining(config))
     replica_step = train_step.make_replica_step(trained, config)
-    settings = train_step.StepSettings(DropoutRates(0.0, 0.0))
     expected = tf.function(strategy.run)(
         lambda *v: replica_step(
-            dict(zip(names, v, strict=True)),
-            tf.constant(1.0),
-            settings=settings,
+            dict(zip(names, v, strict=True)), DropoutRates(0.0, 0.0)
         ),
         values,
     )

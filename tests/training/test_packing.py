@@ -106,7 +106,7 @@ def train(batch, **settings):
         iter(batches),
         {name: tf.constant(0.0) for name in names},
         tf.constant(1),
-        train_step.StepSettings(DropoutRates(0.0, 0.0)),
+        DropoutRates(0.0, 0.0),
     )
     gradients = {
         variable.path: 10 * state.variables()[f"{variable.path}/m"].numpy()

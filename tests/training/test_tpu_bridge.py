@@ -69,8 +69,8 @@ def test_evaluation_is_lowered_for_tpus(strategy, tmp_path, tiny_records):
     program = tpu_bridge.lower(function, model.variables)
     tpu_bridge.assert_runs_on_tpu(program)
     assert program.num_updated_variables == 0
-    # Six sums of losses, correct predictions and weights, and the stop flag.
-    assert program.num_sums_over_replicas == 7
+    # Sums of losses, correct predictions and weights.
+    assert program.num_sums_over_replicas == 6
 
 
 class WritesText(Pretraining):

@@ -353,6 +353,7 @@ def test_a_diverged_run_rolls_back_and_resumes_exactly(tiny_records, tmp_path):
     assert alone.wait() == [0], alone.log()
     rollbacks = json.loads((tmp_path / "alone/rollbacks.json").read_text())
     assert rollbacks
+    assert alone.log().count("building the training program") == 1
     for number, rollback in enumerate(rollbacks):
         assert "divergence_loss_increase=0.4" in rollback["reason"]
         back_to, at = rollback["resumed_from"], rollback["diverged_at"]

@@ -14,7 +14,6 @@ from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_state import make_state
 from albert_tf.training.train_step import (
-    StepSettings,
     make_train_steps,
 )
 from tests.helpers import tiny_run
@@ -43,7 +42,7 @@ def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
             totals = no_totals(config)
             totals["loss"] = tf.constant(before)
             after = train_steps(
-                batches, totals, tf.constant(1), StepSettings(NO_DROPOUT)
+                batches, totals, tf.constant(1), NO_DROPOUT
             ).totals
             loss = after["masked_lm_loss"] + after["sentence_order_loss"]
             assert after["loss"].numpy() == before + loss.numpy()
@@ -154,14 +153,13 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records):
 
         def run(self, function, args):
             def replica(*flat):
-                *features, stop = flat
-                ids = dict(zip(batch, features, strict=True))
+                ids = dict(zip(batch, flat, strict=True))
                 assert all(v.shape.is_fully_defined() for v in flat)
-                seen.update(function(ids, stop))
+                seen.update(function(ids))
                 raise TracedError
 
-            ids, stop = args
-            tpu.replicate(replica, [[*ids.values(), stop]])
+            (ids,) = args
+            tpu.replicate(replica, [list(ids.values())])
 
         def experimental_local_results(self, value):
             return (value,)
@@ -173,9 +171,9 @@ def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records):
                 itertools.repeat(dict(batch)),
                 no_totals(config),
                 tf.constant(1),
-                StepSettings(rates),
+                rates,
             )
-        assert seen["all"].shape == len(no_totals(config)) + 1
+        assert seen["all"].shape == len(no_totals(config))
         seen.clear()
 
 
@@ -202,7 +200,7 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
     )
     totals = no_totals(config)
     for _ in range(2):
-        train_steps(batches, totals, tf.constant(1), StepSettings(NO_DROPOUT))
+        train_steps(batches, totals, tf.constant(1), NO_DROPOUT)
     assert int(state.step) == 2
 
 
@@ -422,7 +420,7 @@ def test_dropout_of_rate_0_adds_no_random_operation(tiny_records, fuse):
     without, with_dropout = (
         operations_of(
             train_steps,
-            (batches, no_totals(config), tf.constant(1), StepSettings(rates)),
+            (batches, no_totals(config), tf.constant(1), rates),
         )[0]
         for rates in (NO_DROPOUT, DropoutRates(0.1, 0.1))
     )
