@@ -87,6 +87,8 @@ def weighted_sums(
 ) -> dict[str, tf.Tensor]:
     """Sums the cross-entropy and the correct predictions of a classifier.
 
+    A prediction is correct if no logit is larger than that of the label.
+
     Args:
         name: Prefix of the keys returned.
         logits: float32, `(..., classes)`.
@@ -98,8 +100,12 @@ def weighted_sums(
         `NAME_weight_sum`.
     """
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    predictions = tf.argmax(logits, axis=-1, output_type=labels.dtype)
-    correct = tf.cast(tf.equal(predictions, labels), tf.float32)
+    # Not argmax: on a TPU, it reads the logits once more, while the softmax of
+    # the losses needs their maximum anyway.
+    logits = tf.stop_gradient(logits)
+    of_labels = tf.gather(logits, labels, axis=-1, batch_dims=labels.shape.rank)
+    is_correct = of_labels >= tf.reduce_max(logits, axis=-1)
+    correct = tf.cast(is_correct, tf.float32)
     return {
         f"{name}_loss_sum": tf.reduce_sum(weights * losses),
         f"{name}_correct_sum": tf.reduce_sum(weights * correct),
