@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,10 +16,13 @@ from albert_tf.input import (
 )
 from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import parse_records
+from albert_tf.interop.loading import load
+from albert_tf.records.features import SENTENCE_LABEL
 from albert_tf.training import evaluate, losses
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from albert_tf.training.train_state import make_state
+from data_prep import build_tfrecords
 from tests.helpers import tiny_run
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -145,14 +149,63 @@ def test_mode_eval_repeats_the_last_evaluation_of_the_run(
     assert expected.pop("split") == "eval"
     assert expected.pop("evaluation_seconds") > 0
 
-    flags = tiny_run.as_flags(config, tmp_path / "model.json")
+    done = evaluate_in_process(config, tmp_path)
+    assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-5)
+    # The log has the accuracies of the paper.
+    assert "mlm 54.0%, sop 86.5% accuracy" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_sentence_head_is_measured_on_the_task_that_it_was_not_trained_on(
+    tiny_records, tmp_path
+):
+    """Table 5: the head of sentence order on next-sentence prediction."""
+    train(
+        tiny_run.make_config(tiny_records, tmp_path / "run", eval_input_file=())
+    )
+    build_tfrecords.main(
+        dataclasses.replace(
+            tiny_run.records_config(tiny_records.parent),
+            output_dir=str(tmp_path / "nsp"),
+            sentence_objective="nsp",
+        )
+    )
+    config = tiny_run.make_config(
+        tmp_path / "nsp", tmp_path / "run", max_eval_steps=0
+    )
+    done = evaluate_in_process(
+        config, tmp_path, "--eval_sentence_objective=nsp"
+    )
+    found = json.loads(done.stdout)
+
+    model, _ = load(str(tmp_path / "run"))
+    correct, labels = 0, []
+    for record in tf.data.TFRecordDataset(
+        list((tmp_path / "nsp" / "eval").glob("*.tfrecord"))
+    ).batch(1):
+        batch = parse_records(record, features_to_read("static"), config.data)
+        (logits,), ((label,),) = (
+            model(batch)["sentence_logits"].numpy(),
+            batch[SENTENCE_LABEL].numpy(),
+        )
+        correct += logits.argmax() == label
+        labels.append(label)
+    assert 0 < sum(labels) < len(labels)
+    assert found["sentence_order_accuracy"] == pytest.approx(
+        correct / len(labels)
+    )
+
+
+def evaluate_in_process(config, directory, *flags):
+    """The finished command that evaluates the newest checkpoint of a run."""
     done = subprocess.run(
         [
             sys.executable,
             "-m",
             "albert_tf.run_pretraining",
-            *flags,
+            *tiny_run.as_flags(config, directory / "model.json"),
             "--mode=eval",
+            *flags,
         ],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
@@ -160,6 +213,4 @@ def test_mode_eval_repeats_the_last_evaluation_of_the_run(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-5)
-    # The log has the accuracies of the paper.
-    assert "mlm 54.0%, sop 86.5% accuracy" in done.stderr
+    return done
