@@ -34,8 +34,11 @@ EVALUATION_METRICS = (
     "sentence_order_loss",
     "sentence_order_accuracy",
 )
-TRAINING_SECONDS = "training_seconds"
-TRAINING_CPU_SECONDS = "training_cpu_seconds"
+# Sums over the lines of a run's log: the metric of a line.
+TRAINING_TOTALS = {
+    "training_seconds": "loop_seconds",
+    "training_cpu_seconds": "cpu_seconds",
+}
 
 # Settings that the sweep decides.
 _OWN_SETTINGS = ("output_dir", "mode", "dry_run")
@@ -339,13 +342,8 @@ def _check_metrics(
 ) -> tuple[str, ...]:
     known = [
         *EVALUATION_METRICS,
-        TRAINING_SECONDS,
-        TRAINING_CPU_SECONDS,
-        *(
-            f"{e}/{metric}"
-            for e in evaluations
-            for metric in EVALUATION_METRICS
-        ),
+        *TRAINING_TOTALS,
+        *(f"{e}/{m}" for e in evaluations for m in EVALUATION_METRICS),
     ]
     for metric in metrics:
         if metric not in known:

@@ -8,21 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from albert_tf.runs.log import read_metrics
-from albert_tf.sweeps.plan import (
-    TRAINING_CPU_SECONDS,
-    TRAINING_SECONDS,
-    Plan,
-    PlannedRun,
-)
+from albert_tf.sweeps.plan import TRAINING_TOTALS, Plan, PlannedRun
 from albert_tf.sweeps.runner import is_trained, read_evaluation
 
 Values = Mapping[str, float]
-
-# Sums over the lines of the log: the metric of a line.
-_TOTALS = {
-    TRAINING_SECONDS: "loop_seconds",
-    TRAINING_CPU_SECONDS: "cpu_seconds",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +133,7 @@ def _read_run(run: PlannedRun, sweep_dir: str, plan: Plan) -> dict[str, float]:
     ]
     found: dict[str, float] = {
         total: sum(line[metric] for line in lines)
-        for total, metric in _TOTALS.items()
+        for total, metric in TRAINING_TOTALS.items()
         # Runs of older versions have no CPU times.
         if all(metric in line for line in lines)
     }
@@ -261,7 +250,7 @@ def format_value(metric: str, value: float, signed: bool = False) -> str:
     sign = "+" if signed else ""
     if metric.endswith("accuracy"):
         return f"{100 * value:{sign}.1f} %"
-    if metric in _TOTALS:
+    if metric in TRAINING_TOTALS:
         return f"{value:{sign}.0f} s"
     if metric.endswith("loss"):
         return f"{value:{sign}.3f}"
