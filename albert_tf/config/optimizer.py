@@ -52,9 +52,9 @@ class OptimizerConfig(Config):
         0,
         "Number of steps at the end in which the learning rate decays, e.g. "
         "1000; between warm-up and decay it stays at its peak (trapezoidal or "
-        "warmup-stable-decay schedule). At most num_train_steps - "
-        "num_warmup_steps. 0: the decay counts from step 0, as in "
-        "google-research/albert.",
+        "warmup-stable-decay schedule; Zhai et al., 2022; Haegele et al., "
+        "2024). At most num_train_steps - num_warmup_steps. 0: the decay "
+        "counts from step 0, as in google-research/albert.",
         at_least=0,
         affects="result",
         in_program=True,
