@@ -93,10 +93,10 @@ def make_train_steps(
         rates: DropoutRates,
     ) -> Steps:
         names = list(totals)
-        results = (*names, "stops") if sums_flags else names
+        result_names = (*names, "stops") if sums_flags else names
 
         # TPUStrategy converts all arguments to tensors: bind the rates.
-        step_vector = _as_vector(replica_step, results, rates)
+        step_vector = _as_vector(replica_step, result_names, rates)
         sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
         # The loop reads the stop flag of two steps ago, and the next batch

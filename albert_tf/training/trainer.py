@@ -200,7 +200,7 @@ class Trainer:
             position.num_steps += num_steps
             self.learning_rate = float(steps.learning_rate)
             position.times.add(
-                steps.times.numpy(), ended, compiled, cpu_seconds=cpu_s
+                steps.times.numpy(), ended, steady=compiled, cpu_seconds=cpu_s
             )
             if not compiled:
                 logging.info(

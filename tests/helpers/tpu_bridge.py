@@ -167,7 +167,8 @@ def assert_host_runs_ahead(program, num_replicas):
 
     The request of a batch may wait for results of earlier steps only. Nor may
     anything wait for the batches of all replicas. In each step, the host sends
-    nothing but the batch: a slice may have 256 replicas.
+    nothing but the batch and the number of the replica: a slice may have 256
+    replicas.
     """
     (body,) = (
         function
@@ -196,6 +197,7 @@ def assert_host_runs_ahead(program, num_replicas):
         )
     )
     requests = [n.name for n in body.node_def if n.op == "IteratorGetNext"]
+    (output,) = (n for n in body.node_def if n.op == "TPUReplicatedOutput")
     assert requests
     for request in requests:
         waits_for = needed(request, ("",)) & set(next_values)
@@ -218,9 +220,8 @@ def assert_host_runs_ahead(program, num_replicas):
         and node.attr["T"].type != tf.resource.as_datatype_enum
         and not needed(node.name, tuple(string.ascii_letters)) & {*requests}
     ]
-    assert len(others) == 1, "the number of the replica"
+    assert len(others) == 1, f"more than the replica's number: {others}"
     # The metrics reach the host in one tensor.
-    (output,) = (n for n in body.node_def if n.op == "TPUReplicatedOutput")
     times = [n.name for n in body.node_def if n.op == "Timestamp"]
     before = [t for t in times if output.name not in needed(t, ("",))]
     assert (len(times), len(before)) == (3, 2)
