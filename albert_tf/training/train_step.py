@@ -99,16 +99,22 @@ def make_train_steps(
         step_vector = _as_vector(replica_step, result_names, rates)
         sums = tf.stack([totals[name] for name in names])
         done = tf.constant(0)
-        # The loop reads the stop flag of two steps ago, and the next batch
-        # waits for no other result. So the host sends a step to the devices
-        # without waiting for the results of the previous step.
-        stops, stops_before = tf.constant(0.0), tf.constant(0.0)
-        times = tf.TensorArray(
-            tf.float64, size=0, dynamic_size=True, element_shape=[3]
+        # The host sends a step to the devices without waiting for the results
+        # of the previous step. TensorFlow starts no iteration before all
+        # stateful operations of the last one, such as the reading of times and
+        # flags, are done. So these wait for `last`, a result of the previous
+        # step, not for one of their own step.
+        last, stops = tf.constant(0.0), tf.constant(0.0)
+        begins = tf.TensorArray(
+            tf.float64, size=0, dynamic_size=True, element_shape=[2]
         )
-        while done < num_steps and stops_before == 0.0:
+        # The first entry is from before the first step.
+        ends = tf.TensorArray(
+            tf.float64, size=0, dynamic_size=True, element_shape=[]
+        )
+        while done < num_steps and stops == 0.0:
             batch, requested, received = _next_batch(
-                strategy, batches, after=stops_before
+                strategy, batches, after=stops
             )
             # On a single thread, TensorFlow would otherwise take this time only
             # after it has computed the step.
@@ -116,21 +122,25 @@ def make_train_steps(
                 flags = (read_flag(stop_flag),) if sums_flags else ()
                 per_replica = strategy.run(step_vector, args=(batch, *flags))
             vector = first_replica_values(strategy, per_replica)["all"]
-            # A value that the host reads: a TPU has launched the step, not
+            with tf.control_dependencies([last]):
+                ends = ends.write(done, tf.timestamp())
+                stops = last if sums_flags else read_flag(stop_flag)
+            begins = begins.write(done, tf.stack([requested, received]))
+            # The host reads this value: a TPU has launched the step, not
             # computed it, when `vector` exists.
-            with tf.control_dependencies([vector[-1]]):
-                finished = tf.timestamp()
-                flag = vector[-1] if sums_flags else read_flag(stop_flag)
-            times = times.write(done, tf.stack([requested, received, finished]))
-            stops_before, stops = stops, flag
+            last = vector[-1]
             sums += vector[: len(names)]
             done += 1
+        with tf.control_dependencies([last]):
+            ends = ends.write(done, tf.timestamp())
+            stops = last if sums_flags else read_flag(stop_flag)
+        finished = ends.stack()[1:]
         return Steps(
             dict(zip(names, tf.unstack(sums), strict=True)),
             done,
             stops,
             _learning_rate(state.step - 1, config, state),
-            times.stack(),
+            tf.concat([begins.stack(), finished[:, tf.newaxis]], axis=1),
         )
 
     return train_steps

@@ -198,15 +198,22 @@ def assert_host_runs_ahead(program, num_replicas):
     )
     requests = [n.name for n in body.node_def if n.op == "IteratorGetNext"]
     (output,) = (n for n in body.node_def if n.op == "TPUReplicatedOutput")
+    readers = {
+        node.name
+        for node in body.node_def
+        if node.op not in ("TPUReplicatedOutput", "Identity")
+        and output.name in needed(node.name, tuple(string.ascii_letters))
+    }
     assert requests
     for request in requests:
         waits_for = needed(request, ("",)) & set(next_values)
         assert waits_for, "the loop ends without another batch"
         for argument in waits_for:
-            # Without control inputs: an operation that has been launched on a
-            # TPU counts as done for them, not for the values that it returns.
             values = needed(next_values[argument], tuple(string.ascii_letters))
             assert request not in values, argument
+            # An operation that has been launched on a TPU counts as done for
+            # control inputs; one that reads its results on the host does not.
+            assert not needed(next_values[argument], ("",)) & readers, argument
     assert len(requests) == num_replicas
     for argument in _read_by_condition(program.host, body):
         values = needed(
@@ -223,10 +230,17 @@ def assert_host_runs_ahead(program, num_replicas):
     assert len(others) == 1, f"more than the replica's number: {others}"
     # The metrics reach the host in one tensor.
     times = [n.name for n in body.node_def if n.op == "Timestamp"]
-    before = [t for t in times if output.name not in needed(t, ("",))]
-    assert (len(times), len(before)) == (3, 2)
-    for time in before:
+    assert len(times) == 3
+    for time in times:
         assert len(needed(time, ("",)) & {*requests}) <= 1
+    # One of the times is that of the results of the previous step.
+    ends = [
+        time
+        for time in times
+        for argument in needed(time, ("",)) & set(next_values)
+        if needed(next_values[argument], tuple(string.ascii_letters)) & readers
+    ]
+    assert len(ends) == 1
 
 
 def _read_by_condition(host, body):
