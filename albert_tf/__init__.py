@@ -46,6 +46,9 @@ def __getattr__(name: str) -> Any:
     """Imports a public name at its first use (PEP 562)."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'albert_tf' has no attribute {name!r}")
+    from albert_tf.cluster import versions
+
+    versions.import_triton()  # the caller may import transformers later
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

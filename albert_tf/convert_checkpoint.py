@@ -18,8 +18,19 @@ The command reads and checks the model before it writes anything. The directory
 `--to` appears only when it is complete.
 """
 
+from albert_tf.cluster import versions
 from albert_tf.config import ConvertConfig, flags
-from albert_tf.interop.convert import convert
+
+
+def main(config: ConvertConfig) -> None:
+    """Converts the model."""
+    if config.verify:
+        versions.import_triton()
+    # Imported here so that --help and invalid settings answer at once.
+    from albert_tf.interop.convert import convert
+
+    convert(config)
+
 
 if __name__ == "__main__":
-    flags.run(convert, ConvertConfig)
+    flags.run(main, ConvertConfig)

@@ -39,6 +39,7 @@ class SplitCpu(importlib.machinery.PathFinder):
             execute = spec.loader.exec_module
 
             def execute_and_split(module):
+                versions.import_triton()
                 with versions.quick_import():
                     execute(module)
                 split_cpu(module)

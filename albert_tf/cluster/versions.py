@@ -6,6 +6,7 @@ without a message. So versions are read from the installed distributions.
 
 import contextlib
 import dataclasses
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -131,6 +132,18 @@ def quick_import() -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+def import_triton() -> None:
+    """Imports Triton, if it is installed, unless TensorFlow was imported first.
+
+    PyTorch for GPUs brings Triton, which transformers imports. Both Triton and
+    TensorFlow contain LLVM, and Triton ends the process if TensorFlow comes
+    first (https://github.com/tensorflow/tensorflow/issues/124205).
+    """
+    if "tensorflow" not in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton")
 
 
 def check_installed() -> list[Installed]:

@@ -1,6 +1,7 @@
 """Versions of installed packages, and of packages made of metadata only."""
 
 import importlib.metadata
+import os
 import pathlib
 import re
 import subprocess
@@ -192,3 +193,29 @@ def test_a_limit_of_virtual_memory_is_refused_before_the_import():
     assert process.returncode == 1
     [message] = process.stderr.splitlines()
     assert "1953 MiB" in message and "ulimit -v unlimited" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-c", "from albert_tf import load"],
+        ["-m", "albert_tf.convert_checkpoint", "--verify"],
+    ],
+    ids=["Python", "convert_checkpoint"],
+)
+def test_triton_is_imported_before_tensorflow(tmp_path, command):
+    """After TensorFlow, the real one would end the process."""
+    (tmp_path / "triton.py").write_text(
+        "import sys\n"
+        "print('late' if 'tensorflow' in sys.modules else 'early')\n"
+        "sys.exit()"
+    )
+    done = subprocess.run(
+        [sys.executable, *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.stdout == "early\n", done.stderr
