@@ -7,6 +7,7 @@ devices, programs, signals and exit status. Only the shutdown of the interpreter
 is shorter than that of `python -m`.
 """
 
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -101,4 +102,5 @@ def _run_module(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *arguments]
+    gc.freeze()  # excludes all imported objects from garbage collection
     runpy.run_module(module, run_name="__main__", alter_sys=True)
