@@ -7,6 +7,7 @@
 #                    or take long
 # make extras-test   runs the tests that need PyTorch, Apache Beam, TensorFlow
 #                    Datasets or the TPU compiler
+# make extras        installs the packages that extras-test needs
 # make tpu-wheel-test
 #                    passes the programs of the trainer through the TPU bridge
 #                    of tensorflow-tpu, which has the kernels for TPUs; sets up
@@ -45,8 +46,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test slow-test extras-test tpu-wheel-test test-all lint \
-    typecheck lock clean
+.PHONY: help demo test slow-test extras extras-test tpu-wheel-test test-all \
+    lint typecheck lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
@@ -73,6 +74,8 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 $(VENV)/installed-extras: $(VENV)/installed
 	$(INSTALL_SELF) '.[cpu,test,interop,beam,tfds,tpu-compile]'
 	@touch $@
+
+extras: $(VENV)/installed-extras
 
 # --- checks ------------------------------------------------------------------
 
