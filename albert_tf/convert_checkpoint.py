@@ -26,7 +26,7 @@ def main(config: ConvertConfig) -> None:
     """Converts the model."""
     if config.verify:
         versions.import_triton()
-    # Imported here so that --help and invalid settings answer at once.
+    # Imported here, after Triton, since it imports TensorFlow.
     from albert_tf.interop.convert import convert
 
     convert(config)

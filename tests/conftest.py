@@ -34,12 +34,13 @@ class SplitCpu(importlib.machinery.PathFinder):
         if fullname != "tensorflow":
             return None
         sys.meta_path.remove(cls)
+        # Later, `tensorflow` is in sys.modules.
+        versions.import_triton()
         spec = super().find_spec(fullname, path, target)
         if spec is not None:
             execute = spec.loader.exec_module
 
             def execute_and_split(module):
-                versions.import_triton()
                 with versions.quick_import():
                     execute(module)
                 split_cpu(module)

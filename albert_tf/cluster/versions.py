@@ -6,7 +6,6 @@ without a message. So versions are read from the installed distributions.
 
 import contextlib
 import dataclasses
-import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -143,7 +142,7 @@ def import_triton() -> None:
     """
     if "tensorflow" not in sys.modules:
         with contextlib.suppress(ImportError):
-            importlib.import_module("triton")
+            import triton  # noqa: F401
 
 
 def check_installed() -> list[Installed]:

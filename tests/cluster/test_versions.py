@@ -201,8 +201,9 @@ def test_a_limit_of_virtual_memory_is_refused_before_the_import():
     [
         ["-c", "from albert_tf import load"],
         ["-m", "albert_tf.convert_checkpoint", "--verify"],
+        ["-c", "import tests.conftest, tensorflow"],
     ],
-    ids=["Python", "convert_checkpoint"],
+    ids=["Python", "convert_checkpoint", "tests"],
 )
 def test_triton_is_imported_before_tensorflow(tmp_path, command):
     """After TensorFlow, the real one would end the process."""
