@@ -111,6 +111,11 @@ def count_by(groups: Array, num_groups: Array) -> Array:
     return np.bincount(groups, minlength=num_groups)
 
 
+def count_in_rows(flags: Array) -> Array:
+    """Number of True values in each row of bool, `(rows, columns)`; int64."""
+    return np.count_nonzero(flags, axis=1)
+
+
 def searchsorted(values: Array, sought: Array) -> Array:
     """Number of increasing `values` up to each number sought; int64."""
     return values.searchsorted(sought, side="right")

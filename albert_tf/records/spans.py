@@ -68,6 +68,8 @@ class Examples:
         """
         ops = self._ops
         num_rows, max_per_row = self._shape
+        if max_per_row == 1:  # takes a third of the time
+            return ops.count_in_rows(flags)
         num_groups = num_rows * (max_per_row + 1)
         counts = ops.sum_by(self._groups, ops.reshape(flags, (-1,)), num_groups)
         counts = ops.reshape(counts, (num_rows, max_per_row + 1))[:, 1:]
