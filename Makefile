@@ -8,6 +8,8 @@
 # make extras-test   runs the tests that need PyTorch, Apache Beam, TensorFlow
 #                    Datasets or the TPU compiler
 # make extras        installs the packages that extras-test needs
+# make bridge-test   passes the programs of the trainer through the TPU bridge of
+#                    TensorFlow; also a part of test and slow-test
 # make tpu-wheel-test
 #                    passes the programs of the trainer through the TPU bridge
 #                    of tensorflow-tpu, which has the kernels for TPUs; sets up
@@ -46,8 +48,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test slow-test extras extras-test tpu-wheel-test test-all \
-    lint typecheck lock clean
+.PHONY: help demo test slow-test extras extras-test bridge-test tpu-wheel-test \
+    test-all lint typecheck lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
@@ -97,6 +99,12 @@ extras-test: $(VENV)/installed-extras
 	$(BIN)/python -c "import jax, libtpu"
 	$(PYTEST) -m "$(EXTRAS)" $(PYTEST_ARGS)
 
+BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
+    tests/finetuning/test_tpu_bridge.py tests/cluster/test_replicas.py
+
+bridge-test: $(VENV)/installed
+	$(PYTEST) $(BRIDGE_TESTS) $(PYTEST_ARGS)
+
 TPU_BIN := .venv-tpu/bin
 
 # As in tpu/on_host.sh, the pins of libtpu and tensorflow are removed: they are
@@ -115,9 +123,8 @@ TPU_BIN := .venv-tpu/bin
 
 # Without a TPU, libtpu would query a metadata server for minutes.
 tpu-wheel-test: .venv-tpu/installed
-	TPU_SKIP_MDS_QUERY=1 $(TPU_BIN)/python -m pytest -q \
-	    tests/training/test_tpu_bridge.py tests/finetuning/test_tpu_bridge.py \
-	    tests/cluster/test_replicas.py $(PYTEST_ARGS)
+	TPU_SKIP_MDS_QUERY=1 $(TPU_BIN)/python -m pytest -q $(BRIDGE_TESTS) \
+	    $(PYTEST_ARGS)
 
 test-all: test slow-test extras-test
 
