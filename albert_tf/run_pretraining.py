@@ -1,9 +1,11 @@
 r"""Pretrain ALBERT on records made by `data_prep.build_tfrecords`.
 
-This command trains ALBERT-base on the TPU of this machine:
+This command trains ALBERT-base on the TPU of this machine, here eight chips of
+v5e:
 
     python -m albert_tf.run_pretraining \
       --flagfile=configs/pretrain/base_v2_125k.flags \
+      --precision=mixed_bfloat16 --gradient_accumulation_steps=64 \
       --input_file='gs://bucket/records/train/*.tfrecord' \
       --eval_input_file='gs://bucket/records/eval/*.tfrecord' \
       --output_dir=gs://bucket/runs/base_v2

@@ -8,17 +8,17 @@ the slice, with Google's TPU compiler. Install it with
       --flagfile=configs/pretrain/base_v2_125k.flags \
       --precision=mixed_bfloat16 --topology=v5e:16x16
 
-The first of these commands estimates only the memory, in a quarter of the time.
-The second compares batch sizes, with and without --remat and dropout. The third
-compares flags of the compiler with its default, each set of flags in a process
-of its own, since an unknown flag ends the process:
+--quick estimates only the memory, in a quarter of the time. --sweep compares
+batch sizes, with and without --remat and dropout. --sweep_compiler_flags
+compares sets of compiler flags (here --A and --B) with none, each set in a
+process of its own, since an unknown flag ends the process:
 
     python -m tpu.compile_check ... --quick
     python -m tpu.compile_check ... --sweep --sweep_batch_sizes=8,16,32 \
       --output_file=build/sweep.png
     python -m tpu.compile_check ... --compile_timeout_s=1800 \
       --sweep_compiler_flags=--xla_tpu_rwb_fusion=false \
-      --sweep_compiler_flags='--xla_a=true --xla_b=2'
+      --sweep_compiler_flags='--A=true --B=2'
 
 The exit status is 2 if the program does not compile, e.g. because it needs more
 than the memory of a core. With --sweep, it is 2 if no program compiles, and

@@ -29,8 +29,9 @@ class SequenceConfig(Config):
     )
     max_predictions_per_seq: int = setting(
         77,
-        "P, largest number of masked tokens in an example. 15 % of "
-        "max_seq_length, rounded up, is enough, e.g. 77 for 512.",
+        "P, largest number of masked tokens in an example. masked_lm_prob "
+        "times max_seq_length, rounded up, is enough, e.g. 77 for 512 tokens "
+        "and 15 %, or 154 for 30 %. With a smaller P, fewer are masked.",
         at_least=1,
         affects="result",
         in_program=True,
@@ -82,8 +83,8 @@ class MaskingConfig(SequenceConfig):
         0.15,
         "Fraction of the tokens to mask. With 0.3, small models learned more "
         "from the same tokens (Wettig et al., 2023; "
-        "configs/ablations/README.md). Training uses it only for records "
-        "built with --masking=dynamic.",
+        "configs/ablations/README.md). run_pretraining uses it only for "
+        "records built with --masking=dynamic.",
         at_least=0.001,
         below=1,
         affects="result",
@@ -91,8 +92,8 @@ class MaskingConfig(SequenceConfig):
     ngram: int = setting(
         3,
         "N, length of the longest masked span, in words; spans of n words "
-        "have probability p(n) ~ 1/n. Training uses it only for records built "
-        "with --masking=dynamic.",
+        "have probability p(n) ~ 1/n. run_pretraining uses it only for records "
+        "built with --masking=dynamic.",
         at_least=1,
         affects="result",
     )

@@ -37,7 +37,7 @@ def in_the_root(monkeypatch):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_tpu_recipe_names_a_slice_that_divides_its_batch(name):
+def test_every_tpu_recipe_names_a_slice_that_divides_its_batches(name):
     recipe = compile_recipes.read_recipe(name)
     assert (recipe is None) == (name in ON_CPUS)
     if recipe is None:
@@ -49,6 +49,9 @@ def test_every_tpu_recipe_names_a_slice_that_divides_its_batch(name):
         config.data.global_batch_size,
         where.num_cores,
         config.data.gradient_accumulation_steps,
+    )
+    per_replica_batch_size(
+        "eval_batch_size", config.data.eval_batch_size, where.num_cores
     )
 
 
