@@ -23,9 +23,10 @@ class CorpusConfig(Config):
     input_file: tuple[str, ...] = setting(
         (),
         "Text: comma-separated files or globs, local or gs://, plain or "
-        "compressed (.gz, .bz2, .zst), e.g. corpus/*.txt.gz. Either one "
-        "sentence per line with a blank line between documents, or JSON "
-        "lines; see input_format.",
+        "compressed (.gz, .bz2, .zst), e.g. corpus/*.txt.gz. In a local "
+        "path, ** matches any number of directories. Either one sentence per "
+        "line with a blank line between documents, or JSON lines; see "
+        "input_format.",
         affects="nothing",
     )
     input_format: str = setting(

@@ -46,15 +46,20 @@ def is_remote(path: str) -> bool:
 def find(pattern: str) -> list[str]:
     """Returns the files that match a glob, sorted.
 
-    A local file whose name equals the pattern is the only match.
+    A local file whose name equals the pattern is the only match. `**` matches
+    any number of directories; TensorFlow's glob, which has no `**`, only one.
     """
     if is_remote(pattern):
+        if "**" in pattern.split("/"):
+            raise UserError(
+                "a remote glob must name each depth, without **", pattern
+            )
         with _tensorflow(pattern) as tf:
             matches = tf.io.gfile.glob(pattern)
             return sorted(p for p in matches if not tf.io.gfile.isdir(p))
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
-    matches = glob.glob(pattern)
+    matches = set(glob.glob(pattern, recursive=True))
     directory = os.path.dirname(pattern)
     if not matches and not glob.has_magic(directory):
         _check_directory(directory)
@@ -369,10 +374,7 @@ def write_bytes(path: str, content: bytes) -> None:
 
 
 def check_writable(path: str) -> None:
-    """Checks that `path` can be written, before hours of work.
-
-    It writes an empty file next to `path`, and removes this file.
-    """
+    """Checks before hours of work that files next to `path` can be written."""
     partial = path + PARTIAL_SUFFIX
     write_bytes(partial, b"")
     remove(partial)

@@ -60,6 +60,26 @@ def test_remote_files_go_through_tensorflow(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_two_asterisks_match_any_number_of_directories(tmp_path):
+    """Each file once, also if the pattern matches its path in several ways."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    paths = [tmp_path / "0.txt", tmp_path / "a/1.txt", tmp_path / "a/b/2.txt"]
+    for path in paths:
+        path.touch()
+    for pattern in ("**/*.txt", "**/**/*.txt", "**"):
+        assert files.find(f"{tmp_path}/{pattern}") == [str(p) for p in paths]
+    assert files.find(f"{tmp_path}/*/*.txt") == [str(paths[1])]
+
+
+def test_two_asterisks_are_refused_in_remote_patterns(tmp_path):
+    """TensorFlow would find the files of one depth only."""
+    with pytest.raises(UserError, match=r"without \*\*.*gs://b/\*\*/c\.txt"):
+        files.find("gs://b/**/c.txt")
+    (tmp_path / "a.txt").touch()
+    path = f"file://{tmp_path}/a.txt"
+    assert files.find(f"file://{tmp_path}/**.txt") == [path]
+
+
 @pytest.mark.parametrize("prefix", ["", "file://"])
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
 def test_the_directory_of_listed_files_is_not_a_glob(tmp_path, prefix, name):
