@@ -130,8 +130,8 @@ class TokenizerConfig(CorpusConfig):
         0.99995,
         "Fraction of the characters in the text that the vocabulary covers, "
         "e.g. 0.9995 for Chinese or Japanese, which have thousands of rare "
-        "characters.",
-        at_least=0.5,
+        "characters. SentencePiece demands at least 0.98.",
+        at_least=0.98,
         at_most=1,
         affects="result",
     )

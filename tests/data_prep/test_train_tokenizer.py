@@ -105,6 +105,28 @@ def test_vocabulary_smaller_than_the_alphabet_is_refused(text_file, tmp_path):
         train(text_file, tmp_path / "spm", vocab_size=20)
 
 
+def test_character_coverage_has_the_lower_bound_of_sentencepiece(
+    text_file, tmp_path
+):
+    """A lower value stops the command before it reads the text."""
+
+    def train_directly(coverage):
+        sentencepiece.SentencePieceTrainer.train(
+            input=text_file,
+            model_prefix=str(tmp_path / "spm"),
+            vocab_size=300,
+            character_coverage=coverage,
+            minloglevel=2,
+        )
+
+    TokenizerConfig(character_coverage=0.98)
+    train_directly(0.98)
+    with pytest.raises(UserError, match=r"character_coverage.*0\.98.*0\.97"):
+        TokenizerConfig(character_coverage=0.97)
+    with pytest.raises(RuntimeError, match=r"character_coverage.*0\.98"):
+        train_directly(0.97)
+
+
 def test_bad_utf8_stops_the_training(text_file, tmp_path):
     """Although the text before it is sufficient for a vocabulary."""
     path = tmp_path / "latin1.txt"
