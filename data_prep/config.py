@@ -258,8 +258,8 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     num_workers: int = setting(
         0,
-        "Number of processes with --runner=local; 0 is one per core. Does not "
-        "affect the records.",
+        "Number of processes with --runner=local; 0 is one for each core that "
+        "the command may use. Does not affect the records.",
         at_least=0,
         affects="nothing",
     )
@@ -375,6 +375,7 @@ class InspectConfig(Config):
     )
     num_workers: int = setting(
         0,
-        "Number of processes, at most one per shard; 0 is one per core.",
+        "Number of processes, at most one per shard; 0 is one for each core "
+        "that the command may use.",
         at_least=0,
     )

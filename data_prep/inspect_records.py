@@ -18,7 +18,6 @@ are skipped.
 # TensorFlow is not imported here: each worker process imports this module.
 
 import itertools
-import os
 import posixpath
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,7 +48,7 @@ from data_prep.inspection.statistics import (
 )
 from data_prep.inspection.text import LEGEND, show_example
 from data_prep.inspection.unpacked_shards import unpack
-from data_prep.processes import Processes
+from data_prep.processes import Processes, count_workers
 from data_prep.progress import show_bytes
 
 
@@ -118,7 +117,7 @@ def _unpack(sets: Sequence[RecordSet], config: InspectConfig) -> None:
             "--unpack needs packed records",
             received=", ".join(records.directory for records in sets),
         )
-    unpack(packed, config.unpack, config.num_workers or os.cpu_count() or 1)
+    unpack(packed, config.unpack, count_workers(config.num_workers))
     print(f"unpacked: {config.unpack}")
 
 
@@ -168,7 +167,7 @@ def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
         for path in records.shards
     ]
     sizes = {task.path: files.count_bytes(task.path) for task in tasks}
-    num_workers = min(config.num_workers or os.cpu_count() or 1, len(tasks))
+    num_workers = min(count_workers(config.num_workers), len(tasks))
     with (
         show_bytes("inspecting", sum(sizes.values())) as bar,
         Processes(num_workers, dict) as processes,

@@ -32,11 +32,29 @@ class Done(NamedTuple):
     peak_memory: int
 
 
+def count_workers(num_workers: int) -> int:
+    """Returns the number of processes that a setting asks for.
+
+    Args:
+        num_workers: 0 asks for one for each core that this process may use,
+            which Slurm or taskset may limit.
+
+    Example:
+        >>> count_workers(3)
+        3
+    """
+    if num_workers:
+        return num_workers
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
+
+
 class Processes:
     """Runs functions in this process or in a pool of worker processes.
 
     Args:
-        num_workers: Number of processes. 0 is one per core; 1 runs all tasks
+        num_workers: Number of processes, see `count_workers`; 1 runs all tasks
             in this process.
         make_state: Called with `arguments` once in each process. The function
             of every task gets the returned state as its first argument.
@@ -55,7 +73,7 @@ class Processes:
         make_state: Callable[..., Any],
         *arguments: Any,
     ) -> None:
-        self.num_workers = num_workers or os.cpu_count() or 1
+        self.num_workers = count_workers(num_workers)
         if self.num_workers == 1:
             start_state(make_state, arguments)
             return

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from albert_tf.errors import UserError
-from data_prep.processes import Processes
+from data_prep.processes import Processes, count_workers
 
 
 def make_state(text):
@@ -36,6 +36,18 @@ def test_results_have_the_order_of_the_tasks(num_workers):
     largest = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for done in found:
         assert 5e6 < done.peak_memory <= largest
+
+
+def test_by_default_a_process_runs_on_each_core_that_may_be_used():
+    """Slurm and taskset limit the cores of a process."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert Processes(0, make_state, "a").num_workers == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert count_workers(0) == len(allowed)
+    assert count_workers(7) == 7
 
 
 def test_number_of_pending_tasks_is_bounded():
