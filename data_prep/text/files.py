@@ -52,12 +52,14 @@ class TextFile:
             digest.update(block)
             on_bytes(len(block))
 
-        if self._is_json(config):
-            for _ in self._read_json(config, on_stored, collections.Counter()):
-                pass
-        else:
+        if not self._is_json(config):
             self._check_text(config, on_stored)
-        return digest.hexdigest()
+            return digest.hexdigest()
+        for _ in self._read_json(config, on_stored, collections.Counter()):
+            pass
+        # With --input_format=auto, the suffix decides if the same bytes are
+        # text or JSON lines.
+        return f"jsonl:{digest.hexdigest()}"
 
     def read_texts(
         self, config: CorpusConfig, on_bytes: OnBytes, skipped: Skipped

@@ -258,19 +258,30 @@ def test_missing_or_empty_inputs_are_refused(tmp_path):
         read([])
 
 
+def digest(*paths):
+    config = CorpusConfig(input_file=tuple(map(str, paths)))
+    return sorted(
+        corpus.check_and_digest(
+            corpus.find_inputs(config), config, check_num_bytes
+        )
+    )
+
+
 def test_digest_depends_on_content_and_not_on_names(tmp_path):
-    for name, text in (("a", "one"), ("b", "two"), ("c", "one")):
-        (tmp_path / name).write_text(text)
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    for path, text in ((a, "one"), (b, "two"), (c, "one")):
+        path.write_text(text)
+    assert digest(a, b) == digest(b, c)
+    assert digest(a, b) != digest(a, c)
 
-    def digest(*names):
-        config = CorpusConfig(
-            input_file=tuple(str(tmp_path / name) for name in names)
-        )
-        return sorted(
-            corpus.check_and_digest(
-                corpus.find_inputs(config), config, check_num_bytes
-            )
-        )
 
-    assert digest("a", "b") == digest("b", "c")
-    assert digest("a", "b") != digest("a", "c")
+def test_digest_depends_on_the_format_that_the_suffix_names(tmp_path):
+    """The same bytes are one line of text or one JSON document."""
+    names = ("a.txt", "b.txt", "a.jsonl", "b.json")
+    paths = [tmp_path / name for name in names]
+    for path in paths:
+        path.write_text('{"text": "One."}')
+    text, same_text, jsonl, same_jsonl = map(digest, paths)
+    assert text == same_text
+    assert jsonl == same_jsonl
+    assert text != jsonl
