@@ -5,8 +5,7 @@ Lines end at LF, CR LF or CR.
 """
 
 import bz2
-import gzip
-import io
+import itertools
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,7 +17,13 @@ from albert_tf.io.files import open_existing
 
 BLOCK_BYTES = 1 << 20
 
-COMPRESSIONS = (".gz", ".bz2", ".zst")
+# Size of the reads of a compressed file. A decompressor copies what follows the
+# end of a stream, which is slow for large reads of many short streams.
+_STORED_BYTES = 1 << 17
+
+# Zero bytes at the end of a compressed file are ignored if they are fewer: they
+# fill a sector of a disk or tape. More of them may be lost content.
+_SECTOR_BYTES = 512
 
 OnStored = Callable[[bytes], Any]
 
@@ -50,25 +55,18 @@ def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
         UserError: For a damaged or incomplete compressed file.
     """
     with open_existing(path, "rb") as stored:
-        observed = _ObservedFile(stored, on_stored)
+        suffix = next(filter(path.endswith, COMPRESSIONS), "")
+        if not suffix:
+            yield from _blocks_of(stored, BLOCK_BYTES, on_stored)
+            return
+        stored_blocks = _blocks_of(stored, _STORED_BYTES, on_stored)
         try:
-            if path.endswith(".gz"):
-                with gzip.GzipFile(fileobj=observed, mode="rb") as file:
-                    yield from _blocks_of(file)
-            elif path.endswith(".bz2"):
-                with bz2.BZ2File(observed) as file:
-                    yield from _blocks_of(file)
-            elif path.endswith(".zst"):
-                yield from _decompress_zstd(observed)
-            else:
-                yield from _blocks_of(observed)
+            yield from _decompress(stored_blocks, _COMPRESSIONS[suffix])
         except (EOFError, zlib.error, zstandard.ZstdError, OSError) as error:
-            if not path.endswith(COMPRESSIONS) or (
-                isinstance(error, OSError) and error.errno
-            ):
+            if isinstance(error, OSError) and error.errno:
                 raise
             raise UserError(
-                f"{path} must be a complete {path.rpartition('.')[2]} file",
+                f"{path} must be a complete {suffix[1:]} file",
                 received=str(error),
             ) from None
 
@@ -157,50 +155,91 @@ def _cut(content: bytes, longest: int) -> Iterator[bytes]:
     yield content[begin:]
 
 
-def _blocks_of(file: Any) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
+def _blocks_of(file: Any, size: int, on_stored: OnStored) -> Iterator[bytes]:
+    while block := file.read(size):
+        on_stored(block)
         yield block
 
 
-def _decompress_zstd(file: Any) -> Iterator[bytes]:
-    """Yields the content of all frames.
+def _decompress(
+    stored_blocks: Iterator[bytes], compression: "_Compression"
+) -> Iterator[bytes]:
+    """Yields the content of all streams of a file, which follow each other.
 
-    The readers of zstandard ignore an incomplete last frame.
+    The readers of bz2, gzip and zstandard end without an error at some damages
+    of later streams.
 
     Raises:
-        EOFError: If the file ends within a frame.
+        EOFError: If the file ends within a stream, or if a sector or more of
+            zero bytes follows a stream.
+        OSError, zlib.error, zstandard.ZstdError: For other bytes that are not a
+            stream.
     """
-    decompressor = zstandard.ZstdDecompressor()
-    frame = None
-    for stored in _blocks_of(file):
+    stream = compression.start()
+    for stored in stored_blocks:
         while stored:
-            if frame is None:
-                frame = decompressor.decompressobj()
-            if block := frame.decompress(stored):
-                yield block
+            if stream is None:
+                if stored.startswith(b"\0"):
+                    _check_padding(stored, stored_blocks)
+                    return
+                stream = compression.start()
+            yield from filter(None, compression.read(stream, stored))
             stored = b""
-            if frame.eof:
-                stored, frame = frame.unused_data, None
-    if frame is not None:
-        raise EOFError("the file ended within a frame")
+            if stream.eof:
+                stored, stream = stream.unused_data, None
+    if stream is not None:
+        raise EOFError("the file ended within a stream")
 
 
-class _ObservedFile(io.RawIOBase):
-    """A file that passes all bytes read to a callback."""
+def _check_padding(stored: bytes, stored_blocks: Iterator[bytes]) -> None:
+    size = 0
+    for block in itertools.chain([stored], stored_blocks):
+        size += len(block)
+        if size >= _SECTOR_BYTES or block.strip(b"\0"):
+            raise EOFError("zero bytes between or after its streams")
 
-    def __init__(self, file: Any, on_stored: OnStored) -> None:
-        self._file = file
-        self._on_stored = on_stored
 
-    def read(self, size: int = -1) -> bytes:
-        content = self._file.read(size)
-        self._on_stored(content)
-        return content
+def _read_bz2(stream: bz2.BZ2Decompressor, stored: bytes) -> Iterator[bytes]:
+    yield stream.decompress(stored, BLOCK_BYTES)
+    while not (stream.eof or stream.needs_input):
+        yield stream.decompress(b"", BLOCK_BYTES)
 
-    def readable(self) -> bool:
-        return True
 
-    def readinto(self, buffer: Any) -> int:
-        content = self.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
+def _read_gzip(stream: Any, stored: bytes) -> Iterator[bytes]:
+    while stored:
+        yield stream.decompress(stored, BLOCK_BYTES)
+        stored = stream.unconsumed_tail
+
+
+def _read_zstd(stream: Any, stored: bytes) -> Iterator[bytes]:
+    yield stream.decompress(stored)
+
+
+def _start_zstd() -> Any:
+    # By default, zstandard refuses files of zstd --long=28 to --long=31.
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+
+
+class _Compression(NamedTuple):
+    """How to read a compressed file.
+
+    Attributes:
+        start: Makes the decompressor of one stream.
+        read: Passes stored bytes to a decompressor, and yields their content,
+            except for zstd in blocks of at most `BLOCK_BYTES`.
+    """
+
+    start: Callable[[], Any]
+    read: Callable[[Any, bytes], Iterator[bytes]]
+
+
+# The largest window of zlib, with the header and checksum of gzip.
+_GZIP_WBITS = 16 + zlib.MAX_WBITS
+
+_COMPRESSIONS = {
+    ".gz": _Compression(lambda: zlib.decompressobj(_GZIP_WBITS), _read_gzip),
+    ".bz2": _Compression(bz2.BZ2Decompressor, _read_bz2),
+    ".zst": _Compression(_start_zstd, _read_zstd),
+}
+
+COMPRESSIONS = tuple(_COMPRESSIONS)

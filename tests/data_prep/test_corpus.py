@@ -88,6 +88,54 @@ def test_damaged_compressed_files_are_refused(tmp_path, suffix, on_bad_utf8):
             read([path], on_bad_utf8)
 
 
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("damage", ["changed", "dropped", "zeroed", "all zero"])
+def test_a_damaged_begin_of_a_later_archive_is_refused(
+    tmp_path, suffix, damage
+):
+    """The readers of the standard library end there without an error."""
+    first, second, third = (
+        COMPRESS[suffix](b"Line %d.\n" % number * 9) for number in range(3)
+    )
+    later = {
+        "changed": bytes([second[0] ^ 1]) + second[1:] + third,
+        "dropped": second[20:] + third,
+        "zeroed": bytes(16) + second[16:] + third,
+        "all zero": bytes(999),
+    }[damage]
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(first + later)
+    with pytest.raises(UserError, match=rf"complete {suffix[1:]} file"):
+        read([path])
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_zero_bytes_that_fill_a_sector_are_ignored(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    archive = COMPRESS[suffix](b"One.")
+    path.write_bytes(archive + bytes(511))
+    documents, _, num_bytes = read([path])
+    assert documents == [["One."]]
+    assert num_bytes == len(archive) + 511
+    for content in (archive + bytes(512), archive + bytes(9) + archive):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="zero bytes"):
+            read([path])
+
+
+@pytest.mark.parametrize("window_log", [27, 31])
+def test_zstd_files_of_long_windows_are_read(tmp_path, window_log):
+    """zstd --long=31 writes the longest."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        1, window_log=window_log, enable_ldm=True
+    )
+    compressor = zstandard.ZstdCompressor(compression_params=parameters)
+    archive = compressor.compressobj()
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(archive.compress(b"One.") + archive.flush())
+    assert read([path])[0] == [["One."]]
+
+
 def test_the_end_of_a_file_ends_its_document(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(f"Sentence of {name}.\n")

@@ -1,3 +1,5 @@
+import bz2
+import gzip
 import re
 import unittest.mock
 
@@ -6,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
-from data_prep.text.lines import read_lines
+from data_prep.text.lines import read_blocks, read_lines
 
 BLOCK_BYTES = "data_prep.text.lines.BLOCK_BYTES"
 
@@ -74,6 +76,21 @@ def test_long_line_is_yielded_before_it_is_read_completely(path):
         for number in range(1, 200):
             next(lines)
             assert len(blocks) <= 2 * number + 5
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".bz2", bz2.compress), (".gz", gzip.compress)]
+)
+def test_blocks_are_small_however_well_they_are_compressed(
+    tmp_path, suffix, compress
+):
+    content = bytes(3_000_001)
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(compress(content))
+    assert path.stat().st_size < 5000
+    blocks = list(read_blocks(str(path), len))
+    assert b"".join(blocks) == content
+    assert max(map(len, blocks)) <= 1 << 20
 
 
 def test_long_lines_are_cut_after_spaces(path):
