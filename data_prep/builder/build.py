@@ -31,6 +31,7 @@ from data_prep.builder.metadata import describe_split, log_summary
 from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
+from data_prep.text.sentence_breaking import describe_breaking
 
 # Increased when the same text and settings give different examples. The digest
 # of a build contains it as "schema_version".
@@ -121,6 +122,7 @@ def _digest_inputs(
         "schema_version": _EXAMPLES_VERSION,
         "vocabulary_sha256": tokenizer.sha256,
         "inputs": digests,
+        **describe_breaking(config),
     }
     return sha256_of(json.dumps(described, sort_keys=True).encode())
 

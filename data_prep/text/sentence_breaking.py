@@ -3,11 +3,27 @@
 On articles and novels with known sentence ends, sentencex finds 96 % of the
 ends, and 99 % of the ends that it finds are correct. The sentence breaker of
 tensorflow-text finds as many, of which 89 % are correct.
+
+sentencex pairs quotes and brackets over its complete input, so it finds fewer
+ends in long lines. Therefore it gets long lines in windows. Found ends of the
+sample corpus, whose lines are sentences, joined to longer lines:
+
+    characters per line     500    2,000   10,000   50,000   1,000,000
+    complete lines         96.8 %  96.2 %   94.7 %   84.3 %      20.0 %
+    windows of 8,000       96.8 %  96.2 %   95.5 %   94.6 %      94.7 %
+    windows of 2,000       96.8 %  96.4 %   96.1 %   96.1 %      96.0 %
+
+In windows, 99 % of the found ends are correct, at any length.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import sentencex
 
 from data_prep.config import CorpusConfig
+
+WINDOW_CHARACTERS = 2000
 
 
 def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:
@@ -28,6 +44,39 @@ def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:
     return [
         sentence.strip()
         for line in lines
-        for sentence in sentencex.segment(config.language, line)
+        for sentence in _segment(config.language, line)
         if sentence.strip()
     ]
+
+
+def describe_breaking(config: CorpusConfig) -> dict[str, Any]:
+    """Returns what decides the sentences besides text and settings.
+
+    Example:
+        >>> describe_breaking(CorpusConfig(sentence_breaker="sentencex"))
+        {'window_characters': 2000}
+    """
+    if config.sentence_breaker == "none":
+        return {}
+    return {"window_characters": WINDOW_CHARACTERS}
+
+
+def _segment(language: str, line: str) -> Iterator[str]:
+    """Yields the sentences of a line; joined, they are the line.
+
+    A line of up to `WINDOW_CHARACTERS` is one window. A window of a longer line
+    grows until it holds a complete sentence. Its last sentence, which may be
+    incomplete, begins the next window.
+    """
+    begin, size = 0, WINDOW_CHARACTERS
+    while len(line) - begin > size:
+        window = line[begin : begin + size]
+        last_space = window.rfind(" ")
+        if last_space > 0:
+            window = window[:last_space]
+        *complete, last = sentencex.segment(language, window)
+        yield from complete
+        # The window may have cut the last sentence.
+        begin += len(window) - len(last)
+        size = WINDOW_CHARACTERS if complete else 2 * size
+    yield from sentencex.segment(language, line[begin:])

@@ -24,7 +24,7 @@ from data_prep.config import TokenizerConfig
 from data_prep.differences import describe_differences
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
-from data_prep.text.sentence_breaking import break_sentences
+from data_prep.text.sentence_breaking import break_sentences, describe_breaking
 from data_prep.vocabulary.report import log_report, make_report
 from data_prep.vocabulary.sentence_sample import SentenceSample, draw_priorities
 from data_prep.vocabulary.training import train_model
@@ -88,6 +88,7 @@ def _describe(config: TokenizerConfig, digests: list[str]) -> dict[str, Any]:
         "inputs_sha256": sha256_of(json.dumps(digests).encode()),
         "sentencepiece": sentencepiece.__version__,
         "unicode": unicodedata.unidata_version,
+        **describe_breaking(config),
     }
 
 
