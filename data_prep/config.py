@@ -1,6 +1,7 @@
 """Settings of the commands that prepare data."""
 
 import dataclasses
+import re
 from typing import Any
 
 from albert_tf.config import SENTENCE_OBJECTIVES, Config, setting
@@ -70,7 +71,10 @@ class CorpusConfig(Config):
     )
     language: str = setting(
         "en",
-        "Language of the text for sentencex, as an ISO 639 code, e.g. de.",
+        "Language of the text for sentencex: an ISO 639 code in lower case, of "
+        "two letters if the language has one, e.g. de, else of three, e.g. "
+        "hsb. A warning says if sentencex breaks the text by its rules for "
+        "English.",
         affects="result",
     )
     on_bad_utf8: str = setting(
@@ -84,6 +88,17 @@ class CorpusConfig(Config):
     do_lower_case: bool = setting(
         True, "Convert the text to lower case.", affects="result"
     )
+
+    def check(self) -> None:
+        """Checks the form of the language code."""
+        super().check()
+        if not re.fullmatch("[a-z]{2,3}", self.language):
+            raise UserError(
+                "language must be an ISO 639 code, two or three lower-case "
+                "letters",
+                received=repr(self.language),
+                remedy="For example, German is de.",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from data_prep.builder.metadata import describe_split, log_summary
 from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
-from data_prep.text.sentence_breaking import describe_breaking
+from data_prep.text.sentence_breaking import check_language, describe_breaking
 
 # Increased when the same text and settings give different examples. The digest
 # of a build contains it as "schema_version".
@@ -48,6 +48,7 @@ def build_records(config: RecordsConfig) -> None:
             be used.
     """
     config.require("output_dir", "spm_model_file")
+    check_language(config)
     begin = time.monotonic()
     tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
     sources = corpus.find_inputs(config)

@@ -20,10 +20,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import sentencex
+from absl import logging
 
 from data_prep.config import CorpusConfig
 
 WINDOW_CHARACTERS = 2000
+
+# sentencex does not tell which rules it uses for a language. It breaks this
+# text in one way by the rules for English, and in other ways by those for other
+# languages: an abbreviation of English, then an abbreviation, an ordinal number
+# or a sentence end of German, Arabic, Bengali, Greek, Gujarati, Hindi, Kannada,
+# Malayalam, Burmese, Punjabi, Tamil and Telugu.
+_PROBE = (
+    "A Wisc. B 3. Mai C ا. D জি. E; F એ. "  # noqa: RUF001
+    "G ए. H ಎ. I ജി. J က၏ K ਬੀ. L பி. M బి. N"
+)
 
 
 def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:
@@ -47,6 +58,30 @@ def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:
         for sentence in _segment(config.language, line)
         if sentence.strip()
     ]
+
+
+def check_language(config: CorpusConfig) -> None:
+    """Logs a warning if sentencex uses its rules for English instead.
+
+    sentencex has rules for about 30 languages. It uses these rules also for
+    some related languages, and those for English for any other code.
+    """
+    language = config.language
+    if config.sentence_breaker == "none" or language == "en":
+        return
+    if sentencex.segment(language, _PROBE) == sentencex.segment("en", _PROBE):
+        remedy = ""
+        if len(language) == 3:
+            remedy = (
+                ". If the language has a code of two letters, use it, e.g. de "
+                "instead of deu"
+            )
+        logging.warning(
+            "sentencex breaks text of --language=%s by its rules for English: "
+            "their abbreviations, and the sentence ends of all scripts%s",
+            language,
+            remedy,
+        )
 
 
 def describe_breaking(config: CorpusConfig) -> dict[str, Any]:

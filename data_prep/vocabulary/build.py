@@ -24,7 +24,11 @@ from data_prep.config import TokenizerConfig
 from data_prep.differences import describe_differences
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
-from data_prep.text.sentence_breaking import break_sentences, describe_breaking
+from data_prep.text.sentence_breaking import (
+    break_sentences,
+    check_language,
+    describe_breaking,
+)
 from data_prep.vocabulary.report import log_report, make_report
 from data_prep.vocabulary.sentence_sample import SentenceSample, draw_priorities
 from data_prep.vocabulary.training import train_model
@@ -45,6 +49,7 @@ def build_vocabulary(config: TokenizerConfig) -> None:
             text does not allow.
     """
     config.require("model_prefix")
+    check_language(config)
     sources = corpus.find_inputs(config)
     num_bytes = sum(source.num_bytes for source in sources)
     with show_bytes("checking inputs", num_bytes) as bar:

@@ -7,10 +7,11 @@ import pytest
 import sentencex
 from hypothesis import strategies as st
 
+from albert_tf.errors import UserError
 from data_prep.builder import build as builder
 from data_prep.config import CorpusConfig, RecordsConfig, TokenizerConfig
 from data_prep.text import sentence_breaking
-from data_prep.text.sentence_breaking import break_sentences
+from data_prep.text.sentence_breaking import break_sentences, check_language
 from data_prep.vocabulary import build as vocabulary
 
 WINDOW = "data_prep.text.sentence_breaking.WINDOW_CHARACTERS"
@@ -56,6 +57,60 @@ def test_paragraphs_are_broken_into_sentences():
 def test_language_decides_where_sentences_end(language, text, expected):
     config = dataclasses.replace(BREAKING, language=language)
     assert break_sentences([text], config) == expected
+
+
+@pytest.mark.parametrize(
+    "language", ["", "DE", "de-DE", "german", "klingon", "d", "de\n", "dé"]
+)
+def test_other_forms_of_language_codes_are_refused(language):
+    """sentencex breaks text of unknown codes as English."""
+    with pytest.raises(UserError, match=r"language must be .*two or three"):
+        CorpusConfig(language=language)
+
+
+# The languages of sentencex's src/languages, except for English and Japanese.
+# Japanese has no abbreviations, and the sentence ends of all languages.
+RULES = """am ar bg bn ca da de el es fi fr gu hi hy it kk kn ml mr my nl pa pl
+    pt ru sk ta te uk"""
+RELATED = "cs gl oc lb hsb gsw arz awa bpy csb hyw tcy"
+
+
+@pytest.mark.parametrize("language", ["en", *RULES.split(), *RELATED.split()])
+def test_no_warning_is_logged_for_languages_with_rules(language, caplog):
+    check_language(dataclasses.replace(BREAKING, language=language))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("language", "remedy"),
+    [("deu", "de instead of deu"), ("sw", ""), ("xx", "")],
+)
+def test_rules_for_english_instead_are_logged_once(
+    language, remedy, caplog, tmp_path
+):
+    """At the begin of both commands."""
+    settings = {"sentence_breaker": "sentencex", "language": language}
+    path = str(tmp_path / "none")
+    for build, config in (
+        (
+            vocabulary.build_vocabulary,
+            TokenizerConfig(model_prefix=path, **settings),
+        ),
+        (
+            builder.build_records,
+            RecordsConfig(output_dir=path, spm_model_file=path, **settings),
+        ),
+    ):
+        caplog.clear()
+        with pytest.raises(UserError, match=r"input_file|none. must"):
+            build(config)
+        (record,) = caplog.records
+        message = record.getMessage()
+        assert f"--language={language} by its rules for English" in message
+        assert message.endswith(remedy or "scripts")
+    caplog.clear()
+    check_language(CorpusConfig(language=language))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
