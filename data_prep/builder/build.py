@@ -33,9 +33,9 @@ from data_prep.progress import show_bytes
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import check_language, describe_breaking
 
-# Increased when the same text and settings give different examples. The digest
-# of a build contains it as "schema_version".
-_EXAMPLES_VERSION = 2
+# By sentence objective; increased when the same text and settings give other
+# examples. The digest of a build contains it as "schema_version".
+_EXAMPLES_VERSION = {"sop": 2, "nsp": 3, "none": 2}
 
 SCRATCH_DIR = ".build_tfrecords_scratch"
 
@@ -120,7 +120,7 @@ def _digest_inputs(
     """Returns a digest of everything that decides the examples."""
     described = {
         "settings": config.result_settings(),
-        "schema_version": _EXAMPLES_VERSION,
+        "schema_version": _EXAMPLES_VERSION[config.sentence_objective],
         "vocabulary_sha256": tokenizer.sha256,
         "inputs": digests,
         **describe_breaking(config),

@@ -62,7 +62,8 @@ def is_up_to_date(
             stored = {"packing": "none", **metadata}
             known = {n: settings[n] for n in settings if n in stored}
             changes = describe_differences(stored, known) or (
-                f"the text, or a setting that {path} does not store"
+                f"the text, a setting that {path} does not store, or the "
+                "version of build_tfrecords"
             )
         raise UserError(
             "output_dir must not hold records of other settings or text",

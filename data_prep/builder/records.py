@@ -67,7 +67,7 @@ def _make_examples(
 ) -> dict[str, np.ndarray]:
     """Returns the features of a batch of unpacked examples, and counts them."""
     if config.sentence_objective == "nsp":
-        unmasked = _replace_second_segments(unmasked, config.max_seq_length)
+        unmasked = _replace_second_segments(unmasked)
     features = _lay_out(unmasked, tokenizer.starts_word, config)
     if config.masking == "static":
         masked = mask_batch(
@@ -121,20 +121,17 @@ def _rebatch(parts: Iterable[UnmaskedExamples]) -> Iterator[UnmaskedExamples]:
         yield rest
 
 
-def _replace_second_segments(
-    examples: UnmaskedExamples, max_seq_length: int
-) -> UnmaskedExamples:
+def _replace_second_segments(examples: UnmaskedExamples) -> UnmaskedExamples:
     """Gives examples with label 1 a second segment of another document.
 
-    It is the second segment of the next example of another document. The
-    search wraps around at the end of the batch, whose order is random. If
-    the batch has one document, the label becomes 0.
+    It is cut to the length of the segment that it replaces, so that the length
+    of an example does not tell its label. If the batch has one document, the
+    label becomes 0.
 
     Reference:
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.1.
     """
     headers = examples.headers.copy()
-    documents = headers["document"]
     ends = np.cumsum(examples.lengths)
     middles = ends - headers["second_length"]
     begins = ends - examples.lengths
@@ -143,16 +140,38 @@ def _replace_second_segments(
         segments.append(examples.tokens[begins[i] : middles[i]])
         partner = i
         if headers["label"][i]:
-            others = np.flatnonzero(np.roll(documents, -i) != documents[i])
-            if len(others):
-                partner = (i + int(others[0])) % len(headers)
-            else:
-                headers["label"][i] = 0
+            partner = _choose_partner(examples.headers, i)
+            headers["label"][i] = partner != i
         second = examples.tokens[middles[partner] : ends[partner]]
-        room = max_seq_length - 3 - len(segments[-1])
-        segments.append(second[:room])
+        segments.append(second[: examples.headers["second_length"][i]])
         headers["second_length"][i] = len(segments[-1])
     return UnmaskedExamples(headers, np.concatenate(segments))
+
+
+def _choose_partner(headers: np.ndarray, index: int) -> int:
+    """Returns the example whose second segment an example gets.
+
+    Of the examples of other documents, it is the one with the shortest second
+    segment that is long enough, or else with the longest; of several, the next
+    one. The search wraps around at the end of the batch, whose order is random.
+    So little is cut off. If much more were cut than of segments with label 0,
+    fewer would end with a sentence, and the last token would tell the label.
+
+    Args:
+        headers: `HEADER`, the examples of the batch.
+        index: Index of the example; returned if there is no other document.
+    """
+    following = np.roll(np.arange(len(headers)), -index)
+    documents = headers["document"][following]
+    others = following[documents != headers["document"][index]]
+    if not len(others):
+        return index
+    lengths = headers["second_length"].astype(np.int64)
+    excess = lengths[others] - lengths[index]
+    # Segments that are too short come last, the longest of them first.
+    return int(
+        others[np.where(excess < 0, lengths.max() - excess, excess).argmin()]
+    )
 
 
 def _lay_out(

@@ -307,6 +307,31 @@ def test_half_of_the_next_sentences_are_from_another_document(
     assert read_metadata(str(out / EVAL)).sentence_objective == "nsp"
 
 
+def test_the_form_of_an_example_does_not_tell_its_next_sentence_label(
+    text_file, tmp_path
+):
+    """Of one half of the examples, tables count the labels by the number of
+    tokens, of the complete example and of its second segment, and by the last
+    token. They predict the labels of the other half like a coin."""
+    out = build(
+        tmp_path / "out", text_file, sentence_objective="nsp", dupe_factor=10
+    )
+    examples, _ = read_examples(out, TRAIN)
+    ids = restore(examples)
+    labels = examples[SENTENCE_LABEL][:, 0]
+    assert len(labels) > 9_000
+    lengths = examples["input_mask"].sum(axis=1)
+    for values in (
+        lengths,
+        examples["segment_ids"].sum(axis=1),
+        ids[np.arange(len(ids)), lengths - 2],
+    ):
+        counts = np.zeros((values.max() + 1, 2))
+        np.add.at(counts, (values[::2], labels[::2]), 1)
+        predicted = counts[values[1::2]].argmax(axis=1)
+        assert np.mean(predicted == labels[1::2]) < 0.53
+
+
 def test_without_sentence_objective_examples_have_one_segment(
     text_file, tmp_path
 ):

@@ -111,39 +111,52 @@ def test_sizes_of_the_parts_have_no_influence():
         assert len(once) == 600
 
 
-def test_random_next_sentence_is_that_of_the_next_other_document():
-    """Examples 1 and 3 have label 1. Examples 1 and 2 have the same document,
-    so example 1 takes the segment of example 3. Example 3 wraps around, and
-    takes that of example 0."""
+def test_random_next_sentence_is_one_of_another_document_and_cut_least():
+    """Examples 1, 3 and 5 have label 1.
+
+    - Example 1 has 2 tokens to replace. Example 2 has 2, but is of the same
+      document; of the others, example 4 has the fewest that suffice.
+    - Example 3 has 1 token, and so have examples 0 and 6. Example 6 is next.
+    - Example 5 has 5 tokens, more than any other, so it gets the 4 tokens of
+      example 7, the longest of the others.
+    """
     unmasked = make_examples(
         ([21], [31]),
-        ([22], [32]),
-        ([23], [33]),
-        ([24], [34, 35]),
-        labels=[0, 1, 0, 1],
-        documents=[7, 8, 8, 9],
+        ([22], [41, 42]),
+        ([23], [51, 52]),
+        ([24], [61]),
+        ([25], [71, 72, 73]),
+        ([26], [81, 82, 83, 84, 85]),
+        ([27], [91]),
+        ([28], [101, 102, 103, 104]),
+        labels=[0, 1, 0, 1, 0, 1, 0, 0],
+        documents=[1, 2, 2, 3, 4, 5, 6, 7],
     )
     examples, counts = make(
         [unmasked], masking="dynamic", sentence_objective="nsp"
     )
-    texts = [e["input_ids"][: e["input_mask"].count(1)] for e in examples]
-    assert texts == [
-        [CLS_ID, 21, SEP_ID, 31, SEP_ID],
-        [CLS_ID, 22, SEP_ID, 34, 35, SEP_ID],
-        [CLS_ID, 23, SEP_ID, 33, SEP_ID],
-        [CLS_ID, 24, SEP_ID, 31, SEP_ID],
+    seconds = [
+        [
+            token
+            for token, segment in zip(
+                e["input_ids"], e["segment_ids"], strict=True
+            )
+            if segment
+        ][:-1]
+        for e in examples
     ]
-    assert [e[SENTENCE_LABEL] for e in examples] == [[0], [1], [0], [1]]
-    assert counts["label"] == 2
-
-
-def test_long_next_sentence_is_cut():
-    """12 tokens less 3 special ones and 7 of the first segment leave 2."""
-    unmasked = make_examples(
-        (range(21, 28), [30]), ([40], [51, 52, 53, 54]), labels=[1, 0]
-    )
-    examples, _ = make([unmasked], masking="dynamic", sentence_objective="nsp")
-    assert examples[0]["input_ids"][8:] == [SEP_ID, 51, 52, SEP_ID]
+    assert seconds == [
+        [31],
+        [71, 72],
+        [51, 52],
+        [91],
+        [71, 72, 73],
+        [101, 102, 103, 104],
+        [91],
+        [101, 102, 103, 104],
+    ]
+    assert [e[SENTENCE_LABEL][0] for e in examples] == [0, 1, 0, 1, 0, 1, 0, 0]
+    assert counts["label"] == 3
 
 
 def test_without_another_document_the_label_is_0():
