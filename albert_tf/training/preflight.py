@@ -53,7 +53,8 @@ REMEDIES = {
     "file systems": storage_checks.REMEDY,
     "output": "Choose another --output_dir, or fix its permissions.",
     "room": "Choose another --output_dir.",
-    "records": "Build them again with python -m data_prep.build_tfrecords.",
+    "records": "Build them again with python -m data_prep.build_tfrecords "
+    "--overwrite.",
     "held-out records": "Use the eval/ directory of records that were built "
     "with --holdout_fraction.",
     "run": "Choose another --output_dir.",

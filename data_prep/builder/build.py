@@ -28,6 +28,7 @@ from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder import directory, local_runner
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.metadata import describe_split, log_summary
+from data_prep.builder.shards import list_shards
 from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
@@ -65,7 +66,11 @@ def build_records(config: RecordsConfig) -> None:
         "vocabulary_sha256": tokenizer.sha256,
     }
     if directory.is_up_to_date(
-        config.output_dir, build_id, settings, overwrite=config.overwrite
+        config.output_dir,
+        build_id,
+        settings,
+        list_shards(config),
+        overwrite=config.overwrite,
     ):
         # The last build may have been interrupted before these removals.
         directory.remove_notes(config.output_dir)

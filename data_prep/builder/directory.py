@@ -7,10 +7,13 @@ names no build.
 Notes in `unfinished/` describe the content of complete shards.
 """
 
+import hashlib
 import json
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from absl import logging
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
@@ -19,12 +22,15 @@ from albert_tf.records.features import (
     TOKENIZER_FILE,
     UNFINISHED_FILE,
     RecordsMetadata,
+    read_metadata,
 )
 from data_prep.builder.examples import EVAL, TRAIN
-from data_prep.builder.shards import NOTES_DIR
+from data_prep.builder.shards import NOTES_DIR, Shard
 from data_prep.config import RecordsConfig
 from data_prep.differences import describe_differences
 from data_prep.text.sources import Source
+
+_READ_BYTES = 1 << 20
 
 # The keys of the metadata that identify a build.
 _ID_KEYS = ("inputs_sha256", "packing", "max_examples_per_row")
@@ -34,27 +40,53 @@ def is_up_to_date(
     output_dir: str,
     build_id: Mapping[str, Any],
     settings: Mapping[str, Any],
+    shards: Sequence[Shard],
     *,
     overwrite: bool,
 ) -> bool:
     """Returns whether the directory has the complete records of this build.
 
+    All files must exist. Their content is checked only with `overwrite`, since
+    this takes as long as reading them.
+
     Args:
         build_id: Identifies the build: values of its metadata by key. Without
             packing, the keys of packing are absent.
         settings: Settings of the build, for the error message.
-        overwrite: Whether the records of another build may be replaced.
+        shards: All shards of the build.
+        overwrite: Whether damaged records, or those of another build, may be
+            replaced.
 
     Raises:
-        UserError: If the directory has the records of another build, and
-            `overwrite` is false.
+        UserError: If the directory has the records of another build, or lacks
+            files, and `overwrite` is false.
     """
     if files.exists(posixpath.join(output_dir, UNFINISHED_FILE)):
         return False
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
-    metadata = files.load_json_if_any(path) or {}
+    try:
+        metadata = files.load_json_if_any(path) or {}
+    except files.DamagedFileError:
+        if not overwrite:
+            raise
+        logging.warning("building the records again, since %s is damaged", path)
+        metadata = {}
     if {n: metadata[n] for n in _ID_KEYS if n in metadata} == build_id:
-        return True
+        missing = _find_missing(shards)
+        if missing and not overwrite:
+            raise UserError(
+                "output_dir must hold all files of its records",
+                received=f"no {_join_first(missing)}",
+                remedy="Build the records again with --overwrite.",
+            )
+        faults = missing or (_find_damaged(shards) if overwrite else [])
+        if faults:
+            logging.warning(
+                "building the records again, since these files are missing or "
+                "damaged: %s",
+                _join_first(faults),
+            )
+        return not faults
     others = _find_records(output_dir)
     if others and not overwrite:
         changes = f"{path}, which is missing"
@@ -108,8 +140,7 @@ def check_not_empty(
         raise UserError(
             "the text must contain a document of at least two words",
             received=f"{join_counts(skipped) or 'only blank lines'}, in "
-            + ", ".join(source.name for source in sources[:3])
-            + (f" and {len(sources) - 3} more" if len(sources) > 3 else ""),
+            + _join_first([source.name for source in sources]),
         )
     wanted = (TRAIN, EVAL) if config.holdout_fraction else (TRAIN,)
     if not all(num_examples.get(split) for split in wanted):
@@ -154,6 +185,83 @@ def join_counts(counts: Mapping[str, int]) -> str:
         '3 empty documents, 1 lines'
     """
     return ", ".join(f"{count} {what}" for what, count in counts.items())
+
+
+def _join_first(names: Sequence[str]) -> str:
+    """Formats the first names for messages, and the number of the others.
+
+    Example:
+        >>> _join_first(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
+    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + others
+
+
+def _split_dirs(shards: Sequence[Shard]) -> list[str]:
+    """Returns the directories of the shards."""
+    return list(dict.fromkeys(posixpath.dirname(s.path) for s in shards))
+
+
+def _find_missing(shards: Sequence[Shard]) -> list[str]:
+    """Returns the files of complete records that do not exist."""
+    wanted = [shard.path for shard in shards]
+    present = set()
+    for split_dir in _split_dirs(shards):
+        wanted += [
+            posixpath.join(split_dir, name)
+            for name in (METADATA_FILE, TOKENIZER_FILE)
+        ]
+        # On gs://, one request for all files.
+        present |= {
+            posixpath.join(split_dir, posixpath.basename(path))
+            for path in files.list_files(split_dir, "*")
+        }
+    return [path for path in wanted if path not in present]
+
+
+def _find_damaged(shards: Sequence[Shard]) -> list[str]:
+    """Returns the files that do not have the checksums of the metadata."""
+    damaged = []
+    for split_dir in _split_dirs(shards):
+        logging.info("reading %s, to verify its checksums", split_dir)
+        try:
+            metadata = read_metadata(split_dir)
+        except UserError:
+            damaged.append(posixpath.join(split_dir, METADATA_FILE))
+            continue
+        checksums = {
+            TOKENIZER_FILE: metadata.vocabulary_sha256,
+            **{
+                shard.name: metadata.checksums.get(shard.name)
+                for shard in shards
+                if posixpath.dirname(shard.path) == split_dir
+            },
+        }
+        damaged += [
+            path
+            for name, sha256 in checksums.items()
+            if not _has_checksum(
+                path := posixpath.join(split_dir, name), sha256
+            )
+        ]
+    return damaged
+
+
+def _has_checksum(path: str, sha256: str | None) -> bool:
+    def check() -> None:
+        digest = hashlib.sha256()
+        with files.open_existing(path, "rb") as file:
+            while block := file.read(_READ_BYTES):
+                digest.update(block)
+        if digest.hexdigest() != sha256:
+            raise files.DamagedFileError(f"{path} must have SHA-256 {sha256}")
+
+    try:
+        files.read_again_if_damaged(check, path)
+    except files.DamagedFileError:
+        return False
+    return True
 
 
 def _find_records(output_dir: str) -> list[str]:

@@ -378,9 +378,10 @@ def test_checksums_equal_those_of_the_files(built):
         }
 
 
-def test_existing_records_are_not_built_again(built, text_file):
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_existing_records_are_not_built_again(built, text_file, overwrite):
     before = {p: p.stat().st_mtime_ns for p in built.rglob("*")}
-    build(built, text_file, num_workers=2)
+    build(built, text_file, num_workers=2, overwrite=overwrite)
     assert {p: p.stat().st_mtime_ns for p in built.rglob("*")} == before
 
 

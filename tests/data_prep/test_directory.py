@@ -1,12 +1,14 @@
 import json
+import shutil
 
 import pytest
 
 from albert_tf.errors import UserError
 from data_prep.builder import directory
+from data_prep.builder.shards import Shard
 from data_prep.config import RecordsConfig
 from data_prep.text.files import TextFile
-from tests.helpers.small_builds import read_files
+from tests.helpers.small_builds import build, read_files
 
 
 def fill(output_dir):
@@ -61,7 +63,9 @@ def test_the_records_of_a_directory_with_a_similar_name_are_kept(
 def test_unfinished_build_is_not_up_to_date(tmp_path):
     fill(tmp_path)
     (tmp_path / "train" / "metadata.json").write_text('{"inputs_sha256": "ab"}')
-    arguments = (str(tmp_path), {"inputs_sha256": "ab"}, {})
+    (tmp_path / "train" / "spiece.model").write_text("")
+    shards = [Shard("train", f"{tmp_path}/train/train-00000-of-00001.tfrecord")]
+    arguments = (str(tmp_path), {"inputs_sha256": "ab"}, {}, shards)
     assert not directory.is_up_to_date(*arguments, overwrite=False)
     (tmp_path / "unfinished.json").unlink()
     assert directory.is_up_to_date(*arguments, overwrite=False)
@@ -73,7 +77,8 @@ def test_unfinished_build_is_not_up_to_date(tmp_path):
             "max_examples_per_row": 8,
         },
     ):
-        arguments = (str(tmp_path), other, {"packing": "best_fit", "x": 1})
+        settings = {"packing": "best_fit", "x": 1}
+        arguments = (str(tmp_path), other, settings, shards)
         message = "Different: packing was none and is best_fit.*--overwrite"
         with pytest.raises(UserError, match=message):
             directory.is_up_to_date(*arguments, overwrite=False)
@@ -81,6 +86,69 @@ def test_unfinished_build_is_not_up_to_date(tmp_path):
     (tmp_path / "train" / "metadata.json").unlink()
     with pytest.raises(UserError, match=r"metadata\.json, which is miss"):
         directory.is_up_to_date(*arguments, overwrite=False)
+
+
+@pytest.fixture
+def rebuild(built, text_file, tmp_path):
+    """A function that builds the records of `built` again, over a copy."""
+    out = tmp_path / "out"
+    shutil.copytree(built, out)
+    return lambda **settings: build(out, text_file, **settings)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train/train-00001-of-00003.tfrecord",
+        "eval/metadata.json",
+        "train/spiece.model",
+        "eval",
+    ],
+)
+def test_missing_files_are_named_and_built_with_overwrite(
+    name, rebuild, built, tmp_path, caplog
+):
+    path = tmp_path / "out" / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    before = read_files(tmp_path / "out")
+    with pytest.raises(UserError, match=f"no .*{name}.*--overwrite"):
+        rebuild()
+    assert read_files(tmp_path / "out") == before
+    rebuild(overwrite=True)
+    assert name in caplog.text
+    assert read_files(tmp_path / "out") == read_files(built)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train/train-00001-of-00003.tfrecord",
+        "eval/eval-00000-of-00001.tfrecord",
+        "eval/metadata.json",
+        "train/metadata.json",
+        "train/spiece.model",
+    ],
+)
+def test_damaged_files_are_built_again_with_overwrite(
+    name, rebuild, built, tmp_path, caplog
+):
+    path = tmp_path / "out" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 128  # not UTF-8 in metadata
+    path.write_bytes(content)
+    rebuild(overwrite=True)
+    assert name in caplog.text
+    assert read_files(tmp_path / "out") == read_files(built)
+
+
+def test_many_missing_files_are_counted(rebuild, tmp_path):
+    shutil.rmtree(tmp_path / "out" / "eval")
+    (tmp_path / "out" / "train" / "spiece.model").unlink()
+    with pytest.raises(UserError, match=r"eval-0\S+, \S+, \S+ and 1 more"):
+        rebuild()
 
 
 def test_each_requested_split_must_have_examples():
