@@ -7,14 +7,14 @@
 3. Each shard is read from all spill files and written.
 
 Each file is written atomically, and finished work is not repeated, so that an
-interrupted build continues.
+interrupted build continues. Spill files of the wrong size are written again.
 """
 
 import glob
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +39,7 @@ from data_prep.builder.shards import (
 )
 from data_prep.builder.shuffle import (
     count_earlier_equals,
+    is_complete,
     read_counts,
     read_headers,
     read_shard,
@@ -87,6 +88,17 @@ class _State(NamedTuple):
 
     def unit_path(self, unit: int) -> str:
         return os.path.join(self.scratch, _UNITS, f"{unit:07d}.rows")
+
+    def duplicates_path(self, shard: int, number: int) -> str:
+        name = f"{shard:05d}-{number:05d}.rows"
+        return os.path.join(self.scratch, _DUPLICATES, name)
+
+    def are_complete(self, spill_files: Iterable[str]) -> bool:
+        """Whether spill files exist and have the right size."""
+        return all(
+            is_complete(path, len(self.shards), self.dtype)
+            for path in spill_files
+        )
 
     def spill_files(self, *kinds: str) -> list[str]:
         """Returns the spill files of some kinds, sorted within each."""
@@ -159,22 +171,33 @@ def make_units(
 ) -> None:
     """Writes the spill file of every unit."""
     finished_path = os.path.join(state.scratch, "units.json")
-    if files.exists(finished_path):
+    finished = files.load_json_if_any(finished_path) or {}
+    if "units" in finished and state.are_complete(
+        map(state.unit_path, range(finished["units"]))
+    ):
         return
     num_bytes = sum(source.num_bytes for source in sources)
     unit_size = choose_unit_size(num_bytes, state.config.dupe_factor)
     skipped: Counter[str] = Counter()
-    num_examples = 0
+    num_units = num_examples = 0
     with show_bytes("making examples", num_bytes) as bar:
         documents = corpus.read_documents(
             sources, state.config, bar.update, skipped
         )
-        units = enumerate(group_by_size(documents, unit_size))
-        tasks = (u for u in units if not files.exists(state.unit_path(u[0])))
-        for done in processes.map(make_unit, tasks):
+
+        def tasks() -> Iterator[tuple[int, list[list[str]]]]:
+            nonlocal num_units
+            for unit in group_by_size(documents, unit_size):
+                if not state.are_complete([state.unit_path(num_units)]):
+                    yield num_units, unit
+                num_units += 1
+
+        for done in processes.map(make_unit, tasks()):
             num_examples += done.result
             annotate(bar, examples=num_examples, peak_memory=done.peak_memory)
-    files.write_text(finished_path, json.dumps({"skipped": skipped}))
+    files.write_text(
+        finished_path, json.dumps({"units": num_units, "skipped": skipped})
+    )
 
 
 def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
@@ -201,9 +224,9 @@ def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
     ]
     made = make_examples(normalized, state.tokenizer, state.config)
     path = state.unit_path(unit)
-    np.save(path + ".pieces.npy", made.piece_counts.astype(np.uint32))
-    with open(path + ".json", "w", encoding="utf-8") as file:
-        json.dump({"skipped": made.skipped}, file)
+    with files.atomic_write(path + ".pieces.npy") as file:
+        np.save(file, made.piece_counts.astype(np.uint32))
+    files.write_text(path + ".json", json.dumps({"skipped": made.skipped}))
     examples = UnmaskedExamples.concatenate(made.examples.values(), state.dtype)
     shards = np.concatenate(
         [
@@ -213,7 +236,7 @@ def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
         ]
         or [np.empty(0, np.int64)]
     )
-    # Last, because an existing spill file marks the unit as finished.
+    # Last, because a complete spill file marks the unit as finished.
     write_spill(path, examples, shards, len(state.shards))
     return len(examples.headers)
 
@@ -253,31 +276,39 @@ def _move_duplicates(state: _State, shard: int) -> int:
     Unless duplicates are dropped, their examples are written to additional
     spill files with other keys, which may belong to other shards.
     """
-    spill_dir = os.path.join(state.scratch, _DUPLICATES)
-    finished_path = os.path.join(spill_dir, f"{shard:05d}.json")
-    if finished := files.load_json_if_any(finished_path):
+    finished_path = os.path.join(
+        state.scratch, _DUPLICATES, f"{shard:05d}.json"
+    )
+    finished = files.load_json_if_any(finished_path) or {}
+    if "files" in finished and state.are_complete(
+        state.duplicates_path(shard, n) for n in range(finished["files"])
+    ):
         return finished["documents"]
     split = state.shards[shard].split
     source = (state.spill_files(_UNITS), shard, len(state.shards), state.dtype)
-    num_examples = num_documents = 0
+    num_examples = num_documents = num_files = 0
     for headers in read_headers(*source):
         duplicates = headers[count_earlier_equals(headers) > 0]
         num_examples += len(duplicates)
         num_documents += int(duplicates["opens_document"].sum())
     if num_examples and not state.config.deduplicate:
-        for number, examples in enumerate(read_shard(*source)):
+        for examples in read_shard(*source):
             occurrences = count_earlier_equals(examples.headers)
             indices = np.flatnonzero(occurrences)
             moved = rekey_duplicates(
                 examples.take(indices), occurrences[indices]
             )
             write_spill(
-                os.path.join(spill_dir, f"{shard:05d}-{number:05d}.rows"),
+                state.duplicates_path(shard, num_files),
                 moved,
                 choose_shards(state.shards, split, moved.headers["key"]),
                 len(state.shards),
             )
-    files.write_text(finished_path, json.dumps({"documents": num_documents}))
+            num_files += 1
+    files.write_text(
+        finished_path,
+        json.dumps({"documents": num_documents, "files": num_files}),
+    )
     return num_documents
 
 

@@ -12,13 +12,12 @@ together. The first of equal documents keeps its keys. The others are dropped,
 or get different keys, so that they are not adjacent in the shards.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from albert_tf.io.files import PARTIAL_SUFFIX
+from albert_tf.io import files
 from albert_tf.records.keyed_random import random_bits
 from data_prep.builder.unmasked_examples import (
     HEADER,
@@ -77,11 +76,23 @@ def write_spill(
     counts["tokens"] = np.bincount(
         shards[order], weights=lengths, minlength=num_shards
     )
-    with open(path + PARTIAL_SUFFIX, "wb") as file:
+    with files.atomic_write(path) as file:
         file.write(counts.tobytes())
         file.write(examples.headers.tobytes())
         file.write(examples.tokens.tobytes())
-    os.replace(path + PARTIAL_SUFFIX, path)
+
+
+def is_complete(path: str, num_shards: int, dtype: np.dtype) -> bool:
+    """Whether a spill file exists and has the size that its counts imply."""
+    if not files.exists(path):
+        return False
+    counts = np.fromfile(path, _COUNTS, num_shards)
+    # Python integers: the counts of a damaged file may be of any size.
+    examples = sum(counts["examples"].tolist())
+    tokens = sum(counts["tokens"].tolist())
+    return len(counts) == num_shards and files.count_bytes(path) == (
+        counts.nbytes + examples * HEADER.itemsize + tokens * dtype.itemsize
+    )
 
 
 def read_counts(path: str, num_shards: int) -> np.ndarray:

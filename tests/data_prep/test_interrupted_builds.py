@@ -162,8 +162,8 @@ def test_build_killed_before_any_change_of_a_file_gives_the_same_records(
         assert tree_of(ended[number]) == expected, number
 
 
-def interrupt(path):
-    raise KeyboardInterrupt(path)
+def interrupt(*arguments):
+    raise KeyboardInterrupt(arguments)
 
 
 def test_scratch_files_of_other_builds_are_removed(documents, tmp_path):
@@ -230,3 +230,61 @@ def test_finished_shards_are_not_written_again(
     assert found[0].items() <= found[1].items()
     other = build(tmp_path / "other", text_file, num_shards=9)
     assert read_files(tmp_path / "out") == read_files(other)
+
+
+@pytest.mark.parametrize("size", [0, 0.3, 0.9])
+def test_spill_files_of_the_wrong_size_are_written_again(
+    documents, tmp_path, monkeypatch, size
+):
+    """The build was interrupted before its first shard. A power failure may
+    shorten files that were written just before."""
+    path = tmp_path / "text.txt"
+    text = "\n\n".join([*documents, *documents[:2]])
+    path.write_text(text, encoding="utf-8")
+    config = make_config(tmp_path / "out", path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(local_runner.directory, "begin_build", interrupt)
+        build_tfrecords.main(config)
+    scratch = tmp_path / "out" / SCRATCH_DIR
+    for kind in ("units", "repetitions"):
+        spill_file = sorted(scratch.glob(f"*/{kind}/*.rows"))[0]
+        os.truncate(spill_file, int(size * spill_file.stat().st_size))
+    interrupted, tasks = interrupted_at(None, local_runner.make_unit)
+    monkeypatch.setattr(local_runner, "make_unit", interrupted)
+    build_tfrecords.main(config)
+    assert [unit for unit, _ in tasks] == [0]
+    other = build(tmp_path / "other", path)
+    assert read_files(tmp_path / "out") == read_files(other)
+
+
+def test_files_are_on_the_disk_before_they_get_their_names(
+    documents, tmp_path, monkeypatch
+):
+    """Otherwise a power failure leaves incomplete files of complete names."""
+    fsync, replace = os.fsync, os.replace
+    on_disk, named = set(), set()
+
+    def record_fsync(descriptor):
+        fsync(descriptor)
+        on_disk.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def check_replace(source, target):
+        assert source in on_disk, source
+        named.add(pathlib.Path(target).name)
+        replace(source, target)
+
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents[:2] * 2), encoding="utf-8")
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", check_replace)
+    build(tmp_path / "out", path, num_shards=1, holdout_fraction=0)
+    assert named >= {
+        "0000000.rows",
+        "0000000.rows.pieces.npy",
+        "0000000.rows.json",
+        "units.json",
+        "00000-00000.rows",
+        "00000.json",
+        "train-00000-of-00001.tfrecord",
+        "metadata.json",
+    }

@@ -1,8 +1,11 @@
+import os
+
 import numpy as np
 import pytest
 
 from data_prep.builder.shuffle import (
     count_earlier_equals,
+    is_complete,
     read_counts,
     read_headers,
     read_shard,
@@ -122,8 +125,23 @@ def test_spill_file_has_the_number_of_examples_per_shard(tmp_path):
     assert expected.sum() == 30
 
 
+def test_spill_file_of_another_size_is_not_complete(tmp_path):
+    (path, _) = spill(tmp_path / "a", make_examples(30), [30])
+    assert is_complete(path, NUM_SHARDS, DTYPE)
+    size = os.path.getsize(path)
+    # 11 bytes are less than the counts of one shard.
+    for wrong in (size + 1, size - 1, 11, 0):
+        os.truncate(path, wrong)
+        assert not is_complete(path, NUM_SHARDS, DTYPE)
+    os.truncate(path, size)  # zeros
+    assert not is_complete(path, NUM_SHARDS, DTYPE)
+    os.remove(path)
+    assert not is_complete(path, NUM_SHARDS, DTYPE)
+
+
 def test_spill_file_may_be_empty(tmp_path):
     paths = spill(tmp_path / "a", make_examples(0), [])
+    assert is_complete(paths[0], NUM_SHARDS, DTYPE)
     assert read_all(paths) == [[], [], []]
 
 
