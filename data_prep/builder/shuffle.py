@@ -5,7 +5,8 @@ shard. Each unit of work writes its examples to a spill file, sorted by shard
 and key. A shard is a merge of all spill files: for one range of keys after
 another, the examples of the range are read from all files and sorted in memory.
 So a shard depends only on the examples and their keys, not on the units, and
-memory is bounded for shards of any size.
+memory is bounded for shards of any size, unless they have millions of copies of
+a document: all examples of equal keys are sorted at a time.
 
 Examples of equal documents have equal keys, so the merge brings duplicates
 together. The first of equal documents keeps its keys. The others are dropped,

@@ -1,4 +1,5 @@
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -70,6 +71,22 @@ def read_all(paths, **settings):
         as_list(read_shard(paths, shard, NUM_SHARDS, DTYPE, **settings))
         for shard in range(NUM_SHARDS)
     ]
+
+
+def test_short_examples_are_taken_without_python_objects_for_each():
+    """Results and indices have 60 bytes for each example; a view of an array
+    alone has more than 100."""
+    examples = make_examples(200_000)
+    order = np.random.default_rng(1).permutation(200_000)
+    tracemalloc.start()
+    taken = examples.take(order)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak / 200_000 < 120
+    lengths = taken.lengths
+    expected = np.repeat(order, lengths).astype(DTYPE)
+    np.testing.assert_array_equal(taken.tokens, expected)
+    np.testing.assert_array_equal(lengths, examples.lengths[order])
 
 
 def test_shard_has_its_examples_sorted_by_key(tmp_path):
