@@ -310,7 +310,8 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     overwrite: bool = setting(
         False,
-        "Replace records that were built with other settings.",
+        "Replace records that were built with other settings, or whose files "
+        "are missing or damaged.",
         affects="nothing",
     )
 
