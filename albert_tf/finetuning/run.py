@@ -14,7 +14,12 @@ from absl import logging
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.workers import check_agreement, is_chief
 from albert_tf.config import FinetuningConfig
-from albert_tf.config.task_head import KINDS
+from albert_tf.config.task import TaskConfig
+from albert_tf.config.task_head import (
+    KINDS,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+)
 from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model, feature_files, predict
 from albert_tf.finetuning.base_model import BaseModel
@@ -24,7 +29,14 @@ from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Scorer
-from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
+from albert_tf.finetuning.tasks import (
+    DEV,
+    TEST,
+    TRAIN,
+    Task,
+    find_task,
+    has_pairs,
+)
 from albert_tf.records.features import sha256_of
 from albert_tf.runs.directory import load_config, null_threshold
 from albert_tf.runs.log import read_metrics
@@ -55,7 +67,7 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         training_sets = _read_training_sets(config, task)
         task = training_sets[TRAIN].task
     else:
-        task = _task_of_run(task, _best_run(config, task))
+        task = _task_of_run(config, task, _best_run(config, task))
     sets = {
         split: read_examples(config.task, split, task)
         for split in _splits(config, task)
@@ -181,12 +193,13 @@ def _splits(config: FinetuningConfig, task: Task) -> list[str]:
     return tests if tests and mode != "eval" else devs
 
 
-def _task_of_run(task: Task, run_dir: str) -> Task:
+def _task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
     """The task, with labels and number of choices of the run.
 
     Raises:
         UserError: If the run was trained on a task of another kind or with
-            other labels.
+            other labels, or on single texts and the task has pairs, or the
+            reverse.
     """
     stored = load_config(run_dir, FinetuningConfig)
     assert isinstance(stored, FinetuningConfig)
@@ -199,9 +212,61 @@ def _task_of_run(task: Task, run_dir: str) -> Task:
             received=f"a run of {stored.task.task}, {head.kind}"
             + (f" into {', '.join(head.labels)}" if head.labels else ""),
         )
+    if stored.task.task:  # empty in a converted run
+        _check_pairs(stored.task, config.task, run_dir)
+        _warn_of_other_lengths(stored, config, run_dir)
     return dataclasses.replace(
         task, labels=head.labels, num_choices=head.num_choices
     )
+
+
+def _check_pairs(stored: TaskConfig, task: TaskConfig, run_dir: str) -> None:
+    wants_pairs = has_pairs(stored)
+    if has_pairs(task) == wants_pairs:
+        return
+    texts = {True: "pairs of texts", False: "single texts"}
+    column = stored.text_pair_column or "COLUMN"
+    remedy = f"Set --text_pair_column={column}."
+    if not wants_pairs:
+        remedy = "Omit --text_pair_column."
+    raise UserError(
+        f"{run_dir} was trained on {texts[wants_pairs]}, so the task must have "
+        "them too",
+        received=f"--task={task.task} with {texts[not wants_pairs]}",
+        remedy=remedy if task.task in KINDS else "",
+    )
+
+
+def _warn_of_other_lengths(
+    stored: FinetuningConfig, config: FinetuningConfig, run_dir: str
+) -> None:
+    """Warns if texts are cut otherwise than in training."""
+    names = {
+        QUESTION_ANSWERING: ("doc_stride", "max_query_length"),
+        MULTIPLE_CHOICE: ("max_qa_length",),
+    }
+    changed = [
+        f"--{name} was {before} and is {now}"
+        for name in names.get(stored.head.kind, ())
+        for before, now in [
+            (getattr(stored.task, name), getattr(config.task, name))
+        ]
+        if before != now
+    ]
+    # A run stores the length of its longest sequence, so a larger
+    # max_seq_length may be that of the training.
+    before, now = stored.data.max_seq_length, config.data.max_seq_length
+    if now < before:
+        changed.append(
+            f"sequences had up to {before} tokens and --max_seq_length is {now}"
+        )
+    if changed:
+        logging.warning(
+            "texts are cut otherwise than in the training of %s, which can "
+            "lower the scores: %s",
+            run_dir,
+            "; ".join(changed),
+        )
 
 
 def _warn_of_other_start(task: Task, base: BaseModel) -> None:

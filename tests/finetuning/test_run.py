@@ -14,10 +14,16 @@ from albert_tf.finetuning import base_model
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import hold_out
-from albert_tf.finetuning.run import _make_features, run, summarize
+from albert_tf.finetuning.run import (
+    _make_features,
+    _task_of_run,
+    run,
+    summarize,
+)
 from albert_tf.finetuning.squad_scores import score_answers
-from albert_tf.finetuning.tasks import Task
+from albert_tf.finetuning.tasks import Task, find_task
 from albert_tf.interop.formats import read_weights
+from albert_tf.runs.directory import write_config
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_task
@@ -422,6 +428,47 @@ def test_a_missing_file_to_predict_is_named_before_the_training(
     with pytest.raises(UserError, match="must have a file for dev"):
         run(config)
     assert not (tmp_path / "run").exists()
+
+
+def write_settings(run_dir, config, **head):
+    """The settings that a run with this configuration stores."""
+    head = TaskHeadConfig(config.task.task, **head)
+    write_config(str(run_dir), dataclasses.replace(config, head=head))
+
+
+@pytest.mark.parametrize("mode", ["predict", "eval"])
+@pytest.mark.parametrize(("trained", "given"), [("pair", ""), ("", "pair")])
+def test_a_run_of_pairs_predicts_pairs_only(
+    tiny_tasks, tmp_path, mode, trained, given
+):
+    config = tiny_task.make_config("regression", tiny_tasks, tmp_path)
+    config = config.replace(text_pair_column=trained)
+    write_settings(tmp_path, config)
+    message = (
+        "trained on pairs of texts, .* Set --text_pair_column=pair"
+        if trained
+        else "trained on single texts, .* Omit --text_pair_column"
+    )
+    with pytest.raises(UserError, match=message):
+        run(config.replace(mode=mode, text_pair_column=given))
+
+
+def test_texts_that_are_cut_otherwise_than_in_training_are_named(
+    tiny_tasks, tmp_path, caplog
+):
+    config = tiny_task.make_config("question_answering", tiny_tasks, tmp_path)
+    write_settings(tmp_path, config)
+    same = config.replace(max_seq_length=512, max_qa_length=99)
+    _task_of_run(same, find_task(config.task), str(tmp_path))
+    assert "otherwise" not in caplog.text
+
+    other = config.replace(max_seq_length=64, doc_stride=7, max_query_length=9)
+    _task_of_run(other, find_task(config.task), str(tmp_path))
+
+    assert (
+        "--doc_stride was 128 and is 7; --max_query_length was 16 and is 9; "
+        "sequences had up to 96 tokens and --max_seq_length is 64"
+    ) in caplog.text
 
 
 def test_another_vocabulary_is_refused(tiny_tasks, tmp_path):
