@@ -20,7 +20,7 @@ from albert_tf.config.task_head import (
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
 )
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning import base_model, feature_files, predict
 from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.encoding import make_records
@@ -66,8 +66,10 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
     if is_training:
         training_sets = _read_training_sets(config, task)
         task = training_sets[TRAIN].task
+        if mode != "train" and config.training.num_runs > 1:
+            _check_has_dev(training_sets)
     else:
-        task = _task_of_run(config, task, _best_run(config, task))
+        task = _task_of_run(config, task, _best_run(config))
     sets = {
         split: read_examples(config.task, split, task)
         for split in _splits(config, task)
@@ -77,7 +79,7 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         status = _train(config, training_sets, strategy, began)
         if status or not sets or config.training.dry_run:
             return status
-    run_dir = _best_run(config, task)
+    run_dir = _best_run(config)
     base = base_model.of_run(run_dir)
     config = config.replace(
         model=base.config, head=base.head, output_dir=run_dir
@@ -177,6 +179,17 @@ def _read_training_sets(
     if config.task.dev_file or task.name not in KINDS:
         sets[DEV] = read_examples(config.task, DEV, sets[TRAIN].task)
     return sets
+
+
+def _check_has_dev(sets: Mapping[str, ExampleSet]) -> None:
+    """Refuses several runs without scores, since the best one predicts."""
+    if DEV not in sets:
+        raise UserError(
+            "mode=train_and_predict with several runs must have a development "
+            "set, which decides the run that predicts",
+            received="none",
+            remedy="Set --dev_file, or omit --num_runs.",
+        )
 
 
 def _splits(config: FinetuningConfig, task: Task) -> list[str]:
@@ -350,14 +363,29 @@ def _with_lengths(
 # --- runs -------------------------------------------------------------------
 
 
-def _best_run(config: FinetuningConfig, task: Task) -> str:
-    """The directory of the run with the best score."""
+def _best_run(config: FinetuningConfig) -> str:
+    """The directory of the run with the best score in its own task.
+
+    Raises:
+        UserError: If there are several runs and one was not evaluated.
+    """
     directories = run_dirs(config)
-    scores = [
-        _last_evaluation(directory).get(task.metrics[0], float("-inf"))
-        for directory in directories
-    ]
-    return directories[scores.index(max(scores))]
+    if len(directories) == 1:
+        return directories[0]
+    stored = load_config(directories[0], FinetuningConfig)
+    assert isinstance(stored, FinetuningConfig)
+    metric = find_task(stored.task).metrics[0]
+    evaluations = {name: _last_evaluation(name) for name in directories}
+    missing = [name for name in directories if metric not in evaluations[name]]
+    if missing:
+        raise UserError(
+            f"all {len(directories)} runs must be evaluated, so that the one "
+            f"with the best {metric} can be used",
+            received=f"no {metric} in {name_faults(missing)}",
+            remedy="Train with a development set; or omit --num_runs, and give "
+            "one run as --output_dir.",
+        )
+    return max(directories, key=lambda name: evaluations[name][metric])
 
 
 def _last_evaluation(run_dir: str) -> dict[str, float]:

@@ -15,13 +15,14 @@ from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import hold_out
 from albert_tf.finetuning.run import (
+    _best_run,
     _make_features,
     _task_of_run,
     run,
     summarize,
 )
 from albert_tf.finetuning.squad_scores import score_answers
-from albert_tf.finetuning.tasks import Task, find_task
+from albert_tf.finetuning.tasks import TASKS, Task, find_task
 from albert_tf.interop.formats import read_weights
 from albert_tf.runs.directory import write_config
 from albert_tf.runs.log import read_events, read_metrics
@@ -386,6 +387,45 @@ def test_several_runs_are_summarized_and_the_best_one_predicts(
         assert event["constant_loss"] == pytest.approx(math.log(3))
 
 
+def write_scores(run_dir, config, labels, **scores):
+    """The settings and the last evaluation of a run."""
+    write_settings(run_dir, config, kind="classification", labels=labels)
+    line = json.dumps({"split": "eval", "step": 9, **scores})
+    (run_dir / "metrics.jsonl").write_text(line + "\n")
+
+
+def test_the_best_run_of_mnli_predicts_ax(tiny_tasks, tmp_path):
+    """The runs have the accuracy of MNLI, not the score of AX."""
+    labels = TASKS["mnli"].labels
+    config = glue_config(tiny_tasks, "mnli", tmp_path / "runs")
+    for number, accuracy in enumerate((0.5, 0.75, 0.25), 1):
+        write_scores(
+            tmp_path / f"runs/run-{number}", config, labels, accuracy=accuracy
+        )
+    ax = glue_config(
+        tiny_tasks, "ax", tmp_path / "runs", num_runs=3, mode="predict"
+    )
+    assert _best_run(ax) == str(tmp_path / "runs/run-2")
+
+    write_scores(tmp_path / "runs/run-3", config, labels, loss=1.0)
+    with pytest.raises(UserError, match=r"no accuracy in .*runs/run-3"):
+        run(ax)
+
+
+def test_several_runs_that_predict_need_a_development_set(tiny_tasks, tmp_path):
+    config = tiny_task.make_config(
+        "classification",
+        tiny_tasks,
+        tmp_path,
+        dev_file="",
+        test_file=str(tiny_tasks / "classification.jsonl"),
+        num_runs=2,
+        mode="train_and_predict",
+    )
+    with pytest.raises(UserError, match="must have a development set"):
+        run(config)
+
+
 def test_the_best_squared_error_is_the_smallest(tmp_path):
     scores = [(0.5, 2.0), (0.75, 1.0), (0.25, 4.0)]
     for number, (pearson, error) in enumerate(scores):
@@ -432,7 +472,7 @@ def test_a_missing_file_to_predict_is_named_before_the_training(
 
 def write_settings(run_dir, config, **head):
     """The settings that a run with this configuration stores."""
-    head = TaskHeadConfig(config.task.task, **head)
+    head = TaskHeadConfig(**{"kind": config.task.task, **head})
     write_config(str(run_dir), dataclasses.replace(config, head=head))
 
 
