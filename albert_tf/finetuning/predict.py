@@ -9,7 +9,7 @@ import dataclasses
 import json
 import posixpath
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,13 @@ from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.example_types import ExampleSet, Question
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
+from albert_tf.finetuning.tasks import DEV
 from albert_tf.io.files import write_json
+from albert_tf.io.ownership import Owner
 from albert_tf.runs.checkpoint_files import BEST_DIR
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.directory import NULL_THRESHOLD_FILE
+from albert_tf.runs.log import RunLog
 from albert_tf.runs.trained_model import restore_model
 from albert_tf.training.evaluate import Evaluator
 
@@ -252,19 +255,56 @@ def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
 
 def choose_null_threshold(
     config: FinetuningConfig,
-    scorer: Scorer,
+    scorers: Mapping[str, Scorer],
     files: FeatureFiles,
     base: BaseModel,
     strategy: tf.distribute.Strategy,
 ) -> None:
-    """Writes the threshold that gives the best F1 on held-out documents."""
-    _, collected = Predictor(config, files, base, strategy).predict(HOLDOUT)
-    if not is_chief(strategy):
+    """Writes the threshold that gives the best F1 on held-out documents.
+
+    If there is a development set, also logs its scores at that threshold, as
+    the last evaluation of the run.
+
+    Args:
+        scorers: Of `HOLDOUT`, and of "dev" if there is one.
+    """
+    predictor = Predictor(config, files, base, strategy)
+    _, collected = predictor.predict(HOLDOUT)
+    run_dir, threshold = config.training.output_dir, 0.0
+    if is_chief(strategy):
+        found = scorers[HOLDOUT].find_answers(collected)
+        scores = scorers[HOLDOUT].score_answers(found)
+        threshold = best_threshold(scores, [a.null_odds for a in found])
+        write_json(
+            posixpath.join(run_dir, NULL_THRESHOLD_FILE),
+            {"null_threshold": threshold, "f1": scores["best_f1"]},
+        )
+        logging.info("null threshold from held-out documents: %.4g", threshold)
+    if DEV not in scorers:
         return
-    found = scorer.score_answers(scorer.find_answers(collected))
-    threshold = found["best_f1_thresh"]
-    write_json(
-        posixpath.join(config.training.output_dir, NULL_THRESHOLD_FILE),
-        {"null_threshold": threshold, "f1": found["best_f1"]},
-    )
-    logging.info("null threshold from held-out documents: %.4g", threshold)
+    metrics, collected = predictor.predict(DEV)
+    if is_chief(strategy):
+        score = Scorer(config, scorers[DEV].examples, base, threshold)
+        run_log = RunLog(run_dir, Owner())
+        run_log.write("eval", predictor.step, metrics | score(collected))
+        run_log.finish()
+
+
+def best_threshold(
+    scores: Mapping[str, float], null_odds: Sequence[float]
+) -> float:
+    """The null odds above which a question has no answer, for the best F1.
+
+    If it is best to answer no question, the official script gives 0, but
+    questions with negative odds would be answered. Then the threshold is below
+    all odds.
+
+    Example:
+        >>> scores = {"best_f1": 50.0, "best_f1_thresh": 0.0, "total": 2}
+        >>> best_threshold({**scores, "NoAns_total": 1}, [-3.0, 2.0])
+        -4.0
+    """
+    of_no_answers = 100.0 * scores.get("NoAns_total", 0) / scores["total"]
+    if scores["best_f1"] > of_no_answers:
+        return scores["best_f1_thresh"]
+    return min(null_odds) - 1

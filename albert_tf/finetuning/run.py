@@ -158,7 +158,7 @@ def _train(
                 return status
             if HOLDOUT in sets:
                 predict.choose_null_threshold(
-                    of_run, scorers[HOLDOUT], files, base, strategy
+                    of_run, scorers, files, base, strategy
                 )
             began = time.time()  # of the next run
     if DEV in sets and is_chief(strategy):

@@ -532,6 +532,7 @@ def test_held_out_documents_choose_the_null_threshold(
         tiny_tasks,
         tmp_path,
         null_holdout_fraction=0.4,
+        null_threshold=-1e3,
         mode="train_and_predict",
     )
 
@@ -569,6 +570,10 @@ def test_held_out_documents_choose_the_null_threshold(
     )
     assert expected["best_f1_thresh"] != 0
     assert stored["null_threshold"] == expected["best_f1_thresh"]
+    # The summary of the training has the scores at that threshold.
+    summary, evaluation = printed(capsys)
+    assert summary["f1"] == pytest.approx(evaluation["f1"])
+    assert summary["HasAns_exact"] > 0  # --null_threshold answers nothing
 
     # Another stored threshold leaves eight questions unanswered.
     threshold = sorted(odds.values())[3]
