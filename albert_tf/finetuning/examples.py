@@ -169,12 +169,13 @@ def _split_mrpc(examples: ExampleSet, rows: list[Row]) -> list[Row]:
     dev_ids = {
         tuple(line.split()) for line in read_text(path).split("\n") if line
     }
-    return [
+    found = [
         row
         for row in rows
         if ((row.values["#1 ID"], row.values["#2 ID"]) in dev_ids)
         == (examples.split == DEV)
     ]
+    return [row._replace(number=number) for number, row in enumerate(found)]
 
 
 def _find_source(config: TaskConfig, task: Task, split: str) -> str:

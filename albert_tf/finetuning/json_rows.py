@@ -30,7 +30,7 @@ def read_squad(examples: ExampleSet) -> list[Row]:
             for context in [paragraph["context"]]
             for entry in paragraph["qas"]
         ]
-    for name, values in rows:
+    for name, values, _ in rows:
         if "answers" not in values or "is_impossible" in values:
             continue
         if examples.task.name == "squad_v2":

@@ -61,7 +61,7 @@ def add_examples(
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
         labels = _collect_labels(rows, columns.label)
         examples.task = dataclasses.replace(task, labels=labels)
-    for number, row in enumerate(rows):
+    for row in rows:
         label = None
         if examples.has_labels:
             value = row.values[columns.label]
@@ -73,7 +73,7 @@ def add_examples(
                 examples.report_bad(row.where, "no label")
                 continue
             label = _label_of(examples, row, columns, answer_start_column)
-        name = _text(row.values.get(columns.id, number))
+        name = _text(row.values.get(columns.id, row.number))
         example = _make_example(examples, name, row, columns, label)
         problem = _find_problem(example, examples.has_labels)
         if problem:

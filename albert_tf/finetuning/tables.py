@@ -2,6 +2,9 @@
 
 A TSV file has no quotes and no escapes: a quotation mark is a character, and
 only a line feed ends a line. That is how the files of GLUE are written.
+
+An empty line is not a row, also in a file of one column. A line with tabs or
+commas only is a row of empty fields.
 """
 
 import csv
@@ -30,10 +33,13 @@ class Row(NamedTuple):
     Attributes:
         where: The line of a table, e.g. "line 2"; or the id of a question.
         values: The values by column; text, except for JSON.
+        number: Position among the rows of a table, from 0, malformed rows
+            included. Unused if the row has an id.
     """
 
     where: str
     values: dict[str, Any]
+    number: int = 0
 
 
 def read_table(examples: ExampleSet, columns: Columns) -> list[Row]:
@@ -49,11 +55,7 @@ def read_table(examples: ExampleSet, columns: Columns) -> list[Row]:
     if path.endswith(".csv"):
         found = _parse_fields(examples, iter(_read_csv(path)), columns)
     elif path.endswith((".tsv", ".txt")):
-        fields = (
-            (number, line.removesuffix("\r").split("\t"))
-            for number, line in _numbered_lines(path)
-        )
-        found = _parse_fields(examples, fields, columns)
+        found = _parse_fields(examples, _read_tsv(path), columns)
     elif path.endswith(".jsonl"):
         found = _parse_json_lines(examples, columns)
     else:
@@ -74,8 +76,8 @@ def read_table(examples: ExampleSet, columns: Columns) -> list[Row]:
     for number, reason in malformed:
         examples.report_bad(f"line {number}", reason)
     return [
-        Row(f"line {number}", values)
-        for number, values in lines
+        Row(f"line {line}", values, number)
+        for number, (line, values) in enumerate(lines)
         if isinstance(values, dict)
     ]
 
@@ -144,9 +146,11 @@ def read_text(path: str) -> str:
         raise UserError(f"{path} must be UTF-8", received=error) from None
 
 
-def _numbered_lines(path: str) -> Iterator[tuple[int, str]]:
-    lines = enumerate(read_text(path).split("\n"), 1)
-    return ((number, line) for number, line in lines if line.strip())
+def _read_tsv(path: str) -> Iterator[tuple[int, list[str]]]:
+    """The fields of each row, after the number of its line."""
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if fields := line.removesuffix("\r"):
+            yield number, fields.split("\t")
 
 
 def _read_csv(path: str) -> list[tuple[int, list[str]]]:
@@ -165,7 +169,8 @@ def _read_csv(path: str) -> list[tuple[int, list[str]]]:
     limit_before = csv.field_size_limit(len(text))
     try:
         for fields in reader:
-            rows.append((first_line, fields))
+            if fields:
+                rows.append((first_line, fields))
             first_line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
@@ -193,13 +198,15 @@ def _parse_fields(
     for number, fields in lines:
         if len(fields) == len(header):
             yield number, dict(zip(header, fields, strict=True))
-        elif fields:
+        else:
             yield number, f"{len(fields)} columns instead of {len(header)}"
 
 
 def _parse_json_lines(examples: ExampleSet, columns: Columns) -> _Lines:
     lines: list[tuple[int, Any]] = []
-    for number, line in _numbered_lines(examples.source):
+    for number, line in enumerate(read_text(examples.source).split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             lines.append((number, json.loads(line)))
         except (ValueError, RecursionError) as error:  # of nesting

@@ -64,7 +64,7 @@ def read_tfds(
                 label = values[name]
                 is_named = label >= 0 and not has_numbers
                 values[name] = feature.int2str(label) if is_named else label
-        rows.append(Row(f"example {number}", values))
+        rows.append(Row(f"example {number}", values, number))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""CSV files as spreadsheets and people write them."""
+"""TSV and CSV files as spreadsheets and people write them."""
 
 import csv
 
@@ -40,3 +40,41 @@ def test_a_long_document_is_read(tmp_path):
     found = read_rows(tmp_path / "t.csv", f'"{"word " * 40_000}",1', "a,0")
     assert [len(e.text) for e in found.examples] == [200_000, 1]
     assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(("name", "mark"), [("t.tsv", "\t"), ("t.csv", ",")])
+def test_examples_are_numbered_by_their_row(tmp_path, name, mark, end):
+    """A row of empty fields and a malformed row count, an empty line does
+    not."""
+    rows = ["text,pair", "", "a,b", ",", "", "malformed", "c,d", *["e,f"] * 9]
+    path = tmp_path / name
+    path.write_bytes(end.join([*rows, ""]).replace(",", mark).encode())
+    found = read_examples(
+        TaskConfig(
+            task="regression", test_file=str(path), text_pair_column="pair"
+        ),
+        "test",
+    )
+    assert [(e.id, e.text) for e in found.examples[:3]] == [
+        ("0", "a"),
+        ("1", ""),
+        ("3", "c"),
+    ]
+    assert found.bad == [
+        ("line 6", "1 columns instead of 2"),
+        ("line 4", "a text is empty"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["t.tsv", "t.csv"])
+def test_an_empty_line_is_no_row_of_one_column(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("text\na\n\n \nb\n")
+    config = TaskConfig(task="regression", test_file=str(path))
+    found = read_examples(config, "test")
+    assert [tuple(e)[:2] for e in found.examples] == [
+        ("0", "a"),
+        ("1", " "),
+        ("2", "b"),
+    ]
