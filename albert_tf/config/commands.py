@@ -130,6 +130,9 @@ class FillMaskConfig(Config):
         repeated=True,
     )
 
+    def check(self) -> None:
+        _check_utf8("text", self.text)
+
 
 @dataclasses.dataclass(frozen=True)
 class TextsConfig(Config):
@@ -174,6 +177,8 @@ class TextsConfig(Config):
 
     def check(self) -> None:
         super().check()
+        for name in ("text", "text_pair", "question", "choice"):
+            _check_utf8(name, getattr(self, name))
         if len(self.text_pair) not in (0, 1, len(self.text)):
             raise UserError(
                 "text_pair must be given once, or once per text",
@@ -185,6 +190,17 @@ class TextsConfig(Config):
         if len(self.text_pair) == 1:
             return self.text_pair * len(self.text)
         return self.text_pair
+
+
+def _check_utf8(name: str, texts: tuple[str, ...]) -> None:
+    """Refuses bytes that are not UTF-8: surrogates in texts of Python."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{name} must be UTF-8", received=repr(text)
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Makes examples from rows, in the type that their task needs."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -45,8 +46,9 @@ def add_examples(
     """Adds the example of each row to `examples`, unless it is unusable.
 
     An example for evaluation is added even if it is unusable for training,
-    since it needs a prediction, unless it lacks the label of its class. Labels
-    and the number of choices are collected, if the task has none yet.
+    since it needs a prediction, unless it lacks the label of its class or has
+    an unpaired surrogate. Labels and the number of choices are collected, if
+    the task has none yet.
 
     Args:
         columns: The columns of the rows.
@@ -58,6 +60,7 @@ def add_examples(
             answer does not fit the task.
     """
     task = examples.task
+    rows = _leave_out_surrogates(examples, rows, columns)
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
         labels = _collect_labels(rows, columns.label)
         examples.task = dataclasses.replace(task, labels=labels)
@@ -81,6 +84,28 @@ def add_examples(
             examples.report_bad(row.where if is_text else name, problem)
         if not (problem and examples.is_training):
             examples.examples.append(example)
+
+
+def _leave_out_surrogates(
+    examples: ExampleSet, rows: Sequence[Row], columns: Columns
+) -> list[Row]:
+    """Reports rows with an unpaired surrogate, and returns the others.
+
+    JSON can encode a surrogate; UTF-8, and so the tokenizer, cannot.
+    """
+    names = [columns.text, columns.text_pair, columns.label, columns.id]
+    kept = []
+    for row in rows:
+        values = [row.values.get(name) for name in (*names, *columns.choices)]
+        text = json.dumps(values, ensure_ascii=False, default=str)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            examples.report_bad(row.where, f"unpaired surrogate U+{code:04X}")
+        else:
+            kept.append(row)
+    return kept
 
 
 # --- labels -----------------------------------------------------------------

@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -235,6 +236,14 @@ def test_wrong_values_of_model_are_refused(architecture, text, said):
 def test_a_repeated_flag_may_hold_commas():
     config = parse(FillMaskConfig, "--text=a, [MASK]", "--text=b")
     assert config.text == ("a, [MASK]", "b")
+
+
+@pytest.mark.parametrize("config_class", [FillMaskConfig, PredictConfig])
+def test_text_that_is_not_utf8_is_refused(config_class):
+    """Python decodes other bytes of the command line to surrogates."""
+    text = os.fsdecode(b"bad \xff")
+    with pytest.raises(UserError, match=r"text must be UTF-8.*'bad .udcff'"):
+        parse(config_class, f"--text={text}")
 
 
 def test_unknown_flags_are_refused():

@@ -160,6 +160,52 @@ def test_a_deeply_nested_line_is_malformed(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
+@pytest.mark.parametrize("column", ["text", "choices"])
+def test_an_unpaired_surrogate_makes_a_bad_example(tmp_path, split, column):
+    """JSON can encode it, but it has no UTF-8, so it cannot be tokenized."""
+    good = {
+        "text": "\U0001f600",  # a pair of surrogates in JSON
+        "question": "who?",
+        "choices": ["a", "b"],
+        "label": 1,
+        "note": "\ud800",  # no column of the task
+    }
+    bad = {
+        **good,
+        column: ["a", "b \udfff"] if column == "choices" else "\ud83d",
+    }
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, [good, bad, good])))
+    config = TaskConfig(
+        task="multiple_choice",
+        choice_columns=("choices",),
+        **{f"{split}_file": str(path)},
+    )
+    found = read_examples(config, split)
+    assert [example.id for example in found.examples] == ["0", "2"]
+    code = "U+DFFF" if column == "choices" else "U+D83D"
+    assert found.bad == [("line 2", f"unpaired surrogate {code}")]
+    error = dataclasses.replace(config, on_bad_example="error")
+    with pytest.raises(UserError, match="line 2: unpaired surrogate"):
+        read_examples(error, split)
+
+
+def test_a_surrogate_in_a_file_of_squad_is_named_by_its_question(tmp_path):
+    def question(name, answer):
+        answers = [{"text": answer, "answer_start": 2}]
+        return {"id": name, "question": "who?", "answers": answers}
+
+    questions = [question("q1", "dog"), question("q2", "\ud83d")]
+    paragraph = {"context": "a dog", "qas": questions}
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    config = TaskConfig(task="squad_v1", train_file=str(path))
+    found = read_examples(config, "train")
+    assert [example.id for example in found.examples] == ["q1"]
+    assert found.bad == [("q2", "unpaired surrogate U+D83D")]
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
 def test_questions_with_the_same_id_are_refused(tmp_path, split):
     """Their answers would overwrite each other in files of predictions."""
     header = "text,question,answer,answer_start,key"
