@@ -185,8 +185,9 @@ class ScoreConfig(Config):
     task: ColumnsConfig = dataclasses.field(default_factory=ColumnsConfig)
     data_file: str = setting(
         "",
-        "File with the right answers or labels, e.g. dev-v2.0.json; for race, "
-        "the directory of a level.",
+        "File with the right answers or labels, e.g. dev-v2.0.json; for RACE, "
+        "the directory of a split, e.g. RACE/dev, or of a level, e.g. "
+        "RACE/dev/high.",
     )
     predictions_file: str = setting(
         "",

@@ -107,18 +107,28 @@ def _read_rows(
             rows = _split_mrpc(examples, rows)
         return rows
     if layout == "race":
-        names = [source]
-        if source == config.data_dir:
-            names = [
-                posixpath.join(source, name)
-                for name in task.splits[examples.split].files
-            ]
-        rows = read_race(names)
+        rows = read_race(_race_directories(config, examples))
     else:
         rows = read_squad(examples)
     for row in rows:
         check_columns(examples, columns, row.values)
     return rows
+
+
+def _race_directories(config: TaskConfig, examples: ExampleSet) -> list[str]:
+    """The directories with the files of a split of RACE, one for each level.
+
+    The source is `data_dir`, the directory of a split with those of the levels,
+    or the directory of a level.
+    """
+    source, names = examples.source, examples.task.splits[examples.split].files
+    if source == config.data_dir:
+        return [posixpath.join(source, name) for name in names]
+    levels = [
+        posixpath.join(source, posixpath.basename(name)) for name in names
+    ]
+    has_levels = any(files.list_files(level, "*.txt") for level in levels)
+    return levels if has_levels else [source]
 
 
 def _layout_of(examples: ExampleSet) -> str:

@@ -56,8 +56,8 @@ def read_race(directories: list[str]) -> list[Row]:
             raise UserError(
                 f"{directory} must have files *.txt of RACE",
                 received="none",
-                remedy="Set --data_dir to the directory that contains train, "
-                "dev and test.",
+                remedy="Name a directory of RACE: it contains train, dev and "
+                "test; these contain middle and high, which contain the files.",
             )
         for path in paths:
             # A passage per line; the official files have one line each.

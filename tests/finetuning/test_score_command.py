@@ -206,3 +206,30 @@ def test_the_command_prints_one_json_object(tmp_path, answers):
     )
     assert failed.returncode == 1
     assert failed.stderr.startswith("error: ") and "must exist" in failed.stderr
+
+
+def test_predictions_for_both_levels_of_race_are_scored(tmp_path):
+    """The command reads the directory of a split, or that of a level."""
+    race = tmp_path / "RACE"
+    for level, answer in {"middle": "C", "high": "A"}.items():
+        (race / "dev" / level).mkdir(parents=True)
+        passage = {
+            "id": level,
+            "article": "Tom fell into the river.",
+            "questions": ["How is he?"],
+            "options": [["dry", "glad", "wet", "old"]],
+            "answers": [answer],
+        }
+        (race / "dev" / level / "1.txt").write_text(json.dumps(passage))
+    path = tmp_path / "dev.tsv"
+    path.write_text("index\tprediction\nmiddle-0\tC\nhigh-0\tB\n")
+    expected = {"accuracy": 0.5, "total": 2}
+    assert scores_of("race", race / "dev", path) == expected
+
+    path.write_text("index\tprediction\nhigh-0\tA\n")
+    expected = {"accuracy": 1.0, "total": 1}
+    assert scores_of("race_high", race / "dev", path) == expected
+    assert scores_of("race_high", race / "dev/high", path) == expected
+    with pytest.raises(UserError, match="must have files") as refused:
+        scores_of("race", race, path)
+    assert "--data_dir" not in str(refused.value)  # a flag of another command
