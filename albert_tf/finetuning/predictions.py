@@ -26,10 +26,14 @@ _HEADER = "index\tprediction"
 
 
 def names_of(task: Task) -> Sequence[str]:
-    """Names of the classes or choices by index; () for regression."""
+    """Names of the classes or choices by index; () for regression.
+
+    A choice after Z is called by its number, from 0.
+    """
     if task.kind == CLASSIFICATION:
         return task.labels
-    return LETTERS[: task.num_choices]
+    numbers = range(len(LETTERS), task.num_choices)
+    return [*LETTERS[: task.num_choices], *map(str, numbers)]
 
 
 def write_predictions(

@@ -15,7 +15,12 @@ from albert_tf.errors import UserError
 from albert_tf.finetuning.answers import Candidate, QuestionAnswer
 from albert_tf.finetuning.example_types import ExampleSet, TextExample
 from albert_tf.finetuning.examples import read_examples
-from albert_tf.finetuning.predictions import write_answers, write_predictions
+from albert_tf.finetuning.predictions import (
+    read_predictions,
+    read_values,
+    write_answers,
+    write_predictions,
+)
 from albert_tf.finetuning.score import compute_scores
 from albert_tf.finetuning.tasks import TASKS
 from tests.finetuning.conftest import EXCERPTS
@@ -100,6 +105,17 @@ def test_predictions_of_classes_are_written_and_scored(tmp_path):
         "0\tnot_entailment",
     ]
     assert scores_of("qnli", QNLI, path) == {"accuracy": 0.75, "total": 20}
+
+
+def test_a_choice_after_z_is_called_by_its_number(tmp_path):
+    """As in label_column: a letter, or a number from 0."""
+    task = dataclasses.replace(TASKS["race"], num_choices=28)
+    rows = [TextExample(str(i), "a", "b", None) for i in range(3)]
+    examples = ExampleSet(task, "test", "f", examples=rows)
+    path = str(tmp_path / "p.tsv")
+    write_predictions(path, examples, np.array([25, 26, 27]))
+    assert read_values(path, examples) == ["Z", "26", "27"]
+    assert read_predictions(path, examples).tolist() == [25, 26, 27]
 
 
 def test_values_of_stsb_are_written_within_its_range(tmp_path):
