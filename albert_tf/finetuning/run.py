@@ -1,9 +1,7 @@
 """Fine-tuning from top to bottom: examples, model, features, runs, scores."""
 
-import dataclasses
 import json
 import posixpath
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping
@@ -14,13 +12,8 @@ from absl import logging
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.workers import check_agreement, is_chief
 from albert_tf.config import FinetuningConfig
-from albert_tf.config.task import TaskConfig
-from albert_tf.config.task_head import (
-    KINDS,
-    MULTIPLE_CHOICE,
-    QUESTION_ANSWERING,
-)
-from albert_tf.errors import UserError, name_faults
+from albert_tf.config.task_head import KINDS
+from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model, feature_files, predict
 from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.encoding import make_records
@@ -29,22 +22,19 @@ from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Scorer
-from albert_tf.finetuning.tasks import (
-    DEV,
-    TEST,
-    TRAIN,
-    Task,
-    find_task,
-    has_pairs,
+from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
+from albert_tf.finetuning.trained_runs import (
+    best_run,
+    run_dirs,
+    summarize,
+    task_of_run,
 )
 from albert_tf.records.features import sha256_of
-from albert_tf.runs.directory import load_config, null_threshold
-from albert_tf.runs.log import read_metrics
+from albert_tf.runs.directory import null_threshold
 from albert_tf.training import preflight
 from albert_tf.training.train import train
 
 FEATURES_DIR = "features"
-SMALLER_IS_BETTER = ("mean_squared_error",)
 
 
 def run(config: FinetuningConfig, began: float | None = None) -> int:
@@ -69,7 +59,7 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         if mode != "train" and config.training.num_runs > 1:
             _check_has_dev(training_sets)
     else:
-        task = _task_of_run(config, task, _best_run(config))
+        task = task_of_run(config, task, best_run(config))
     sets = {
         split: read_examples(config.task, split, task)
         for split in _splits(config, task)
@@ -79,7 +69,7 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         status = _train(config, training_sets, strategy, began)
         if status or not sets or config.training.dry_run:
             return status
-    run_dir = _best_run(config)
+    run_dir = best_run(config)
     base = base_model.of_run(run_dir)
     config = config.replace(
         model=base.config, head=base.head, output_dir=run_dir
@@ -95,21 +85,6 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
     config = _with_lengths(config, files)
     predict.run(config, scorers, files, base, strategy)
     return 0
-
-
-def run_dirs(config: FinetuningConfig) -> list[str]:
-    """The directory of each run.
-
-    Example:
-        >>> from albert_tf.config.finetuning import FinetuningTrainingConfig
-        >>> settings = FinetuningTrainingConfig(output_dir="rte", num_runs=2)
-        >>> run_dirs(FinetuningConfig(training=settings))
-        ['rte/run-1', 'rte/run-2']
-    """
-    parent, count = config.training.output_dir, config.training.num_runs
-    if count == 1:
-        return [parent]
-    return [posixpath.join(parent, f"run-{i}") for i in range(1, count + 1)]
 
 
 def _train(
@@ -206,82 +181,6 @@ def _splits(config: FinetuningConfig, task: Task) -> list[str]:
     return tests if tests and mode != "eval" else devs
 
 
-def _task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
-    """The task, with labels and number of choices of the run.
-
-    Raises:
-        UserError: If the run was trained on a task of another kind or with
-            other labels, or on single texts and the task has pairs, or the
-            reverse.
-    """
-    stored = load_config(run_dir, FinetuningConfig)
-    assert isinstance(stored, FinetuningConfig)
-    head = stored.head
-    same_labels = not task.labels or task.labels == head.labels
-    if head.kind != task.kind or not same_labels:
-        raise UserError(
-            f"{run_dir} must be a run of --task={task.name}, or of a task of "
-            "the same kind with the same labels",
-            received=f"a run of {stored.task.task}, {head.kind}"
-            + (f" into {', '.join(head.labels)}" if head.labels else ""),
-        )
-    if stored.task.task:  # empty in a converted run
-        _check_pairs(stored.task, config.task, run_dir)
-        _warn_of_other_lengths(stored, config, run_dir)
-    return dataclasses.replace(
-        task, labels=head.labels, num_choices=head.num_choices
-    )
-
-
-def _check_pairs(stored: TaskConfig, task: TaskConfig, run_dir: str) -> None:
-    wants_pairs = has_pairs(stored)
-    if has_pairs(task) == wants_pairs:
-        return
-    texts = {True: "pairs of texts", False: "single texts"}
-    column = stored.text_pair_column or "COLUMN"
-    remedy = f"Set --text_pair_column={column}."
-    if not wants_pairs:
-        remedy = "Omit --text_pair_column."
-    raise UserError(
-        f"{run_dir} was trained on {texts[wants_pairs]}, so the task must have "
-        "them too",
-        received=f"--task={task.task} with {texts[not wants_pairs]}",
-        remedy=remedy if task.task in KINDS else "",
-    )
-
-
-def _warn_of_other_lengths(
-    stored: FinetuningConfig, config: FinetuningConfig, run_dir: str
-) -> None:
-    """Warns if texts are cut otherwise than in training."""
-    names = {
-        QUESTION_ANSWERING: ("doc_stride", "max_query_length"),
-        MULTIPLE_CHOICE: ("max_qa_length",),
-    }
-    changed = [
-        f"--{name} was {before} and is {now}"
-        for name in names.get(stored.head.kind, ())
-        for before, now in [
-            (getattr(stored.task, name), getattr(config.task, name))
-        ]
-        if before != now
-    ]
-    # A run stores the length of its longest sequence, so a larger
-    # max_seq_length may be that of the training.
-    before, now = stored.data.max_seq_length, config.data.max_seq_length
-    if now < before:
-        changed.append(
-            f"sequences had up to {before} tokens and --max_seq_length is {now}"
-        )
-    if changed:
-        logging.warning(
-            "texts are cut otherwise than in the training of %s, which can "
-            "lower the scores: %s",
-            run_dir,
-            "; ".join(changed),
-        )
-
-
 def _warn_of_other_start(task: Task, base: BaseModel) -> None:
     """Warns if a run starts from a pretrained model, unlike the paper.
 
@@ -358,57 +257,3 @@ def _with_lengths(
         input_file=files.names(TRAIN),
         eval_input_file=files.names(DEV),
     )
-
-
-# --- runs -------------------------------------------------------------------
-
-
-def _best_run(config: FinetuningConfig) -> str:
-    """The directory of the run with the best score in its own task.
-
-    Raises:
-        UserError: If there are several runs and one was not evaluated.
-    """
-    directories = run_dirs(config)
-    if len(directories) == 1:
-        return directories[0]
-    stored = load_config(directories[0], FinetuningConfig)
-    assert isinstance(stored, FinetuningConfig)
-    metric = find_task(stored.task).metrics[0]
-    evaluations = {name: _last_evaluation(name) for name in directories}
-    missing = [name for name in directories if metric not in evaluations[name]]
-    if missing:
-        raise UserError(
-            f"all {len(directories)} runs must be evaluated, so that the one "
-            f"with the best {metric} can be used",
-            received=f"no {metric} in {name_faults(missing)}",
-            remedy="Train with a development set; or omit --num_runs, and give "
-            "one run as --output_dir.",
-        )
-    return max(directories, key=lambda name: evaluations[name][metric])
-
-
-def _last_evaluation(run_dir: str) -> dict[str, float]:
-    lines = [m for m in read_metrics(run_dir) if m.get("split") == "eval"]
-    last = lines[-1] if lines else {}
-    return {n: v for n, v in last.items() if n != "split"}
-
-
-def summarize(directories: list[str], task: Task) -> dict[str, object]:
-    """The last evaluation of each run, and their median and best.
-
-    The median and the best are computed for each score separately, as in the
-    paper. The best mean squared error is the smallest.
-    """
-    runs = [_last_evaluation(directory) for directory in directories]
-    if len(runs) == 1:
-        return dict(runs[0])
-    names = [name for name in task.metrics if name in runs[0]]
-    return {
-        "runs": runs,
-        "median": {n: statistics.median(r[n] for r in runs) for n in names},
-        "best": {
-            n: (min if n in SMALLER_IS_BETTER else max)(r[n] for r in runs)
-            for n in names
-        },
-    }

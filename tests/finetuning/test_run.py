@@ -14,17 +14,9 @@ from albert_tf.finetuning import base_model
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import hold_out
-from albert_tf.finetuning.run import (
-    _best_run,
-    _make_features,
-    _task_of_run,
-    run,
-    summarize,
-)
+from albert_tf.finetuning.run import _make_features, run
 from albert_tf.finetuning.squad_scores import score_answers
-from albert_tf.finetuning.tasks import TASKS, Task, find_task
 from albert_tf.interop.formats import read_weights
-from albert_tf.runs.directory import write_config
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_task
@@ -387,31 +379,6 @@ def test_several_runs_are_summarized_and_the_best_one_predicts(
         assert event["constant_loss"] == pytest.approx(math.log(3))
 
 
-def write_scores(run_dir, config, labels, **scores):
-    """The settings and the last evaluation of a run."""
-    write_settings(run_dir, config, kind="classification", labels=labels)
-    line = json.dumps({"split": "eval", "step": 9, **scores})
-    (run_dir / "metrics.jsonl").write_text(line + "\n")
-
-
-def test_the_best_run_of_mnli_predicts_ax(tiny_tasks, tmp_path):
-    """The runs have the accuracy of MNLI, not the score of AX."""
-    labels = TASKS["mnli"].labels
-    config = glue_config(tiny_tasks, "mnli", tmp_path / "runs")
-    for number, accuracy in enumerate((0.5, 0.75, 0.25), 1):
-        write_scores(
-            tmp_path / f"runs/run-{number}", config, labels, accuracy=accuracy
-        )
-    ax = glue_config(
-        tiny_tasks, "ax", tmp_path / "runs", num_runs=3, mode="predict"
-    )
-    assert _best_run(ax) == str(tmp_path / "runs/run-2")
-
-    write_scores(tmp_path / "runs/run-3", config, labels, loss=1.0)
-    with pytest.raises(UserError, match=r"no accuracy in .*runs/run-3"):
-        run(ax)
-
-
 def test_several_runs_that_predict_need_a_development_set(tiny_tasks, tmp_path):
     config = tiny_task.make_config(
         "classification",
@@ -424,23 +391,6 @@ def test_several_runs_that_predict_need_a_development_set(tiny_tasks, tmp_path):
     )
     with pytest.raises(UserError, match="must have a development set"):
         run(config)
-
-
-def test_the_best_squared_error_is_the_smallest(tmp_path):
-    scores = [(0.5, 2.0), (0.75, 1.0), (0.25, 4.0)]
-    for number, (pearson, error) in enumerate(scores):
-        (tmp_path / str(number)).mkdir()
-        line = {"split": "eval", "step": 9, "pearson": pearson}
-        (tmp_path / str(number) / "metrics.jsonl").write_text(
-            json.dumps(line | {"mean_squared_error": error}) + "\n"
-        )
-    directories = [str(tmp_path / str(number)) for number in range(3)]
-    task = Task(
-        "regression", "regression", metrics=("pearson", "mean_squared_error")
-    )
-    summary = summarize(directories, task)
-    assert summary["best"] == {"pearson": 0.75, "mean_squared_error": 1.0}
-    assert summary["median"] == {"pearson": 0.5, "mean_squared_error": 2.0}
 
 
 def test_fine_tuning_without_a_model_is_refused(tiny_tasks, tmp_path):
@@ -468,47 +418,6 @@ def test_a_missing_file_to_predict_is_named_before_the_training(
     with pytest.raises(UserError, match="must have a file for dev"):
         run(config)
     assert not (tmp_path / "run").exists()
-
-
-def write_settings(run_dir, config, **head):
-    """The settings that a run with this configuration stores."""
-    head = TaskHeadConfig(**{"kind": config.task.task, **head})
-    write_config(str(run_dir), dataclasses.replace(config, head=head))
-
-
-@pytest.mark.parametrize("mode", ["predict", "eval"])
-@pytest.mark.parametrize(("trained", "given"), [("pair", ""), ("", "pair")])
-def test_a_run_of_pairs_predicts_pairs_only(
-    tiny_tasks, tmp_path, mode, trained, given
-):
-    config = tiny_task.make_config("regression", tiny_tasks, tmp_path)
-    config = config.replace(text_pair_column=trained)
-    write_settings(tmp_path, config)
-    message = (
-        "trained on pairs of texts, .* Set --text_pair_column=pair"
-        if trained
-        else "trained on single texts, .* Omit --text_pair_column"
-    )
-    with pytest.raises(UserError, match=message):
-        run(config.replace(mode=mode, text_pair_column=given))
-
-
-def test_texts_that_are_cut_otherwise_than_in_training_are_named(
-    tiny_tasks, tmp_path, caplog
-):
-    config = tiny_task.make_config("question_answering", tiny_tasks, tmp_path)
-    write_settings(tmp_path, config)
-    same = config.replace(max_seq_length=512, max_qa_length=99)
-    _task_of_run(same, find_task(config.task), str(tmp_path))
-    assert "otherwise" not in caplog.text
-
-    other = config.replace(max_seq_length=64, doc_stride=7, max_query_length=9)
-    _task_of_run(other, find_task(config.task), str(tmp_path))
-
-    assert (
-        "--doc_stride was 128 and is 7; --max_query_length was 16 and is 9; "
-        "sequences had up to 96 tokens and --max_seq_length is 64"
-    ) in caplog.text
 
 
 def test_another_vocabulary_is_refused(tiny_tasks, tmp_path):
