@@ -136,6 +136,10 @@ class BatchStream:
             batch += self._skipped.skipped_steps(step, phase.first_step)
         return Location(phase, batch)
 
+    def begins_phase(self, step: int) -> bool:
+        """Whether the batch of `step` is the first one of its phase."""
+        return self._data.at(step).first_step == step
+
     def next_change(self, step: int) -> int | None:
         """First step after `step` that needs `open`; None if none does."""
         changes = [self._data.next_change(step)]

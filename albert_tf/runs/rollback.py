@@ -186,7 +186,8 @@ def find_divergence(
         loss: Mean loss of the steps since the last check, in nats.
         gradient_norm: Mean gradient norm of the same steps. It may be NaN
             while the loss, which is computed before it, is still finite.
-        lowest_loss: The lowest mean loss so far; None at the first check.
+        lowest_loss: The lowest mean loss so far in this phase of the records;
+            None at the first check.
         config: `divergence_loss_increase`.
     """
     if not math.isfinite(loss + gradient_norm):

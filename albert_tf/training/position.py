@@ -17,8 +17,8 @@ class Position:
         totals: Sums of the metrics over the steps since the last line of the
             log, by name.
         num_steps: Number of steps since the last line of the log.
-        lowest_loss: The lowest mean loss in a line of the log; None before the
-            first line.
+        lowest_loss: The lowest mean loss in a line of the log, of the lines
+            of the current phase of the records; None before the first one.
         to_evaluate: Whether the evaluation at this step was cut short, or
             failed, and must be repeated.
         times: Times of the steps since the last line of the log.

@@ -322,10 +322,11 @@ class Preflight:
                 watchdog=watchdog,
             )
             trainer.start(self.initial)
-            step, lowest = trainer.position.step, trainer.position.lowest_loss
+            step = trainer.position.step
             logging.info("compiling the step, then timing a few steps")
             first, timed = try_steps(trainer, self.config)
-        self._judge_loss(first, step, lowest)
+        # The lowest loss is None if the first step begins other records.
+        self._judge_loss(first, step, trainer.position.lowest_loss)
         self._report_speed(first, timed, step)
         peak = format_bytes(step_cost.peak_memory_bytes())
         self._checks.add(

@@ -163,6 +163,9 @@ class Trainer:
                     rates.attention,
                 )
             self._scale_learning_rate()
+            if self.stream.begins_phase(position.step):
+                # The losses of other records are not comparable.
+                position.lowest_loss = None
             self._open_batches()
             change = self.stream.next_change(position.step)
             end = until if change is None else min(change, until)

@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from albert_tf.cluster.replicas import Replicas
+from albert_tf.input import synthetic
+from albert_tf.input.record_sets import Phase, TrainingData
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import Steps
 from albert_tf.training.trainer import MEASURED_STEPS, Trainer
@@ -61,6 +63,38 @@ def test_the_step_time_is_that_of_a_call_that_does_not_compile(
         "the device loop of 10 steps from step 1 on",
         "the device loop of 39 steps from step 11 on",
     ]
+
+
+def test_the_lowest_loss_is_forgotten_where_other_records_begin(
+    tmp_path, monkeypatch
+):
+    """The program here does nothing. Other records begin at step 4."""
+    config = tiny_run.make_synthetic_config(tmp_path)
+    trainer = Trainer(
+        config,
+        Pretraining(config),
+        TrainingData(
+            (
+                Phase(0, "one", synthetic.RECORDS),
+                Phase(4, "two", synthetic.RECORDS),
+            )
+        ),
+        tf.distribute.OneDeviceStrategy("CPU:0"),
+    )
+
+    def do_nothing(batches, totals, num_steps, settings):
+        times = tf.zeros((int(num_steps), 3), tf.float64)
+        return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()), times)
+
+    monkeypatch.setattr(trainer, "_train_steps", do_nothing)
+    position = trainer.position
+    lowest = {}
+    # A process that resumes at step 4 or 5 has read the loss from a checkpoint.
+    for first, last in [(2, 4), (2, 6), (4, 6), (5, 6)]:
+        position.step, position.lowest_loss = first, 1.5
+        trainer.advance(last)
+        lowest[first, last] = position.lowest_loss
+    assert lowest == {(2, 4): 1.5, (2, 6): None, (4, 6): None, (5, 6): 1.5}
 
 
 def test_initial_weights_are_sent_to_the_first_replica_only(
