@@ -98,6 +98,32 @@ class MaskingConfig(SequenceConfig):
         affects="result",
     )
 
+    def describe_missing_predictions(self) -> str:
+        """Describes a P that is too small for `masked_lm_prob`.
+
+        Returns:
+            A warning; "" if an example of L tokens may have as many masked
+            tokens as `masked_lm_prob` says.
+
+        Example:
+            >>> config = MaskingConfig(masked_lm_prob=0.3)
+            >>> print(config.describe_missing_predictions())
+            masked_lm_prob=0.3 of 512 tokens are 154, but
+            max_predictions_per_seq=77 masks at most 77: set
+            --max_predictions_per_seq=154
+            >>> MaskingConfig().describe_missing_predictions()
+            ''
+        """
+        allowed = self.max_predictions_per_seq
+        needed = round(self.masked_lm_prob * self.max_seq_length)
+        if needed <= allowed:
+            return ""
+        return (
+            f"masked_lm_prob={self.masked_lm_prob:g} of {self.max_seq_length} "
+            f"tokens are {needed}, but max_predictions_per_seq={allowed} masks "
+            f"at most {allowed}: set --max_predictions_per_seq={needed}"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(MaskingConfig):

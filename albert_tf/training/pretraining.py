@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import record_sets, synthetic
@@ -41,7 +42,11 @@ class Pretraining(Objective):
         if self._config.data.synthetic_input:
             phase = record_sets.Phase(0, "", synthetic.RECORDS)
             return TrainingData((phase,))
-        return record_sets.find_training_data(self._config)
+        data = record_sets.find_training_data(self._config)
+        warning = self._config.data.describe_missing_predictions()
+        if warning and any(p.records.masking == "dynamic" for p in data.phases):
+            logging.warning("%s", warning)
+        return data
 
     def find_held_out(
         self, data: TrainingData | None = None

@@ -14,6 +14,7 @@ from albert_tf.cluster import workers
 from albert_tf.errors import UserError
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.training import preflight
 from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
@@ -291,6 +292,34 @@ def test_more_hosts_than_lanes_are_a_warning(
     warning = f"each of {num_hosts} hosts reads at least {times} times"
     assert (warning in caplog.text) == bool(times)
     assert ("input_lanes" in caplog.text) == bool(times)
+
+
+@pytest.mark.parametrize(
+    ("masking", "fraction", "needed"),
+    [
+        ("dynamic", 0.3, 10),  # of 32 tokens, 9.6
+        ("dynamic", 0.2, None),  # 6.4, about the limit of 6
+        ("static", 0.3, None),  # the build has masked the records
+    ],
+)
+def test_a_limit_that_masks_fewer_tokens_than_wanted_is_a_warning(
+    request, tmp_path, caplog, capsys, masking, fraction, needed
+):
+    name = {"dynamic": "tiny_dynamic_records", "static": "tiny_records"}
+    config = tiny_run.make_config(
+        request.getfixturevalue(name[masking]),
+        tmp_path,
+        masked_lm_prob=fraction,
+    )
+    objective = Pretraining(config)
+    objective.find_training_data()
+    warning = f"set --max_predictions_per_seq={needed}"
+    assert (warning in caplog.text) == bool(needed)
+    assert ("max_predictions_per_seq" in caplog.text) == bool(needed)
+
+    checks = preflight.Preflight(config, objective, None)
+    checks._checks.run("records", checks._records)
+    assert (warning in capsys.readouterr().out) == bool(needed)
 
 
 def test_a_run_of_another_architecture_is_refused(tiny_records, tmp_path):
