@@ -254,6 +254,22 @@ class DataConfig(MaskingConfig):
                 received=f"{self.global_batch_size} and {self.input_lanes}",
             )
 
+    def evaluation_limits(self) -> dict[str, int]:
+        """The settings that limit an evaluation to some held-out examples.
+
+        Example:
+            >>> DataConfig(max_eval_steps=100).evaluation_limits()
+            {'max_eval_steps': 100, 'eval_batch_size': 64}
+            >>> DataConfig(max_eval_steps=0).evaluation_limits()
+            {'max_eval_steps': 0}
+        """
+        if not self.max_eval_steps:  # all examples, in batches of any size
+            return {"max_eval_steps": 0}
+        return {
+            "max_eval_steps": self.max_eval_steps,
+            "eval_batch_size": self.eval_batch_size,
+        }
+
     def datasets(self) -> dict[str, tuple[str, ...]]:
         """The files or globs of each named dataset.
 

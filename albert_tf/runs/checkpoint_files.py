@@ -77,6 +77,19 @@ class Checkpoint:
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     fault: str = ""
 
+    @property
+    def held_out_loss(self) -> float:
+        """The loss of a checkpoint in `best/`; infinite if it is not known."""
+        return self.notes.get("held_out_loss", float("inf"))
+
+    def is_of(self, evaluation: Mapping[str, Any] | None) -> bool:
+        """Whether `held_out_loss` is the loss of the described examples.
+
+        Checkpoints of older versions have no description: they are assumed to
+        have this one.
+        """
+        return self.notes.get("evaluation") in (None, evaluation)
+
 
 class TornCheckpointError(Exception):
     """A checkpoint was complete and is damaged now."""

@@ -120,18 +120,23 @@ class CheckpointStore:
         return True
 
     def save_best(
-        self, step: int, notes: Mapping[str, Any], loss: float
+        self,
+        step: int,
+        notes: Mapping[str, Any],
+        loss: float,
+        evaluation: Mapping[str, Any] | None = None,
     ) -> bool:
         """Saves to `best/` if `loss` is below that of the best checkpoint.
 
-        Checkpoints that a rollback has discarded do not count, nor do
-        checkpoints that could not be written. So a process that has seen all
-        evaluations saves the same checkpoints as one that has just started.
+        Checkpoints of other evaluations or discarded by a rollback do not
+        count, nor do those that could not be written. So a process that has
+        seen all evaluations saves the same checkpoints as one that starts.
 
         Args:
             step: Training steps done.
             notes: JSON to restore with the variables.
             loss: `Objective.cost` of the evaluation.
+            evaluation: JSON that describes the evaluated examples, if known.
 
         Returns:
             Whether a save was started.
@@ -140,11 +145,19 @@ class CheckpointStore:
             return False
         started = time.monotonic()
         self.wait()  # the last best checkpoint may not be complete yet
-        best = self._best()
+        kept = self._list(self._best_directory)
+        compared = [c.held_out_loss for c in kept if c.is_of(evaluation)]
         # A loss that is NaN is not below infinity.
-        if not loss < (_held_out_loss(best) if best else float("inf")):
+        if not loss < min(compared, default=float("inf")):
             return False
-        self._save(self._best_directory, step, {**notes, "held_out_loss": loss})
+        if kept and not compared:
+            logging.warning(
+                "step %d replaces %s, whose loss is of other held-out examples",
+                step,
+                kept[-1].path,
+            )
+        notes = {**notes, "held_out_loss": loss, "evaluation": evaluation}
+        self._save(self._best_directory, step, notes)
         self.seconds_stalled = time.monotonic() - started
         return True
 
@@ -153,8 +166,9 @@ class CheckpointStore:
 
         A checkpoint that a rollback has discarded does not count.
         """
-        best = self._best()
-        return None if best is None else best.step
+        found = self._list(self._best_directory)
+        best = min(found, key=lambda c: c.held_out_loss, default=None)
+        return best.step if best else None
 
     def wait(self) -> None:
         """Waits until the background save, if any, has finished."""
@@ -271,10 +285,6 @@ class CheckpointStore:
         found = self._list(self._directory)
         return max((c.step for c in found if not c.fault), default=None)
 
-    def _best(self) -> Checkpoint | None:
-        found = self._list(self._best_directory)
-        return min(found, key=_held_out_loss, default=None)
-
     def _of_step(self, step: int, found: list[Checkpoint]) -> list[Checkpoint]:
         kept = [*self._list(self._best_directory), *found]
         wanted = [checkpoint for checkpoint in kept if checkpoint.step == step]
@@ -379,11 +389,6 @@ class CheckpointStore:
             path = posixpath.join(parent, name)
             if path not in kept:
                 checkpoint_files.remove_if_possible(path)
-
-
-def _held_out_loss(checkpoint: Checkpoint) -> float:
-    """The loss of a checkpoint in `best/`; infinite if its notes are lost."""
-    return checkpoint.notes.get("held_out_loss", float("inf"))
 
 
 def model_variables(model: keras.layers.Layer) -> dict[str, tf.Variable]:

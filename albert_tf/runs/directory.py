@@ -141,19 +141,35 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
     return [
         {
             "first_step": phase.first_step,
-            "shards": [
-                [posixpath.basename(file), count, checksum]
-                for file, count, checksum in zip(
-                    phase.records.files,
-                    phase.records.counts,
-                    phase.records.checksums,
-                    strict=True,
-                )
-            ],
+            "shards": _describe_shards(phase.records),
             **sets(phase.records),
         }
         for phase in data.phases
     ]
+
+
+def _describe_shards(records: RecordSet) -> list[list[Any]]:
+    """Name, number of records and checksum of each shard."""
+    return [
+        [posixpath.basename(file), count, checksum]
+        for file, count, checksum in zip(
+            records.files, records.counts, records.checksums, strict=True
+        )
+    ]
+
+
+def describe_evaluation(
+    config: PretrainingConfig, held_out: RecordSet
+) -> dict[str, Any]:
+    """Describes the examples of an evaluation, as JSON.
+
+    The losses of two evaluations are comparable if they have the same
+    description. Directories are left out.
+    """
+    return {
+        "shards": _describe_shards(held_out),
+        **config.data.evaluation_limits(),
+    }
 
 
 def _differences(stored: list[Any], now: list[Any]) -> str:

@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from albert_tf.config import PretrainingConfig, flatten, settings_by_path
+from albert_tf.config import (
+    DataConfig,
+    PretrainingConfig,
+    flatten,
+    settings_by_path,
+)
 from albert_tf.errors import UserError, name_faults
 from albert_tf.io.files import list_files, load_json_if_any, write_json
 from albert_tf.sweeps.plan import Plan
@@ -12,8 +17,6 @@ SWEEP_FILE = "sweep.json"
 
 # Settings that do not affect the training, but the metrics of an evaluation.
 _EVAL_FILES = "data.eval_input_file"
-_EVAL_STEPS = "data.max_eval_steps"
-_EVAL_BATCH_SIZE = "data.eval_batch_size"
 _EVAL_OBJECTIVE = "training.eval_sentence_objective"
 
 
@@ -54,8 +57,8 @@ def claim_directory(sweep_dir: str, plan: Plan) -> None:
         # training.
         started = load_json_if_any(f"{run.run_dir(sweep_dir)}/config.json")
         if started is not None:
-            before |= _held_out_settings(started)
-            now = now | _held_out_settings(run.config.to_dict())
+            before |= _held_out_settings(DataConfig.from_dict(started["data"]))
+            now = now | _held_out_settings(run.config.data)
         changed = [
             f"{key} was {before[key]!r} and is {value!r}"
             for key, value in now.items()
@@ -83,11 +86,10 @@ def evaluation_settings(config: PretrainingConfig) -> dict[str, Any]:
         >>> "training.steps_per_loop" in settings
         False
     """
-    values = config.to_dict()
     return {
         **_result_settings(config),
-        **_held_out_settings(values),
-        _EVAL_OBJECTIVE: flatten(values)[_EVAL_OBJECTIVE],
+        **_held_out_settings(config.data),
+        _EVAL_OBJECTIVE: config.training.eval_sentence_objective,
     }
 
 
@@ -100,20 +102,16 @@ def has_evaluation_settings(
     return defaults | dict(stored) == evaluation_settings(config)
 
 
-def _held_out_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+def _held_out_settings(data: DataConfig) -> dict[str, Any]:
     """The settings that choose the examples of an evaluation, by dotted name.
 
-    Args:
-        values: Settings, nested as in `config.json` of a run.
+    Their values are those of JSON.
     """
-    flat = flatten(PretrainingConfig().to_dict()) | flatten(values)
-    names = [_EVAL_FILES]
-    if flat[_EVAL_FILES]:
-        names.append(_EVAL_STEPS)
-        # 0 evaluates all examples, in batches of any size.
-        if flat[_EVAL_STEPS]:
-            names.append(_EVAL_BATCH_SIZE)
-    return {name: flat[name] for name in names}
+    limits = data.evaluation_limits() if data.eval_input_file else {}
+    return {
+        _EVAL_FILES: list(data.eval_input_file),
+        **{f"data.{name}": value for name, value in limits.items()},
+    }
 
 
 def _result_settings(config: PretrainingConfig) -> dict[str, Any]:

@@ -48,6 +48,9 @@ class Evaluator:
         stop_flag: float32 scalar on the host. Once it is not 0 in one process,
             the evaluation ends in all processes.
         watchdog: Ends the process if the devices hang; None sets no limits.
+
+    Attributes:
+        examples: Describes the evaluated examples, as JSON.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Evaluator:
         self._config = config
         self._objective = objective
         self._held_out = held_out
+        self.examples = run_directory.describe_evaluation(config, held_out)
         self._strategy = strategy
         self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(

@@ -289,7 +289,10 @@ class Run:
             if best_loss is None:
                 is_new = store.save(step, self._notes())
             else:
-                is_new = store.save_best(step, self._notes(), best_loss)
+                assert self.evaluator
+                is_new = store.save_best(
+                    step, self._notes(), best_loss, self.evaluator.examples
+                )
         if is_new:
             self.log_event(
                 "checkpoint",

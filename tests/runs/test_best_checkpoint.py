@@ -72,6 +72,37 @@ def test_a_checkpoint_that_was_not_written_is_not_the_best(
     assert steps_in(tmp_path / "best") == [30]
 
 
+def test_losses_of_other_held_out_examples_are_not_compared(
+    tmp_path, store, caplog
+):
+    """Neither the higher loss at step 20 nor the lower one at 50 is."""
+
+    def save_best(step, loss, max_eval_steps):
+        evaluation = {
+            "shards": [["a", 7, ""]],
+            "max_eval_steps": max_eval_steps,
+        }
+        store.save_best(step, {}, loss, evaluation)
+        store.wait()
+        return steps_in(tmp_path / "best")
+
+    assert save_best(10, 2.0, max_eval_steps=3) == [10]
+    assert save_best(20, 5.0, max_eval_steps=0) == [20]
+    assert "step 20 replaces" in caplog.text
+    assert save_best(30, 5.5, max_eval_steps=0) == [20]
+    assert save_best(40, 4.5, max_eval_steps=0) == [40]
+    assert save_best(50, 1.0, max_eval_steps=3) == [50]
+    assert caplog.text.count("replaces") == 2
+
+
+def test_a_best_checkpoint_without_a_description_is_compared(tmp_path, store):
+    """Older versions did not describe the evaluated examples."""
+    store.save_best(10, {}, 2.0)
+    store.save_best(20, {}, 2.5, {"max_eval_steps": 0})
+    store.wait()
+    assert steps_in(tmp_path / "best") == [10]
+
+
 def test_a_loss_that_is_nan_is_never_the_best(tmp_path, store):
     store.save_best(10, {}, float("nan"))
     store.wait()

@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import parse_records
 from albert_tf.interop.loading import load
 from albert_tf.records.features import SENTENCE_LABEL
+from albert_tf.runs import directory as run_directory
 from albert_tf.training import evaluate, losses
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
@@ -68,6 +70,42 @@ def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
     assert figures["loss"] == pytest.approx(
         figures["masked_lm_loss"] + figures["sentence_order_loss"]
     )
+
+
+def test_evaluations_are_described_by_the_examples_that_they_read(
+    tiny_records, tmp_path
+):
+    """Not by the directory of the records, nor by their number of batches."""
+    shutil.copytree(tiny_records / "eval", tmp_path / "moved")
+    (shard,) = (tiny_records / "eval").glob("*.tfrecord")
+    metadata = json.loads((tiny_records / "eval/metadata.json").read_text())
+
+    def describe(files, **changes):
+        config = tiny_run.make_config(
+            tiny_records, tmp_path, eval_input_file=(files,), **changes
+        )
+        held_out = training_records.find_held_out(config)
+        return run_directory.describe_evaluation(config, held_out)
+
+    here, moved = (
+        f"{d}/*.tfrecord" for d in (shard.parent, tmp_path / "moved")
+    )
+    assert describe(here) == {
+        "shards": [
+            [
+                shard.name,
+                metadata["shards"][shard.name],
+                hashlib.sha256(shard.read_bytes()).hexdigest(),
+            ]
+        ],
+        "max_eval_steps": 3,
+        "eval_batch_size": 8,
+    }
+    assert describe(here) == describe(moved)
+    assert describe(here) != describe(here, eval_batch_size=4)
+    every = {"max_eval_steps": 0}
+    assert describe(here, **every) == describe(here, **every, eval_batch_size=4)
+    assert describe(here) != describe(here, **every)
 
 
 @pytest.mark.parametrize("max_eval_steps", [0, 3])

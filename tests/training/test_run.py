@@ -45,7 +45,7 @@ class CountingTrainer:
         self.store.seconds_stalled = 0.0
         return True
 
-    def save_best(self, step, notes, loss):
+    def save_best(self, step, notes, loss, evaluation):
         """Every checkpoint is the best, and training waits 5 s for it."""
         self.store.seconds_stalled = 5.0
         return True
@@ -160,7 +160,9 @@ def test_without_held_out_records_an_interrupted_evaluation_is_skipped(train):
 def test_the_wait_for_each_checkpoint_is_logged_also_for_the_best(train):
     """The best one and the regular one of the last step share a copy."""
     log = EventLog()
-    evaluator = types.SimpleNamespace(run_and_log=lambda step, log: {"loss": 1})
+    evaluator = types.SimpleNamespace(
+        run_and_log=lambda step, log: {"loss": 1}, examples={}
+    )
     train(20, 1.0, evaluator=evaluator, run_log=log, save_checkpoints_steps=60)
     waits = [
         (step, facts["best"], facts["stalled_s"])
