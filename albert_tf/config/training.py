@@ -135,8 +135,8 @@ class TrainingConfig(Config):
     )
     keep_every_n_steps: int = setting(
         0,
-        "Also keep every checkpoint whose step is a multiple of this number; "
-        "0 keeps only the newest checkpoints.",
+        "Also save a checkpoint at every multiple of this number of steps, and "
+        "never remove it; 0 keeps only the newest checkpoints.",
         at_least=0,
         affects="nothing",
     )

@@ -136,8 +136,8 @@ def choose(step: int, step_seconds: float, config: TrainingConfig) -> Interval:
 def _num_steps(seconds: float, step_seconds: float) -> int:
     """The largest of 1, 2, 5, 10, 20, ... steps that takes at most `seconds`.
 
-    These numbers divide most larger round numbers. So checkpoints also fall on
-    the multiples of a `keep_every_n_steps` that is round.
+    These numbers divide most larger round numbers, e.g. the settings of other
+    intervals, so that loops end and checkpoints are saved at common steps.
 
     Returns:
         At least 1; 0 for 0 seconds.

@@ -126,7 +126,7 @@ class Run:
             if self._is_due(training.eval_every_n_steps):
                 evaluated = self._evaluate()
             _, save_steps = self.intervals.at(position.step, training)
-            if self._is_due(save_steps):
+            if self._is_due(save_steps, training.keep_every_n_steps):
                 self.save()
             for listener in self.listeners:
                 listener.on_loop_end(position.step, metrics)
@@ -142,9 +142,9 @@ class Run:
         uninterrupted run.
         """
         step, training = self.position.step, self.config.training
-        every = training.eval_every_n_steps
+        due = training.eval_every_n_steps, training.keep_every_n_steps
         changes = (
-            (step // every + 1) * every if every else None,
+            *((step // every + 1) * every for every in due if every),
             self.intervals.next_boundary(step, training),
             schedules.next_dropout_change(step, self.config),
             self.data.next_change(step),
@@ -189,14 +189,14 @@ class Run:
             )
         return (self._next_boundary() if end < boundary else end), stops
 
-    def _is_due(self, every: int) -> bool:
-        """Whether an action is due: every `every` steps and at the last step.
+    def _is_due(self, *intervals: int) -> bool:
+        """Whether an action is due: at multiples of an interval and at the end.
 
-        With 0, it is due at the last step only.
+        An interval of 0 has no multiples.
         """
         step = self.position.step
         at_end = step == self.config.training.num_train_steps
-        return at_end or (every > 0 and step % every == 0)
+        return at_end or any(i and step % i == 0 for i in intervals)
 
     def _metrics(self) -> dict[str, float]:
         """The means since the last line of the log."""

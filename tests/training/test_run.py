@@ -152,6 +152,14 @@ def test_without_intervals_in_time_nothing_is_measured(train, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_checkpoints_that_are_kept_for_ever_are_saved(train):
+    """Multiples of 30 are no multiples of 40, the interval of the others."""
+    often = {"save_checkpoints_steps": 40, "keep_every_n_steps": 30}
+    expected = [30, 40, 60, 80, 90, 100]
+    assert train(0, 1.0, **often).saved == expected
+    assert train(50, 1.0, **often).saved == expected[2:]
+
+
 def test_without_held_out_records_an_interrupted_evaluation_is_skipped(train):
     """The process that was interrupted had held-out records."""
     assert train(40, 1.0, to_evaluate=True).position.step == 100
