@@ -23,7 +23,7 @@ from albert_tf.errors import UserError, first_line
 from albert_tf.input.corrupt_records import TRAINING_ERRORS
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs import checkpoints, intervals
-from albert_tf.runs.log import RunLog
+from albert_tf.runs.log import RunLog, read_metrics
 from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import schedules
 from albert_tf.training.evaluate import Evaluator
@@ -254,6 +254,13 @@ class Run:
             raise
         return metrics is not None
 
+    def _is_evaluated(self) -> bool:
+        """Whether the log has an evaluation at this step."""
+        return any(
+            line["split"] == "eval" and line["step"] == self.position.step
+            for line in read_metrics(self.config.training.output_dir)
+        )
+
     def _save_before_error(self) -> None:
         """Saves the steps before an evaluation that failed.
 
@@ -363,14 +370,16 @@ class Run:
         """Ends a run that has done all steps; returns the exit status."""
         for listener in self.listeners:
             listener.on_stop(self.position.step)
-        self.finish_saving()
         last_step = self.config.training.num_train_steps
-        if (
-            self.evaluator
-            and not evaluated  # the run was complete when it was started
-            and self.evaluator.run_and_log(last_step, None) is None
-        ):
-            return self._stop_early()
+        if self.evaluator and not evaluated:
+            # The run was complete when it was started.
+            if self._is_evaluated():
+                complete = bool(self.evaluator.run_and_log(last_step, None))
+            else:
+                complete = self._evaluate()
+            if not complete:
+                return self._stop_early()
+        self.finish_saving()
         self.log_event("finish")
         self._finish_log()
         logging.info(

@@ -10,6 +10,7 @@ from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_sets import Phase, TrainingData
 from albert_tf.runs.intervals import Intervals
+from albert_tf.runs.log import RunLog, read_metrics
 from albert_tf.training.listener import Listener
 from albert_tf.training.position import Position
 from albert_tf.training.run import Run
@@ -150,6 +151,31 @@ def test_without_intervals_in_time_nothing_is_measured(train, tmp_path):
     assert trainer.boundaries == [30, 50, 60, 90, 100]
     assert trainer.saved == [50, 100]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_complete_run_logs_an_evaluation_only_if_the_log_has_none(
+    train, tmp_path
+):
+    """It was trained without held-out records, and is started with them."""
+
+    def evaluate(step, run_log):
+        if run_log:
+            run_log.write("eval", step, {"loss": 1.0})
+        evaluated.append(step)
+        return {"loss": 1.0}
+
+    evaluated = []
+    evaluator = types.SimpleNamespace(run_and_log=evaluate, examples={})
+    kinds = []
+    for _ in range(2):
+        log = RunLog.open(str(tmp_path), step=100)
+        log.write_event = lambda kind, step, **facts: kinds.append(kind)
+        train(100, 1.0, evaluator=evaluator, run_log=log)
+    assert evaluated == [100, 100]
+    assert read_metrics(str(tmp_path)) == [
+        {"split": "eval", "step": 100, "loss": 1.0}
+    ]
+    assert kinds == ["checkpoint", "finish", "finish"]
 
 
 def test_checkpoints_that_are_kept_for_ever_are_saved(train):
