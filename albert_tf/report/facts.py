@@ -85,14 +85,17 @@ def _plain(value: Any) -> str:
 
 
 def _state(run: RunHistory) -> str:
-    kinds = ("start", "resume", "stop", "finish")
+    kinds = ("start", "resume", "stop", "finish", "diverged", "rollback")
     turns = [event for event in run.events if event["event"] in kinds]
     if not turns:
         return ""
-    if turns[-1]["event"] == "finish":
+    last = turns[-1]
+    if last["event"] == "finish":
         return "finished"
-    if turns[-1]["event"] == "stop":
-        return f"stopped: {turns[-1].get('reason', 'on request')}"
+    if last["event"] == "stop":
+        return f"stopped: {last.get('reason', 'on request')}"
+    if last["event"] == "diverged":  # no rollback followed
+        return f"diverged: {last['reason']}"
     return "running, or killed"
 
 

@@ -187,13 +187,18 @@ def test_the_parts_of_the_time_add_up_to_the_time_of_the_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("last", "state"),
-    [("resume", "running, or killed"), ("finish", "finished")],
+    [
+        ("resume", "running, or killed"),
+        ("finish", "finished"),
+        ("diverged", "diverged: loss nan"),
+        ("rollback", "running, or killed"),
+    ],
 )
 def test_only_a_run_that_ended_is_called_finished(tmp_path, last, state):
     events = [
         {"time": 0.0, "event": "start", "step": 0},
         {"time": 1.0, "event": "stop", "step": 0},
-        {"time": 2.0, "event": last, "step": 1},
+        {"time": 2.0, "event": last, "step": 1, "reason": "loss nan"},
     ]
     run = read_run(tmp_path / "run", [8.0, 7.0], events)
     assert page_of(run).rows["state"] == [[state]]
