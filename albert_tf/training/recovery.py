@@ -83,7 +83,7 @@ class Recovery:
         self._log_event("diverged", reason=reason, **metrics)
         rollbacks.check_allowed(diverged_at, reason, policy)
         newest = rollbacks.newest
-        self._go_back(avoided=newest.resumed_from if newest else None)
+        lost_s = self._go_back(avoided=newest.resumed_from if newest else None)
         rollback = rollbacks.plan(
             diverged_at=diverged_at,
             resumed_from=position.step,
@@ -91,7 +91,6 @@ class Recovery:
             config=policy,
         )
         rollbacks.add(rollback, writes=is_chief(self._strategy))
-        lost_s = self._run_log.lost_seconds if self._run_log else 0.0
         self._log_event(
             "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
         )
@@ -123,11 +122,17 @@ class Recovery:
         if not found and not is_cancelled:
             self._read_again(error, step)
             return
+        continues = not is_cancelled and is_one_process(self._strategy)
         if found:
             # Every worker that reads a damaged record writes the file, since
             # the others do not read that shard.
             trainer.corrupt_records.add(found, self._config.data)
-            self._log_event("corrupt_records", records=[str(r) for r in found])
+            lost_s = self._go_back() if continues else 0.0
+            self._log_event(
+                "corrupt_records",
+                records=[str(r) for r in found],
+                lost_s=lost_s,
+            )
         if is_cancelled:
             raise RetryError(
                 "sums over the replicas must not be cancelled",
@@ -136,7 +141,7 @@ class Recovery:
                 "further sums of this process. The run continues from its "
                 "newest checkpoint, without the damaged records that it found.",
             )
-        if not is_one_process(self._strategy):
+        if not continues:
             # The other workers wait for this one in the step that failed.
             raise RetryError(
                 "all workers must be restarted after damaged records",
@@ -144,7 +149,6 @@ class Recovery:
                 f"{trainer.corrupt_records.FILE_NAME}",
                 remedy="Start the job again: it continues without them.",
             )
-        self._go_back()
 
     def _read_again(self, error: tf.errors.OpError, step: int) -> None:
         """Restores a checkpoint after a failed read of intact records."""
@@ -152,28 +156,34 @@ class Recovery:
         self._reread_at = max(step, self._reread_at)
         if self._rereads > MAX_REREADS:
             raise error
-        self._log_event("read_again", reason=first_line(error))
         logging.warning(
             "reading failed at step %d, but all records are intact, so they "
             "are read again: %s",
             step,
             first_line(error),
         )
-        if not is_one_process(self._strategy):
+        continues = is_one_process(self._strategy)
+        lost_s = self._go_back() if continues else 0.0
+        self._log_event("read_again", reason=first_line(error), lost_s=lost_s)
+        if not continues:
             raise RetryError(
                 "all workers must be restarted after a failed read",
                 received=f"{first_line(error)}; all records are intact",
                 remedy="Start the job again.",
             )
-        self._go_back()
 
-    def _go_back(self, avoided: int | None = None) -> None:
+    def _go_back(self, avoided: int | None = None) -> float:
         """Restores the newest checkpoint.
 
         Args:
             avoided: Step of a checkpoint to use only if there is no other.
+
+        Returns:
+            The time in seconds of the steps and evaluations since the
+            checkpoint, as far as this process logs them.
         """
         trainer, position = self._trainer, self._trainer.position
+        lost_s = sum(position.times.seconds)
         with self._watchdog.limit("the return to a checkpoint"):
             trainer.store.wait()
             check_agreement(self._strategy, position.step)
@@ -184,7 +194,11 @@ class Recovery:
             position.to_evaluate = False
             check_agreement(self._strategy, position.step)
             trainer.close_batches()
+        # The next line of the log includes the steps before the checkpoint.
+        lost_s -= sum(position.times.seconds)
         if self._run_log:
             self._run_log.rewind(position.step)
+            lost_s += self._run_log.lost_seconds
         for listener in self._listeners:
             listener.on_rollback(position.step)
+        return lost_s

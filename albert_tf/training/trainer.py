@@ -187,14 +187,19 @@ class Trainer:
                     max(LONG_LOOP_S, 3 * (usual_s or 0.0)),
                 ),
             ):
-                steps = self._train_steps(
-                    self._batches,
-                    {n: tf.constant(v) for n, v in position.totals.items()},
-                    tf.constant(num_steps),
-                    rates,
-                )
-                # Here the host waits for the devices.
-                totals = {n: float(v) for n, v in steps.totals.items()}
+                try:
+                    steps = self._train_steps(
+                        self._batches,
+                        {n: tf.constant(v) for n, v in position.totals.items()},
+                        tf.constant(num_steps),
+                        rates,
+                    )
+                    # Here the host waits for the devices.
+                    totals = {n: float(v) for n, v in steps.totals.items()}
+                except tf.errors.OpError:
+                    # A return to a checkpoint counts this time as lost.
+                    position.times.seconds.append(time.monotonic() - began)
+                    raise
             ended, call_s = time.time(), time.monotonic() - began
             cpu_s = time.process_time() - cpu_began
             num_steps = int(steps.num_steps)

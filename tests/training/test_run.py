@@ -7,13 +7,16 @@ import tensorflow as tf
 
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.watchdog import Watchdog
-from albert_tf.config import PretrainingConfig
+from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.input.record_sets import Phase, TrainingData
 from albert_tf.runs.intervals import Intervals
 from albert_tf.runs.log import RunLog, read_metrics
+from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training.listener import Listener
 from albert_tf.training.position import Position
+from albert_tf.training.recovery import Recovery
 from albert_tf.training.run import Run
+from albert_tf.training.step_times import StepTimes
 
 
 class CountingTrainer:
@@ -176,6 +179,46 @@ def test_a_complete_run_logs_an_evaluation_only_if_the_log_has_none(
         {"split": "eval", "step": 100, "loss": 1.0}
     ]
     assert kinds == ["checkpoint", "finish", "finish"]
+
+
+@pytest.mark.parametrize("kind", ["rollback", "corrupt_records", "read_again"])
+def test_a_return_to_a_checkpoint_logs_the_time_that_it_loses(tmp_path, kind):
+    """The checkpoint is of step 5, and the lines of the log of 4 and 8."""
+    log = RunLog.open(str(tmp_path), step=0)
+    log.write("train", 4, {"loop_seconds": 100.0})
+    log.write("train", 8, {"loop_seconds": 40.0, "compile_seconds": 20.0})
+    log.write("eval", 8, {"evaluation_seconds": 8.0})
+    position = Position(10, {}, times=StepTimes([4.0, 2.0]))
+    events = {}
+
+    def restore(avoided):
+        # The checkpoint holds the time of step 5, which line 8 includes.
+        position.step, position.times = 5, StepTimes([1.0])
+        return True
+
+    found = ["a record"] if kind == "corrupt_records" else []
+    recovery = Recovery(
+        PretrainingConfig(training=TrainingConfig(on_divergence="rollback")),
+        types.SimpleNamespace(
+            position=position,
+            rollbacks=Rollbacks.read(str(tmp_path)),
+            corrupt_records=types.SimpleNamespace(add=lambda *_: None),
+            stream=types.SimpleNamespace(find_damage=lambda *_: found),
+            store=types.SimpleNamespace(wait=lambda: None),
+            restore=restore,
+            close_batches=lambda: None,
+        ),
+        tf.distribute.OneDeviceStrategy("CPU:0"),
+        log,
+        (),
+        lambda kind, **facts: events.update({kind: facts}),
+        Watchdog(),
+    )
+    if kind == "rollback":
+        recovery.roll_back("loss nan", {})
+    else:
+        recovery.skip_damaged(tf.errors.DataLossError(None, None, "a bit"), 12)
+    assert events[kind]["lost_s"] == 40 + 20 + 8 + 4 + 2 - 1
 
 
 def test_checkpoints_that_are_kept_for_ever_are_saved(train):

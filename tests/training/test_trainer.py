@@ -4,6 +4,7 @@ import itertools
 import time
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from albert_tf.cluster.replicas import Replicas
@@ -95,6 +96,29 @@ def test_the_lowest_loss_is_forgotten_where_other_records_begin(
         trainer.advance(last)
         lowest[first, last] = position.lowest_loss
     assert lowest == {(2, 4): 1.5, (2, 6): None, (4, 6): None, (5, 6): 1.5}
+
+
+def test_the_time_of_a_failed_call_is_measured(tmp_path, monkeypatch):
+    """Recovery counts it as lost."""
+    config = tiny_run.make_synthetic_config(tmp_path)
+    objective = Pretraining(config)
+    trainer = Trainer(
+        config,
+        objective,
+        objective.find_training_data(),
+        tf.distribute.OneDeviceStrategy("CPU:0"),
+    )
+
+    def fail(*_):
+        time.sleep(STEP_S)
+        raise tf.errors.DataLossError(None, None, "a bit")
+
+    monkeypatch.setattr(trainer, "_train_steps", fail)
+    with pytest.raises(tf.errors.DataLossError):
+        trainer.advance(3)
+    (seconds,) = trainer.position.times.seconds
+    assert seconds >= STEP_S
+    assert trainer.position.step == 0
 
 
 def test_initial_weights_are_sent_to_the_first_replica_only(
