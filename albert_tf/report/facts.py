@@ -105,8 +105,8 @@ def _steps(run: RunHistory) -> str:
 
 
 def _tokens(run: RunHistory) -> str:
-    per_step = run.tokens_per_step()
-    return _short(run.last_step * per_step) if per_step else ""
+    tokens = run.tokens()
+    return "" if tokens is None else _short(tokens)
 
 
 def _wall_clock(run: RunHistory) -> str:
@@ -120,11 +120,10 @@ def _kept_time(run: RunHistory) -> str:
 
 def _tokens_per_second(run: RunHistory) -> str:
     """Tokens divided by time, since a mean of rates would favor fast steps."""
-    per_step, hours = run.tokens_per_step(), run.hours()
-    if not (per_step and hours):
+    tokens, hours = run.tokens(), run.hours()
+    if not (tokens and hours):
         return ""
-    trained, _ = run.curve("train", "loop_seconds").last
-    return _short(trained * per_step / (hours * SECONDS_PER_HOUR))
+    return _short(tokens / (hours * SECONDS_PER_HOUR))
 
 
 def _mean(metric: str, form: str) -> Callable[[RunHistory], str]:

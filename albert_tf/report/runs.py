@@ -3,7 +3,7 @@
 import array
 import math
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,7 +183,11 @@ class RunHistory:
         self.name = name
         self.curves: dict[tuple[str, str], Curve] = {}
         self.seconds = dict.fromkeys(CAUSES, 0.0)
+        # Read as plain JSON, since other versions have other settings.
+        self.settings = flatten(self._load(CONFIG_FILE))
         self._hours = Curve()
+        self._tokens = Curve()
+        self._tokens.add(0, 0.0)
         self._read_metrics()
         if not self.curves:
             raise UserError(
@@ -195,8 +199,6 @@ class RunHistory:
         self.num_checkpoints = 0
         self.times: tuple[float, float] | None = None
         self._read_events()
-        # Read as plain JSON, since other versions have other settings.
-        self.settings = flatten(self._load(CONFIG_FILE))
         self.records = self._load(RECORDS_METADATA_FILE)
         self.checkpoints, self.best_checkpoints = (
             list_checkpoints(posixpath.join(run_dir, directory))
@@ -210,6 +212,8 @@ class RunHistory:
         seconds = 0.0
         for line in read_lines(posixpath.join(self.run_dir, METRICS_FILE)):
             split, step = line.pop("split"), line.pop("step")
+            if split == "train":
+                self._count_tokens(step, line)
             if split == "train" and "loop_seconds" in line:
                 if not self._hours:
                     self._hours.add(0, 0.0)
@@ -222,6 +226,21 @@ class RunHistory:
             self.seconds["evaluation"] += line.get("evaluation_seconds", 0.0)
             for name, value in line.items():
                 self.curves.setdefault((split, name), Curve()).add(step, value)
+
+    def _count_tokens(self, step: int, line: Mapping[str, float]) -> None:
+        """Adds the tokens of the steps since the line before.
+
+        Batch size and length may differ from those of other lines: the settings
+        are those of the last process only.
+        """
+        per_step = self.tokens_per_step()
+        if {"tokens_per_second", "steps_per_second"} <= line.keys():
+            per_step = round(
+                line["tokens_per_second"] / line["steps_per_second"]
+            )
+        if per_step:
+            last_step, tokens = self._tokens.last
+            self._tokens.add(step, tokens + per_step * (step - last_step))
 
     def _read_events(self) -> None:
         for event in read_lines(posixpath.join(self.run_dir, EVENTS_FILE)):
@@ -248,11 +267,21 @@ class RunHistory:
         return sum(event["event"] == kind for event in self.events)
 
     def tokens_per_step(self) -> int | None:
-        """Returns the tokens of a batch, padding included; None if unknown."""
+        """Returns the tokens of a batch with the settings of the run.
+
+        Padding is included. None if the settings are unknown.
+        """
         batch = self.settings.get("data.global_batch_size")
         length = self.settings.get("data.max_seq_length")
         sequences = self.settings.get("head.num_choices", 1)
         return batch * length * sequences if batch and length else None
+
+    def tokens(self) -> float | None:
+        """Returns the tokens of all kept steps, padding included.
+
+        None if they are unknown.
+        """
+        return self._tokens.last[1] if len(self._tokens) > 1 else None
 
     def hours(self) -> float | None:
         """Returns the duration of all kept steps in hours; None if unknown."""
@@ -270,15 +299,15 @@ class RunHistory:
         """
         steps = np.asarray(steps, float)
         if x_axis == "tokens":
-            tokens_per_step = self.tokens_per_step()
-            if tokens_per_step is None:
+            if self.tokens() is None:
                 raise UserError(
-                    "x_axis=tokens needs the batch size and length of each "
-                    f"run, in its {CONFIG_FILE}",
+                    "x_axis=tokens needs tokens_per_second in "
+                    f"{METRICS_FILE}, or batch size and length in "
+                    f"{CONFIG_FILE}",
                     received=f"none in {self.run_dir}",
                     remedy="Give --x_axis=step.",
                 )
-            return steps * tokens_per_step
+            return np.interp(steps, self._tokens.steps, self._tokens.values)
         if x_axis == "hours":
             if not self._hours:
                 raise UserError(

@@ -97,6 +97,27 @@ def test_steps_are_converted_to_tokens_and_hours(tmp_path):
     assert run.x_values(0.5, "hours") == 0.25
 
 
+def test_tokens_are_those_of_the_batches_of_each_line(tmp_path):
+    """The batch of 256 tokens in the settings is that of the last process.
+
+    Before, it was half as large. The first line is of an older version.
+    """
+    run_dir = write_run(tmp_path / "run", [], settings=SETTINGS)
+    lines = [
+        {"split": "train", "step": 10, "loss": 7.0},
+        {"step": 20, "steps_per_second": 0.1, "tokens_per_second": 12.8},
+        {"step": 30, "steps_per_second": 0.3, "tokens_per_second": 38.4},
+        {"step": 40, "steps_per_second": 0.3, "tokens_per_second": 76.8},
+    ]
+    write_lines(
+        tmp_path / "run" / "metrics.jsonl",
+        [{"split": "train", **line} for line in lines],
+    )
+    run = RunHistory(run_dir, "run")
+    assert run.tokens() == 10 * 256 + 20 * 128 + 10 * 256
+    assert run.x_values([10, 15, 30], "tokens").tolist() == [2560, 3200, 5120]
+
+
 def test_each_choice_of_a_question_is_a_sequence_of_tokens(tmp_path):
     settings = SETTINGS | {"head": {"num_choices": 4}}
     run_dir = write_run(tmp_path / "run", [8.0], settings=settings)
