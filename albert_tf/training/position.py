@@ -32,8 +32,8 @@ class Position:
         >>> position.to_notes()
         {'totals': {'loss': 17.0}, 'num_steps': 2, 'lowest_loss': None,
          'to_evaluate': False,
-         'times': {'seconds': [], 'input_seconds': 0.0, 'steady': True,
-                   'cpu_seconds': 0.0}}
+         'times': {'seconds': [], 'compiling_seconds': [],
+                   'input_seconds': 0.0, 'cpu_seconds': 0.0}}
     """
 
     step: int
@@ -68,8 +68,7 @@ class Position:
         self.num_steps = notes.get("num_steps", 0)
         self.lowest_loss = notes.get("lowest_loss")
         self.to_evaluate = notes.get("to_evaluate", False)
-        # Checkpoints of older versions have no times.
-        self.times = StepTimes(**notes.get("times", {}))
+        self.times = StepTimes.from_notes(notes.get("times", {}))
 
     def means(self) -> dict[str, float]:
         """Mean metrics of the steps since the last line of the log."""

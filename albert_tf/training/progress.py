@@ -132,35 +132,32 @@ class Progress(Listener):
         """Computes the `TIMING_METRICS` of a line of the log.
 
         `loop_seconds` is the time of the steps, without the time of compiling;
-        the latter is `compile_seconds`, included if a step was compiled.
-        `cpu_seconds` is the CPU time of this process in the steps, all but
-        those that compiled a program.
-        `input_bound_share` is the fraction of the time that steps waited for
-        their batch. `mfu` is included if the peak is known. `goodput` is the
-        time of all steps that were not rolled back or lost, divided by the
-        time since the run's first process began, time between processes
-        included.
+        the latter is `compile_seconds`, included if a step compiled a program.
+        Such a step counts as one of median time; the rest of its time is that
+        of compiling. If no other steps are known, all its time is.
+        `cpu_seconds` is the CPU time of this process in the steps, and
+        `input_bound_share` the fraction of their time that they waited for
+        their batch; both leave out steps that compiled a program.
+        `mfu` is included if the peak is known. `goodput` is the time of all
+        steps that were not rolled back or lost, divided by the time since the
+        run's first process began, time between processes included.
         `useful_share`, `useful_tokens_per_second` and `useful_mfu` are
         included if the number of tokens in the records is known.
 
         Args:
-            times: Of the steps since the last line. The estimate of the
-                remaining time leaves out steps that include compiling.
+            times: Of the steps since the last line.
         """
-        seconds, steady = np.array(times.seconds), times.steady
-        self.was_steady = steady
-        total = max(float(seconds.sum()), 1e-9)
-        mean = total / len(seconds)
-        previous = self._seconds_per_step
-        if previous is None or not steady:
-            smoothed = mean
-        else:
-            smoothed = 0.8 * previous + 0.2 * mean
-        if steady:
-            self._seconds_per_step = smoothed
+        compiling = times.compiling_seconds
+        self.was_steady = not compiling
+        self._update_speed(times)
+        total = max(times.total, 1e-9)
+        mean = total / (len(times.seconds) + len(compiling))
+        seconds = np.array(times.seconds or compiling)
         flops, content = self._flops_per_step / mean, self._content
+        steady = sum(times.seconds)
         # Time spent compiling is not useful.
-        useful = total if steady else float(np.median(seconds)) * len(seconds)
+        usual = float(np.median(seconds)) if steady else self._seconds_per_step
+        useful = steady + sum(min(s, usual or 0.0) for s in compiling)
         self._useful_seconds += useful
         elapsed = max(time.time() - self._first_start, total)
         metrics = {
@@ -170,13 +167,13 @@ class Progress(Listener):
             "examples_per_second": content.examples / mean,
             "tokens_per_second": content.tokens / mean,
             "tflops": flops / 1e12,
-            "input_bound_share": times.input_seconds / total,
+            "input_bound_share": times.input_seconds / max(steady, 1e-9),
             "step_seconds_median": float(np.median(seconds)),
             "step_seconds_p95": float(np.quantile(seconds, 0.95)),
             "goodput": min(self._useful_seconds / elapsed, 1.0),
         }
-        if not steady:
-            metrics["compile_seconds"] = max(total - useful, 0.0)
+        if compiling:
+            metrics["compile_seconds"] = times.total - useful
         if self._peak_flops:
             metrics["mfu"] = flops / self._peak_flops
         share = content.useful_share
@@ -187,10 +184,17 @@ class Progress(Listener):
                 metrics["useful_mfu"] = share * metrics["mfu"]
         return metrics
 
+    def _update_speed(self, times: StepTimes) -> None:
+        """Updates the step time that the remaining time is estimated from."""
+        if times.seconds:
+            mean = sum(times.seconds) / len(times.seconds)
+            previous = self._seconds_per_step or mean
+            self._seconds_per_step = 0.8 * previous + 0.2 * mean
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the progress line of training."""
         remaining = self._num_steps - step
-        rate = self._seconds_per_step or 1 / metrics["steps_per_second"]
+        rate = self._seconds_per_step
         extra = ""
         if "useful_share" in metrics:
             extra += f" ({metrics['useful_share']:.0%} useful)"
@@ -211,7 +215,7 @@ class Progress(Listener):
             metrics["steps_per_second"],
             _short(metrics["tokens_per_second"]),
             extra,
-            _duration(remaining * rate),
+            _duration(remaining * rate) if rate else "unknown",
         )
 
 

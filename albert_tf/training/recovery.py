@@ -183,7 +183,7 @@ class Recovery:
             checkpoint, as far as this process logs them.
         """
         trainer, position = self._trainer, self._trainer.position
-        lost_s = sum(position.times.seconds)
+        lost_s = position.times.total
         with self._watchdog.limit("the return to a checkpoint"):
             trainer.store.wait()
             check_agreement(self._strategy, position.step)
@@ -195,7 +195,7 @@ class Recovery:
             check_agreement(self._strategy, position.step)
             trainer.close_batches()
         # The next line of the log includes the steps before the checkpoint.
-        lost_s -= sum(position.times.seconds)
+        lost_s -= position.times.total
         if self._run_log:
             self._run_log.rewind(position.step)
             lost_s += self._run_log.lost_seconds

@@ -1,6 +1,8 @@
 """Times of the steps since the last line of the log."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,52 +15,65 @@ class StepTimes:
     counts the steps of all processes.
 
     Attributes:
-        seconds: Time of each step.
+        seconds: Time of each step that compiled no program.
+        compiling_seconds: Time of each step that compiled a program, tracing
+            included. The other attributes leave these steps out.
         input_seconds: Time that the steps waited for their batches.
-        steady: Whether no program was compiled in these steps.
-        cpu_seconds: CPU time of this process in the steps that compiled no
-            program, in all threads, input included.
+        cpu_seconds: CPU time of this process in the steps, in all threads,
+            input included.
 
     Example:
         >>> times = StepTimes()
+        >>> times.add_compiling(20.0)
         >>> requested_received_finished = np.array([[0, 0.5, 2], [2, 2.5, 4]])
         >>> times.add(
         ...     requested_received_finished,
         ...     ended=4.5,
-        ...     steady=True,
         ...     cpu_seconds=7.5,
         ... )
         >>> times
-        StepTimes(seconds=[2.0, 2.5], input_seconds=1.0, steady=True,
-                  cpu_seconds=7.5)
+        StepTimes(seconds=[2.0, 2.5], compiling_seconds=[20.0],
+                  input_seconds=1.0, cpu_seconds=7.5)
+        >>> times.total
+        24.5
     """
 
     seconds: list[float] = dataclasses.field(default_factory=list)
+    compiling_seconds: list[float] = dataclasses.field(default_factory=list)
     input_seconds: float = 0.0
-    steady: bool = True
     cpu_seconds: float = 0.0
 
-    def add(
-        self,
-        times: np.ndarray,
-        ended: float,
-        steady: bool,
-        cpu_seconds: float,
-    ) -> None:
-        """Adds the times of steps.
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, Any]) -> Self:
+        """Restores the times from the notes of a checkpoint.
+
+        Older versions noted no times, or did not separate the steps that
+        compiled a program.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{n: value for n, value in notes.items() if n in names})
+
+    @property
+    def total(self) -> float:
+        """The time of all steps."""
+        return sum(self.seconds) + sum(self.compiling_seconds)
+
+    def add_compiling(self, seconds: float) -> None:
+        """Adds a step that compiled a program."""
+        self.compiling_seconds.append(round(seconds, 6))
+
+    def add(self, times: np.ndarray, ended: float, cpu_seconds: float) -> None:
+        """Adds the times of steps that compiled no program.
 
         Args:
             times: `train_step.Steps.times`, float64, `(steps, 3)`.
             ended: When the last step ended, in seconds since the epoch.
-            steady: False if the time includes compiling.
             cpu_seconds: CPU time of this process in these steps.
         """
         starts = np.append(times[:, 0], ended)
         self.seconds += np.diff(starts).round(6).tolist()
         self.input_seconds += waiting_seconds(times)
-        self.steady &= steady
-        if steady:
-            self.cpu_seconds += cpu_seconds
+        self.cpu_seconds += cpu_seconds
 
 
 def waiting_seconds(times: np.ndarray) -> float:

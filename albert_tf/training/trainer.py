@@ -207,10 +207,10 @@ class Trainer:
             position.step += num_steps
             position.num_steps += num_steps
             self.learning_rate = float(steps.learning_rate)
-            position.times.add(
-                steps.times.numpy(), ended, steady=compiled, cpu_seconds=cpu_s
-            )
-            if not compiled:
+            if compiled:
+                position.times.add(steps.times.numpy(), ended, cpu_s)
+            else:
+                position.times.add_compiling(call_s)
                 logging.info(
                     "compiled and trained step %d in %.0f s",
                     position.step,

@@ -33,15 +33,18 @@ def step_times(*asked, wait=0.0):
     return np.array([[time, time + wait, time + wait] for time in asked])
 
 
-def times_of(steps, ended, steady=True):
-    """The times of the steps of one call of the program."""
-    times = StepTimes()
-    times.add(steps, ended, steady, cpu_seconds=2.5)
+def times_of(steps, ended, *compiling):
+    """The times of the steps of one call, and of steps that compiled."""
+    times = StepTimes(compiling_seconds=list(compiling))
+    times.add(steps, ended, cpu_seconds=2.5)
     return times
 
 
 def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
-    """A step takes 10 s while compiling, then 1 s; 6 steps remain."""
+    """A step takes 19 s with compiling, then 1 s; 10 and 6 steps remain.
+
+    After the step that compiled, no speed is known.
+    """
     lines = []
     monkeypatch.setattr(
         "absl.logging.info", lambda form, *values: lines.append(form % values)
@@ -64,19 +67,25 @@ def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
         str(tmp_path),
         describe,
     )
-    times = times_of(step_times(0, 10), 20, steady=False)
-    assert progress.advance(times)["steps_per_second"] == 0.1
+    compiled = progress.advance(StepTimes(compiling_seconds=[19.0]))
+    progress.log(1, {**figures, **compiled})
+    times = times_of(step_times(19), 20, 19.0)
+    both = progress.advance(times)
+    assert both["steps_per_second"] == 0.1
+    progress.log(2, {**figures, **both})
     times = times_of(step_times(20, 21), 22)
     assert progress.advance(times)["tokens_per_second"] == 4000
     # 78 s of evaluation
     times = times_of(step_times(100, 101), 102)
     progress.log(6, {**figures, **progress.advance(times)})
 
-    assert lines == [
+    etas = [line.rpartition("ETA ")[2] for line in lines]
+    assert etas == ["unknown", "0m10s", "0m06s"]
+    assert lines[-1] == (
         "step 6/12 (50.0%) | loss 3.000 (mlm 2.500 (25.0%), sop 0.500 "
         "(75.0%)) | lr 1.00e-03 | dropout 0.1 | 1.00 steps/s | "
         "4.0k tokens/s | ETA 0m06s"
-    ]
+    )
 
 
 def progress_of(run_dir, peak=None, content_at=None, began=None):
@@ -157,9 +166,7 @@ def test_time_between_loops_does_not_count(tmp_path):
     """Two loops of 2 steps of 1 s, 50 s apart, waiting 0.25 s and 0.75 s."""
     progress = progress_of(tmp_path)
     times = times_of(step_times(0, 1, wait=0.25), 2)
-    times.add(
-        step_times(52, 53, wait=0.75), ended=54, steady=True, cpu_seconds=1.5
-    )
+    times.add(step_times(52, 53, wait=0.75), ended=54, cpu_seconds=1.5)
     figures = progress.advance(times)
 
     assert figures["loop_seconds"] == 4
@@ -167,21 +174,33 @@ def test_time_between_loops_does_not_count(tmp_path):
     assert figures["input_bound_share"] == 0.5
 
 
-def test_compiling_is_not_useful_time(tmp_path):
-    """A step of 8 s, of which 7 were for compiling, and two of 1 s."""
+@pytest.mark.parametrize(
+    ("compiling", "steady", "useful"),
+    [
+        ([9.0], [1.0, 1.0, 4.0], 7),  # a step usually takes 1 s
+        ([9.0], [1.0], 2),  # the median of both would be 5 s
+        ([9.0, 8.0], [2.0], 6),  # two processes
+        ([9.0], [], 0),  # how long a step takes is not known yet
+        ([0.5], [1.0], 1.5),
+    ],
+)
+def test_a_step_that_compiles_takes_as_long_as_the_others(
+    tmp_path, compiling, steady, useful
+):
+    """The rest of its time is that of compiling."""
     progress = progress_of(tmp_path)
-    times = times_of(step_times(0), 8, steady=False)
-    times.add(step_times(8, 9), ended=10, steady=True, cpu_seconds=1.5)
-    figures = progress.advance(times)
-    assert figures["loop_seconds"] == 3
-    assert figures["compile_seconds"] == 7
-    assert figures["step_seconds_median"] == 1
-    assert figures["goodput"] == pytest.approx(0.3)
+    figures = progress.advance(StepTimes(steady, compiling))
+    total = sum(compiling) + sum(steady)
+    assert figures["loop_seconds"] == useful
+    assert figures["compile_seconds"] == total - useful
+    assert figures["goodput"] == pytest.approx(useful / total)
     assert not progress.was_steady
 
-    times = times_of(step_times(10, 12), 14)
-    assert progress.advance(times)["loop_seconds"] == 4
+    assert progress.advance(StepTimes([2.0, 2.0]))["loop_seconds"] == 4
     assert progress.was_steady
+    # The speed is known from earlier lines now.
+    again = progress.advance(StepTimes(compiling_seconds=[9.0]))
+    assert 1 <= again["loop_seconds"] <= 2
 
 
 def test_goodput_counts_the_start_up_of_the_first_process(
@@ -250,41 +269,49 @@ def saved_and_restored(position, later):
 def test_a_loop_that_was_stopped_counts_the_steps_of_both_processes(tmp_path):
     """4 steps of 2 s, then 2 of 1 s, each with 6 s more for compiling."""
     position = Position(step=4, totals={"loss": 8.0}, num_steps=4)
-    position.times.add(step_times(0, wait=1), 8, steady=False, cpu_seconds=9)
-    position.times.add(step_times(8, 10, 12), 14, steady=True, cpu_seconds=5)
+    position.times.add_compiling(8.0)
+    position.times.add(step_times(8, 10, 12, wait=1), 14, cpu_seconds=5)
     resumed = saved_and_restored(position, Position.at_start(["loss"]))
-    resumed.times.add(step_times(100), 107, steady=False, cpu_seconds=8)
-    resumed.times.add(step_times(107), 108, steady=True, cpu_seconds=2)
+    resumed.times.add_compiling(7.0)
+    resumed.times.add(step_times(107), 108, cpu_seconds=2)
     figures = progress_of(tmp_path).advance(resumed.times)
 
     assert figures["steps_per_second"] == pytest.approx(6 / 22)
-    # The median step takes 2 s.
-    assert figures["loop_seconds"] == 12
-    assert figures["compile_seconds"] == 10
+    # 7 s, and two steps of 2 s, the median.
+    assert figures["loop_seconds"] == 11
+    assert figures["compile_seconds"] == 11
     assert figures["cpu_seconds"] == 7
-    assert figures["input_bound_share"] == pytest.approx(1 / 22)
+    # Of the steps that compiled nothing.
+    assert figures["input_bound_share"] == pytest.approx(3 / 7)
 
 
-def test_a_checkpoint_of_an_older_version_has_no_times():
+@pytest.mark.parametrize(
+    ("notes", "times"),
+    [
+        ({}, StepTimes()),
+        ({"times": {"seconds": [8.0], "steady": False}}, StepTimes([8.0])),
+    ],
+)
+def test_checkpoints_of_older_versions_have_other_times(notes, times):
     position = Position.at_start(["loss"])
-    position.times.add(step_times(0), 8, steady=False, cpu_seconds=8)
-    position.restore(Checkpoint("checkpoint", 4, {"totals": {"loss": 8.0}}))
-    assert (position.step, position.times) == (4, StepTimes())
+    position.times.add_compiling(8.0)
+    position.restore(
+        Checkpoint("checkpoint", 4, {"totals": {"loss": 8.0}, **notes})
+    )
+    assert (position.step, position.times) == (4, times)
 
 
 def test_steps_before_a_rollback_do_not_count_after_it():
     before = Position.at_start(["loss"])
     later = Position.at_start(["loss"])
-    later.times.add(
-        step_times(0, 50, wait=40), 100.0, steady=False, cpu_seconds=90
-    )
+    later.times.add_compiling(30.0)
+    later.times.add(step_times(0, 50, wait=40), 100.0, cpu_seconds=90)
     assert saved_and_restored(before, later).times == StepTimes()
 
 
 def test_each_line_of_the_log_covers_the_steps_since_the_last_line():
     position = Position.at_start(["loss"])
-    position.times.add(
-        step_times(0, 50, wait=40), 100.0, steady=False, cpu_seconds=90
-    )
+    position.times.add_compiling(30.0)
+    position.times.add(step_times(0, 50, wait=40), 100.0, cpu_seconds=90)
     position.clear_totals()
     assert position.times == StepTimes()

@@ -51,9 +51,12 @@ def test_the_step_time_is_that_of_a_call_that_does_not_compile(
     trainer.advance(1)
     assert trainer.step_seconds is None  # it has only compiled
     began = time.monotonic()
+    (compiling_s,) = trainer.position.times.compiling_seconds
+    assert compiling_s >= COMPILE_S  # all of the call, tracing included
     trainer.advance(1 + MEASURED_STEPS)
     longest = (time.monotonic() - began) / MEASURED_STEPS
     assert 0.9 * STEP_S <= trainer.step_seconds <= longest
+    assert len(trainer.position.times.seconds) == MEASURED_STEPS
     # Later calls are as long as the loop.
     trainer.advance(5 * MEASURED_STEPS)
     assert calls == [1, MEASURED_STEPS, 4 * MEASURED_STEPS - 1]
