@@ -44,7 +44,8 @@ Examples:
 
 Exit status of run: that of training (0 when all steps are done; for 1 and 130
 see albert_tf/README.md); 75 if --max_failures slices in a row brought no new
-checkpoint, e.g. since set-up failed on each; or 1 if no slice could be created.
+checkpoint, e.g. since set-up failed on each, or after --max_preemptions; or 1
+if no slice could be created.
 HELP
 }
 
@@ -80,6 +81,8 @@ settings() {
   unreachable_s=${ALBERT_TPU_UNREACHABLE_S-1800}
   # limit of failed requests; of starts and slices without a new checkpoint
   max_failures=${ALBERT_TPU_MAX_FAILURES-3}
+  # limit of preemptions in a row without a new checkpoint
+  max_preemptions=${ALBERT_TPU_MAX_PREEMPTIONS-10}
   # true: delete the slice when training is done
   delete_when_done=${ALBERT_TPU_DELETE_WHEN_DONE-false}
 }
@@ -126,8 +129,10 @@ check_settings() {
     [[ ${!key} =~ ^(0|[1-9][0-9]*)$ ]] ||
       fail "--$key must be a number. Received: ${!key}"
   done
-  [[ $max_failures =~ ^[1-9][0-9]*$ ]] ||
-    fail "--max_failures must be at least 1. Received: $max_failures"
+  for key in max_failures max_preemptions; do
+    [[ ${!key} =~ ^[1-9][0-9]*$ ]] ||
+      fail "--$key must be at least 1. Received: ${!key}"
+  done
   # A misspelt true would leave a slice running, and charged.
   [[ $delete_when_done =~ ^(true|false)$ ]] ||
     fail "--delete_when_done must be true or false. Received:\
@@ -353,7 +358,11 @@ run() {
       create || failures=$((failures + 1))
       ;;
     FAILED:* | SUSPENDED:* | ACTIVE:PREEMPTED:* | ACTIVE:TERMINATED:*)
-      [[ $request != FAILED ]] || failures=$((failures + 1))
+      if [[ $request == FAILED ]]; then
+        failures=$((failures + 1))
+      else
+        count_preemption
+      fi
       ((failures >= max_failures)) || delete || true
       ;;
     *:none) begin set_up_and_start ;;
@@ -370,7 +379,9 @@ run() {
       ;;
     *:running)
       # Not later: a host that stops answering cannot report its checkpoints.
-      if [[ ! $checkpoint ]] || ((replaced + starts)); then forget_failures; fi
+      if [[ ! $checkpoint ]] || ((replaced + starts + preempted)); then
+        forget_failures
+      fi
       ;;
     ACTIVE:*:)
       ((SECONDS - silent_since < unreachable_s)) ||
@@ -445,6 +456,19 @@ replace() {
   delete_until_gone
 }
 
+# Counts the end of a slice on which training was started, and has saved no
+# checkpoint that `run` knows of. After max_preemptions in a row, it gives up.
+count_preemption() {
+  ((starts)) || return 0
+  starts=0
+  ((++preempted >= max_preemptions)) || return 0
+  delete_until_gone
+  say "training was preempted $preempted times without a new checkpoint. No\
+ slice exists any more. Save checkpoints more often\
+ (--save_checkpoints_minutes), or use --tier=on_demand."
+  exit 75
+}
+
 # The command that deletes the slice.
 deletion() {
   quoted "$0" delete --project="$project" --zone="$zone" --name="$name"
@@ -454,7 +478,7 @@ deletion() {
 forget_failures() {
   local step
   step=$(on_hosts 0 newest_checkpoint | grep -xE 'step-[0-9]+') || return 0
-  [[ $step == "$checkpoint" ]] || starts=0 replaced=0
+  [[ $step == "$checkpoint" ]] || starts=0 replaced=0 preempted=0
   checkpoint=$step
 }
 
@@ -471,7 +495,7 @@ main() {
     fail "bash must be 4.4 or newer. Received: $BASH_VERSION. On a Mac, brew \
 install bash, or use Cloud Shell."
   dry_run='' training_flags=()
-  starts=0 replaced=0 checkpoint='' problem=''
+  starts=0 replaced=0 preempted=0 checkpoint='' problem=''
   settings
   parse "$@"
   check_settings

@@ -69,6 +69,7 @@ def test_help_lists_commands_settings_and_defaults(cloud):
         (["create", "--log_dir=/tmp"], "--log_dir must be gs://"),
         (["run", "--poll_s=often"], "--poll_s must be a number"),
         (["run", "--max_failures=0"], "--max_failures must be at least 1"),
+        (["run", "--max_preemptions="], "--max_preemptions must be at least"),
         (["run", "--delete_when_done=yes"], "must be true or false. Received"),
         (["start"], "flags of run_pretraining must follow --"),
         (["start", "--", "--output_dir=/tmp/x"], "--output_dir on gs://"),

@@ -31,6 +31,17 @@ def test_a_preemption_reported_late_is_not_an_error(cloud):
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
+def test_preemptions_without_a_new_checkpoint_end_run(cloud):
+    """A checkpoint between two preemptions starts the count again."""
+    lost = "1 PREEMPTED"
+    cloud.set_up(plan=[lost, "143 step-1", lost, lost, "0"])
+    done = cloud.run("--max_preemptions=2")
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert "preempted 2 times without a new checkpoint" in done.stdout
+    assert cloud.verbs() == ["create", "delete"] * 3
+    assert len(cloud.trained()) == 4
+
+
 def test_training_restarts_after_a_notice_without_preemption(cloud):
     cloud.set_up(plan=["143", "0"])
     done = cloud.run()
