@@ -6,8 +6,6 @@ features.
 """
 
 import dataclasses
-import glob
-import os
 import posixpath
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +17,7 @@ from tqdm import tqdm
 from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults
-from albert_tf.io.files import READ_ATTEMPTS, is_remote
+from albert_tf.io.files import READ_ATTEMPTS, find
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
@@ -73,9 +71,7 @@ def match_files(
 def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
     files: set[str] = set()
     for pattern in patterns:
-        # A local path may contain brackets, which are not a glob then.
-        is_path = glob.has_magic(pattern) and os.path.isfile(pattern)
-        matches = [pattern] if is_path else tf.io.gfile.glob(pattern)
+        matches = find(pattern)
         if not matches:
             raise UserError(
                 f"{name} must match files",
@@ -83,13 +79,6 @@ def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
                 remedy="Build records with python -m "
                 "data_prep.build_tfrecords.",
             )
-        for match in matches:
-            # Reading from a pipe may never end.
-            if not is_remote(match) and not os.path.isfile(match):
-                raise UserError(
-                    f"{name} must match regular files",
-                    received=f"{match}, a directory, a pipe or a device",
-                )
         files.update(matches)
     return files
 
