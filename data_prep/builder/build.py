@@ -50,6 +50,9 @@ def build_records(config: RecordsConfig) -> None:
     """
     config.require("output_dir", "spm_model_file")
     check_language(config)
+    warning = config.describe_missing_predictions()
+    if warning:
+        logging.warning("%s", warning)
     begin = time.monotonic()
     tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
     sources = corpus.find_inputs(config)

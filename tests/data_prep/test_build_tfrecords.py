@@ -435,6 +435,15 @@ def test_holdout_fraction_that_leaves_a_split_empty_is_refused(
     assert not list((tmp_path / "out").rglob("*.tfrecord"))
 
 
+@pytest.mark.parametrize(("fraction", "warns"), [(0.1, False), (0.3, True)])
+def test_a_limit_that_masks_fewer_tokens_than_wanted_is_a_warning(
+    text_file, tmp_path, caplog, fraction, warns
+):
+    build(tmp_path / "records", text_file, masked_lm_prob=fraction)
+    wanted = f"set --max_predictions_per_seq={round(fraction * LENGTH)}"
+    assert (wanted in caplog.text) == warns
+
+
 def test_missing_vocabulary_is_refused(text_file, tmp_path):
     with pytest.raises(UserError, match=r"nowhere.model.*train_tokenizer"):
         build(tmp_path, text_file, spm_model_file="nowhere.model")
