@@ -6,6 +6,7 @@ directory before any device is initialized. A run trains on one set of records
 """
 
 import dataclasses
+import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input import record_files
 from albert_tf.input.lane_checks import check_lanes
+from albert_tf.io.files import is_remote
 from albert_tf.records import features
 
 
@@ -275,10 +277,13 @@ def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
     """Checks that the held-out set fits the training records.
 
     Raises:
-        UserError: If a file is in both sets, or if their vocabularies or
-            lower-casing differ.
+        UserError: If a file is in both sets, possibly under different paths,
+            or if their vocabularies or lower-casing differ.
     """
-    in_both = sorted(set(train.files) & set(held_out.files))
+    of_train = set().union(*_identities(train).values())
+    in_both = [
+        file for file, own in _identities(held_out).items() if own & of_train
+    ]
     if in_both:
         raise UserError(
             "eval_input_file must hold no file of input_file",
@@ -294,6 +299,20 @@ def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
             train.directory,
             held_out.directory,
         )
+
+
+def _identities(records: RecordSet) -> dict[str, set[str]]:
+    """What identifies each file that has records: its path and its content."""
+    return {
+        file: {
+            file if is_remote(file) else os.path.realpath(file),
+            *filter(None, [checksum]),
+        }
+        for file, count, checksum in zip(
+            records.files, records.counts, records.checksums, strict=True
+        )
+        if count
+    }
 
 
 def find_records(

@@ -182,6 +182,26 @@ def test_training_records_are_refused_as_held_out_set(records):
         record_sets.check_held_out(records, records)
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_training_records_are_recognised_under_another_path(
+    tiny_records, records, config, tmp_path, is_link
+):
+    """By the checksum in the metadata, or, without metadata, by the file."""
+    other = tmp_path / "other"
+    if is_link:
+        records = dataclasses.replace(
+            records, checksums=("",) * len(records.files)
+        )
+        other.symlink_to(tiny_records / "train")
+    else:
+        shutil.copytree(tiny_records / "train", other)
+    held_out = record_sets.find_records(
+        "eval_input_file", [f"{other}/*.tfrecord"], config
+    )
+    with pytest.raises(UserError, match="no file of input_file"):
+        record_sets.check_held_out(records, held_out)
+
+
 def test_the_shards_of_an_unfinished_build_are_refused(
     tiny_records, config, tmp_path
 ):
