@@ -126,6 +126,10 @@ def _tokens_per_second(run: RunHistory) -> str:
     return _short(tokens / (hours * SECONDS_PER_HOUR))
 
 
+def _rate(metric: str, form: str) -> Callable[[RunHistory], str]:
+    return lambda run: _format(run.mean_rate(metric), form)
+
+
 def _mean(metric: str, form: str) -> Callable[[RunHistory], str]:
     return lambda run: _format(run.curve("train", metric).mean, form)
 
@@ -215,11 +219,11 @@ FACTS: dict[str, Callable[[RunHistory], str]] = {
     "time in kept steps": _kept_time,
     "goodput": _goodput,
     "tokens per second, over kept steps": _tokens_per_second,
-    "examples per second, mean": _mean("examples_per_second", ".3g"),
+    "examples per second, over kept steps": _rate("examples_per_second", ".3g"),
     "positions that hold tokens, mean": _mean("useful_share", ".1%"),
-    "model TFLOP/s, mean": _mean("tflops", ".3g"),
-    "MFU, mean": _mean("mfu", ".1%"),
-    "MFU of useful tokens, mean": _mean("useful_mfu", ".1%"),
+    "model TFLOP/s, over kept steps": _rate("tflops", ".3g"),
+    "MFU, over kept steps": _rate("mfu", ".1%"),
+    "MFU of useful tokens, over kept steps": _rate("useful_mfu", ".1%"),
     "waiting for input, mean": _mean("input_bound_share", ".1%"),
     "restarts": _count("resume"),
     "rollbacks": _count("rollback"),

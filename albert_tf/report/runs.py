@@ -257,6 +257,24 @@ class RunHistory:
         """Returns the curve of a metric; it is empty for an unknown metric."""
         return self.curves.get((split, metric)) or Curve()
 
+    def mean_rate(self, metric: str) -> float:
+        """Mean of a rate of training over the time of the kept steps.
+
+        A line of the log has the rate over all of its time; the time of
+        compiling is left out here. NaN without the metric or the times.
+        """
+        rate, seconds, compiling = (
+            dict(self.curve("train", name).points())
+            for name in (metric, "loop_seconds", "compile_seconds")
+        )
+        steps = [s for s in rate if seconds.get(s)]
+        if not steps:
+            return math.nan
+        work = sum(
+            rate[s] * (seconds[s] + compiling.get(s, 0.0)) for s in steps
+        )
+        return work / sum(seconds[s] for s in steps)
+
     @property
     def last_step(self) -> int:
         """Step of the last line of metrics.jsonl."""

@@ -100,7 +100,7 @@ def test_the_table_sums_up_a_run(tmp_path):
         loop_seconds=[0.0, 10.0, 30.0],
         compile_seconds=[0.0, 100.0, 0.0],
         goodput=[0.0, 0.5, 0.1],
-        mfu=[0.2, 0.3, 0.4],
+        mfu=[0.2, 0.02, 0.4],
     )
     store = CheckpointStore(run_dir, {"weight": tf.Variable([1.0])})
     store.save_best(1, {}, loss=6.7)
@@ -118,7 +118,8 @@ def test_the_table_sums_up_a_run(tmp_path):
     assert facts["time in kept steps"] == "40.0 s"
     assert facts["goodput"] == "10.0%"
     assert facts["tokens per second, over kept steps"] == "12.80"
-    assert facts["MFU, mean"] == "30.0%"
+    # (0.02 x 110 s + 0.4 x 30 s) / 40 s.
+    assert facts["MFU, over kept steps"] == "35.5%"
     assert facts["restarts"] == facts["rollbacks"] == "1"
     assert facts["damaged records left out"] == "2"
     assert facts["masked LM, held-out set, last"] == "7.000 (25.0%) at step 2"
