@@ -26,8 +26,20 @@ _NO_ANSWER = re.compile(
 _INCOMPLETE_READ = "File contents are inconsistent"
 
 # The permission for a request, by the first word of TensorFlow's description.
-_WRITING = "storage.objects.create and storage.objects.delete", "User"
-_READING = "storage.objects.get and storage.objects.list", "Viewer"
+_WRITING = (
+    "storage.objects.create and storage.objects.delete",
+    "Storage Object User (roles/storage.objectUser)",
+)
+_READING = (
+    "storage.objects.get and storage.objects.list",
+    "Storage Object Viewer (roles/storage.objectViewer)",
+)
+# TensorFlow asks for the metadata of the bucket itself before it writes. No
+# role of objects includes this permission.
+_BUCKET = (
+    "storage.buckets.get",
+    "Storage Legacy Bucket Reader (roles/storage.legacyBucketReader)",
+)
 _ROLES = dict.fromkeys(
     ("initiating", "uploading", "deleting", "renaming", "creating"), _WRITING
 )
@@ -193,11 +205,13 @@ def _explain_remote(text: str, line: str) -> UserError | None:
         )
     if status == 403:
         permission, role = _ROLES.get(doing.partition(" ")[0], _READING)
+        if re.fullmatch(r"gs://[^/]+/?", path) and "metadata" in doing:
+            permission, role = _BUCKET
         return UserError(
             f"{path} must be accessible to the account of this machine",
             received=received,
-            remedy=f"It needs {permission}: grant it the role Storage Object "
-            f"{role} (roles/storage.object{role}) on the bucket. {_AGAIN}.",
+            remedy=f"It needs {permission}: grant it the role {role} "
+            f"on the bucket. {_AGAIN}.",
         )
     if status == 404:
         return UserError(

@@ -306,6 +306,8 @@ def check_bucket(path: str) -> None:
 
     Raises:
         UserError: If it does not exist.
+        tf.errors.OpError: If its metadata cannot be read, e.g. for lack of
+            permission.
     """
     if not path.startswith("gs://"):
         return
@@ -315,8 +317,14 @@ def check_bucket(path: str) -> None:
         return
     import tensorflow as tf
 
-    if not tf.io.gfile.isdir(bucket):
-        raise faults.missing_bucket(bucket)
+    try:
+        tf.io.gfile.stat(bucket)
+    except tf.errors.NotFoundError:
+        raise faults.missing_bucket(bucket) from None
+    except tf.errors.OpError as error:
+        # For a bucket, TensorFlow does not say what it requested.
+        request = f"\n\t when reading metadata of {bucket}"
+        raise type(error)(None, None, error.message + request) from None
 
 
 @contextlib.contextmanager

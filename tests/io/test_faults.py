@@ -23,6 +23,11 @@ REMOTE = {
         HTTP + "403 with body '{}'\n\t when reading metadata of gs://b/r/x",
         ["gs://b/r/x", "storage.objects.get", "roles/storage.objectViewer"],
     ),
+    "forbidden bucket": (
+        tf.errors.PermissionDeniedError,
+        HTTP + "403 with body '{}'\n\t when reading metadata of gs://b/",
+        ["gs://b/", "storage.buckets.get", "storage.legacyBucketReader"],
+    ),
     "no credentials": (
         tf.errors.PermissionDeniedError,
         HTTP + "401 with body '{}'\n\t when reading gs://b/r",

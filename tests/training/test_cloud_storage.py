@@ -217,6 +217,11 @@ def test_commands_read_again_what_looks_damaged(
 
 FAULTS = {
     "the bucket is missing": ([], "gs://none", ["gs://none", "must exist"]),
+    "no permission for the bucket": (
+        [Rule("bucket", status=403)],
+        "gs://bucket",
+        ["storage.buckets.get", "legacyBucketReader", "gs://bucket/ "],
+    ),
     "no permission to write": (
         [Rule("start|mkdir", status=403)],
         "gs://bucket",
@@ -251,6 +256,7 @@ def test_errors_that_a_person_can_fix_are_one_line(
     config = tiny_run.make_config(RECORDS, f"{bucket}/new/run")
     for main, changed in ((build_tfrecords.main, build), (train, config)):
         storage.set_rules(rules)
+        files.check_bucket.cache_clear()
         with pytest.raises((UserError, tf.errors.OpError)) as error:
             main(changed)
         explained = str(faults.explain(error.value))
