@@ -69,12 +69,18 @@ settings() {
   service_account=${ALBERT_TPU_SERVICE_ACCOUNT-}
   # additional flags for create, e.g. --network=n
   create_flags=${ALBERT_TPU_CREATE_FLAGS-}
-  # additional flags for ssh and scp, e.g. --internal-ip
+  # user name on the hosts; default: that of this machine
+  user=${ALBERT_TPU_USER-}
+  # additional flags, which ssh and scp must both accept, e.g. --internal-ip
   ssh_flags=${ALBERT_TPU_SSH_FLAGS-}
   # gs://... to which the log is copied each minute, in parts of 1 MB
   log_dir=${ALBERT_TPU_LOG_DIR-}
   # seconds between checks of the state
   poll_s=${ALBERT_TPU_POLL_S-60}
+  # seconds that one query of a state may take
+  query_s=${ALBERT_TPU_QUERY_S-120}
+  # seconds that another command may take, e.g. set-up
+  command_s=${ALBERT_TPU_COMMAND_S-1800}
   # seconds before run acts on an end or a failed start of training
   grace_s=${ALBERT_TPU_GRACE_S-180}
   # seconds that a slice may be silent or not READY before run replaces it
@@ -105,7 +111,7 @@ parse() {
     shift
     case $argument in
     --) training_flags=("$@") && return ;;
-    --dry_run) dry_run=true ;;
+    --dry_run | --dry_run=true) dry_run=true ;;
     -h | --help) usage && exit ;;
     --*=*)
       key=${argument%%=*} key=${key#--}
@@ -125,7 +131,7 @@ check_settings() {
   done
   [[ $name =~ ^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$ ]] ||
     fail "--name must be lower-case letters, digits and -. Received: $name"
-  for key in poll_s grace_s unreachable_s; do
+  for key in poll_s query_s command_s grace_s unreachable_s; do
     [[ ${!key} =~ ^(0|[1-9][0-9]*)$ ]] ||
       fail "--$key must be a number. Received: ${!key}"
   done
@@ -159,8 +165,8 @@ hosts. Received: $accelerator_type. Take v6e-8, or v5litepod or v5p."
 
 need_training_flags() {
   [[ " ${training_flags[*]-}" == *' --output_dir=gs://'* ]] ||
-    fail "flags of run_pretraining must follow --, with an --output_dir on \
-gs://, since files on the hosts are lost with the slice."
+    fail "flags of run_pretraining must follow --, with --output_dir=gs://..., \
+since files on the hosts are lost with the slice."
 }
 
 # --- commands of gcloud ------------------------------------------------------
@@ -175,9 +181,17 @@ quoted() {
   printf '%s\n' "${line[*]}"
 }
 
-# Runs a command, or, in a dry run, prints it.
+# Runs a command for at most $limit_s seconds, if it is set, or, in a dry run,
+# prints it. The caller must not wait for the end of its output: if it is ended,
+# its ssh may live on. With --foreground, it gets Ctrl-C.
 call() {
-  if [[ $dry_run ]]; then quoted "$@" >&3; else "$@"; fi
+  if [[ $dry_run ]]; then
+    quoted "$@" >&3
+  elif [[ $limit_s ]]; then
+    timeout --foreground --kill-after=10 "$limit_s" "$@"
+  else
+    "$@"
+  fi
 }
 
 tpus() {
@@ -200,7 +214,7 @@ CONNECTION=(-oConnectTimeout=30 -oServerAliveInterval=30)
 
 remote() {
   # shellcheck disable=SC2086  # several flags
-  tpus tpu-vm ssh "$name" --worker="$1" --quiet \
+  tpus tpu-vm ssh "${user:+$user@}$name" --worker="$1" --quiet \
     "${CONNECTION[@]/#/--ssh-flag=}" $ssh_flags --command="$2"
 }
 
@@ -219,12 +233,13 @@ slice_state() {
 training_state() {
   local script=albert_tf/tpu/on_host.sh
   remote 0 "if [ -f $script ]; then bash $script status_of\
- $(quoted "${training_flags[@]}"); else echo none; fi" |
-    grep -xE 'none|running|stopped|lost|other|exit [0-9]+' || echo unreachable
+ $(quoted "${training_flags[@]}"); else echo none; fi" >"$scratch/state" || true
+  grep -xE 'none|running|stopped|lost|other|exit [0-9]+' "$scratch/state" ||
+    echo unreachable
 }
 
 create() {
-  local flags=()
+  local flags=() limit_s=$command_s
   [[ $tier == on_demand ]] || flags+=("--$tier")
   [[ ! $valid_until_duration ]] ||
     flags+=("--valid-until-duration=$valid_until_duration")
@@ -237,6 +252,7 @@ create() {
 }
 
 delete() {
+  local limit_s=$command_s
   tpus queued-resources delete "$name" --force --quiet
 }
 
@@ -252,10 +268,10 @@ delete_until_gone() {
 wait_until_there() {
   local state
   while :; do
-    state=$(request_state)
-    [[ $dry_run ]] && return
+    state=$(request_state) || state=unknown
+    [[ ! $dry_run ]] || return 0
     case $state in
-    ACTIVE) return ;;
+    ACTIVE) return 0 ;;
     '' | FAILED | SUSPENDED)
       fail "the request must become ACTIVE. Received: ${state:-none}. See \
 tpu/launch.sh status, then delete and create." ;;
@@ -265,15 +281,25 @@ tpu/launch.sh status, then delete and create." ;;
   done
 }
 
-setup() {
-  local archive=$scratch/albert_tf.tar.gz
+# Makes the archive of this code for the hosts. All set-ups of run use the same
+# archive, so that the files here may change during the run.
+pack() {
   local files='git ls-files -z --cached --others --exclude-standard'
+  # Without files that are deleted, but not in git.
+  files+=' | while IFS= read -r -d "" f; do if [ -e "$f" ]; then printf "%s\\0"\
+ "$f"; fi; done'
+  call bash -c "set -e -o pipefail; cd $(quoted "$root"); $files |\
+ tar -czf $(quoted "$archive") --null --files-from=-" ||
+    fail "$root must be a checkout of git, e.g. by git clone, of files that can\
+ be read. See the message above."
+}
+
+setup() {
+  local limit_s=$command_s
   # Joined by &&: set -e has no effect where run tests the result of setup.
   # shellcheck disable=SC2086  # several flags
   refuse_if_running &&
-    call bash -c "set -e -o pipefail; cd $(quoted "$root"); $files |\
- tar -czf $(quoted "$archive") --null --files-from=-" &&
-    tpus tpu-vm scp "$archive" "$name:" --worker=all --quiet \
+    tpus tpu-vm scp "$archive" "${user:+$user@}$name:" --worker=all --quiet \
       "${CONNECTION[@]/#/--scp-flag=}" $ssh_flags &&
     remote all "rm -rf albert_tf && mkdir albert_tf &&\
  tar -xzf albert_tf.tar.gz -C albert_tf &&\
@@ -289,12 +315,14 @@ refuse_if_running() {
 }
 
 start() {
+  local limit_s=$command_s
   refuse_if_running &&
     on_hosts all serve &&
     on_hosts 0 train "$log_dir" "${training_flags[@]}"
 }
 
 check() {
+  local limit_s=''
   refuse_if_running &&
     on_hosts all serve &&
     on_hosts 0 check "${training_flags[@]}"
@@ -311,6 +339,8 @@ status() {
 
 # Prints the commands of run, in order.
 plan() {
+  echo '# the code for the hosts' >&3
+  pack
   echo "# is there a request? every $poll_s s, until it is ACTIVE" >&3
   request_state
   echo '# if there is no request' >&3
@@ -330,8 +360,10 @@ plan() {
 
 run() {
   local failures=0 news='' ended=0 silent_since='' request slice training
+  local requested='' retry_s=$grace_s
   local again='To train on it again: setup, start, then run.'
   [[ ! $dry_run ]] || { plan && return; }
+  pack
   while :; do
     slice='' training=''
     request=$(request_state) || request=unknown
@@ -349,13 +381,24 @@ run() {
     # Not from the last change of state: a broken slice may alternate between
     # two states.
     case $request:$training in
-    ACTIVE: | ACTIVE:unreachable) : "${silent_since:=$SECONDS}" ;;
+    ACTIVE: | ACTIVE:unreachable | SUSPENDING: | DELETING:)
+      : "${silent_since:=$SECONDS}"
+      ;;
     *) silent_since='' ;;
     esac
     case $request:$slice:$training in
     ::)
       starts=0
-      create || failures=$((failures + 1))
+      if create; then
+        requested=true retry_s=$grace_s
+      elif [[ $requested ]]; then
+        say "the slice cannot be requested: see the message above. Nothing is\
+ charged. Next attempt in $retry_s s."
+        sleep "$retry_s"
+        retry_s=$((retry_s < 900 ? 2 * retry_s : 1800))
+      else
+        failures=$((failures + 1))
+      fi
       ;;
     FAILED:* | SUSPENDED:* | ACTIVE:PREEMPTED:* | ACTIVE:TERMINATED:*)
       if [[ $request == FAILED ]]; then
@@ -364,6 +407,9 @@ run() {
         count_preemption
       fi
       ((failures >= max_failures)) || delete || true
+      ;;
+    SUSPENDING:* | DELETING:*)
+      ((SECONDS - silent_since < unreachable_s)) || delete || true
       ;;
     *:none) begin set_up_and_start ;;
     *:lost)
@@ -400,7 +446,8 @@ run() {
         case $training in
         'exit 143' | 'exit 75')
           forget_failures
-          begin start
+          # If it fails, the files of a host may be missing.
+          if ((starts)); then begin set_up_and_start; else begin start; fi
           ;;
         *)
           on_hosts 0 tail 50 || true
@@ -414,7 +461,7 @@ run() {
     ((failures < max_failures)) || {
       tpus queued-resources describe "$name" || true
       fail "the request failed $failures times. See the message above: \
-quota, zone, accelerator type or capacity."
+quota, zone, accelerator type or capacity, or an outage."
     }
     sleep "$poll_s"
   done
@@ -428,6 +475,7 @@ begin() {
     return
   }
   say "starting training, attempt $starts of $max_failures"
+  ended=$SECONDS
   if "$@"; then
     problem="training was started $starts times without a new checkpoint"
   else
@@ -477,7 +525,8 @@ deletion() {
 # Forgets earlier failures if training has saved a checkpoint since.
 forget_failures() {
   local step
-  step=$(on_hosts 0 newest_checkpoint | grep -xE 'step-[0-9]+') || return 0
+  on_hosts 0 newest_checkpoint >"$scratch/checkpoint" || return 0
+  step=$(grep -xE 'step-[0-9]+' "$scratch/checkpoint") || return 0
   [[ $step == "$checkpoint" ]] || starts=0 replaced=0 preempted=0
   checkpoint=$step
 }
@@ -499,22 +548,27 @@ install bash, or use Cloud Shell."
   settings
   parse "$@"
   check_settings
+  limit_s=$query_s
   exec 3>&1
   root=$(cd "$(dirname "$0")/.." && pwd)
+  scratch=$(mktemp -d)
+  trap 'rm -rf "$scratch"' EXIT
+  archive=$scratch/albert_tf.tar.gz
   if [[ $dry_run ]]; then
-    scratch=/tmp
+    archive=/tmp/albert_tf.tar.gz
   else
     type gcloud >/dev/null 2>&1 ||
       fail "gcloud must be installed: https://cloud.google.com/sdk/docs/install"
-    scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
+    type timeout >/dev/null 2>&1 ||
+      fail "timeout must be installed. On a Mac, brew install coreutils."
   fi
   case $command in
   run | check | start) need_training_flags ;;
   esac
   case $command in
   wait) wait_until_there ;;
-  logs) on_hosts 0 logs ;;
+  setup) pack && setup ;;
+  logs) limit_s='' on_hosts 0 logs ;;
   stop) on_hosts 0 stop ;;
   *) "$command" ;;
   esac

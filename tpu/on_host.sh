@@ -278,10 +278,20 @@ newest_checkpoint() {
 }
 
 stop() {
-  [[ $(status) == running ]] || fail 'training must be running'
-  touch "$state/stopped"
-  kill "$(<"$state/trainer.pid")"
-  echo "$log reports when the checkpoint is saved"
+  case $(status) in
+  running)
+    touch "$state/stopped"
+    kill "$(<"$state/trainer.pid")"
+    echo "$log reports when the checkpoint is saved"
+    ;;
+  exit*)
+    # `launch.sh run` may be about to start it again.
+    touch "$state/stopped"
+    echo 'training has ended, and is not started again'
+    ;;
+  stopped) echo 'training was stopped before' ;;
+  *) fail 'training must be running' ;;
+  esac
 }
 
 logs() {

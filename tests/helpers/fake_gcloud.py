@@ -21,7 +21,9 @@ read. A line of `unreachable` names the host of one slice to which ssh fails, or
 is "all"; each deletion of the request removes a line. With a file
 `broken_install`, no package can be installed, with a file `broken_bucket`, no
 file uploaded. While `failing_deletes` has a line, a delete fails; if the line
-is "late", it deletes nevertheless.
+is "late", it deletes nevertheless. A line "refused" of `failing_creates` or
+`failing_lists` does the same to a create or a list; an empty line does not.
+With a file `hanging`, ssh does not end until the request is deleted.
 """
 
 import contextlib
@@ -161,6 +163,8 @@ def flag(name):
 
 def queued_resources(verb):
     requested = CLOUD / "requested"
+    if verb in ("create", "list") and take_line(f"failing_{verb}s"):
+        sys.exit("ERROR: (gcloud) the service is unavailable")
     if verb == "create":
         requested.touch()
         shutil.copy(CLOUD / "new_states", CLOUD / "states")
@@ -169,6 +173,7 @@ def queued_resources(verb):
         if first == "refused":
             sys.exit("ERROR: (gcloud) the service is unavailable")
         requested.unlink()
+        (CLOUD / "hanging").unlink(missing_ok=True)
         take_line("unreachable")
         for path in CLOUD.glob("host-*/albert_tf_state/server.pid"):
             os.kill(int(path.read_text()), signal.SIGKILL)
@@ -209,6 +214,8 @@ def tpu_vm(verb):
         for number in hosts(flag("worker")):
             refuse_if_unreachable(number)
             shutil.copy(sys.argv[5], host(number))
+    elif verb == "ssh" and (CLOUD / "hanging").exists():
+        subprocess.run(["sleep", "60"], check=False)
     elif verb == "ssh":
         numbers = hosts(flag("worker"))
         for number in numbers:

@@ -72,7 +72,7 @@ def test_help_lists_commands_settings_and_defaults(cloud):
         (["run", "--max_preemptions="], "--max_preemptions must be at least"),
         (["run", "--delete_when_done=yes"], "must be true or false. Received"),
         (["start"], "flags of run_pretraining must follow --"),
-        (["start", "--", "--output_dir=/tmp/x"], "--output_dir on gs://"),
+        (["start", "--", "--output_dir=/tmp/x"], "--output_dir=gs://"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_done(
@@ -117,7 +117,7 @@ def test_flags_override_the_environment(cloud):
     "words",
     [
         ["create", "--valid_until_duration=6h", "--service_account=a@b.c"],
-        ["setup", "--ssh_flags=--internal-ip --ssh-flag=-4"],
+        ["setup", "--ssh_flags=--internal-ip", "--user=me"],
         ["start", "--", *TRAINING],
         ["check", "--", *TRAINING],
         ["status"],
@@ -312,6 +312,39 @@ def test_run_finds_running_training_and_stop_ends_it(cloud):
     assert done.returncode == 1
     assert "training was stopped" in done.stderr
     assert len(cloud.trained()) == 1
+
+
+def test_stop_also_ends_training_that_would_be_started_again(cloud):
+    cloud.set_up(plan=["143", "0"])
+    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
+        assert cloud.launch(*words).returncode == 0
+    state = cloud.path / "host-0" / "albert_tf_state"
+    wait_for((state / "exit_status").exists, True)
+    for _ in range(2):
+        assert cloud.launch("stop").returncode == 0
+    done = cloud.run()
+    assert done.returncode == 1
+    assert "training was stopped" in done.stderr
+    assert len(cloud.trained()) == 1
+
+
+def test_the_code_must_be_a_checkout(cloud, tmp_path):
+    """`run` says so before it requests a slice."""
+    cloud.repository = tmp_path / "zip"
+    (cloud.repository / "tpu").mkdir(parents=True)
+    shutil.copy(ROOT / "tpu" / "launch.sh", cloud.repository / "tpu")
+    done = cloud.run()
+    assert done.returncode == 1
+    assert "must be a checkout of git" in done.stderr
+    assert not cloud.calls
+
+
+def test_a_query_that_fails_does_not_end_wait(cloud):
+    cloud.launch("create")
+    (cloud.path / "failing_lists").write_text("refused\n")
+    done = cloud.launch("wait", "--poll_s=0")
+    assert done.returncode == 0, done.stderr
+    assert "base: unknown" in done.stdout
 
 
 def test_a_training_slice_keeps_its_servers_and_modules(cloud):

@@ -4,12 +4,16 @@ Runs against the substitute for gcloud and the hosts of a TPU in
 `tests/helpers/fake_cloud.py`.
 """
 
+import concurrent.futures
 import os
+import shutil
 import signal
+import subprocess
+import time
 
 import pytest
 
-from tests.helpers.fake_cloud import TRAINING, Metadata
+from tests.helpers.fake_cloud import TRAINING, Metadata, copy_repository
 
 
 def test_a_preempted_slice_is_requested_again_and_training_continues(cloud):
@@ -27,6 +31,55 @@ def test_a_preempted_slice_is_requested_again_and_training_continues(cloud):
 def test_a_preemption_reported_late_is_not_an_error(cloud):
     cloud.set_up(plan=["1 PREEMPTED 1", "0"])
     done = cloud.run("--grace_s=30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
+def test_later_slices_get_the_code_of_the_first(cloud, tmp_path):
+    """Also if files have been changed or deleted since."""
+    cloud.repository = tmp_path / "repository"
+    copy_repository(cloud.repository)
+    (cloud.repository / "tpu" / "deleted.py").touch()
+    subprocess.run(
+        ["git", "add", "."], cwd=cloud.repository, check=True, timeout=60
+    )
+    (cloud.repository / "tpu" / "deleted.py").unlink()
+    cloud.set_up(plan=["143 PREEMPTED 1", "0"])
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        run = pool.submit(cloud.run, "--grace_s=30")
+        while not (cloud.path / "trained").exists():
+            assert not run.done(), run.result()
+            time.sleep(0.05)
+        (cloud.repository / "setup.py").unlink()
+        done = run.result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert cloud.verbs() == ["create", "delete", "create"]
+    assert (cloud.path / "host-0" / "albert_tf" / "setup.py").exists()
+
+
+def test_an_outage_after_a_preemption_is_waited_for(cloud):
+    """Nothing is charged meanwhile."""
+    cloud.set_up(plan=["143 PREEMPTED", "0"])
+    (cloud.path / "failing_creates").write_text("\n" + "refused\n" * 4)
+    done = cloud.run("--max_failures=2", "--grace_s=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("the slice cannot be requested") == 4
+    assert cloud.verbs() == ["create", "delete", *["create"] * 5]
+
+
+def test_a_request_that_is_refused_from_the_start_ends_run(cloud):
+    (cloud.path / "failing_creates").write_text("refused\n" * 4)
+    done = cloud.run("--max_failures=2")
+    assert done.returncode == 1
+    assert "the request failed 2 times" in done.stderr
+    assert cloud.verbs() == ["create"] * 2
+
+
+def test_a_request_that_stays_suspending_is_deleted(cloud):
+    cloud.launch("create")
+    (cloud.path / "states").write_text("SUSPENDING")
+    cloud.set_up(plan=["0"])
+    done = cloud.run("--unreachable_s=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert cloud.verbs() == ["create", "delete", "create"]
 
@@ -127,6 +180,31 @@ def test_a_set_up_that_fails_on_each_slice_ends_run(cloud, fault):
     assert "training cannot be started, on 2 slices" in done.stdout
     assert "The last one still exists, and is charged until: " in done.stdout
     assert done.stdout.count("attempt 2 of 2") == 2
+    assert cloud.verbs() == ["create", "delete", "create"]
+
+
+def test_a_host_that_has_lost_its_files_is_set_up_again(cloud):
+    cloud.set_up(plan=["143", "0"], num_hosts=2)
+    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
+    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
+        assert cloud.launch(*words).returncode == 0
+    shutil.rmtree(cloud.path / "host-1" / "albert_tf")
+    done = cloud.run("--max_failures=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "attempt 2 of 2" in done.stdout
+    assert cloud.verbs() == ["create"]
+
+
+def test_a_command_that_does_not_end_has_a_limit(cloud):
+    """The host answers, but its disk does not."""
+    cloud.set_up(plan=["wait", "0"])
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    cloud.start()
+    (cloud.path / "hanging").touch()
+    done = cloud.run("--unreachable_s=1", "--query_s=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "host 0 does not answer: requesting a new slice" in done.stdout
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
