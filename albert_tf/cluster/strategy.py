@@ -232,7 +232,7 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
                 "--gcp_project with gcloud compute tpus tpu-vm list; a TPU "
                 "given by name also needs pip install cloud-tpu-client."
             )
-        is_lost = isinstance(error, workers.LOSS_ERRORS) and not is_local
+        is_lost = isinstance(error, workers.LOSS_ERRORS)
         raise (RetryError if is_lost else UserError)(
             f"strategy=tpu needs a TPU {place}",
             received=f"TensorFlow {tf.__version__} says: "

@@ -24,6 +24,7 @@ import re
 from collections.abc import Iterator
 
 import tensorflow as tf
+from absl import logging
 from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
@@ -167,24 +168,35 @@ def exit_if_stuck(timeout_s: int) -> Iterator[None]:
 def name_lost_workers(
     config: DistributionConfig, strategy: tf.distribute.Strategy | None = None
 ) -> Iterator[None]:
-    """Turns TensorFlow's errors for a lost worker into a `RetryError`.
+    """Turns TensorFlow's errors for a lost worker or TPU into a `RetryError`.
 
     Args:
         config: The error names its `worker_timeout_s`.
-        strategy: None while the strategy is being made. With a strategy of one
-            host no worker can be lost, and errors pass unchanged.
+        strategy: None while the strategy is being made. With one host of CPUs
+            or GPUs, no worker can be lost, and errors pass unchanged.
 
     Raises:
-        RetryError: If the block failed because another process did not answer.
+        RetryError: If the block failed because another process, or a TPU, did
+            not answer.
     """
     try:
         yield
     except LOSS_ERRORS as error:
-        if strategy is not None and num_hosts(strategy) == 1:
+        is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        has_one_host = strategy is not None and num_hosts(strategy) == 1
+        if has_one_host and not is_tpu:
             raise
         # A failure within this process may look the same, so quote it.
         quoted = f"TensorFlow says: {first_line(error)[:200]}"
-        if isinstance(strategy, tf.distribute.TPUStrategy):
+        if has_one_host:
+            logging.exception("the step on the TPU failed")
+            raise RetryError(
+                "the TPU of this machine must answer",
+                received=quoted,
+                remedy="Start this command again: the run continues from its "
+                "last checkpoint. If it fails again, use another machine.",
+            ) from None
+        if is_tpu:
             cluster = strategy.cluster_resolver.cluster_spec().as_dict()
             raise RetryError(
                 "all hosts of the TPU slice must answer",

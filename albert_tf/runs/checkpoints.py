@@ -51,7 +51,8 @@ class CheckpointStore:
 
     Attributes:
         replicas: The variables on all replicas.
-        failed: Why the last save failed; "" if it succeeded.
+        save_error: Why the last save failed; None if it succeeded. A
+            `RetryError` if the next one may succeed without a change.
         seconds_stalled: Time that training waited for the last save.
 
     Example:
@@ -95,16 +96,16 @@ class CheckpointStore:
         # The values that are being written, and their step. A step may be
         # saved twice: as the best checkpoint and as the newest.
         self._copy: tuple[int, dict[str, np.ndarray]] | None = None
-        self.failed = ""
+        self.save_error: UserError | None = None
         self.seconds_stalled = 0.0
 
     def save(self, step: int, notes: Mapping[str, Any]) -> bool:
         """Copies the variables to the host and writes them in the background.
 
         Training waits for the copy, and for an earlier save to finish. A save
-        that fails, e.g. because the disk is full, logs an error, sets `failed`
-        and leaves the older checkpoints intact. A step that this object has
-        saved or restored is not saved again.
+        that fails, e.g. because the disk is full, logs an error, sets
+        `save_error` and leaves the older checkpoints intact. A step that this
+        object has saved or restored is not saved again.
 
         Args:
             step: Training steps done.
@@ -339,19 +340,25 @@ class CheckpointStore:
         except (OSError, tf.errors.OpError) as error:
             if parent == self._directory:
                 self._saved_steps.discard(step)
-            self.failed = f"{directory}: {faults.describe(error)}"
+            cause = faults.explain(error) or UserError(first_line(error))
+            self.save_error = type(cause)(
+                f"the checkpoint {directory} must be written",
+                received=str(cause),
+                remedy="Remove the cause, then run the same command again: it "
+                "continues from the newest checkpoint, or starts at step 0 if "
+                "there is none.",
+            )
             # Without the remedy, which may be to start the command again.
-            fault = faults.explain(error) or UserError(first_line(error))
             logging.error(
                 "CHECKPOINT NOT SAVED: %s: %s Older checkpoints are not "
                 "affected. If training is not finished, it goes on and tries "
                 "again at the next checkpoint",
                 directory,
-                fault.fault,
+                cause.fault,
             )
             checkpoint_files.remove_if_possible(directory)
             return
-        self.failed = ""
+        self.save_error = None
         self._damaged_paths.discard(directory)
         try:
             self._remove_old(parent, directory)

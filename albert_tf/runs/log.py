@@ -199,17 +199,19 @@ class RunLog:
         """Writes the lines that could not be written before.
 
         Raises:
-            UserError: If that fails again.
+            UserError: If that fails again; a `RetryError` if the cause is
+                temporary.
         """
         for path in [p for p, lines in self._unwritten.items() if lines]:
             number = len(self._unwritten[path])
             try:
                 self._append_unwritten(path)
             except (OSError, tf.errors.OpError) as error:
-                raise UserError(
+                cause = faults.explain(error) or UserError(first_line(error))
+                raise type(cause)(
                     f"all lines of {path} must be written",
                     received=f"{number} lines that could not be written: "
-                    f"{faults.describe(error)}",
+                    f"{cause}",
                     remedy="Checkpoints are not affected. "
                     "These lines are lost.",
                 ) from None

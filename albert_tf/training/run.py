@@ -311,19 +311,14 @@ class Run:
         """Waits for the last checkpoint, in all processes.
 
         Raises:
-            UserError: If it could not be written.
+            UserError: If it could not be written; a `RetryError` if the cause
+                is temporary.
         """
         store = self.trainer.store
         with self.watchdog.limit("saving the last checkpoint"):
             store.wait()
-        if store.failed:
-            raise UserError(
-                "the checkpoint must be written",
-                received=store.failed,
-                remedy="Remove the cause, then run the same command again: it "
-                "continues from the newest checkpoint, or starts at step 0 if "
-                "there is none.",
-            )
+        if store.save_error:
+            raise store.save_error
         # If this worker ended before the others, they would report it as lost.
         check_agreement(self.strategy, self.position.step)
 

@@ -268,9 +268,9 @@ def test_a_lost_host_of_a_slice_is_named_and_calls_for_a_retry(monkeypatch):
     lost = tf.errors.UnavailableError(
         None, None, "/job:worker/replica:0/task:1: connection refused"
     )
-    # On one host, no other host can be lost.
+    # On one host, no other host can be lost, but the TPU can fail.
     with (
-        pytest.raises(tf.errors.UnavailableError),
+        pytest.raises(RetryError, match="the TPU of this machine must answer"),
         name_lost_workers(DistributionConfig(), strategy),
     ):
         raise lost

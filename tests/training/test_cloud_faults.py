@@ -10,11 +10,12 @@ from albert_tf.config.commands import (
     ExportConfig,
     ReportConfig,
 )
-from albert_tf.errors import UserError
+from albert_tf.errors import RetryError, UserError
 from albert_tf.interop.convert import convert
 from albert_tf.io import faults, files
 from albert_tf.io.ownership import own
 from albert_tf.report import __main__ as report
+from albert_tf.runs import checkpoint_files
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.serving.export import export
@@ -116,6 +117,31 @@ def test_a_token_that_expires_ends_a_run_with_one_line(
     check_same_run(RUN, source)
 
 
+def test_a_last_save_without_an_answer_calls_for_a_retry(
+    tiny_records, tmp_path, monkeypatch
+):
+    """TensorFlow gives up only after minutes, so its error is raised here."""
+    write = checkpoint_files.write_checkpoint
+    error = tf.errors.AbortedError(
+        None,
+        None,
+        "All 10 retry attempts failed. The last failure: Error executing an "
+        "HTTP request: HTTP response code 503 with body '{}'\n\t when "
+        "initiating an upload to gs://bucket/run/x",
+    )
+
+    def fail_after_step_0(directory, step, *arguments):
+        if step:
+            raise error
+        write(directory, step, *arguments)
+
+    monkeypatch.setattr(checkpoint_files, "write_checkpoint", fail_after_step_0)
+    with pytest.raises(
+        RetryError, match=r"checkpoint .*step-\d+ must be written.* HTTP 503"
+    ):
+        train(tiny_run.make_config(tiny_records, tmp_path / "run"))
+
+
 def test_a_failed_check_of_the_owner_costs_one_checkpoint(storage):
     """The next checkpoint is saved."""
     files.make_directories(RUN)
@@ -125,11 +151,11 @@ def test_a_failed_check_of_the_owner_costs_one_checkpoint(storage):
         storage.set_rules([Rule("read", "owner.json", status=403)])
         store.save(1, {})
         store.wait()
-        assert "storage.objects.get" in store.failed
+        assert "storage.objects.get" in str(store.save_error)
         storage.set_rules([])
         store.save(2, {})
         store.wait()
-        assert not store.failed
+        assert not store.save_error
         assert store.restore().step == 2
 
 

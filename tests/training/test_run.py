@@ -1,5 +1,6 @@
 """The outer loop of a run, with a trainer that only counts steps."""
 
+import math
 import types
 
 import pytest
@@ -14,7 +15,7 @@ from albert_tf.runs.log import RunLog, read_metrics
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training.listener import Listener
 from albert_tf.training.position import Position
-from albert_tf.training.recovery import Recovery
+from albert_tf.training.recovery import MAX_REREADS, Recovery
 from albert_tf.training.run import Run
 from albert_tf.training.step_times import StepTimes
 
@@ -40,7 +41,7 @@ class CountingTrainer:
             save_best=self.save_best,
             seconds_stalled=0.0,
             wait=lambda: None,
-            failed="",
+            save_error=None,
         )
 
     def save(self, step, notes):
@@ -60,6 +61,20 @@ class CountingTrainer:
             self.step_seconds = self._seconds_per_step
         self.position.step = until
         return False
+
+
+class StoppedTrainer(CountingTrainer):
+    """A trainer that gets a request to stop in its first step."""
+
+    def __init__(self, loss):
+        super().__init__(0, 1.0)
+        self._loss = loss
+
+    def advance(self, until):
+        self.position.step += 1
+        self.position.num_steps += 1
+        self.position.totals["loss"] = self._loss
+        return True
 
 
 class NoProgress(Listener):
@@ -179,6 +194,58 @@ def test_a_complete_run_logs_an_evaluation_only_if_the_log_has_none(
         {"split": "eval", "step": 100, "loss": 1.0}
     ]
     assert kinds == ["checkpoint", "finish", "finish"]
+
+
+@pytest.mark.parametrize(("loss", "saved"), [(math.nan, []), (3.0, [1])])
+def test_a_run_that_has_diverged_saves_nothing_when_it_is_stopped(
+    tmp_path, caplog, loss, saved
+):
+    """It would continue from weights that are not finite."""
+    trainer = StoppedTrainer(loss)
+    stop = StopRequest(tf.Variable(0.0))
+    stop.set("a test", 143)
+    run = Run(
+        PretrainingConfig(training=TrainingConfig(output_dir=str(tmp_path))),
+        TrainingData((Phase(0, "all", None),)),
+        tf.distribute.OneDeviceStrategy("CPU:0"),
+        trainer,
+        None,
+        stop,
+        None,
+        NoProgress(),
+        Watchdog(),
+    )
+    assert run.train() == 143
+    assert trainer.saved == saved
+    assert ("NO CHECKPOINT SAVED at step 1" in caplog.text) == (not saved)
+
+
+def test_reads_that_fail_at_later_steps_are_not_counted_together():
+    """Storage may fail now and then in a run of months."""
+    position = Position(10, {}, times=StepTimes([]))
+    recovery = Recovery(
+        PretrainingConfig(),
+        types.SimpleNamespace(
+            position=position,
+            stream=types.SimpleNamespace(find_damage=lambda *_: []),
+            store=types.SimpleNamespace(wait=lambda: None),
+            restore=lambda avoided: True,
+            close_batches=lambda: None,
+        ),
+        tf.distribute.OneDeviceStrategy("CPU:0"),
+        None,
+        (),
+        lambda *_, **__: None,
+        Watchdog(),
+    )
+    error = tf.errors.DataLossError(None, None, "a bit")
+    for step in range(10, 10 + 3 * MAX_REREADS):
+        position.step = step
+        recovery.skip_damaged(error, step + 2)
+    for _ in range(MAX_REREADS - 1):
+        recovery.skip_damaged(error, step + 2)
+    with pytest.raises(tf.errors.DataLossError):
+        recovery.skip_damaged(error, step + 2)
 
 
 @pytest.mark.parametrize("kind", ["rollback", "corrupt_records", "read_again"])
