@@ -37,6 +37,7 @@ from albert_tf.config.task import ALWAYS_ANSWERABLE
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import (
+    exists,
     load_json,
     load_json_if_any,
     open_existing,
@@ -68,13 +69,15 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
         UserError: If the architecture or the vocabulary has changed; without
             `allow_config_change`, also if records or settings that affect the
             result have changed. The error names what has changed. Also if
-            `num_train_steps` is below the step of the newest checkpoint.
+            `num_train_steps` is below the step of the newest checkpoint, or if
+            the directory holds a converted model.
     """
     run_dir = config.training.output_dir
     if not has_checkpoints(run_dir):
         return
-    _check_settings(run_dir, load_config(run_dir, type(config)), config)
+    _check_origin(run_dir)
     _check_last_step(run_dir, config.training)
+    _check_settings(run_dir, load_config(run_dir, type(config)), config)
     for phase in data.phases:
         check_vocabulary(run_dir, phase.records)
     path = posixpath.join(run_dir, TRAINING_RECORDS_FILE)
@@ -92,7 +95,14 @@ def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:
     run_dir = config.training.output_dir
     if has_checkpoints(run_dir):
         stored = load_config(run_dir, type(config))
-        _check_architecture(run_dir, stored, config)
+        changed = _changed(stored, config, "model")
+        if changed:
+            raise UserError(
+                f"the model in {run_dir} must be evaluated with its own "
+                "architecture",
+                received=changed,
+                remedy="Restore these settings.",
+            )
         check_vocabulary(run_dir, held_out)
 
 
@@ -102,19 +112,31 @@ def check_vocabulary(run_dir: str, records: RecordSet) -> None:
     Raises:
         UserError: If the vocabularies differ.
     """
-    path = posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    metadata = load_json_if_any(path)
-    if metadata is not None:
-        settings = records.text_settings()
-        features.check_agreement(
-            records.directory or ".",
-            settings,
-            {name: metadata[name] for name in settings},
-            other=path,
-            remedy="Use records that are built with the vocabulary of the run, "
-            f"{posixpath.join(run_dir, features.TOKENIZER_FILE)}, and with "
-            "its --do_lower_case.",
-        )
+    settings = records.text_settings()
+    source = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
+    known = load_json_if_any(source)
+    if known is None and settings and exists(vocabulary):
+        # A converted model has only its vocabulary.
+        source = vocabulary
+        with open_existing(vocabulary, "rb") as file:
+            known = {"vocabulary_sha256": features.sha256_of(file.read())}
+    if known is None:
+        if settings:
+            logging.warning(
+                "%s does not exist: the vocabulary of the records is not "
+                "compared with that of the model",
+                vocabulary,
+            )
+        return
+    features.check_agreement(
+        records.directory or ".",
+        settings,
+        {name: known[name] for name in settings if name in known},
+        other=source,
+        remedy="Use records that are built with the vocabulary of the run, "
+        f"{vocabulary}, and with its --do_lower_case.",
+    )
 
 
 def has_checkpoints(run_dir: str) -> bool:
@@ -257,6 +279,18 @@ def load_config(
             remedy="Choose another --output_dir.",
         )
     return written_by.from_dict(values, source=path)
+
+
+def _check_origin(run_dir: str) -> None:
+    """Checks that the newest checkpoint was saved by training."""
+    newest = list_checkpoints(posixpath.join(run_dir, CHECKPOINTS_DIR))[-1]
+    if not newest.notes and not newest.fault:
+        raise UserError(
+            f"{run_dir} must hold a run that can resume",
+            received="a converted model",
+            remedy="Choose a new --output_dir, and start from this model: "
+            f"--init_checkpoint={run_dir}.",
+        )
 
 
 def _check_settings(

@@ -164,11 +164,9 @@ def open_run(
             "eval_batch_size", config.data.eval_batch_size, num_replicas
         )
     _check_lanes(config, workers.num_hosts(strategy))
-    # 2. Only the chief writes the settings, and only it logs progress.
+    # 2. Only the chief writes files, and only it logs progress.
     chief = is_chief(strategy)
-    if chief:
-        run_directory.write(config, data)
-    else:
+    if not chief:
         logging.set_verbosity(logging.WARNING)
     # 3. Model, optimizer and program.
     watchdog = watch(config.distribution, strategy)
@@ -200,9 +198,11 @@ def open_run(
     restore_s = time.monotonic() - restore_began
     position = trainer.position
     check_agreement(strategy, position.step)
-    # 5. The log. Lines of steps after the checkpoint are dropped.
+    # 5. The settings, which now have been found to fit the checkpoint, and the
+    # log. Lines of steps after the checkpoint are dropped.
     run_log = None
     if chief:
+        run_directory.write(config, data)
         run_log = RunLog.open(
             run_dir, position.step, position.to_evaluate, owner
         )

@@ -15,7 +15,7 @@ FIRST, SECOND, THIRD = (f"train-{i:05}-of-00003.tfrecord" for i in range(3))
 
 def save_checkpoint(run_dir):
     store = CheckpointStore(str(run_dir), {"kernel": tf.Variable([1.0])})
-    store.save(2, {})
+    store.save(2, {"totals": {}})
     store.wait()
 
 

@@ -32,6 +32,7 @@ from tests.helpers.conversion import (
     refused,
 )
 from tests.helpers.google_albert_graph import CONFIG
+from tests.helpers.small_builds import read_files
 from tests.helpers.tiny_albert import TINY, random_weights
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -83,16 +84,22 @@ def test_a_converted_run_is_evaluated_and_exported(
 
 
 def test_a_converted_run_cannot_be_resumed(tmp_path, run_dir, tiny_records):
-    """Its settings and its position in the data are unknown."""
+    """Its settings and its position in the data are unknown.
+
+    The attempt must not change its files, e.g. its vocabulary.
+    """
     converted(run_dir, tmp_path / "published")
     converted(tmp_path / "published", tmp_path / "run")
-    config = tiny_run.make_config(
-        tiny_records, tmp_path / "run", allow_config_change=True
-    )
-    with pytest.raises(
-        UserError, match=r"must hold the variables of this.*--init_checkpoint"
-    ):
-        train.train(config)
+    before = read_files(tmp_path / "run")
+    for allow in (False, True):
+        config = tiny_run.make_config(
+            tiny_records, tmp_path / "run", allow_config_change=allow
+        )
+        with pytest.raises(
+            UserError, match=r"Received: a converted model.*--init_checkpoint"
+        ):
+            train.train(config)
+    assert read_files(tmp_path / "run") == before
 
 
 def test_partly_shared_layers_become_groups(tmp_path):

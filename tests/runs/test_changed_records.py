@@ -222,6 +222,27 @@ def test_a_changed_vocabulary_is_always_refused(
         assert "run/spiece.model" in error.value.remedy
 
 
+def test_the_vocabulary_of_a_converted_model_is_compared(
+    run, tiny_records, tmp_path, caplog
+):
+    """Such a run has no metadata of records."""
+    (tmp_path / "run" / "records_metadata.json").unlink()
+    other = run(
+        eval_input_file=(
+            copy_records(
+                tiny_records, tmp_path / "copy", vocabulary_sha256="0" * 64
+            ),
+        )
+    )
+    run_directory.check_evaluation(run(), find_held_out(run()))
+    assert not caplog.records
+    with pytest.raises(UserError, match=r"run/spiece\.model.*sha256 '000"):
+        run_directory.check_evaluation(other, find_held_out(other))
+    (tmp_path / "run" / "spiece.model").unlink()
+    run_directory.check_evaluation(other, find_held_out(other))
+    assert "is not compared with that of the model" in caplog.text
+
+
 def test_evaluation_on_another_vocabulary_is_refused(
     run, tiny_records, tmp_path
 ):
