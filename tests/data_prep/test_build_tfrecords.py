@@ -415,6 +415,17 @@ def test_documents_of_one_word_are_skipped_and_counted(documents, tmp_path):
     assert metadata.num_documents == 1
 
 
+def test_no_segment_is_empty_although_a_sentence_is(tmp_path):
+    """The first sentence has a combining mark only, so it has no token."""
+    path = tmp_path / "text.txt"
+    path.write_text("\u0301\nIt rains today.\nWe stay in.\n", encoding="utf-8")
+    build(tmp_path / "out", path, dupe_factor=40, holdout_fraction=0.0)
+    examples, _ = read_examples(tmp_path / "out", TRAIN)
+    for ids in examples["input_ids"]:
+        first, second = np.flatnonzero(ids == SEP_ID)
+        assert first > 1 and second > first + 1
+
+
 def test_text_of_a_single_word_is_refused(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("Word\n")

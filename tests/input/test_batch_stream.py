@@ -50,3 +50,10 @@ def test_the_stream_changes_at_phases_and_rollbacks():
     stream = stream_after((60, 50), (130, 120))
     changes = [stream.next_change(step) for step in (0, 50, 100, 120)]
     assert changes == [50, 100, 120, None]
+
+
+def test_each_phase_has_an_order_of_its_own():
+    stream = stream_after()
+    first, second = (stream._phase_seed(phase) for phase in (A, B))
+    assert first == 7  # the seed of the run
+    assert second != first

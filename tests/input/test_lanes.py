@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import TrainingConfig
+from albert_tf.config import DataConfig, TrainingConfig
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.lanes import Lane, shuffled_files
-from albert_tf.input.record_sets import Phase, TrainingData, find_records
+from albert_tf.input.lanes import Lane, shuffled_files, shuffled_stream
+from albert_tf.input.record_sets import (
+    Phase,
+    RecordSet,
+    TrainingData,
+    find_records,
+)
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.runs.rollback import Rollbacks
 from tests.helpers import tiny_run
@@ -54,6 +59,28 @@ def read_rows(records, config, step, num_steps, num_hosts, skipped=None):
             for _ in range(2)
         ]
     )
+
+
+def test_each_block_epoch_and_lane_is_shuffled_differently(tmp_path):
+    """One shard in each lane, which is read in blocks of eight records."""
+    files = tuple(str(tmp_path / f"{lane}.tfrecord") for lane in range(2))
+    for name in files:
+        with open(name, "wb") as file, TFRecordWriter(file) as writer:
+            for number in range(16):
+                writer.write(bytes([number]))
+    records = RecordSet(files, (16, 16), ("", ""), None, "", (files,))
+    data = DataConfig(global_batch_size=2, input_lanes=2, shuffle_block_size=16)
+    orders = []
+    for number in range(2):
+        stream = shuffled_stream(
+            Lane.of(number, records, data, SEED), 0, tf.data.TFRecordDataset
+        )
+        read = [record[0] for record in stream.take(32).as_numpy_iterator()]
+        blocks = [read[begin : begin + 8] for begin in range(0, 32, 8)]
+        for block, first in zip(blocks, (0, 8, 0, 8), strict=True):
+            assert sorted(block) == list(range(first, first + 8))
+            orders.append(tuple(n - first for n in block))
+    assert len(set(orders)) == 2 * 2 * 2
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 3, 6])

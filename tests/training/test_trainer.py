@@ -101,6 +101,35 @@ def test_the_lowest_loss_is_forgotten_where_other_records_begin(
     assert lowest == {(2, 4): 1.5, (2, 6): None, (4, 6): None, (5, 6): 1.5}
 
 
+def test_a_rollback_scales_the_learning_rate_from_its_step_on(
+    tmp_path, monkeypatch
+):
+    """The program here does nothing."""
+    config = tiny_run.make_synthetic_config(
+        tmp_path, rollback_learning_rate_scale=0.5
+    )
+    objective = Pretraining(config)
+    trainer = Trainer(
+        config,
+        objective,
+        objective.find_training_data(),
+        tf.distribute.OneDeviceStrategy("CPU:0"),
+    )
+
+    def do_nothing(batches, totals, num_steps, settings):
+        times = tf.zeros((int(num_steps), 3), tf.float64)
+        return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()), times)
+
+    monkeypatch.setattr(trainer, "_train_steps", do_nothing)
+    scale = trainer.state.learning_rate_scale
+    trainer.advance(2)
+    assert float(scale) == 1.0
+    rollbacks = trainer.rollbacks
+    rollbacks.add(rollbacks.plan(5, 2, "nan", config.training), writes=False)
+    trainer.advance(4)
+    assert float(scale) == 0.5
+
+
 def test_the_time_of_a_failed_call_is_measured(tmp_path, monkeypatch):
     """Recovery counts it as lost."""
     config = tiny_run.make_synthetic_config(tmp_path)

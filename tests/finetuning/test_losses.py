@@ -1,0 +1,54 @@
+"""The sums over a batch of questions, by hand."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from albert_tf.config.task_head import QUESTION_ANSWERING, TaskHeadConfig
+from albert_tf.finetuning.losses import task_sums
+
+# Two questions, of which the second has no answer, and one padding record.
+# The first prediction is right; the second has the right start only.
+START_LOGITS = np.array([[0.0, 2.0, 1.0], [3.0, 0.0, 1.0], [9.0, 0.0, 0.0]])
+END_LOGITS = np.array([[0.0, 1.0, 2.0], [0.0, 1.0, 0.5], [9.0, 0.0, 0.0]])
+STARTS, ENDS = np.array([1, 0, 1]), np.array([2, 0, 1])
+IMPOSSIBLE = np.array([0, 1, 0])
+NULL_LOGITS = np.array([-0.5, 2.0, 7.0])
+WEIGHTS = np.array([1.0, 1.0, 0.0])
+
+
+def cross_entropies(logits, labels):
+    log_sums = np.log(np.exp(logits).sum(axis=1))
+    return log_sums - logits[np.arange(len(labels)), labels]
+
+
+@pytest.mark.parametrize("squad_head", ["plain", "beam"])
+def test_the_sums_of_spans_are_those_of_the_formula(squad_head):
+    """The loss of answerability counts half, as in google-research/albert."""
+    sums = task_sums(
+        TaskHeadConfig(QUESTION_ANSWERING, squad_head=squad_head),
+        {
+            "start_logits": tf.constant(START_LOGITS, tf.float32),
+            "end_logits": tf.constant(END_LOGITS, tf.float32),
+            "null_logits": tf.constant(NULL_LOGITS, tf.float32),
+        },
+        {
+            "start_position": tf.constant(STARTS[:, None], tf.int32),
+            "end_position": tf.constant(ENDS[:, None], tf.int32),
+            "is_impossible": tf.constant(IMPOSSIBLE[:, None], tf.int32),
+            "example_weight": tf.constant(WEIGHTS[:, None], tf.float32),
+        },
+    )
+    losses = (
+        cross_entropies(START_LOGITS, STARTS)
+        + cross_entropies(END_LOGITS, ENDS)
+    ) / 2
+    if squad_head == "beam":
+        probability = 1 / (1 + np.exp(-NULL_LOGITS))
+        of_label = np.where(IMPOSSIBLE, probability, 1 - probability)
+        losses -= np.log(of_label) / 2
+    assert float(sums["label_loss_sum"]) == pytest.approx(
+        (WEIGHTS * losses).sum(), rel=1e-6
+    )
+    assert float(sums["label_correct_sum"]) == 1.0
+    assert float(sums["label_weight_sum"]) == 2.0
