@@ -164,7 +164,9 @@ class DataConfig(MaskingConfig):
     gradient_accumulation_steps: int = setting(
         1,
         "Number of micro-batches that each replica splits its batch into, to "
-        "save memory. The batch size and the result of a step stay the same.",
+        "save memory. The batch size stays the same, and so does the result "
+        "of a step, up to rounding, without dropout; with dropout, each "
+        "micro-batch draws its own masks.",
         at_least=1,
         affects="nothing",
         in_program=True,
@@ -252,6 +254,13 @@ class DataConfig(MaskingConfig):
             raise UserError(
                 "global_batch_size must be divisible by input_lanes",
                 received=f"{self.global_batch_size} and {self.input_lanes}",
+            )
+        if self.global_batch_size % self.gradient_accumulation_steps:
+            raise UserError(
+                "global_batch_size must be divisible by "
+                "gradient_accumulation_steps",
+                received=f"{self.global_batch_size} and "
+                f"{self.gradient_accumulation_steps}",
             )
 
     def evaluation_limits(self) -> dict[str, int]:

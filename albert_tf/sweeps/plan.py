@@ -179,6 +179,7 @@ def make_plan(config: SweepConfig) -> Plan:
         runs += of_seed.values()
     _check_different(runs)
     metrics = _check_metrics(config.metrics, evaluations)
+    _check_held_out(runs, metrics)
     return Plan(
         tuple(runs),
         evaluations,
@@ -189,17 +190,25 @@ def make_plan(config: SweepConfig) -> Plan:
 
 
 def check_records(plan: Plan) -> None:
-    """Checks that each pattern of records matches a file.
+    """Checks the records of all runs and evaluations against their settings.
 
     Raises:
-        UserError: Naming a run without training records, or the patterns
-            without a file.
+        UserError: Naming a run without training records, an evaluation without
+            held-out records, the patterns without a file, or records that do
+            not fit a run.
     """
     missing: dict[str, None] = {}
     for run in plan.runs:
         for name, config in {"": run.config, **run.evaluations}.items():
             data = config.data
             patterns = list(data.eval_input_file)
+            if name and not patterns:
+                raise UserError(
+                    f"evaluation {name} of run {run.name} must have held-out "
+                    "records",
+                    received="no --eval_input_file",
+                    remedy="Set it in --base_flags or in --evaluation.",
+                )
             if not name:
                 if not (data.input_file or data.data_schedule):
                     raise UserError(
@@ -219,6 +228,37 @@ def check_records(plan: Plan) -> None:
             received="no file matches " + name_faults(list(missing)),
             remedy="Check --records_dir.",
         )
+    _check_settings_of_records(plan)
+
+
+def _check_settings_of_records(plan: Plan) -> None:
+    """Checks that the records of each run can be read with its settings."""
+    from albert_tf.input import record_sets
+
+    checked = set()
+    for run in plan.runs:
+        for name, config in {"": run.config, **run.evaluations}.items():
+            # Runs often differ in other settings only.
+            key = json.dumps(
+                [
+                    bool(name),
+                    dataclasses.asdict(config.data),
+                    config.model.vocab_size,
+                    config.training.sentence_objective,
+                    config.training.eval_sentence_objective,
+                ]
+            )
+            if key in checked:
+                continue
+            checked.add(key)
+            source = f"evaluation {name} of run" if name else "run"
+            try:
+                if not name:
+                    record_sets.find_training_data(config)
+                if config.data.eval_input_file:
+                    record_sets.find_held_out(config)
+            except UserError as error:
+                raise UserError(f"{source} {run.name}: {error}") from None
 
 
 def describe(plan: Plan) -> list[str]:
@@ -353,6 +393,21 @@ def _check_metrics(
                 remedy=f"Known: {', '.join(known)}.",
             )
     return tuple(metrics)
+
+
+def _check_held_out(runs: Sequence[PlannedRun], metrics: Sequence[str]) -> None:
+    """Checks that some run has records for the metrics of its own evaluation.
+
+    Without them, the table would have no values.
+    """
+    plain = [metric for metric in metrics if metric in EVALUATION_METRICS]
+    if plain and not any(run.config.data.eval_input_file for run in runs):
+        raise UserError(
+            f"the metrics {', '.join(plain)} need held-out records",
+            received="no --eval_input_file in any run",
+            remedy="Set --eval_input_file in --base_flags, or name the metrics "
+            "of an --evaluation, e.g. --metrics=NAME/masked_lm_loss.",
+        )
 
 
 def _parse_pairs(

@@ -27,7 +27,10 @@ def base(tmp_path):
     )
     config = SweepConfig(
         base_flagfile=f"{tmp_path}/base.flags",
-        base_flags=("--input_file={records_dir}/train/*.tfrecord",),
+        base_flags=(
+            "--input_file={records_dir}/train/*.tfrecord",
+            "--eval_input_file={records_dir}/eval/*.tfrecord",
+        ),
         variant=(
             "narrow: --model=embedding_size=2",
             "long: --num_train_steps=70 --num_warmup_steps=7",

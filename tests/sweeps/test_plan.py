@@ -7,6 +7,7 @@ from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.directory import claim_directory
 from albert_tf.training import metrics
+from tests.helpers import tiny_run
 
 
 def test_flags_of_a_variant_override_those_of_all_runs(base, tmp_path):
@@ -96,24 +97,44 @@ def test_published_values_are_read_by_variant(base):
     assert plan.paper == {"long": {"loss": 1.5, "average": 80.1}}
 
 
-def test_records_without_files_are_named(base, tmp_path):
-    plan = plans.make_plan(base())
+def test_wrong_records_are_refused_before_the_first_run(base, tiny_records):
     with pytest.raises(UserError, match=r"records/train/\*.tfrecord"):
-        plans.check_records(plan)
-    shard = tmp_path / "records" / "train" / "a.tfrecord"
-    shard.parent.mkdir(parents=True)
-    shard.touch()
-    plans.check_records(plan)
-    with pytest.raises(
-        UserError, match=r"run narrow must have training records.*--base_flags"
-    ):
-        plans.check_records(plans.make_plan(base(base_flags=())))
-    with pytest.raises(UserError, match=r"no file matches .*none.tfrecord"):
+        plans.check_records(plans.make_plan(base()))
+
+    train, held_out = base().base_flags
+    sizes = (
+        f"--model=vocab_size={tiny_run.MODEL.vocab_size}",
+        *(f"--{name}={value}" for name, value in tiny_run.LENGTHS.items()),
+    )
+
+    def check(*base_flags, **changes):
+        settings = {"records_dir": str(tiny_records), "variant": ("a:",)}
         plans.check_records(
-            plans.make_plan(
-                base(evaluation=("e: --eval_input_file=none.tfrecord",))
-            )
+            plans.make_plan(base(base_flags=base_flags, **(settings | changes)))
         )
+
+    check(train, held_out, *sizes)
+    with pytest.raises(
+        UserError, match=r"run a must have training records.*--base_flags"
+    ):
+        check(held_out, *sizes)
+    with pytest.raises(UserError, match="accuracy need held-out records"):
+        check(train, *sizes)
+    nowhere = "e: --eval_input_file=none.tfrecord"
+    with pytest.raises(UserError, match=r"no file matches .*none.tfrecord"):
+        check(train, held_out, *sizes, evaluation=(nowhere,))
+    with pytest.raises(
+        UserError, match=r"evaluation e of run a must have held-out records"
+    ):
+        check(train, *sizes, evaluation=("e:",), metrics=("e/loss",))
+    with pytest.raises(UserError, match=r"run b: .*max_seq_length 32 and 30"):
+        variants = ("a:", "b: --max_seq_length=30")
+        check(train, held_out, *sizes, variant=variants)
+    with pytest.raises(UserError, match=r"evaluation e of run a: .*objective"):
+        evaluation = ("e: --eval_sentence_objective=nsp",)
+        check(train, held_out, *sizes, evaluation=evaluation)
+    with pytest.raises(UserError, match=r"by gradient_accumulation_steps"):
+        check(train, held_out, *sizes, "--gradient_accumulation_steps=3")
 
 
 def test_a_directory_belongs_to_one_sweep(base):

@@ -166,7 +166,7 @@ def test_a_killed_sweep_continues_and_finds_the_same_table(
             for flag in whole.command
             if not flag.startswith(("--evaluation", "--metrics"))
         ),
-        "--variant=other: --sentence_objective=nsp",
+        "--variant=other: --init_checkpoint=nowhere",
         "--variant=after_other: --init_checkpoint={run:other}",
         "--variant=continued: --init_checkpoint={run:shared} "
         "--num_train_steps=100",
@@ -178,11 +178,11 @@ def test_a_killed_sweep_continues_and_finds_the_same_table(
     assert whole.lines() == lines
     expected = json.loads((whole.dir / "table.json").read_text())
     assert expected["differences"] == content["differences"][:1]
-    # The records do not fit the third variant; the others finish.
+    # The third variant starts from a missing model; the others finish.
     assert again.returncode == 1
     assert "failed: other, after_other" in whole.log()
     assert "after_other: not started, because other" in whole.log()
-    assert "sentence_objective 'sop' and 'nsp'" in whole.log()
+    assert "error: " in whole.log() and "nowhere" in whole.log()
     assert "| other | 0 | - |" in output
     assert whole.started_from("continued") == (f"{whole.dir}/runs/shared", 400)
 
