@@ -3,8 +3,9 @@
 #
 #   install              installs the packages, and checks that TensorFlow finds
 #                        the TPUs
-#   serve                starts the server of this host, which passes notices on
-#                        to host 0; a single host needs no server
+#   serve                waits until Google Cloud announces no end of this host;
+#                        then starts its server, which passes notices on to host
+#                        0; a single host needs no server
 #   train LOG_DIR FLAG.. trains in the background, on host 0
 #   check FLAG...        runs the trainer's --dry_run
 #   status               prints none, running, stopped, lost (the host was
@@ -25,6 +26,7 @@ bin=${ALBERT_TPU_BIN_DIR:-$HOME/albert_tf_venv/bin}
 log=$state/train.log
 port=${ALBERT_TPU_PORT:-8470} # of start_grpc_tpu_worker
 server_grace_s=${ALBERT_TPU_SERVER_GRACE_S:-10} # between SIGTERM and SIGKILL
+notice_wait_s=${ALBERT_TPU_NOTICE_WAIT_S:-600} # for the end of a notice
 copy_log_s=${ALBERT_TPU_COPY_LOG_S:-60} # between two copies of the log
 log_part_bytes=${ALBERT_TPU_LOG_PART_BYTES:-1000000} # limit of one object
 
@@ -119,6 +121,8 @@ ends_within() {
 }
 
 serve() {
+  (cd "$code" && "$bin/python" -m albert_tf.cluster.notices --wait \
+    "$notice_wait_s")
   find_hosts
   ((${#addresses[@]} > 1)) || return 0
   mkdir -p "$state"

@@ -8,7 +8,11 @@ https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
 
 runs a Python program, and sends it SIGTERM at a notice. `tpu/on_host.sh` starts
 the server of each host of a slice in this way, since a server passes SIGTERM on
-to the process that trains (`cluster.preemption`).
+to the process that trains (`cluster.preemption`). Before that,
+
+    python -m albert_tf.cluster.notices --wait SECONDS
+
+waits until no notice is there: a run that starts meanwhile would stop at once.
 """
 
 import contextlib
@@ -20,6 +24,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -146,13 +151,40 @@ def _watch_metadata(
             return
 
 
+def wait_until_gone(limit_s: float) -> None:
+    """Waits, for at most `limit_s` seconds, until there is no notice."""
+    deadline = time.monotonic() + limit_s
+    while notice := _present_notice():
+        if time.monotonic() >= deadline:
+            logging.warning("%s, still after %.0f s", notice, limit_s)
+            return
+        time.sleep(PAUSE_S)
+
+
+def _present_notice() -> str:
+    """The notice that is there now, as a sentence; "" for none."""
+    host = metadata_host()
+    for path, value in NOTICES.items() if host else ():
+        try:
+            found, _ = _ask(f"http://{host}/computeMetadata/v1/{path}")
+        except (OSError, ValueError, http.client.HTTPException):
+            continue  # no answer
+        if found == value:
+            key = path.removeprefix("instance/")
+            return f"Google Cloud announces {key} {value}"
+    return ""
+
+
 def _end_this_process(notice: str) -> None:
     logging.warning("%s: sending SIGTERM to this process", notice)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
-    """Runs the program that the arguments name."""
+    """Runs the program that the arguments name, or waits."""
+    if sys.argv[1] == "--wait":
+        wait_until_gone(float(sys.argv[2]))
+        return
     sys.argv = sys.argv[1:]
     with watch_notices(_end_this_process):
         runpy.run_path(sys.argv[0], run_name="__main__")

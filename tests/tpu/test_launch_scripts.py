@@ -3,6 +3,8 @@
 The substitute is `tests/helpers/fake_cloud.py`.
 """
 
+import concurrent.futures
+import contextlib
 import pathlib
 import shlex
 import shutil
@@ -236,6 +238,32 @@ def test_the_server_of_a_host_gets_sigterm_at_a_notice(cloud):
     wait_for(lambda: [path.exists() for path in received], [True, True])
     log = cloud.path / "host-1" / "albert_tf_state" / "server.log"
     assert "preempted TRUE: sending SIGTERM" in log.read_text()
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_training_starts_after_the_end_of_a_notice(cloud, num_hosts):
+    """It would get the same notice at once, and its server, too."""
+    cloud.set_up(num_hosts=num_hosts)
+    Metadata.addresses = ("10.0.0.2", "10.0.0.3")[:num_hosts]
+    for words in (["create"], ["setup"]):
+        assert cloud.launch(*words).returncode == 0
+    Metadata.preempted = "TRUE"
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        start = pool.submit(cloud.launch, "start", "--", *TRAINING)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            start.result(timeout=3)
+        assert not (cloud.path / "trained").exists()
+        Metadata.preempted = "FALSE"
+        assert start.result().returncode == 0
+    assert (cloud.path / "trained").exists()
+
+
+def test_a_notice_that_stays_delays_training_only(cloud):
+    for words in (["create"], ["setup"]):
+        assert cloud.launch(*words).returncode == 0
+    Metadata.preempted = "TRUE"
+    cloud.environment["ALBERT_TPU_NOTICE_WAIT_S"] = "1"
+    assert cloud.launch("start", "--", *TRAINING).returncode == 0
 
 
 def test_the_python_code_of_on_host_finds_its_modules():
