@@ -153,12 +153,16 @@ def test_one_node_of_slurm_mirrors_over_its_gpus(machine, tmp_path):
     assert "--strategy=mirrored" in arguments
 
 
-@pytest.mark.parametrize(("status", "queued"), [(143, True), (1, False)])
-def test_only_a_preempted_job_is_queued_again(
-    machine, tmp_path, status, queued
+@pytest.mark.parametrize(
+    ("status", "restarts", "queued"),
+    [(143, 900, True), (75, 2, True), (75, 3, False), (1, 0, False)],
+)
+def test_a_job_is_queued_again_after_a_preemption_or_a_temporary_fault(
+    machine, tmp_path, status, restarts, queued
 ):
     (tmp_path / "status").write_text(str(status))
-    done = machine(CLUSTER / "slurm.sbatch", **slurm())
+    counts = {"SLURM_RESTART_COUNT": str(restarts), "MAX_RESTARTS": "3"}
+    done = machine(CLUSTER / "slurm.sbatch", **slurm(), **counts)
     assert done.returncode == status
     asked = tmp_path / "asked"
     assert queued == (asked.exists() and "requeue 654321" in asked.read_text())
