@@ -182,13 +182,12 @@ def name_lost_workers(
     try:
         yield
     except LOSS_ERRORS as error:
-        is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         has_one_host = strategy is not None and num_hosts(strategy) == 1
-        if has_one_host and not is_tpu:
-            raise
         # A failure within this process may look the same, so quote it.
         quoted = f"TensorFlow says: {first_line(error)[:200]}"
         if has_one_host:
+            if not isinstance(strategy, tf.distribute.TPUStrategy):
+                raise
             logging.exception("the step on the TPU failed")
             raise RetryError(
                 "the TPU of this machine must answer",
@@ -196,7 +195,7 @@ def name_lost_workers(
                 remedy="Start this command again: the run continues from its "
                 "last checkpoint. If it fails again, use another machine.",
             ) from None
-        if is_tpu:
+        if isinstance(strategy, tf.distribute.TPUStrategy):
             cluster = strategy.cluster_resolver.cluster_spec().as_dict()
             raise RetryError(
                 "all hosts of the TPU slice must answer",

@@ -93,6 +93,13 @@ class TrainingConfig(Config):
         "run is continued.",
         affects="nothing",
     )
+    checkpoint_step: int = setting(
+        0,
+        "With --mode=eval, the step of the checkpoint to evaluate, also if it "
+        "is in best/; 0 evaluates the newest.",
+        at_least=0,
+        affects="nothing",
+    )
     # Affects the result, since the learning rate decays over these steps.
     num_train_steps: int = setting(
         125_000, "Number of training steps.", at_least=1, affects="result"
@@ -236,7 +243,17 @@ class TrainingConfig(Config):
 
     def check(self) -> None:
         self.dropout_phases()
-        self.profiled_steps()
+        profiled = self.profiled_steps()
+        if profiled and profiled[0] >= self.num_train_steps:
+            raise UserError(
+                "profile_steps must begin before num_train_steps",
+                received=f"{self.profile_steps} and {self.num_train_steps}",
+            )
+        if self.checkpoint_step and self.mode != "eval":
+            raise UserError(
+                "checkpoint_step needs --mode=eval",
+                received=f"--mode={self.mode}",
+            )
         if self.eval_sentence_objective != "same" and self.mode != "eval":
             raise UserError(
                 "eval_sentence_objective needs --mode=eval",

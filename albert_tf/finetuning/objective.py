@@ -3,7 +3,7 @@
 import math
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -47,6 +47,12 @@ class Finetuning(Objective):
         score_name: The score by which checkpoints are compared; the larger,
             the better.
     """
+
+    remedies: ClassVar = {
+        "records": "Choose another --output_dir, where the features of the "
+        "task are made again.",
+        "held-out records": "Give a --dev_file, to measure the score.",
+    }
 
     def __init__(
         self,

@@ -270,6 +270,14 @@ def load_config(
         UserError: If the directory holds no run, or one of another command.
     """
     path = posixpath.join(run_dir, CONFIG_FILE)
+    parent = posixpath.dirname(run_dir.rstrip("/"))
+    if not exists(path) and exists(posixpath.join(parent, CONFIG_FILE)):
+        raise UserError(
+            f"{path} must exist",
+            received=f"a directory in the run {parent}",
+            remedy=f"Give {parent} instead, and the step of a checkpoint in "
+            f"{run_dir} as --checkpoint_step.",
+        )
     values = load_json(path)
     written_by = FinetuningConfig if "head" in values else PretrainingConfig
     if config_type is not None and config_type is not written_by:

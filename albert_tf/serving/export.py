@@ -26,7 +26,6 @@ from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import (
-    CONFIG_FILE,
     RECORDS_METADATA_FILE,
     null_threshold,
 )
@@ -120,13 +119,7 @@ def load(config: ExportConfig) -> TrainedRun:
         UserError: If the run, its checkpoint or its vocabulary is missing or
             does not fit.
     """
-    run_dir = config.run_dir
-    if not exists(posixpath.join(run_dir, CONFIG_FILE)):
-        raise UserError(
-            "run_dir must be a run directory",
-            received=f"{run_dir}, without {CONFIG_FILE}",
-        )
-    run, pretrainer, step = load_run(run_dir, config.checkpoint_step)
+    run, pretrainer, step = load_run(config.run_dir, config.checkpoint_step)
     if config.max_seq_length > run.model.max_position_embeddings:
         raise UserError(
             "max_seq_length must be at most max_position_embeddings",
@@ -143,9 +136,11 @@ def load(config: ExportConfig) -> TrainedRun:
             "top_k must be at most vocab_size",
             received=f"{config.top_k} and {run.model.vocab_size}",
         )
-    metadata = load_json_if_any(posixpath.join(run_dir, RECORDS_METADATA_FILE))
+    metadata = load_json_if_any(
+        posixpath.join(config.run_dir, RECORDS_METADATA_FILE)
+    )
     records = metadata or {}
-    vocabulary = posixpath.join(run_dir, TOKENIZER_FILE)
+    vocabulary = posixpath.join(config.run_dir, TOKENIZER_FILE)
     tokenizer = None
     if exists(vocabulary):
         tokenizer = load_tokenizer(vocabulary, records, run.model.vocab_size)

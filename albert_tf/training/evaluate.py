@@ -240,7 +240,7 @@ def evaluate_run(
     config: PretrainingConfig,
     make_objective: Callable[[Any], Objective] = Pretraining,
 ) -> None:
-    """Evaluates the newest checkpoint of `--output_dir` and prints JSON.
+    """Evaluates a checkpoint of `--output_dir` and prints JSON.
 
     Args:
         make_objective: Makes the objective of the run from its settings.
@@ -268,7 +268,9 @@ def evaluate_run(
                 # flags.
                 trained = run_directory.load_config(run_dir, type(config))
                 model = make_objective(trained).make_model()
-                step = trained_model.restore_model(run_dir, model)
+                step = trained_model.restore_model(
+                    run_dir, model, config.training.checkpoint_step
+                )
             evaluator = Evaluator(
                 strategy, model, objective, held_out, config, watchdog=watchdog
             )

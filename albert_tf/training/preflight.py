@@ -47,16 +47,13 @@ TO_SAVE_MEMORY = (
 )
 
 
-# Default remedies by check, for errors without a remedy.
+# Default remedies by check, for errors without a remedy. The objective has
+# those of records.
 REMEDIES = {
     "versions": "Install the versions that setup.py requires.",
     "file systems": storage_checks.REMEDY,
     "output": "Choose another --output_dir, or fix its permissions.",
     "room": "Choose another --output_dir.",
-    "records": "Build them again with python -m data_prep.build_tfrecords "
-    "--overwrite.",
-    "held-out records": "Use the eval/ directory of records that were built "
-    "with --holdout_fraction.",
     "run": "Choose another --output_dir.",
     "learning rate": "Set --learning_rate.",
     "devices": "Choose another --strategy.",
@@ -108,7 +105,9 @@ class Preflight:
         self.config = config
         self._given_strategy = strategy
         self.objective = objective
-        self._checks = Checklist(REMEDIES, TO_SAVE_MEMORY)
+        self._checks = Checklist(
+            {**REMEDIES, **objective.remedies}, TO_SAVE_MEMORY
+        )
         self._storage = StorageChecks(config, objective, self._checks)
         self._examples_per_row = 1.0  # until the records are read
 
@@ -186,7 +185,7 @@ class Preflight:
                 WARN,
                 "held-out records",
                 "none",
-                "Build with --holdout_fraction, and give --eval_input_file.",
+                self.objective.remedies.get("held-out records", ""),
             )
             return
         self._checks.add(OK, "held-out records", f"{held_out.num_records:,}")

@@ -6,7 +6,7 @@ Reference:
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from absl import logging
@@ -32,6 +32,13 @@ class Pretraining(Objective):
         >>> Pretraining(PretrainingConfig()).metric_names[:2]
         ('loss', 'masked_lm_loss')
     """
+
+    remedies: ClassVar = {
+        "records": "Build them again with python -m data_prep.build_tfrecords "
+        "--overwrite.",
+        "held-out records": "Build records with --holdout_fraction, and give "
+        "their eval/ as --eval_input_file.",
+    }
 
     def __init__(self, config: PretrainingConfig) -> None:
         self._config = config

@@ -40,6 +40,17 @@ def pretraining(**groups):
             "Received: 100 and 7.",
         ),
         (
+            TrainingConfig,
+            {"profile_steps": "40:60", "num_train_steps": 40},
+            "profile_steps must begin before num_train_steps. Received: 40:60 "
+            "and 40.",
+        ),
+        (
+            TrainingConfig,
+            {"checkpoint_step": 20},
+            "checkpoint_step needs --mode=eval. Received: --mode=train.",
+        ),
+        (
             ModelConfig,
             {"num_hidden_groups": 5, "num_hidden_layers": 3},
             "num_hidden_groups must be at most num_hidden_layers. "

@@ -82,6 +82,7 @@ FREE = {
     "distribution.hang_timeout_s": 60,
     "distribution.peak_tflops": 197.0,
     "training.mode": "eval",
+    "training.checkpoint_step": 2,
     "training.eval_sentence_objective": "nsp",
     "training.steps_per_loop": 1,
     "training.save_checkpoints_steps": 2,
@@ -109,7 +110,7 @@ def with_setting(run, name, value, **others):
         others |= {"input_file": (), "dataset": ("some=elsewhere/*",)}
     if name == "data.synthetic_input":  # replaces it, too
         others |= {"input_file": ()}
-    if name == "training.eval_sentence_objective":
+    if name in ("training.eval_sentence_objective", "training.checkpoint_step"):
         others |= {"mode": "eval"}
     return run(**{name.split(".")[1]: value}, **others)
 

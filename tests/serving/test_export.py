@@ -434,7 +434,7 @@ def test_refused_exports_leave_no_files(run_dir, tmp_path):
     export_dir = str(tmp_path / "model")
     for settings, message in [
         ({"run_dir": ""}, "--run_dir is required"),
-        ({"run_dir": str(tmp_path / "absent")}, "run_dir must be a run"),
+        ({"run_dir": str(tmp_path / "absent")}, "config.json must exist"),
         ({"checkpoint_step": 30}, "Available steps: 20, 40"),
         ({"top_k": 42}, "top_k must be at most vocab_size"),
     ]:

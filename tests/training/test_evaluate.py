@@ -179,7 +179,10 @@ def test_mode_eval_repeats_the_last_evaluation_of_the_run(
     tiny_records, tmp_path
 ):
     config = tiny_run.make_config(
-        tiny_records, tmp_path / "run", num_train_steps=4
+        tiny_records,
+        tmp_path / "run",
+        num_train_steps=4,
+        save_checkpoints_steps=2,
     )
     train(config)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -191,6 +194,16 @@ def test_mode_eval_repeats_the_last_evaluation_of_the_run(
     assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-5)
     # The log has the accuracies of the paper.
     assert "mlm 54.0%, sop 86.5% accuracy" in done.stderr
+
+    first = evaluate_in_process(config, tmp_path, "--checkpoint_step=2")
+    assert json.loads(first.stdout)["step"] == 2
+    assert json.loads(first.stdout)["loss"] != expected["loss"]
+    with pytest.raises(
+        UserError, match=r"best/config.json must exist.* --checkpoint_step"
+    ):
+        evaluate.evaluate_run(
+            tiny_run.make_config(tiny_records, tmp_path / "run" / "best")
+        )
 
 
 @pytest.mark.slow
