@@ -45,7 +45,6 @@ class Compiled:
         argument_bytes: Weights, moments and batch.
         temporary_bytes: Intermediate values.
         code_bytes: The program itself.
-        aliased_bytes: Arguments that are updated in place.
         flops: Operations; loop bodies count once.
         accessed_bytes: Bytes read and written; loop bodies count once.
         hlo: The optimized program as text.
@@ -57,7 +56,6 @@ class Compiled:
     argument_bytes: int
     temporary_bytes: int
     code_bytes: int
-    aliased_bytes: int
     flops: float
     accessed_bytes: float
     hlo: str
@@ -171,7 +169,6 @@ def compile_program(
         argument_bytes=memory.argument_size_in_bytes,
         temporary_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
-        aliased_bytes=memory.alias_size_in_bytes,
         flops=cost["flops"],
         accessed_bytes=cost["bytes accessed"],
         hlo=executable.hlo_modules()[0].to_string(),

@@ -8,6 +8,9 @@ from albert_tf.errors import UserError
 # The task in which every document contains the answer to its question.
 ALWAYS_ANSWERABLE = "squad_v1"
 
+# Score of the answer "" to a question without a single possible answer.
+NO_ANSWER_SCORE = -1e6
+
 
 @dataclasses.dataclass(frozen=True)
 class ColumnsConfig(Config):

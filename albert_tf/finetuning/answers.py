@@ -6,13 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import softmax
 
-from albert_tf.config.task import TaskConfig
+from albert_tf.config.task import NO_ANSWER_SCORE, TaskConfig
 from albert_tf.finetuning.example_types import ExampleSet
 from albert_tf.finetuning.windows import DocumentWindows, WindowMaker
 from albert_tf.records.tokenization import Tokenizer
-
-# Score of the answer "" to a question without a single possible answer.
-_NO_ANSWER_SCORE = -1e6
 
 
 class Candidate(NamedTuple):
@@ -190,7 +187,7 @@ def _best(
             if len(best) == n_best_size:
                 break
     if not best:
-        best[""] = (0, 0, _NO_ANSWER_SCORE)
+        best[""] = (0, 0, NO_ANSWER_SCORE)
     probabilities = softmax([score for _, _, score in best.values()])
     return tuple(
         Candidate(text, *place_and_score, float(probability))

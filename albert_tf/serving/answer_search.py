@@ -7,12 +7,9 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from albert_tf.config.task import TaskConfig
+from albert_tf.config.task import NO_ANSWER_SCORE, TaskConfig
 from albert_tf.serving.document_windows import Windows
 from albert_tf.serving.text_alignment import AlignedTexts
-
-# Score of the answer "" to a question without a single possible answer.
-NO_ANSWER_SCORE = -1e6
 
 
 def find_answers(

@@ -7,7 +7,6 @@ import json
 import pathlib
 
 from albert_tf.config import (
-    Config,
     DataConfig,
     DistributionConfig,
     ModelConfig,
@@ -125,7 +124,7 @@ def make_config(
             save_checkpoints_steps=4,
         ),
     )
-    return _replace(config, changes)
+    return config.replace(**changes)
 
 
 def make_synthetic_config(
@@ -140,19 +139,6 @@ def make_synthetic_config(
         synthetic_input=True,
         **changes,
     )
-
-
-def _replace(config: PretrainingConfig, changes: dict) -> PretrainingConfig:
-    groups = {}
-    for field in dataclasses.fields(config):
-        group = getattr(config, field.name)
-        assert isinstance(group, Config)
-        names = {f.name for f in dataclasses.fields(group)} & set(changes)
-        groups[field.name] = dataclasses.replace(
-            group, **{name: changes.pop(name) for name in names}
-        )
-    assert not changes, f"no such settings: {changes}"
-    return PretrainingConfig(**groups)
 
 
 def as_flags(config: PretrainingConfig, model_file: pathlib.Path) -> list[str]:
