@@ -263,7 +263,11 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         affects="result",
     )
     num_shards: int = setting(
-        16, "Number of files in train/.", at_least=1, affects="result"
+        16,
+        "Number of files in train/. On gs://, files of at least 10 MB take "
+        "less CPU time to read.",
+        at_least=1,
+        affects="result",
     )
     num_eval_shards: int = setting(
         1, "Number of files in eval/.", at_least=1, affects="result"

@@ -71,7 +71,8 @@ def match_files(
 def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
     files: set[str] = set()
     for pattern in patterns:
-        matches = find(pattern)
+        # A directory among them would have no shard in its metadata.
+        matches = find(pattern, remote_directories=True)
         if not matches:
             raise UserError(
                 f"{name} must match files",

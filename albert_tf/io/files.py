@@ -43,11 +43,16 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def find(pattern: str) -> list[str]:
+def find(pattern: str, remote_directories: bool = False) -> list[str]:
     """Returns the files that match a glob, sorted.
 
     A local file whose name equals the pattern is the only match. `**` matches
     any number of directories; TensorFlow's glob, which has no `**`, only one.
+
+    Args:
+        pattern: Local or remote.
+        remote_directories: Whether to return remote directories that match,
+            too. To leave them out takes requests for each match.
     """
     if is_remote(pattern):
         if "**" in pattern.split("/"):
@@ -55,8 +60,10 @@ def find(pattern: str) -> list[str]:
                 "a remote glob must name each depth, without **", pattern
             )
         with _tensorflow(pattern) as tf:
-            matches = tf.io.gfile.glob(pattern)
-            return sorted(p for p in matches if not tf.io.gfile.isdir(p))
+            paths = sorted(tf.io.gfile.glob(pattern))
+            if remote_directories:
+                return paths
+            return [path for path in paths if not tf.io.gfile.isdir(path)]
     if os.path.isfile(pattern):  # its name may contain brackets
         return [pattern]
     matches = set(glob.glob(pattern, recursive=True))
