@@ -46,7 +46,11 @@ from albert_tf.io.files import (
     write_text,
 )
 from albert_tf.records import features
-from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
+from albert_tf.runs.checkpoint_files import (
+    CHECKPOINTS_DIR,
+    Checkpoint,
+    list_checkpoints,
+)
 from albert_tf.runs.checkpoints import CheckpointStore
 
 CONFIG_FILE = "config.json"
@@ -73,9 +77,10 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
             the directory holds a converted model.
     """
     run_dir = config.training.output_dir
-    if not has_checkpoints(run_dir):
+    checkpoints = list_checkpoints(posixpath.join(run_dir, CHECKPOINTS_DIR))
+    if not checkpoints:
         return
-    _check_origin(run_dir)
+    _check_origin(run_dir, checkpoints[-1])
     _check_last_step(run_dir, config.training)
     _check_settings(run_dir, load_config(run_dir, type(config)), config)
     for phase in data.phases:
@@ -289,9 +294,8 @@ def load_config(
     return written_by.from_dict(values, source=path)
 
 
-def _check_origin(run_dir: str) -> None:
+def _check_origin(run_dir: str, newest: Checkpoint) -> None:
     """Checks that the newest checkpoint was saved by training."""
-    newest = list_checkpoints(posixpath.join(run_dir, CHECKPOINTS_DIR))[-1]
     if not newest.notes and not newest.fault:
         raise UserError(
             f"{run_dir} must hold a run that can resume",
