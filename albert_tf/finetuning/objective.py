@@ -48,6 +48,7 @@ class Finetuning(Objective):
             the better.
     """
 
+    reads_lanes = False
     remedies: ClassVar = {
         "records": "Choose another --output_dir, where the features of the "
         "task are made again.",

@@ -50,6 +50,8 @@ class Objective(abc.ABC):
         metric_names: The keys of `metrics`, `loss` among them.
         num_sequences: Number of sequences of `max_seq_length` tokens in an
             example.
+        reads_lanes: Whether each host reads many records, in `input_lanes`
+            streams. False for small data, which each host may read completely.
         remedies: What to do if a check of its "records" or "held-out records"
             fails.
 
@@ -66,6 +68,7 @@ class Objective(abc.ABC):
 
     metric_names: tuple[str, ...]
     num_sequences: int = 1
+    reads_lanes: bool = True
     remedies: ClassVar[Mapping[str, str]] = {}
 
     # Records.

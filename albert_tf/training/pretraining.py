@@ -44,6 +44,7 @@ class Pretraining(Objective):
         self._config = config
         self._sentence_objective = config.training.sentence_objective
         self.metric_names = metrics.names(self._sentence_objective)
+        self.reads_lanes = not config.data.synthetic_input
 
     def find_training_data(self) -> TrainingData:
         if self._config.data.synthetic_input:

@@ -31,7 +31,7 @@ from albert_tf.cluster.workers import (
     is_chief,
     slice_servers,
 )
-from albert_tf.config import PretrainingConfig, settings_by_path
+from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import make_directories
 from albert_tf.io.ownership import Owner, own
@@ -114,9 +114,6 @@ def _own_directory(
 
 def _check_lanes(config: PretrainingConfig, num_hosts: int) -> None:
     """Warns if several hosts read the same lane."""
-    lanes = settings_by_path(type(config))["data.input_lanes"]
-    if not lanes.metadata["has_flag"] or config.data.synthetic_input:
-        return  # fine-tuning reads small files
     num_lanes = config.data.input_lanes
     if num_hosts > num_lanes:
         logging.warning(
@@ -163,7 +160,8 @@ def open_run(
         per_replica_batch_size(
             "eval_batch_size", config.data.eval_batch_size, num_replicas
         )
-    _check_lanes(config, workers.num_hosts(strategy))
+    if objective.reads_lanes:
+        _check_lanes(config, workers.num_hosts(strategy))
     # 2. Only the chief writes files, and only it logs progress.
     chief = is_chief(strategy)
     if not chief:
