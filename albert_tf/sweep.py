@@ -60,8 +60,6 @@ def main(config: SweepConfig) -> int:
         print("\n".join(plans.describe(plan)))
         return 0
     config.require("output_dir")
-    plans.check_records(plan)
-    claim_directory(config.output_dir, plan)
     environment = dict(os.environ)
     # The TPU belongs to the runs: the first process that loads its library
     # reserves it.
@@ -70,9 +68,12 @@ def main(config: SweepConfig) -> int:
     with versions.quick_import():
         import tensorflow  # noqa: F401
     from albert_tf.sweeps.picture import picture
+    from albert_tf.sweeps.records import check_records
     from albert_tf.sweeps.results import as_json, markdown, read_results
     from albert_tf.sweeps.runner import Sweep
 
+    check_records(plan)
+    claim_directory(config.output_dir, plan)
     for line in plans.describe(plan):
         logging.info("%s", line)
     sweep = Sweep(config.output_dir, plan, config.parallel_runs, environment)

@@ -264,8 +264,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     num_shards: int = setting(
         16,
-        "Number of files in train/. On gs://, files of at least 10 MB take "
-        "less CPU time to read.",
+        "Number of files in train/; on gs://, of at least 10 MB each.",
         at_least=1,
         affects="result",
     )

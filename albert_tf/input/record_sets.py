@@ -6,18 +6,14 @@ directory before any device is initialized. A run trains on one set of records
 """
 
 import dataclasses
-import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from absl import logging
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input import record_files
 from albert_tf.input.lane_checks import check_lanes
-from albert_tf.io.files import is_remote
 from albert_tf.records import features
 
 
@@ -223,7 +219,7 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
         )
         _check_lanes("dataset", records, data.input_lanes)
         for phase in phases:
-            _check_same_text(records, phase.records)
+            check_same_text(records, phase.records)
         phases.append(Phase(first_step, "+".join(names), records))
     return TrainingData(tuple(phases))
 
@@ -271,48 +267,6 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
             "masking is always static.",
         )
     return held_out
-
-
-def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
-    """Checks that the held-out set fits the training records.
-
-    Raises:
-        UserError: If a file is in both sets, possibly under different paths,
-            or if their vocabularies or lower-casing differ.
-    """
-    of_train = set().union(*_identities(train).values())
-    in_both = [
-        file for file, own in _identities(held_out).items() if own & of_train
-    ]
-    if in_both:
-        raise UserError(
-            "eval_input_file must hold no file of input_file",
-            received=", ".join(in_both[:3]),
-        )
-    if train.metadata is None or held_out.metadata is None:
-        return
-    _check_same_text(held_out, train)
-    if train.metadata.inputs_sha256 != held_out.metadata.inputs_sha256:
-        logging.warning(
-            "%s and %s come from different builds, so documents of one may "
-            "also be in the other",
-            train.directory,
-            held_out.directory,
-        )
-
-
-def _identities(records: RecordSet) -> dict[str, set[str]]:
-    """What identifies each file that has records: its path and its content."""
-    return {
-        file: {
-            file if is_remote(file) else os.path.realpath(file),
-            *filter(None, [checksum]),
-        }
-        for file, count, checksum in zip(
-            records.files, records.counts, records.checksums, strict=True
-        )
-        if count
-    }
 
 
 def find_records(
@@ -405,10 +359,10 @@ def _check_agreement(
         )
     for path, metadata in metadata_of.items():
         part = dataclasses.replace(records, directory=path, metadata=metadata)
-        _check_same_text(part, records)
+        check_same_text(part, records)
 
 
-def _check_same_text(records: RecordSet, other: RecordSet) -> None:
+def check_same_text(records: RecordSet, other: RecordSet) -> None:
     """Checks that two sets share vocabulary and lower-casing, where known."""
     features.check_agreement(
         records.directory or ".",

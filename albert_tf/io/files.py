@@ -6,7 +6,6 @@ commands on local files start at once.
 
 import contextlib
 import errno
-import functools
 import glob
 import json
 import os
@@ -20,6 +19,7 @@ from absl import logging
 
 from albert_tf.errors import UserError
 from albert_tf.io import faults
+from albert_tf.io.buckets import check_bucket
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -305,33 +305,6 @@ def _tensorflow(path: str) -> Iterator[Any]:
 
     with log_delays(path):
         yield tf
-
-
-@functools.cache
-def check_bucket(path: str) -> None:
-    """Checks that the bucket of a path on gs:// exists.
-
-    Raises:
-        UserError: If it does not exist.
-        tf.errors.OpError: If its metadata cannot be read, e.g. for lack of
-            permission.
-    """
-    if not path.startswith("gs://"):
-        return
-    bucket = "/".join(path.split("/")[:3]) + "/"
-    if path != bucket:
-        check_bucket(bucket)  # asks once for each bucket
-        return
-    import tensorflow as tf
-
-    try:
-        tf.io.gfile.stat(bucket)
-    except tf.errors.NotFoundError:
-        raise faults.missing_bucket(bucket) from None
-    except tf.errors.OpError as error:
-        # For a bucket, TensorFlow does not say what it requested.
-        request = f"\n\t when reading metadata of {bucket}"
-        raise type(error)(None, None, error.message + request) from None
 
 
 @contextlib.contextmanager

@@ -51,8 +51,7 @@ class CheckpointStore:
 
     Attributes:
         replicas: The variables on all replicas.
-        save_error: Why the last save failed; None if it succeeded. A
-            `RetryError` if the next one may succeed without a change.
+        save_error: Why the last save failed; None if it succeeded.
         seconds_stalled: Time that training waited for the last save.
 
     Example:
@@ -93,8 +92,7 @@ class CheckpointStore:
         self._damaged_paths: set[str] = set()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: list[Future[None]] = []
-        # The values that are being written, and their step. A step may be
-        # saved twice: as the best checkpoint and as the newest.
+        # The values that are being written, for the best and for the newest.
         self._copy: tuple[int, dict[str, np.ndarray]] | None = None
         self.save_error: UserError | None = None
         self.seconds_stalled = 0.0
@@ -103,9 +101,9 @@ class CheckpointStore:
         """Copies the variables to the host and writes them in the background.
 
         Training waits for the copy, and for an earlier save to finish. A save
-        that fails, e.g. because the disk is full, logs an error, sets
-        `save_error` and leaves the older checkpoints intact. A step that this
-        object has saved or restored is not saved again.
+        that fails, e.g. for a full disk, logs an error, sets `save_error` and
+        leaves the older checkpoints intact. A step that this object has saved
+        or restored is not saved again.
 
         Args:
             step: Training steps done.
@@ -344,15 +342,12 @@ class CheckpointStore:
             self.save_error = type(cause)(
                 f"the checkpoint {directory} must be written",
                 received=str(cause),
-                remedy="Remove the cause, then run the same command again: it "
-                "continues from the newest checkpoint, or starts at step 0 if "
-                "there is none.",
+                remedy="Remove the cause, and run the same command again.",
             )
             # Without the remedy, which may be to start the command again.
             logging.error(
                 "CHECKPOINT NOT SAVED: %s: %s Older checkpoints are not "
-                "affected. If training is not finished, it goes on and tries "
-                "again at the next checkpoint",
+                "affected. Unfinished training goes on, and tries again",
                 directory,
                 cause.fault,
             )

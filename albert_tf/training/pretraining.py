@@ -13,6 +13,7 @@ from absl import logging
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import record_sets, synthetic
+from albert_tf.input.held_out import check_held_out
 from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
@@ -63,7 +64,7 @@ class Pretraining(Objective):
             return None
         held_out = record_sets.find_held_out(self._config)
         for phase in data.phases if data else ():
-            record_sets.check_held_out(phase.records, held_out)
+            check_held_out(phase.records, held_out)
         return held_out
 
     def record_format(self, records: RecordSet) -> RecordFormat:

@@ -6,6 +6,7 @@ import pytest
 from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.directory import claim_directory
+from albert_tf.sweeps.records import check_records
 from albert_tf.training import metrics
 from tests.helpers import tiny_run
 
@@ -99,7 +100,7 @@ def test_published_values_are_read_by_variant(base):
 
 def test_wrong_records_are_refused_before_the_first_run(base, tiny_records):
     with pytest.raises(UserError, match=r"records/train/\*.tfrecord"):
-        plans.check_records(plans.make_plan(base()))
+        check_records(plans.make_plan(base()))
 
     train, held_out = base().base_flags
     sizes = (
@@ -109,7 +110,7 @@ def test_wrong_records_are_refused_before_the_first_run(base, tiny_records):
 
     def check(*base_flags, **changes):
         settings = {"records_dir": str(tiny_records), "variant": ("a:",)}
-        plans.check_records(
+        check_records(
             plans.make_plan(base(base_flags=base_flags, **(settings | changes)))
         )
 

@@ -17,6 +17,7 @@ from albert_tf.config.commands import ConvertConfig, ReportConfig
 from albert_tf.errors import UserError
 from albert_tf.interop.convert import convert
 from albert_tf.io import faults, files
+from albert_tf.io.buckets import check_bucket
 from albert_tf.io.ownership import own
 from albert_tf.report import __main__ as report
 from albert_tf.runs.checkpoints import CheckpointStore
@@ -256,7 +257,7 @@ def test_errors_that_a_person_can_fix_are_one_line(
     config = tiny_run.make_config(RECORDS, f"{bucket}/new/run")
     for main, changed in ((build_tfrecords.main, build), (train, config)):
         storage.set_rules(rules)
-        files.check_bucket.cache_clear()
+        check_bucket.cache_clear()
         with pytest.raises((UserError, tf.errors.OpError)) as error:
             main(changed)
         explained = str(faults.explain(error.value))
