@@ -144,8 +144,8 @@ QUESTIONS := data_prep/sample_questions
 # Two pairs of passages, for the sentence head of the released model.
 BIRTH := 'Anna Berg was a Norwegian painter, born in Oslo in 1861. She studied in Paris and returned to Norway in 1889.'
 DEATH := 'In her last years she lived alone on her farm and painted only the sea. She died there in 1932.'
-KING := 'Once there was a king who had three daughters. The youngest was so beautiful that everyone in the land spoke of her.'
-FOREST := 'When the king heard this, he was angry and sent her away. She walked through the forest all night.'
+KING := 'Once there was a king who had three daughters. The youngest was so beautiful that everyone in the land spoke of her. One day a poor soldier came to the castle and asked for her hand.'
+FOREST := 'When the king heard this, he was angry and sent her away. She walked through the forest all night. In the morning she came to a small house, where an old woman gave her bread and milk.'
 
 # Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
