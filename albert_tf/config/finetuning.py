@@ -144,6 +144,10 @@ class FinetuningTrainingConfig(TrainingConfig):
         "no test set; or train_and_predict.",
         choices=("train", "eval", "predict", "train_and_predict"),
     )
+    # run_finetuning has `checkpoint` instead.
+    checkpoint_step: int = inherited(
+        TrainingConfig, "checkpoint_step", has_flag=False
+    )
     num_train_steps: int = inherited(
         TrainingConfig, "num_train_steps", default=2000
     )

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import math
 import operator
+import re
 
 import pytest
+from absl import flags as absl_flags
 
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.config import TaskHeadConfig
+from albert_tf.config import FinetuningConfig, TaskHeadConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model
 from albert_tf.finetuning.examples import read_examples
@@ -240,6 +242,14 @@ def test_answers_that_windows_cut_are_named_and_counted(
     assert "train: 2 bad examples: 2: the document has" in caplog.text
     assert "; 1: no window has all of the answer" in caplog.text
     assert files.records("train").num_records
+
+
+def test_the_remedies_of_the_dry_run_are_flags_of_the_command():
+    """Those of pretraining, e.g. --holdout_fraction, are not."""
+    values = absl_flags.FlagValues()
+    flags.define(FinetuningConfig, values)
+    named = re.findall(r"--(\w+)", " ".join(Finetuning.remedies.values()))
+    assert named and set(named) <= set(values)
 
 
 @pytest.mark.slow
