@@ -172,7 +172,9 @@ def open_existing(path: str, mode: str = "r") -> Any:
         return open(path, mode, encoding=None if "b" in mode else "utf-8")
     with _tensorflow(path) as tf:
         if not tf.io.gfile.exists(path):
-            check_bucket(path)
+            # To read, no permission for the bucket itself is needed.
+            with contextlib.suppress(tf.errors.PermissionDeniedError):
+                check_bucket(path)
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return tf.io.gfile.GFile(path, mode)
 

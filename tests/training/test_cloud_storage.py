@@ -265,6 +265,14 @@ def test_errors_that_a_person_can_fix_are_one_line(
         assert "\n" not in explained
 
 
+def test_a_missing_file_is_named_without_a_permission_for_the_bucket(storage):
+    """Roles that only read objects do not have it."""
+    storage.set_rules([Rule("bucket", status=403)])
+    check_bucket.cache_clear()
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        files.open_existing("gs://bucket/none.txt")
+
+
 def test_a_successor_takes_over(storage):
     """The next check of the first owner fails, and it leaves the owner file."""
     with own(RUN) as second:
