@@ -17,12 +17,11 @@ def check_records(plan: Plan) -> None:
             held-out records, the patterns without a file, or records that do
             not fit a run.
     """
-    missing: dict[str, None] = {}
+    patterns: dict[str, None] = {}
     for run in plan.runs:
         for name, config in {"": run.config, **run.evaluations}.items():
             data = config.data
-            patterns = list(data.eval_input_file)
-            if name and not patterns:
+            if name and not data.eval_input_file:
                 raise UserError(
                     f"evaluation {name} of run {run.name} must have held-out "
                     "records",
@@ -38,14 +37,15 @@ def check_records(plan: Plan) -> None:
                         "--variant, e.g. "
                         "--base_flags='--input_file=records/train/*.tfrecord'.",
                     )
-                patterns += data.input_file
+                patterns |= dict.fromkeys(data.input_file)
                 for files in data.datasets().values():
-                    patterns += files
-            missing |= dict.fromkeys(p for p in patterns if not find(p))
+                    patterns |= dict.fromkeys(files)
+            patterns |= dict.fromkeys(data.eval_input_file)
+    missing = [p for p in patterns if not find(p, remote_directories=True)]
     if missing:
         raise UserError(
             "all records of a sweep must exist before it starts",
-            received="no file matches " + name_faults(list(missing)),
+            received="no file matches " + name_faults(missing),
             remedy="Check --records_dir.",
         )
     _check_settings_of_records(plan)
