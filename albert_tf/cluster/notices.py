@@ -146,9 +146,14 @@ def _watch_metadata(
             continue
         failed = False
         if value == NOTICES[path] and not ended.is_set():
-            key = path.removeprefix("instance/")
-            on_notice(f"Google Cloud announces {key} {value}")
+            on_notice(_describe(path))
             return
+
+
+def _describe(path: str) -> str:
+    """A notice of `NOTICES`, as a sentence."""
+    key = path.removeprefix("instance/")
+    return f"Google Cloud announces {key} {NOTICES[path]}"
 
 
 def wait_until_gone(limit_s: float) -> None:
@@ -170,8 +175,7 @@ def _present_notice() -> str:
         except (OSError, ValueError, http.client.HTTPException):
             continue  # no answer
         if found == value:
-            key = path.removeprefix("instance/")
-            return f"Google Cloud announces {key} {value}"
+            return _describe(path)
     return ""
 
 

@@ -220,10 +220,15 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         raise
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         place = "on this machine" if is_local else f"at {config.tpu_name}"
+        is_lost = isinstance(error, workers.LOSS_ERRORS)
+        first = (
+            "Start this command again"
+            if is_lost
+            else "Install tensorflow-tpu (pip install -e '.[tpu]')"
+        )
         remedy = (
-            "Install tensorflow-tpu (pip install -e '.[tpu]'), and check "
-            "whether another process uses the TPU: sudo lsof -w /dev/accel* "
-            "/dev/vfio/*"
+            f"{first}, and check whether another process uses the TPU: sudo "
+            "lsof -w /dev/accel* /dev/vfio/*"
         )
         if not is_local:
             remedy = (
@@ -232,7 +237,6 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
                 "--gcp_project with gcloud compute tpus tpu-vm list; a TPU "
                 "given by name also needs pip install cloud-tpu-client."
             )
-        is_lost = isinstance(error, workers.LOSS_ERRORS)
         raise (RetryError if is_lost else UserError)(
             f"strategy=tpu needs a TPU {place}",
             received=f"TensorFlow {tf.__version__} says: "

@@ -188,7 +188,7 @@ def name_lost_workers(
         if has_one_host:
             if not isinstance(strategy, tf.distribute.TPUStrategy):
                 raise
-            logging.exception("the step on the TPU failed")
+            logging.exception("an operation on the TPU failed")
             raise RetryError(
                 "the TPU of this machine must answer",
                 received=quoted,

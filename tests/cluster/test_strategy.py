@@ -171,6 +171,33 @@ def test_the_construction_of_a_tpu_strategy_has_a_limit(
 
 
 @pytest.mark.parametrize(
+    ("error", "raised", "remedy"),
+    [
+        (tf.errors.InternalError, RetryError, "Start this command again"),
+        (tf.errors.NotFoundError, UserError, "Install tensorflow-tpu"),
+    ],
+)
+def test_a_tpu_that_cannot_be_initialized_now_calls_for_a_retry(
+    monkeypatch, error, raised, remedy
+):
+    """E.g. while a process that was killed still holds the chips."""
+
+    def fail(resolver):
+        raise error(None, None, "core halted unexpectedly")
+
+    monkeypatch.setattr(strategy_module.tpu_chips, "check", lambda config: None)
+    monkeypatch.setattr(
+        tf.distribute.cluster_resolver,
+        "TPUClusterResolver",
+        lambda **_: types.SimpleNamespace(),
+    )
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
+    with pytest.raises(UserError, match=f"core halted .*{remedy}") as refused:
+        make_strategy(DistributionConfig(strategy="tpu"))
+    assert type(refused.value) is raised
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
