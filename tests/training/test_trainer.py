@@ -19,6 +19,12 @@ from tests.helpers.limits import Limits
 STEP_S, COMPILE_S = 0.01, 0.5
 
 
+def do_nothing(batches, totals, num_steps, settings):
+    """Takes the place of the training program."""
+    times = tf.zeros((int(num_steps), 3), tf.float64)
+    return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()), times)
+
+
 def test_the_step_time_is_that_of_a_call_that_does_not_compile(
     tmp_path, monkeypatch
 ):
@@ -85,11 +91,6 @@ def test_the_lowest_loss_is_forgotten_where_other_records_begin(
         ),
         tf.distribute.OneDeviceStrategy("CPU:0"),
     )
-
-    def do_nothing(batches, totals, num_steps, settings):
-        times = tf.zeros((int(num_steps), 3), tf.float64)
-        return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()), times)
-
     monkeypatch.setattr(trainer, "_train_steps", do_nothing)
     position = trainer.position
     lowest = {}
@@ -115,11 +116,6 @@ def test_a_rollback_scales_the_learning_rate_from_its_step_on(
         objective.find_training_data(),
         tf.distribute.OneDeviceStrategy("CPU:0"),
     )
-
-    def do_nothing(batches, totals, num_steps, settings):
-        times = tf.zeros((int(num_steps), 3), tf.float64)
-        return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()), times)
-
     monkeypatch.setattr(trainer, "_train_steps", do_nothing)
     scale = trainer.state.learning_rate_scale
     trainer.advance(2)
