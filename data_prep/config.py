@@ -264,7 +264,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     num_shards: int = setting(
         16,
-        "Number of files in train/; on gs://, of at least 10 MB each.",
+        "Number of files in train/. On gs://, each should have 10 MB or more.",
         at_least=1,
         affects="result",
     )
