@@ -1,5 +1,6 @@
 """Fixtures of the tests of fine-tuning."""
 
+import json
 import pathlib
 
 import pytest
@@ -32,3 +33,14 @@ def tiny_tasks(tiny_records, tmp_path_factory):
     directory = tiny_task.write_examples(tmp_path_factory.mktemp("tasks"))
     tiny_task.write_model(directory / "model", tiny_records)
     return directory
+
+
+@pytest.fixture
+def printed(capsys):
+    """Reads the JSON objects that the command has printed since the last
+    call."""
+
+    def read():
+        return list(map(json.loads, capsys.readouterr().out.splitlines()))
+
+    return read

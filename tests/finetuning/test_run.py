@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import operator
 import re
 
 import pytest
@@ -47,18 +46,13 @@ def labels_of(examples):
     return [example["label"] for example in examples]
 
 
-def printed(capsys):
-    """The JSON objects of the command's output."""
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "head"),
     [*((kind, "plain") for kind in PERFECT), ("question_answering", "beam")],
 )
 def test_a_tiny_model_learns_examples_by_heart(
-    kind, head, tiny_tasks, tmp_path, capsys
+    kind, head, tiny_tasks, tmp_path, printed
 ):
     """And predicts their labels, values, choices or answers."""
     # A value needs more steps than a class.
@@ -75,7 +69,7 @@ def test_a_tiny_model_learns_examples_by_heart(
     assert run(config) == 0
 
     # The summary of the training, and the scores of the predictions.
-    scores, predicted = printed(capsys)
+    scores, predicted = printed()
     assert predicted["split"] == "dev"
     for name, value in PERFECT[kind].items():
         assert scores[name] == pytest.approx(value, abs=0.02), name
@@ -107,15 +101,6 @@ def lines_of(run_dir):
     ]
 
 
-SHORT = {
-    "num_train_steps": 6,
-    "steps_per_loop": 2,
-    "save_checkpoints_steps": 2,
-    "eval_every_n_steps": 2,
-    "num_warmup_steps": 2,
-}
-
-
 @pytest.mark.slow
 def test_an_interrupted_run_resumes_exactly(tiny_tasks, tmp_path, monkeypatch):
     """With dropout. An exception ends the first run at an evaluation. The
@@ -128,7 +113,7 @@ def test_an_interrupted_run_resumes_exactly(tiny_tasks, tmp_path, monkeypatch):
             tmp_path / name,
             dropout=0.1,
             classifier_dropout=0.1,
-            **SHORT,
+            **tiny_task.SHORT,
         )
 
     class Killed(BaseException):
@@ -159,7 +144,12 @@ def test_an_interrupted_run_resumes_exactly(tiny_tasks, tmp_path, monkeypatch):
 
 
 def span_config(tiny_tasks, run_dir, **changes):
-    settings = {**SHORT, "squad_head": "beam", "epsilon": 0.1, **changes}
+    settings = {
+        **tiny_task.SHORT,
+        "squad_head": "beam",
+        "epsilon": 0.1,
+        **changes,
+    }
     return tiny_task.make_config(
         "question_answering", tiny_tasks, run_dir, **settings
     )
@@ -267,97 +257,9 @@ def test_a_dry_run_checks_and_leaves_no_file(tiny_tasks, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-# The labels of MNLI and of RTE, in place of colours.
-MNLI = {"red": "neutral", "green": "entailment", "blue": "contradiction"}
-RTE = {"green": "entailment", "red": "not_entailment"}
-
-
-def write_glue(directory, names, labels, column):
-    """Writes GLUE files about colours of houses; `column` has the labels."""
-    directory.mkdir()
-    for name in names:
-        lines = [f"index\tsentence1\tsentence2\t{column}"]
-        lines += [
-            f"{i}\t{example['text']}\tA house.\t{labels[example['label']]}"
-            for i, example in enumerate(tiny_task.classification())
-            if example["label"] in labels
-        ]
-        (directory / name).write_text("\n".join(lines) + "\n")
-
-
-def glue_config(tiny_tasks, task, run_dir, **changes):
-    """Settings of a task whose files are in a directory next to the run."""
-    config = tiny_task.make_config(
-        "classification",
-        tiny_tasks,
-        run_dir,
-        task=task,
-        train_file="",
-        dev_file="",
-        data_dir=str(run_dir.parent / task),
-    )
-    return config.replace(**SHORT | changes)
-
-
-@pytest.mark.slow
-def test_a_run_of_mnli_predicts_ax_and_starts_rte(tiny_tasks, tmp_path, capsys):
-    """The head of MNLI has three outputs, so RTE needs a new head."""
-    mnli = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")
-    write_glue(tmp_path / "mnli", mnli, MNLI, "gold_label")
-    write_glue(tmp_path / "ax", ["diagnostic.tsv"], MNLI, "unused")
-    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
-    first, second = tmp_path / "run", tmp_path / "second"
-
-    assert run(glue_config(tiny_tasks, "mnli", first)) == 0
-    capsys.readouterr()
-    assert run(glue_config(tiny_tasks, "mnli", first, mode="eval")) == 0
-    evaluations = printed(capsys)
-    assert [e["split"] for e in evaluations] == ["dev", "dev_mismatched"]
-    assert evaluations[0]["accuracy"] == evaluations[1]["accuracy"]
-
-    assert run(glue_config(tiny_tasks, "ax", first, mode="predict")) == 0
-    header, *lines = (first / "predictions/AX.tsv").read_text().splitlines()
-    assert header == "index\tprediction"
-    numbers, labels = zip(*(line.split("\t") for line in lines), strict=True)
-    assert numbers == tuple(str(i) for i in range(18))
-    assert set(labels) <= set(MNLI.values())
-    right = [MNLI[example["label"]] for example in tiny_task.classification()]
-    accuracy = sum(map(operator.eq, labels, right)) / 18
-    assert accuracy == pytest.approx(evaluations[0]["accuracy"])
-
-    rte = glue_config(tiny_tasks, "rte", second, init_checkpoint=str(first))
-    assert run(rte) == 0
-    head = ["albert/classifier/bias", "albert/classifier/kernel"]
-    report = json.loads((second / "warm_start.json").read_text())
-    assert (report["initialized"], sorted(report["replaced"])) == ([], head)
-    assert read_weights(str(second)).head.labels == tuple(RTE.values())
-
-    # The head of the same labels is kept.
-    weights = read_weights(str(first))
-    config = dataclasses.replace(rte, model=weights.config, head=weights.head)
-    report = base_model.plan_start(config, weights).report
-    assert (report["initialized"], report["replaced"]) == ([], [])
-
-
-def test_a_task_that_starts_from_mnli_says_so(tiny_tasks, tmp_path, caplog):
-    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
-    config = glue_config(
-        tiny_tasks,
-        "rte",
-        tmp_path / "run",
-        strategy="mirrored",
-        num_logical_cpus=2,
-        global_batch_size=7,
-    )
-    # Ends before the training, but after the warning.
-    with pytest.raises(UserError, match="global_batch_size must be divisible"):
-        run(config)
-    assert "the paper fine-tunes on mnli before rte" in caplog.text
-
-
 @pytest.mark.slow
 def test_several_runs_are_summarized_and_the_best_one_predicts(
-    tiny_tasks, tmp_path, capsys
+    tiny_tasks, tmp_path, printed
 ):
     config = tiny_task.make_config(
         "classification",
@@ -367,13 +269,13 @@ def test_several_runs_are_summarized_and_the_best_one_predicts(
         mode="train_and_predict",
         test_file=str(tiny_tasks / "classification.jsonl"),
         checkpoint="best",
-        **SHORT | {"eval_every_n_steps": 6, "steps_per_loop": 6},
+        **tiny_task.SHORT | {"eval_every_n_steps": 6, "steps_per_loop": 6},
         learning_rate=1e-9,
     )
 
     assert run(config) == 0
 
-    (summary,) = printed(capsys)
+    (summary,) = printed()
     accuracies = [scores["accuracy"] for scores in summary["runs"]]
     assert summary["median"]["accuracy"] == sorted(accuracies)[1]
     assert summary["best"]["accuracy"] == max(accuracies)
@@ -414,22 +316,6 @@ def test_fine_tuning_without_a_model_is_refused(tiny_tasks, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_file_to_predict_is_named_before_the_training(
-    tiny_tasks, tmp_path
-):
-    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
-    settings = {"mode": "train_and_predict", "dev_file": ""}
-    config = glue_config(tiny_tasks, "rte", tmp_path / "run", **settings)
-    with pytest.raises(UserError, match=r"must contain test.tsv, the test"):
-        run(config)
-    config = tiny_task.make_config(
-        "classification", tiny_tasks, tmp_path / "run", **settings
-    )
-    with pytest.raises(UserError, match="must have a file for dev"):
-        run(config)
-    assert not (tmp_path / "run").exists()
-
-
 def test_another_vocabulary_is_refused(tiny_tasks, tmp_path):
     config = tiny_task.make_config(
         "classification",
@@ -443,7 +329,7 @@ def test_another_vocabulary_is_refused(tiny_tasks, tmp_path):
 
 @pytest.mark.slow
 def test_held_out_documents_choose_the_null_threshold(
-    tiny_tasks, tmp_path, capsys
+    tiny_tasks, tmp_path, printed
 ):
     """It is stored, and decides which questions of a prediction are empty."""
     config = tiny_task.make_config(
@@ -490,7 +376,7 @@ def test_held_out_documents_choose_the_null_threshold(
     assert expected["best_f1_thresh"] != 0
     assert stored["null_threshold"] == expected["best_f1_thresh"]
     # The summary of the training has the scores at that threshold.
-    summary, evaluation = printed(capsys)
+    summary, evaluation = printed()
     assert summary["f1"] == pytest.approx(evaluation["f1"])
     assert summary["HasAns_exact"] > 0  # --null_threshold answers nothing
 
@@ -504,6 +390,6 @@ def test_held_out_documents_choose_the_null_threshold(
     assert {n for n in odds if not answers[n]} == {
         name for name, value in odds.items() if value > threshold
     }
-    scores = printed(capsys)[-1]
+    scores = printed()[-1]
     empty = sum(not answers[q.id] for q in examples.examples if q.is_impossible)
     assert scores["NoAns_exact"] == pytest.approx(100 * empty / 6)

@@ -17,6 +17,15 @@ MODEL = dataclasses.replace(
     tiny_run.MODEL, max_position_embeddings=96, initializer_range=0.1
 )
 
+# Settings of a run that ends before it has learned.
+SHORT = {
+    "num_train_steps": 6,
+    "steps_per_loop": 2,
+    "save_checkpoints_steps": 2,
+    "eval_every_n_steps": 2,
+    "num_warmup_steps": 2,
+}
+
 CITIES = ("Paris", "Rome", "Bern", "Oslo", "Lima", "Quito")
 COLOURS = ("red", "green", "blue")
 
