@@ -151,13 +151,21 @@ def test_a_directory_belongs_to_one_sweep(base):
     claim_directory(directory, plans.make_plan(more))
 
     changed = base(base_flags=(*first.base_flags, "--learning_rate=0.5"))
-    with pytest.raises(UserError, match=r"learning_rate was .* is 0\.5"):
+    with pytest.raises(
+        UserError, match=r"learning_rate was .* is 0\.5.*rename the variant"
+    ):
         claim_directory(directory, plans.make_plan(changed))
+    wide, new = (f"{n}: --model=embedding_size=6" for n in ("wide", "wider"))
+    with pytest.raises(UserError, match="run wide: model.embedding_size"):
+        renamed = base(variant=(*first.variant, wide))
+        claim_directory(directory, plans.make_plan(renamed))
+    renamed = base(variant=(*first.variant, new))
+    claim_directory(directory, plans.make_plan(renamed))
     other = base(variant=("deep: --model=num_hidden_layers=3",))
-    with pytest.raises(UserError, match="runs narrow; long; wide"):
+    with pytest.raises(UserError, match="runs narrow; long; wide; wider"):
         claim_directory(directory, plans.make_plan(other))
     stored = json.loads((pathlib.Path(directory) / "sweep.json").read_text())
-    assert set(stored) == {"narrow", "long", "wide"}
+    assert set(stored) == {"narrow", "long", "wide", "wider"}
 
 
 def test_a_setting_that_is_newer_than_the_sweep_had_its_default(base):
