@@ -10,7 +10,11 @@ import os
 import pathlib
 
 from albert_tf.cluster import versions
-from albert_tf.cluster.devices import tpu_by_pci_id
+from albert_tf.cluster.devices import (
+    TPUChip,
+    tpu_by_accelerator_type,
+    tpu_by_pci_id,
+)
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 
@@ -19,6 +23,9 @@ DEVICES = pathlib.Path("/dev")
 
 # Vendor id on the PCI bus, from jax/_src/hardware_utils.py.
 GOOGLE = "0x1ae0"
+
+# Set by Google Kubernetes Engine, not on TPU VMs.
+TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 
 
 def find_chips() -> list[str]:
@@ -36,6 +43,13 @@ def find_chips() -> list[str]:
         if chip:
             chips.append(chip)
     return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
+
+
+def chip_of_this_machine() -> TPUChip | None:
+    """The chip of this machine; None if there is none, or it is unknown."""
+    chips = find_chips()
+    name = os.environ.get(TYPE_VARIABLE) or (chips[0] if chips else "")
+    return tpu_by_accelerator_type(name)
 
 
 def skip_metadata_query_without_chips() -> None:

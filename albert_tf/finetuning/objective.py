@@ -24,7 +24,7 @@ from albert_tf.io.files import open_existing, write_bytes, write_json
 from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs.directory import RECORDS_METADATA_FILE, has_checkpoints
-from albert_tf.training import step_cost, warm_start
+from albert_tf.training import step_cost, step_memory, warm_start
 from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.objective import InitialWeights, Objective, Scalars
 
@@ -204,7 +204,7 @@ class Finetuning(Objective):
         return 3 * num_sequences * (encoder + pooler + head)
 
     def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
-        return step_cost.estimate_step_memory(
+        return step_memory.estimate_step_memory(
             self._config,
             num_replicas,
             self.num_parameters(),

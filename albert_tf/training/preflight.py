@@ -21,7 +21,7 @@ from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
 from albert_tf.runs.rollback import find_divergence
-from albert_tf.training import schedules, step_cost, storage_checks
+from albert_tf.training import schedules, step_cost, step_memory, storage_checks
 from albert_tf.training.checklist import (
     FAIL,
     OK,
@@ -265,7 +265,7 @@ class Preflight:
             self.strategy.num_replicas_in_sync
         )
         total = sum(sizes.values())
-        available = step_cost.device_memory_bytes(self.strategy)
+        available = step_memory.device_memory_bytes(self.strategy)
         named = ", ".join(
             f"{n} {format_bytes(size)}" for n, size in sizes.items()
         )
@@ -327,11 +327,11 @@ class Preflight:
         # The lowest loss is None if the first step begins other records.
         self._judge_loss(first, step, trainer.position.lowest_loss)
         self._report_speed(first, timed, step)
-        peak = format_bytes(step_cost.peak_memory_bytes())
+        peak = format_bytes(step_memory.peak_memory_bytes())
         self._checks.add(
             OK,
             "memory in use",
-            f"{peak} at its peak, of {step_cost.memory_owner()}",
+            f"{peak} at its peak, of {step_memory.memory_owner()}",
         )
 
     def _judge_loss(

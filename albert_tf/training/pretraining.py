@@ -21,7 +21,13 @@ from albert_tf.input.record_format import (
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.training import losses, metrics, step_cost, warm_start
+from albert_tf.training import (
+    losses,
+    metrics,
+    step_cost,
+    step_memory,
+    warm_start,
+)
 from albert_tf.training.objective import InitialWeights, Objective, Scalars
 
 
@@ -163,7 +169,7 @@ class Pretraining(Objective):
         )
 
     def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
-        return step_cost.estimate_memory(self._config, num_replicas)
+        return step_memory.estimate_memory(self._config, num_replicas)
 
     def chance_loss(self) -> float:
         loss = math.log(self._config.model.vocab_size)

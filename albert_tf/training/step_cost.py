@@ -1,4 +1,4 @@
-"""The cost of a training step: floating-point operations and memory.
+"""The floating-point operations of a training step.
 
 Reference:
     [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), appendix B,
@@ -7,13 +7,7 @@ Reference:
     by rematerialisation.
 """
 
-import contextlib
 import math
-import os
-import pathlib
-import resource
-import subprocess
-import sys
 
 import tensorflow as tf
 
@@ -23,14 +17,9 @@ from albert_tf.config import (
     DataConfig,
     DistributionConfig,
     ModelConfig,
-    PretrainingConfig,
 )
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.features import SENTENCE_LABEL, stored_features
-
-PROCESS_STATUS = pathlib.Path("/proc/self/status")
-# Set by Google Kubernetes Engine, not on TPU VMs.
-TPU_TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 
 
 def flops_per_step(
@@ -49,7 +38,7 @@ def flops_per_step(
         sentence_objective: "none" has neither pooler nor sentence head.
     """
     hidden, embedding = model.hidden_size, model.embedding_size
-    predictions = _num_predictions(data)
+    predictions = num_predictions(data)
     # Slots for sentence labels in a row; empty slots are computed, too.
     sentences = 0
     if sentence_objective != "none":
@@ -85,7 +74,7 @@ def encoder_flops(model: ModelConfig, length: int, reads: int) -> int:
     return row
 
 
-def _num_predictions(data: DataConfig) -> int:
+def num_predictions(data: DataConfig) -> int:
     """Number of slots for masked tokens in a row."""
     return _length_of("masked_lm_ids", data)
 
@@ -108,7 +97,7 @@ def peak_flops(
         return config.peak_tflops * 1e12 * replicas
     kind, peak = device_type(strategy), None
     if kind == "TPU":
-        chip = _tpu_of_this_machine()
+        chip = tpu_chips.chip_of_this_machine()
         peak = chip.peak_flops if chip else None
     elif kind == "GPU":
         gpu = tf.config.list_physical_devices("GPU")[0]
@@ -117,146 +106,7 @@ def peak_flops(
     return peak * replicas if peak else None
 
 
-def _tpu_of_this_machine() -> devices.TPUChip | None:
-    chips = tpu_chips.find_chips()
-    name = os.environ.get(TPU_TYPE_VARIABLE) or (chips[0] if chips else "")
-    return devices.tpu_by_accelerator_type(name)
-
-
 def num_parameters(model: ModelConfig, sentence_objective: str) -> int:
     """Trainable parameters of the model and its pretraining heads."""
     weights = list_weights(model, sentence_objective)
     return sum(math.prod(weight.shape) for weight in weights)
-
-
-def estimate_memory(
-    config: PretrainingConfig, num_replicas: int
-) -> dict[str, int]:
-    """Estimates the bytes that a step of pretraining needs on one device."""
-    return estimate_step_memory(
-        config,
-        num_replicas,
-        num_parameters(config.model, config.training.sentence_objective),
-        num_logits=_num_predictions(config.data) * config.model.vocab_size,
-    )
-
-
-def estimate_step_memory(
-    config: PretrainingConfig,
-    num_replicas: int,
-    num_parameters: int,
-    num_sequences: int = 1,
-    num_logits: int = 0,
-) -> dict[str, int]:
-    """Estimates the bytes that a training step needs on one device, by purpose.
-
-    The formula of Korthikanti et al. counts the activations that are kept for
-    the backward pass. It is accurate to a factor of about 1.5: compilers fuse
-    operations, and frameworks keep more tensors. The estimate counts the last
-    block at all positions.
-
-    Args:
-        num_sequences: Number of sequences in an example.
-        num_logits: Number of logits for an example.
-
-    Reference:
-        [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.
-    """
-    model, data = config.model, config.data
-    weights = 4 * num_parameters
-    rows = (
-        num_sequences
-        * data.global_batch_size
-        // num_replicas
-        // data.gradient_accumulation_steps
-    )
-    length, hidden = data.max_seq_length, model.hidden_size
-    width = 2 if config.distribution.precision == "mixed_bfloat16" else 4
-    # Bytes per entry of the hidden states, if numbers have 2 bytes.
-    per_entry = 34 + 5 * model.num_attention_heads * length / hidden
-    block = int(rows * length * hidden * per_entry * width / 2)
-    blocks = model.num_hidden_layers * model.inner_group_num
-    if config.distribution.remat:
-        kept = blocks * rows * length * hidden * width + block
-    else:
-        kept = blocks * block
-    logits = 4 * rows * num_logits
-    return {
-        "weights": weights,
-        "gradients": weights,
-        "moments": 2 * weights,
-        "activations": kept,
-        "logits": 3 * logits,
-    }
-
-
-def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
-    """Memory of the device of one replica; None if it is unknown."""
-    kind = device_type(strategy)
-    if kind == "TPU":
-        chip = _tpu_of_this_machine()
-        return chip.memory_bytes if chip else None
-    if kind == "GPU":
-        return _gpu_memory_bytes()
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return pages * size // strategy.num_replicas_in_sync
-
-
-def _gpu_memory_bytes() -> int | None:
-    """Memory of the smallest GPU; None if nvidia-smi is missing or fails.
-
-    TensorFlow reports only the memory in use.
-    """
-    query = ["nvidia-smi", "--query-gpu=memory.total"]
-    query.append("--format=csv,noheader,nounits")
-    try:
-        done = subprocess.run(
-            query, capture_output=True, text=True, check=True, timeout=60
-        )
-        return min(int(line) for line in done.stdout.split()) * 2**20
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-
-
-def memory_owner() -> str:
-    """Names the owner of the memory that `peak_memory_bytes` measures.
-
-    It is the first TPU or GPU of this process, e.g. "TPU:0", or else the
-    process itself. The TPUs of a slice of several hosts belong to other
-    processes.
-    """
-    return _accelerator() or "this process"
-
-
-def _accelerator() -> str:
-    """The first local device whose memory TensorFlow reports; "" for none."""
-    for kind in ("TPU", "GPU"):
-        if tf.config.list_physical_devices(kind):
-            with contextlib.suppress(ValueError, tf.errors.OpError):
-                tf.config.experimental.get_memory_info(f"{kind}:0")
-                return f"{kind}:0"
-    return ""
-
-
-def peak_memory_bytes() -> int:
-    """Peak memory use of `memory_owner` since `reset_peak_memory`."""
-    device = _accelerator()
-    if device:
-        return tf.config.experimental.get_memory_info(device)["peak"]
-    if PROCESS_STATUS.exists():
-        for line in PROCESS_STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def reset_peak_memory() -> None:
-    """Resets `peak_memory_bytes`, on systems that support it."""
-    device = _accelerator()
-    if device:
-        tf.config.experimental.reset_memory_stats(device)
-        return
-    with contextlib.suppress(OSError):
-        # Linux: 5 resets the peak of the resident set; see proc(5).
-        PROCESS_STATUS.with_name("clear_refs").write_text("5")

@@ -6,7 +6,7 @@ from absl import logging
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.training import schedules, step_cost
+from albert_tf.training import schedules, step_memory
 from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.progress import Progress
 
@@ -46,9 +46,9 @@ class DropoutSwitch(Listener):
         self._config = config
         self._progress = progress
         self._log_event = log_event
-        # Rate, step time in seconds and peak memory in bytes before a change,
-        # until they are compared with those after it.
-        self._before: tuple[float, float, int] | None = None
+        # Rate, step time in seconds and peak memory in bytes (None: unknown)
+        # before a change, until they are compared with those after it.
+        self._before: tuple[float, float, int | None] | None = None
 
     def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
         step_seconds = metrics["step_seconds_median"]
@@ -61,9 +61,13 @@ class DropoutSwitch(Listener):
         after = schedules.dropout_rates(step, self._config)
         if after != before:
             self._log_event("dropout", before=before.hidden, after=after.hidden)
-            memory_bytes = step_cost.peak_memory_bytes()
-            self._before = before.hidden, step_seconds, memory_bytes
-            step_cost.reset_peak_memory()
+            memory_bytes = step_memory.peak_memory_bytes()
+            is_reset = step_memory.reset_peak_memory()
+            self._before = (
+                before.hidden,
+                step_seconds,
+                memory_bytes if is_reset else None,
+            )
 
     def on_rollback(self, step: int) -> None:
         self._before = None
@@ -72,15 +76,20 @@ class DropoutSwitch(Listener):
         assert self._before
         rate_before, step_seconds_before, memory_before = self._before
         self._before = None
+        memory = ""
+        if memory_before is not None:
+            memory = (
+                f", peak memory of {step_memory.memory_owner()} "
+                f"{memory_before / 1e9:.2f} GB -> "
+                f"{step_memory.peak_memory_bytes() / 1e9:.2f} GB"
+            )
         logging.info(
-            "dropout %g -> %g: step %.3g s -> %.3g s, peak memory %.2f GB -> "
-            "%.2f GB",
+            "dropout %g -> %g: step %.3g s -> %.3g s%s",
             rate_before,
             rate,
             step_seconds_before,
             step_seconds,
-            memory_before / 1e9,
-            step_cost.peak_memory_bytes() / 1e9,
+            memory,
         )
 
 

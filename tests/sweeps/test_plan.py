@@ -156,7 +156,7 @@ def test_a_directory_belongs_to_one_sweep(base):
     ):
         claim_directory(directory, plans.make_plan(changed))
     wide, new = (f"{n}: --model=embedding_size=6" for n in ("wide", "wider"))
-    with pytest.raises(UserError, match="run wide: model.embedding_size"):
+    with pytest.raises(UserError, match=r"run wide: model\.embedding_size"):
         renamed = base(variant=(*first.variant, wide))
         claim_directory(directory, plans.make_plan(renamed))
     renamed = base(variant=(*first.variant, new))
