@@ -221,7 +221,22 @@ def make_replica_step(
     target = ProgramTarget.from_config(config.distribution, device_type)
     clip_norm = config.optimizer.clip_norm
     clips_each_replica = config.optimizer.clip_scope == "per_replica"
-    update: Callable[..., Scalars] = state.optimizer.apply
+
+    @tf.autograph.experimental.do_not_convert
+    def update(gradients: list[tf.Tensor]) -> Scalars:
+        """Clips, updates all variables, and returns the norms."""
+        gradient_norm = tf.linalg.global_norm(gradients)
+        scale = tf.constant(1.0)
+        if clip_norm and not clips_each_replica:
+            scale = _clip_factor(gradient_norm, clip_norm)
+        update_metrics = state.optimizer.apply(
+            gradients,
+            _learning_rate(state.step, config, state),
+            scale,
+            fuse=target.fuse,
+        )
+        return {"gradient_norm": gradient_norm, **update_metrics}
+
     if device_type == "GPU":
         # One program, instead of some fifteen kernels for each variable.
         update = tf.function(update, jit_compile=True, autograph=False)
@@ -259,23 +274,9 @@ def make_replica_step(
         flags = {} if stop is None else {"stops": stop}
         gradients, sums = _reduce(gradients, {**sums, **flags})
         flags = {name: sums.pop(name) for name in flags}
-        gradient_norm = tf.linalg.global_norm(gradients)
-        scale = tf.constant(1.0)
-        if clip_norm and not clips_each_replica:
-            scale = _clip_factor(gradient_norm, clip_norm)
-        update_metrics = update(
-            gradients,
-            _learning_rate(state.step, config, state),
-            scale,
-            fuse=target.fuse,
-        )
+        update_metrics = update(gradients)
         state.step.assign_add(1)
-        return {
-            **state.objective.metrics(sums),
-            "gradient_norm": gradient_norm,
-            **update_metrics,
-            **flags,
-        }
+        return {**state.objective.metrics(sums), **update_metrics, **flags}
 
     return replica_step
 

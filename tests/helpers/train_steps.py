@@ -34,12 +34,15 @@ class Trained(NamedTuple):
         operations: The types of all operations of the program, including
             those of called functions.
         num_compiled: How many functions XLA compiles.
+        num_uncompiled_norms: How many squares of norms the other operations of
+            the program compute.
     """
 
     metrics: dict[str, float]
     weights: dict[str, np.ndarray]
     operations: list[str]
     num_compiled: int
+    num_uncompiled_norms: int
 
 
 def make_steps(config):
@@ -75,11 +78,14 @@ def run_steps(config, rates=NO_DROPOUT, num_steps=3):
     assert steps.times.shape == (num_steps, 3)
     assert np.all(np.diff(steps.times, axis=1) >= 0)
     operations, functions = operations_of(train_steps, arguments)
+    compiled = [f for f in functions if f.attr["_XlaMustCompile"].b]
+    in_compiled = [node.op for f in compiled for node in f.node_def]
     return Trained(
         {name: float(v) / num_steps for name, v in steps.totals.items()},
         {name: v.numpy() for name, v in state.variables().items()},
         operations,
-        sum(f.attr["_XlaMustCompile"].b for f in functions),
+        len(compiled),
+        operations.count("L2Loss") - in_compiled.count("L2Loss"),
     )
 
 
