@@ -65,6 +65,12 @@ class StopRequest:
     reason: str = ""
     exit_status: int = PREEMPTED_STATUS
 
+    def __post_init__(self) -> None:
+        # TensorFlow holds Python's interpreter lock while it sends a constant
+        # to another host, so send it while that host answers.
+        with tf.device(self.flag.device):
+            self._one = tf.constant(1.0)
+
     def set(self, reason: str, exit_status: int) -> None:
         """Requests a stop; later requests are ignored."""
         if self.reason:
@@ -82,7 +88,7 @@ class StopRequest:
             enable_async=False, enable_streaming_enqueue=False
         )
         with context.executor_scope(stream):
-            self.flag.assign(1.0)
+            self.flag.assign(self._one)
 
 
 @contextlib.contextmanager
@@ -165,8 +171,12 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
                 first_at = time.monotonic()
             elif time.monotonic() - first_at > SAME_SIGNAL_S:
                 os._exit(128 + number)
-            name = signal.Signals(number).name
-            request.set(f"signal {number} ({name})", 128 + number)
+            reason = f"signal {number} ({signal.Signals(number).name})"
+            # In a thread of its own: if host 0 of a slice is lost, the request
+            # waits for it, and a second signal must end the process.
+            threading.Thread(
+                target=request.set, args=(reason, 128 + number), daemon=True
+            ).start()
 
     # The handlers do nothing, but Python writes the numbers of handled signals
     # to the socket.

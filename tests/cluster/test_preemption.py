@@ -139,6 +139,19 @@ def test_sigterm_stops_a_loop_that_runs_on_another_host():
 
 
 @pytest.mark.slow
+def test_a_second_signal_does_not_wait_for_a_silent_host():
+    """The first one waits for the host, which holds the stop flag."""
+    with run_on_hosts(LOOP) as (program, server):
+        time.sleep(2)
+        server.send_signal(signal.SIGSTOP)
+        program.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(preemption.SAME_SIGNAL_S + 1)
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(10) == 143
+
+
+@pytest.mark.slow
 def test_sigterm_to_the_server_of_any_host_stops_the_loop():
     """As when its machine is shut down without a notice."""
     with run_on_hosts(ON_SLICE, num_hosts=2) as (program, _, server):
