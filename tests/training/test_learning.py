@@ -1,11 +1,13 @@
 """Small models learn planted structure, which equality tests cannot show.
 
-Four runs cover LAMB and AdamW, float32 and bfloat16, static and dynamic masks,
-packed rows and one example per row, and dropout that is removed after a quarter
-of the steps. Packed rows occur with each value of all other settings.
+Six runs cover all pairs of LAMB or AdamW, float32 or bfloat16, static or
+dynamic masks, packed rows or one example per row, and no dropout or dropout
+that is removed after half of the steps.
 """
 
+import collections
 import dataclasses
+import itertools
 
 import pytest
 
@@ -16,8 +18,6 @@ from data_prep import build_tfrecords, train_tokenizer
 from data_prep.config import RecordsConfig, TokenizerConfig
 from tests.helpers import planted_text, tiny_run
 from tests.helpers.shared_directory import build_once
-
-pytestmark = pytest.mark.slow
 
 MODEL = ModelConfig(
     vocab_size=planted_text.VOCAB_SIZE,
@@ -32,53 +32,52 @@ MODEL = ModelConfig(
     # At this width, 0.02 would delay learning by thousands of steps.
     initializer_range=0.1,
 )
-LAMB = {"optimizer": "lamb", "learning_rate": 0.01}
-ADAMW = {"optimizer": "adamw", "learning_rate": 0.001}
-STEPS = 640
-SHORT_ROWS = {
-    "max_seq_length": 24,
-    "max_predictions_per_seq": 6,
-    "masked_lm_prob": 0.2,
-}
-# Rows of two or three examples.
-PACKED_ROWS = {
-    "max_seq_length": 48,
-    "max_predictions_per_seq": 12,
-    "masked_lm_prob": 0.2,
-    "packing": "best_fit",
-    "max_examples_per_row": 4,
-}
+STEPS = 1200
 # By name: settings of both records and run, of records only, of the run only.
-RUNS = {
-    "lamb_float32_static_dropout_removed": (
-        SHORT_ROWS,
-        {"masking": "static", "dupe_factor": 4},
+OPTIMIZERS = {
+    "lamb": ({}, {}, {"optimizer": "lamb", "learning_rate": 0.01}),
+    "adamw": ({}, {}, {"optimizer": "adamw", "learning_rate": 0.001}),
+}
+PRECISIONS = {
+    "float32": ({}, {}, {"precision": "float32"}),
+    "bfloat16": ({}, {}, {"precision": "mixed_bfloat16"}),
+}
+MASKINGS = {
+    "static": ({}, {"masking": "static", "dupe_factor": 4}, {}),
+    "dynamic": ({}, {"masking": "dynamic", "dupe_factor": 1}, {}),
+}
+ROWS = {
+    "unpacked": (
+        {"max_seq_length": 24, "max_predictions_per_seq": 6},
+        {},
+        {"global_batch_size": 64},
+    ),
+    # Rows of two or three examples.
+    "packed": (
         {
-            **LAMB,
-            "global_batch_size": 64,
-            "dropout_schedule": f"0:0.05,{STEPS // 4}:0.0",
+            "max_seq_length": 48,
+            "max_predictions_per_seq": 12,
+            "packing": "best_fit",
+            "max_examples_per_row": 4,
         },
-    ),
-    "adamw_bfloat16_dynamic": (
-        SHORT_ROWS,
-        {"masking": "dynamic", "dupe_factor": 1},
-        {**ADAMW, "precision": "mixed_bfloat16", "global_batch_size": 64},
-    ),
-    "lamb_bfloat16_dynamic_packed": (
-        PACKED_ROWS,
-        {"masking": "dynamic", "dupe_factor": 1},
-        {**LAMB, "precision": "mixed_bfloat16", "global_batch_size": 26},
-    ),
-    "adamw_float32_static_packed_dropout_removed": (
-        PACKED_ROWS,
-        {"masking": "static", "dupe_factor": 4},
-        {
-            **ADAMW,
-            "global_batch_size": 26,
-            "dropout_schedule": f"0:0.1,{STEPS // 4}:0.0",
-        },
+        {},
+        {"global_batch_size": 26},
     ),
 }
+DROPOUTS = {
+    "none": ({}, {}, {}),
+    "removed": ({}, {}, {"dropout_schedule": f"0:0.05,{STEPS // 2}:0.0"}),
+}
+FACTORS = (OPTIMIZERS, PRECISIONS, MASKINGS, ROWS, DROPOUTS)
+# Any two choices of different factors occur together in one of these runs.
+RUNS = (
+    ("lamb", "float32", "static", "unpacked", "none"),
+    ("adamw", "bfloat16", "static", "packed", "none"),
+    ("adamw", "float32", "dynamic", "unpacked", "removed"),
+    ("adamw", "float32", "static", "packed", "removed"),
+    ("lamb", "bfloat16", "dynamic", "unpacked", "removed"),
+    ("lamb", "bfloat16", "dynamic", "packed", "none"),
+)
 
 
 def build_text(directory):
@@ -97,10 +96,26 @@ def build_text(directory):
     )
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_planted_structure_is_learned(name, tmp_path, tmp_path_factory):
+def test_the_runs_cover_all_pairs_of_choices():
+    for one, other in itertools.combinations(range(len(FACTORS)), 2):
+        pairs = {(names[one], names[other]) for names in RUNS}
+        assert pairs == set(itertools.product(FACTORS[one], FACTORS[other]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", RUNS, ids="_".join)
+def test_planted_structure_is_learned(names, tmp_path, tmp_path_factory):
     directory = build_once(tmp_path_factory, "planted_text", build_text)
-    lengths, records, settings = RUNS[name]
+    shared, records, settings = (
+        collections.ChainMap(*parts)
+        for parts in zip(
+            *(
+                factor[name]
+                for factor, name in zip(FACTORS, names, strict=True)
+            ),
+            strict=True,
+        )
+    )
     build_tfrecords.main(
         RecordsConfig(
             input_file=(str(directory / "text.txt"),),
@@ -108,7 +123,8 @@ def test_planted_structure_is_learned(name, tmp_path, tmp_path_factory):
             spm_model_file=str(directory / "spm.model"),
             num_shards=1,
             num_workers=1,
-            **lengths,
+            masked_lm_prob=0.2,
+            **shared,
             **records,
         )
     )
@@ -122,7 +138,8 @@ def test_planted_structure_is_learned(name, tmp_path, tmp_path_factory):
         steps_per_loop=STEPS // 8,
         save_checkpoints_steps=STEPS,
         fuse_on_cpu=False,  # compiles sooner
-        **lengths,
+        masked_lm_prob=0.2,
+        **shared,
         **settings,
     )
     train(config)
