@@ -141,11 +141,20 @@ DEMO := build/demo
 MINI := models/albert_mini_en
 QUESTIONS := data_prep/sample_questions
 
-# Two pairs of passages, for the sentence head of the released model.
+# Six pairs of passages for the sentence head of the released model, written
+# before it was asked.
 BIRTH := 'Anna Berg was a Norwegian painter, born in Oslo in 1861. She studied in Paris and returned to Norway in 1889.'
 DEATH := 'In her last years she lived alone on her farm and painted only the sea. She died there in 1932.'
-KING := 'Once there was a king who had three daughters. The youngest was so beautiful that everyone in the land spoke of her. One day a poor soldier came to the castle and asked for her hand.'
-FOREST := 'When the king heard this, he was angry and sent her away. She walked through the forest all night. In the morning she came to a small house, where an old woman gave her bread and milk.'
+KING := 'Once there was a king who had three daughters. The youngest was so beautiful that everyone in the land spoke of her.'
+FOREST := 'When the king heard this, he was angry and sent her away. She walked through the forest all night.'
+TOWN := 'Millbrook is a town in the north of England, on the river Aire. It was founded in the twelfth century, when a church was built near the bridge.'
+MILLS := 'In the nineteenth century the town became known for its cotton mills. The last of them closed in 1974, and today it is a museum.'
+LAUNCH := 'HMS Falcon was a ship of the Royal Navy, launched at Portsmouth in 1794. She served in the Mediterranean during the war with France.'
+SALE := 'After the end of the war she was used as a prison ship. She was sold in 1827 and broken up.'
+BAND := 'The Grey Hats are a rock band from Chicago, formed by three students in 1991. Their first album was released two years later.'
+TOUR := 'The album was followed by a tour of Europe. In 1998 the singer left the band and was replaced by her brother.'
+STORM := 'The old fisherman looked at the sky and shook his head. A storm was coming, and his son was still at sea.'
+MORNING := 'All that night he waited at the harbour. In the morning the boat came in, and the boy laughed and waved to him.'
 
 # Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
@@ -195,7 +204,15 @@ demo: $(VENV)/installed
 	    --text=$(BIRTH) --text_pair=$(DEATH) \
 	    --text=$(DEATH) --text_pair=$(BIRTH) \
 	    --text=$(KING) --text_pair=$(FOREST) \
-	    --text=$(FOREST) --text_pair=$(KING)
+	    --text=$(FOREST) --text_pair=$(KING) \
+	    --text=$(TOWN) --text_pair=$(MILLS) \
+	    --text=$(MILLS) --text_pair=$(TOWN) \
+	    --text=$(LAUNCH) --text_pair=$(SALE) \
+	    --text=$(SALE) --text_pair=$(LAUNCH) \
+	    --text=$(BAND) --text_pair=$(TOUR) \
+	    --text=$(TOUR) --text_pair=$(BAND) \
+	    --text=$(STORM) --text_pair=$(MORNING) \
+	    --text=$(MORNING) --text_pair=$(STORM)
 	@echo "8/9 evaluates it on the questions of a bank's customers, and continues"
 	@echo "    its pretraining on them"
 	$(BIN)/python -m data_prep.build_tfrecords \
