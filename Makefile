@@ -8,8 +8,9 @@
 # make extras-test   runs the tests that need PyTorch, Apache Beam, TensorFlow
 #                    Datasets or the TPU compiler
 # make extras        installs the packages that extras-test needs
-# make bridge-test   passes the programs of the trainer through the TPU bridge of
-#                    TensorFlow; also a part of test and slow-test
+# make slice-test    passes the programs of the trainer through the TPU bridge of
+#                    TensorFlow, and trains on an emulated slice; also a part of
+#                    test and slow-test
 # make tpu-wheel-test
 #                    passes the programs of the trainer through the TPU bridge
 #                    of tensorflow-tpu, which has the kernels for TPUs; sets up
@@ -48,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Without this, TensorFlow prints messages about missing GPUs in the demo.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test slow-test extras extras-test bridge-test tpu-wheel-test \
+.PHONY: help demo test slow-test extras extras-test slice-test tpu-wheel-test \
     test-all lint typecheck lock clean
 
 help:
@@ -102,8 +103,12 @@ extras-test: $(VENV)/installed-extras
 BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
     tests/finetuning/test_tpu_bridge.py tests/cluster/test_replicas.py
 
-bridge-test: $(VENV)/installed
-	$(PYTEST) $(BRIDGE_TESTS) $(PYTEST_ARGS)
+SLICE_TESTS := $(BRIDGE_TESTS) tests/training/test_slice.py \
+    tests/cluster/test_preemption.py tests/cluster/test_strategy.py \
+    tests/cluster/test_watchdog.py
+
+slice-test: $(VENV)/installed
+	$(PYTEST) $(SLICE_TESTS) $(PYTEST_ARGS)
 
 TPU_BIN := .venv-tpu/bin
 
