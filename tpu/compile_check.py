@@ -120,6 +120,14 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
             f"MB in total, at least {found.all_reduce_s * 1e3:.2f} ms",
         ),
     ]
+    if found.copied_bytes:
+        shown.append(
+            (
+                "copies",
+                f"{found.copied_bytes / 1e9:.3g} GB between HBM and on-chip "
+                "memory, which may overlap with arithmetic",
+            )
+        )
     if found.random_bytes:
         shown.append(
             (

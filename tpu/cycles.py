@@ -2,8 +2,9 @@
 
 The text of an optimized program holds an estimate of cycles for most
 operations. This module adds them up; the body of a loop counts once for each
-iteration. Collectives and the device's random generator have no estimate, so
-their bytes are added up instead.
+iteration. Collectives, the device's random generator and asynchronous copies
+between HBM and on-chip memory have no estimate, so their bytes are added up
+instead.
 """
 
 import dataclasses
@@ -23,6 +24,8 @@ _CALLED = re.compile(r"to_apply=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
 
+# The start of a copy of an array, or of a part of it.
+COPIES = ("copy-start", "slice-start")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 
@@ -36,6 +39,8 @@ class Cost:
         num_collectives: Number of collectives, counted each time they run.
         random_bytes: Bytes from the device's random generator, whose time is
             not estimated.
+        copied_bytes: Bytes of asynchronous copies, which may be hidden behind
+            other operations.
         uncounted_loops: Loops whose number of iterations is unknown; their
             bodies count once.
 
@@ -43,13 +48,14 @@ class Cost:
         >>> body = Cost(cycles=1000, collective_bytes=64, num_collectives=1)
         >>> Cost(cycles=50).plus(body, times=3)
         Cost(cycles=3050, collective_bytes=192, num_collectives=3,
-             random_bytes=0, uncounted_loops=0)
+             random_bytes=0, copied_bytes=0, uncounted_loops=0)
     """
 
     cycles: int = 0
     collective_bytes: int = 0
     num_collectives: int = 0
     random_bytes: int = 0
+    copied_bytes: int = 0
     uncounted_loops: int = 0
 
     def plus(self, other: "Cost", times: int = 1) -> "Cost":
@@ -127,6 +133,7 @@ def _own_cost(line: str) -> Cost:
         collective_bytes=_bytes(shape) if collective else 0,
         num_collectives=int(collective),
         random_bytes=_bytes(shape) if kind == "rng-bit-generator" else 0,
+        copied_bytes=_copied_bytes(shape) if kind in COPIES else 0,
     )
 
 
@@ -201,6 +208,12 @@ def _bytes(shape: str) -> int:
         math.prod(int(n) for n in sizes.split(",") if n) * _width(kind)
         for kind, sizes in _ARRAY.findall(shape)
     )
+
+
+def _copied_bytes(shape: str) -> int:
+    """Bytes that a copy moves: the smaller of its two arrays, if it slices."""
+    arrays = [array[0] for array in _ARRAY.finditer(shape)]
+    return min(_bytes(array) for array in arrays[:2])
 
 
 def _width(kind: str) -> int:

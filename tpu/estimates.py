@@ -64,6 +64,8 @@ class Estimate:
             bodies count once in `cycles`.
         random_bytes: Bytes from the hardware's random generator, whose time
             is not estimated.
+        copied_bytes: Bytes of asynchronous copies between HBM and on-chip
+            memory, whose time is not estimated.
         all_reduce_bytes, num_all_reduces: Bytes and number of the sums over
             all cores.
         all_reduce_s: A lower bound of the time of these sums.
@@ -103,6 +105,7 @@ class Estimate:
     flops: float | None = None
     accessed_bytes: float | None = None
     random_bytes: int | None = None
+    copied_bytes: int | None = None
     all_reduce_bytes: int | None = None
     num_all_reduces: int | None = None
     uncounted_loops: int | None = None
@@ -187,6 +190,7 @@ def estimate(
         flops=program.flops * micro_batches,
         accessed_bytes=program.accessed_bytes,
         random_bytes=cost.random_bytes,
+        copied_bytes=cost.copied_bytes,
         all_reduce_bytes=cost.collective_bytes,
         num_all_reduces=cost.num_collectives,
         uncounted_loops=cost.uncounted_loops,

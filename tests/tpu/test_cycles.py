@@ -17,6 +17,7 @@ HloModule jit_step, is_scheduled=true
 %body (b: (s32[], f32[8])) -> (s32[], f32[8]) {
   %b = (s32[], f32[8]{0}) parameter(0)
   %f.1 = f32[8] fusion(%b), calls=%inside, x={"estimated_cycles":"1000"}
+  %c.1 = (f32[8]{0:S(1)}, f32[8]{0}, u32[]{:S(2)}) copy-start(%f.1)
   ROOT %t.1 = (s32[], f32[8]{0}) tuple(%b, %f.1)
 }
 
@@ -33,6 +34,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   %copied = s32[]{:T(128)} copy(%one), backend_config={"estimated_cycles":"7"}
   %r = (u64[2]{0}, u32[4,8]{1,0}) rng-bit-generator(%x), algorithm=rng_default
   %sum = (f32[8]{0:T(256)}, bf16[2,3]{1,0}) all-reduce(%x, %x), to_apply=%inside
+  %s = ((bf16[4,8]{1,0}), bf16[2,8]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%r)
   %t.2 = (s32[], f32[8]{0}) tuple(%copied, %x)
   %loop = (s32[], f32[8]) while(%t.2), body=%body, condition=%condition, x={}
   ROOT %out = f32[8]{0} get-tuple-element(%loop), index=1
@@ -66,6 +68,8 @@ def test_bytes_of_operations_without_estimate_are_added_up():
     assert cost.num_collectives == 1
     assert cost.collective_bytes == 8 * 4 + 2 * 3 * 2
     assert cost.random_bytes == 2 * 8 + 4 * 8 * 4
+    # Four times in the loop, and half of an array outside.
+    assert cost.copied_bytes == 4 * 8 * 4 + 2 * 8 * 2
 
 
 def test_a_program_of_another_compiler_is_refused():
