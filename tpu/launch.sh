@@ -322,7 +322,7 @@ start() {
 }
 
 check() {
-  local limit_s=''
+  local limit_s=$command_s
   refuse_if_running &&
     on_hosts all serve &&
     on_hosts 0 check "${training_flags[@]}"
