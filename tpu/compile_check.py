@@ -125,7 +125,7 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
             (
                 "copies",
                 f"{found.copied_bytes / 1e9:.3g} GB between HBM and on-chip "
-                "memory, which may overlap with arithmetic",
+                "memory; the copies may overlap with arithmetic",
             )
         )
     if found.random_bytes:

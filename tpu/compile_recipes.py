@@ -162,7 +162,7 @@ def _row(name: str, one: Estimate) -> str:
     if one.step_s and one.mfu and one.tokens_per_s_chip:
         assert one.days is not None and one.chip_hours is not None
         cells += [
-            _expected(1e3 * one.step_s, ".1f"),
+            _expected(1e3 * one.step_s, ",.1f"),
             f"{one.mfu:.1%}",
             f"{one.tokens_per_s_chip:,.0f}",
             f"{1e6 / one.tokens_per_s_chip / FILL[one.packing] / 3600:#.3g}",

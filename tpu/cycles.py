@@ -26,6 +26,8 @@ _ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
 
 # The start of a copy of an array, or of a part of it.
 COPIES = ("copy-start", "slice-start")
+# Marks arrays in on-chip memory.
+ON_CHIP = "S(1)"
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 
@@ -211,7 +213,12 @@ def _bytes(shape: str) -> int:
 
 
 def _copied_bytes(shape: str) -> int:
-    """Bytes that a copy moves: the smaller of its two arrays, if it slices."""
+    """Bytes that a copy moves: the smaller of its two arrays, if it slices.
+
+    0 for copies that neither begin nor end in on-chip memory.
+    """
+    if ON_CHIP not in shape:
+        return 0
     arrays = [array[0] for array in _ARRAY.finditer(shape)]
     return min(_bytes(array) for array in arrays[:2])
 

@@ -70,17 +70,29 @@ class StopRequest:
         # to another host, so send it while that host answers.
         with tf.device(self.flag.device):
             self._one = tf.constant(1.0)
+        self._lock = threading.Lock()
 
     def set(self, reason: str, exit_status: int) -> None:
-        """Requests a stop; later requests are ignored."""
-        if self.reason:
-            return
-        self.reason, self.exit_status = reason, exit_status
-        # Logged first: if a host is lost, the assignment blocks.
+        """Requests a stop; later requests are ignored.
+
+        Returns when the flag is set, or after `SAME_SIGNAL_S` seconds.
+        """
+        with self._lock:
+            if self.reason:
+                return
+            self.reason, self.exit_status = reason, exit_status
         logging.warning(
             "%s: the run saves a checkpoint and stops at most two steps later",
             reason,
         )
+        # In a thread of its own: on a slice, the flag is on host 0. If that
+        # host is lost, the assignment never ends, and the thread that listens
+        # for signals must hear a second one.
+        assignment = threading.Thread(target=self._raise_flag, daemon=True)
+        assignment.start()
+        assignment.join(SAME_SIGNAL_S)
+
+    def _raise_flag(self) -> None:
         # On a slice the flag is on host 0, and the training loop is one
         # remote operation on that host. In the loop's stream the assignment
         # would wait for the end of the loop, so it gets its own stream.
@@ -171,12 +183,8 @@ def _watch_signals(request: StopRequest) -> Iterator[None]:
                 first_at = time.monotonic()
             elif time.monotonic() - first_at > SAME_SIGNAL_S:
                 os._exit(128 + number)
-            reason = f"signal {number} ({signal.Signals(number).name})"
-            # In a thread of its own: if host 0 of a slice is lost, the request
-            # waits for it, and a second signal must end the process.
-            threading.Thread(
-                target=request.set, args=(reason, 128 + number), daemon=True
-            ).start()
+            name = signal.Signals(number).name
+            request.set(f"signal {number} ({name})", 128 + number)
 
     # The handlers do nothing, but Python writes the numbers of handled signals
     # to the socket.

@@ -68,8 +68,8 @@ def claim_directory(sweep_dir: str, plan: Plan) -> None:
             raise UserError(
                 f"the sweep in {sweep_dir} must continue with its own settings",
                 received=f"run {run.name}: {name_faults(changed)}",
-                remedy="Restore them, rename the variant, or choose another "
-                "--output_dir.",
+                remedy="Restore them, rename the changed variants, or choose "
+                "another --output_dir.",
             )
     write_json(path, stored | settings)
 

@@ -223,17 +223,14 @@ def make_replica_step(
     clips_each_replica = config.optimizer.clip_scope == "per_replica"
 
     @tf.autograph.experimental.do_not_convert
-    def update(gradients: list[tf.Tensor]) -> Scalars:
+    def update(gradients: list[tf.Tensor], learning_rate: tf.Tensor) -> Scalars:
         """Clips, updates all variables, and returns the norms."""
         gradient_norm = tf.linalg.global_norm(gradients)
         scale = tf.constant(1.0)
         if clip_norm and not clips_each_replica:
             scale = _clip_factor(gradient_norm, clip_norm)
         update_metrics = state.optimizer.apply(
-            gradients,
-            _learning_rate(state.step, config, state),
-            scale,
-            fuse=target.fuse,
+            gradients, learning_rate, scale, fuse=target.fuse
         )
         return {"gradient_norm": gradient_norm, **update_metrics}
 
@@ -274,7 +271,9 @@ def make_replica_step(
         flags = {} if stop is None else {"stops": stop}
         gradients, sums = _reduce(gradients, {**sums, **flags})
         flags = {name: sums.pop(name) for name in flags}
-        update_metrics = update(gradients)
+        update_metrics = update(
+            gradients, _learning_rate(state.step, config, state)
+        )
         state.step.assign_add(1)
         return {**state.objective.metrics(sums), **update_metrics, **flags}
 

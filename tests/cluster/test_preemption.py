@@ -148,7 +148,7 @@ def test_a_second_signal_does_not_wait_for_a_silent_host():
         with pytest.raises(subprocess.TimeoutExpired):
             program.wait(preemption.SAME_SIGNAL_S + 1)
         program.send_signal(signal.SIGTERM)
-        assert program.wait(10) == 143
+        assert program.wait(PATIENCE_S) == 143
 
 
 @pytest.mark.slow

@@ -152,13 +152,14 @@ def test_a_directory_belongs_to_one_sweep(base):
 
     changed = base(base_flags=(*first.base_flags, "--learning_rate=0.5"))
     with pytest.raises(
-        UserError, match=r"learning_rate was .* is 0\.5.*rename the variant"
+        UserError,
+        match=r"learning_rate was .* is 0\.5.*rename the changed variants",
     ):
         claim_directory(directory, plans.make_plan(changed))
     wide, new = (f"{n}: --model=embedding_size=6" for n in ("wide", "wider"))
     with pytest.raises(UserError, match=r"run wide: model\.embedding_size"):
-        renamed = base(variant=(*first.variant, wide))
-        claim_directory(directory, plans.make_plan(renamed))
+        changed = base(variant=(*first.variant, wide))
+        claim_directory(directory, plans.make_plan(changed))
     renamed = base(variant=(*first.variant, new))
     claim_directory(directory, plans.make_plan(renamed))
     other = base(variant=("deep: --model=num_hidden_layers=3",))

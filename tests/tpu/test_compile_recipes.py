@@ -100,11 +100,11 @@ ONE = Estimate(
 
 
 def test_a_row_shows_the_estimate():
-    """And the range of days and chip-hours: to 1.5 times the estimate."""
+    """And ranges, to 1.5 times the estimate, of times and chip-hours."""
     row = compile_recipes.table({"large": vars(ONE)}).splitlines()[-1]
     assert row == (
-        "| large | v5e:4x4 | 4 x 8 | 4.00 | 25% | 12.5 | 40.5% | 12,346 "
-        "| 0.0398 | 1.50 to 2.25 | 576 to 864 | 61 |"
+        "| large | v5e:4x4 | 4 x 8 | 4.00 | 25% | 12.5 to 18.8 | 40.5% "
+        "| 12,346 | 0.0398 | 1.50 to 2.25 | 576 to 864 | 61 |"
     )
     header = compile_recipes.HEADER.splitlines()[0]
     assert row.count("|") == header.count("|")
