@@ -208,6 +208,15 @@ def test_a_command_that_does_not_end_has_a_limit(cloud):
     assert cloud.verbs() == ["create", "delete", "create"]
 
 
+def test_a_check_of_a_host_that_hangs_ends(cloud):
+    cloud.set_up(plan=["0"])
+    for command in ("create", "setup"):
+        assert cloud.launch(command).returncode == 0
+    (cloud.path / "hanging").touch()
+    done = cloud.launch("check", "--command_s=2", "--", *TRAINING)
+    assert done.returncode == 124, done.stdout + done.stderr
+
+
 def test_a_slice_whose_first_host_stays_silent_is_replaced(cloud):
     cloud.set_up(plan=["wait", "0"])
     for command in ("create", "setup"):
