@@ -147,7 +147,7 @@ MINI := models/albert_mini_en
 QUESTIONS := data_prep/sample_questions
 
 # Six pairs of passages for the sentence head of the released model, written
-# before it was asked.
+# before this release was asked; the first two are older.
 BIRTH := 'Anna Berg was a Norwegian painter, born in Oslo in 1861. She studied in Paris and returned to Norway in 1889.'
 DEATH := 'In her last years she lived alone on her farm and painted only the sea. She died there in 1932.'
 KING := 'Once there was a king who had three daughters. The youngest was so beautiful that everyone in the land spoke of her.'
