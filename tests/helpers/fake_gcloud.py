@@ -23,7 +23,8 @@ is "all"; each deletion of the request removes a line. With a file
 file uploaded. While `failing_deletes` has a line, a delete fails; if the line
 is "late", it deletes nevertheless. A line "refused" of `failing_creates` or
 `failing_lists` does the same to a create or a list; an empty line does not.
-With a file `hanging`, ssh does not end until the request is deleted.
+With a file `hanging`, ssh does not end until the request is deleted, or the
+number of seconds in the file, 60 by default, has passed.
 """
 
 import contextlib
@@ -215,7 +216,8 @@ def tpu_vm(verb):
             refuse_if_unreachable(number)
             shutil.copy(sys.argv[5], host(number))
     elif verb == "ssh" and (CLOUD / "hanging").exists():
-        subprocess.run(["sleep", "60"], check=False)
+        seconds = (CLOUD / "hanging").read_text() or "60"
+        subprocess.run(["sleep", seconds], check=False)
     elif verb == "ssh":
         numbers = hosts(flag("worker"))
         for number in numbers:

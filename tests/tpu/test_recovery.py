@@ -212,7 +212,7 @@ def test_a_check_of_a_host_that_hangs_ends(cloud):
     cloud.set_up(plan=["0"])
     for command in ("create", "setup"):
         assert cloud.launch(command).returncode == 0
-    (cloud.path / "hanging").touch()
+    (cloud.path / "hanging").write_text("10")
     done = cloud.launch("check", "--command_s=2", "--", *TRAINING)
     assert done.returncode == 124, done.stdout + done.stderr
 
