@@ -142,7 +142,7 @@ def peak_memory_bytes() -> int:
 def reset_peak_memory() -> bool:
     """Resets `peak_memory_bytes`; returns whether the system supports it.
 
-    Some versions of libtpu report the peak of a TPU, but cannot reset it.
+    By TensorFlow's sources, a TPU reports its peak, but cannot reset it.
     """
     device = _accelerator()
     if device:
