@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ TENSORFLOWS = (
 # Packages that Keras and TensorFlow Lite import if they are installed, for
 # functions that this project does not call.
 NOT_NEEDED = ("jax", "matplotlib", "sklearn")
+# Flags of XLA, which change the programs that it compiles.
+COMPILER_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", "TF_XLA_FLAGS")
 # The newest libtpu with which tensorflow-tpu 2.20.0 can be imported.
 NEWEST_LIBTPU = "0.0.30"
 # Bytes. The smallest run was seen with 4.0 GB of virtual memory.
@@ -172,6 +175,26 @@ def check_installed() -> list[Installed]:
         limits = ("0.0.1", NEWEST_LIBTPU + ".1")
         found.append(_judge("libtpu", _version("libtpu"), limits))
     return found
+
+
+def software() -> dict[str, str]:
+    """What may change the rounding of a run: packages and compiler flags.
+
+    Returns:
+        Versions by package, and each variable of `COMPILER_VARIABLES` that is
+        set.
+
+    Example:
+        >>> sorted(software())[:2]
+        ['Python', 'keras']
+    """
+    installed = {one.name: one.version for one in check_installed()}
+    variables = {
+        name: os.environ[name]
+        for name in COMPILER_VARIABLES
+        if os.environ.get(name)
+    }
+    return {**installed, **variables}
 
 
 def _judge(name: str, version: str, limits: tuple[str, str]) -> Installed:

@@ -78,6 +78,8 @@ def _plain(value: Any) -> str:
     """Returns a JSON value as a person would write it."""
     if isinstance(value, list):
         return ", ".join(map(_plain, value)) or UNKNOWN
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(v)}" for name, v in value.items())
     return UNKNOWN if value in ("", None) else str(value)
 
 
@@ -140,6 +142,12 @@ def _goodput(run: RunHistory) -> str:
 
 def _count(kind: str) -> Callable[[RunHistory], str]:
     return lambda run: str(run.count_events(kind)) if run.events else ""
+
+
+def _software(run: RunHistory) -> str:
+    """That of the last start."""
+    starts = [event for event in run.events if "software" in event]
+    return _plain(starts[-1]["software"]) if starts else ""
 
 
 def _damaged_records(run: RunHistory) -> str:
@@ -212,6 +220,7 @@ def _time_share(cause: str) -> Callable[[RunHistory], str]:
 
 FACTS: dict[str, Callable[[RunHistory], str]] = {
     "directory": lambda run: run.run_dir,
+    "software, last start": _software,
     "state": _state,
     "steps": _steps,
     "tokens trained on, padding included": _tokens,

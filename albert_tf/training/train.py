@@ -18,11 +18,13 @@ clipping and its gradient accumulation give wrong results or crash.
 import contextlib
 import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import workers
+from albert_tf.cluster import versions, workers
 from albert_tf.cluster.preemption import StopRequest, watch_for_stop
 from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
 from albert_tf.cluster.watchdog import guarded, watch
@@ -36,7 +38,7 @@ from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import make_directories
 from albert_tf.io.ownership import Owner, own
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.log import RunLog
+from albert_tf.runs.log import RunLog, read_events
 from albert_tf.training import schedules, step_cost
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import InitialWeights, Objective
@@ -239,17 +241,20 @@ def open_run(
         position.step,
         config.training.num_train_steps,
     )
-    durations = {
+    software = versions.software()
+    _log_software(software, run_dir)
+    facts: dict[str, Any] = {
         "start_up_s": time.time() - began - restore_s,
         "restore_s": restore_s,
+        "software": software,
     }
     if resumed:
         lost_s = run_log.lost_seconds if run_log else 0.0
-        run.log_event("resume", **durations, lost_s=lost_s)
+        run.log_event("resume", **facts, lost_s=lost_s)
     elif initial:
-        run.log_event("start", **durations, warm_start=initial.report)
+        run.log_event("start", **facts, warm_start=initial.report)
     else:
-        run.log_event("start", **durations)
+        run.log_event("start", **facts)
     _log_summary(config, objective, data, trainer, num_replicas, per_replica)
     # 6. A new run saves its first checkpoint, to which a rollback may return.
     # If it cannot be written, the run ends before training.
@@ -259,6 +264,32 @@ def open_run(
         run.save()
         run.finish_saving()
     return run
+
+
+def _log_software(software: Mapping[str, str], run_dir: str) -> None:
+    """Logs versions and compiler flags, and warns if the run had others."""
+    logging.info(
+        "software: %s",
+        ", ".join(f"{name} {value}" for name, value in software.items()),
+    )
+    earlier = [
+        event["software"]
+        for event in read_events(run_dir)
+        if "software" in event
+    ]
+    if not earlier or earlier[-1] == software:
+        return
+    before = earlier[-1]
+    logging.warning(
+        "the run continues with other software (%s): its results will differ "
+        "in rounding from those of a run that was not stopped",
+        ", ".join(
+            f"{name}: {before.get(name, 'none')} before, "
+            f"now {software.get(name, 'none')}"
+            for name in sorted({*before, *software})
+            if before.get(name) != software.get(name)
+        ),
+    )
 
 
 def _log_summary(

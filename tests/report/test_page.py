@@ -78,6 +78,7 @@ def test_the_table_sums_up_a_run(tmp_path):
             "start_up_s": 7.0,
             "restore_s": 2.0,
             "lost_s": 60.0,
+            "software": {"keras": "3.15", "LIBTPU_INIT_ARGS": "--a --b"},
         },
         {
             "time": 2001.0,
@@ -120,6 +121,9 @@ def test_the_table_sums_up_a_run(tmp_path):
     assert facts["tokens per second, over kept steps"] == "12.80"
     # (0.02 x 110 s + 0.4 x 30 s) / 40 s.
     assert facts["MFU, over kept steps"] == "35.5%"
+    assert facts["software, last start"] == (
+        "keras 3.15, LIBTPU_INIT_ARGS --a --b"
+    )
     assert facts["restarts"] == facts["rollbacks"] == "1"
     assert facts["damaged records left out"] == "2"
     assert facts["masked LM, held-out set, last"] == "7.000 (25.0%) at step 2"

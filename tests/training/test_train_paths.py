@@ -3,6 +3,7 @@
 import shutil
 import time
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -219,3 +220,26 @@ def test_a_data_schedule_gives_the_same_run_however_it_is_interrupted(
         if event["event"] == "data"
     ]
     assert switches == [(33, "b"), (70, "a")]
+
+
+@pytest.mark.slow
+def test_a_start_logs_the_software_and_warns_if_it_has_changed(
+    tiny_records, tmp_path, monkeypatch, caplog
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
+    )
+    train(config)
+    train(config)  # resumed after its last step
+    assert "other software" not in caplog.text
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_a=1")
+    train(config)
+    (warning,) = [x for x in caplog.messages if "other software" in x]
+    assert "(LIBTPU_INIT_ARGS: none before, now --xla_a=1)" in warning
+    *_, first, last = (
+        event["software"]
+        for event in read_events(str(tmp_path))
+        if "software" in event
+    )
+    assert first["keras"] == keras.__version__
+    assert last == {**first, "LIBTPU_INIT_ARGS": "--xla_a=1"}
