@@ -67,6 +67,8 @@ settings() {
   valid_until_duration=${ALBERT_TPU_VALID_UNTIL_DURATION-}
   # service account of the hosts; default: Compute Engine's
   service_account=${ALBERT_TPU_SERVICE_ACCOUNT-}
+  # LIBTPU_INIT_ARGS on the hosts: flags of the TPU compiler; default: none
+  libtpu_init_args=${ALBERT_TPU_LIBTPU_INIT_ARGS-}
   # additional flags for create, e.g. --network=n
   create_flags=${ALBERT_TPU_CREATE_FLAGS-}
   # user name on the hosts; default: that of this machine
@@ -147,6 +149,9 @@ check_settings() {
     fail "--tier must be spot, on_demand or reserved. Received: $tier"
   [[ ! $log_dir || $log_dir == gs://* ]] ||
     fail "--log_dir must be gs://... Received: $log_dir"
+  [[ ! $libtpu_init_args || $libtpu_init_args == --* ]] ||
+    fail "--libtpu_init_args must be flags that begin with --. Received:\
+ $libtpu_init_args"
   # https://cloud.google.com/tpu/docs/runtimes
   case $accelerator_type in
   v[234]-*) : "${runtime_version:=tpu-ubuntu2204-base}" ;;
@@ -205,7 +210,15 @@ tpus() {
 on_hosts() {
   local worker=$1
   shift
-  remote "$worker" "bash albert_tf/tpu/on_host.sh $(quoted "$@")"
+  remote "$worker" "$(on_host "$@")"
+}
+
+# The command that runs tpu/on_host.sh on a host.
+on_host() {
+  local command=(bash albert_tf/tpu/on_host.sh "$@")
+  [[ ! $libtpu_init_args ]] ||
+    command=(env "LIBTPU_INIT_ARGS=$libtpu_init_args" "${command[@]}")
+  quoted "${command[@]}"
 }
 
 # Options of ssh. A preempted host does not close its connections, so ssh would
@@ -232,8 +245,8 @@ slice_state() {
 # "unreachable" if the host does not answer.
 training_state() {
   local script=albert_tf/tpu/on_host.sh
-  remote 0 "if [ -f $script ]; then bash $script status_of\
- $(quoted "${training_flags[@]}"); else echo none; fi" >"$scratch/state" || true
+  remote 0 "if [ -f $script ]; then $(on_host status_of "${training_flags[@]}")\
+; else echo none; fi" >"$scratch/state" || true
   grep -xE 'none|running|stopped|lost|other|exit [0-9]+' "$scratch/state" ||
     echo unreachable
 }

@@ -10,14 +10,16 @@
 #   check FLAG...        runs the trainer's --dry_run
 #   status               prints none, running, stopped, lost (the host was
 #                        rebooted), or "exit N"
-#   status_of FLAG...    the same, or "other" for training with other flags
+#   status_of FLAG...    the same, or "other" for training with other flags or
+#                        another LIBTPU_INIT_ARGS
 #   newest_checkpoint    prints the newest checkpoint in the log, "step-N"
 #   stop                 stops training, which saves a checkpoint
 #   logs, tail N         prints the log of training
 #
 # A slice of several hosts runs one Python process, on host 0. TensorFlow
 # reaches the chips of every host, including host 0, through a server on that
-# host: start_grpc_tpu_worker, which is part of tensorflow-tpu.
+# host: start_grpc_tpu_worker, which is part of tensorflow-tpu. These servers
+# compile the program, so `serve` passes LIBTPU_INIT_ARGS on to them.
 set -euo pipefail
 
 code=$(cd "$(dirname "$0")/.." && pwd)
@@ -136,12 +138,14 @@ serve() {
   id=$(metadata attributes/agent-worker-number)
   # Google's service for such servers loads these settings of the image.
   local settings=${ALBERT_TPU_ENV_FILE:-/home/tpu-runtime/tpu-env}
+  local compiler_flags=${LIBTPU_INIT_ARGS-}
   if [[ -r $settings ]]; then
     set -o allexport
     # shellcheck disable=SC1090  # a file of the image
     source "$settings"
     set +o allexport
   fi
+  [[ ! $compiler_flags ]] || export LIBTPU_INIT_ARGS=$compiler_flags
   CLOUD_TPU_TASK_ID=$id TPU_HOSTNAME_OVERRIDE=$address \
     TPU_MESH_CONTROLLER_ADDRESS=${addresses[0]}:8476 \
     TPU_MESH_CONTROLLER_PORT=8476 TPU_TASK_PORT=$port \
@@ -181,7 +185,7 @@ train() {
   [[ $(status) != running ]] || fail 'training must not be running already'
   mkdir -p "$state"
   rm -f "$state/exit_status" "$state/stopped" "$state/trainer.pid"
-  printf '%q\n' "${@:2}" >"$state/flags"
+  all_flags "${@:2}" >"$state/flags"
   setsid nohup "$BASH" "$0" supervise "$@" >>"$log" 2>&1 </dev/null &
   until [[ -s $state/trainer.pid ]]; do
     kill -0 "$!" 2>/dev/null || {
@@ -193,13 +197,19 @@ train() {
   echo "training, process $(<"$state/trainer.pid"); log: $log"
 }
 
+# Prints what decides whether two trainings have the same flags.
+all_flags() {
+  printf '%q\n' "LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS-}" "$@"
+}
+
 # Runs training, copies its log to the bucket, and stores its exit status.
 supervise() {
   local log_dir=$1 trainer copier='' result=0
   shift
   exec 9>>"$state/training.lock"
   flock --timeout 10 9
-  printf '\n%s: %s\n' "$(date '+%F %T')" "$*"
+  printf '\n%s: %s%s\n' "$(date '+%F %T')" \
+    "${LIBTPU_INIT_ARGS:+LIBTPU_INIT_ARGS=$LIBTPU_INIT_ARGS }" "$*"
   reach_tpu
   cd "$code"
   "$bin/python" -m albert_tf.run_pretraining "${tpu_flags[@]}" "$@" &
@@ -268,7 +278,7 @@ status() {
 
 status_of() {
   if [[ -f $state/flags &&
-    $(printf '%q\n' "$@") != "$(<"$state/flags")" ]]; then
+    $(all_flags "$@") != "$(<"$state/flags")" ]]; then
     echo other
   else
     status

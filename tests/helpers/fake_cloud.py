@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.parse
 
-from tests.helpers.run_processes import free_ports
+from tests.helpers.run_processes import PATIENCE_S, free_ports
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -56,6 +56,14 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+def wait_for(function, value):
+    """Returns once `function()` is `value`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while function() != value:
+        assert time.monotonic() < deadline, function()
+        time.sleep(0.05)
 
 
 def copy_repository(directory):

@@ -62,6 +62,7 @@ case $state in step-*)
   state=
 esac
 printf '%s\\0' "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" "$@" END >>CLOUD/trained
+echo "$LIBTPU_INIT_ARGS" >>CLOUD/compiler_flags
 if [ "$TPU_LOAD_LIBRARY" = 0 ]; then
   echo hello >/dev/tcp/127.0.0.1/$ALBERT_TPU_PORT
 fi

@@ -3,14 +3,11 @@
 The substitute is `tests/helpers/fake_cloud.py`.
 """
 
-import concurrent.futures
-import contextlib
 import pathlib
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 from absl import flags as absl_flags
@@ -18,18 +15,9 @@ from absl import flags as absl_flags
 from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.training import step_memory
-from tests.helpers.fake_cloud import ROOT, TRAINING, Metadata
-from tests.helpers.run_processes import PATIENCE_S
+from tests.helpers.fake_cloud import ROOT, TRAINING, wait_for
 
 SCRIPTS = [ROOT / "tpu" / "launch.sh", ROOT / "tpu" / "on_host.sh"]
-
-
-def wait_for(function, value):
-    """Returns once `function()` is `value`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while function() != value:
-        assert time.monotonic() < deadline, function()
-        time.sleep(0.05)
 
 
 def commands_of(dry_run):
@@ -69,6 +57,7 @@ def test_help_lists_commands_settings_and_defaults(cloud):
         (["create", "--accelerator_type=a100"], "--accelerator_type must be"),
         (["create", "--accelerator_type=v6e-16"], "no server for v6e slices"),
         (["create", "--log_dir=/tmp"], "--log_dir must be gs://"),
+        (["start", "--libtpu_init_args=a"], "must be flags that begin with --"),
         (["run", "--poll_s=often"], "--poll_s must be a number"),
         (["run", "--max_failures=0"], "--max_failures must be at least 1"),
         (["run", "--max_preemptions="], "--max_preemptions must be at least"),
@@ -173,28 +162,6 @@ def test_one_host_trains_until_all_steps_are_done(cloud):
     assert not (cloud.path / "served").exists()
 
 
-def test_every_host_of_a_slice_runs_a_server(cloud):
-    cloud.set_up(num_hosts=2)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
-    settings = cloud.path / "tpu-env"
-    settings.write_text("TPU_OF_IMAGE='set by it'\n")
-    cloud.environment["ALBERT_TPU_ENV_FILE"] = str(settings)
-    done = cloud.run("--delete_when_done=true")
-    assert done.returncode == 0, done.stdout + done.stderr
-    port = cloud.environment["ALBERT_TPU_PORT"]
-    ((library, arguments),) = cloud.trained()
-    assert library == "0"  # the servers have the TPU
-    assert arguments[2:4] == [
-        "--strategy=tpu",
-        f"--tpu_name=grpc://10.0.0.2:{port},10.0.0.3:{port}",
-    ]
-    served = (cloud.path / "served").read_text().splitlines()
-    assert len(served) == 2
-    assert "('TPU_MESH_CONTROLLER_ADDRESS', '10.0.0.2:8476')" in served[0]
-    assert "('TPU_OF_IMAGE', 'set by it')" in served[0]
-    assert cloud.verbs() == ["create", "delete"]
-
-
 @pytest.mark.parametrize("failures", [["refused"] * 4, ["late"]])
 def test_a_failed_delete_is_retried(cloud, failures):
     """A slice that remains is charged. "late" fails after the deletion."""
@@ -207,63 +174,6 @@ def test_a_failed_delete_is_retried(cloud, failures):
     tries = len(failures) + failures.count("refused") // 4
     assert cloud.verbs() == ["create"] + ["delete"] * tries
     assert not (cloud.path / "requested").exists()
-
-
-def test_a_server_that_ignores_sigterm_is_replaced(cloud):
-    """After its first client, start_grpc_tpu_worker ignores SIGTERM."""
-    cloud.environment["ALBERT_TPU_SERVER_GRACE_S"] = "1"
-    cloud.set_up(plan=["1", "0"], num_hosts=2)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
-    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
-        assert cloud.launch(*words).returncode == 0
-    pid_file = cloud.path / "host-0" / "albert_tf_state" / "server.pid"
-    first = int(pid_file.read_text())
-    wait_for(cloud.num_served, 2)
-    wait_for((cloud.path / "used").exists, True)
-    assert cloud.launch("start", "--", *TRAINING).returncode == 0
-    assert int(pid_file.read_text()) != first
-    wait_for(cloud.num_served, 4)
-
-
-def test_the_server_of_a_host_gets_sigterm_at_a_notice(cloud):
-    """TensorFlow's server then asks the run of the slice to stop."""
-    cloud.set_up(num_hosts=2)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
-    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
-        assert cloud.launch(*words).returncode == 0
-    received = [cloud.path / f"host-{host}" / "sigterm" for host in range(2)]
-    assert not any(path.exists() for path in received)
-    wait_for(cloud.num_served, 2)  # from then on they record SIGTERM
-    Metadata.preempted = "TRUE"
-    wait_for(lambda: [path.exists() for path in received], [True, True])
-    log = cloud.path / "host-1" / "albert_tf_state" / "server.log"
-    assert "preempted TRUE: sending SIGTERM" in log.read_text()
-
-
-@pytest.mark.parametrize("num_hosts", [1, 2])
-def test_training_starts_after_the_end_of_a_notice(cloud, num_hosts):
-    """It would get the same notice at once, and its server, too."""
-    cloud.set_up(num_hosts=num_hosts)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")[:num_hosts]
-    for words in (["create"], ["setup"]):
-        assert cloud.launch(*words).returncode == 0
-    Metadata.preempted = "TRUE"
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        start = pool.submit(cloud.launch, "start", "--", *TRAINING)
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            start.result(timeout=3)
-        assert not (cloud.path / "trained").exists()
-        Metadata.preempted = "FALSE"
-        assert start.result().returncode == 0
-    assert (cloud.path / "trained").exists()
-
-
-def test_a_notice_that_stays_delays_training_only(cloud):
-    for words in (["create"], ["setup"]):
-        assert cloud.launch(*words).returncode == 0
-    Metadata.preempted = "TRUE"
-    cloud.environment["ALBERT_TPU_NOTICE_WAIT_S"] = "1"
-    assert cloud.launch("start", "--", *TRAINING).returncode == 0
 
 
 def test_the_python_code_of_on_host_finds_its_modules():
@@ -375,25 +285,6 @@ def test_a_query_that_fails_does_not_end_wait(cloud):
     assert "base: unknown" in done.stdout
 
 
-def test_a_training_slice_keeps_its_servers_and_modules(cloud):
-    """Only host 0 knows that training is running."""
-    cloud.set_up(plan=["wait"], num_hosts=2)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
-    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
-        assert cloud.launch(*words).returncode == 0
-    module = cloud.path / "host-1" / "albert_tf" / "of-the-program-that-runs"
-    module.touch()
-    for words in (
-        ["start", "--", *TRAINING],
-        ["check", "--", *TRAINING],
-        ["setup"],
-    ):
-        done = cloud.launch(*words)
-        assert done.returncode and "must not be running" in done.stderr
-    assert len((cloud.path / "served").read_text().splitlines()) == 2
-    assert module.exists()
-
-
 def test_without_metadata_a_slice_is_not_treated_as_one_host(cloud):
     cloud.set_up(num_hosts=2)
     for command in ("create", "setup"):
@@ -453,9 +344,12 @@ def test_training_with_other_flags_is_detected(cloud):
     cloud.set_up(plan=["0", "0"])
     assert cloud.run().returncode == 0
     others = ["--poll_s=0", "--", *TRAINING, "--seed=2"]
-    done = cloud.launch("run", *others)
-    assert done.returncode == 1
-    assert "training on this slice has other flags" in done.stderr
+    for done in (
+        cloud.launch("run", *others),
+        cloud.run("--libtpu_init_args=--xla_a=1"),
+    ):
+        assert done.returncode == 1
+        assert "training on this slice has other flags" in done.stderr
     assert len(cloud.trained()) == 1
     assert cloud.launch("start", *others).returncode == 0
     assert cloud.launch("run", *others).returncode == 0
