@@ -210,11 +210,11 @@ tpus() {
 on_hosts() {
   local worker=$1
   shift
-  remote "$worker" "$(on_host "$@")"
+  remote "$worker" "$(host_command "$@")"
 }
 
 # The command that runs tpu/on_host.sh on a host.
-on_host() {
+host_command() {
   local command=(bash albert_tf/tpu/on_host.sh "$@")
   [[ ! $libtpu_init_args ]] ||
     command=(env "LIBTPU_INIT_ARGS=$libtpu_init_args" "${command[@]}")
@@ -245,8 +245,9 @@ slice_state() {
 # "unreachable" if the host does not answer.
 training_state() {
   local script=albert_tf/tpu/on_host.sh
-  remote 0 "if [ -f $script ]; then $(on_host status_of "${training_flags[@]}")\
-; else echo none; fi" >"$scratch/state" || true
+  remote 0 "if [ -f $script ]; then\
+ $(host_command status_of "${training_flags[@]}"); else echo none; fi"\
+ >"$scratch/state" || true
   grep -xE 'none|running|stopped|lost|other|exit [0-9]+' "$scratch/state" ||
     echo unreachable
 }

@@ -201,7 +201,7 @@ def test_a_command_that_does_not_end_has_a_limit(cloud):
     for command in ("create", "setup"):
         assert cloud.launch(command).returncode == 0
     cloud.start()
-    (cloud.path / "hanging").touch()
+    (cloud.path / "hanging").write_text("20")
     done = cloud.run("--unreachable_s=1", "--query_s=5")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "host 0 does not answer: requesting a new slice" in done.stdout
