@@ -15,6 +15,9 @@ import pytest
 
 from tests.helpers.fake_cloud import TRAINING, Metadata, copy_repository
 
+# They wait for processes.
+pytestmark = pytest.mark.slow
+
 
 def test_a_preempted_slice_is_requested_again_and_training_continues(cloud):
     cloud.set_up(

@@ -12,6 +12,9 @@ import pytest
 
 from tests.helpers.fake_cloud import TRAINING, Metadata, wait_for
 
+# They wait for processes.
+pytestmark = pytest.mark.slow
+
 
 def test_every_host_of_a_slice_runs_a_server(cloud):
     cloud.set_up(num_hosts=2)
