@@ -281,7 +281,7 @@ def _log_software(software: Mapping[str, str], run_dir: str) -> None:
         return
     before = earlier[-1]
     logging.warning(
-        "the run continues with other software (%s): its results will differ "
+        "the run continues with other software (%s): its results may differ "
         "in rounding from those of a run that was not stopped",
         ", ".join(
             f"{name}: {before.get(name, 'none')} before, "
