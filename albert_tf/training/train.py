@@ -242,7 +242,8 @@ def open_run(
         config.training.num_train_steps,
     )
     software = versions.software()
-    _log_software(software, run_dir)
+    if run_log:
+        _log_software(software, run_dir)
     facts: dict[str, Any] = {
         "start_up_s": time.time() - began - restore_s,
         "restore_s": restore_s,
