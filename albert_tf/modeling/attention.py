@@ -79,6 +79,88 @@ def join_heads(x: tf.Tensor) -> tf.Tensor:
     )
 
 
+class _HeadsProjection(Projection):
+    """A projection to or from all heads.
+
+    With `ProgramTarget.has_products_by_heads`, the heads have the layout
+    `(batch, heads, size, length)`: positions fill the 128 lanes of a register
+    of a TPU, the size of a head does not. The product then needs no copy
+    between it and attention.
+    """
+
+    def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
+        size = config.hidden_size
+        super().__init__(size, size, initializer(config), dtype, name)
+        self.num_heads = config.num_attention_heads
+
+
+class ToHeads(_HeadsProjection):
+    """The projection of queries, keys or values.
+
+    Example:
+        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
+        >>> projection = ToHeads(config, name="query", dtype="float32")
+        >>> projection.build()
+        >>> product, _ = projection(tf.ones([1, 4, 6]))
+        >>> by_heads, _ = projection(
+        ...     tf.ones([1, 4, 6]), target=ProgramTarget("TPU")
+        ... )
+        >>> product.shape, by_heads.shape
+        (TensorShape([1, 4, 6]), TensorShape([1, 2, 3, 4]))
+    """
+
+    def call(
+        self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Multiplies by the kernel.
+
+        Args:
+            x: Float, `(batch, length, H)`.
+
+        Returns:
+            Compute dtype: the product, `(batch, length, H)` or `(batch, heads,
+            size, length)`, and the bias, `(H,)`.
+        """
+        if not target.has_products_by_heads:
+            return super().call(x)
+        kernel = self.read_kernel([self.input_width, self.num_heads, -1])
+        product = tf.einsum("blw,whs->bhsl", x, kernel)
+        return product, tf.convert_to_tensor(self.bias)
+
+
+class FromHeads(_HeadsProjection):
+    """The projection of the context of all heads.
+
+    Example:
+        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
+        >>> projection = FromHeads(config, name="output", dtype="float32")
+        >>> projection.build()
+        >>> product, _ = projection(
+        ...     tf.ones([1, 2, 3, 4]), target=ProgramTarget("TPU")
+        ... )
+        >>> product.shape
+        TensorShape([1, 4, 6])
+    """
+
+    def call(
+        self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Multiplies by the kernel.
+
+        Args:
+            x: Float, `(batch, length, H)` or `(batch, heads, size, length)`.
+
+        Returns:
+            Compute dtype: the product, `(batch, length, H)`, and the bias,
+            `(H,)`.
+        """
+        if not target.has_products_by_heads:
+            return super().call(x)
+        kernel = self.read_kernel([self.num_heads, -1, self.width])
+        product = tf.einsum("bhsl,hsw->blw", x, kernel)
+        return product, tf.convert_to_tensor(self.bias)
+
+
 class SelfAttention(keras.layers.Layer):
     """The self-attention sublayer, with residual and LayerNorm.
 
@@ -102,17 +184,11 @@ class SelfAttention(keras.layers.Layer):
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:
         super().__init__(name=name, dtype=dtype)
         self.config = config
-        self.query = self._projection("query")
-        self.key = self._projection("key")
-        self.value = self._projection("value")
-        self.output_projection = self._projection("output")
+        self.query = ToHeads(config, "query", dtype)
+        self.key = ToHeads(config, "key", dtype)
+        self.value = ToHeads(config, "value", dtype)
+        self.output_projection = FromHeads(config, "output", dtype)
         self.layer_norm = AddAndNorm(config.hidden_size)
-
-    def _projection(self, name: str) -> Projection:
-        size = self.config.hidden_size
-        return Projection(
-            size, size, initializer(self.config), self.dtype_policy, name
-        )
 
     def build(self) -> None:
         for projection in (
@@ -153,16 +229,16 @@ class SelfAttention(keras.layers.Layer):
             queried = tf.gather(hidden, output_positions, batch_dims=1)
             attention_bias = at_queries(attention_bias, output_positions)
         context = target.fastest(attention)(
-            self.query(queried),
-            self.key(hidden),
-            self.value(hidden),
+            self.query(queried, target=target),
+            self.key(hidden, target=target),
+            self.value(hidden, target=target),
             attention_bias,
             dropout.attention_masks(site, target),
             self.config.num_attention_heads,
         )
         return self.layer_norm(
             queried,
-            *self.output_projection(context),
+            *self.output_projection(context, target=target),
             dropout=dropout,
             site=site + 1,
             target=target,

@@ -16,11 +16,13 @@ Reference:
 """
 
 import math
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
+from albert_tf.modeling import gradient_sums
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
@@ -192,8 +194,17 @@ class Projection(keras.layers.Layer):
             Compute dtype: the product, `(..., width)`, and the bias,
             `(width,)`.
         """
-        product = tf.tensordot(x, self.kernel, axes=1)
+        product = tf.tensordot(x, self.read_kernel(), axes=1)
         return product, tf.convert_to_tensor(self.bias)
+
+    def read_kernel(self, shape: Sequence[int] | None = None) -> tf.Tensor:
+        """The kernel for one product, in the compute dtype.
+
+        Args:
+            shape: Its shape, equal in all calls; None keeps `(input_width,
+                width)`.
+        """
+        return gradient_sums.read(self.kernel, self.compute_dtype, shape)
 
 
 class _Norm(keras.layers.Layer):

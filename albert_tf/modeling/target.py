@@ -54,6 +54,14 @@ class ProgramTarget(Device):
             kernels=frozenset(() if config.plain_formulas else kernels.KERNELS),
         )
 
+    @property
+    def has_products_by_heads(self) -> bool:
+        """Whether attention takes and gives arrays by heads.
+
+        Its kernel for TPUs does; see `attention.ToHeads`.
+        """
+        return self.is_tpu and "attention" in self.kernels
+
     def fastest(self, formula: FormulaT) -> FormulaT:
         """The kernel of a formula if this target uses it, else the formula.
 

@@ -16,6 +16,7 @@ from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
+from albert_tf.modeling.gradient_sums import GradientSums
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.training import schedules
 from albert_tf.training.micro_batches import add_micro_batches
@@ -221,6 +222,8 @@ def make_replica_step(
     target = ProgramTarget.from_config(config.distribution, device_type)
     clip_norm = config.optimizer.clip_norm
     clips_each_replica = config.optimizer.clip_scope == "per_replica"
+    # With remat, blocks read their kernels in both passes.
+    joins_reads = target.is_tpu and not config.distribution.remat
 
     @tf.autograph.experimental.do_not_convert
     def update(gradients: list[tf.Tensor], learning_rate: tf.Tensor) -> Scalars:
@@ -252,16 +255,27 @@ def make_replica_step(
         )
         weights = _global_weights(state.objective, batch)
 
-        def micro_batch_gradients(micro_batch: Batch, index: Any) -> Any:
+        def add_gradients(
+            micro_batch: Batch,
+            index: Any,
+            so_far: Sequence[tf.Tensor] | None,
+        ) -> Any:
+            """See `add_micro_batches`."""
             dropout = Dropout(
                 rates.hidden,
                 rates.attention,
                 _fold_in(seed, index),
             )
-            return _loss_gradients(state, micro_batch, weights, dropout, target)
+            total = GradientSums(
+                state.model.trainable_variables, so_far, joins_reads
+            )
+            return _add_gradients(
+                state, micro_batch, weights, dropout, target, total
+            )
 
         gradients, sums = add_micro_batches(
-            micro_batch_gradients,
+            add_gradients,
+            [tf.zeros(v.shape) for v in state.model.trainable_variables],
             batch,
             config.data.gradient_accumulation_steps,
             target.jit_compile,
@@ -298,15 +312,20 @@ def _global_weights(objective: Objective, batch: Batch) -> Scalars:
     return dict(zip(weights, tf.unstack(reduced), strict=True))
 
 
-def _loss_gradients(
+def _add_gradients(
     state: TrainState,
     micro_batch: Batch,
     weights: Scalars,
     dropout: Dropout,
     target: ProgramTarget,
+    total: GradientSums,
 ) -> tuple[list[tf.Tensor], Scalars]:
-    """The gradients of `Objective.loss` for a micro-batch, and its sums."""
-    with tf.GradientTape() as tape:
+    """Adds the gradients of a micro-batch to `total`.
+
+    Returns:
+        The total gradients of `Objective.loss`, and the micro-batch's sums.
+    """
+    with tf.GradientTape() as tape, total:
         outputs = state.model(micro_batch, dropout=dropout, target=target)
         sums = state.objective.sums(outputs, micro_batch)
         loss = state.objective.loss(sums, weights)
@@ -314,7 +333,7 @@ def _loss_gradients(
     gradients = tape.gradient(loss, variables)
     # Sparse gradients of embeddings may have several terms for one row. Norm
     # and moments need the square of their sum, so make the gradients dense.
-    return [tf.convert_to_tensor(g) for g in gradients], sums
+    return total.complete([tf.convert_to_tensor(g) for g in gradients]), sums
 
 
 def _clip_per_replica(

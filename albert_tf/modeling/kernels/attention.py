@@ -29,14 +29,16 @@ def attention(
     *,
     target: Device,
 ) -> tf.Tensor:
-    """`attention.attention`, with a memory layout that suits the device."""
-    layout = _Layout(positions_last=target.is_tpu)
-    size = query[0].shape[-1] // num_heads
+    """`attention.attention`, with a memory layout that suits the device.
+
+    On a TPU, products and context have the layout of `attention.ToHeads`.
+    """
+    size = query[1].shape[0] // num_heads
 
     def heads(projected: Projected, scale: float = 1.0) -> tf.Tensor:
-        return _add_bias_and_split(
-            *projected, num_heads, layout, scale, target.fuse
-        )
+        if target.is_tpu:
+            return _add_bias(*projected, num_heads, scale)
+        return _add_bias_and_split(*projected, num_heads, scale, target.fuse)
 
     # Scales the queries rather than the scores, which have more entries.
     context = attend(
@@ -47,7 +49,7 @@ def attention(
         masks,
         target,
     )
-    return layout.join(context)
+    return context if target.is_tpu else _join(context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,26 +63,6 @@ class _Layout:
     """
 
     positions_last: bool
-
-    def split(self, x: tf.Tensor, num_heads: int) -> tf.Tensor:
-        """`(batch, length, H)` -> heads in this layout."""
-        batch, length, width = tf.unstack(tf.shape(x))
-        size = width // num_heads
-        if self.positions_last:
-            by_width = tf.transpose(x, [0, 2, 1])
-            return tf.reshape(by_width, [batch, num_heads, size, length])
-        by_heads = tf.reshape(x, [batch, length, num_heads, size])
-        return tf.transpose(by_heads, [0, 2, 1, 3])
-
-    def join(self, by_heads: tf.Tensor) -> tf.Tensor:
-        """Heads in this layout -> `(batch, length, H)`."""
-        if self.positions_last:
-            batch, heads, size, length = tf.unstack(tf.shape(by_heads))
-            by_width = tf.reshape(by_heads, [batch, heads * size, length])
-            return tf.transpose(by_width, [0, 2, 1])
-        batch, heads, length, size = tf.unstack(tf.shape(by_heads))
-        by_length = tf.transpose(by_heads, [0, 2, 1, 3])
-        return tf.reshape(by_length, [batch, length, heads * size])
 
     def scores(self, query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Q K^T: `(batch, heads, queries, keys)` in either layout."""
@@ -121,23 +103,16 @@ def _add_bias_and_split(
     product: tf.Tensor,
     bias: tf.Tensor,
     num_heads: int,
-    layout: _Layout,
     scale: float,
     fuse: bool,
 ) -> tf.Tensor:
-    positions_last = layout.positions_last
-
     @tf.custom_gradient
     def split(product: tf.Tensor, bias: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            d_product = _scale_and_join(
-                upstream, positions_last, scale, fuse=fuse
-            )
+            d_product = _scale_and_join(upstream, scale, fuse=fuse)
             return d_product, bias_gradient(d_product)
 
-        heads = _scale_and_split(
-            product, bias, num_heads, positions_last, scale, fuse=fuse
-        )
+        heads = _scale_and_split(product, bias, num_heads, scale, fuse=fuse)
         return heads, gradient
 
     return split(product, bias)
@@ -145,23 +120,50 @@ def _add_bias_and_split(
 
 @fused
 def _scale_and_split(
-    product: tf.Tensor,
-    bias: tf.Tensor,
-    num_heads: int,
-    positions_last: bool,
-    scale: float,
+    product: tf.Tensor, bias: tf.Tensor, num_heads: int, scale: float
 ) -> tf.Tensor:
     total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
-    scaled = tf.cast(total * scale, product.dtype)
-    return _Layout(positions_last).split(scaled, num_heads)
+    return _split(tf.cast(total * scale, product.dtype), num_heads)
 
 
 @fused
-def _scale_and_join(
-    upstream: tf.Tensor, positions_last: bool, scale: float
-) -> tf.Tensor:
+def _scale_and_join(upstream: tf.Tensor, scale: float) -> tf.Tensor:
     scaled = tf.cast(tf.cast(upstream, tf.float32) * scale, upstream.dtype)
-    return _Layout(positions_last).join(scaled)
+    return _join(scaled)
+
+
+def _split(x: tf.Tensor, num_heads: int) -> tf.Tensor:
+    """`(batch, length, H)` -> `(batch, heads, length, size)`."""
+    batch, length, width = tf.unstack(tf.shape(x))
+    by_heads = tf.reshape(x, [batch, length, num_heads, width // num_heads])
+    return tf.transpose(by_heads, [0, 2, 1, 3])
+
+
+def _join(by_heads: tf.Tensor) -> tf.Tensor:
+    """`(batch, heads, length, size)` -> `(batch, length, H)`."""
+    batch, heads, length, size = tf.unstack(tf.shape(by_heads))
+    by_length = tf.transpose(by_heads, [0, 2, 1, 3])
+    return tf.reshape(by_length, [batch, length, heads * size])
+
+
+def _add_bias(
+    product: tf.Tensor, bias: tf.Tensor, num_heads: int, scale: float
+) -> tf.Tensor:
+    """For a TPU: `(x W + b) * scale`, `(batch, heads, size, length)`."""
+
+    @tf.custom_gradient
+    def add(product: tf.Tensor, bias: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            d_total = tf.cast(upstream, tf.float32) * scale
+            d_product = tf.cast(d_total, product.dtype)
+            d_bias = tf.reduce_sum(tf.cast(d_product, tf.float32), axis=[0, 3])
+            return d_product, tf.cast(tf.reshape(d_bias, [-1]), bias.dtype)
+
+        by_heads = tf.reshape(tf.cast(bias, tf.float32), [num_heads, -1, 1])
+        total = tf.cast(product, tf.float32) + by_heads
+        return tf.cast(total * scale, product.dtype), gradient
+
+    return add(product, bias)
 
 
 def attend(
@@ -221,16 +223,13 @@ def attend(
         )
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            if target.is_tpu:
-                # Without the barrier, the compiler keeps and copies the
-                # gradient in float32.
-                (upstream,) = optimization_barrier([upstream])
             d_sum, mean = _context_gradient(
                 upstream,
                 factor,
                 context,
                 masks.rate,
                 layout.size_axis,
+                target.is_tpu,
                 fuse=target.fuse,
             )
             d_scores, kept = _scores_gradient(
@@ -290,6 +289,7 @@ def _context_gradient(
     context: tf.Tensor,
     rate: float,
     size_axis: int,
+    has_barrier: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Two terms of the gradient of the scores.
 
@@ -297,10 +297,15 @@ def _context_gradient(
         The gradient of the context before `_multiply`; and the sum over keys of
         probabilities times their gradients, over the softmax denominator.
     """
+    products = tf.cast(upstream, tf.float32) * tf.cast(context, tf.float32)
+    mean = tf.reduce_sum(products, axis=size_axis, keepdims=True)
+    if has_barrier:
+        # Without the barrier, the compiler keeps and copies the gradient in
+        # float32, and computes the sum in a separate pass.
+        upstream, mean = optimization_barrier([upstream, mean])
     d_sum = tf.cast(upstream, tf.float32) * factor
-    mean = tf.reduce_sum(d_sum * tf.cast(context, tf.float32), axis=size_axis)
-    mean = mean[..., tf.newaxis] * keep_prob(rate)
-    return tf.cast(d_sum, upstream.dtype), mean
+    mean = tf.squeeze(mean * factor, size_axis)[..., tf.newaxis]
+    return tf.cast(d_sum, upstream.dtype), mean * keep_prob(rate)
 
 
 @fused

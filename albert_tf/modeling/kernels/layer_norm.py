@@ -8,6 +8,7 @@ from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks
 from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.kernels.bias import bias_gradient
+from albert_tf.modeling.kernels.xla import optimization_barrier
 
 
 def layer_norm(
@@ -23,7 +24,7 @@ def layer_norm(
 
     @tf.custom_gradient
     def norm(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
-        normal, scale = _standardize(x, epsilon)
+        normal, scale = _standardize(x, *_moments(x), epsilon)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
             rows = list(range(x.shape.rank - 1))
@@ -51,8 +52,12 @@ def bias_dropout_add_norm(
 ) -> tf.Tensor:
     """`layers.bias_dropout_add_norm`: one pass forward and one backward.
 
-    It keeps the normalised rows for the gradient, and draws the dropout mask a
-    second time in the backward pass.
+    It draws the dropout mask a second time in the backward pass. For the
+    gradient, it keeps the normalised rows. On a TPU, it keeps the sum of
+    residual and output, rounded to the compute dtype, and the moments of its
+    rows. The product that makes this sum also computes the moments, and each
+    operation that reads the result, forward or backward, normalises the sum
+    again. So the result is never stored.
     """
 
     @tf.custom_gradient
@@ -71,6 +76,7 @@ def bias_dropout_add_norm(
             beta,
             epsilon,
             masks,
+            target.is_tpu,
             fuse=target.fuse,
         )
 
@@ -100,10 +106,20 @@ def _add_and_norm(
     beta: tf.Tensor,
     epsilon: float,
     masks: Masks,
+    keeps_sum: bool,
 ) -> tuple[tf.Tensor, ...]:
+    """Returns the result, the normalised rows, and the scale of each row."""
     output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
     total = tf.cast(residual, tf.float32) + masks.apply(output)
-    normal, scale = _standardize(total, epsilon)
+    mean, square = _moments(total)
+    if keeps_sum:
+        # Without the barrier, the compiler stores the result, and keeps product
+        # and residual in place of their sum.
+        total, mean, square = optimization_barrier(
+            [tf.cast(total, residual.dtype), mean, square]
+        )
+        total = tf.cast(total, tf.float32)
+    normal, scale = _standardize(total, mean, square, epsilon)
     return tf.cast(normal * gamma + beta, residual.dtype), normal, scale
 
 
@@ -125,15 +141,21 @@ def _add_and_norm_gradient(
     )
 
 
-def _standardize(x: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
+def _moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The mean of each row, and the mean of its squares."""
+    mean = tf.reduce_mean(x, axis=-1, keepdims=True)
+    return mean, tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
+
+
+def _standardize(
+    x: tf.Tensor, mean: tf.Tensor, square: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows of mean 0 and deviation 1, and the factor that scaled each row.
 
     The variance is the mean of squares minus the square of the mean, so both
     means can be computed while `x` is written. The difference is precise enough
     in float32 unless the mean of a row is hundreds of times its deviation.
     """
-    mean = tf.reduce_mean(x, axis=-1, keepdims=True)
-    square = tf.reduce_mean(tf.square(x), axis=-1, keepdims=True)
     # Rounding can make the variance of a constant row negative.
     variance = tf.maximum(square - tf.square(mean), 0.0)
     scale = tf.math.rsqrt(variance + epsilon)

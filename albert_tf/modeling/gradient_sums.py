@@ -1,0 +1,171 @@
+"""Gradients of shared kernels, added up while the backward pass computes them.
+
+A kernel that all layers share has one gradient for each layer. TensorFlow adds
+them up when all are known. Until then, a compiler for TPUs keeps them, rounded
+to bfloat16, and reads them in a separate pass over memory. `GradientSums` gives
+each layer its own read of the kernel, and joins the reads in a chain. The
+backward pass follows the chain from the last layer to the first, and adds the
+gradient of each layer to a float32 sum. The compiler makes this addition a part
+of the product that computes the gradient.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from albert_tf.modeling.kernels.xla import optimization_barrier
+
+_scopes = threading.local()
+
+
+class GradientSums:
+    """A scope in which the reads of each kernel are joined in a chain.
+
+    It is for one forward pass and its gradient.
+
+    Args:
+        variables: Trainable variables of a model.
+        so_far: float32 tensors with the shapes of `variables`: the gradients of
+            former micro-batches, with which the sums begin. None begins with
+            zeros.
+        joins_reads: Whether there are chains. They work only in programs that
+            XLA compiles, and not in functions that the backward pass computes
+            a second time (`remat`).
+
+    Example:
+        >>> variable = keras.Variable([[3.0]])
+        >>> so_far = [tf.constant([[5.0]])]
+        >>> @tf.function(jit_compile=True)
+        ... def gradients():
+        ...     sums = GradientSums([variable], so_far, joins_reads=True)
+        ...     with tf.GradientTape() as tape, sums:
+        ...         loss = 2 * read(variable, "float32")
+        ...         loss += 4 * read(variable, "float32")
+        ...     return sums.complete(tape.gradient(loss, [variable.value]))
+        >>> [gradient.numpy().tolist() for gradient in gradients()]
+        [[[11.0]]]
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[keras.Variable],
+        so_far: Sequence[tf.Tensor] | None,
+        joins_reads: bool,
+    ) -> None:
+        self._joins_reads = joins_reads
+        # Read here, since Keras casts the values of variables inside a layer.
+        self._values = {id(v): v.value for v in variables}
+        self._so_far = {}
+        if so_far is not None:
+            self._so_far = dict(zip(self._values, so_far, strict=True))
+        self._chains: dict[int, _Chain] = {}
+
+    def __enter__(self) -> "GradientSums":
+        self._outer = _active()
+        _scopes.active = self
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _scopes.active = self._outer
+
+    def read(
+        self,
+        variable: keras.Variable,
+        dtype: str,
+        shape: Sequence[int] | None,
+    ) -> tf.Tensor | None:
+        """See the function `read`; None if there is no chain."""
+        key = id(variable)
+        if not self._joins_reads or key not in self._values:
+            return None
+        if key not in self._chains:
+            value = tf.convert_to_tensor(self._values[key])
+            start = self._so_far.get(key)
+            if shape is not None:
+                # Between additions, a change of the shape would be a copy.
+                value = tf.reshape(value, shape)
+                start = None if start is None else tf.reshape(start, shape)
+            self._chains[key] = _Chain(value, start)
+        return self._chains[key].read(dtype)
+
+    def complete(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds `so_far` to the gradients of variables without a chain.
+
+        Args:
+            gradients: float32, of `variables`, by the tape that recorded this
+                scope. Those of variables with a chain include `so_far`.
+
+        Returns:
+            The sum of the gradients of each variable.
+        """
+        return [
+            gradient
+            if key in self._chains or key not in self._so_far
+            else self._so_far[key] + gradient
+            for key, gradient in zip(self._values, gradients, strict=True)
+        ]
+
+
+def read(
+    variable: keras.Variable,
+    dtype: str,
+    shape: Sequence[int] | None = None,
+) -> tf.Tensor:
+    """A kernel for one product.
+
+    Args:
+        variable: float32; the kernel.
+        dtype: Of the result.
+        shape: Of the result, the same in all calls with a variable; None is
+            the shape of the variable.
+    """
+    scope = _active()
+    kernel = None if scope is None else scope.read(variable, dtype, shape)
+    if kernel is not None:
+        return kernel
+    kernel = tf.cast(variable, dtype)
+    return kernel if shape is None else tf.reshape(kernel, shape)
+
+
+def _active() -> GradientSums | None:
+    return getattr(_scopes, "active", None)
+
+
+class _Chain:
+    """The reads of one kernel.
+
+    Args:
+        value: float32; the kernel.
+        so_far: Like `value`, or None; the sum of the gradients begins with it.
+    """
+
+    def __init__(self, value: tf.Tensor, so_far: tf.Tensor | None) -> None:
+        self._end = value
+        self._so_far = so_far
+        self._num_reads = 0
+
+    def read(self, dtype: str) -> tf.Tensor:
+        """Appends a read, and returns the kernel in a dtype."""
+        self._num_reads += 1
+        number = self._num_reads
+
+        @tf.custom_gradient
+        def split(value: tf.Tensor) -> Any:
+            def gradient(d_rest: tf.Tensor, d_copy: tf.Tensor) -> tf.Tensor:
+                d_value = tf.cast(d_copy, tf.float32)
+                if number == self._num_reads:
+                    # Nothing reads the rest of the last read.
+                    begin = self._so_far
+                    return d_value if begin is None else begin + d_value
+                # Without the barrier, the compiler adds up all gradients at
+                # the end.
+                (total,) = optimization_barrier([d_rest])
+                return total + d_value
+
+            return (tf.identity(value), tf.cast(value, dtype)), gradient
+
+        self._end, copy = split(self._end)
+        return copy
