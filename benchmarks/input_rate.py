@@ -143,10 +143,9 @@ def need_of_recipe(name: str) -> Need:
         )
     recipe = compile_recipes.read_recipe(name)
     assert recipe is not None, "it was compiled for the slice that it names"
-    run, where = recipe
-    return Need(
-        run, where.num_hosts, where.num_cores, float(found[name]["step_s"])
-    )
+    where = recipe.where
+    step_s = float(found[name]["step_s"])
+    return Need(recipe.run, where.num_hosts, where.num_cores, step_s)
 
 
 def measure(need: Need, seconds: float) -> str:

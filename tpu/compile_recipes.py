@@ -20,7 +20,7 @@ import pathlib
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import flags as absl_flags
@@ -54,6 +54,7 @@ TABLE = ROOT / "tpu" / "COMPILED.md"
 BEGIN, END = "<!-- recipes: begin -->\n", "<!-- recipes: end -->\n"
 
 _SLICE = re.compile(r"^# Slice: ([\w:-]+)", re.M)
+_FLAGS = re.compile(r"^# Compiler flags: (--.*)$", re.M)
 _COMMAND = re.compile(r"run_pretraining((?: .*\\\n#)*.*)")
 
 # The fraction of the positions that hold tokens, by packing, for the text of
@@ -75,13 +76,28 @@ COMPARED = {
 HEADER = """\
 | recipe | slice | rows per core | HBM, GiB | of a core | step, ms | MFU | \
 tokens/s per chip | chip-hours per million useful tokens | days | chip-hours | \
-compile, s |
-|---|---|---|---|---|---|---|---|---|---|---|---|
+copies, GB | flags | compile, s |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
-def read_recipe(name: str) -> tuple[PretrainingConfig, topologies.Slice] | None:
-    """The settings of the command in a recipe's comment, and its slice.
+class Recipe(NamedTuple):
+    """What the comment of a recipe says.
+
+    Attributes:
+        run: The settings of its command.
+        where: The slice of the line `# Slice: ...`.
+        compiler_flags: Flags of libtpu, separated by spaces, of the line `#
+            Compiler flags: ...`; "" without such a line.
+    """
+
+    run: PretrainingConfig
+    where: topologies.Slice
+    compiler_flags: str = ""
+
+
+def read_recipe(name: str) -> Recipe | None:
+    """Reads a recipe and its comment.
 
     Returns:
         None if the recipe has no line `# Slice: ...`.
@@ -94,11 +110,17 @@ def read_recipe(name: str) -> tuple[PretrainingConfig, topologies.Slice] | None:
     flag_values = absl_flags.FlagValues()
     flags.define(PretrainingConfig, flag_values)
     flag_values(["run_pretraining", *arguments])
-    config = flags.parse(PretrainingConfig, flag_values)
-    return config, topologies.parse(where[1])
+    compiler_flags = _FLAGS.search(text)
+    return Recipe(
+        flags.parse(PretrainingConfig, flag_values),
+        topologies.parse(where[1]),
+        compiler_flags[1].strip() if compiler_flags else "",
+    )
 
 
-def program_key(config: PretrainingConfig, where: topologies.Slice) -> str:
+def program_key(
+    config: PretrainingConfig, where: topologies.Slice, compiler_flags: str = ""
+) -> str:
     """Identifies the compiled training step of a recipe.
 
     Recipes that differ only in settings without `in_program`, for example in
@@ -111,7 +133,7 @@ def program_key(config: PretrainingConfig, where: topologies.Slice) -> str:
         if field.metadata["in_program"]
     }
     rates = schedules.dropout_rates(0, config)
-    return json.dumps([kept, rates, str(where)], sort_keys=True)
+    return json.dumps([kept, rates, str(where), compiler_flags], sort_keys=True)
 
 
 def worse_than(old: Estimate, new: Estimate) -> list[str]:
@@ -153,7 +175,7 @@ def _row(name: str, one: Estimate) -> str:
         rows += ", remat"
     start = f"| {name} | {one.topology} | {rows} | "
     if one.error:
-        return f"{start}does not compile | | | | | | | | |\n"
+        return f"{start}does not compile | | | | | | | | | | |\n"
     assert one.peak_bytes is not None and one.compile_cpu_s is not None
     cells = [
         f"{one.peak_bytes / 2**30:.2f}",
@@ -171,7 +193,12 @@ def _row(name: str, one: Estimate) -> str:
         ]
     else:
         cells += ["quick", "", "", "", "", ""]
-    return start + " | ".join([*cells, f"{one.compile_cpu_s:.0f}"]) + " |\n"
+    cells += [
+        f"{(one.copied_bytes or 0) / 1e9:.1f}",
+        one.compiler_flags.replace("--xla_tpu_", ""),
+        f"{one.compile_cpu_s:.0f}",
+    ]
+    return start + " | ".join(cells) + " |\n"
 
 
 def _expected(value: float, form: str) -> str:
@@ -211,12 +238,18 @@ def main(config: CompileRecipesConfig) -> None:
         if recipe is None:
             logging.info("skipping %s: it has no line '# Slice: ...'", name)
             continue
-        run, where = recipe
-        key = program_key(run, where)
+        run, where, compiler_flags = recipe
+        key = program_key(*recipe)
         if key not in done:
             logging.info("%s, for %s", name, where)
             done[key] = dataclasses.replace(
-                estimate_apart(run, where, quick=config.quick),
+                estimate_apart(
+                    run,
+                    where,
+                    quick=config.quick,
+                    compiler_flags=compiler_flags,
+                ),
+                compiler_flags=compiler_flags,
                 settings_fingerprint=fingerprint.of_text(key),
                 program_fingerprint=fingerprint.of_program(run),
             )

@@ -79,6 +79,7 @@ class Estimate:
         versions: Versions of the compiler, of the packages that load it, and
             of TensorFlow.
         packing: "none", or "best_fit" for several examples per row.
+        compiler_flags: Flags of libtpu, for recipes.
         settings_fingerprint, program_fingerprint: See `tpu.fingerprint`;
             empty, except for recipes.
     """
@@ -120,6 +121,7 @@ class Estimate:
     compile_s: float | None = None
     compile_cpu_s: float | None = None
     packing: str = "none"
+    compiler_flags: str = ""
     settings_fingerprint: str = ""
     program_fingerprint: str = ""
 

@@ -99,7 +99,7 @@ def table() -> str:
         recipe = read_recipe(name)
         if recipe is not None and found["step_s"]:
             size = found["argument_bytes"]
-            lines.append(row(name, recipe[0], found["step_s"], size))
+            lines.append(row(name, recipe.run, found["step_s"], size))
     return "\n".join(lines)
 
 

@@ -223,7 +223,9 @@ def make_replica_step(
     clip_norm = config.optimizer.clip_norm
     clips_each_replica = config.optimizer.clip_scope == "per_replica"
     # With remat, blocks read their kernels in both passes.
-    joins_reads = target.is_tpu and not config.distribution.remat
+    joins_reads = target.is_tpu and not (
+        config.distribution.remat or config.distribution.plain_formulas
+    )
 
     @tf.autograph.experimental.do_not_convert
     def update(gradients: list[tf.Tensor], learning_rate: tf.Tensor) -> Scalars:

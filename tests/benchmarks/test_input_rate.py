@@ -61,7 +61,9 @@ def test_a_recipe_gives_the_need_and_each_input_has_a_row(
     )
     where = topologies.Slice("v5e", (4, 4))
     monkeypatch.setattr(
-        compile_recipes, "read_recipe", lambda name: (run, where)
+        compile_recipes,
+        "read_recipe",
+        lambda name: compile_recipes.Recipe(run, where),
     )
     inputs = (
         f"{tiny_records}/train",

@@ -42,7 +42,7 @@ def test_every_tpu_recipe_names_a_slice_that_divides_its_batches(name):
     assert (recipe is None) == (name in ON_CPUS)
     if recipe is None:
         return
-    config, where = recipe
+    config, where, _ = recipe
     assert config.distribution.precision == "mixed_bfloat16"
     per_replica_batch_size(
         "global_batch_size",
@@ -67,11 +67,21 @@ def test_recipes_that_differ_only_in_length_share_a_program():
 
 
 def test_dropout_by_architecture_or_by_schedule_is_the_same_program():
-    config, where = compile_recipes.read_recipe("base_v2_125k")
+    config, where, flags = compile_recipes.read_recipe("base_v2_125k")
     assert max(schedules.dropout_rates(0, config)) == 0
     training = dataclasses.replace(config.training, dropout_schedule="0:0.1")
     dropped = dataclasses.replace(config, training=training)
-    assert compile_recipes.program_key(dropped, where) == key("base_v1_125k")
+    found = compile_recipes.program_key(dropped, where, flags)
+    assert found == key("base_v1_125k")
+
+
+def test_the_compiler_flags_of_a_recipe_are_a_part_of_its_program():
+    recipe = compile_recipes.read_recipe("xxlarge_v2_3m")
+    assert recipe.compiler_flags == "--xla_tpu_scoped_vmem_limit_kib=24576"
+    without_flags = recipe._replace(compiler_flags="")
+    keys = {compile_recipes.program_key(*r) for r in (recipe, without_flags)}
+    assert len(keys) == 2
+    assert compile_recipes.read_recipe("base_v2_125k_v4").compiler_flags == ""
 
 
 ONE = Estimate(
@@ -90,6 +100,8 @@ ONE = Estimate(
     model_flops=10**12,
     versions={},
     peak_bytes=4 * 2**30,
+    copied_bytes=6_430_000_000,
+    compiler_flags="--xla_tpu_limit=3 --other",
     compile_cpu_s=61.2,
     step_s=0.0125,
     mfu=0.405,
@@ -104,7 +116,8 @@ def test_a_row_shows_the_estimate():
     row = compile_recipes.table({"large": vars(ONE)}).splitlines()[-1]
     assert row == (
         "| large | v5e:4x4 | 4 x 8 | 4.00 | 25% | 12.5 to 18.8 | 40.5% "
-        "| 12,346 | 0.0398 | 1.50 to 2.25 | 576 to 864 | 61 |"
+        "| 12,346 | 0.0398 | 1.50 to 2.25 | 576 to 864 | 6.4 "
+        "| limit=3 --other | 61 |"
     )
     header = compile_recipes.HEADER.splitlines()[0]
     assert row.count("|") == header.count("|")
@@ -142,11 +155,12 @@ def test_the_table_in_the_repository_matches_compiled_json():
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - ON_CPUS))
 def test_the_table_has_the_slice_and_the_rows_of_each_recipe(name):
     found = Estimate(**json.loads(compile_recipes.FOUND.read_text())[name])
-    config, where = compile_recipes.read_recipe(name)
+    config, where, flags = compile_recipes.read_recipe(name)
     micro_batches = config.data.gradient_accumulation_steps
     assert found.topology == str(where)
     assert found.gradient_accumulation_steps == micro_batches
     assert found.packing == config.data.packing
+    assert found.compiler_flags == flags
     rows = found.batch_size * micro_batches * where.num_cores
     assert rows == config.data.global_batch_size
 
@@ -169,13 +183,13 @@ def test_no_program_has_changed_since_it_was_compiled():
     for name, estimate in found.items():
         if estimate["versions"]["tensorflow"] != tf.__version__:
             pytest.skip("another release of TensorFlow compiled the recipes")
-        config, _ = compile_recipes.read_recipe(name)
+        config = compile_recipes.read_recipe(name).run
         small = fingerprint.small(config)
         one_chip = topologies.parse("v5e:1x1")
         alike[compile_recipes.program_key(small, one_chip)].append(name)
     changed = []
     for names in alike.values():
-        config, _ = compile_recipes.read_recipe(names[0])
+        config = compile_recipes.read_recipe(names[0]).run
         program = fingerprint.of_program(config)
         changed += [
             name
@@ -191,7 +205,7 @@ def test_fingerprints_of_structures_differ():
     """Sizes are those of a small model, but not the lengths of rows."""
 
     def small(name):
-        return fingerprint.small(compile_recipes.read_recipe(name)[0])
+        return fingerprint.small(compile_recipes.read_recipe(name).run)
 
     shared, unshared = small("large_v2_3m"), small("bert_large_125k")
     assert shared.model == small("xxlarge_v2_3m").model
