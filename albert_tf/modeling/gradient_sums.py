@@ -145,19 +145,18 @@ class _Chain:
     def __init__(self, value: tf.Tensor, so_far: tf.Tensor | None) -> None:
         self._end = value
         self._so_far = so_far
-        self._num_reads = 0
+        self._has_begun = False
 
     def read(self, dtype: str) -> tf.Tensor:
         """Appends a read, and returns the kernel in a dtype."""
-        self._num_reads += 1
-        number = self._num_reads
 
         @tf.custom_gradient
         def split(value: tf.Tensor) -> Any:
             def gradient(d_rest: tf.Tensor, d_copy: tf.Tensor) -> tf.Tensor:
                 d_value = tf.cast(d_copy, tf.float32)
-                if number == self._num_reads:
-                    # Nothing reads the rest of the last read.
+                if not self._has_begun:
+                    # No later read has a gradient: `d_rest` is 0.
+                    self._has_begun = True
                     begin = self._so_far
                     return d_value if begin is None else begin + d_value
                 # Without the barrier, the compiler adds up all gradients at

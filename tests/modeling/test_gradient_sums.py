@@ -102,6 +102,22 @@ def test_only_reads_in_the_scope_have_a_chain(variables, so_far):
     np.testing.assert_array_equal(gradient(total, others), ones)
 
 
+def test_a_read_that_the_loss_does_not_use_loses_nothing(variables, so_far):
+    shared, *_ = variables
+
+    @tf.function(jit_compile=True)
+    def gradient():
+        total = GradientSums(variables, so_far, joins_reads=True)
+        with tf.GradientTape() as tape, total:
+            reads = [
+                gradient_sums.read(shared, "float32") for _ in range(NUM_LAYERS)
+            ]
+            loss = tf.reduce_sum(reads[0]) + tf.reduce_sum(reads[1])
+        return tape.gradient(loss, shared.value)
+
+    np.testing.assert_allclose(gradient(), so_far[0] + 2.0, rtol=1e-6)
+
+
 def test_a_chain_may_have_another_shape(variables, so_far):
     shared, *_ = variables
 
