@@ -80,6 +80,16 @@ class DistributionConfig(Config):
         "--nofuse_on_cpu runs them one by one, which is slower.",
         affects="nothing",
     )
+    recompute_gradients: bool = setting(
+        False,
+        "On TPUs, compute the gradients of the masked-LM logits and, without "
+        "dropout, of the sums that LayerNorm normalises wherever they are "
+        "read, instead of storing them. The results are the same except for "
+        "rounding. By the TPU compiler's estimate, base and large take 3 % "
+        "fewer cycles with it on v5e, and other steps take more.",
+        affects="nothing",
+        in_program=True,
+    )
     plain_formulas: bool = setting(
         False,
         "Compute the model by its plain formulas, without the kernels of "

@@ -13,6 +13,9 @@ class Device:
             `fusion.fused`.
         jit_compile: Whether the program asks XLA to compile the forward and
             the backward pass. TPUs compile them without a request.
+        recomputes_gradients: Whether a TPU computes the gradients of the
+            masked-LM logits and, without dropout, of the sums that LayerNorm
+            normalises wherever they are read.
 
     Example:
         >>> [Device("CPU", fuse).computes_masks for fuse in (True, False)]
@@ -22,6 +25,7 @@ class Device:
     device_type: str = "CPU"
     fuse: bool = False
     jit_compile: bool = False
+    recomputes_gradients: bool = False
 
     @property
     def is_tpu(self) -> bool:

@@ -18,6 +18,24 @@ from albert_tf.modeling.layers import (
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 
+def cross_entropy(
+    logits: tf.Tensor, product: tf.Tensor, bias: tf.Tensor, labels: tf.Tensor
+) -> tf.Tensor:
+    """The cross-entropy of logits that are the sum of a product and a bias.
+
+    Args:
+        logits: float32, `(batch, predictions, classes)`.
+        product: Like `logits`; `x W`.
+        bias: float32, `(classes,)`.
+        labels: int32, `(batch, predictions)`.
+
+    Returns:
+        float32, `(batch, predictions)`, in nats.
+    """
+    del product, bias
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
 class Pooler(Projection):
     """`tanh(x W + b)` of the `[CLS]` token, for heads that classify sequences.
 
@@ -68,8 +86,11 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         ... )
         >>> head = MaskedLanguageModelHead(config)
         >>> head.build()
-        >>> head(tf.ones([1, 2, 6]), word_embeddings=tf.ones([11, 4])).shape
-        TensorShape([1, 2, 11])
+        >>> product, bias = head(
+        ...     tf.ones([1, 2, 6]), word_embeddings=tf.ones([11, 4])
+        ... )
+        >>> product.shape, bias.shape
+        (TensorShape([1, 2, 11]), TensorShape([11]))
 
     Reference:
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.1.
@@ -100,7 +121,7 @@ class MaskedLanguageModelHead(keras.layers.Layer):
         masked: tf.Tensor,
         word_embeddings: keras.Variable,
         target: ProgramTarget = DEFAULT_TARGET,
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Scores every piece of the vocabulary at every masked position.
 
         Args:
@@ -109,14 +130,15 @@ class MaskedLanguageModelHead(keras.layers.Layer):
             word_embeddings: float32, `(vocab_size, E)`; those of the input.
 
         Returns:
-            float32 logits, `(batch, predictions, vocab_size)`.
+            The two terms of the logits: the product, float32, `(batch,
+            predictions, vocab_size)`, and the bias, float32, `(vocab_size,)`.
         """
         transformed = activate(
             self.config.hidden_act, target, *self.transform(masked)
         )
         embedded = self.layer_norm(transformed, target=target)
-        logits = tf.einsum("bpe,ve->bpv", embedded, word_embeddings)
-        return logits + self.output_bias
+        product = tf.einsum("bpe,ve->bpv", embedded, word_embeddings)
+        return product, tf.convert_to_tensor(self.output_bias)
 
 
 class SentenceHead(keras.layers.Layer):

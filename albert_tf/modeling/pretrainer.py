@@ -100,10 +100,12 @@ class AlbertPretrainer(keras.layers.Layer):
                 the number of each token's example.
 
         Returns:
-            `mlm_logits`: float32, `(batch, predictions, vocab_size)`.
-            `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
-            float32, `(batch, 2)`, unless `sentence_objective` is "none". For
-            packed batches `(batch, examples, H)` and `(batch, examples, 2)`.
+            `mlm_logits`: float32, `(batch, predictions, vocab_size)`. Their two
+            terms, for the loss: `mlm_product`, of the same shape, and
+            `mlm_bias`, float32, `(vocab_size,)`. `pooled_output`: float32,
+            `(batch, H)`, and `sentence_logits`: float32, `(batch, 2)`, unless
+            `sentence_objective` is "none". For packed batches `(batch,
+            examples, H)` and `(batch, examples, 2)`.
         """
         sequence_output, pooled_output = self.backbone(
             batch["input_ids"],
@@ -114,8 +116,13 @@ class AlbertPretrainer(keras.layers.Layer):
             dropout=dropout,
             target=target,
         )
-        logits = self.mlm_logits(sequence_output, target)
-        return {"mlm_logits": logits, **self._classify(pooled_output)}
+        product, bias = self._mlm_terms(sequence_output, target)
+        return {
+            "mlm_logits": product + bias,
+            "mlm_product": product,
+            "mlm_bias": bias,
+            **self._classify(pooled_output),
+        }
 
     def encode(
         self,
@@ -155,6 +162,12 @@ class AlbertPretrainer(keras.layers.Layer):
         Returns:
             float32, `(batch, predictions, vocab_size)`.
         """
+        product, bias = self._mlm_terms(hidden, target)
+        return product + bias
+
+    def _mlm_terms(
+        self, hidden: tf.Tensor, target: ProgramTarget
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         return self.masked_lm(
             hidden, self.backbone.embeddings.word_embeddings, target=target
         )

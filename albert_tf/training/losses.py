@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from albert_tf.modeling.heads import cross_entropy
+from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 from albert_tf.records.features import SENTENCE_LABEL
 
 # 1 for an example of a packed row, 0 for a slot without an example.
@@ -16,15 +18,17 @@ SENTENCE_WEIGHTS = "next_sentence_weights"
 
 
 def pretraining_sums(
-    outputs: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]
+    outputs: Mapping[str, tf.Tensor],
+    batch: Mapping[str, tf.Tensor],
+    target: ProgramTarget = DEFAULT_TARGET,
 ) -> dict[str, tf.Tensor]:
     """Sums losses, correct predictions and weights over a batch.
 
     Args:
-        outputs: Outputs of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
-            predictions, vocab_size)`, and, with a sentence head,
-            `sentence_logits`, float32, `(batch, 2)`, or `(batch, examples,
-            2)` for packed batches.
+        outputs: Outputs of `AlbertPretrainer`: `mlm_logits` and `mlm_product`,
+            float32, `(batch, predictions, vocab_size)`, `mlm_bias`, float32,
+            `(vocab_size,)`, and, with a sentence head, `sentence_logits`,
+            float32, `(batch, 2)`, or `(batch, examples, 2)` for packed batches.
         batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
             `(batch, predictions)`; a slot of weight 0 is padding.
             `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
@@ -32,6 +36,7 @@ def pretraining_sums(
             Packed batches have `next_sentence_labels` of `(batch, examples)`,
             and `next_sentence_weights`, float32, of the same shape: 1 for an
             example, 0 for an unused slot.
+        target: Decides the kernel of the masked-LM loss.
 
     Returns:
         float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`
@@ -41,11 +46,12 @@ def pretraining_sums(
     Reference:
         [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
     """
-    sums = weighted_sums(
-        "mlm",
-        outputs["mlm_logits"],
-        batch["masked_lm_ids"],
-        batch["masked_lm_weights"],
+    logits, labels = outputs["mlm_logits"], batch["masked_lm_ids"]
+    losses = target.fastest(cross_entropy)(
+        logits, outputs["mlm_product"], outputs["mlm_bias"], labels
+    )
+    sums = _weighted_sums(
+        "mlm", losses, logits, labels, batch["masked_lm_weights"]
     )
     if "sentence_logits" in outputs:
         sums |= weighted_sums(
@@ -100,6 +106,16 @@ def weighted_sums(
         `NAME_weight_sum`.
     """
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    return _weighted_sums(name, losses, logits, labels, weights)
+
+
+def _weighted_sums(
+    name: str,
+    losses: tf.Tensor,
+    logits: tf.Tensor,
+    labels: tf.Tensor,
+    weights: tf.Tensor,
+) -> dict[str, tf.Tensor]:
     # Not argmax: on a TPU, it reads the logits once more, while the softmax of
     # the losses needs their maximum anyway.
     logits = tf.stop_gradient(logits)

@@ -43,6 +43,13 @@ def test_programs_for_gpus_are_compiled_unless_a_setting_forbids_it(
     assert target.jit_compile == compiles
 
 
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_setting_decides_whether_a_tpu_recomputes_gradients(recomputes):
+    config = DistributionConfig(recompute_gradients=recomputes)
+    target = ProgramTarget.from_config(config, "TPU")
+    assert target.recomputes_gradients == recomputes
+
+
 def test_plain_formulas_use_no_kernel_and_keep_the_masks():
     config = DistributionConfig(plain_formulas=True)
     target = ProgramTarget.from_config(config, "CPU")

@@ -1,0 +1,55 @@
+"""Cross-entropy of logits, with a gradient that is never stored."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from albert_tf.modeling.device import Device
+from albert_tf.modeling.kernels.row_sums import sum_rows
+from albert_tf.modeling.kernels.xla import optimization_barrier
+
+
+def cross_entropy(
+    logits: tf.Tensor,
+    product: tf.Tensor,
+    bias: tf.Tensor,
+    labels: tf.Tensor,
+    *,
+    target: Device,
+) -> tf.Tensor:
+    """`heads.cross_entropy`; its gradient may be computed where it is read.
+
+    This is so on a TPU with `target.recomputes_gradients`. Each of the three
+    products that read the gradient of the logits computes it from the logits:
+    those with the word embeddings and with the hidden states, and that which
+    sums it for the gradient of the bias.
+    """
+    if not (target.is_tpu and target.recomputes_gradients):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+    @tf.custom_gradient
+    def losses_of(product: tf.Tensor, bias: tf.Tensor) -> Any:
+        logits = product + bias
+        largest = tf.reduce_max(logits, axis=-1, keepdims=True)
+        total = tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True)
+        of_labels = tf.gather(
+            logits, labels, axis=-1, batch_dims=labels.shape.rank
+        )
+        losses = tf.squeeze(largest + tf.math.log(total), -1) - of_labels
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            upstream = upstream[..., tf.newaxis]
+
+            def d_logits(logits: tf.Tensor) -> tf.Tensor:
+                d_softmax = tf.exp(logits - largest) * (upstream / total)
+                is_label = tf.range(logits.shape[-1]) == labels[..., tf.newaxis]
+                return d_softmax - tf.where(is_label, upstream, 0.0)
+
+            # Without the barrier, the compiler stores the gradient.
+            (again,) = optimization_barrier([logits])
+            d_bias = sum_rows(d_logits(again), tf.ones_like(losses))
+            return d_logits(logits), d_bias
+
+        return losses, gradient
+
+    return losses_of(product, bias)
