@@ -35,7 +35,11 @@ def batches_of_zeros(strategy, config):
     [
         {"gradient_accumulation_steps": 2, "remat": True},
         pytest.param(
-            {"precision": "mixed_bfloat16", "dropout_schedule": "0:0.0"},
+            {
+                "precision": "mixed_bfloat16",
+                "dropout_schedule": "0:0.0",
+                "recompute_gradients": True,
+            },
             marks=pytest.mark.slow,
         ),
         pytest.param(
