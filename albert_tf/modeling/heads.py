@@ -19,13 +19,17 @@ from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 
 def cross_entropy(
-    logits: tf.Tensor, product: tf.Tensor, bias: tf.Tensor, labels: tf.Tensor
+    logits: tf.Tensor,
+    product: tf.Tensor | None,
+    bias: tf.Tensor | None,
+    labels: tf.Tensor,
 ) -> tf.Tensor:
-    """The cross-entropy of logits that are the sum of a product and a bias.
+    """The cross-entropy of logits.
 
     Args:
         logits: float32, `(batch, predictions, classes)`.
-        product: Like `logits`; `x W`.
+        product: Like `logits`. The kernel needs the two terms of the logits
+            with `target.recomputes_gradients`.
         bias: float32, `(classes,)`.
         labels: int32, `(batch, predictions)`.
 

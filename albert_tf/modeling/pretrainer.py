@@ -100,12 +100,13 @@ class AlbertPretrainer(keras.layers.Layer):
                 the number of each token's example.
 
         Returns:
-            `mlm_logits`: float32, `(batch, predictions, vocab_size)`. Their two
-            terms, for the loss: `mlm_product`, of the same shape, and
-            `mlm_bias`, float32, `(vocab_size,)`. `pooled_output`: float32,
-            `(batch, H)`, and `sentence_logits`: float32, `(batch, 2)`, unless
-            `sentence_objective` is "none". For packed batches `(batch,
-            examples, H)` and `(batch, examples, 2)`.
+            `mlm_logits`: float32, `(batch, predictions, vocab_size)`.
+            `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
+            float32, `(batch, 2)`, unless `sentence_objective` is "none". For
+            packed batches `(batch, examples, H)` and `(batch, examples, 2)`.
+            With `target.recomputes_gradients`, also the terms of the logits,
+            for the loss: `mlm_product`, with their shape, and `mlm_bias`,
+            float32, `(vocab_size,)`.
         """
         sequence_output, pooled_output = self.backbone(
             batch["input_ids"],
@@ -117,12 +118,10 @@ class AlbertPretrainer(keras.layers.Layer):
             target=target,
         )
         product, bias = self._mlm_terms(sequence_output, target)
-        return {
-            "mlm_logits": product + bias,
-            "mlm_product": product,
-            "mlm_bias": bias,
-            **self._classify(pooled_output),
-        }
+        outputs = {"mlm_logits": product + bias}
+        if target.recomputes_gradients:
+            outputs |= {"mlm_product": product, "mlm_bias": bias}
+        return {**outputs, **self._classify(pooled_output)}
 
     def encode(
         self,

@@ -25,10 +25,10 @@ def pretraining_sums(
     """Sums losses, correct predictions and weights over a batch.
 
     Args:
-        outputs: Outputs of `AlbertPretrainer`: `mlm_logits` and `mlm_product`,
-            float32, `(batch, predictions, vocab_size)`, `mlm_bias`, float32,
-            `(vocab_size,)`, and, with a sentence head, `sentence_logits`,
-            float32, `(batch, 2)`, or `(batch, examples, 2)` for packed batches.
+        outputs: Outputs of `AlbertPretrainer` for the same target:
+            `mlm_logits`, float32, `(batch, predictions, vocab_size)`, and, with
+            a sentence head, `sentence_logits`, float32, `(batch, 2)`, or
+            `(batch, examples, 2)` for packed batches.
         batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
             `(batch, predictions)`; a slot of weight 0 is padding.
             `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
@@ -48,7 +48,7 @@ def pretraining_sums(
     """
     logits, labels = outputs["mlm_logits"], batch["masked_lm_ids"]
     losses = target.fastest(cross_entropy)(
-        logits, outputs["mlm_product"], outputs["mlm_bias"], labels
+        logits, outputs.get("mlm_product"), outputs.get("mlm_bias"), labels
     )
     sums = _weighted_sums(
         "mlm", losses, logits, labels, batch["masked_lm_weights"]

@@ -29,11 +29,6 @@ def random_outputs(batch=2):
 
 
 def sums_of(outputs, batch):
-    bias = np.linspace(-1, 1, VOCAB, dtype=np.float32)
-    outputs = outputs | {
-        "mlm_product": outputs["mlm_logits"] - bias,
-        "mlm_bias": bias,
-    }
     outputs = {name: tf.constant(value) for name, value in outputs.items()}
     batch = {
         name: tf.constant(

@@ -11,8 +11,8 @@ from albert_tf.modeling.kernels.xla import optimization_barrier
 
 def cross_entropy(
     logits: tf.Tensor,
-    product: tf.Tensor,
-    bias: tf.Tensor,
+    product: tf.Tensor | None,
+    bias: tf.Tensor | None,
     labels: tf.Tensor,
     *,
     target: Device,

@@ -174,9 +174,11 @@ def _gradients_where_read(
     """
     dtype, d_result = upstream.dtype, tf.cast(upstream, tf.float32)
 
-    def d_total(upstream: tf.Tensor, *moments: tf.Tensor) -> tf.Tensor:
+    def d_total(
+        upstream: tf.Tensor, d_mean: tf.Tensor, along: tf.Tensor
+    ) -> tf.Tensor:
         d_normal = tf.cast(upstream, tf.float32) * gamma
-        d_total = _standardize_gradient(d_normal, *moments, normal, scale)
+        d_total = _standardize_gradient(d_normal, d_mean, along, normal, scale)
         return tf.cast(d_total, dtype)
 
     # Without a barrier for each gradient, the compiler stores their value.
