@@ -29,10 +29,11 @@ def test_masked_lm_logits_are_products_with_the_word_embeddings(dtype):
     head.transform.kernel.assign([[1, 0], [0, 1], [0, 0], [0, 0]])
     head.output_bias.assign(np.arange(11) / 8)
 
-    logits = head(
+    product, bias = head(
         tf.constant([[[3, 1, 9, -9]] * 3] * 2, dtype),
         embeddings.word_embeddings,
     )
+    logits = product + bias
 
     assert logits.dtype == tf.float32
     assert logits.shape == (2, 3, 11)
