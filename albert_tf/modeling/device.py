@@ -16,6 +16,8 @@ class Device:
         recomputes_gradients: Whether the gradients of the masked-LM logits
             and, without dropout, of the sums that LayerNorm normalises are
             computed wherever they are read. Only for TPUs.
+        float32_score_gradients: Whether the gradients of attention scores are
+            stored in float32, whatever the compute dtype. Only for TPUs.
 
     Example:
         >>> [Device("CPU", fuse).computes_masks for fuse in (True, False)]
@@ -26,6 +28,7 @@ class Device:
     fuse: bool = False
     jit_compile: bool = False
     recomputes_gradients: bool = False
+    float32_score_gradients: bool = False
 
     @property
     def is_tpu(self) -> bool:

@@ -26,6 +26,8 @@ class ProgramTarget(Device):
         recomputes_gradients: Whether the gradients of the masked-LM logits
             and, without dropout, of the sums that LayerNorm normalises are
             computed wherever they are read. Only for TPUs.
+        float32_score_gradients: Whether the gradients of attention scores are
+            stored in float32, whatever the compute dtype. Only for TPUs.
         kernels: Names of the formulas that are replaced by their kernels.
 
     Example:
@@ -45,19 +47,20 @@ class ProgramTarget(Device):
 
         Args:
             config: `fuse_on_cpu` has an effect on CPUs, unless tensorflow-tpu
-                is installed, `jit_compile` on GPUs, and `recompute_gradients`
-                on TPUs. `plain_formulas` leaves out all kernels, and
-                recomputes no gradients.
+                is installed, `jit_compile` on GPUs, `recompute_gradients` and
+                `float32_score_gradients` on TPUs. `plain_formulas` leaves out
+                all kernels, and the last two settings then have no effect.
             device_type: "CPU", "GPU" or "TPU".
         """
         fuses = device_type == "CPU" and config.fuse_on_cpu
+        tpu_kernels = device_type == "TPU" and not config.plain_formulas
         return cls(
             device_type,
             fuse=fuses and _can_compile_for_cpus(),
             jit_compile=device_type == "GPU" and config.jit_compile,
-            recomputes_gradients=device_type == "TPU"
-            and config.recompute_gradients
-            and not config.plain_formulas,
+            recomputes_gradients=tpu_kernels and config.recompute_gradients,
+            float32_score_gradients=tpu_kernels
+            and config.float32_score_gradients,
             kernels=frozenset(() if config.plain_formulas else kernels.KERNELS),
         )
 

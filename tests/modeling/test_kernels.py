@@ -214,6 +214,39 @@ def test_gradients_of_sums_are_equal_if_they_are_computed_where_they_are_read(
         assert error < (1e-6 if dtype == "float32" else 0.75 * BFLOAT16_ULP)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_storing_score_gradients_in_float32_changes_no_result(rate):
+    """The compiled program for TPUs is in tests/tpu/test_compile_check.py."""
+    shapes, call = make_case("attention", tiny_model.TPU, rate)
+    random = np.random.default_rng(0)
+    arguments = [
+        tf.cast(random.normal(size=shape), "bfloat16") for shape in shapes
+    ]
+    upstream = tf.cast(random.normal(size=shapes[0]), "bfloat16")
+    results, barriers = [], []
+    for in_float32 in False, True:
+        target = dataclasses.replace(
+            tiny_model.TPU, float32_score_gradients=in_float32
+        )
+        kernel = target.fastest(FORMULAS["attention"])
+
+        @tf.function(jit_compile=True)
+        def run(kernel=kernel):
+            with tf.GradientTape() as tape:
+                tape.watch(arguments)
+                result = call(kernel, *arguments)
+            return [result, *tape.gradient(result, arguments, upstream)]
+
+        operations = run.get_concrete_function().graph.get_operations()
+        barriers.append(
+            sum(o.type == "XlaOptimizationBarrier" for o in operations)
+        )
+        results.append([tf.cast(x, tf.float32).numpy() for x in run()])
+    assert barriers[1] == barriers[0] + 1
+    for without, with_setting in zip(*results, strict=True):
+        np.testing.assert_array_equal(without, with_setting)
+
+
 # In bfloat16, rounding errors of all layers add up: to 4 to 21 ULPs of a
 # gradient's largest value for 12 seeds of dropout, with kernels as without. The
 # seed of these tests gives 5.2 with kernels and 4.2 without on a CPU with

@@ -44,20 +44,29 @@ def test_programs_for_gpus_are_compiled_unless_a_setting_forbids_it(
 
 
 @pytest.mark.parametrize(
-    ("settings", "device_type", "recomputes"),
+    ("setting", "attribute"),
     [
-        ({"recompute_gradients": True}, "TPU", True),
-        ({"recompute_gradients": True, "plain_formulas": True}, "TPU", False),
-        ({"recompute_gradients": True}, "CPU", False),
-        ({}, "TPU", False),
+        ("recompute_gradients", "recomputes_gradients"),
+        ("float32_score_gradients", "float32_score_gradients"),
     ],
 )
-def test_only_kernels_for_tpus_recompute_gradients_and_only_on_request(
-    settings, device_type, recomputes
+@pytest.mark.parametrize(
+    ("requested", "plain_formulas", "device_type", "expected"),
+    [
+        (True, False, "TPU", True),
+        (True, True, "TPU", False),
+        (True, False, "CPU", False),
+        (False, False, "TPU", False),
+    ],
+)
+def test_only_kernels_for_tpus_vary_their_gradients_and_only_on_request(
+    setting, attribute, requested, plain_formulas, device_type, expected
 ):
-    config = DistributionConfig(**settings)
+    config = DistributionConfig(
+        **{setting: requested}, plain_formulas=plain_formulas
+    )
     target = ProgramTarget.from_config(config, device_type)
-    assert target.recomputes_gradients == recomputes
+    assert getattr(target, attribute) == expected
 
 
 def test_plain_formulas_use_no_kernel_and_keep_the_masks():

@@ -14,7 +14,10 @@ from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks, keep_prob
 from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.kernels.bias import bias_gradient
-from albert_tf.modeling.kernels.xla import optimization_barrier
+from albert_tf.modeling.kernels.xla import (
+    optimization_barrier,
+    stored_in_float32,
+)
 
 Projected = tuple[tf.Tensor, tf.Tensor]
 
@@ -241,6 +244,7 @@ def attend(
                 weights,
                 mean,
                 masks.rate,
+                target.float32_score_gradients,
                 fuse=target.fuse,
             )
             return (
@@ -314,11 +318,17 @@ def _context_gradient(
 
 @fused
 def _scores_gradient(
-    d_kept: tf.Tensor, weights: tf.Tensor, mean: tf.Tensor, rate: float
+    d_kept: tf.Tensor,
+    weights: tf.Tensor,
+    mean: tf.Tensor,
+    rate: float,
+    in_float32: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The gradient of the scores; the exponentials, 0 where dropped."""
     signed = tf.cast(weights, tf.float32)
     d_scores = signed * (tf.cast(d_kept, tf.float32) - mean)
     if rate:
         d_scores = tf.where(signed < 0, signed * mean, d_scores)
+    if in_float32:
+        d_scores = stored_in_float32(d_scores)
     return tf.cast(d_scores, weights.dtype), _kept(weights, rate)

@@ -16,3 +16,14 @@ def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
     return gen_xla_ops.xla_optimization_barrier(list(tensors))
+
+
+def stored_in_float32(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a float32 tensor that XLA stores in float32.
+
+    XLA may store a float32 tensor in bfloat16 if all operations that read it
+    round it. The results are the same in either case.
+    """
+    # XLA does not round integers.
+    (bits,) = optimization_barrier([tf.bitcast(tensor, tf.uint32)])
+    return tf.bitcast(bits, tf.float32)
