@@ -71,6 +71,7 @@ COMPARED = {
     "cycles": "cycles",
     "peak_bytes": "bytes of HBM at the peak",
     "all_reduce_bytes": "bytes in the all-reduce",
+    "copied_bytes": "bytes of asynchronous copies",
 }
 
 HEADER = """\

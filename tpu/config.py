@@ -130,9 +130,9 @@ class CompileRecipesConfig(Config):
     )
     accept_worse: bool = setting(
         False,
-        "Also write an estimate whose cycles, HBM or bytes in the all-reduce "
-        "are more than 3 % above those in tpu/compiled.json, e.g. after a "
-        "change that is worth its cost.",
+        "Also write an estimate whose cycles, HBM, copies or bytes in the "
+        "all-reduce are more than 3 % above those in tpu/compiled.json, e.g. "
+        "after a change that is worth its cost.",
     )
     table_only: bool = setting(
         False,

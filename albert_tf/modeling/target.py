@@ -48,18 +48,20 @@ class ProgramTarget(Device):
         Args:
             config: `fuse_on_cpu` has an effect on CPUs, unless tensorflow-tpu
                 is installed, `jit_compile` on GPUs, `recompute_gradients` and
-                `float32_score_gradients` on TPUs. `plain_formulas` leaves out
-                all kernels, and the last two settings then have no effect.
+                `float32_score_gradients` on TPUs. With `plain_formulas`, no
+                kernels are used, and `recompute_gradients` and
+                `float32_score_gradients` have no effect.
             device_type: "CPU", "GPU" or "TPU".
         """
         fuses = device_type == "CPU" and config.fuse_on_cpu
-        tpu_kernels = device_type == "TPU" and not config.plain_formulas
+        uses_tpu_kernels = device_type == "TPU" and not config.plain_formulas
         return cls(
             device_type,
             fuse=fuses and _can_compile_for_cpus(),
             jit_compile=device_type == "GPU" and config.jit_compile,
-            recomputes_gradients=tpu_kernels and config.recompute_gradients,
-            float32_score_gradients=tpu_kernels
+            recomputes_gradients=uses_tpu_kernels
+            and config.recompute_gradients,
+            float32_score_gradients=uses_tpu_kernels
             and config.float32_score_gradients,
             kernels=frozenset(() if config.plain_formulas else kernels.KERNELS),
         )

@@ -103,26 +103,26 @@ def test_a_recipe_without_a_step_time_is_an_error():
 
 # Bytes per second of a read from gs://.
 STREAM_BYTES = 100e6
-# Cores of a host that count. Masks are made in up to 16 calls at a time.
-CORES = {"static": 1, "dynamic": 4}
 
 
-def measured():
-    """The rows of the README for hosts that read a part of a batch by lanes.
+def measured(num_hosts):
+    """The rows of the README for as many hosts as a recipe has: one, or many.
 
-    gs:// is an imitation there, and not counted.
+    Each of many hosts reads a part of a batch by lanes. gs:// is an imitation
+    there, and not counted.
     """
     text = (ROOT / "benchmarks" / "README.md").read_text()
     return [
         row
         for row in read_rows(text)
-        if 1 < row["hosts"] <= row["lanes"]
+        if row["hosts"] <= row["lanes"]
+        and (row["hosts"] == 1) == (num_hosts == 1)
         and not row["records"].startswith("gs://")
     ]
 
 
 def test_each_recipe_has_three_times_the_input_that_it_needs(monkeypatch):
-    """By the CPU of a few cores of a host, and by one stream of 100 MB/s.
+    """By the CPU of one core of a host, and by one stream of 100 MB/s.
 
     A host reads its own part of the batch, by the lanes of the recipe. Records
     are packed as the recipe says, with static or dynamic masks.
@@ -137,20 +137,21 @@ def test_each_recipe_has_three_times_the_input_that_it_needs(monkeypatch):
         # A batch per replica has a whole number of records of each lane.
         assert data.input_lanes % hosts == 0 and batch % data.input_lanes == 0
         read = need.records_per_s / hosts  # records/s that a host reads
-        kinds = [row for row in measured() if row["packing"] == data.packing]
+        rows = measured(hosts)
+        kinds = [row for row in rows if row["packing"] == data.packing]
         assert {row["masking"] for row in kinds} == {"static", "dynamic"}
         for row in kinds:
             streamed = STREAM_BYTES / (read * 1e3 * row["kB"])
             assert streamed >= 3, (name, row["masking"])
             # The measured host also reads and parses only its own part.
             ratio = row["per CPU second"] / row["hosts"] / read
-            assert ratio * CORES[row["masking"]] >= 3, (name, row["masking"])
+            assert ratio >= 3, (name, row["masking"])
             ratios[name, row["masking"]] = ratio
     assert len(ratios) > 40
     # The README has this ratio for base.
     (row,) = (
         row
-        for row in measured()
+        for row in measured(num_hosts=64)
         if (row["masking"], row["packing"]) == ("static", "none")
     )
     difference = ratios["base_v2_125k", "static"] - row["ratio per CPU second"]

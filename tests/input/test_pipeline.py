@@ -181,6 +181,22 @@ def test_lanes_give_the_same_batch_on_any_number_of_hosts(
     records, config, num_hosts, num_replicas
 ):
     """A host reads one lane, several, half of one, or one and a half."""
+    assert_hosts_share_batches(records, config, num_hosts, num_replicas)
+
+
+@pytest.mark.slow
+def test_lanes_of_packed_records_without_masks_do_not_depend_on_hosts(
+    tiny_dynamic_packed_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_dynamic_packed_records, tmp_path, **tiny_run.PACKING
+    )
+    found = find_records("input_file", config.data.input_file, config)
+    assert_hosts_share_batches(found, config, num_hosts=2, num_replicas=4)
+
+
+def assert_hosts_share_batches(records, config, num_hosts, num_replicas):
+    """Whether a run starts with these hosts or continues with them."""
     alone = rows(take(records, config, 0, 12, **LANES))
     per_host = num_replicas // num_hosts
     for start in (0, 9):

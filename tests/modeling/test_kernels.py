@@ -216,7 +216,10 @@ def test_gradients_of_sums_are_equal_if_they_are_computed_where_they_are_read(
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_storing_score_gradients_in_float32_changes_no_result(rate):
-    """The compiled program for TPUs is in tests/tpu/test_compile_check.py."""
+    """On a CPU: the values, and that the barrier is there.
+
+    tests/tpu/test_compile_check.py finds float32 in the program for a TPU.
+    """
     shapes, call = make_case("attention", tiny_model.TPU, rate)
     random = np.random.default_rng(0)
     arguments = [

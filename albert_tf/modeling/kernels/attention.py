@@ -16,7 +16,7 @@ from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.kernels.bias import bias_gradient
 from albert_tf.modeling.kernels.xla import (
     optimization_barrier,
-    stored_in_float32,
+    store_in_float32,
 )
 
 Projected = tuple[tf.Tensor, tf.Tensor]
@@ -198,7 +198,8 @@ def attend(
         value: Like `key`.
         attention_bias: As in `attention.attention`.
         masks: Dropout of the probabilities.
-        target: Decides layout, fusing and barriers.
+        target: Decides layout, fusing, barriers, and how the gradients of the
+            scores are stored.
 
     Returns:
         The context, with the dtype and layout of `query`.
@@ -324,11 +325,15 @@ def _scores_gradient(
     rate: float,
     in_float32: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The gradient of the scores; the exponentials, 0 where dropped."""
+    """The gradient of the scores; the exponentials, 0 where dropped.
+
+    With `in_float32`, XLA stores the gradient in float32, and each operation
+    that reads it rounds it to the compute dtype.
+    """
     signed = tf.cast(weights, tf.float32)
     d_scores = signed * (tf.cast(d_kept, tf.float32) - mean)
     if rate:
         d_scores = tf.where(signed < 0, signed * mean, d_scores)
     if in_float32:
-        d_scores = stored_in_float32(d_scores)
+        d_scores = store_in_float32(d_scores)
     return tf.cast(d_scores, weights.dtype), _kept(weights, rate)

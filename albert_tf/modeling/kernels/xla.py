@@ -18,12 +18,12 @@ def optimization_barrier(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return gen_xla_ops.xla_optimization_barrier(list(tensors))
 
 
-def stored_in_float32(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a float32 tensor that XLA stores in float32.
+def store_in_float32(tensor: tf.Tensor) -> tf.Tensor:
+    """Makes XLA store a float32 tensor in float32, and returns the tensor.
 
-    XLA may store a float32 tensor in bfloat16 if all operations that read it
-    round it. The results are the same in either case.
+    If all operations that read a float32 tensor round it to bfloat16, XLA may
+    store it in bfloat16. The results are the same in either case.
     """
-    # XLA does not round integers.
+    # XLA lowers the precision of floats only, so the barrier gets integers.
     (bits,) = optimization_barrier([tf.bitcast(tensor, tf.uint32)])
     return tf.bitcast(bits, tf.float32)
