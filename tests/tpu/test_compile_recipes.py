@@ -212,8 +212,8 @@ def test_fingerprints_of_structures_differ():
 @pytest.mark.parametrize(
     "name", [recipe for recipe in RECIPES if recipe.endswith("_packed")]
 )
-def test_packed_rows_take_about_as_many_cycles_as_unpacked_rows(name):
-    """A packed row takes at most 2 % more cycles than an unpacked one."""
+def test_packed_rows_take_at_most_2_percent_more_cycles(name):
+    """Than the rows of the unpacked recipe."""
     found = json.loads(compile_recipes.FOUND.read_text())
 
     def cycles_per_row(name):
