@@ -1,5 +1,6 @@
-"""Set-up of all tests: CPU devices, memory limit, extras, records."""
+"""Set-up of all tests: CPU devices, programs, memory limit, extras, records."""
 
+import atexit
 import dataclasses
 import gc
 import importlib.machinery
@@ -9,9 +10,21 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Many tests compile the same programs for CPUs. So each process of this run
+    # of pytest loads those that another one has compiled.
+    programs = tempfile.mkdtemp(prefix="xla-programs-")
+    atexit.register(shutil.rmtree, programs, ignore_errors=True)
+    os.environ["TF_XLA_FLAGS"] = " ".join(
+        (
+            *os.environ.get("TF_XLA_FLAGS", "").split(),
+            f"--tf_xla_persistent_cache_directory={programs}",
+        )
+    )
 
 import pytest
 
@@ -81,8 +94,10 @@ def pytest_collection_finish(session):
     """Lets garbage collection take less time."""
     gc.collect()
     gc.freeze()  # excludes all imported objects
-    if not session.config.option.markexpr.startswith("slow"):
-        # The fast tests need 5 % less CPU, the slow ones too much memory.
+    if session.config.option.markexpr.startswith("slow"):
+        gc.set_threshold(10_000, 10, 5)  # 5 % less CPU
+    else:
+        # Also 5 %. The slow tests would need too much memory.
         gc.set_threshold(50_000, 20, 100)
 
 

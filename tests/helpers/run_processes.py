@@ -54,11 +54,6 @@ class RunProcesses:
         environment = {
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
-            # Most runs of a test session compile the same programs, so each
-            # loads those that another run has compiled.
-            "TF_XLA_FLAGS": os.environ.get("TF_XLA_FLAGS", "")
-            + " --tf_xla_persistent_cache_directory="
-            + str(directory.parent / "xla_programs"),
         }
         environment.pop("TF_CONFIG", None)
         ports = free_ports(workers)

@@ -53,16 +53,10 @@ class SweepProcess:
 
     def start(self):
         """Starts the sweep; its log is appended to a file."""
-        flags = os.environ.get("TF_XLA_FLAGS", "")
-        cache = f"--tf_xla_persistent_cache_directory={self.dir.parent}/xla"
         with open(self.log_file, "a") as log:
             return subprocess.Popen(
                 self.command,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(REPOSITORY),
-                    "TF_XLA_FLAGS": f"{flags} {cache}",
-                },
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
