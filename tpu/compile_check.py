@@ -87,6 +87,7 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
     assert found.compile_s is not None and found.compile_cpu_s is not None
     limit = found.chip_memory_bytes / GIB
     peak = found.peak_bytes / GIB
+    copied = (found.copied_bytes or 0) / 1e9
     micro_batches = found.gradient_accumulation_steps
     shown = [
         (
@@ -120,12 +121,12 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
             f"MB in total, at least {found.all_reduce_s * 1e3:.2f} ms",
         ),
     ]
-    if found.copied_bytes:
+    if found.hbm_bytes:
         shown.append(
             (
-                "copies",
-                f"{found.copied_bytes / 1e9:.3g} GB between HBM and on-chip "
-                "memory; the copies may overlap with arithmetic",
+                "HBM traffic",
+                f"{found.hbm_bytes / 1e9:.3g} GB, {copied:.3g} GB of it copies "
+                "to and from on-chip memory, which may overlap with arithmetic",
             )
         )
     if found.random_bytes:

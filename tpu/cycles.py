@@ -4,7 +4,8 @@ The text of an optimized program holds an estimate of cycles for most
 operations. This module adds them up; the body of a loop counts once for each
 iteration. Collectives, the device's random generator and asynchronous copies
 between HBM and on-chip memory have no estimate, so their bytes are added up
-instead.
+instead. So are the bytes that other operations read and write in HBM, since a
+compiler can replace a copy by an operation that reads the HBM itself.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ _BODY = re.compile(r"body=%?([\w.\-]+)")
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _CALLED = re.compile(r"to_apply=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
+_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\](\{[^}]*\})?")
 
 # The start of a copy of an array, or of a part of it.
 COPIES = ("copy-start", "slice-start")
@@ -43,6 +44,9 @@ class Cost:
             not estimated.
         copied_bytes: Bytes of asynchronous copies, which may be hidden behind
             other operations.
+        direct_bytes: Bytes that operations with an estimate read and write in
+            HBM themselves. An array counts as a whole, and once for each
+            operation that reads or writes it.
         uncounted_loops: Loops whose number of iterations is unknown; their
             bodies count once.
 
@@ -50,7 +54,7 @@ class Cost:
         >>> body = Cost(cycles=1000, collective_bytes=64, num_collectives=1)
         >>> Cost(cycles=50).plus(body, times=3)
         Cost(cycles=3050, collective_bytes=192, num_collectives=3,
-             random_bytes=0, copied_bytes=0, uncounted_loops=0)
+             random_bytes=0, copied_bytes=0, direct_bytes=0, uncounted_loops=0)
     """
 
     cycles: int = 0
@@ -58,6 +62,7 @@ class Cost:
     num_collectives: int = 0
     random_bytes: int = 0
     copied_bytes: int = 0
+    direct_bytes: int = 0
     uncounted_loops: int = 0
 
     def plus(self, other: "Cost", times: int = 1) -> "Cost":
@@ -92,7 +97,7 @@ def program_cost(hlo: str) -> Cost:
         if name not in known:
             total, lines = Cost(), computations[name]
             for line in lines.values():
-                total = total.plus(_own_cost(line))
+                total = total.plus(_own_cost(line, lines))
                 for called, times in _calls(line, lines, computations):
                     unknown = Cost(uncounted_loops=int(times is None))
                     total = total.plus(unknown).plus(cost(called), times or 1)
@@ -123,7 +128,7 @@ def _computations(hlo: str) -> tuple[dict[str, _Lines], str | None]:
     return found, entry
 
 
-def _own_cost(line: str) -> Cost:
+def _own_cost(line: str, lines: _Lines) -> Cost:
     """The cost of an operation without the computations that it calls."""
     operation = _OPERATION.match(line)
     assert operation
@@ -136,6 +141,7 @@ def _own_cost(line: str) -> Cost:
         num_collectives=int(collective),
         random_bytes=_bytes(shape) if kind == "rng-bit-generator" else 0,
         copied_bytes=_copied_bytes(shape) if kind in COPIES else 0,
+        direct_bytes=_direct_bytes(line, lines) if cycles else 0,
     )
 
 
@@ -208,7 +214,7 @@ def _bytes(shape: str) -> int:
     """Bytes of all arrays in a shape, e.g. `(f32[2,3]{1,0}, bf16[5])`."""
     return sum(
         math.prod(int(n) for n in sizes.split(",") if n) * _width(kind)
-        for kind, sizes in _ARRAY.findall(shape)
+        for kind, sizes, _ in _ARRAY.findall(shape)
     )
 
 
@@ -221,6 +227,19 @@ def _copied_bytes(shape: str) -> int:
         return 0
     arrays = [array[0] for array in _ARRAY.finditer(shape)]
     return min(_bytes(array) for array in arrays[:2])
+
+
+def _direct_bytes(line: str, lines: _Lines) -> int:
+    """Bytes of the operands and results of an operation that are in HBM."""
+    defined = (lines.get(name, "") for name in _operands(line))
+    operations = [_OPERATION.match(text) for text in (line, *defined)]
+    return sum(
+        _bytes(array[0])
+        for operation in operations
+        if operation
+        for array in _ARRAY.finditer(operation["shape"])
+        if ON_CHIP not in array[0]
+    )
 
 
 def _width(kind: str) -> int:

@@ -66,6 +66,8 @@ class Estimate:
             is not estimated.
         copied_bytes: Bytes of asynchronous copies between HBM and on-chip
             memory, whose time is not estimated.
+        hbm_bytes: `copied_bytes`, and the bytes that operations read and write
+            in HBM themselves; see `cycles.Cost`. Without collectives.
         all_reduce_bytes, num_all_reduces: Bytes and number of the sums over
             all cores.
         all_reduce_s: A lower bound of the time of these sums.
@@ -107,6 +109,7 @@ class Estimate:
     accessed_bytes: float | None = None
     random_bytes: int | None = None
     copied_bytes: int | None = None
+    hbm_bytes: int | None = None
     all_reduce_bytes: int | None = None
     num_all_reduces: int | None = None
     uncounted_loops: int | None = None
@@ -193,6 +196,7 @@ def estimate(
         accessed_bytes=program.accessed_bytes,
         random_bytes=cost.random_bytes,
         copied_bytes=cost.copied_bytes,
+        hbm_bytes=cost.copied_bytes + cost.direct_bytes,
         all_reduce_bytes=cost.collective_bytes,
         num_all_reduces=cost.num_collectives,
         uncounted_loops=cost.uncounted_loops,

@@ -114,6 +114,7 @@ def test_estimates_are_described_with_what_they_are_for():
         accessed_bytes=50e9,
         random_bytes=0,
         copied_bytes=6_430_000_000,
+        hbm_bytes=9_310_000_000,
         all_reduce_bytes=10**6,
         num_all_reduces=1,
         uncounted_loops=0,
@@ -123,7 +124,7 @@ def test_estimates_are_described_with_what_they_are_for():
     )
     said = compile_check.describe(found)
     accessed = "50 GB of HBM and on-chip memory"
-    assert "6.43 GB between HBM and on-chip memory; the copies may" in said
+    assert "9.31 GB, 6.43 GB of it copies to and from on-chip memory" in said
     assert f"{accessed}, for one of 32 micro-batches and the update" in said
     whole = dataclasses.replace(
         found,
@@ -320,6 +321,7 @@ GOLDEN_SIZES = (
     "all_reduce_bytes",
     "num_all_reduces",
     "copied_bytes",
+    "hbm_bytes",
     "cycles",
 )
 GOLDEN_OPERATIONS = ("fusion", "convolution", "copy", "custom-call", "while")

@@ -93,6 +93,7 @@ ONE = dataclasses.replace(
     gradient_accumulation_steps=4,
     peak_bytes=4 * 2**30,
     copied_bytes=6_430_000_000,
+    hbm_bytes=9_310_000_000,
     compiler_flags="--xla_tpu_limit=3 --other",
     compile_cpu_s=61.2,
     step_s=0.0125,
@@ -108,7 +109,7 @@ def test_a_row_shows_the_estimate():
     row = compile_recipes.table({"large": vars(ONE)}).splitlines()[-1]
     assert row == (
         "| large | v5e:4x4 | 4 x 8 | 4.00 | 25% | 12.5 to 18.8 | 40.5% "
-        "| 12,346 | 0.0398 | 1.50 to 2.25 | 576 to 864 | 6.4 "
+        "| 12,346 | 0.0398 | 1.50 to 2.25 | 576 to 864 | 6.4 | 9.3 "
         "| limit=3 --other | 61 |"
     )
     header = compile_recipes.HEADER.splitlines()[0]
@@ -273,6 +274,7 @@ WHOLE = dataclasses.replace(
     ONE,
     cycles=10_000_000,
     copied_bytes=2_000_000_000,
+    hbm_bytes=3_000_000_000,
     all_reduce_bytes=1_000_000,
     num_all_reduces=2,
 )
@@ -327,6 +329,11 @@ def compile_again(tmp_path, monkeypatch):
             {"copied_bytes": 2_100_000_000},
             "2,100,000,000 bytes of asynchronous copies, before 2,000,000,000 "
             "(+5.0%)",
+        ),
+        (
+            {"hbm_bytes": 3_300_000_000},
+            "3,300,000,000 bytes read and written in HBM, before 3,000,000,000 "
+            "(+10.0%)",
         ),
         (
             {"error": "RESOURCE_EXHAUSTED: HBM", "peak_bytes": None},

@@ -74,6 +74,21 @@ def test_bytes_of_operations_without_estimate_are_added_up():
     assert cost.copied_bytes == 4 * 8 * 4 + 2 * 8 * 2
 
 
+def test_bytes_that_operations_read_and_write_in_hbm_are_added_up():
+    """Neither arrays in on-chip memory nor operations without an estimate."""
+    text = HLO.replace("x={}", "").replace(
+        "%f.1 = f32[8] fusion(%b)",
+        "%w = bf16[2,3]{1,0:T(8,128)} get-tuple-element(%b), index=1\n"
+        "  %v = f32[5]{0:T(256)S(1)} copy(%b)\n"
+        "  %f.1 = (f32[8]{0}, f32[9]{0:S(1)}) fusion(%w, %v, %w)",
+    )
+    read, written = 2 * 3 * 2, 8 * 4
+    # The scalar outside the loop is copied from HBM to HBM.
+    outside = 4 + 4
+    cost = cycles.program_cost(text)
+    assert cost.direct_bytes == 4 * (2 * read + written) + outside
+
+
 def test_a_program_of_another_compiler_is_refused():
     with pytest.raises(ValueError, match="TPU compiler"):
         cycles.program_cost(HLO.replace("estimated_cycles", "cycles"))
