@@ -78,8 +78,8 @@ COMPARED = {
 HEADER = """\
 | recipe | slice | rows per core | HBM, GiB | of a core | step, ms | MFU | \
 tokens/s per chip | chip-hours per million useful tokens | days | chip-hours | \
-copies, GB | HBM traffic, GB | flags | compile, s |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+copies, GB | flags | compile, s |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -177,7 +177,7 @@ def _row(name: str, one: Estimate) -> str:
         rows += ", remat"
     start = f"| {name} | {one.topology} | {rows} | "
     if one.error:
-        return f"{start}does not compile | | | | | | | | | | | |\n"
+        return f"{start}does not compile | | | | | | | | | | |\n"
     assert one.peak_bytes is not None and one.compile_cpu_s is not None
     cells = [
         f"{one.peak_bytes / 2**30:.2f}",
@@ -197,7 +197,6 @@ def _row(name: str, one: Estimate) -> str:
         cells += ["quick", "", "", "", "", ""]
     cells += [
         f"{(one.copied_bytes or 0) / 1e9:.1f}",
-        "" if one.hbm_bytes is None else f"{one.hbm_bytes / 1e9:.1f}",
         one.compiler_flags.replace("--xla_tpu_", ""),
         f"{one.compile_cpu_s:.0f}",
     ]
