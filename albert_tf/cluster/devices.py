@@ -18,7 +18,7 @@ class TPUChip:
         pci_id: Device id on the PCI bus, from jax/_src/hardware_utils.py.
         cores: Number of cores of a chip. The two cores of v4 and v5p count
             as one (megacore); it is not confirmed that TensorFlow does so on
-            v4.
+            v4 (`as_device`).
         memory_bytes: HBM of a core, less what the compiler reserves.
         peak_flops: Dense peak of a core in bfloat16, in FLOP/s.
         clock_hz: Clock rate of a core.
@@ -28,6 +28,9 @@ class TPUChip:
             slice tested.
         dimensions: Number of dimensions of the network between chips.
         options: Arguments that make libtpu use the two cores as one.
+        subsystem_id: Subsystem device id on the PCI bus, where two versions
+            have the same `pci_id`; "" otherwise. From tpu_info/device.py of
+            AI-Hypercomputer/cloud-accelerator-diagnostics.
 
     Example:
         >>> chip = TPU_CHIPS["v5e"]
@@ -44,6 +47,32 @@ class TPUChip:
     largest: int
     dimensions: int = 2
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    subsystem_id: str = ""
+
+    def as_device(self, devices_per_chip: float) -> "TPUChip | None":
+        """The chip with the cores that are devices of TensorFlow.
+
+        Returns:
+            The chip itself if it has so many cores; with two devices for a
+            chip whose cores could count as one, the chip with two cores of
+            half the peak and memory; None if both are impossible.
+
+        Example:
+            >>> TPU_CHIPS["v4"].as_device(1).peak_flops / 1e12
+            275.0
+            >>> TPU_CHIPS["v4"].as_device(2).peak_flops / 1e12
+            137.5
+        """
+        if devices_per_chip == self.cores:
+            return self
+        if devices_per_chip != 2 * self.cores or not self.options:
+            return None
+        return dataclasses.replace(
+            self,
+            cores=2 * self.cores,
+            memory_bytes=self.memory_bytes // 2,
+            peak_flops=self.peak_flops / 2,
+        )
 
 
 # Sources:
@@ -58,9 +87,25 @@ class TPUChip:
 #   directions; for v2 and v3, the sum of the four links in Jouppi et al., 2020
 #   (https://doi.org/10.1145/3360307).
 TPU_CHIPS = {
-    "v2": TPUChip("0x0027", 2, int(7.48 * 2**30), 22.5e12, 0.7e9, 248e9, 256),
+    "v2": TPUChip(
+        "0x0027",
+        2,
+        int(7.48 * 2**30),
+        22.5e12,
+        0.7e9,
+        248e9,
+        256,
+        subsystem_id="0x004e",
+    ),
     "v3": TPUChip(
-        "0x0027", 2, int(15.48 * 2**30), 61.5e12, 0.94e9, 328e9, 1024
+        "0x0027",
+        2,
+        int(15.48 * 2**30),
+        61.5e12,
+        0.94e9,
+        328e9,
+        1024,
+        subsystem_id="0x004f",
     ),
     "v4": TPUChip(
         "0x005e",
@@ -101,26 +146,26 @@ GPU_PEAK_FLOPS = {
 }
 
 
-def tpu_by_pci_id(pci_id: str) -> str | None:
-    """The TPU versions with this device id; None for an unknown id.
+def tpu_by_pci_id(pci_id: str, subsystem_id: str = "") -> str | None:
+    """The TPU version with these ids on the PCI bus; None for an unknown id.
+
+    Returns all versions with this `pci_id` if the other id decides for none.
 
     Example:
-        >>> tpu_by_pci_id("0x0063"), tpu_by_pci_id("0x0027")
-        ('v5e', 'v2 or v3')
+        >>> tpu_by_pci_id("0x0063"), tpu_by_pci_id("0x0027", "0x004f")
+        ('v5e', 'v3')
+        >>> tpu_by_pci_id("0x0027")
+        'v2 or v3'
     """
     named = [v for v, chip in TPU_CHIPS.items() if chip.pci_id == pci_id]
-    return " or ".join(named) or _OTHER_PCI_IDS.get(pci_id)
+    decided = [v for v in named if TPU_CHIPS[v].subsystem_id == subsystem_id]
+    return " or ".join(decided or named) or _OTHER_PCI_IDS.get(pci_id)
 
 
 def tpu_by_accelerator_type(accelerator_type: str) -> TPUChip | None:
-    """The chip of a type such as `v5litepod-16`; None for an unknown type.
-
-    Returns None for v4, too, since it is not confirmed whether a device of
-    TensorFlow is a chip or a core there.
-    """
+    """The chip of a type such as `v5litepod-16`; None for an unknown type."""
     version = accelerator_type.split("-")[0]
-    version = TPU_ALIASES.get(version, version)
-    return None if version == "v4" else TPU_CHIPS.get(version)
+    return TPU_CHIPS.get(TPU_ALIASES.get(version, version))
 
 
 def gpu_peak_flops(name: str) -> float | None:

@@ -67,6 +67,17 @@ def device_type(strategy: tf.distribute.Strategy) -> str:
     return device.device_type
 
 
+def devices_per_host(strategy: tf.distribute.Strategy) -> int:
+    """Number of the replicas' devices on the first host."""
+    hosts = [
+        tf.DeviceSpec.from_string(name).replace(
+            device_type=None, device_index=None
+        )
+        for name in strategy.extended.worker_devices
+    ]
+    return hosts.count(hosts[0])
+
+
 def per_replica_batch_size(
     name: str, batch_size: int, num_replicas: int, num_micro_batches: int = 1
 ) -> int:

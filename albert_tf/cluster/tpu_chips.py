@@ -36,20 +36,30 @@ def find_chips() -> list[str]:
     """
     chips = []
     for directory in sorted(PCI_DEVICES.glob("*")):
-        vendor, device = (
-            _read(directory / name) for name in ("vendor", "device")
+        if _read(directory / "vendor") != GOOGLE:
+            continue
+        chip = tpu_by_pci_id(
+            _read(directory / "device"), _read(directory / "subsystem_device")
         )
-        chip = tpu_by_pci_id(device) if vendor == GOOGLE else None
         if chip:
             chips.append(chip)
     return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
 
 
-def chip_of_this_machine() -> TPUChip | None:
-    """The chip of this machine; None if there is none, or it is unknown."""
+def chip_of_this_machine(num_devices: int) -> TPUChip | None:
+    """The chip of this machine; None if there is none, or it is unknown.
+
+    Args:
+        num_devices: Number of devices that TensorFlow has on this machine, or
+            on each host of a slice. On v4, it decides whether a device is a
+            chip or one of its two cores.
+    """
     chips = find_chips()
     name = os.environ.get(TYPE_VARIABLE) or (chips[0] if chips else "")
-    return tpu_by_accelerator_type(name)
+    chip = tpu_by_accelerator_type(name)
+    if chip is None or not chip.options:
+        return chip
+    return chip.as_device(num_devices / len(chips)) if chips else None
 
 
 def skip_metadata_query_without_chips() -> None:

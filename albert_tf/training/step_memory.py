@@ -10,7 +10,7 @@ import sys
 import tensorflow as tf
 
 from albert_tf.cluster import tpu_chips
-from albert_tf.cluster.strategy import device_type
+from albert_tf.cluster.strategy import device_type, devices_per_host
 from albert_tf.config import PretrainingConfig
 from albert_tf.training.step_cost import num_parameters, num_predictions
 
@@ -82,7 +82,7 @@ def device_memory_bytes(strategy: tf.distribute.Strategy) -> int | None:
     """Memory of the device of one replica; None if it is unknown."""
     kind = device_type(strategy)
     if kind == "TPU":
-        chip = tpu_chips.chip_of_this_machine()
+        chip = tpu_chips.chip_of_this_machine(devices_per_host(strategy))
         return chip.memory_bytes if chip else None
     if kind == "GPU":
         return _gpu_memory_bytes()

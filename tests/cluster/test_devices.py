@@ -41,6 +41,12 @@ def test_an_unknown_gpu_has_no_peak(name):
 )
 def test_a_chip_is_known_by_its_pci_id(pci_id, versions):
     assert devices.tpu_by_pci_id(pci_id) == versions
+    assert devices.tpu_by_pci_id(pci_id, "0x0001") == versions
+
+
+def test_chips_with_the_same_pci_id_differ_in_the_subsystem():
+    assert devices.tpu_by_pci_id("0x0027", "0x004e") == "v2"
+    assert devices.tpu_by_pci_id("0x0027", "0x004f") == "v3"
 
 
 @pytest.mark.parametrize(
@@ -51,12 +57,11 @@ def test_a_chip_is_known_by_its_pci_id(pci_id, versions):
         ("v5litepod-16", "v5e"),
         ("v5p-8", "v5p"),
         ("v6e-1", "v6e"),
-        ("v4-8", None),
+        ("v4-8", "v4"),
         ("v99-8", None),
         ("", None),
     ],
 )
 def test_a_chip_is_known_by_its_accelerator_type(accelerator_type, version):
-    """For v4 it is not confirmed whether a device is a chip or a core."""
     chip = devices.tpu_by_accelerator_type(accelerator_type)
     assert chip == (version and devices.TPU_CHIPS[version])

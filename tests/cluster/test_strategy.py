@@ -346,3 +346,15 @@ def test_a_process_does_not_wait_for_a_slice_at_its_end(monkeypatch):
     with name_lost_workers(DistributionConfig(), strategy):
         pass
     assert removed == [context.async_wait]
+
+
+def test_the_devices_of_the_first_host_are_counted():
+    devices = [
+        f"/job:worker/replica:0/task:{host}/device:TPU:{number}"
+        for host in range(3)
+        for number in range(4)
+    ]
+    strategy = types.SimpleNamespace(
+        extended=types.SimpleNamespace(worker_devices=devices)
+    )
+    assert strategy_module.devices_per_host(strategy) == 4

@@ -19,7 +19,11 @@ ON_TPU = DistributionConfig(strategy="tpu")
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A function that makes PCI devices (vendor, device), and files of /dev."""
+    """A function that makes PCI devices, and files of /dev.
+
+    A device has the ids of its vendor, of its kind and, if given, of its
+    subsystem.
+    """
     pci, dev = tmp_path / "pci", tmp_path / "dev"
     dev.mkdir()
     monkeypatch.setattr(tpu_chips, "PCI_DEVICES", pci)
@@ -27,11 +31,13 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
 
     def build(devices, files=()):
-        for vendor, device in devices:
+        for ids in devices:
             directory = pci / f"0000:00:0{len(list(pci.glob('*')))}.0"
             directory.mkdir(parents=True)
-            (directory / "vendor").write_text(vendor + "\n")
-            (directory / "device").write_text(device + "\n")
+            for name, value in zip(
+                ("vendor", "device", "subsystem_device"), ids, strict=False
+            ):
+                (directory / name).write_text(value + "\n")
         for name in files:
             (dev / name).touch()
 
@@ -47,6 +53,41 @@ def test_other_pci_devices_of_google_are_not_chips(machine):
     assert tpu_chips.find_chips() == []
     machine([("0x1ae0", "0x0063")] * 2)
     assert tpu_chips.find_chips() == ["v5e", "v5e"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "num_devices", "teraflops", "gib"),
+    [
+        # Two cores a chip, of 45 and 123 teraflops.
+        (("0x0027", "0x004e"), 8, 22.5, 7.48),
+        (("0x0027", "0x004f"), 8, 61.5, 15.48),
+        (("0x0027",), 8, None, None),
+        # A device is a chip, a core, or neither: one of four chips is used.
+        (("0x005e",), 4, 275, 30.75),
+        (("0x005e",), 8, 137.5, 15.375),
+        (("0x005e",), 1, None, None),
+        (("0x0063",), 1, 197, 15.75),
+    ],
+)
+def test_devices_of_tensorflow_are_chips_or_cores(
+    machine, monkeypatch, ids, num_devices, teraflops, gib
+):
+    monkeypatch.delenv(tpu_chips.TYPE_VARIABLE, raising=False)
+    machine([GVNIC, *[("0x1ae0", *ids)] * 4])
+    chip = tpu_chips.chip_of_this_machine(num_devices)
+    if teraflops is None:
+        assert chip is None
+        return
+    assert chip.peak_flops == teraflops * 1e12
+    assert chip.memory_bytes == int(gib * 2**30)
+
+
+def test_a_v4_without_visible_chips_is_unknown(machine, monkeypatch):
+    monkeypatch.setenv(tpu_chips.TYPE_VARIABLE, "v4-8")
+    machine([GVNIC])
+    assert tpu_chips.chip_of_this_machine(4) is None
+    machine([], files=["accel0", "accel1", "accel2", "accel3"])
+    assert tpu_chips.chip_of_this_machine(4).peak_flops == 275e12
 
 
 def test_without_a_pci_bus_device_files_count(machine):

@@ -167,6 +167,14 @@ def test_the_peak_of_a_tpu_is_known_from_its_chip(monkeypatch):
     monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v5e"] * 4)
     peak = step_cost.peak_flops(strategy, DistributionConfig())
     assert peak == 2 * 197e12
+    # Two devices and two chips; then two cores of one chip.
+    for num_chips, teraflops in (2, 2 * 275), (1, 275):
+        monkeypatch.setattr(
+            tpu_chips, "find_chips", lambda n=num_chips: ["v4"] * n
+        )
+        peak = step_cost.peak_flops(strategy, DistributionConfig())
+        assert peak == teraflops * 1e12
+    monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v5e"] * 4)
     assert step_memory.device_memory_bytes(strategy) == int(15.75 * 2**30)
     monkeypatch.setattr(tpu_chips, "find_chips", lambda: [])
     assert step_cost.peak_flops(strategy, DistributionConfig()) is None
