@@ -87,7 +87,6 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
     assert found.compile_s is not None and found.compile_cpu_s is not None
     limit = found.chip_memory_bytes / GIB
     peak = found.peak_bytes / GIB
-    copied = (found.copied_bytes or 0) / 1e9
     micro_batches = found.gradient_accumulation_steps
     shown = [
         (
@@ -122,6 +121,7 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
         ),
     ]
     if found.hbm_bytes:
+        copied = (found.copied_bytes or 0) / 1e9
         shown.append(
             (
                 "HBM traffic",

@@ -18,7 +18,7 @@ class TPUChip:
         pci_id: Device id on the PCI bus, from jax/_src/hardware_utils.py.
         cores: Number of cores of a chip. The two cores of v4 and v5p count
             as one (megacore); it is not confirmed that TensorFlow does so on
-            v4 (`as_device`).
+            v4 (see `tpu_chips.chip_of_this_machine`).
         memory_bytes: HBM of a core, less what the compiler reserves.
         peak_flops: Dense peak of a core in bfloat16, in FLOP/s.
         clock_hz: Clock rate of a core.
@@ -49,23 +49,23 @@ class TPUChip:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     subsystem_id: str = ""
 
-    def as_device(self, devices_per_chip: float) -> "TPUChip | None":
-        """The chip with the cores that are devices of TensorFlow.
+    def with_devices(self, devices_per_chip: float) -> "TPUChip | None":
+        """The chip whose devices in TensorFlow are whole chips or half ones.
 
         Returns:
-            The chip itself if it has so many cores; with two devices for a
-            chip whose cores could count as one, the chip with two cores of
-            half the peak and memory; None if both are impossible.
+            The chip with so many cores: itself, or one with twice its cores,
+            each with half the memory and half the peak; None for any other
+            number of devices.
 
         Example:
-            >>> TPU_CHIPS["v4"].as_device(1).peak_flops / 1e12
+            >>> TPU_CHIPS["v4"].with_devices(1).peak_flops / 1e12
             275.0
-            >>> TPU_CHIPS["v4"].as_device(2).peak_flops / 1e12
+            >>> TPU_CHIPS["v4"].with_devices(2).peak_flops / 1e12
             137.5
         """
         if devices_per_chip == self.cores:
             return self
-        if devices_per_chip != 2 * self.cores or not self.options:
+        if devices_per_chip != 2 * self.cores:
             return None
         return dataclasses.replace(
             self,
@@ -149,7 +149,8 @@ GPU_PEAK_FLOPS = {
 def tpu_by_pci_id(pci_id: str, subsystem_id: str = "") -> str | None:
     """The TPU version with these ids on the PCI bus; None for an unknown id.
 
-    Returns all versions with this `pci_id` if the other id decides for none.
+    If several versions have this `pci_id`, and none of them this
+    `subsystem_id`, all of them are named.
 
     Example:
         >>> tpu_by_pci_id("0x0063"), tpu_by_pci_id("0x0027", "0x004f")

@@ -11,6 +11,7 @@ import pathlib
 
 from albert_tf.cluster import versions
 from albert_tf.cluster.devices import (
+    TPU_CHIPS,
     TPUChip,
     tpu_by_accelerator_type,
     tpu_by_pci_id,
@@ -57,9 +58,9 @@ def chip_of_this_machine(num_devices: int) -> TPUChip | None:
     chips = find_chips()
     name = os.environ.get(TYPE_VARIABLE) or (chips[0] if chips else "")
     chip = tpu_by_accelerator_type(name)
-    if chip is None or not chip.options:
+    if chip is not TPU_CHIPS["v4"]:
         return chip
-    return chip.as_device(num_devices / len(chips)) if chips else None
+    return chip.with_devices(num_devices / len(chips)) if chips else None
 
 
 def skip_metadata_query_without_chips() -> None:

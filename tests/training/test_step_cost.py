@@ -167,15 +167,20 @@ def test_the_peak_of_a_tpu_is_known_from_its_chip(monkeypatch):
     monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v5e"] * 4)
     peak = step_cost.peak_flops(strategy, DistributionConfig())
     assert peak == 2 * 197e12
-    # Two devices and two chips; then two cores of one chip.
-    for num_chips, teraflops in (2, 2 * 275), (1, 275):
-        monkeypatch.setattr(
-            tpu_chips, "find_chips", lambda n=num_chips: ["v4"] * n
-        )
-        peak = step_cost.peak_flops(strategy, DistributionConfig())
-        assert peak == teraflops * 1e12
-    monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v5e"] * 4)
     assert step_memory.device_memory_bytes(strategy) == int(15.75 * 2**30)
     monkeypatch.setattr(tpu_chips, "find_chips", lambda: [])
     assert step_cost.peak_flops(strategy, DistributionConfig()) is None
     assert step_memory.device_memory_bytes(strategy) is None
+
+
+@pytest.mark.parametrize("num_chips", [1, 2])
+def test_two_devices_of_v4_are_two_chips_or_two_cores(monkeypatch, num_chips):
+    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
+    for module in (step_cost, step_memory):
+        monkeypatch.setattr(module, "device_type", lambda strategy: "TPU")
+    monkeypatch.delenv(tpu_chips.TYPE_VARIABLE, raising=False)
+    monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v4"] * num_chips)
+    peak = step_cost.peak_flops(strategy, DistributionConfig())
+    assert peak == num_chips * 275e12
+    memory = int(30.75 * 2**30)
+    assert step_memory.device_memory_bytes(strategy) == memory * num_chips // 2
