@@ -4,7 +4,6 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -13,11 +12,10 @@ from albert_tf.cluster import notices, preemption
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events
 from tests.helpers import tiny_run
+from tests.helpers.forked_program import ForkedCode
 from tests.helpers.metadata_server import MetadataServer
 from tests.helpers.remote_host import run_on_hosts
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 # A loop on the device, like the trainer's; only the stop flag ends it.
 LOOP = """
@@ -51,21 +49,13 @@ def metadata_server():
 @pytest.fixture
 def loop(metadata_server):
     """A process that runs `LOOP` and reads the notices of the server."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOOP],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=REPOSITORY,
-        env={
-            "PATH": "/usr/bin:/bin",
-            notices.METADATA_HOST_VARIABLE: metadata_server.host,
-        },
-    )
-    assert process.stdout.readline() == "begins\n"
-    yield process
-    process.kill()
-    process.wait()
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        notices.METADATA_HOST_VARIABLE: metadata_server.host,
+    }
+    with ForkedCode(LOOP, environment=environment) as process:
+        assert process.stdout.readline() == "begins\n"
+        yield process
 
 
 @pytest.mark.slow
@@ -109,23 +99,18 @@ def test_a_second_signal_does_not_wait_for_the_devices():
     """The devices are in a step that does not end, as after a lost worker."""
     for_ever = LOOP.replace("tf.identity(stop.flag) == 0.0", "True")
     assert for_ever != LOOP
-    process = subprocess.Popen(
-        [sys.executable, "-c", for_ever],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=REPOSITORY,
-    )
-    assert process.stdout.readline() == "begins\n"
-    time.sleep(1)
-    process.send_signal(signal.SIGTERM)
-    # GNU timeout sends two, to the process and to its group; they count as one.
-    time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(preemption.SAME_SIGNAL_S + 1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE_S) == 128 + signal.SIGINT
+    with ForkedCode(for_ever) as process:
+        assert process.stdout.readline() == "begins\n"
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        # GNU timeout sends two, to the process and to its group; they count as
+        # one.
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(preemption.SAME_SIGNAL_S + 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGINT
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """The watchdog ends processes that hang, and only those."""
 
-import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,9 +11,8 @@ from albert_tf.cluster.watchdog import Watchdog, watch
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS
 from tests.helpers import tpu_bridge
+from tests.helpers.forked_program import ForkedCode
 from tests.helpers.remote_host import run_on_hosts
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 # A loop on the device that never ends, as if a host did not answer.
 HANGS = """
@@ -131,15 +127,9 @@ def test_a_lost_or_silent_host_ends_the_program_with_the_status_for_retry(
 
 @pytest.mark.slow
 def test_a_hanging_process_logs_its_stacks_and_ends():
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-        timeout=600,
-    )
-    assert done.returncode == RETRY_STATUS
-    message, _, stacks = done.stderr.partition("THE RUN HANGS: the device loop")
+    with ForkedCode(HANGS) as process:
+        log = process.stderr.read()
+        assert process.wait(60) == RETRY_STATUS
+    message, _, stacks = log.partition("THE RUN HANGS: the device loop")
     assert "in wait_for_devices" in stacks, message + stacks
     assert "raise --hang_timeout_s. The stacks" in stacks

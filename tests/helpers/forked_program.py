@@ -9,6 +9,7 @@ is shorter than that of `python -m`.
 
 import gc
 import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import runpy
@@ -21,28 +22,11 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tensorflow", "albert_tf.training.train"])
 
 
-class ForkedProgram:
-    """A module that runs as `python -m` would run it.
+class _Forked:
+    """A process that was forked from the fork server."""
 
-    Args:
-        module: Its name.
-        arguments: Of its command line.
-        environment: All environment variables that it sees.
-        log_file: Where its standard error is appended.
-    """
-
-    def __init__(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        log_file: pathlib.Path,
-    ) -> None:
-        log_file.touch()
-        self._process = _CONTEXT.Process(
-            target=_run_module,
-            args=(module, [*arguments], {**environment}, str(log_file)),
-        )
+    def __init__(self, target, *arguments) -> None:
+        self._process = _CONTEXT.Process(target=target, args=arguments)
         self._process.start()
 
     @property
@@ -75,6 +59,72 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedProgram(_Forked):
+    """A module that runs as `python -m` would run it.
+
+    Args:
+        module: Its name.
+        arguments: Of its command line.
+        environment: All environment variables that it sees.
+        log_file: Where its standard error is appended.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log_file: pathlib.Path,
+    ) -> None:
+        log_file.touch()
+        super().__init__(
+            _run_module, module, [*arguments], {**environment}, str(log_file)
+        )
+
+
+class ForkedCode(_Forked):
+    """Python code that runs as `python -c` would run it; a context manager.
+
+    Args:
+        code: The code.
+        arguments: Of its command line.
+        environment: All environment variables that it sees; by default those
+            of this process.
+
+    Attributes:
+        stdout, stderr: Its outputs, as files to read text from.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
+        super().__init__(
+            _run_code,
+            code,
+            [*arguments],
+            {**(os.environ if environment is None else environment)},
+            *(writer for _, writer in pipes),
+        )
+        for _, writer in pipes:
+            writer.close()
+        self.stdout, self.stderr = (
+            os.fdopen(os.dup(reader.fileno())) for reader, _ in pipes
+        )
+
+    def __enter__(self) -> "ForkedCode":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.kill()
+        self.wait()
+        self.stdout.close()
+        self.stderr.close()
+
+
 def start_interpreter(
     module: str,
     arguments: Sequence[str],
@@ -99,8 +149,25 @@ def _run_module(
 ) -> None:
     with open(log_file, "a") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
+    _prepare([module, *arguments], environment)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_code(
+    code: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    stdout: multiprocessing.connection.Connection,
+    stderr: multiprocessing.connection.Connection,
+) -> None:
+    os.dup2(stdout.fileno(), sys.stdout.fileno())
+    os.dup2(stderr.fileno(), sys.stderr.fileno())
+    _prepare(["-c", *arguments], environment)
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def _prepare(argv: list[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = [module, *arguments]
+    sys.argv = argv
     gc.freeze()  # excludes all imported objects from garbage collection
-    runpy.run_module(module, run_name="__main__", alter_sys=True)

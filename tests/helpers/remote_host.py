@@ -4,13 +4,9 @@ As on a TPU slice, the program's operations run in the first server's process.
 """
 
 import contextlib
-import pathlib
-import subprocess
-import sys
 
+from tests.helpers.forked_program import ForkedCode
 from tests.helpers.run_processes import free_ports
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 SERVER = """
 import sys
@@ -49,16 +45,8 @@ def run_on_hosts(program, num_hosts=1):
     with contextlib.ExitStack() as processes:
 
         def start(code, *arguments):
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments, *addresses],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=REPOSITORY,
-            )
-            processes.enter_context(process)
-            processes.callback(process.kill)
-            return process
+            process = ForkedCode(code, [*arguments, *addresses])
+            return processes.enter_context(process)
 
         servers = [start(SERVER, str(host)) for host in range(num_hosts)]
         started = start(CONNECT + program)

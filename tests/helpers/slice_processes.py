@@ -156,7 +156,6 @@ class Slice:
                 "--strategy=tpu",
                 f"--tpu_name=grpc://{','.join(self.addresses)}",
             ),
-            forked=False,  # a new process, which may choose its devices
             command=(slice_program.__name__, "train"),
         )
 
