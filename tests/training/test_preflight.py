@@ -5,10 +5,7 @@ import io
 import json
 import math
 import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -18,9 +15,8 @@ from albert_tf.training.checklist import Checklist
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
+from tests.helpers.forked_program import ForkedCode
 from tests.helpers.run_processes import PATIENCE_S, RunProcesses, free_ports
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def checks_of(table):
@@ -434,11 +430,18 @@ def test_the_command_exits_with_the_verdict(tiny_records, tmp_path):
     assert not run_dir.exists()
 
 
+RUN_PRETRAINING = """
+import runpy
+
+runpy.run_module("albert_tf.run_pretraining", run_name="__main__")
+"""
+
+
 def check_on_workers(tmp_path, configs):
     """The rows of each worker's table, and its exit status."""
     ports = free_ports(len(configs))
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ}
     workers = []
     for index, config in enumerate(configs):
         flags = tiny_run.as_flags(config, tmp_path / f"model-{index}.json")
@@ -446,19 +449,10 @@ def check_on_workers(tmp_path, configs):
         environment["TF_CONFIG"] = json.dumps(
             {"cluster": cluster, "task": task}
         )
-        workers.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "albert_tf.run_pretraining", *flags],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        )
-    tables = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
+        workers.append(ForkedCode(RUN_PRETRAINING, flags, environment))
     return [
-        (checks_of(table), worker.returncode)
-        for table, worker in zip(tables, workers, strict=True)
+        (checks_of(worker.stdout.read()), worker.wait(PATIENCE_S))
+        for worker in workers
     ]
 
 
