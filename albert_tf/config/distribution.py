@@ -80,14 +80,12 @@ class DistributionConfig(Config):
         "--nofuse_on_cpu runs them one by one, which is slower.",
         affects="nothing",
     )
-    recompute_gradients: bool = setting(
+    recompute_logit_gradients: bool = setting(
         False,
-        "On TPUs, compute the gradients of the masked-LM logits and, without "
-        "dropout, of the sums that LayerNorm normalises wherever they are "
-        "read, instead of storing them. The results are the same except for "
-        "rounding. By the TPU compiler's estimate, base and large without "
-        "dropout take 1 to 5 % fewer cycles with it on v5e; larger models and "
-        "other TPUs take more.",
+        "On TPUs, compute the gradients of the masked-LM logits wherever they "
+        "are read, instead of storing them. The results are the same except "
+        "for rounding. By the TPU compiler's estimate, base takes 1 % fewer "
+        "cycles with it on v5e.",
         affects="nothing",
         in_program=True,
     )

@@ -13,9 +13,8 @@ class Device:
             `fusion.fused`.
         jit_compile: Whether the program asks XLA to compile the forward and
             the backward pass. TPUs compile them without a request.
-        recomputes_gradients: Whether the gradients of the masked-LM logits
-            and, without dropout, of the sums that LayerNorm normalises are
-            computed wherever they are read. Only for TPUs.
+        recomputes_logit_gradients: Whether the gradients of the masked-LM
+            logits are computed wherever they are read. Only for TPUs.
         float32_score_gradients: Whether the gradients of attention scores are
             stored in float32, whatever the compute dtype. Only for TPUs.
 
@@ -27,7 +26,7 @@ class Device:
     device_type: str = "CPU"
     fuse: bool = False
     jit_compile: bool = False
-    recomputes_gradients: bool = False
+    recomputes_logit_gradients: bool = False
     float32_score_gradients: bool = False
 
     @property

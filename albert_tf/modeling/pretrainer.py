@@ -104,9 +104,9 @@ class AlbertPretrainer(keras.layers.Layer):
             `pooled_output`: float32, `(batch, H)`, and `sentence_logits`:
             float32, `(batch, 2)`, unless `sentence_objective` is "none". For
             packed batches `(batch, examples, H)` and `(batch, examples, 2)`.
-            With `target.recomputes_gradients`, also the terms of the logits,
-            for the loss: `mlm_product`, with their shape, and `mlm_bias`,
-            float32, `(vocab_size,)`.
+            With `target.recomputes_logit_gradients`, also the terms of the
+            logits, for the loss: `mlm_product`, with their shape, and
+            `mlm_bias`, float32, `(vocab_size,)`.
         """
         sequence_output, pooled_output = self.backbone(
             batch["input_ids"],
@@ -119,7 +119,7 @@ class AlbertPretrainer(keras.layers.Layer):
         )
         product, bias = self._mlm_terms(sequence_output, target)
         outputs = {"mlm_logits": product + bias}
-        if target.recomputes_gradients:
+        if target.recomputes_logit_gradients:
             outputs |= {"mlm_product": product, "mlm_bias": bias}
         return {**outputs, **self._classify(pooled_output)}
 

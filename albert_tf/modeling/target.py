@@ -23,9 +23,8 @@ class ProgramTarget(Device):
             `fusion.fused`.
         jit_compile: Whether the program asks XLA to compile the forward and
             the backward pass. TPUs compile them without a request.
-        recomputes_gradients: Whether the gradients of the masked-LM logits
-            and, without dropout, of the sums that LayerNorm normalises are
-            computed wherever they are read. Only for TPUs.
+        recomputes_logit_gradients: Whether the gradients of the masked-LM
+            logits are computed wherever they are read. Only for TPUs.
         float32_score_gradients: Whether the gradients of attention scores are
             stored in float32, whatever the compute dtype. Only for TPUs.
         kernels: Names of the formulas that are replaced by their kernels.
@@ -47,10 +46,10 @@ class ProgramTarget(Device):
 
         Args:
             config: `fuse_on_cpu` has an effect on CPUs, unless tensorflow-tpu
-                is installed, `jit_compile` on GPUs, `recompute_gradients` and
-                `float32_score_gradients` on TPUs. With `plain_formulas`, no
-                kernels are used, and `recompute_gradients` and
-                `float32_score_gradients` have no effect.
+                is installed, `jit_compile` on GPUs,
+                `recompute_logit_gradients` and `float32_score_gradients` on
+                TPUs. With `plain_formulas`, no kernels are used, and the last
+                two have no effect.
             device_type: "CPU", "GPU" or "TPU".
         """
         fuses = device_type == "CPU" and config.fuse_on_cpu
@@ -59,8 +58,8 @@ class ProgramTarget(Device):
             device_type,
             fuse=fuses and _can_compile_for_cpus(),
             jit_compile=device_type == "GPU" and config.jit_compile,
-            recomputes_gradients=uses_tpu_kernels
-            and config.recompute_gradients,
+            recomputes_logit_gradients=uses_tpu_kernels
+            and config.recompute_logit_gradients,
             float32_score_gradients=uses_tpu_kernels
             and config.float32_score_gradients,
             kernels=frozenset(() if config.plain_formulas else kernels.KERNELS),

@@ -45,7 +45,7 @@ PROGRAM = """
     data.max_seq_length data.max_predictions_per_seq data.packing
     data.max_examples_per_row data.global_batch_size
     data.gradient_accumulation_steps distribution.precision distribution.remat
-    distribution.recompute_gradients distribution.float32_score_gradients
+    distribution.recompute_logit_gradients distribution.float32_score_gradients
     distribution.plain_formulas training.sentence_objective"""
 MODEL_NOT_IN_PROGRAM = """
     model.hidden_dropout_prob model.attention_probs_dropout_prob"""

@@ -5,7 +5,7 @@ from albert_tf.modeling.kernels.cross_entropy import cross_entropy
 
 
 def test_losses_and_gradients_are_those_of_tensorflow():
-    """Of 14 rows, which is no multiple of 8; see `row_sums`."""
+    """Of 14 rows, which is no multiple of 8; see `_sum_rows`."""
     random = np.random.default_rng(0)
     product = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
     bias = tf.constant(random.normal(size=24), tf.float32)

@@ -176,44 +176,6 @@ def test_a_kernel_has_the_values_and_gradients_of_its_formula(
         assert np.abs(d_key[:, 5]).max() > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("rate", "barriers"), [(0.0, [1, 3]), (0.3, [1, 1])])
-def test_gradients_of_sums_are_equal_if_they_are_computed_where_they_are_read(
-    rate, barriers, dtype
-):
-    """One barrier is in the forward pass. Each of two gradients needs one."""
-    name = "bias_dropout_add_norm"
-    shapes, call = make_case(name, tiny_model.TPU, rate)
-    random = np.random.default_rng(0)
-    dtypes = [dtype] * 3 + ["float32"] * 2  # gamma and beta
-    arguments = [
-        tf.cast(random.normal(size=shape), dtype)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
-    upstream = tf.cast(random.normal(size=shapes[0]), dtype)
-    gradients = []
-    for recomputes, expected in zip([False, True], barriers, strict=True):
-        target = dataclasses.replace(
-            tiny_model.TPU, recomputes_gradients=recomputes
-        )
-        kernel = target.fastest(FORMULAS[name])
-
-        @tf.function(jit_compile=True)
-        def run(kernel=kernel):
-            with tf.GradientTape() as tape:
-                tape.watch(arguments)
-                result = call(kernel, *arguments)
-            return tape.gradient(result, arguments, upstream)
-
-        gradients.append([tf.cast(g, tf.float32) for g in run()])
-        operations = run.get_concrete_function().graph.get_operations()
-        found = sum(o.type == "XlaOptimizationBarrier" for o in operations)
-        assert found == expected
-    for stored, computed in zip(*gradients, strict=True):
-        error = tf.norm(computed - stored) / tf.norm(stored)
-        assert error < (1e-6 if dtype == "float32" else 0.75 * BFLOAT16_ULP)
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_storing_score_gradients_in_float32_changes_no_result(rate):
     """On a CPU: the values, and that the barrier is there.

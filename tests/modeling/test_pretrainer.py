@@ -135,7 +135,7 @@ def test_the_terms_of_the_logits_are_outputs_if_gradients_are_recomputed():
     """For the loss; all else is equal."""
     model, batch = build(), make_batch()
     expected = model(batch)
-    target = ProgramTarget(recomputes_gradients=True)
+    target = ProgramTarget(recomputes_logit_gradients=True)
     outputs = model(batch, target=target)
     logits = outputs.pop("mlm_product") + outputs.pop("mlm_bias")
     assert outputs.keys() == expected.keys()

@@ -46,7 +46,7 @@ def test_programs_for_gpus_are_compiled_unless_a_setting_forbids_it(
 @pytest.mark.parametrize(
     ("setting", "attribute"),
     [
-        ("recompute_gradients", "recomputes_gradients"),
+        ("recompute_logit_gradients", "recomputes_logit_gradients"),
         ("float32_score_gradients", "float32_score_gradients"),
     ],
 )

@@ -77,7 +77,7 @@ FREE = {
     "distribution.remat": True,
     "distribution.jit_compile": False,
     "distribution.fuse_on_cpu": True,
-    "distribution.recompute_gradients": True,
+    "distribution.recompute_logit_gradients": True,
     "distribution.float32_score_gradients": True,
     "distribution.plain_formulas": True,
     "distribution.worker_timeout_s": 60,

@@ -282,7 +282,7 @@ def full_compile_without_dropout():
         num_layers=2,
         global_batch_size=8 * ROWS // 2,
         dropout_schedule="0:0.0",
-        recompute_gradients=True,
+        recompute_logit_gradients=True,
         float32_score_gradients=True,
     )
 

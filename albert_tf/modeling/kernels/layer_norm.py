@@ -8,7 +8,6 @@ from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks
 from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.kernels.bias import bias_gradient
-from albert_tf.modeling.kernels.row_sums import sum_rows
 from albert_tf.modeling.kernels.xla import optimization_barrier
 
 
@@ -29,10 +28,8 @@ def layer_norm(
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
             rows = list(range(x.shape.rank - 1))
-            d_normal = upstream * gamma
-            moments = _gradient_moments(d_normal, normal)
             return (
-                _standardize_gradient(d_normal, *moments, normal, scale),
+                _standardize_gradient(upstream * gamma, normal, scale),
                 tf.reduce_sum(upstream * normal, axis=rows),
                 tf.reduce_sum(upstream, axis=rows),
             )
@@ -60,8 +57,7 @@ def bias_dropout_add_norm(
     residual and output, rounded to the compute dtype, and the moments of its
     rows. The product that makes this sum also computes the moments, and each
     operation that reads the result, forward or backward, normalises the sum
-    again. So the result is never stored. Neither is the gradient of the sum,
-    with `target.recomputes_gradients` and without dropout.
+    again. So the result is never stored.
     """
 
     @tf.custom_gradient
@@ -72,7 +68,7 @@ def bias_dropout_add_norm(
         gamma: tf.Tensor,
         beta: tf.Tensor,
     ) -> Any:
-        result, normal, scale, *sums = _add_and_norm(
+        result, normal, scale = _add_and_norm(
             residual,
             product,
             bias,
@@ -85,19 +81,13 @@ def bias_dropout_add_norm(
         )
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            if target.recomputes_gradients and not masks.rate:
-                d_residual, d_product, d_bias, d_gamma_rows = (
-                    _gradients_where_read(upstream, normal, scale, gamma, *sums)
-                )
-            else:
-                d_residual, d_product, d_gamma_rows = _add_and_norm_gradient(
-                    upstream, normal, scale, gamma, masks, fuse=target.fuse
-                )
-                d_bias = bias_gradient(d_product)
+            d_residual, d_product, d_gamma_rows = _add_and_norm_gradient(
+                upstream, normal, scale, gamma, masks, fuse=target.fuse
+            )
             return (
                 d_residual,
                 d_product,
-                d_bias,
+                bias_gradient(d_product),
                 tf.reduce_sum(d_gamma_rows, axis=[0, 1]),
                 tf.reduce_sum(tf.cast(upstream, tf.float32), axis=[0, 1]),
             )
@@ -118,24 +108,19 @@ def _add_and_norm(
     masks: Masks,
     keeps_sum: bool,
 ) -> tuple[tf.Tensor, ...]:
-    """Returns the result, the normalised rows, and the scale of each row.
-
-    With `keeps_sum`, also the sum, in the compute dtype, and its rows' means.
-    """
+    """Returns the result, the normalised rows, and the scale of each row."""
     output = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
     total = tf.cast(residual, tf.float32) + masks.apply(output)
     mean, square = _moments(total)
     if keeps_sum:
         # Without the barrier, the compiler stores the result, and keeps product
         # and residual in place of their sum.
-        stored, mean, square = optimization_barrier(
+        total, mean, square = optimization_barrier(
             [tf.cast(total, residual.dtype), mean, square]
         )
-        total = tf.cast(stored, tf.float32)
+        total = tf.cast(total, tf.float32)
     normal, scale = _standardize(total, mean, square, epsilon)
-    result = tf.cast(normal * gamma + beta, residual.dtype)
-    sums = (stored, mean) if keeps_sum else ()
-    return result, normal, scale, *sums
+    return tf.cast(normal * gamma + beta, residual.dtype), normal, scale
 
 
 @fused
@@ -148,60 +133,11 @@ def _add_and_norm_gradient(
 ) -> tuple[tf.Tensor, ...]:
     """Gradients of the residual and of the product, and of gamma by row."""
     dtype, upstream = upstream.dtype, tf.cast(upstream, tf.float32)
-    d_normal = upstream * gamma
-    moments = _gradient_moments(d_normal, normal)
-    d_total = _standardize_gradient(d_normal, *moments, normal, scale)
+    d_total = _standardize_gradient(upstream * gamma, normal, scale)
     return (
         tf.cast(d_total, dtype),
         tf.cast(masks.apply(d_total), dtype),
         upstream * normal,
-    )
-
-
-def _gradients_where_read(
-    upstream: tf.Tensor,
-    normal: tf.Tensor,
-    scale: tf.Tensor,
-    gamma: tf.Tensor,
-    total: tf.Tensor,
-    mean: tf.Tensor,
-) -> tuple[tf.Tensor, ...]:
-    """Gradients of residual, product and bias, and of gamma by row.
-
-    For a TPU, without dropout: the gradients of residual and product are equal,
-    and each operation that reads one of them computes it again. The product
-    that makes `upstream` also computes the moments of its rows.
-    """
-    dtype, d_result = upstream.dtype, tf.cast(upstream, tf.float32)
-
-    def d_total(
-        upstream: tf.Tensor, d_mean: tf.Tensor, along: tf.Tensor
-    ) -> tf.Tensor:
-        d_normal = tf.cast(upstream, tf.float32) * gamma
-        d_total = _standardize_gradient(d_normal, d_mean, along, normal, scale)
-        return tf.cast(d_total, dtype)
-
-    # Without a barrier for each gradient, the compiler stores their value.
-    moments = _gradient_moments(d_result * gamma, normal)
-    for_residual = optimization_barrier([upstream, *moments])
-    for_product = optimization_barrier(for_residual)
-
-    # The sum of the rows of `d_total`, without computing these: it is a sum of
-    # rows of `upstream`, minus one of rows of `normal`, minus a number. The
-    # rows of `normal` are those of `total`, shifted and scaled.
-    _, d_mean, along = for_residual
-    weights = tf.cast(along * tf.square(scale), dtype)
-    shift = tf.reduce_sum(tf.cast(weights, tf.float32) * mean - d_mean * scale)
-    d_bias = (
-        gamma * tf.reduce_sum(d_result * scale, axis=[0, 1])
-        - sum_rows(total, tf.squeeze(weights, -1))
-        + shift
-    )
-    return (
-        d_total(*for_residual),
-        d_total(*for_product),
-        tf.cast(d_bias, dtype),
-        d_result * normal,
     )
 
 
@@ -226,19 +162,9 @@ def _standardize(
     return (x - mean) * scale, scale
 
 
-def _gradient_moments(
-    d_normal: tf.Tensor, normal: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The mean of each row of gradients, and of its products with `normal`."""
-    mean = tf.reduce_mean(d_normal, axis=-1, keepdims=True)
-    return mean, tf.reduce_mean(d_normal * normal, axis=-1, keepdims=True)
-
-
 def _standardize_gradient(
-    d_normal: tf.Tensor,
-    mean: tf.Tensor,
-    along: tf.Tensor,
-    normal: tf.Tensor,
-    scale: tf.Tensor,
+    d_normal: tf.Tensor, normal: tf.Tensor, scale: tf.Tensor
 ) -> tf.Tensor:
+    mean = tf.reduce_mean(d_normal, axis=-1, keepdims=True)
+    along = tf.reduce_mean(d_normal * normal, axis=-1, keepdims=True)
     return scale * (d_normal - mean - normal * along)
