@@ -74,7 +74,12 @@ def describe(found: Estimate) -> str:
     if found.error:
         lines += ["DOES NOT COMPILE. The compiler's error:", found.error]
         return "\n".join(lines)
-    lines += ["compiles" + (" (--quick)" * found.quick)]
+    simulated = found.code_cycles is not None
+    lines += [
+        "compiles"
+        + " (--quick)" * found.quick
+        + " (simplified, for --simulate_code)" * simulated
+    ]
     lines += [f"  {name:18}{value}" for name, value in _metrics(found)]
     return "\n".join(lines)
 

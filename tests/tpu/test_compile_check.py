@@ -139,12 +139,15 @@ def test_estimates_are_described_with_what_they_are_for():
     )
     said = compile_check.describe(whole)
     assert f"{accessed}\n" in said
-    assert "generated code" not in said
-    simulated = dataclasses.replace(
-        whole, code_cycles=700_000, unsimulated_cycles=30_000
+    assert "generated code" not in said and "simplified" not in said
+    simulated = compile_check.describe(
+        dataclasses.replace(
+            whole, code_cycles=700_000, unsimulated_cycles=30_000
+        )
     )
+    assert "(simplified, for --simulate_code)" in simulated
     assert "700,000 cycles, simulated; 30,000 of them are estimates" in (
-        compile_check.describe(simulated)
+        simulated
     )
     # Real chips may take 50 % longer.
     assert "44.1 to 66.2 ms" in said
