@@ -450,10 +450,9 @@ def check_on_workers(tmp_path, configs):
             {"cluster": cluster, "task": task}
         )
         workers.append(ForkedCode(RUN_PRETRAINING, flags, environment))
-    return [
-        (checks_of(worker.stdout.read()), worker.wait(PATIENCE_S))
-        for worker in workers
-    ]
+    statuses = [worker.wait(PATIENCE_S) for worker in workers]
+    tables = [worker.stdout.read() for worker in workers]
+    return list(zip(map(checks_of, tables), statuses, strict=True))
 
 
 @pytest.mark.slow
