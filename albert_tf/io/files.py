@@ -130,12 +130,16 @@ def make_directories(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a file."""
+    """Removes a file, if it exists."""
     if is_remote(path):
-        with _tensorflow(path) as tf:
+        with (
+            _tensorflow(path) as tf,
+            contextlib.suppress(tf.errors.NotFoundError),
+        ):
             tf.io.gfile.remove(path)
     else:
-        os.remove(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
 
 
 def remove_directory(path: str) -> None:
@@ -143,7 +147,12 @@ def remove_directory(path: str) -> None:
     if not exists(path):
         return
     if is_remote(path):
-        with _tensorflow(path) as tf:
+        # On gs://, TensorFlow believes for 5 s that files exist which another
+        # program has removed.
+        with (
+            _tensorflow(path) as tf,
+            contextlib.suppress(tf.errors.NotFoundError),
+        ):
             tf.io.gfile.rmtree(path)
     else:
         shutil.rmtree(path)

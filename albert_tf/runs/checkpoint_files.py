@@ -274,12 +274,9 @@ def _check_shapes(
 
 
 def remove(directory: str) -> None:
-    """Removes a checkpoint; `checkpoint.json` goes first."""
-    commit = posixpath.join(directory, COMMIT_FILE)
-    if tf.io.gfile.exists(commit):
-        tf.io.gfile.remove(commit)
-    if tf.io.gfile.exists(directory):
-        tf.io.gfile.rmtree(directory)
+    """Removes a checkpoint, if it exists; `checkpoint.json` goes first."""
+    files.remove(posixpath.join(directory, COMMIT_FILE))
+    files.remove_directory(directory)
 
 
 def remove_if_possible(directory: str) -> None:

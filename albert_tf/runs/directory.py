@@ -41,6 +41,7 @@ from albert_tf.io.files import (
     load_json,
     load_json_if_any,
     open_existing,
+    remove,
     write_bytes,
     write_json,
     write_text,
@@ -245,8 +246,8 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
     kept_vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
     if tf.io.gfile.exists(metadata) and not has_checkpoints(run_dir):
         # From an attempt that ended before its first checkpoint.
-        for file in filter(tf.io.gfile.exists, (kept_vocabulary, metadata)):
-            tf.io.gfile.remove(file)
+        for path in (kept_vocabulary, metadata):
+            remove(path)
     if records.metadata is None:
         return
     write_text(metadata, records.metadata.to_json())

@@ -18,6 +18,7 @@ from albert_tf.io.files import (
     PARTIAL_SUFFIX,
     exists,
     load_json_if_any,
+    remove_directory,
     write_json,
 )
 from albert_tf.modeling.pretrainer import AlbertPretrainer
@@ -82,10 +83,10 @@ def export(config: ExportConfig) -> None:
     module, signatures = sign(run, config)
 
     partial = export_dir + PARTIAL_SUFFIX
-    _remove(partial)
+    remove_directory(partial)
     tf.saved_model.save(module, partial, signatures=signatures)
     write_assets(posixpath.join(partial, ASSETS_DIR), run, signatures)
-    _remove(export_dir)
+    remove_directory(export_dir)
     tf.io.gfile.rename(partial, export_dir)
     logging.info("exported step %d to %s", run.step, export_dir)
 
@@ -282,8 +283,3 @@ def describe_serving(run: TrainedRun) -> dict[str, Any]:
         "do_lower_case": records.get("do_lower_case"),
         "vocabulary_sha256": records.get("vocabulary_sha256"),
     }
-
-
-def _remove(directory: str) -> None:
-    if tf.io.gfile.exists(directory):
-        tf.io.gfile.rmtree(directory)

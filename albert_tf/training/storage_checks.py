@@ -103,8 +103,7 @@ class StorageChecks:
                 read = file.read()
         finally:
             for path in (probe, probe + files.PARTIAL_SUFFIX):
-                if files.exists(path):
-                    files.remove(path)
+                files.remove(path)
         if read != content:
             raise UserError(
                 f"{run_dir} must return the bytes that were written",
@@ -154,7 +153,7 @@ class StorageChecks:
             # Another worker may remove it at the same time.
             with contextlib.suppress(OSError, tf.errors.OpError):
                 if not tf.io.gfile.listdir(directory):
-                    tf.io.gfile.rmtree(directory)
+                    files.remove_directory(directory)
 
 
 def parents(path: str) -> Iterator[str]:

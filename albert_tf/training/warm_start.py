@@ -42,7 +42,7 @@ from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.interop import formats
 from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import MODEL_NAME, list_weights
-from albert_tf.io.files import exists, remove, write_json
+from albert_tf.io.files import remove, write_json
 from albert_tf.records import features
 from albert_tf.runs import directory as run_directory
 from albert_tf.training.vocabulary_transfer import (
@@ -297,7 +297,7 @@ def write_report(run_dir: str, warm_start: WarmStart | None) -> None:
     path = posixpath.join(run_dir, REPORT_FILE)
     if warm_start is not None:
         write_json(path, warm_start.report)
-    elif exists(path):
+    else:
         remove(path)  # from an attempt that ended before its first checkpoint
 
 

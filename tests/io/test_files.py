@@ -52,6 +52,7 @@ def test_remote_files_go_through_tensorflow(tmp_path):
     with files.open_existing(path) as file:
         assert file.read() == "text"
     files.remove(path)
+    files.remove(path)
     assert not files.exists(path)
     with pytest.raises(FileNotFoundError):
         files.open_existing(path)
