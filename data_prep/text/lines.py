@@ -206,7 +206,8 @@ def _read_bz2(stream: bz2.BZ2Decompressor, stored: bytes) -> Iterator[bytes]:
 
 
 def _read_gzip(stream: Any, stored: bytes) -> Iterator[bytes]:
-    while stored:
+    # After the end of a stream, `unconsumed_tail` may repeat `unused_data`.
+    while stored and not stream.eof:
         yield stream.decompress(stored, BLOCK_BYTES)
         stored = stream.unconsumed_tail
 

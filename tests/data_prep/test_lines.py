@@ -93,6 +93,22 @@ def test_blocks_are_small_however_well_they_are_compressed(
     assert max(map(len, blocks)) <= 1 << 20
 
 
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".bz2", bz2.compress), (".gz", gzip.compress)]
+)
+@pytest.mark.parametrize("rest", [b"Next.\n", b""])
+def test_bytes_after_an_archive_of_several_blocks_are_read(
+    tmp_path, suffix, compress, rest
+):
+    """A single read holds the end of the archive and what follows it: another
+    archive, or zero bytes."""
+    content = b"A line that repeats.\n" * 125_000
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(compress(content) + (compress(rest) if rest else bytes(9)))
+    assert path.stat().st_size < 1 << 17
+    assert b"".join(read_blocks(str(path), len)) == content + rest
+
+
 def test_long_lines_are_cut_after_spaces(path):
     lines = read(path, b"one two three four", longest=9)
     assert [line.content for line in lines] == [b"one two ", b"three ", b"four"]
