@@ -83,14 +83,18 @@ class Recovery:
         self._log_event("diverged", reason=reason, **metrics)
         rollbacks.check_allowed(diverged_at, reason, policy)
         newest = rollbacks.newest
-        lost_s = self._go_back(avoided=newest.resumed_from if newest else None)
+        lost_s = self._restore(avoided=newest.resumed_from if newest else None)
         rollback = rollbacks.plan(
             diverged_at=diverged_at,
             resumed_from=position.step,
             reason=reason,
             config=policy,
         )
+        # Before the log is rewound: a process that is killed here resumes from
+        # this checkpoint. Without the rollback, it would resume from a later
+        # one, whose log would lack the lines since this checkpoint.
         rollbacks.add(rollback, writes=is_chief(self._strategy))
+        lost_s += self._rewind_log()
         self._log_event(
             "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
         )
@@ -172,15 +176,24 @@ class Recovery:
                 remedy="Start the job again.",
             )
 
-    def _go_back(self, avoided: int | None = None) -> float:
+    def _go_back(self) -> float:
+        """Returns to the newest checkpoint; returns the lost time in seconds.
+
+        That is the time of the steps and evaluations since the checkpoint, as
+        far as this process logs them.
+        """
+        return self._restore() + self._rewind_log()
+
+    def _restore(self, avoided: int | None = None) -> float:
         """Restores the newest checkpoint.
 
         Args:
             avoided: Step of a checkpoint to use only if there is no other.
 
         Returns:
-            The time in seconds of the steps and evaluations since the
-            checkpoint, as far as this process logs them.
+            The time in seconds of the steps that no line of the log includes,
+            minus that of the steps before the checkpoint, which the next line
+            of the log includes.
         """
         trainer, position = self._trainer, self._trainer.position
         lost_s = position.times.total
@@ -194,11 +207,18 @@ class Recovery:
             position.to_evaluate = False
             check_agreement(self._strategy, position.step)
             trainer.close_batches()
-        # The next line of the log includes the steps before the checkpoint.
-        lost_s -= position.times.total
+        return lost_s - position.times.total
+
+    def _rewind_log(self) -> float:
+        """Rewinds the log to the restored step.
+
+        Returns:
+            The time in seconds of the lines that it drops.
+        """
+        step, lost_s = self._trainer.position.step, 0.0
         if self._run_log:
-            self._run_log.rewind(position.step)
-            lost_s += self._run_log.lost_seconds
+            self._run_log.rewind(step)
+            lost_s = self._run_log.lost_seconds
         for listener in self._listeners:
-            listener.on_rollback(position.step)
+            listener.on_rollback(step)
         return lost_s
