@@ -16,12 +16,15 @@ sample corpus, whose lines are sentences, joined to longer lines:
 In windows, 99 % of the found ends are correct, at any length.
 """
 
+import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import sentencex
 from absl import logging
 
+from albert_tf.errors import UserError
 from data_prep.config import CorpusConfig
 
 WINDOW_CHARACTERS = 2000
@@ -35,6 +38,14 @@ _PROBE = (
     "A Wisc. B 3. Mai C ا. D জি. E; F એ. "  # noqa: RUF001
     "G ए. H ಎ. I ജി. J က၏ K ਬੀ. L பி. M బి. N"
 )
+
+
+# sentencex 1.0.32 panics at some white space of several bytes, since it takes
+# the number of its characters for that of its bytes.
+_WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
+
+# What the error for text that sentencex cannot break shows of it.
+_SHOWN_CHARACTERS = 200
 
 
 def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:
@@ -89,11 +100,11 @@ def describe_breaking(config: CorpusConfig) -> dict[str, Any]:
 
     Example:
         >>> describe_breaking(CorpusConfig(sentence_breaker="sentencex"))
-        {'window_characters': 2000}
+        {'window_characters': 2000, 'wide_space': 'as space'}
     """
     if config.sentence_breaker == "none":
         return {}
-    return {"window_characters": WINDOW_CHARACTERS}
+    return {"window_characters": WINDOW_CHARACTERS, "wide_space": "as space"}
 
 
 def _segment(language: str, line: str) -> Iterator[str]:
@@ -109,9 +120,32 @@ def _segment(language: str, line: str) -> Iterator[str]:
         last_space = window.rfind(" ")
         if last_space > 0:
             window = window[:last_space]
-        *complete, last = sentencex.segment(language, window)
+        *complete, last = _segment_window(language, window)
         yield from complete
         # The window may have cut the last sentence.
         begin += len(window) - len(last)
         size = WINDOW_CHARACTERS if complete else 2 * size
-    yield from sentencex.segment(language, line[begin:])
+    yield from _segment_window(language, line[begin:])
+
+
+def _segment_window(language: str, window: str) -> list[str]:
+    """Returns the sentences of a window; joined, they are the window.
+
+    sentencex gets a space for each white-space character beyond ASCII.
+
+    Raises:
+        UserError: If sentencex panics.
+    """
+    try:
+        parts = sentencex.segment(language, _WIDE_SPACE.sub(" ", window))
+    except BaseException as error:
+        # pyo3 makes this class, which cannot be imported or pickled.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            "sentencex must be able to break the text into sentences",
+            received=f"{error}, for {window[:_SHOWN_CHARACTERS]!r}",
+            remedy="Change this text, or set --sentence_breaker=none.",
+        ) from None
+    ends = list(itertools.accumulate(map(len, parts), initial=0))
+    return [window[begin:end] for begin, end in itertools.pairwise(ends)]

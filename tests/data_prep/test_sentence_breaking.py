@@ -144,7 +144,7 @@ def test_most_sentence_ends_of_real_text_are_found(num_joined, recall):
     words=st.lists(
         st.sampled_from(["A", "b.", "C!", "“D.", "E.”", "(", "", "。"])
     ),
-    separator=st.sampled_from([" ", "", "\t"]),
+    separator=st.sampled_from([" ", "", "\t", "\xa0", "\u3000"]),
     window=st.integers(1, 12),
 )
 def test_windows_lose_and_change_no_text(words, separator, window):
@@ -153,7 +153,39 @@ def test_windows_lose_and_change_no_text(words, separator, window):
         parts = list(sentence_breaking._segment("en", line))
     assert "".join(parts) == line
     if len(line) <= window:
-        assert parts == sentencex.segment("en", line)
+        with_spaces = line.replace("\xa0", " ").replace("\u3000", " ")
+        expected = sentencex.segment("en", with_spaces)
+        assert list(map(len, parts)) == list(map(len, expected))
+
+
+@pytest.mark.parametrize(
+    "space",
+    ["\xa0", "\u202f", "\u2003", "\u2009", "\u3000", "\u2028", "\x85"],
+)
+def test_white_space_beyond_ascii_breaks_as_a_space(space):
+    """sentencex 1.0.32 panics at the single letter before the full stop."""
+    config = dataclasses.replace(BREAKING, language="fr")
+    text = f"Il{space}prend la vitamine C{space}. Puis il dort. Le{space}soir !"
+    found = break_sentences([text], config)
+    expected = break_sentences([text.replace(space, " ")], config)
+    assert len(expected) > 1
+    assert [s.replace(space, " ") for s in found] == expected
+
+
+def test_the_text_of_a_panic_is_shown(monkeypatch):
+    """An error of pyo3 is no Exception, and worker processes cannot return
+    it."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(language, text):
+        raise PanicException("byte index 26 is not a char boundary")
+
+    monkeypatch.setattr(sentencex, "segment", panic)
+    message = r"sentencex.*byte index 26.*'Vitamine C\.'.*sentence_breaker"
+    with pytest.raises(UserError, match=message):
+        break_sentences(["Vitamine C."], BREAKING)
 
 
 def test_a_sentence_longer_than_a_window_stays_complete():
