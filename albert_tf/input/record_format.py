@@ -199,7 +199,7 @@ def parse_intact(
 def serialize(
     features: Sequence[StoredFeature], values: Mapping[str, Iterable[float]]
 ) -> bytes:
-    """Returns a serialized record.
+    """Returns a serialized record; equal values give equal bytes.
 
     Args:
         values: The values of each feature, by name.
@@ -210,7 +210,8 @@ def serialize(
         is_float = feature.dtype == "float32"
         numbers = stored.float_list if is_float else stored.int64_list
         numbers.value.extend(values[feature.name])
-    return example.SerializeToString()
+    # Otherwise the order of the features differs from process to process.
+    return example.SerializeToString(deterministic=True)
 
 
 def padding_example(
