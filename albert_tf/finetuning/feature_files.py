@@ -1,8 +1,13 @@
 """The features of a task as TFRecord files, written once and used again.
 
-    OUTPUT_DIR/features/train/train-00000-of-00001.tfrecord, dev-...
-    OUTPUT_DIR/features/train/metadata.json
-    OUTPUT_DIR/features/predict/...
+    OUTPUT_DIR/features/train-ID/train-00000-of-00001.tfrecord, dev-...
+    OUTPUT_DIR/features/train-ID/metadata.json
+    OUTPUT_DIR/features/predict-ID/...
+
+ID is the beginning of the SHA-256 of everything that determines the features.
+So a command with other examples or lengths leaves the features of a run as they
+are, and its settings can be refused after it has written its own. The
+directories of earlier versions have names without ID.
 
 The sequences of a directory have the same length: that of the longest one,
 rounded up. The model then computes less padding, with the same result.
@@ -15,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from absl import logging
 from scipy.special import entr
 
@@ -37,7 +41,6 @@ from albert_tf.io.files import (
     atomic_write,
     load_json,
     load_json_if_any,
-    remove_directory,
     write_json,
 )
 from albert_tf.io.tfrecord import TFRecordWriter
@@ -47,6 +50,9 @@ RECORDS_PER_SHARD = 16384
 
 # Lengths are multiples of this number, which suits matrix units.
 LENGTH_MULTIPLE = 64
+
+# Number of characters of the SHA-256 in the name of a directory.
+_ID_LENGTH = 16
 
 # Seed of the order of training records. Official files may be sorted.
 _ORDER_SEED = 0
@@ -68,7 +74,7 @@ class FeatureFiles:
 
     Example:
         >>> files = FeatureFiles(
-        ...     "run/features/train", 64,
+        ...     "run/features/train-ba7816", 64,
         ...     {"train": {"train-00000-of-00001.tfrecord": 67}},
         ...     {"train-00000-of-00001.tfrecord": "2c26b4"},
         ...     {"train": 0.69}, "ba7816",
@@ -105,35 +111,40 @@ class FeatureFiles:
 
 
 def find_or_write(
-    directory: str,
+    parent: str,
+    purpose: str,
     splits: Mapping[str, MakeRecords],
     head: TaskHeadConfig,
     max_seq_length: int,
     inputs: Mapping[str, Any],
+    scratch: str = "",
 ) -> FeatureFiles:
-    """Returns the features in a directory; writes them if they are not there.
+    """Returns the features with these inputs; writes them if there are none.
 
     Args:
-        directory: If it holds other features, its content is removed.
+        parent: Has a directory for each purpose and all inputs.
+        purpose: "train" or "predict".
         splits: Makes the records of each split. Those of "train" are written
             in random order, the others in order.
         head: What the model predicts.
         max_seq_length: Length of the sequences in the records.
         inputs: Everything that determines the features, as JSON values.
+        scratch: Where to write instead of `parent`, for a dry run.
     """
     inputs_sha256 = sha256_of(json.dumps(inputs, sort_keys=True).encode())
+    name = f"{purpose}-{inputs_sha256[:_ID_LENGTH]}"
+    for known in (name, purpose):  # the latter from an earlier version
+        directory = posixpath.join(parent, known)
+        stored = load_json_if_any(posixpath.join(directory, METADATA_FILE))
+        if stored and stored["inputs_sha256"] == inputs_sha256:
+            logging.info("using the features in %s", directory)
+            return FeatureFiles(directory, **stored)
+    directory = posixpath.join(scratch or parent, name)
+    metadata = _write(directory, splits, head, max_seq_length)
+    metadata["inputs_sha256"] = inputs_sha256
     path = posixpath.join(directory, METADATA_FILE)
-    stored = load_json_if_any(path)
-    if stored is None or stored["inputs_sha256"] != inputs_sha256:
-        remove_directory(directory)
-        tf.io.gfile.makedirs(directory)
-        metadata = _write(directory, splits, head, max_seq_length)
-        metadata["inputs_sha256"] = inputs_sha256
-        write_json(path, metadata)
-        stored = load_json(path)
-    else:
-        logging.info("using the features in %s", directory)
-    return FeatureFiles(directory, **stored)
+    write_json(path, metadata)
+    return FeatureFiles(directory, **load_json(path))
 
 
 def _write(

@@ -109,14 +109,15 @@ def _train(
         for split, examples in sets.items()
     }
     with tempfile.TemporaryDirectory(prefix="albert_tf_") as scratch:
-        # A dry run leaves no files.
         files = _make_features(
             config,
             sets,
             base,
             strategy,
-            scratch if config.training.dry_run else config.training.output_dir,
+            config.training.output_dir,
             "train",
+            # A dry run leaves no files.
+            scratch if config.training.dry_run else "",
         )
         config = _with_lengths(config, files)
         for index, directory in enumerate(directories):
@@ -208,13 +209,17 @@ def _make_features(
     strategy: tf.distribute.Strategy,
     parent: str,
     purpose: str,
+    scratch: str = "",
 ) -> FeatureFiles:
-    """Writes the features of examples, or finds those of an earlier run.
+    """Writes the features of examples, or finds those of an earlier command.
 
     Logs the examples, with those that cannot be used.
+
+    Args:
+        parent: Has the directory `FEATURES_DIR`, or will have it.
+        scratch: Where to write features instead; "" for `parent`.
     """
     length = config.data.max_seq_length
-    directory = posixpath.join(parent, FEATURES_DIR, purpose)
     splits = {
         split: lambda examples=examples: make_records(
             examples, base.tokenizer, config.task, length
@@ -236,7 +241,13 @@ def _make_features(
 
     def make() -> FeatureFiles:
         return feature_files.find_or_write(
-            directory, splits, config.head, length, inputs
+            posixpath.join(parent, FEATURES_DIR),
+            purpose,
+            splits,
+            config.head,
+            length,
+            inputs,
+            scratch,
         )
 
     files = make() if is_chief(strategy) else None

@@ -104,9 +104,9 @@ def lines_of(run_dir):
 @pytest.mark.slow
 def test_an_interrupted_run_resumes_exactly(tiny_tasks, tmp_path, monkeypatch):
     """With dropout. An exception ends the first run at an evaluation. The
-    second run reuses its features."""
+    second run reuses its features, which a refused command does not change."""
 
-    def config(name):
+    def config(name, **changes):
         return tiny_task.make_config(
             "classification",
             tiny_tasks,
@@ -114,6 +114,7 @@ def test_an_interrupted_run_resumes_exactly(tiny_tasks, tmp_path, monkeypatch):
             dropout=0.1,
             classifier_dropout=0.1,
             **tiny_task.SHORT,
+            **changes,
         )
 
     class Killed(BaseException):
@@ -127,8 +128,10 @@ def test_an_interrupted_run_resumes_exactly(tiny_tasks, tmp_path, monkeypatch):
         patch.setattr(Finetuning, "describe_evaluation", kill)
         with pytest.raises(Killed):
             run(config("killed"))
-    (shard,) = (tmp_path / "killed/features/train").glob("train-*")
+    (shard,) = (tmp_path / "killed/features").glob("train-*/train-*")
     written = shard.stat().st_mtime_ns
+    with pytest.raises(UserError, match="must resume with its own settings"):
+        run(config("killed", max_seq_length=8))
 
     assert run(config("killed")) == 0
 
@@ -343,9 +346,8 @@ def test_held_out_documents_choose_the_null_threshold(
 
     assert run(config) == 0
 
-    features = json.loads(
-        (tmp_path / "features/train/metadata.json").read_text()
-    )
+    (path,) = tmp_path.glob("features/train-*/metadata.json")
+    features = json.loads(path.read_text())
     counts = {
         name: sum(shards.values())
         for name, shards in features["splits"].items()
