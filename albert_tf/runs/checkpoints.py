@@ -51,7 +51,8 @@ class CheckpointStore:
 
     Attributes:
         replicas: The variables on all replicas.
-        save_error: Why the last save failed; None if it succeeded.
+        save_errors: Why the last save failed, by directory: `checkpoints` or
+            `best`. A save that succeeds removes the entry of its directory.
         seconds_stalled: Time that training waited for the last save.
 
     Example:
@@ -94,14 +95,14 @@ class CheckpointStore:
         self._writing: list[Future[None]] = []
         # The values that are being written, for the best and for the newest.
         self._copy: tuple[int, dict[str, np.ndarray]] | None = None
-        self.save_error: UserError | None = None
+        self.save_errors: dict[str, UserError] = {}
         self.seconds_stalled = 0.0
 
     def save(self, step: int, notes: Mapping[str, Any]) -> bool:
         """Copies the variables to the host and writes them in the background.
 
         Training waits for the copy, and for an earlier save to finish. A save
-        that fails, e.g. for a full disk, logs an error, sets `save_error` and
+        that fails, e.g. for a full disk, logs an error, sets `save_errors` and
         leaves the older checkpoints intact. A step that this object has saved
         or restored is not saved again.
 
@@ -159,6 +160,11 @@ class CheckpointStore:
         self._save(self._best_directory, step, notes)
         self.seconds_stalled = time.monotonic() - started
         return True
+
+    def best_is_of(self, evaluation: Mapping[str, Any] | None) -> bool:
+        """Whether no loss in `best/` is of other examples than described."""
+        found = self._list(self._best_directory)
+        return all(checkpoint.is_of(evaluation) for checkpoint in found)
 
     def best_step(self) -> int | None:
         """Returns the step of the best checkpoint; None if there is none.
@@ -326,6 +332,7 @@ class CheckpointStore:
         notes: dict[str, Any],
         values: dict[str, np.ndarray],
     ) -> None:
+        name = posixpath.basename(parent)
         directory = posixpath.join(parent, f"step-{step:08d}")
         started = time.monotonic()
         try:
@@ -336,24 +343,30 @@ class CheckpointStore:
                     directory, step, notes, values
                 )
         except (OSError, tf.errors.OpError) as error:
+            remedy = "Remove the cause, and run the same command again."
             if parent == self._directory:
                 self._saved_steps.discard(step)
+            else:
+                remedy += (
+                    " It saves the newest checkpoint to best/, if its held-out "
+                    "loss is the lowest."
+                )
             cause = faults.explain(error) or UserError(first_line(error))
-            self.save_error = type(cause)(
+            self.save_errors[name] = type(cause)(
                 f"the checkpoint {directory} must be written",
                 received=str(cause),
-                remedy="Remove the cause, and run the same command again.",
+                remedy=remedy,
             )
             # Without the remedy, which may be to start the command again.
             logging.error(
                 "CHECKPOINT NOT SAVED: %s: %s Older checkpoints are not "
-                "affected. Unfinished training goes on, and tries again",
+                "affected, and unfinished training goes on",
                 directory,
                 cause.fault,
             )
             checkpoint_files.remove_if_possible(directory)
             return
-        self.save_error = None
+        self.save_errors.pop(name, None)
         self._damaged_paths.discard(directory)
         try:
             self._remove_old(parent, directory)

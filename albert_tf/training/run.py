@@ -23,6 +23,7 @@ from albert_tf.errors import UserError, first_line
 from albert_tf.input.corrupt_records import TRAINING_ERRORS
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs import checkpoints, intervals
+from albert_tf.runs.checkpoint_files import BEST_DIR, CHECKPOINTS_DIR
 from albert_tf.runs.log import RunLog, read_metrics
 from albert_tf.runs.rollback import find_divergence
 from albert_tf.training import schedules
@@ -233,8 +234,11 @@ class Run:
             self.run_log.write("train", position.step, timed)
         return timed
 
-    def _evaluate(self) -> bool:
-        """Evaluates, if there are held-out records.
+    def _evaluate(self, logs: bool = True) -> bool:
+        """Evaluates, if there are held-out records, and saves the best model.
+
+        Args:
+            logs: Whether to log the metrics.
 
         Returns:
             Whether there is a complete evaluation, not cut short by a stop.
@@ -244,7 +248,9 @@ class Run:
             position.to_evaluate = False
             return False
         try:
-            metrics = self.evaluator.run_and_log(position.step, self.run_log)
+            metrics = self.evaluator.run_and_log(
+                position.step, self.run_log if logs else None
+            )
             position.to_evaluate = metrics is None
             if metrics is not None:
                 self._save(best_loss=self.trainer.state.objective.cost(metrics))
@@ -254,12 +260,29 @@ class Run:
             raise
         return metrics is not None
 
-    def _is_evaluated(self) -> bool:
-        """Whether the log has an evaluation at this step."""
-        return any(
-            line["split"] == "eval" and line["step"] == self.position.step
+    def _evaluate_complete_run(self) -> bool:
+        """Evaluates a run that was complete when it was started.
+
+        The log gets a line unless it has one of the same held-out examples. In
+        any case, the checkpoint is saved to `best/` if it belongs there: an
+        earlier process may have failed to write it.
+
+        Returns:
+            The same as `_evaluate`.
+        """
+        assert self.evaluator
+        step, run_log = self.position.step, self.run_log
+        is_logged = any(
+            line["split"] == "eval" and line["step"] == step
             for line in read_metrics(self.config.training.output_dir)
         )
+        if is_logged and not self.trainer.store.best_is_of(
+            self.evaluator.examples
+        ):
+            is_logged = False
+            if run_log:
+                run_log.rewind(step, evaluates_again=True)
+        return self._evaluate(logs=not is_logged)
 
     def _save_before_error(self) -> None:
         """Saves the steps before an evaluation that failed.
@@ -307,8 +330,12 @@ class Run:
                 stalled_s=store.seconds_stalled,
             )
 
-    def finish_saving(self) -> None:
+    def finish_saving(self, *directories: str) -> None:
         """Waits for the last checkpoint, in all processes.
+
+        Args:
+            directories: `checkpoints` or `best`: the directories whose last
+                checkpoint must be written.
 
         Raises:
             UserError: If it could not be written; a `RetryError` if the cause
@@ -317,8 +344,9 @@ class Run:
         store = self.trainer.store
         with self.watchdog.limit("saving the last checkpoint"):
             store.wait()
-        if store.save_error:
-            raise store.save_error
+        for directory in directories:
+            if directory in store.save_errors:
+                raise store.save_errors[directory]
         # If this worker ended before the others, they would report it as lost.
         check_agreement(self.strategy, self.position.step)
 
@@ -349,7 +377,9 @@ class Run:
             )
         else:
             self.save()
-        self.finish_saving()
+        # A failed save to best/ has been logged. It must not change the exit
+        # status, which tells a scheduler to continue the run.
+        self.finish_saving(CHECKPOINTS_DIR)
         reason = self.stop.reason or "another worker was asked to stop"
         self.log_event("stop", reason=reason)
         self._finish_log()
@@ -366,15 +396,13 @@ class Run:
         for listener in self.listeners:
             listener.on_stop(self.position.step)
         last_step = self.config.training.num_train_steps
-        if self.evaluator and not evaluated:
-            # The run was complete when it was started.
-            if self._is_evaluated():
-                complete = bool(self.evaluator.run_and_log(last_step, None))
-            else:
-                complete = self._evaluate()
-            if not complete:
-                return self._stop_early()
-        self.finish_saving()
+        if (
+            self.evaluator
+            and not evaluated
+            and not self._evaluate_complete_run()
+        ):
+            return self._stop_early()
+        self.finish_saving(CHECKPOINTS_DIR, BEST_DIR)
         self.log_event("finish")
         self._finish_log()
         logging.info(

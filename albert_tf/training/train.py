@@ -38,6 +38,7 @@ from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import make_directories
 from albert_tf.io.ownership import Owner, own
 from albert_tf.runs import directory as run_directory
+from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR
 from albert_tf.runs.log import RunLog, read_events
 from albert_tf.training import schedules, step_cost
 from albert_tf.training.evaluate import Evaluator
@@ -263,7 +264,7 @@ def open_run(
         if chief:
             objective.write_report(run_dir, initial)
         run.save()
-        run.finish_saving()
+        run.finish_saving(CHECKPOINTS_DIR)
     return run
 
 

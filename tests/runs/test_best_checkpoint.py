@@ -66,9 +66,12 @@ def test_a_checkpoint_that_was_not_written_is_not_the_best(
         full_disk.setattr(checkpoint_files, "write_checkpoint", fail)
         store.save_best(20, {}, 2.0)
         store.wait()
-    assert store.save_error
+    store.save(20, {})
+    store.wait()
+    assert list(store.save_errors) == ["best"]
     store.save_best(30, {}, 2.5)
     store.wait()
+    assert not store.save_errors
     assert steps_in(tmp_path / "best") == [30]
 
 

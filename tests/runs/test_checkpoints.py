@@ -291,7 +291,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_harmless(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tf.io.gfile, "remove", refuse)
     save(store, 2)
-    assert not store.save_error
+    assert not store.save_errors
     assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 2
 
 
@@ -356,8 +356,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(small_disk, caplog):
     filler.write_bytes(bytes(small_disk.free() - 8192))
 
     save(store, 2)  # training goes on
-    assert "step-00000002" in str(store.save_error)
-    assert "run the same command again" in str(store.save_error)
+    error = str(store.save_errors["checkpoints"])
+    assert "step-00000002" in error
+    assert "run the same command again" in error
     assert "step-00000002: the disk is full: " in caplog.text
     assert "run the same command again" not in caplog.text
     assert steps_in(small_disk / "checkpoints") == [1]
@@ -367,7 +368,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(small_disk, caplog):
 
     filler.unlink()
     save(store, 3)
-    assert not store.save_error
+    assert not store.save_errors
     assert steps_in(small_disk / "checkpoints") == [1, 3]
 
 

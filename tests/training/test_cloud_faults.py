@@ -151,11 +151,11 @@ def test_a_failed_check_of_the_owner_costs_one_checkpoint(storage):
         storage.set_rules([Rule("read", "owner.json", status=403)])
         store.save(1, {})
         store.wait()
-        assert "storage.objects.get" in str(store.save_error)
+        assert "storage.objects.get" in str(store.save_errors["checkpoints"])
         storage.set_rules([])
         store.save(2, {})
         store.wait()
-        assert not store.save_error
+        assert not store.save_errors
         assert store.restore().step == 2
 
 

@@ -1,5 +1,6 @@
 """The outer loop of a run, with a trainer that only counts steps."""
 
+import errno
 import math
 import types
 
@@ -9,9 +10,12 @@ import tensorflow as tf
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import PretrainingConfig, TrainingConfig
+from albert_tf.errors import UserError
 from albert_tf.input.record_sets import Phase, TrainingData
+from albert_tf.runs import checkpoint_files
+from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.intervals import Intervals
-from albert_tf.runs.log import RunLog, read_metrics
+from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training.listener import Listener
 from albert_tf.training.position import Position
@@ -40,8 +44,9 @@ class CountingTrainer:
             save=self.save,
             save_best=self.save_best,
             seconds_stalled=0.0,
+            best_is_of=lambda evaluation: True,
             wait=lambda: None,
-            save_error=None,
+            save_errors={},
         )
 
     def save(self, step, notes):
@@ -105,7 +110,10 @@ class EventLog:
 
 @pytest.fixture
 def train(tmp_path):
-    """Trains from a step to 100; returns the trainer."""
+    """Trains from a step to 100; returns the trainer.
+
+    By default, the store of the trainer only notes the steps.
+    """
 
     def train_from(
         step,
@@ -113,6 +121,7 @@ def train(tmp_path):
         to_evaluate=False,
         evaluator=None,
         run_log=None,
+        store=None,
         **settings,
     ):
         config = PretrainingConfig.from_dict(
@@ -127,6 +136,7 @@ def train(tmp_path):
         )
         trainer = CountingTrainer(step, seconds_per_step)
         trainer.position.to_evaluate = to_evaluate
+        trainer.store = store or trainer.store
         run = Run(
             config,
             TrainingData((Phase(0, "all", None),)),
@@ -171,41 +181,101 @@ def test_without_intervals_in_time_nothing_is_measured(train, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_complete_run_logs_an_evaluation_only_if_the_log_has_none(
-    train, tmp_path
-):
-    """It was trained without held-out records, and is started with them."""
+@pytest.fixture
+def start_run(train, tmp_path):
+    """A function that starts a run, by default one that is complete.
+
+    Its checkpoints are real, and its held-out loss is the number of its
+    evaluations.
+    """
+    losses = []
 
     def evaluate(step, run_log):
+        losses.append(len(losses) + 1)
         if run_log:
-            run_log.write("eval", step, {"loss": 1.0})
-        evaluated.append(step)
-        return {"loss": 1.0}
+            run_log.write("eval", step, {"loss": losses[-1]})
+        return {"loss": losses[-1]}
 
-    evaluated = []
-    evaluator = types.SimpleNamespace(run_and_log=evaluate, examples={})
-    kinds = []
-    for _ in range(2):
-        log = RunLog.open(str(tmp_path), step=100)
-        log.write_event = lambda kind, step, **facts: kinds.append(kind)
-        train(100, 1.0, evaluator=evaluator, run_log=log)
-    assert evaluated == [100, 100]
-    assert read_metrics(str(tmp_path)) == [
-        {"split": "eval", "step": 100, "loss": 1.0}
-    ]
+    def start(step=100, **examples):
+        log = RunLog.open(str(tmp_path), step)
+        store = CheckpointStore(str(tmp_path), {"kernel": tf.Variable(1.0)})
+        evaluator = types.SimpleNamespace(
+            run_and_log=evaluate, examples=examples
+        )
+        train(step, 1.0, evaluator=evaluator, run_log=log, store=store)
+
+    return start
+
+
+def held_out_losses(run_dir):
+    lines = read_metrics(str(run_dir))
+    return [line["loss"] for line in lines if line["split"] == "eval"]
+
+
+def evaluations_in(directory):
+    found = checkpoint_files.list_checkpoints(str(directory))
+    return [(c.step, c.notes["evaluation"]) for c in found]
+
+
+def test_a_complete_run_logs_an_evaluation_only_if_the_log_has_none(
+    start_run, tmp_path
+):
+    """It was trained without held-out records, and is started with them."""
+    start_run(max_eval_steps=3)
+    start_run(max_eval_steps=3)
+    assert held_out_losses(tmp_path) == [1]
+    kinds = [event["event"] for event in read_events(str(tmp_path))]
     assert kinds == ["checkpoint", "finish", "finish"]
 
 
-@pytest.mark.parametrize(("loss", "saved"), [(math.nan, []), (3.0, [1])])
-def test_a_run_that_has_diverged_saves_nothing_when_it_is_stopped(
-    tmp_path, caplog, loss, saved
+def test_a_complete_run_is_evaluated_on_other_held_out_examples(
+    start_run, tmp_path
 ):
-    """It would continue from weights that are not finite."""
-    trainer = StoppedTrainer(loss)
+    """The new line replaces that of the examples before, although it is
+    higher."""
+    start_run(max_eval_steps=3)
+    for _ in range(2):
+        start_run(max_eval_steps=5)
+    assert held_out_losses(tmp_path) == [2]
+    assert evaluations_in(tmp_path / "best") == [(100, {"max_eval_steps": 5})]
+
+
+def test_the_next_start_saves_a_best_checkpoint_that_was_not_written(
+    start_run, tmp_path, monkeypatch
+):
+    """Its evaluation is in the log. The regular checkpoint, which is written
+    later, does not hide the error."""
+    write = checkpoint_files.write_checkpoint
+
+    def fail_for_the_best(directory, *content):
+        if "/best/" in directory:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(directory, *content)
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(
+            checkpoint_files, "write_checkpoint", fail_for_the_best
+        )
+        with pytest.raises(
+            UserError, match=r"best/step-00000100 must .* best/, if its held"
+        ):
+            start_run(step=90)
+    (regular,) = checkpoint_files.list_checkpoints(
+        str(tmp_path / "checkpoints")
+    )
+    assert regular.step == 100
+    assert held_out_losses(tmp_path) == [1]
+    start_run()
+    assert evaluations_in(tmp_path / "best") == [(100, {})]
+    assert held_out_losses(tmp_path) == [1]
+
+
+def stop(trainer, run_dir):
+    """Trains until the trainer is stopped; returns the exit status."""
     stop = StopRequest(tf.Variable(0.0))
     stop.set("a test", 143)
     run = Run(
-        PretrainingConfig(training=TrainingConfig(output_dir=str(tmp_path))),
+        PretrainingConfig(training=TrainingConfig(output_dir=str(run_dir))),
         TrainingData((Phase(0, "all", None),)),
         tf.distribute.OneDeviceStrategy("CPU:0"),
         trainer,
@@ -215,9 +285,29 @@ def test_a_run_that_has_diverged_saves_nothing_when_it_is_stopped(
         NoProgress(),
         Watchdog(),
     )
-    assert run.train() == 143
+    return run.train()
+
+
+@pytest.mark.parametrize(("loss", "saved"), [(math.nan, []), (3.0, [1])])
+def test_a_run_that_has_diverged_saves_nothing_when_it_is_stopped(
+    tmp_path, caplog, loss, saved
+):
+    """It would continue from weights that are not finite."""
+    trainer = StoppedTrainer(loss)
+    assert stop(trainer, tmp_path) == 143
     assert trainer.saved == saved
     assert ("NO CHECKPOINT SAVED at step 1" in caplog.text) == (not saved)
+
+
+def test_only_an_error_of_its_own_checkpoint_ends_a_stopped_run(tmp_path):
+    """After one of best/, a scheduler still starts the command again."""
+    trainer = StoppedTrainer(3.0)
+    trainer.store.save_errors["best"] = UserError("best/ must be written")
+    assert stop(trainer, tmp_path) == 143
+    trainer = StoppedTrainer(3.0)
+    trainer.store.save_errors["checkpoints"] = UserError("it must be written")
+    with pytest.raises(UserError, match="it must be written"):
+        stop(trainer, tmp_path)
 
 
 def test_reads_that_fail_at_later_steps_are_not_counted_together():
