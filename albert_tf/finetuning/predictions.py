@@ -2,6 +2,7 @@
 
 *.tsv              of GLUE's leaderboard: columns index and prediction
 predictions.json   answers by question id, as the scripts of SQuAD read them
+best_answers.json  the same, without the null threshold
 null_odds.json     by question id; the larger, the less likely an answer
 nbest.json         the best answers to each question, with probabilities
 """
@@ -113,7 +114,7 @@ def write_answers(
     answers: Sequence[QuestionAnswer],
     null_threshold: float | None = None,
 ) -> None:
-    """Writes `predictions.json`, `null_odds.json` and `nbest.json`.
+    """Writes all files of answers.
 
     Args:
         directory: The directory, local or gs://.
@@ -123,6 +124,7 @@ def write_answers(
     """
     contents: Mapping[str, Mapping[str, Any]] = {
         "predictions.json": {a.id: a.text(null_threshold) for a in answers},
+        "best_answers.json": {a.id: a.text() for a in answers},
         "null_odds.json": {a.id: a.null_odds for a in answers},
         "nbest.json": {
             a.id: [candidate._asdict() for candidate in a.candidates]

@@ -2,7 +2,7 @@ r"""Score a file of predictions, of this project or of another.
 
     python -m albert_tf.finetuning.score --task=squad_v2 \
       --data_file=dev-v2.0.json --predictions_file=predictions.json \
-      --null_odds_file=null_odds.json
+      --null_odds_file=null_odds.json --best_answers_file=best_answers.json
 
 The command prints one JSON object: for SQuAD, with the keys and values of the
 official scripts; for other tasks, with the scores of the paper. Predictions of
@@ -45,13 +45,45 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
         labels = [example.label for example in examples.examples]
         predictions = read_predictions(config.predictions_file, examples)
         return score(examples.task, labels, predictions)
-    return score_answers(
+    return _score_answers(config, examples)
+
+
+def _score_answers(
+    config: ScoreConfig, examples: ExampleSet
+) -> dict[str, float]:
+    """The scores of the answers and, with null odds, of all thresholds."""
+    may_be_unanswerable = examples.task.may_be_unanswerable
+    predictions = _load_object(config.predictions_file)
+    if not config.null_odds_file:
+        return score_answers(
+            examples.examples,
+            predictions,
+            may_be_unanswerable=may_be_unanswerable,
+        )
+    best_answers = predictions
+    if config.best_answers_file:
+        best_answers = _load_object(config.best_answers_file)
+    elif not all(predictions.values()):
+        logging.warning(
+            "%s has empty answers. If a null threshold has replaced answers "
+            "there, the scores are wrong: give the best answers as "
+            "--best_answers_file",
+            config.predictions_file,
+        )
+    scores = score_answers(
         examples.examples,
-        _load_object(config.predictions_file),
-        _load_object(config.null_odds_file) if config.null_odds_file else None,
+        best_answers,
+        _load_object(config.null_odds_file),
         config.na_prob_thresh,
-        may_be_unanswerable=examples.task.may_be_unanswerable,
+        may_be_unanswerable=may_be_unanswerable,
     )
+    if config.best_answers_file:
+        scores |= score_answers(
+            examples.examples,
+            predictions,
+            may_be_unanswerable=may_be_unanswerable,
+        )
+    return scores
 
 
 def _add_labels(examples: ExampleSet, predictions_file: str) -> Task:

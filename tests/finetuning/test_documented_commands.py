@@ -5,6 +5,7 @@ import pathlib
 import re
 import shlex
 
+import numpy as np
 import pytest
 from absl import flags as absl_flags
 
@@ -17,7 +18,10 @@ from albert_tf.config import (
 )
 from albert_tf.config.task import ScoreConfig
 from albert_tf.finetuning import score
+from albert_tf.finetuning.answers import Candidate, QuestionAnswer
+from albert_tf.finetuning.predictions import write_answers
 from albert_tf.finetuning.run import run
+from albert_tf.finetuning.squad_scores import score_answers
 from albert_tf.serving.export import export
 from albert_tf.serving.local_client import print_predictions
 
@@ -100,6 +104,36 @@ def test_the_commands_for_sst2_train_predict_export_and_answer(
     answer = json.loads(capsys.readouterr().out)
     assert answer["label"] in ("0", "1")
     assert sum(answer["probabilities"].values()) == pytest.approx(1)
+
+
+def test_the_command_for_squad_v2_gives_the_scores_of_the_run(
+    squad, tmp_path, monkeypatch
+):
+    """At a threshold above 1, the default of --na_prob_thresh. The best
+    scores are those of the answers without the threshold."""
+    rng = np.random.default_rng(0)
+    answers = [
+        QuestionAnswer(
+            question.id,
+            (Candidate(text, 0, len(text), 1.0, 1.0),),
+            rng.normal(-1.0 if question.answers else 4.0, 3.0),
+        )
+        for question in squad.examples
+        for text in [question.answers[0].text if question.answers else "wrong"]
+    ]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dev-v2.0.json").symlink_to(squad.source)
+    write_answers(".", answers, null_threshold=2.5)
+
+    command = command_in(FINETUNING, "albert_tf.finetuning.score")
+    scores = score.compute_scores(parse(ScoreConfig, command))
+
+    best = {answer.id: answer.text() for answer in answers}
+    odds = {answer.id: answer.null_odds for answer in answers}
+    assert scores == score_answers(squad.examples, best, odds, 2.5)
+    assert scores["best_f1_thresh"] > 1
+    others = score_answers(squad.examples, best, odds, 1.0)
+    assert others["HasAns_f1"] < scores["HasAns_f1"]
 
 
 @pytest.mark.parametrize(

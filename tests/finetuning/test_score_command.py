@@ -202,8 +202,40 @@ def test_the_command_has_the_flags_that_it_reads():
     names = {name for name in flag_values if not name.endswith("_column")}
     assert names == {
         *("task", "data_file", "predictions_file", "choice_columns"),
-        *("null_odds_file", "na_prob_thresh"),
+        *("null_odds_file", "best_answers_file", "na_prob_thresh"),
     }
+
+
+def test_empty_answers_with_null_odds_are_warned_of(tmp_path, answers, caplog):
+    """A threshold may have replaced them already. The warning names the flag
+    for the answers without it."""
+    odds = str(tmp_path / "null_odds.json")
+
+    def score():
+        caplog.clear()
+        path = tmp_path / "predictions.json"
+        scores_of("squad_v2", SQUAD, path, null_odds_file=odds)
+        return caplog.text
+
+    write_answers(str(tmp_path), answers)
+    assert "--best_answers_file" not in score()
+    write_answers(str(tmp_path), answers, null_threshold=0.0)
+    assert "--best_answers_file" in score()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "best_answers_file needs null_odds_file"),
+        (
+            {"null_odds_file": "n.json", "na_prob_thresh": 2.0},
+            "na_prob_thresh must not be combined with best_answers_file",
+        ),
+    ],
+)
+def test_settings_that_best_answers_exclude_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        ScoreConfig(best_answers_file="b.json", **settings)
 
 
 @pytest.mark.slow
