@@ -2,9 +2,11 @@
 
     python -m tests.helpers.disagreeing_worker VALUE STEP
 
-prints the value of the chief, and the error about the different steps.
+prints the value of the chief, and the error about the different steps. Then it
+waits: at its end, it would be a lost worker for one that is still receiving.
 """
 
+import signal
 import sys
 
 from albert_tf.cluster.strategy import make_strategy
@@ -24,6 +26,7 @@ def main() -> None:
         check_agreement(strategy, step)
     except UserError as error:
         print(error, file=sys.stderr)
+        signal.pause()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Runs as processes of their own: started, watched, killed, compared."""
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import time
@@ -134,15 +136,19 @@ class RunProcesses:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
-    listeners = [socket.socket() for _ in range(number)]
-    try:
-        for listener in listeners:
-            listener.bind(("localhost", 0))
-        return [listener.getsockname()[1] for listener in listeners]
-    finally:
-        for listener in listeners:
-            listener.close()
+    """Ports of this machine that nobody listens on.
+
+    They are below those that Linux gives to the clients of connections, from
+    32768: a client could take one before it is used.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 1000):
+        if len(found) == number:
+            break
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("localhost", port))
+            found.append(port)
+    return found
 
 
 def check_same_run(run_dir: str, expected: str) -> None:
