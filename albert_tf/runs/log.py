@@ -95,6 +95,7 @@ class RunLog:
         run_dir: str,
         step: int,
         evaluates_again: bool = False,
+        num_unlogged: int = 0,
         owner: Owner | None = None,
     ) -> Self:
         """Opens the log of a new or resumed run, and rewinds it.
@@ -103,11 +104,13 @@ class RunLog:
             run_dir: `--output_dir` of the run.
             step: The step that the run starts from.
             evaluates_again: Whether the evaluation at that step is repeated.
+            num_unlogged: Number of steps before that step that the next line
+                will include.
             owner: `Owner.check` is called before the log is rewound and before
                 each line is written.
         """
         log = cls(run_dir, owner or Owner())
-        log.rewind(step, evaluates_again)
+        log.rewind(step, evaluates_again, num_unlogged)
         log._writer = log._make_writer()
         return log
 
@@ -116,17 +119,26 @@ class RunLog:
             posixpath.join(self._run_dir, TENSORBOARD_DIR)
         )
 
-    def rewind(self, step: int, evaluates_again: bool = False) -> None:
-        """Drops the lines of steps that will be trained or evaluated again."""
+    def rewind(
+        self, step: int, evaluates_again: bool = False, num_unlogged: int = 0
+    ) -> None:
+        """Drops the lines of steps that will be trained or logged again.
+
+        Args:
+            step: The step to which the run returns.
+            evaluates_again: See `open`.
+            num_unlogged: See `open`.
+        """
+        last_kept = {
+            "train": step - num_unlogged,
+            "eval": step - 1 if evaluates_again else step,
+        }
         if exists(self._replacement):  # an earlier process was interrupted
             self._replace()
         kept, self.lost_seconds = [], 0.0
         unwritten = self._unwritten.pop(self._path, [])
         for line in (*read_metrics(self._run_dir), *map(json.loads, unwritten)):
-            if line["step"] < step or (
-                line["step"] == step
-                and not (evaluates_again and line["split"] == "eval")
-            ):
+            if line["step"] <= last_kept.get(line["split"], step):
                 kept.append(json.dumps(line))
             else:
                 self.lost_seconds += sum(line.get(n, 0.0) for n in DURATIONS)

@@ -16,11 +16,14 @@ class Position:
         step: Number of steps done.
         totals: Sums of the metrics over the steps since the last line of the
             log, by name.
-        num_steps: Number of steps since the last line of the log.
+        num_steps: Number of steps since the last line of the log. It is not 0
+            where the run was stopped within a device loop.
         lowest_loss: The lowest mean loss in a line of the log, of the lines
             of the current phase of the records; None before the first one.
         to_evaluate: Whether the evaluation at this step was cut short, or
             failed, and must be repeated.
+        learning_rate: The learning rate of the last step; 0 before the first
+            one.
         times: Times of the steps since the last line of the log.
 
     Example:
@@ -31,7 +34,7 @@ class Position:
         {'loss': 8.5}
         >>> position.to_notes()
         {'totals': {'loss': 17.0}, 'num_steps': 2, 'lowest_loss': None,
-         'to_evaluate': False,
+         'to_evaluate': False, 'learning_rate': 0.0,
          'times': {'seconds': [], 'compiling_seconds': [],
                    'input_seconds': 0.0, 'cpu_seconds': 0.0}}
     """
@@ -41,6 +44,7 @@ class Position:
     num_steps: int = 0
     lowest_loss: float | None = None
     to_evaluate: bool = False
+    learning_rate: float = 0.0
     times: StepTimes = dataclasses.field(default_factory=StepTimes)
 
     @classmethod
@@ -68,6 +72,7 @@ class Position:
         self.num_steps = notes.get("num_steps", 0)
         self.lowest_loss = notes.get("lowest_loss")
         self.to_evaluate = notes.get("to_evaluate", False)
+        self.learning_rate = notes.get("learning_rate", 0.0)
         self.times = StepTimes.from_notes(notes.get("times", {}))
 
     def means(self) -> dict[str, float]:

@@ -215,10 +215,10 @@ class Recovery:
         Returns:
             The time in seconds of the lines that it drops.
         """
-        step, lost_s = self._trainer.position.step, 0.0
+        position, lost_s = self._trainer.position, 0.0
         if self._run_log:
-            self._run_log.rewind(step)
+            self._run_log.rewind(position.step, num_unlogged=position.num_steps)
             lost_s = self._run_log.lost_seconds
         for listener in self._listeners:
-            listener.on_rollback(step)
+            listener.on_rollback(position.step)
         return lost_s

@@ -101,6 +101,10 @@ class Run:
             evaluated = self._evaluate()
             if position.to_evaluate:
                 return self._stop_early()
+        if position.num_steps and position.step == last_step:
+            # The run was stopped here, within a loop of a longer run.
+            self.progress.on_loop_begin(position.step - 1)
+            self._end_loop()
         while position.step < last_step:
             evaluated = False
             for listener in self.listeners:
@@ -116,12 +120,9 @@ class Run:
                 continue
             if position.step < boundary:
                 return self._stop_early()
-            metrics = self._metrics()
-            divergence = self._find_divergence(metrics)
-            if divergence:
-                self.recovery.roll_back(divergence, metrics)
+            metrics = self._end_loop()
+            if metrics is None:
                 continue
-            metrics = self._log_metrics(metrics)
             # Evaluate before saving: a run that resumes from this checkpoint
             # does not evaluate this step.
             if self._is_due(training.eval_every_n_steps):
@@ -199,13 +200,27 @@ class Run:
         at_end = step == self.config.training.num_train_steps
         return at_end or any(i and step % i == 0 for i in intervals)
 
+    def _end_loop(self) -> dict[str, float] | None:
+        """Checks for divergence and logs the metrics since the last line.
+
+        Returns:
+            All metrics of the line; None if the run has diverged and has
+            returned to a checkpoint.
+        """
+        metrics = self._metrics()
+        divergence = self._find_divergence(metrics)
+        if divergence:
+            self.recovery.roll_back(divergence, metrics)
+            return None
+        return self._log_metrics(metrics)
+
     def _metrics(self) -> dict[str, float]:
         """The means since the last line of the log."""
         position = self.position
         rates = schedules.dropout_rates(position.step - 1, self.config)
         return {
             **position.means(),
-            "learning_rate": self.trainer.learning_rate,
+            "learning_rate": position.learning_rate,
             "dropout": rates.hidden,
         }
 

@@ -205,7 +205,11 @@ def open_run(
     if chief:
         run_directory.write(config, data)
         run_log = RunLog.open(
-            run_dir, position.step, position.to_evaluate, owner
+            run_dir,
+            position.step,
+            position.to_evaluate,
+            position.num_steps,
+            owner,
         )
 
     def content_at(step: int) -> BatchContent:
@@ -251,7 +255,10 @@ def open_run(
         "software": software,
     }
     if resumed:
-        lost_s = run_log.lost_seconds if run_log else 0.0
+        lost_s = 0.0
+        if run_log:
+            # The next line includes the time before the checkpoint.
+            lost_s = max(run_log.lost_seconds - position.times.total, 0.0)
         run.log_event("resume", **facts, lost_s=lost_s)
     elif initial:
         run.log_event("start", **facts, warm_start=initial.report)

@@ -46,8 +46,7 @@ class Trainer:
         watchdog: Ends the process if the devices hang; None sets no limits.
 
     Attributes:
-        position: Step, and sums of the metrics and of times.
-        learning_rate: The learning rate of the last step.
+        position: Step, learning rate, and sums of the metrics and of times.
         rollbacks, corrupt_records: Contents of their files in the run
             directory.
         stream: The batches, as these two files change them.
@@ -96,7 +95,6 @@ class Trainer:
             self._watchdog,
         )
         self.position = Position.at_start(metric_names(config, objective))
-        self.learning_rate = 0.0
         # None: not set yet; `values_on_first` sets it on one replica only.
         self._learning_rate_scale: float | None = None
         self._batches: Any = None
@@ -206,7 +204,7 @@ class Trainer:
             position.totals = totals
             position.step += num_steps
             position.num_steps += num_steps
-            self.learning_rate = float(steps.learning_rate)
+            position.learning_rate = float(steps.learning_rate)
             if compiled:
                 position.times.add(steps.times.numpy(), ended, cpu_s)
             else:

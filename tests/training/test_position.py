@@ -16,6 +16,7 @@ def test_every_field_survives_a_checkpoint():
         num_steps=3,
         lowest_loss=2.5,
         to_evaluate=True,
+        learning_rate=0.00176,
         times=StepTimes([1.5, 0.1], [20.0], 0.25, 7.0),
     )
     restored = Position.at_start(["loss", "gradient_norm"])

@@ -13,6 +13,7 @@ from albert_tf.config import PretrainingConfig, TrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import Phase, TrainingData
 from albert_tf.runs import checkpoint_files
+from albert_tf.runs.checkpoint_files import Checkpoint
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.intervals import Intervals
 from albert_tf.runs.log import RunLog, read_events, read_metrics
@@ -30,7 +31,6 @@ class CountingTrainer:
     def __init__(self, step, seconds_per_step):
         self.position = Position.at_start(["loss", "gradient_norm"])
         self.position.step = step
-        self.learning_rate = 0.0
         self.rollbacks = ()
         self.step_seconds = None
         self.boundaries, self.saved = [], []
@@ -112,16 +112,17 @@ class EventLog:
 def train(tmp_path):
     """Trains from a step to 100; returns the trainer.
 
-    By default, the store of the trainer only notes the steps.
+    By default, the store of the trainer only notes the steps. `notes` are those
+    of the checkpoint that the run resumes from.
     """
 
     def train_from(
         step,
         seconds_per_step,
-        to_evaluate=False,
         evaluator=None,
         run_log=None,
         store=None,
+        notes=None,
         **settings,
     ):
         config = PretrainingConfig.from_dict(
@@ -135,8 +136,9 @@ def train(tmp_path):
             }
         )
         trainer = CountingTrainer(step, seconds_per_step)
-        trainer.position.to_evaluate = to_evaluate
+        trainer.position.restore(Checkpoint("", step, notes or {}))
         trainer.store = store or trainer.store
+        trainer.rollbacks = Rollbacks.read(str(tmp_path))
         run = Run(
             config,
             TrainingData((Phase(0, "all", None),)),
@@ -196,13 +198,22 @@ def start_run(train, tmp_path):
             run_log.write("eval", step, {"loss": losses[-1]})
         return {"loss": losses[-1]}
 
-    def start(step=100, **examples):
-        log = RunLog.open(str(tmp_path), step)
+    def start(step=100, notes=None, **examples):
+        log = RunLog.open(
+            str(tmp_path), step, num_unlogged=(notes or {}).get("num_steps", 0)
+        )
         store = CheckpointStore(str(tmp_path), {"kernel": tf.Variable(1.0)})
         evaluator = types.SimpleNamespace(
             run_and_log=evaluate, examples=examples
         )
-        train(step, 1.0, evaluator=evaluator, run_log=log, store=store)
+        train(
+            step,
+            1.0,
+            evaluator=evaluator,
+            run_log=log,
+            store=store,
+            notes=notes,
+        )
 
     return start
 
@@ -268,6 +279,38 @@ def test_the_next_start_saves_a_best_checkpoint_that_was_not_written(
     start_run()
     assert evaluations_in(tmp_path / "best") == [(100, {})]
     assert held_out_losses(tmp_path) == [1]
+
+
+# Of a checkpoint within a loop.
+WITHIN_LOOP = {
+    "num_steps": 2,
+    "totals": {"loss": 6.0, "gradient_norm": 1.0},
+    "learning_rate": 0.25,
+}
+
+
+def test_a_last_step_within_the_loop_of_a_longer_run_is_logged(
+    start_run, tmp_path
+):
+    """Once, even if the run is started again: its checkpoint stays the same."""
+    log = RunLog.open(str(tmp_path), 0)
+    log.write("train", 98, {"loss": 4.0})
+    for _ in range(2):
+        start_run(notes=WITHIN_LOOP)
+    assert held_out_losses(tmp_path) == [1]
+    before, line = (
+        line for line in read_metrics(str(tmp_path)) if line["split"] == "train"
+    )
+    assert before == {"split": "train", "step": 98, "loss": 4.0}
+    assert line["step"] == 100
+    assert line["loss"] == 6 / 2
+    assert line["learning_rate"] == 0.25
+
+
+def test_the_divergence_of_such_a_last_loop_is_found(start_run):
+    diverged = {**WITHIN_LOOP, "totals": {"loss": math.nan}}
+    with pytest.raises(UserError, match=r"finite.*loss nan .* at step 100"):
+        start_run(notes=diverged)
 
 
 def stop(trainer, run_dir):
@@ -388,7 +431,8 @@ def test_checkpoints_that_are_kept_for_ever_are_saved(train):
 
 def test_without_held_out_records_an_interrupted_evaluation_is_skipped(train):
     """The process that was interrupted had held-out records."""
-    assert train(40, 1.0, to_evaluate=True).position.step == 100
+    trainer = train(40, 1.0, notes={"to_evaluate": True})
+    assert trainer.position.step == 100
 
 
 def test_the_wait_for_each_checkpoint_is_logged_also_for_the_best(train):

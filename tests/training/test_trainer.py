@@ -17,12 +17,15 @@ from tests.helpers import tiny_run, tpu_bridge
 from tests.helpers.limits import Limits
 
 STEP_S, COMPILE_S = 0.01, 0.5
+LEARNING_RATE = 0.25
 
 
 def do_nothing(batches, totals, num_steps, settings):
     """Takes the place of the training program."""
     times = tf.zeros((int(num_steps), 3), tf.float64)
-    return Steps(totals, num_steps, tf.zeros(()), tf.zeros(()), times)
+    return Steps(
+        totals, num_steps, tf.zeros(()), tf.constant(LEARNING_RATE), times
+    )
 
 
 def test_the_step_time_is_that_of_a_call_that_does_not_compile(
@@ -119,6 +122,7 @@ def test_a_rollback_scales_the_learning_rate_from_its_step_on(
     monkeypatch.setattr(trainer, "_train_steps", do_nothing)
     scale = trainer.state.learning_rate_scale
     trainer.advance(2)
+    assert trainer.position.learning_rate == LEARNING_RATE
     assert float(scale) == 1.0
     rollbacks = trainer.rollbacks
     rollbacks.add(rollbacks.plan(5, 2, "nan", config.training), writes=False)
