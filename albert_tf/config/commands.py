@@ -94,7 +94,9 @@ class ExportConfig(Config):
         "Largest number of tokens of a sequence in the signatures that take "
         "text. 0: the length that the run trained with. For a fine-tuned "
         "model, this length is --max_seq_length of the run, or the length of "
-        "its longest example, rounded up, if that is less.",
+        "its longest example, rounded up, if that is less; for question "
+        "answering, it is larger if a question of --max_query_length would "
+        "leave no room for its context.",
         at_least=0,
     )
     top_k: int = setting(

@@ -5,6 +5,7 @@ RUN/predictions/predictions.json, ...    for the scripts of SQuAD
 RUN/null_threshold.json                  null odds above which "" is predicted
 """
 
+import copy
 import dataclasses
 import json
 import posixpath
@@ -47,7 +48,8 @@ class Scorer:
     """Scores the predictions for a split.
 
     Args:
-        config: Settings, with the length that windows were cut to.
+        config: Settings, with the length that windows are cut to, which may
+            exceed that of the features.
         base: The vocabulary.
         null_threshold: Null odds above which a question has no answer.
     """
@@ -63,6 +65,12 @@ class Scorer:
         self.examples = examples
         self._tokenizer = base.tokenizer
         self.null_threshold = null_threshold
+
+    def at(self, null_threshold: float) -> "Scorer":
+        """This scorer with another null threshold."""
+        scorer = copy.copy(self)
+        scorer.null_threshold = null_threshold
+        return scorer
 
     def __call__(self, collected: Arrays) -> dict[str, float]:
         """Computes the scores of the task.
@@ -273,20 +281,20 @@ def choose_null_threshold(
     run_dir, threshold = config.training.output_dir, 0.0
     if is_chief(strategy):
         found = scorers[HOLDOUT].find_answers(collected)
-        scores = scorers[HOLDOUT].score_answers(found)
-        threshold = best_threshold(scores, [a.null_odds for a in found])
+        held_out = scorers[HOLDOUT].score_answers(found)
+        threshold = best_threshold(held_out, [a.null_odds for a in found])
         write_json(
             posixpath.join(run_dir, NULL_THRESHOLD_FILE),
-            {"null_threshold": threshold, "f1": scores["best_f1"]},
+            {"null_threshold": threshold, "f1": held_out["best_f1"]},
         )
         logging.info("null threshold from held-out documents: %.4g", threshold)
     if DEV not in scorers:
         return
     metrics, collected = predictor.predict(DEV)
     if is_chief(strategy):
-        score = Scorer(config, scorers[DEV].examples, base, threshold)
+        of_dev = scorers[DEV].at(threshold)(collected)
         run_log = RunLog(run_dir, Owner())
-        run_log.write("eval", predictor.step, metrics | score(collected))
+        run_log.write("eval", predictor.step, metrics | of_dev)
         run_log.finish()
 
 

@@ -1,6 +1,5 @@
 """Writes a trained run as a SavedModel: load, sign, write."""
 
-import dataclasses
 import posixpath
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -127,11 +126,8 @@ def load(config: ExportConfig) -> TrainedRun:
             received=f"{config.max_seq_length} and "
             f"{run.model.max_position_embeddings}",
         )
-    if config.max_seq_length:
-        data = dataclasses.replace(
-            run.data, max_seq_length=config.max_seq_length
-        )
-        run = dataclasses.replace(run, data=data)
+    length = config.max_seq_length or _length_of_texts(run)
+    run = run.replace(max_seq_length=length)
     if config.top_k > run.model.vocab_size:
         raise UserError(
             "top_k must be at most vocab_size",
@@ -157,6 +153,31 @@ def load(config: ExportConfig) -> TrainedRun:
             "%s does not exist: the SavedModel has no vocabulary", vocabulary
         )
     return TrainedRun(run, pretrainer, step, records, vocabulary, tokenizer)
+
+
+def _length_of_texts(run: PretrainingConfig) -> int:
+    """The length of training, but enough for a question and its context.
+
+    A run on short texts stores the length of the longest one.
+    """
+    length = run.data.max_seq_length
+    if not isinstance(run, FinetuningConfig) or run.head.has_pooler:
+        return length
+    task = run.task
+    if length > task.max_query_length + 3:
+        return length
+    # The context of the longest question has `doc_stride` tokens, and windows
+    # of other contexts overlap.
+    needed = task.max_query_length + 3 + task.doc_stride
+    longer = max(length, min(needed, run.model.max_position_embeddings))
+    logging.info(
+        "sequences of the run have at most %d tokens, too few for a question "
+        "of max_query_length=%d: texts are cut after %d",
+        length,
+        task.max_query_length,
+        longer,
+    )
+    return longer
 
 
 def load_tokenizer(

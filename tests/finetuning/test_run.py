@@ -334,11 +334,13 @@ def test_another_vocabulary_is_refused(tiny_tasks, tmp_path):
 def test_held_out_documents_choose_the_null_threshold(
     tiny_tasks, tmp_path, printed
 ):
-    """It is stored, and decides which questions of a prediction are empty."""
+    """It is stored, and decides which questions of a prediction are empty. The
+    features have 64 tokens, too few for a question of max_query_length."""
     config = tiny_task.make_config(
         "question_answering",
         tiny_tasks,
         tmp_path,
+        max_query_length=64,
         null_holdout_fraction=0.4,
         null_threshold=-1e3,
         mode="train_and_predict",
@@ -348,6 +350,7 @@ def test_held_out_documents_choose_the_null_threshold(
 
     (path,) = tmp_path.glob("features/train-*/metadata.json")
     features = json.loads(path.read_text())
+    assert features["max_seq_length"] == 64
     counts = {
         name: sum(shards.values())
         for name, shards in features["splits"].items()

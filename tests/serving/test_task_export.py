@@ -1,0 +1,30 @@
+"""What an export takes from the settings of a fine-tuned run."""
+
+import dataclasses
+
+import pytest
+
+from albert_tf.config import ExportConfig, FinetuningConfig, TaskConfig
+from albert_tf.runs.directory import load_config, write_config
+from albert_tf.serving.export import load
+from tests.helpers.exportable_task import write_task_run
+
+
+@pytest.mark.parametrize(
+    ("doc_stride", "requested", "length"),
+    [(128, 0, 96), (20, 0, 64 + 3 + 20), (128, 70, 70)],
+)
+def test_a_run_on_short_texts_is_exported_with_room_for_a_context(
+    doc_stride, requested, length, tmp_path
+):
+    """64 tokens are too few for a question of 64. The length is at most that
+    of the model, 96."""
+    write_task_run("plain", tmp_path / "run")
+    run_dir = str(tmp_path / "run")
+    config = load_config(run_dir, FinetuningConfig).replace(max_seq_length=64)
+    task = TaskConfig(doc_stride=doc_stride)
+    write_config(run_dir, dataclasses.replace(config, task=task))
+
+    run = load(ExportConfig(run_dir=run_dir, max_seq_length=requested))
+
+    assert run.config.data.max_seq_length == length
