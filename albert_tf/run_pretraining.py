@@ -53,8 +53,6 @@ def main(config: PretrainingConfig) -> int:
 
         evaluate_run(config)
         return 0
-    if not (config.data.data_schedule or config.data.synthetic_input):
-        config.require("input_file")
     if config.training.dry_run:
         from albert_tf.training.preflight import run
 

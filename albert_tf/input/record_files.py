@@ -69,6 +69,12 @@ def match_files(
 
 
 def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
+    if not patterns:
+        raise UserError(
+            f"{name} must name files of records",
+            received="none",
+            remedy="Set files or globs, e.g. records/train/*.tfrecord.",
+        )
     files: set[str] = set()
     for pattern in patterns:
         # A directory among them would have no shard in its metadata.

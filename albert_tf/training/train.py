@@ -34,6 +34,7 @@ from albert_tf.cluster.workers import (
     slice_servers,
 )
 from albert_tf.config import PretrainingConfig
+from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.io.files import make_directories
 from albert_tf.io.ownership import Owner, own
@@ -68,11 +69,13 @@ def train(
         checkpoint and returns another status; see `cluster.preemption`.
 
     Raises:
-        UserError: For settings, records or checkpoints that do not fit, and
-            for a run that diverges.
+        UserError: For settings, records or checkpoints that do not fit, for
+            settings that ask for something else than training, and for a run
+            that diverges.
         RetryError: For lost workers and hosts.
     """
     began = began or time.time()
+    _check_trains(config)
     objective = objective or Pretraining(config)
     # 1. Records and run directory, before any device is touched.
     data = objective.find_training_data()
@@ -103,6 +106,24 @@ def train(
                     began,
                 )
             return run.train()
+
+
+def _check_trains(config: PretrainingConfig) -> None:
+    """Checks that the settings ask for training, and say where."""
+    config.require("output_dir")
+    training = config.training
+    if training.dry_run:
+        raise UserError(
+            "train() needs dry_run=False",
+            received="dry_run=True",
+            remedy="For a dry run, use the command with --dry_run.",
+        )
+    if training.mode not in ("train", "train_and_predict"):
+        raise UserError(
+            "train() needs mode=train",
+            received=f"mode={training.mode}",
+            remedy="For other modes, use the command with --mode.",
+        )
 
 
 def _own_directory(

@@ -297,6 +297,11 @@ def test_a_lane_without_records_is_refused(tiny_records, config, tmp_path):
         record_sets.find_training_data(dataclasses.replace(config, data=data))
 
 
+def test_training_without_records_is_refused(config):
+    with pytest.raises(UserError, match=r"input_file must name files .* none"):
+        record_sets.find_training_data(config.replace(input_file=()))
+
+
 def test_a_glob_without_files_is_refused(config, tmp_path):
     with pytest.raises(UserError, match=r"input_file .*no file at"):
         record_sets.find_records(

@@ -263,6 +263,25 @@ def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"output_dir": ""}, "output_dir is required"),
+        ({"mode": "eval"}, r"mode=train\. Received: mode=eval\. .*--mode"),
+        ({"dry_run": True}, r"dry_run=False\. .*--dry_run"),
+        ({"input_file": ()}, "input_file must name files"),
+    ],
+)
+def test_settings_that_do_not_ask_for_training_are_refused(
+    tiny_records, tmp_path, changes, words
+):
+    """The caller of the function may not have used the command's checks."""
+    config = tiny_run.make_config(tiny_records, tmp_path).replace(**changes)
+    with pytest.raises(UserError, match=words):
+        train(config)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("num_hosts", "times"), [(1, ""), (3, ""), (4, "1.3"), (6, "2")]
 )
 def test_more_hosts_than_lanes_are_a_warning(
