@@ -313,8 +313,8 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     overwrite: bool = setting(
         False,
-        "Replace records that were built with other settings, or whose files "
-        "are missing or damaged.",
+        "Replace records of other settings or text, also those of an "
+        "unfinished build, and records whose files are missing or damaged.",
         affects="nothing",
     )
 

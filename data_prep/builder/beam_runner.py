@@ -27,6 +27,7 @@ from albert_tf.errors import RetryError, UserError
 from albert_tf.io import files
 from albert_tf.io.ownership import Owner
 from data_prep.builder import directory
+from data_prep.builder.scratch import remove_others
 from data_prep.builder.shards import (
     BuiltRecords,
     ShardResult,
@@ -88,6 +89,7 @@ def build(
         model = file.read()
     results_path = posixpath.join(config.output_dir, _RESULTS_FILE)
     directory.begin_build(config.output_dir, build_id)
+    remove_others(config, scratch)
     shards = list_shards(config)
     finished = _find_finished_shards(config)
     num_failures = 0

@@ -1,20 +1,12 @@
-"""Builds the records of `python -m data_prep.build_tfrecords`.
-
-A build keeps unshuffled examples in a scratch directory, whose name depends on
-the inputs and settings. The directory is removed when the build is finished,
-and an interrupted build leaves it for the next one.
-"""
+"""Builds the records of `python -m data_prep.build_tfrecords`."""
 
 # TensorFlow is not imported here: each worker process imports this module.
 
-import contextlib
 import json
 import os
 import posixpath
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import logging
 
@@ -28,6 +20,7 @@ from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder import directory, local_runner
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.metadata import describe_split, log_summary
+from data_prep.builder.scratch import open_scratch, remove_scratch
 from data_prep.builder.shards import list_shards
 from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
@@ -37,8 +30,6 @@ from data_prep.text.sentence_breaking import check_language, describe_breaking
 # By sentence objective; increased when the same text and settings give other
 # examples. The digest of a build contains it as "schema_version".
 _EXAMPLES_VERSION = {"sop": 2, "nsp": 3, "none": 2}
-
-SCRATCH_DIR = ".build_tfrecords_scratch"
 
 
 def build_records(config: RecordsConfig) -> None:
@@ -61,30 +52,32 @@ def build_records(config: RecordsConfig) -> None:
         digests = corpus.check_and_digest(sources, config, bar.update)
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     scratch_key = sha256_of(json.dumps([inputs_sha256, digests]).encode())
-    build_id = {"inputs_sha256": inputs_sha256, **config.packing_settings()}
-    settings = {
-        **config.result_settings(),
-        "packing": "none",
+    build_id = {
+        "inputs_sha256": inputs_sha256,
         **config.packing_settings(),
-        "vocabulary_sha256": tokenizer.sha256,
+        "settings": {
+            **config.result_settings(),
+            "packing": "none",
+            **config.packing_settings(),
+            "vocabulary_sha256": tokenizer.sha256,
+        },
     }
     if directory.is_up_to_date(
         config.output_dir,
         build_id,
-        settings,
         list_shards(config),
         overwrite=config.overwrite,
     ):
         # The last build may have been interrupted before these removals.
         directory.remove_notes(config.output_dir)
-        _remove_scratch(config, scratch_key)
+        remove_scratch(config, scratch_key)
         logging.info("%s is up to date", config.output_dir)
         return
 
     files.make_directories(config.output_dir)
     with (
         own(config.output_dir) as owner,
-        _scratch_directory(config, scratch_key) as scratch,
+        open_scratch(config, scratch_key) as scratch,
         own(scratch),
     ):
         vocabulary = os.path.join(scratch, TOKENIZER_FILE)
@@ -134,42 +127,3 @@ def _digest_inputs(
         **describe_breaking(config),
     }
     return sha256_of(json.dumps(described, sort_keys=True).encode())
-
-
-@contextlib.contextmanager
-def _scratch_directory(config: RecordsConfig, key: str) -> Iterator[str]:
-    """Makes the local scratch directory of a build; removes it at the end.
-
-    After an exception, the directory stays for the next build with this key.
-    """
-    parent = _scratch_parent(config)
-    if parent == os.path.join(config.output_dir, SCRATCH_DIR):
-        for other in os.listdir(parent) if os.path.exists(parent) else ():
-            if other != key:
-                shutil.rmtree(os.path.join(parent, other))
-    scratch = os.path.join(parent, key)
-    os.makedirs(scratch, exist_ok=True)
-    yield scratch
-    _remove_scratch(config, key)
-
-
-def _scratch_parent(config: RecordsConfig) -> str:
-    """Returns `scratch_dir`, or a default.
-
-    The default is in `output_dir` if that is local, since its file system has
-    space for the records.
-    """
-    if config.scratch_dir:
-        return config.scratch_dir
-    if files.is_remote(config.output_dir):
-        return os.path.join(tempfile.gettempdir(), SCRATCH_DIR)
-    return os.path.join(config.output_dir, SCRATCH_DIR)
-
-
-def _remove_scratch(config: RecordsConfig, key: str) -> None:
-    parent = _scratch_parent(config)
-    files.remove_directory(os.path.join(parent, key))
-    if not config.scratch_dir:
-        # Fails if other builds have scratch directories there.
-        with contextlib.suppress(OSError):
-            os.rmdir(parent)

@@ -2,8 +2,8 @@
 
 `unfinished.json` is written before the first shard, and removed after the last
 file. It identifies the build, so that a later build can decide whether the
-shards are its own. While a build removes the shards of another one, the file
-names no build.
+shards are its own; if not, it needs `overwrite`. While a build removes the
+shards of another one, the file names no build.
 Notes in `unfinished/` describe the content of complete shards.
 """
 
@@ -39,7 +39,6 @@ _ID_KEYS = ("inputs_sha256", "packing", "max_examples_per_row")
 def is_up_to_date(
     output_dir: str,
     build_id: Mapping[str, Any],
-    settings: Mapping[str, Any],
     shards: Sequence[Shard],
     *,
     overwrite: bool,
@@ -51,17 +50,20 @@ def is_up_to_date(
 
     Args:
         build_id: Identifies the build: values of its metadata by key. Without
-            packing, the keys of packing are absent.
-        settings: Settings of the build, for the error message.
+            packing, the keys of packing are absent. "settings" has its
+            settings, for error messages.
         shards: All shards of the build.
         overwrite: Whether damaged records, or those of another build, may be
             replaced.
 
     Raises:
-        UserError: If the directory has the records of another build, or lacks
-            files, and `overwrite` is false.
+        UserError: If the directory has the records of another build, complete
+            or not, or lacks files, and `overwrite` is false.
     """
-    if files.exists(posixpath.join(output_dir, UNFINISHED_FILE)):
+    unfinished = _read_unfinished(output_dir)
+    if unfinished is not None:
+        if not overwrite and _identify(unfinished) != _identify(build_id):
+            _refuse_unfinished(output_dir, unfinished, build_id)
         return False
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
     try:
@@ -71,7 +73,7 @@ def is_up_to_date(
             raise
         logging.warning("building the records again, since %s is damaged", path)
         metadata = {}
-    if {n: metadata[n] for n in _ID_KEYS if n in metadata} == build_id:
+    if _identify(metadata) == _identify(build_id):
         missing = _find_missing(shards)
         if missing and not overwrite:
             raise UserError(
@@ -92,8 +94,7 @@ def is_up_to_date(
         changes = f"{path}, which is missing"
         if metadata:
             stored = {"packing": "none", **metadata}
-            known = {n: settings[n] for n in settings if n in stored}
-            changes = describe_differences(stored, known) or (
+            changes = _describe_changes(stored, build_id) or (
                 f"the text, a setting that {path} does not store, or the "
                 "version of build_tfrecords"
             )
@@ -110,7 +111,8 @@ def begin_build(output_dir: str, build_id: Mapping[str, Any]) -> None:
     """Marks the directory as unfinished; removes records of other builds."""
     path = posixpath.join(output_dir, UNFINISHED_FILE)
     content = dict(build_id)
-    if files.load_json_if_any(path) != content:
+    unfinished = _read_unfinished(output_dir)
+    if unfinished is None or _identify(unfinished) != _identify(content):
         # The file names no build until all other records are removed. If this
         # process is killed, the next one must not take the rest for its own.
         files.write_text(path, json.dumps({"inputs_sha256": None}))
@@ -185,6 +187,59 @@ def join_counts(counts: Mapping[str, int]) -> str:
         '3 empty documents, 1 lines'
     """
     return ", ".join(f"{count} {what}" for what, count in counts.items())
+
+
+def _refuse_unfinished(
+    output_dir: str, unfinished: Mapping[str, Any], build_id: Mapping[str, Any]
+) -> None:
+    """Raises an error for another unfinished build, unless nothing is left."""
+    path = posixpath.join(output_dir, UNFINISHED_FILE)
+    if _identify(unfinished):
+        changes = _describe_changes(unfinished.get("settings", {}), build_id)
+        raise UserError(
+            "output_dir must not hold an unfinished build of other settings or "
+            "text",
+            received=path,
+            remedy="Different: "
+            f"{changes or 'the text, or the version of build_tfrecords'}. "
+            "Continue that build with its settings and text, choose another "
+            "--output_dir, or replace the build with --overwrite.",
+        )
+    if records := _find_records(output_dir):
+        raise UserError(
+            "output_dir must not hold records that an interrupted build was "
+            "about to replace",
+            received=f"{records[0]}, and {path}, which names no build",
+            remedy="Choose another --output_dir, or replace the records with "
+            "--overwrite.",
+        )
+
+
+def _describe_changes(
+    stored: Mapping[str, Any], build_id: Mapping[str, Any]
+) -> str:
+    """Names the settings of a build that differ from stored ones, if any."""
+    settings = build_id["settings"]
+    return describe_differences(
+        stored, {name: settings[name] for name in settings if name in stored}
+    )
+
+
+def _identify(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that identify a build; {} if there are none."""
+    return {
+        name: stored[name] for name in _ID_KEYS if stored.get(name) is not None
+    }
+
+
+def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:
+    """Returns what identifies the unfinished build; None if there is none."""
+    path = posixpath.join(output_dir, UNFINISHED_FILE)
+    try:
+        found = files.load_json_if_any(path)
+    except files.DamagedFileError:
+        found = {}
+    return found if found is None or isinstance(found, dict) else {}
 
 
 def _join_first(names: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from data_prep.builder.examples import (
     make_examples,
     normalize_document,
 )
+from data_prep.builder.scratch import remove_others
 from data_prep.builder.shards import (
     BuiltRecords,
     Shard,
@@ -144,6 +145,7 @@ def build(
         _find_duplicates(state, processes, built)
         owner.check()
         directory.begin_build(config.output_dir, build_id)
+        remove_others(config, scratch)
         _write_shards(state, processes, built, num_examples.total(), owner)
     return built
 

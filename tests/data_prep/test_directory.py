@@ -65,7 +65,7 @@ def test_unfinished_build_is_not_up_to_date(tmp_path):
     (tmp_path / "train" / "metadata.json").write_text('{"inputs_sha256": "ab"}')
     (tmp_path / "train" / "spiece.model").write_text("")
     shards = [Shard("train", f"{tmp_path}/train/train-00000-of-00001.tfrecord")]
-    arguments = (str(tmp_path), {"inputs_sha256": "ab"}, {}, shards)
+    arguments = (str(tmp_path), {"inputs_sha256": "ab"}, shards)
     assert not directory.is_up_to_date(*arguments, overwrite=False)
     (tmp_path / "unfinished.json").unlink()
     assert directory.is_up_to_date(*arguments, overwrite=False)
@@ -78,7 +78,8 @@ def test_unfinished_build_is_not_up_to_date(tmp_path):
         },
     ):
         settings = {"packing": "best_fit", "x": 1}
-        arguments = (str(tmp_path), other, settings, shards)
+        build_id = {**other, "settings": settings}
+        arguments = (str(tmp_path), build_id, shards)
         message = "Different: packing was none and is best_fit.*--overwrite"
         with pytest.raises(UserError, match=message):
             directory.is_up_to_date(*arguments, overwrite=False)
@@ -86,6 +87,50 @@ def test_unfinished_build_is_not_up_to_date(tmp_path):
     (tmp_path / "train" / "metadata.json").unlink()
     with pytest.raises(UserError, match=r"metadata\.json, which is miss"):
         directory.is_up_to_date(*arguments, overwrite=False)
+
+
+def test_another_unfinished_build_is_replaced_only_with_overwrite(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "train-00000-of-00002.tfrecord").write_text("")
+    first = {"inputs_sha256": "ab", "settings": {"seed": 1, "ngram": 3}}
+    other = {"inputs_sha256": "cd", "settings": {"seed": 2, "ngram": 3}}
+    (tmp_path / "unfinished.json").write_text(json.dumps(first))
+    before = names(tmp_path)
+
+    def is_up_to_date(build_id, overwrite=False):
+        return directory.is_up_to_date(
+            str(tmp_path), build_id, [], overwrite=overwrite
+        )
+
+    assert not is_up_to_date(first)
+    message = r"unfinished\.json.*seed was 1 and is 2\. Cont.*or .*--overwrite"
+    with pytest.raises(UserError, match=message):
+        is_up_to_date(other)
+    with pytest.raises(UserError, match="Different: the text, or the version"):
+        is_up_to_date({**first, "inputs_sha256": "ef"})
+    assert names(tmp_path) == before
+    assert not is_up_to_date(other, overwrite=True)
+
+
+@pytest.mark.parametrize("content", ['{"inputs_sha256": null}', "{", "[]"])
+def test_records_that_were_about_to_be_replaced_need_overwrite(
+    tmp_path, content
+):
+    """`begin_build` was killed before or after it removed the last record. A
+    build without other records needs no --overwrite."""
+    fill(tmp_path)
+    (tmp_path / "unfinished.json").write_text(content)
+    build_id = {"inputs_sha256": "cd", "settings": {}}
+    arguments = (str(tmp_path), build_id, [])
+    with pytest.raises(UserError, match=r"about to replace.*00001\.tfrecord"):
+        directory.is_up_to_date(*arguments, overwrite=False)
+    assert not directory.is_up_to_date(*arguments, overwrite=True)
+    shutil.rmtree(tmp_path / "train")
+    shutil.rmtree(tmp_path / "eval")
+    assert not directory.is_up_to_date(*arguments, overwrite=False)
+    directory.begin_build(str(tmp_path), build_id)
+    stored = json.loads((tmp_path / "unfinished.json").read_text())
+    assert stored == build_id
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ import time
 
 import pytest
 
+from albert_tf.errors import UserError
 from albert_tf.io.files import PARTIAL_SUFFIX
 from data_prep import build_tfrecords
-from data_prep.builder import local_runner
-from data_prep.builder.build import SCRATCH_DIR
+from data_prep.builder import local_runner, scratch
 from data_prep.builder.examples import TRAIN
+from data_prep.builder.scratch import SCRATCH_DIR
 from tests.data_prep.test_processes import is_running
 from tests.helpers.small_builds import build, make_config, read_files
 
@@ -166,13 +167,39 @@ def interrupt(*arguments):
     raise KeyboardInterrupt(arguments)
 
 
-def test_scratch_files_of_other_builds_are_removed(documents, tmp_path):
+def test_scratch_files_of_other_builds_are_removed_when_a_build_has_examples(
+    documents, tmp_path
+):
     path = tmp_path / "text.txt"
-    path.write_text(documents[0], encoding="utf-8")
+    path.write_text("Word.", encoding="utf-8")
     scratch = tmp_path / "out" / SCRATCH_DIR / "other" / "units"
     scratch.mkdir(parents=True)
+    with pytest.raises(UserError, match="at least two words"):
+        build(tmp_path / "out", path, holdout_fraction=0.0)
+    assert scratch.exists()
+    path.write_text(documents[0], encoding="utf-8")
     build(tmp_path / "out", path, holdout_fraction=0.0)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {TRAIN}
+
+
+def test_no_build_continues_from_scratch_files_that_were_being_removed(
+    tmp_path, monkeypatch
+):
+    config = make_config(tmp_path)
+    unit = tmp_path / SCRATCH_DIR / "key" / "units" / "0000000.rows"
+    for path in (unit, unit.with_suffix(".json")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", interrupt)
+        scratch.remove_scratch(config, "key")
+    with scratch.open_scratch(config, "key") as directory:
+        assert not os.listdir(directory)
+        (tmp_path / SCRATCH_DIR / "key" / "new").write_text("")
+        scratch.remove_others(config, directory)
+        assert os.listdir(directory) == ["new"]
+        assert os.listdir(tmp_path / SCRATCH_DIR) == ["key"]
+    assert not os.listdir(tmp_path)
 
 
 def test_scratch_dir_keeps_files_of_others(built, text_file, tmp_path):
@@ -213,7 +240,8 @@ def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
 def test_finished_shards_are_not_written_again(
     text_file, tmp_path, monkeypatch
 ):
-    """The first build is interrupted after two of ten shards."""
+    """The first build is interrupted after two of ten shards. A build of
+    other settings then is refused, and changes nothing."""
     config = make_config(tmp_path / "out", text_file, num_shards=9)
     write_shard = local_runner.write_shard
     shards = tmp_path / "out" / TRAIN
@@ -226,6 +254,12 @@ def test_finished_shards_are_not_written_again(
         assert len(tasks) == number
         complete = shards.glob("*.tfrecord")
         found.append({path: path.stat().st_mtime_ns for path in complete})
+        monkeypatch.setattr(local_runner, "write_shard", write_shard)
+        if call:
+            before = tree_of(tmp_path / "out")
+            with pytest.raises(UserError, match="num_shards was 9 and is 8"):
+                build(tmp_path / "out", text_file, num_shards=8)
+            assert tree_of(tmp_path / "out") == before
     assert [len(written) for written in found] == [2, 9]
     assert found[0].items() <= found[1].items()
     other = build(tmp_path / "other", text_file, num_shards=9)
