@@ -13,8 +13,8 @@ from data_prep.text.lines import (
     COMPRESSIONS,
     Line,
     OnStored,
-    read_blocks,
     read_lines,
+    read_text_blocks,
 )
 from data_prep.text.sources import (
     LONGEST_DOCUMENT,
@@ -28,6 +28,10 @@ from data_prep.text.sources import (
 _LONGEST_JSON = 1 << 26
 
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+
+# UTF-16 without a byte order mark is valid UTF-8 with zero bytes, if its
+# characters are ASCII.
+_ZERO = b"\0"
 
 SKIPPED_LINES = "lines that are not UTF-8"
 
@@ -77,16 +81,23 @@ class TextFile:
         return path.endswith(_JSON_SUFFIXES)
 
     def _check_text(self, config: CorpusConfig, on_stored: OnStored) -> None:
-        """Decodes block by block, and by line only to report a faulty line."""
-        decode = codecs.getincrementaldecoder("utf-8")().decode
-        try:
-            for block in read_blocks(self.name, on_stored):
-                if config.on_bad_utf8 == "error":
-                    decode(block)
-            decode(b"", final=True)
-        except UnicodeDecodeError:
+        """Reads block by block, and by line only to report a faulty line."""
+        if self._has_fault(config, on_stored):
             for _ in self._read_text(config, len, collections.Counter()):
                 pass
+
+    def _has_fault(self, config: CorpusConfig, on_stored: OnStored) -> bool:
+        decode = codecs.getincrementaldecoder("utf-8")().decode
+        try:
+            for block in read_text_blocks(self.name, on_stored):
+                if config.on_bad_utf8 == "error":
+                    decode(block)
+                if _ZERO in block:
+                    return True
+            decode(b"", final=True)
+        except UnicodeDecodeError:
+            return True
+        return False
 
     def _read_text(
         self, config: CorpusConfig, on_stored: OnStored, skipped: Skipped
@@ -131,7 +142,22 @@ class TextFile:
     def _decode(
         self, line: Line, config: CorpusConfig, skipped: Skipped
     ) -> str | None:
-        """Returns the text of a line, or None if the line is skipped."""
+        """Returns the text of a line, or None if the line is skipped.
+
+        Raises:
+            UserError: For a zero byte, and for bytes that are not UTF-8 unless
+                `on_bad_utf8` accepts them.
+        """
+        if _ZERO in line.content:
+            offset = line.offset + line.content.index(_ZERO)
+            raise UserError(
+                f"{self.name} must be UTF-8 without zero bytes",
+                received=f"a zero byte in line {line.number}, at byte offset "
+                f"{offset}",
+                remedy="If the file is UTF-16, convert it, e.g. with iconv -f "
+                "UTF-16LE -t UTF-8. Else remove the bytes, e.g. with tr -d "
+                "'\\000'.",
+            )
         try:
             return line.content.decode()
         except UnicodeDecodeError as error:

@@ -71,6 +71,22 @@ def read_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
             ) from None
 
 
+def read_text_blocks(path: str, on_stored: OnStored) -> Iterator[bytes]:
+    """Yields the content of a file of text; see `read_blocks`.
+
+    Raises:
+        UserError: For a damaged file, and for the byte order mark of UTF-16.
+    """
+    for number, block in enumerate(read_blocks(path, on_stored)):
+        if not number and block.startswith(_UTF16_BOMS):
+            raise UserError(
+                f"{path} must be UTF-8",
+                received="a UTF-16 byte order mark in line 1",
+                remedy="Convert the file, e.g. with iconv -f UTF-16 -t UTF-8.",
+            )
+        yield block
+
+
 def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
     """Yields the lines of a file, without a UTF-8 byte order mark.
 
@@ -85,16 +101,9 @@ def read_lines(path: str, on_stored: OnStored, longest: int) -> Iterator[Line]:
     number, offset = 1, 0
     rest = b""
     after_cr = False
-    for block in read_blocks(path, on_stored):
-        if not offset and not rest:
-            if block.startswith(_UTF16_BOMS):
-                raise UserError(
-                    f"{path} must be UTF-8",
-                    received="a UTF-16 byte order mark in line 1",
-                    remedy="Convert the file, e.g. with iconv -f UTF-16.",
-                )
-            if block.startswith(_BOM):
-                block, offset = block[len(_BOM) :], len(_BOM)
+    for block in read_text_blocks(path, on_stored):
+        if not offset and not rest and block.startswith(_BOM):
+            block, offset = block[len(_BOM) :], len(_BOM)
         if after_cr and block.startswith(b"\n"):
             # The CR at the end of the previous block has ended the line.
             block, offset = block[1:], offset + 1

@@ -131,7 +131,7 @@ def test_all_separators_of_lines_and_words_give_the_same_records(
 @pytest.mark.parametrize(
     "text",
     [
-        "Zero \0 byte.\nAnd \x01\x02\x07\x08 \x1b[31m controls \x7f \x9d.",
+        "And \x01\x02\x07\x08 \x1b[31m controls \x7f \x9d.\nTwo.",
         "Joined \u200d \u200b \u2060 \ufeff \u202e letters.\nTwo lines.",
         "\U0001f468\u200d\U0001f469\u200d\U0001f467 a family.\nTwo \ud7ff.",
         "Private \ue000 and \U0010ffff and \ufffe no characters.\nTwo.",

@@ -203,6 +203,41 @@ def test_the_first_pass_finds_bad_utf8(tmp_path, name, end):
             corpus.check_and_digest(found, config, check_num_bytes)
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
+@pytest.mark.parametrize("on_bad_utf8", ["error", "replace", "skip"])
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("utf-16", "UTF-16 byte order mark in line 1"),
+        ("utf-16-le", r"zero byte in line 1, at byte offset 1\..*iconv"),
+        ("utf-16-be", r"zero byte in line 1, at byte offset 0\..*iconv"),
+    ],
+)
+def test_the_first_pass_finds_utf16(
+    tmp_path, name, on_bad_utf8, encoding, message
+):
+    """Without a byte order mark, ASCII text is valid UTF-8."""
+    path = tmp_path / name
+    content = '{"text": "One a."}\n'.encode(encoding)
+    path.write_bytes(gzip.compress(content) if ".gz" in name else content)
+    config = CorpusConfig(input_file=(str(path),), on_bad_utf8=on_bad_utf8)
+    found = corpus.find_inputs(config)
+    with pytest.raises(UserError, match=message):
+        corpus.check_and_digest(found, config, check_num_bytes)
+
+
+def test_a_zero_byte_is_refused_and_its_escape_in_json_is_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"One a.\r\n" * 200_000 + b"Two\0 b.\n")
+    message = r"a\.txt must be.*line 200001, at byte offset 1600003\..*tr -d"
+    for on_bad_utf8 in ("error", "skip"):
+        with pytest.raises(UserError, match=message):
+            read([path], on_bad_utf8)
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": "Two\u0000 b."}')
+    assert read([path])[0] == [["Two\0 b."]]
+
+
 def check_num_bytes(num_bytes):
     assert num_bytes >= 0
 
