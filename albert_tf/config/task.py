@@ -118,8 +118,9 @@ class TaskConfig(ColumnsConfig):
     )
     tfds: str = setting(
         "",
-        "Dataset of TensorFlow Datasets that replaces the files of data_dir, "
-        "e.g. glue/mrpc, squad/v2.0 or race/high.",
+        "Dataset of TensorFlow Datasets that replaces all files, e.g. "
+        "glue/mrpc, squad/v2.0 or race/high. A task of your own reads the "
+        "splits train, validation and test, where the dataset has them.",
         affects="result",
     )
     tfds_data_dir: str = setting(
@@ -172,12 +173,14 @@ class TaskConfig(ColumnsConfig):
     )
 
     def check(self) -> None:
-        if self.tfds and (self.data_dir or self.train_file or self.dev_file):
+        names = ("data_dir", "train_file", "dev_file", "test_file")
+        given = [name for name in names if getattr(self, name)]
+        if self.tfds and given:
             raise UserError(
-                "tfds must not be combined with data_dir, train_file or "
-                "dev_file",
-                received=f"{self.tfds} and "
-                f"{self.data_dir or self.train_file or self.dev_file}",
+                f"tfds must not be combined with {', '.join(names)}",
+                received=f"{self.tfds} and {', '.join(given)}",
+                remedy="Omit --tfds to read files; a run that was trained with "
+                "--tfds predicts them, too.",
             )
 
 

@@ -43,6 +43,15 @@ def test_a_task_of_ones_own_needs_files_instead_of_a_directory():
         find_task(TaskConfig(task="classification", data_dir="glue_data"))
 
 
+@pytest.mark.parametrize(
+    "name", ["data_dir", "train_file", "dev_file", "test_file"]
+)
+def test_a_dataset_replaces_all_files(name):
+    """A file next to it would not be read."""
+    with pytest.raises(UserError, match=f"Received: glue/rte and {name}. Omit"):
+        TaskConfig(task="rte", tfds="glue/rte", **{name: "files"})
+
+
 def test_choices_need_columns():
     with pytest.raises(UserError, match="--choice_columns is required"):
         find_task(TaskConfig(task="multiple_choice"))
