@@ -190,6 +190,13 @@ def _split_mrpc(examples: ExampleSet, rows: list[Row]) -> list[Row]:
 
 def _find_source(config: TaskConfig, task: Task, split: str) -> str:
     """Path of the file, or of the directory of RACE; or "dataset:split"."""
+    if split == TRAIN and task.splits and TRAIN not in task.splits:
+        raise UserError(
+            f"--task={task.name} has no training set",
+            remedy=f"Train on --task={task.starts_from}. Then use that run as "
+            f"--output_dir, with --task={task.name} and --mode=eval or "
+            "predict.",
+        )
     if config.tfds:
         return f"{config.tfds}:{_tfds_split(task, split)}"
     named = {

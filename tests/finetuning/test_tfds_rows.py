@@ -175,5 +175,5 @@ def test_passages_of_race_have_questions_and_options(store):
 
 
 def test_a_split_that_does_not_exist_is_named():
-    with pytest.raises(UserError, match=r"no split train of.*--data_dir"):
-        read_examples(TaskConfig(task="ax", tfds="glue/ax"), "train")
+    with pytest.raises(UserError, match=r"no split dev of.*--data_dir"):
+        read_examples(TaskConfig(task="ax", tfds="glue/ax"), "dev")

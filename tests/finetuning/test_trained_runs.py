@@ -45,6 +45,19 @@ def test_the_best_run_of_mnli_predicts_ax(tiny_tasks, tmp_path):
         best_run(ax)
 
 
+@pytest.mark.parametrize(
+    "source", [{"train_file": "a.tsv"}, {"data_dir": "AX"}, {"tfds": "glue/ax"}]
+)
+def test_ax_is_not_trained_on(source, tmp_path):
+    config = tiny_task.make_config("classification", tmp_path, tmp_path)
+    files = {"task": "ax", "train_file": "", "dev_file": "", **source}
+    with pytest.raises(
+        UserError,
+        match=r"--task=ax has no training set. Train on --task=mnli",
+    ):
+        run(config.replace(**files))
+
+
 def test_the_best_squared_error_is_the_smallest(tmp_path):
     scores = [(0.5, 2.0), (0.75, 1.0), (0.25, 4.0)]
     for number, (pearson, error) in enumerate(scores):
