@@ -31,7 +31,7 @@ from albert_tf.finetuning.tasks import (
     Task,
     find_task,
 )
-from albert_tf.finetuning.tfds_rows import read_tfds
+from albert_tf.finetuning.tfds_rows import list_splits, read_tfds
 from albert_tf.io import files
 
 _MICROSOFT_MRPC = "msr_paraphrase_train.txt"
@@ -83,6 +83,19 @@ def read_examples(
     add_examples(examples, rows, columns, config.answer_start_column)
     _check(examples)
     return examples
+
+
+def has_split(config: TaskConfig, task: Task, split: str) -> bool:
+    """Whether the settings name the data of a split.
+
+    Args:
+        split: As for `read_examples`.
+    """
+    if split in task.splits or _named_file(config, split):
+        return True
+    if not (config.tfds and task.name in KINDS):
+        return False
+    return _tfds_split(task, split) in list_splits(config)
 
 
 def _read_rows(
@@ -199,11 +212,7 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
         )
     if config.tfds:
         return f"{config.tfds}:{_tfds_split(task, split)}"
-    named = {
-        TRAIN: config.train_file,
-        DEV: config.dev_file,
-        TEST: config.test_file,
-    }.get(split)
+    named = _named_file(config, split)
     if named:
         return named
     if task.name in KINDS or split not in task.splits:
@@ -228,6 +237,16 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
         received="no such file",
         remedy="Set --data_dir to the directory of the task's official files.",
     )
+
+
+def _named_file(config: TaskConfig, split: str) -> str:
+    """The file of a split that a flag names; "" without one."""
+    named = {
+        TRAIN: config.train_file,
+        DEV: config.dev_file,
+        TEST: config.test_file,
+    }
+    return named.get(split, "")
 
 
 def _tfds_split(task: Task, split: str) -> str:

@@ -52,7 +52,8 @@ class Finetuning(Objective):
     remedies: ClassVar = {
         "records": "Choose another --output_dir, where the features of the "
         "task are made again.",
-        "held-out records": "Give a --dev_file, to measure the score.",
+        "held-out records": "Give a --dev_file or, with --tfds, a dataset with "
+        "the split validation, to measure the score.",
     }
 
     def __init__(

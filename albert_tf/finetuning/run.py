@@ -18,7 +18,7 @@ from albert_tf.finetuning import base_model, feature_files, predict
 from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.encoding import make_records
 from albert_tf.finetuning.example_types import ExampleSet
-from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.examples import has_split, read_examples
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Scorer
@@ -57,7 +57,7 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         training_sets = _read_training_sets(config, task)
         task = training_sets[TRAIN].task
         if mode != "train" and config.training.num_runs > 1:
-            _check_has_dev(training_sets)
+            _check_has_dev(config, training_sets)
     else:
         task = task_of_run(config, task, best_run(config))
     sets = {
@@ -152,19 +152,24 @@ def _read_training_sets(
     fraction = config.training.null_holdout_fraction
     if fraction:
         sets |= predict.hold_out(sets[TRAIN], fraction)
-    if config.task.dev_file or task.name not in KINDS:
+    if has_split(config.task, task, DEV):
         sets[DEV] = read_examples(config.task, DEV, sets[TRAIN].task)
     return sets
 
 
-def _check_has_dev(sets: Mapping[str, ExampleSet]) -> None:
+def _check_has_dev(
+    config: FinetuningConfig, sets: Mapping[str, ExampleSet]
+) -> None:
     """Refuses several runs without scores, since the best one predicts."""
     if DEV not in sets:
+        remedy = "Set --dev_file"
+        if config.task.tfds:
+            remedy = "Give files instead of --tfds, with a --dev_file"
         raise UserError(
             "mode=train_and_predict with several runs must have a development "
             "set, which decides the run that predicts",
             received="none",
-            remedy="Set --dev_file, or omit --num_runs.",
+            remedy=f"{remedy}; or omit --num_runs.",
         )
 
 
@@ -176,7 +181,8 @@ def _splits(config: FinetuningConfig, task: Task) -> list[str]:
     if mode != "eval" and config.task.test_file:
         return [TEST]
     if task.name in KINDS:
-        return [DEV]
+        predicts_test = mode != "eval" and has_split(config.task, task, TEST)
+        return [TEST if predicts_test else DEV]
     tests = [name for name in task.splits if name.startswith(TEST)]
     devs = [name for name in task.splits if name.startswith(DEV)]
     return tests if tests and mode != "eval" else devs

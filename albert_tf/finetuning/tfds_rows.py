@@ -13,6 +13,16 @@ from albert_tf.finetuning.tables import Row, check_columns
 from albert_tf.finetuning.tasks import Columns
 
 
+def list_splits(config: TaskConfig) -> list[str]:
+    """The names of the splits of the dataset `config.tfds`.
+
+    Raises:
+        UserError: If TensorFlow Datasets is not installed, or the dataset
+            does not exist.
+    """
+    return sorted(_prepare(config).info.splits)
+
+
 def read_tfds(
     examples: ExampleSet, config: TaskConfig, columns: Columns
 ) -> list[Row]:
@@ -25,33 +35,21 @@ def read_tfds(
         UserError: If TensorFlow Datasets is not installed, or the dataset,
             split or a feature does not exist.
     """
-    try:
-        import tensorflow_datasets as tfds
-    except ModuleNotFoundError:
-        raise UserError(
-            "--tfds needs TensorFlow Datasets",
-            received="no module named tensorflow_datasets",
-            remedy="pip install -e '.[tfds]'.",
-        ) from None
+    builder = _prepare(config)
     split = examples.source.removeprefix(f"{config.tfds}:")
-    try:
-        builder = tfds.builder(
-            config.tfds, data_dir=config.tfds_data_dir or None
-        )
-        builder.download_and_prepare()
-        elements = builder.as_dataset(
-            split=split,
-            # One file after another, so that the order is always the same.
-            read_config=tfds.ReadConfig(interleave_cycle_length=1),
-        )
-    except Exception as error:  # of the name, the network, the disk
+    if split not in builder.info.splits:
         raise UserError(
-            f"{examples.source} must be a dataset of TensorFlow Datasets that "
-            "is prepared or downloadable",
-            received=f"{type(error).__name__}: {error}",
-            remedy="Prepare it on a machine with network access, and pass its "
-            "directory as --tfds_data_dir.",
-        ) from error
+            f"{config.tfds} must have the split {split}",
+            received=", ".join(sorted(builder.info.splits)),
+            remedy="Omit --tfds, and give files.",
+        )
+    import tensorflow_datasets as tfds
+
+    elements = builder.as_dataset(
+        split=split,
+        # One file after another, so that the order is always the same.
+        read_config=tfds.ReadConfig(interleave_cycle_length=1),
+    )
     features = builder.info.features
     check_columns(examples, columns, sorted(features))
     has_numbers = examples.task.labels[:1] == ("0",)
@@ -66,6 +64,32 @@ def read_tfds(
                 values[name] = feature.int2str(label) if is_named else label
         rows.append(Row(f"example {number}", values, number))
     return rows
+
+
+def _prepare(config: TaskConfig) -> Any:
+    """The builder of a dataset that is prepared."""
+    try:
+        import tensorflow_datasets as tfds
+    except ModuleNotFoundError:
+        raise UserError(
+            "--tfds needs TensorFlow Datasets",
+            received="no module named tensorflow_datasets",
+            remedy="pip install -e '.[tfds]'.",
+        ) from None
+    try:
+        builder = tfds.builder(
+            config.tfds, data_dir=config.tfds_data_dir or None
+        )
+        builder.download_and_prepare()
+    except Exception as error:  # of the name, the network, the disk
+        raise UserError(
+            f"{config.tfds} must be a dataset of TensorFlow Datasets that is "
+            "prepared or downloadable",
+            received=f"{type(error).__name__}: {error}",
+            remedy="Prepare it on a machine with network access, and pass its "
+            "directory as --tfds_data_dir.",
+        ) from error
+    return builder
 
 
 def _plain(value: Any) -> Any:

@@ -1,12 +1,17 @@
 """Datasets with the features of those that TensorFlow Datasets downloads."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from albert_tf.config import FinetuningConfig
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.example_types import Answer
 from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.run import _read_training_sets, _splits, run
+from albert_tf.finetuning.tasks import find_task
 
 pytestmark = pytest.mark.tfds
 
@@ -62,8 +67,15 @@ def test_classes_have_the_order_of_the_task_and_not_of_the_dataset(store):
     assert dev.task.labels[1] == "entailment"
     test = read_examples(config, "test")
     assert test.examples == [("8", "C", "D", None)]
-    with pytest.raises(UserError, match=r"mnli_like:train must be a dataset"):
+    with pytest.raises(
+        UserError,
+        match=r"mnli_like must have the split train. Received: test_matched, "
+        "validation_mismatched. Omit --tfds",
+    ):
         read_examples(config, "train")
+    unknown = dataclasses.replace(config, tfds="mnli_lik")
+    with pytest.raises(UserError, match=r"mnli_lik must be a dataset"):
+        read_examples(unknown, "train")
 
 
 def test_a_dataset_of_another_task_is_refused_with_its_features(store):
@@ -105,6 +117,54 @@ def test_labels_of_ones_own_are_the_names_of_the_classes(store):
     found = read_examples(TaskConfig(task="classification", **where), "train")
     assert found.task.labels == ("blue", "red")
     assert [example.label for example in found.examples] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("split", "training", "predicted"),
+    [
+        ("validation", ["train", "dev"], "dev"),
+        ("test", ["train"], "test"),
+        ("other", ["train"], "dev"),  # refused when it is read
+    ],
+)
+def test_a_task_of_ones_own_has_the_splits_of_its_dataset(
+    split, training, predicted, store
+):
+    """Those for evaluation are called validation and test."""
+    rows = [
+        {"text": "A", "label": 0, "idx": 0},
+        {"text": "B", "label": 1, "idx": 1},
+    ]
+    features = glue_features(["red", "blue"], "text")
+    where = store(f"own_{split}", features, train=rows, **{split: rows})
+    config = FinetuningConfig().replace(task="classification", **where)
+    task = find_task(config.task)
+
+    assert list(_read_training_sets(config, task)) == training
+    assert _splits(config.replace(mode="predict"), task) == [predicted]
+    assert _splits(config.replace(mode="eval"), task) == ["dev"]
+
+
+def test_several_runs_that_predict_need_a_dataset_for_validation(
+    store, tmp_path
+):
+    """A --dev_file cannot be added to a dataset."""
+    rows = [
+        {"text": "A", "label": 0, "idx": 0},
+        {"text": "B", "label": 1, "idx": 1},
+    ]
+    features = glue_features(["red", "blue"], "text")
+    config = FinetuningConfig().replace(
+        task="classification",
+        num_runs=2,
+        mode="train_and_predict",
+        output_dir=str(tmp_path),
+        **store("own_train", features, train=rows),
+    )
+    with pytest.raises(
+        UserError, match="files instead of --tfds, with a --dev"
+    ):
+        run(config)
 
 
 def test_questions_of_squad_have_answers_or_none(store):
