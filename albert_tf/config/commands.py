@@ -40,6 +40,13 @@ class ConvertConfig(Config):
         "newest.",
         at_least=0,
     )
+    num_choices: int = setting(
+        0,
+        "Number of choices of a question that an export of the model takes, "
+        "for a multiple-choice model of Hugging Face. 0: num_choices in its "
+        "config.json, where a folder of albert_tf has it, or else 2.",
+        at_least=0,
+    )
     licence: str = setting(
         "",
         "Licence of the weights for the model card of a Hugging Face folder, "

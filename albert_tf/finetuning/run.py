@@ -74,6 +74,8 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
     config = config.replace(
         model=base.config, head=base.head, output_dir=run_dir
     )
+    num_choices = max(examples.task.num_choices for examples in sets.values())
+    config = config.replace(num_choices=max(num_choices, 1))
     threshold = null_threshold(run_dir, config)
     scorers = {
         split: Scorer(config, examples, base, threshold)

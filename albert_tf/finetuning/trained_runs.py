@@ -93,6 +93,9 @@ def summarize(directories: list[str], task: Task) -> dict[str, object]:
 def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
     """The task, with labels and number of choices of the run.
 
+    A converted run may not know the number of choices. Since its weights score
+    any number, that of the task remains, or 0 for a task of your own.
+
     Raises:
         UserError: If the run was trained on a task of another kind or with
             other labels, or on single texts and the task has pairs, or the
@@ -109,12 +112,12 @@ def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
             received=f"a run of {stored.task.task}, {head.kind}"
             + (f" into {', '.join(head.labels)}" if head.labels else ""),
         )
-    if stored.task.task:  # empty in a converted run
-        _check_pairs(stored.task, config.task, run_dir)
-        _warn_of_other_lengths(stored, config, run_dir)
-    return dataclasses.replace(
-        task, labels=head.labels, num_choices=head.num_choices
-    )
+    task = dataclasses.replace(task, labels=head.labels)
+    if not stored.task.task:  # of a converted run
+        return task
+    _check_pairs(stored.task, config.task, run_dir)
+    _warn_of_other_lengths(stored, config, run_dir)
+    return dataclasses.replace(task, num_choices=head.num_choices)
 
 
 def _check_pairs(stored: TaskConfig, task: TaskConfig, run_dir: str) -> None:

@@ -1,5 +1,6 @@
 """Reads a model in one format and writes it in another."""
 
+import dataclasses
 import os
 import posixpath
 
@@ -17,6 +18,7 @@ from albert_tf.config.finetuning import (
     FinetuningDataConfig,
     FinetuningTrainingConfig,
 )
+from albert_tf.config.task_head import MULTIPLE_CHOICE
 from albert_tf.errors import UserError
 from albert_tf.interop import (
     formats,
@@ -25,6 +27,7 @@ from albert_tf.interop import (
     hugging_face_check,
 )
 from albert_tf.interop.formats import GOOGLE_ALBERT, HUGGING_FACE, RUN
+from albert_tf.interop.hugging_face_task import DEFAULT_NUM_CHOICES
 from albert_tf.interop.hugging_face_tokenizer import is_cased
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import PARTIAL_SUFFIX, is_remote, remove_directory
@@ -65,6 +68,7 @@ def convert(config: ConvertConfig) -> None:
         )
 
     weights = formats.read_weights(config.from_, config.checkpoint_step)
+    weights = _with_num_choices(weights, config, source_format)
     weights = weights.rounded(config.weights_dtype)
     print(describe(weights, source_format))
     if not weights.vocabulary:
@@ -107,6 +111,36 @@ def _choose_format(to_format: str, source_format: str) -> str:
             remedy="To copy a run, copy its directory.",
         )
     return to_format
+
+
+def _with_num_choices(
+    weights: ModelWeights, config: ConvertConfig, source_format: str
+) -> ModelWeights:
+    """The model with the number of choices of the settings, if it needs it.
+
+    The weights score any number of choices. transformers does not store it.
+    """
+    head = weights.head
+    is_foreign = source_format == HUGGING_FACE
+    has_choices = is_foreign and head and head.kind == MULTIPLE_CHOICE
+    if config.num_choices:
+        if head is None or not has_choices:
+            raise UserError(
+                "num_choices must be omitted unless --from is a "
+                "multiple-choice model of Hugging Face",
+                received=f"{config.num_choices} and {config.from_}",
+            )
+        head = dataclasses.replace(head, num_choices=config.num_choices)
+        return dataclasses.replace(weights, head=head)
+    if has_choices and not hugging_face.knows_num_choices(config.from_):
+        logging.warning(
+            "%s does not store the number of choices of a question: an export "
+            "of %s will take %d. Set --num_choices for another number",
+            config.from_,
+            config.to,
+            DEFAULT_NUM_CHOICES,
+        )
+    return weights
 
 
 def _write(

@@ -24,7 +24,7 @@ from albert_tf.interop.hugging_face_config import (
     format_config,
     read_config,
 )
-from albert_tf.interop.hugging_face_task import read_head
+from albert_tf.interop.hugging_face_task import NUM_CHOICES, read_head
 from albert_tf.interop.hugging_face_tokenizer import is_cased, tokenizer_files
 from albert_tf.interop.model_card import make_model_card
 from albert_tf.interop.model_weights import (
@@ -120,6 +120,11 @@ def read(directory: str) -> ModelWeights:
         source=directory,
         head=head,
     )
+
+
+def knows_num_choices(directory: str) -> bool:
+    """Whether a folder stores the number of choices of a question."""
+    return NUM_CHOICES in load_json(posixpath.join(directory, CONFIG_FILE))
 
 
 def _with_plain_names(

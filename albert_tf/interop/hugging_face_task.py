@@ -26,6 +26,11 @@ PIPELINES = {
     QUESTION_ANSWERING: "question-answering",
 }
 
+# The number of choices in a config.json, which only albert_tf writes, and the
+# number if it is missing: that of the documentation of transformers.
+NUM_CHOICES = "num_choices"
+DEFAULT_NUM_CHOICES = 2
+
 
 def format_head(head: TaskHeadConfig) -> dict[str, Any]:
     """The settings of a config.json that describe the head.
@@ -55,7 +60,7 @@ def format_head(head: TaskHeadConfig) -> dict[str, Any]:
         }
     if head.kind == MULTIPLE_CHOICE:
         # Not a setting of transformers, which ignores it.
-        values["num_choices"] = head.num_choices
+        values[NUM_CHOICES] = head.num_choices
     return values
 
 
@@ -81,9 +86,8 @@ def read_head(stored: Mapping[str, Any]) -> TaskHeadConfig | None:
             CLASSIFICATION, tuple(labels[str(i)] for i in range(len(labels)))
         )
     if name == CLASSES[MULTIPLE_CHOICE]:
-        return TaskHeadConfig(
-            MULTIPLE_CHOICE, num_choices=stored.get("num_choices", 2)
-        )
+        num_choices = stored.get(NUM_CHOICES, DEFAULT_NUM_CHOICES)
+        return TaskHeadConfig(MULTIPLE_CHOICE, num_choices=num_choices)
     if name == CLASSES[QUESTION_ANSWERING]:
         return TaskHeadConfig(QUESTION_ANSWERING)
     return None

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from albert_tf.config import TaskHeadConfig
@@ -10,6 +11,9 @@ from albert_tf.errors import UserError
 from albert_tf.finetuning.run import run
 from albert_tf.finetuning.tasks import TASKS, Task, find_task
 from albert_tf.finetuning.trained_runs import best_run, summarize, task_of_run
+from albert_tf.interop.convert import write_run
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs.directory import write_config
 from tests.helpers import tiny_task
 
@@ -73,6 +77,36 @@ def test_the_best_squared_error_is_the_smallest(tmp_path):
     summary = summarize(directories, task)
     assert summary["best"] == {"pearson": 0.75, "mean_squared_error": 1.0}
     assert summary["median"] == {"pearson": 0.5, "mean_squared_error": 2.0}
+
+
+@pytest.mark.slow
+def test_a_converted_run_takes_the_number_of_choices_from_the_data(
+    tiny_tasks, tmp_path, printed
+):
+    """transformers does not store it, and the weights score any number."""
+    head = TaskHeadConfig("multiple_choice", num_choices=2)
+    rng = np.random.default_rng(0)
+    values = {
+        weight.path: rng.normal(size=weight.shape).astype(np.float32)
+        for weight in list_weights(tiny_task.MODEL, head=head)
+    }
+    vocabulary = str(tiny_tasks / "model" / "spiece.model")
+    weights = ModelWeights(
+        tiny_task.MODEL, "none", values, vocabulary=vocabulary, head=head
+    )
+    run_dir = str(tmp_path / "run")
+    write_run(weights, run_dir, run_dir)
+    config = tiny_task.make_config("multiple_choice", tiny_tasks, run_dir)
+
+    assert run(config.replace(mode="eval")) == 0
+
+    (scores,) = printed()
+    assert scores["total"] == 18
+
+    # A run that is trained here knows it.
+    write_settings(run_dir, config, num_choices=2)
+    with pytest.raises(UserError, match=r"must have 2 choices. Received: 3"):
+        run(config.replace(mode="eval"))
 
 
 @pytest.mark.parametrize("mode", ["predict", "eval"])

@@ -90,6 +90,50 @@ def test_the_beam_head_has_no_class_in_transformers(tmp_path):
         )
 
 
+@pytest.fixture
+def folder_of_transformers(tmp_path):
+    """A multiple-choice model without number of choices, and its path."""
+    head = HEADS["multiple_choice"]
+    weights = random_weights(TINY, "none", head=head)
+    hugging_face.write(weights, str(tmp_path / "hf"))
+    path = tmp_path / "hf" / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["num_choices"]
+    path.write_text(json.dumps(stored))
+    return tmp_path / "hf"
+
+
+def test_the_number_of_choices_is_a_setting_of_the_conversion(
+    folder_of_transformers, tmp_path, caplog
+):
+    """transformers does not store it."""
+
+    def num_choices(name, **settings):
+        run = str(tmp_path / name)
+        source = str(folder_of_transformers)
+        convert.convert(ConvertConfig(from_=source, to=run, **settings))
+        return read_weights(run).head.num_choices
+
+    assert num_choices("a") == 2
+    assert "will take 2. Set --num_choices" in caplog.text
+    caplog.clear()
+    assert num_choices("b", num_choices=5) == 5
+    change_config(folder_of_transformers, num_choices=3)
+    assert num_choices("c") == 3
+    assert "--num_choices" not in caplog.text
+
+
+def test_the_number_of_choices_is_refused_for_other_models(tmp_path):
+    head = HEADS["classification"]
+    hugging_face.write(random_weights(TINY, "none", head=head), str(tmp_path))
+    with pytest.raises(UserError, match=r"num_choices must be omitted unless"):
+        convert.convert(
+            ConvertConfig(
+                from_=str(tmp_path), to=str(tmp_path / "run"), num_choices=3
+            )
+        )
+
+
 def test_a_folder_becomes_a_run_and_back(weights, tmp_path):
     folder, run, back = (tmp_path / name for name in ("hf", "run", "back"))
     hugging_face.write(weights, str(folder))
