@@ -29,7 +29,11 @@ def check_records(plan: Plan) -> None:
                     remedy="Set it in --base_flags or in --evaluation.",
                 )
             if not name:
-                if not (data.input_file or data.data_schedule):
+                if not (
+                    data.input_file
+                    or data.data_schedule
+                    or data.synthetic_input
+                ):
                     raise UserError(
                         f"run {run.name} must have training records",
                         received="no --input_file",
@@ -71,7 +75,7 @@ def _check_settings_of_records(plan: Plan) -> None:
             checked.add(key)
             source = f"evaluation {name} of run" if name else "run"
             try:
-                if not name:
+                if not (name or config.data.synthetic_input):
                     record_sets.find_training_data(config)
                 if config.data.eval_input_file:
                     record_sets.find_held_out(config)

@@ -138,6 +138,16 @@ def test_wrong_records_are_refused_before_the_first_run(base, tiny_records):
         check(train, held_out, *sizes, "--gradient_accumulation_steps=3")
 
 
+def test_made_up_batches_need_no_training_records(base):
+    """Held-out records must exist, as for other runs."""
+    _, held_out = base().base_flags
+    variants = "a: --synthetic_input", "b: --synthetic_input --beta_2=0.9"
+    settings = {"variant": variants, "metrics": ("training_seconds",)}
+    check_records(plans.make_plan(base(base_flags=(), **settings)))
+    with pytest.raises(UserError, match=r"no file matches .*eval/\*.tfrecord"):
+        check_records(plans.make_plan(base(base_flags=(held_out,), **settings)))
+
+
 def test_a_directory_belongs_to_one_sweep(base):
     first = base()
     directory = first.output_dir
