@@ -145,30 +145,30 @@ def make_plan(config: SweepConfig) -> Plan:
     seeds = _parse_seeds(config.seeds)
     starts: dict[str, str] = {}
     for name, own in variants.items():
-        parsed = _parse(f"variant {name}", [*base, *own])
-        earlier = tuple(starts)
-        starts[name] = stages.find_start(f"variant {name}", parsed, earlier)
+        source = f"variant {name}"
+        if config.seeds and _parse_flags(source, own)["seed"].present:
+            raise UserError(
+                f"{source} must not set --seed: --seeds sets it",
+                received=" ".join(own),
+                remedy="Remove --seed from the variant, or leave out --seeds.",
+            )
+        parsed = _parse(source, [*base, *own])
+        starts[name] = stages.find_start(source, parsed, tuple(starts))
     runs: list[PlannedRun] = []
     for seed in seeds:
         of_seed: dict[str, PlannedRun] = {}
         for name, own in variants.items():
-            if seed is not None and any(
-                flag.lstrip("-").startswith("seed=") for flag in own
-            ):
-                raise UserError(
-                    f"variant {name} must not set --seed: --seeds sets it",
-                    received=" ".join(own),
-                )
             all_flags = [*base, *own]
             if seed is not None:
                 stage_seed = stages.seed_of_stage(seed, name, starts)
                 all_flags.append(f"--seed={stage_seed}")
             settings = _parse(f"variant {name}", all_flags)
-            _check_own_settings(name, settings)
+            _check_own_settings(f"variant {name}", settings, "train")
             evaluated: dict[str, PretrainingConfig] = {}
             for evaluation, further in evaluations.items():
                 source = f"evaluation {evaluation} of variant {name}"
-                parsed = _parse(source, [*all_flags, *further, "--mode=eval"])
+                parsed = _parse(source, [*all_flags, "--mode=eval", *further])
+                _check_own_settings(source, parsed, "eval")
                 stages.find_start(source, parsed, tuple(starts))
                 evaluated[evaluation] = parsed
             start = of_seed.get(starts[name])
@@ -251,29 +251,44 @@ def _named(
 
 
 def _parse(source: str, arguments: Sequence[str]) -> PretrainingConfig:
-    """Parses flags of run_pretraining; errors name their source."""
+    """Parses settings of run_pretraining; errors name their source."""
+    values = _parse_flags(source, arguments)
+    try:
+        return flags.parse(PretrainingConfig, values)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def _parse_flags(
+    source: str, arguments: Sequence[str]
+) -> absl_flags.FlagValues:
+    """Parses flags of run_pretraining, whose values may not fit together."""
     values = absl_flags.FlagValues()
     flags.define(PretrainingConfig, values)
     try:
         _, *rest = values(["run_pretraining", *arguments])
-        if rest:
-            raise UserError(
-                "settings must be given as --name=value",
-                received=" ".join(rest),
-            )
-        return flags.parse(PretrainingConfig, values)
-    except (absl_flags.Error, UserError) as error:
+    except absl_flags.Error as error:
         raise UserError(f"{source}: {error}") from None
+    if rest:
+        raise UserError(
+            f"{source}: settings must be given as --name=value",
+            received=" ".join(rest),
+        )
+    return values
 
 
-def _check_own_settings(name: str, config: PretrainingConfig) -> None:
-    default = PretrainingConfig().training
+def _check_own_settings(
+    source: str, config: PretrainingConfig, mode: str
+) -> None:
+    """Checks that flags leave the settings to the sweep that it decides."""
+    wanted = dataclasses.replace(PretrainingConfig().training, mode=mode)
     for setting in _OWN_SETTINGS:
         value = getattr(config.training, setting)
-        if value != getattr(default, setting):
+        if value != getattr(wanted, setting):
             raise UserError(
-                f"variant {name} must not set --{setting}: the sweep sets it",
+                f"{source} must not set --{setting}: the sweep sets it",
                 received=value,
+                remedy="Remove the flag.",
             )
 
 

@@ -56,6 +56,10 @@ def test_all_variants_of_a_seed_come_before_the_next_seed(base):
             {"variant": ("a: --seed=4",), "seeds": ("1",)},
             "a must not set --seed",
         ),
+        (
+            {"variant": ("a: --seed 4",), "seeds": ("1",)},
+            "a must not set --seed: .*Received: --seed 4.*leave out --seeds",
+        ),
         ({"base_flagfile": "none.flags"}, "none.flags"),
         ({"records_dir": ""}, "--records_dir is required.*base_flags"),
         ({"seeds": ("1", "01")}, "seeds must be different"),
@@ -70,11 +74,29 @@ def test_all_variants_of_a_seed_come_before_the_next_seed(base):
             {"evaluation": ("e: --eval_sentence_objective=none",)},
             "evaluation e of variant narrow",
         ),
+        (
+            {"evaluation": ("e: --output_dir=x",)},
+            "evaluation e of variant narrow must not set --output_dir",
+        ),
+        ({"evaluation": ("e: --dry_run",)}, "e of .* must not set --dry_run"),
+        ({"evaluation": ("e: --mode=train",)}, "e of .* must not set --mode"),
     ],
 )
 def test_mistakes_are_found_before_a_run_starts(base, changes, message):
     with pytest.raises(UserError, match=message):
         plans.make_plan(base(**changes))
+
+
+def test_a_flag_file_of_a_variant_cannot_set_the_seed(base, tmp_path):
+    """With --seeds, that of all runs may: --seeds overrides it."""
+    flag_file = tmp_path / "seed.flags"
+    flag_file.write_text("--seed=4\n")
+    flag = f"--flagfile={flag_file}"
+    config = base()
+    every = base(base_flags=(*config.base_flags, flag), seeds=("1",))
+    assert plans.make_plan(every).runs[0].config.training.seed == 1
+    with pytest.raises(UserError, match="variant a must not set --seed"):
+        plans.make_plan(base(variant=(f"a: {flag}",), seeds=("1",)))
 
 
 def test_an_evaluation_has_flags_and_metrics_of_its_own(base):
