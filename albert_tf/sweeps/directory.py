@@ -17,7 +17,7 @@ SWEEP_FILE = "sweep.json"
 
 # Settings that do not affect the training, but the metrics of an evaluation.
 _EVAL_FILES = "data.eval_input_file"
-_EVAL_OBJECTIVE = "training.eval_sentence_objective"
+_EVAL_SETTINGS = ("checkpoint_step", "eval_sentence_objective")
 
 
 def claim_directory(sweep_dir: str, plan: Plan) -> None:
@@ -90,7 +90,10 @@ def evaluation_settings(config: PretrainingConfig) -> dict[str, Any]:
     return {
         **_result_settings(config),
         **_held_out_settings(config.data),
-        _EVAL_OBJECTIVE: config.training.eval_sentence_objective,
+        **{
+            f"training.{name}": getattr(config.training, name)
+            for name in _EVAL_SETTINGS
+        },
     }
 
 
@@ -99,7 +102,7 @@ def has_evaluation_settings(
 ) -> bool:
     """Whether stored `evaluation_settings` are those of `config`."""
     # A setting that is newer than the evaluation had its default.
-    defaults = _result_settings(PretrainingConfig())
+    defaults = evaluation_settings(PretrainingConfig())
     return defaults | dict(stored) == evaluation_settings(config)
 
 

@@ -77,6 +77,7 @@ def evaluate(tmp_path, monkeypatch):
         {"evaluation": "--max_eval_steps=7"},
         {"evaluation": "--eval_input_file=other/*.tfrecord"},
         {"evaluation": "--eval_sentence_objective=nsp"},
+        {"evaluation": "--checkpoint_step=4"},
     ],
 )
 def test_an_evaluation_with_other_settings_is_repeated(
@@ -97,6 +98,19 @@ def test_an_evaluation_is_kept_if_no_changed_setting_affects_it(
     assert evaluate(plan_of(**every)) == (1, True)
     others = "--eval_batch_size=8 --steps_per_loop=7"
     assert evaluate(plan_of(base_flags=others, **every)) == (1, False)
+
+
+def test_an_evaluation_that_stored_no_step_was_of_the_newest_checkpoint(
+    plan_of, evaluate, tmp_path
+):
+    """Earlier versions did not store the step."""
+    assert evaluate(plan_of()) == (1, True)
+    file = tmp_path / "evaluations" / "narrow" / "more.json"
+    stored = json.loads(file.read_text())
+    stored["settings"].pop("training.checkpoint_step", None)
+    file.write_text(json.dumps(stored))
+    assert evaluate(plan_of()) == (1, False)
+    assert evaluate(plan_of(evaluation="--checkpoint_step=4")) == (2, True)
 
 
 def test_an_evaluation_that_stored_no_settings_is_repeated(
