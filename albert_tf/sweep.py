@@ -52,18 +52,27 @@ from albert_tf.io.files import write_bytes, write_text
 from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.directory import claim_directory
 
+# Environment of this process, but not of the runs.
+_OWN_ENVIRONMENT = {
+    # The TPU belongs to the runs: the first process that loads its library
+    # reserves it.
+    "TPU_LOAD_LIBRARY": "0",
+    # By default, TensorFlow caches the size of an object on gs:// for 5 s. It
+    # would not read the lines that a run has added to its log in this time.
+    "GCS_STAT_CACHE_MAX_AGE": "0",
+}
+
 
 def main(config: SweepConfig) -> int:
     """Trains the variants that the flags name; returns the exit status."""
+    environment = dict(os.environ)
+    # First, since an architecture on gs:// is read with TensorFlow.
+    os.environ |= _OWN_ENVIRONMENT
     plan = plans.make_plan(config)
     if config.dry_run:
         print("\n".join(plans.describe(plan)))
         return 0
     config.require("output_dir")
-    environment = dict(os.environ)
-    # The TPU belongs to the runs: the first process that loads its library
-    # reserves it.
-    os.environ["TPU_LOAD_LIBRARY"] = "0"
     # Imported here so that invalid settings answer at once.
     with versions.quick_import():
         import tensorflow  # noqa: F401
