@@ -38,7 +38,12 @@ At the end, OUTPUT_DIR has table.md, table.json and table.png. `python -m
 albert_tf.report --run_dirs=...` draws all curves of the runs.
 
 Exit status: 0 when all runs have finished; 1 for an error, or if a run failed;
-130 (Ctrl-C) or 143 (SIGTERM) when interrupted.
+75 if all runs that failed exited with 75, e.g. because a host was lost: start
+the same command again; 130 (Ctrl-C) or 143 (SIGTERM, or a notice of preemption
+or maintenance from Google Cloud) when the sweep or one of its runs was
+interrupted: the runs save a checkpoint and stop, and the same command continues
+them. The sweep starts a run that exits with 75 again. The run fails when it has
+exited three times with 75 without a new checkpoint in between.
 """
 
 import os
@@ -47,7 +52,7 @@ from absl import logging
 
 from albert_tf.cluster import versions
 from albert_tf.config import SweepConfig, flags
-from albert_tf.errors import UserError
+from albert_tf.errors import RETRY_STATUS, RetryError, UserError
 from albert_tf.io.files import write_bytes, write_text
 from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.directory import claim_directory
@@ -100,7 +105,8 @@ def main(config: SweepConfig) -> int:
     if sweep.interrupted:
         return 128 + sweep.interrupted
     if sweep.failed:
-        raise UserError(
+        is_temporary = set(sweep.failed.values()) == {RETRY_STATUS}
+        raise (RetryError if is_temporary else UserError)(
             "all runs of a sweep must finish",
             received=f"failed: {', '.join(sweep.failed)}",
             remedy=f"See {sweep.log_dir}. The same command tries again.",

@@ -13,6 +13,7 @@ A process that outlives a killed sweep keeps the lock of its run. The next
 sweep waits for it instead of training the run a second time.
 """
 
+import collections
 import contextlib
 import fcntl
 import hashlib
@@ -28,7 +29,7 @@ from typing import Any
 
 from absl import logging
 
-from albert_tf.errors import UserError
+from albert_tf.errors import RETRY_STATUS, UserError
 from albert_tf.io.files import is_remote, load_json_if_any, write_text
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.sweeps.directory import (
@@ -41,6 +42,18 @@ from albert_tf.training import step_cost
 PROGRESS_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+# The signal that has interrupted a process, by its exit status: -number if the
+# process did not handle the signal. A notice of preemption counts as SIGTERM.
+_INTERRUPT_OF_STATUS = {
+    status: number
+    for number in _INTERRUPTS
+    for status in (128 + number, -number)
+}
+
+# A run fails when it has ended this number of times with RETRY_STATUS without a
+# new checkpoint in between. --max_failures of tpu/launch.sh has the same value.
+_MAX_RETRY_STATUSES = 3
 
 
 class Sweep:
@@ -56,7 +69,8 @@ class Sweep:
         log_dir: Local directory with the output of the processes.
         failed: Exit status by name of the run, for runs that failed; a run that
             starts from a failed run has the status of that run.
-        interrupted: The signal that interrupted the sweep; 0 without one.
+        interrupted: The signal that interrupted the sweep, or one of its runs;
+            0 without one.
     """
 
     def __init__(
@@ -87,6 +101,11 @@ class Sweep:
         self._num_requests = 0  # to stop
         self._num_forwarded: dict[str, int] = {}
         self._waiting_for: set[str] = set()
+        # Processes that have ended with RETRY_STATUS, by the name of the run,
+        # the step of the run, and the step of the newest checkpoint.
+        self._num_retry_statuses: collections.Counter[tuple[str, str, int]] = (
+            collections.Counter()
+        )
         # FLOPs of a training step, so that progress can be summed over models
         # of different sizes.
         self._costs = {
@@ -101,8 +120,9 @@ class Sweep:
     def run(self) -> None:
         """Trains and evaluates all runs that are not finished.
 
-        Returns when all runs have finished or failed, or, after Ctrl-C or
-        SIGTERM, when the runs have saved their checkpoints and stopped.
+        Returns when all runs have finished or failed. After Ctrl-C or SIGTERM,
+        or if a run was interrupted, e.g. by a notice of preemption, returns
+        when the runs have saved their checkpoints and stopped.
 
         Raises:
             UserError: If another process runs this sweep.
@@ -242,33 +262,60 @@ class Sweep:
         if run.name not in self._processes:
             return
         step, process = self._processes.pop(run.name)
+        status = process.returncode
         if self.interrupted:
             return
-        if process.returncode == 0 and step != "train":
-            with open(self._output_file(run), encoding="utf-8") as file:
-                *_, metrics = file
-            result = {
-                "settings": evaluation_settings(run.evaluations[step]),
-                "metrics": json.loads(metrics),
-            }
-            write_text(
-                _evaluation_file(self._dir, run, step),
-                json.dumps(result) + "\n",
+        if status in _INTERRUPT_OF_STATUS:
+            self._interrupt(
+                _INTERRUPT_OF_STATUS[status],
+                f"{run.name} was interrupted, with status {status}",
             )
+            return
+        if status == 0 and step != "train":
+            self._store_metrics(run, step)
         next_step = self._next_step(run)
-        if process.returncode or next_step == step:
-            self.failed[run.name] = process.returncode
-            logging.error(
-                "%s failed with status %d; the end of %s:\n%s",
+        if status == RETRY_STATUS and self._can_start_again(run, step):
+            logging.warning(
+                "%s is started again after %s",
                 run.name,
-                process.returncode,
-                self.log_file(run),
-                _tail(self.log_file(run)),
+                self._describe_end(run, status),
+            )
+            queue.insert(0, run)
+        elif status or next_step == step:
+            self.failed[run.name] = status
+            logging.error(
+                "%s failed with %s", run.name, self._describe_end(run, status)
             )
         elif next_step:
             queue.insert(0, run)
         else:
             logging.info("%s: finished", run.name)
+
+    def _store_metrics(self, run: PlannedRun, evaluation: str) -> None:
+        """Stores the metrics that a process of an evaluation has printed."""
+        with open(self._output_file(run), encoding="utf-8") as file:
+            *_, metrics = file
+        result = {
+            "settings": evaluation_settings(run.evaluations[evaluation]),
+            "metrics": json.loads(metrics),
+        }
+        write_text(
+            _evaluation_file(self._dir, run, evaluation),
+            json.dumps(result) + "\n",
+        )
+
+    def _can_start_again(self, run: PlannedRun, step: str) -> bool:
+        """Whether a step that has just ended with RETRY_STATUS may try again.
+
+        Counts this end.
+        """
+        key = run.name, step, _newest_checkpoint(run, self._dir)
+        self._num_retry_statuses[key] += 1
+        return self._num_retry_statuses[key] < _MAX_RETRY_STATUSES
+
+    def _describe_end(self, run: PlannedRun, status: int) -> str:
+        path = self.log_file(run)
+        return f"status {status}; the end of {path}:\n{_tail(path)}"
 
     # --- One process, interrupts. --------------------------------------------
 
@@ -292,14 +339,7 @@ class Sweep:
 
         def stop(number: int, frame: Any) -> None:
             del frame
-            logging.warning(
-                "%s: the runs save a checkpoint and stop; the same command "
-                "continues them",
-                signal.Signals(number).name,
-            )
-            self.interrupted = number
-            self._num_requests += 1
-            self._forward_requests()
+            self._interrupt(number, signal.Signals(number).name)
 
         before = {number: signal.signal(number, stop) for number in _INTERRUPTS}
         try:
@@ -307,6 +347,17 @@ class Sweep:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _interrupt(self, number: int, reason: str) -> None:
+        """Starts no further process, and asks all runs to stop."""
+        logging.warning(
+            "%s: the runs save a checkpoint and stop; the same command "
+            "continues them",
+            reason,
+        )
+        self.interrupted = number
+        self._num_requests += 1
+        self._forward_requests()
 
     def _forward_requests(self) -> None:
         """Sends SIGTERM for each request to stop; a second one ends a run."""
@@ -383,6 +434,13 @@ def _evaluation_file(sweep_dir: str, run: PlannedRun, name: str) -> str:
 def _last_step(run: PlannedRun, sweep_dir: str) -> int:
     lines = read_metrics(run.run_dir(sweep_dir))
     return max((line["step"] for line in lines), default=0)
+
+
+def _newest_checkpoint(run: PlannedRun, sweep_dir: str) -> int:
+    """The last step at which a run has saved a checkpoint; 0 without one."""
+    events = read_events(run.run_dir(sweep_dir))
+    saved = (e["step"] for e in events if e["event"] == "checkpoint")
+    return max(saved, default=0)
 
 
 def _tail(path: str, num_lines: int = 5) -> str:
