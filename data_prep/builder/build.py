@@ -26,6 +26,7 @@ from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import check_language, describe_breaking
+from data_prep.writability import check_writable
 
 # By sentence objective; increased when the same text and settings give other
 # examples. The digest of a build contains it as "schema_version".
@@ -47,6 +48,8 @@ def build_records(config: RecordsConfig) -> None:
     begin = time.monotonic()
     tokenizer = Tokenizer(config.spm_model_file, config.do_lower_case)
     sources = corpus.find_inputs(config)
+    if not directory.has_finished_records(config.output_dir):
+        _check_writable(config)
     num_bytes = sum(source.num_bytes for source in sources)
     with show_bytes("checking inputs", num_bytes) as bar:
         digests = corpus.check_and_digest(sources, config, bar.update)
@@ -74,6 +77,7 @@ def build_records(config: RecordsConfig) -> None:
         logging.info("%s is up to date", config.output_dir)
         return
 
+    _check_writable(config)
     files.make_directories(config.output_dir)
     with (
         own(config.output_dir) as owner,
@@ -113,6 +117,11 @@ def build_records(config: RecordsConfig) -> None:
         seconds,
         num_examples / seconds,
     )
+
+
+def _check_writable(config: RecordsConfig) -> None:
+    for path in filter(None, (config.output_dir, config.scratch_dir)):
+        check_writable(posixpath.join(path, "writable"))
 
 
 def _digest_inputs(

@@ -36,6 +36,13 @@ _READ_BYTES = 1 << 20
 _ID_KEYS = ("inputs_sha256", "packing", "max_examples_per_row")
 
 
+def has_finished_records(output_dir: str) -> bool:
+    """Returns whether the directory has the records of a finished build."""
+    return files.exists(
+        posixpath.join(output_dir, TRAIN, METADATA_FILE)
+    ) and not files.exists(posixpath.join(output_dir, UNFINISHED_FILE))
+
+
 def is_up_to_date(
     output_dir: str,
     build_id: Mapping[str, Any],

@@ -12,7 +12,6 @@ from absl import logging
 
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
-    check_writable,
     exists,
     load_json_if_any,
     open_existing,
@@ -32,6 +31,7 @@ from data_prep.text.sentence_breaking import (
 from data_prep.vocabulary.report import log_report, make_report
 from data_prep.vocabulary.sentence_sample import SentenceSample, draw_priorities
 from data_prep.vocabulary.training import train_model
+from data_prep.writability import check_writable
 
 # Speed of SentencePiece's trainer, roughly, measured on two busy cores.
 _CHARACTERS_PER_SECOND = 350_000
@@ -51,6 +51,9 @@ def build_vocabulary(config: TokenizerConfig) -> None:
     config.require("model_prefix")
     check_language(config)
     sources = corpus.find_inputs(config)
+    model_file = config.model_prefix + ".model"
+    if not exists(model_file):
+        check_writable(model_file)
     num_bytes = sum(source.num_bytes for source in sources)
     with show_bytes("checking inputs", num_bytes) as bar:
         digests = sorted(corpus.check_and_digest(sources, config, bar.update))
@@ -58,7 +61,7 @@ def build_vocabulary(config: TokenizerConfig) -> None:
     if _is_up_to_date(config, described):
         logging.info("%s.model is up to date", config.model_prefix)
         return
-    check_writable(config.model_prefix + ".model")
+    check_writable(model_file)
 
     skipped: collections.Counter[str] = collections.Counter()
     with show_bytes("reading sentences", num_bytes) as bar:

@@ -16,6 +16,7 @@ from albert_tf.records.features import (
     read_metadata,
 )
 from albert_tf.records.tokenization import Tokenizer, normalize
+from data_prep.builder import build as builder
 from data_prep.builder.examples import EVAL, TRAIN
 from tests.helpers.small_builds import (
     LENGTH,
@@ -379,10 +380,25 @@ def test_checksums_equal_those_of_the_files(built):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_existing_records_are_not_built_again(built, text_file, overwrite):
+def test_existing_records_are_not_built_again(
+    built, text_file, overwrite, monkeypatch
+):
+    """Their directory need not be writable."""
+    monkeypatch.setattr(builder, "check_writable", None)
     before = {p: p.stat().st_mtime_ns for p in built.rglob("*")}
     build(built, text_file, num_workers=2, overwrite=overwrite)
     assert {p: p.stat().st_mtime_ns for p in built.rglob("*")} == before
+
+
+@pytest.mark.parametrize("setting", ["output_dir", "scratch_dir"])
+def test_unwritable_directories_are_found_before_the_text_is_read(
+    tmp_path, setting
+):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"not UTF-8: \xff\n")
+    settings = {"output_dir": tmp_path / "out", setting: str(path / "below")}
+    with pytest.raises(OSError, match=r"text\.txt"):
+        build(settings.pop("output_dir"), path, **settings)
 
 
 def test_records_of_other_settings_are_replaced_only_with_overwrite(

@@ -143,6 +143,13 @@ def test_bad_utf8_stops_the_training(text_file, tmp_path):
     assert not list(tmp_path.glob("spm*"))
 
 
+def test_an_unwritable_prefix_is_found_before_the_text_is_read(tmp_path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(b"no archive")
+    with pytest.raises(OSError, match=r"text\.gz"):
+        train(str(path), path / "spm")
+
+
 def test_text_of_blank_lines_is_refused(tmp_path):
     path = tmp_path / "blank.txt"
     path.write_text("\n \n\n")
