@@ -48,11 +48,13 @@ from albert_tf.io.files import (
 )
 from albert_tf.records import features
 from albert_tf.runs.checkpoint_files import (
+    BEST_DIR,
     CHECKPOINTS_DIR,
     Checkpoint,
     list_checkpoints,
 )
 from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.runs.rollback import Rollbacks
 
 CONFIG_FILE = "config.json"
 TRAINING_RECORDS_FILE = "training_records.json"
@@ -68,18 +70,20 @@ _COMMANDS = {
 def check(config: PretrainingConfig, data: TrainingData) -> None:
     """Checks that a run may resume with these settings and records.
 
-    Without a checkpoint in the directory, the run is new and passes the check.
+    Without a checkpoint in the directory, the run is new: only `check_is_new`
+    applies.
 
     Raises:
         UserError: If the architecture or the vocabulary has changed; without
             `allow_config_change`, also if records or settings that affect the
             result have changed. The error names what has changed. Also if
             `num_train_steps` is below the step of the newest checkpoint, or if
-            the directory holds a converted model.
+            the directory holds a converted model, or parts of an earlier run.
     """
     run_dir = config.training.output_dir
     checkpoints = list_checkpoints(posixpath.join(run_dir, CHECKPOINTS_DIR))
     if not checkpoints:
+        check_is_new(run_dir)
         return
     _check_origin(run_dir, checkpoints[-1])
     _check_last_step(run_dir, config.training)
@@ -90,6 +94,30 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
     stored, now = load_json_if_any(path), _describe_records(data)
     if stored is not None and stored != now:
         _refuse_unless_allowed(path, _differences(stored, now), config.training)
+
+
+def check_is_new(run_dir: str) -> None:
+    """Checks that a directory without checkpoints has no part of another run.
+
+    A run saves its first checkpoint before it trains and evaluates. So if
+    there is no checkpoint, rollbacks and the best checkpoint are of a run whose
+    checkpoints are missing. A new run must not use them.
+
+    Raises:
+        UserError: If the directory has rollbacks or a best checkpoint.
+    """
+    parts = {
+        Rollbacks.FILE_NAME: Rollbacks.read(run_dir),
+        f"{BEST_DIR}/": list_checkpoints(posixpath.join(run_dir, BEST_DIR)),
+    }
+    found = " and ".join(name for name, content in parts.items() if content)
+    if found:
+        raise UserError(
+            f"{run_dir} must have checkpoints, since it has {found}",
+            received="none",
+            remedy=f"Restore {CHECKPOINTS_DIR}/ to continue the run. To start "
+            f"a new run, choose another --output_dir, or remove {found}.",
+        )
 
 
 def check_evaluation(config: PretrainingConfig, held_out: RecordSet) -> None:

@@ -9,13 +9,13 @@ from absl import logging
 from albert_tf.cluster.replicas import values_on_first
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError
 from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.corrupt_records import CorruptRecords
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.io.files import log_long_waits
 from albert_tf.io.ownership import Owner
+from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training import schedules
@@ -116,19 +116,12 @@ class Trainer:
 
         Raises:
             UserError: If no checkpoint can be read, or if there is none but
-                the run has rollbacks.
+                the directory has other parts of a run.
         """
         checkpoint = self.restore()
         if checkpoint is not None:
             return checkpoint
-        if len(self.rollbacks):
-            run_dir = self._config.training.output_dir
-            raise UserError(
-                f"{run_dir} must have checkpoints, since it has rollbacks.json",
-                received="none",
-                remedy="Restore the checkpoints, or remove rollbacks.json to "
-                "start a new run.",
-            )
+        run_directory.check_is_new(self._config.training.output_dir)
         if initial is not None:
             initial.apply(self.state.variables())
         return None

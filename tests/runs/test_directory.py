@@ -4,16 +4,21 @@ import json
 import shutil
 
 import pytest
+import tensorflow as tf
 
 from albert_tf.config import FinetuningConfig, TaskConfig
 from albert_tf.config.finetuning import FinetuningTrainingConfig
+from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.runs import directory as run_directory
+from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.runs.rollback import Rollback, Rollbacks
 from tests.helpers import tiny_run
 from tests.helpers.changed_runs import (
     FIRST,
     SECOND,
     THIRD,
+    check,
     copy_records,
     copy_without_metadata,
 )
@@ -74,6 +79,26 @@ def test_the_vocabulary_of_a_failed_attempt_is_removed(
     run_directory.write(config, find_training_data(config))
     for name in ("records_metadata.json", "spiece.model"):
         assert (tmp_path / "run" / name).exists() == continued
+
+
+def test_parts_of_a_run_without_its_checkpoints_are_refused(run, tmp_path):
+    """A new run would compare its losses with those of other weights."""
+    run_dir = tmp_path / "run"
+    store = CheckpointStore(str(run_dir), {"kernel": tf.Variable([1.0])})
+    store.save_best(2, {}, 1.5)
+    store.wait()
+    rollback = Rollback(14, 5, 9, 1.0, "nan")
+    Rollbacks.read(str(run_dir)).add(rollback)
+    check(run())
+    shutil.rmtree(run_dir / "checkpoints")
+    with pytest.raises(UserError, match=r"remove rollbacks\.json and best/"):
+        check(run())
+    (run_dir / "rollbacks.json").unlink()
+    with pytest.raises(UserError, match=r"have checkpoints, since .* best/\."):
+        check(run())
+    (committed,) = run_dir.glob("best/*/checkpoint.json")
+    committed.unlink()  # without it, the next save removes the rest
+    check(run())
 
 
 def test_a_vocabulary_added_by_hand_stays(tiny_records, tmp_path):

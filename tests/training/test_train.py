@@ -17,6 +17,7 @@ from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight
 from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.run import Run
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.newest_checkpoint import read_variables
@@ -233,6 +234,17 @@ def test_a_run_resumes_with_another_number_of_replicas(tiny_records, tmp_path):
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
     for one, other in zip(expected, lines, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_a_new_run_has_a_complete_checkpoint_before_it_trains(
+    tmp_path, monkeypatch
+):
+    """So a run that has a best checkpoint has a regular one, too."""
+    directory = str(tmp_path / "checkpoints")
+    monkeypatch.setattr(
+        Run, "train", lambda self: [c.step for c in list_checkpoints(directory)]
+    )
+    assert train(tiny_run.make_synthetic_config(tmp_path)) == [0]
 
 
 @pytest.mark.slow
