@@ -47,9 +47,10 @@ from data_prep.inspection.statistics import (
     judge_statistics,
 )
 from data_prep.inspection.text import LEGEND, show_example
-from data_prep.inspection.unpacked_shards import unpack
+from data_prep.inspection.unpacked_shards import choose_targets, unpack
 from data_prep.processes import Processes, count_workers
 from data_prep.progress import show_bytes
+from data_prep.writability import check_writable
 
 
 def main(config: InspectConfig) -> int:
@@ -59,8 +60,10 @@ def main(config: InspectConfig) -> int:
         0 if no fault is found, else 1.
 
     Raises:
-        UserError: If there are no records, or if the metadata or the
-            vocabulary of `--spm_model_file` is unreadable.
+        UserError: If there are no records, if the metadata or the vocabulary
+            of `--spm_model_file` is unreadable, or if `--unpack` cannot unpack
+            the records.
+        OSError: If the results cannot be written.
     """
     config.require("input_file")
     # Text can hold characters that the terminal cannot show.
@@ -72,6 +75,12 @@ def main(config: InspectConfig) -> int:
     ]
     for records in sets:
         check_directory(records)
+    if config.output_file:
+        check_writable(config.output_file)
+    targets: dict[str, str] = {}
+    # Records with faults, e.g. missing shards, are reported and not unpacked.
+    if config.unpack and not any(records.num_faults for records in sets):
+        targets = choose_targets(sets, config.unpack)
     _inspect_shards(sets, config)
     for records in sets:
         records.findings += judge_statistics(
@@ -105,20 +114,10 @@ def main(config: InspectConfig) -> int:
         )
         return 1
     print("all checks passed")
-    if config.unpack:
-        _unpack(sets, config)
+    if targets:
+        unpack(sets, targets, count_workers(config.num_workers))
+        print(f"unpacked: {config.unpack}")
     return 0
-
-
-def _unpack(sets: Sequence[RecordSet], config: InspectConfig) -> None:
-    packed = [records for records in sets if records.rules.packing != "none"]
-    if not packed:
-        raise UserError(
-            "--unpack needs packed records",
-            received=", ".join(records.directory for records in sets),
-        )
-    unpack(packed, config.unpack, count_workers(config.num_workers))
-    print(f"unpacked: {config.unpack}")
 
 
 def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ Shards and metadata have the bytes of a build with the same settings and
 import dataclasses
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from albert_tf.errors import UserError
@@ -25,6 +25,7 @@ from data_prep.inspection.record_set import RecordSet
 from data_prep.inspection.unpacking import unpack_rows
 from data_prep.processes import Processes
 from data_prep.progress import show_count
+from data_prep.writability import check_writable
 
 # Rows unpacked at a time.
 _BATCH_SIZE = 256
@@ -42,21 +43,27 @@ class _UnpackTask(NamedTuple):
     rules: RecordRules
 
 
-def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
-    """Writes unpacked shards, metadata and the vocabulary of packed sets.
+def choose_targets(sets: Sequence[RecordSet], parent: str) -> dict[str, str]:
+    """Returns the directory to write to for each packed set, by its directory.
 
     Args:
-        sets: Complete directories of packed records without faults.
         parent: Directory to write to; each set gets a subdirectory, see
             `target_names`.
 
     Raises:
-        UserError: If only some shards of a directory were inspected, or if a
-            directory to write to is not empty.
+        UserError: If no set is packed, if only some shards of a directory are
+            inspected, or if a directory to write to is not empty.
+        OSError: If the directories cannot be written.
     """
-    names = target_names([records.directory for records in sets])
+    packed = [records for records in sets if records.rules.packing != "none"]
+    if not packed:
+        raise UserError(
+            "--unpack needs packed records",
+            received=", ".join(records.directory for records in sets),
+        )
+    names = target_names([records.directory for records in packed])
     targets = [posixpath.join(parent, name) for name in names]
-    for records, target in zip(sets, targets, strict=True):
+    for records, target in zip(packed, targets, strict=True):
         if not records.is_complete():
             raise UserError(
                 "--unpack needs all shards of a directory",
@@ -68,13 +75,32 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
                 "the directories that --unpack writes must be empty",
                 received=found[0],
             )
+        check_writable(posixpath.join(target, METADATA_FILE))
+    return {
+        records.directory: target
+        for records, target in zip(packed, targets, strict=True)
+    }
+
+
+def unpack(
+    sets: Sequence[RecordSet], targets: Mapping[str, str], num_workers: int
+) -> None:
+    """Writes unpacked shards, metadata and the vocabulary of packed sets.
+
+    Args:
+        sets: Directories of records without faults.
+        targets: The return value of `choose_targets`.
+    """
+    packed = [records for records in sets if records.directory in targets]
     tasks = [
         _UnpackTask(
             path,
-            posixpath.join(target, posixpath.basename(path)),
+            posixpath.join(
+                targets[records.directory], posixpath.basename(path)
+            ),
             records.rules,
         )
-        for records, target in zip(sets, targets, strict=True)
+        for records in packed
         for path in records.shards
     ]
     with (
@@ -82,7 +108,8 @@ def unpack(sets: Sequence[RecordSet], parent: str, num_workers: int) -> None:
         Processes(min(num_workers, len(tasks)), dict) as processes,
     ):
         done = processes.map(_unpack_shard, tasks)
-        for records, target in zip(sets, targets, strict=True):
+        for records in packed:
+            target = targets[records.directory]
             files.make_directories(target)
             counts, checksums = {}, {}
             for path in records.shards:

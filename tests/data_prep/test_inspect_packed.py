@@ -294,13 +294,27 @@ def test_faulty_records_are_not_unpacked(records, tmp_path):
     assert not (tmp_path / "unpacked").exists()
 
 
-def test_unpacking_refuses_unpacked_records_and_used_directories(
-    built, tmp_path
+def test_missing_shards_are_reported_and_nothing_is_unpacked(
+    records, tmp_path, capsys
 ):
+    (records / SHARD).rename(records / "other.tfrecord")
+    assert inspect(records, unpack=str(tmp_path / "unpacked")) == 1
+    assert f"{SHARD}: must exist" in capsys.readouterr().out
+    assert not (tmp_path / "unpacked").exists()
+
+
+def test_results_that_cannot_be_written_are_refused_before_records_are_read(
+    built, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(inspect_records, "_inspect_shards", None)
     with pytest.raises(UserError, match=r"needs packed records.*none"):
         inspect(built["none"], unpack=str(tmp_path))
     with pytest.raises(UserError, match=r"must be empty.*train/"):
         inspect(built["best_fit"], unpack=str(built["none"].parent))
+    (shard,) = built["best_fit"].glob("*.tfrecord")
+    for name in ("unpack", "output_file"):
+        with pytest.raises(OSError, match=shard.name):
+            inspect(built["best_fit"], **{name: str(shard / "below")})
 
 
 @pytest.mark.slow
