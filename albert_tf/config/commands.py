@@ -1,6 +1,7 @@
 """Settings of conversion, export, prediction, reports and sweeps."""
 
 import dataclasses
+import math
 
 from albert_tf.config.settings import Config, setting
 from albert_tf.errors import UserError
@@ -106,6 +107,13 @@ class ExportConfig(Config):
         "leave no room for its context.",
         at_least=0,
     )
+    null_threshold: str = setting(
+        "",
+        "For question answering: null odds above which the answer is empty, "
+        "e.g. -1.5. Empty: the threshold of the run. A model of Hugging Face "
+        "has none, so that the threshold of the run is 0, unless albert_tf has "
+        "written it.",
+    )
     top_k: int = setting(
         5, "Number of predictions to return for each mask.", at_least=1
     )
@@ -114,6 +122,17 @@ class ExportConfig(Config):
         "Also export signatures that take text, tokenized in the graph by "
         "tensorflow-text.",
     )
+
+    def check(self) -> None:
+        try:
+            is_number = math.isfinite(float(self.null_threshold or 0))
+        except ValueError:
+            is_number = False
+        if not is_number:
+            raise UserError(
+                "null_threshold must be a finite number",
+                received=self.null_threshold,
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from albert_tf.config import (
     FinetuningConfig,
     PretrainingConfig,
 )
+from albert_tf.config.task_head import QUESTION_ANSWERING
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
     PARTIAL_SUFFIX,
@@ -120,6 +121,7 @@ def load(config: ExportConfig) -> TrainedRun:
             does not fit.
     """
     run, pretrainer, step = load_run(config.run_dir, config.checkpoint_step)
+    _check_null_threshold(config, run)
     if config.max_seq_length > run.model.max_position_embeddings:
         raise UserError(
             "max_seq_length must be at most max_position_embeddings",
@@ -153,6 +155,16 @@ def load(config: ExportConfig) -> TrainedRun:
             "%s does not exist: the SavedModel has no vocabulary", vocabulary
         )
     return TrainedRun(run, pretrainer, step, records, vocabulary, tokenizer)
+
+
+def _check_null_threshold(config: ExportConfig, run: PretrainingConfig) -> None:
+    kind = run.head.kind if isinstance(run, FinetuningConfig) else "pretraining"
+    if config.null_threshold and kind != QUESTION_ANSWERING:
+        raise UserError(
+            "null_threshold needs a run of question answering",
+            received=f"{config.null_threshold} and a run of {kind}",
+            remedy="Omit --null_threshold.",
+        )
 
 
 def _length_of_texts(run: PretrainingConfig) -> int:
@@ -234,10 +246,11 @@ def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
     module.text_tokenizer = text_tokenizer
     if isinstance(run.pretrainer, AlbertForTask):
         assert isinstance(run.config, FinetuningConfig)
+        threshold = null_threshold(config.run_dir, run.config)
+        if config.null_threshold:
+            threshold = float(config.null_threshold)
         rules = AnswerRules(
-            run.config.data.max_seq_length,
-            run.config.task,
-            null_threshold(config.run_dir, run.config),
+            run.config.data.max_seq_length, run.config.task, threshold
         )
         return module, make_task_signatures(
             run.pretrainer, rules, text_tokenizer

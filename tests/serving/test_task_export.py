@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from albert_tf.config import ExportConfig, FinetuningConfig, TaskConfig
+from albert_tf.errors import UserError
 from albert_tf.runs.directory import load_config, write_config
-from albert_tf.serving.export import load
-from tests.helpers.exportable_task import write_task_run
+from albert_tf.serving.export import load, sign
+from tests.helpers.exportable_task import NULL_THRESHOLD, write_task_run
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,33 @@ def test_a_run_on_short_texts_is_exported_with_room_for_a_context(
     run = load(ExportConfig(run_dir=run_dir, max_seq_length=requested))
 
     assert run.config.data.max_seq_length == length
+
+
+def test_a_null_threshold_is_a_setting_of_question_answering(tmp_path):
+    write_task_run("regression", tmp_path / "run")
+    config = ExportConfig(run_dir=str(tmp_path / "run"), null_threshold="1.5")
+    with pytest.raises(UserError, match=r"1.5 and a run of regression"):
+        load(config)
+    for value in ("high", "nan", "inf"):
+        with pytest.raises(
+            UserError, match=f"finite number. Received: {value}"
+        ):
+            ExportConfig(null_threshold=value)
+
+
+def test_another_null_threshold_is_exported(tmp_path, monkeypatch):
+    write_task_run("plain", tmp_path / "run")
+    monkeypatch.setattr(
+        "albert_tf.serving.export.make_task_signatures",
+        lambda model, rules, tokenizer: rules,
+    )
+
+    def threshold(**settings):
+        config = ExportConfig(
+            run_dir=str(tmp_path / "run"), text_signatures=False, **settings
+        )
+        return sign(load(config), config)[1].null_threshold
+
+    assert threshold() == NULL_THRESHOLD["plain"]
+    assert threshold(null_threshold="0") == 0
+    assert threshold(null_threshold="-1e3") == -1000
