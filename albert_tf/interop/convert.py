@@ -25,6 +25,7 @@ from albert_tf.interop import (
     google_albert,
     hugging_face,
     hugging_face_check,
+    task_settings,
 )
 from albert_tf.interop.formats import GOOGLE_ALBERT, HUGGING_FACE, RUN
 from albert_tf.interop.hugging_face_task import DEFAULT_NUM_CHOICES
@@ -207,9 +208,9 @@ def describe(weights: ModelWeights, source_format: str) -> str:
 def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
     """Writes a run directory with one checkpoint.
 
-    All settings except the architecture are defaults. The run can be
-    evaluated, exported and used as `--init_checkpoint`; its training cannot
-    be resumed.
+    All settings except the architecture and `ModelWeights.settings` are
+    defaults. The run can be evaluated, exported and used as
+    `--init_checkpoint`; its training cannot be resumed.
 
     Args:
         directory: A new directory.
@@ -231,11 +232,15 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
         ),
     )
     if weights.head:
-        config = FinetuningConfig(
-            model=weights.config,
-            data=FinetuningDataConfig(max_seq_length=length),
-            training=FinetuningTrainingConfig(output_dir=run_dir),
-            head=weights.head,
+        config = task_settings.write_run(
+            directory,
+            FinetuningConfig(
+                model=weights.config,
+                data=FinetuningDataConfig(max_seq_length=length),
+                training=FinetuningTrainingConfig(output_dir=run_dir),
+                head=weights.head,
+            ),
+            weights.settings,
         )
     write_config(directory, config)
     if weights.vocabulary:
@@ -288,6 +293,12 @@ def verify(weights: ModelWeights, directory: str, target_format: str) -> str:
         name
         for name in _FACTS_KEPT[target_format]
         if getattr(expected, name) != getattr(written, name)
+    ]
+    # A run has all settings, also those that are unknown here.
+    differing += [
+        name
+        for name, value in expected.settings.items()
+        if written.settings.get(name) != value
     ]
     differing += [
         name

@@ -22,6 +22,7 @@ from albert_tf.interop import (
     google_albert,
     google_albert_files,
     hugging_face,
+    task_settings,
 )
 from albert_tf.interop.archive import SUFFIXES, unpacked
 from albert_tf.interop.google_albert_files import INDEX_SUFFIX
@@ -228,7 +229,9 @@ def _read_run(path: str, step: int) -> ModelWeights:
     checkpoint, values = found
     values.pop(_STEP_NAME, None)
     objective = config.training.sentence_objective
-    head = config.head if isinstance(config, FinetuningConfig) else None
+    head, settings = None, {}
+    if isinstance(config, FinetuningConfig):
+        head, settings = config.head, task_settings.read_run(run_dir, config)
     slot_names = {
         f"{weight.path}/{moment}"
         for weight in list_weights(config.model, objective, head)
@@ -244,6 +247,7 @@ def _read_run(path: str, step: int) -> ModelWeights:
         vocabulary if exists(vocabulary) else "",
         checkpoint.path,
         head,
+        settings,
     )
 
 

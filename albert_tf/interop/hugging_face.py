@@ -32,6 +32,7 @@ from albert_tf.interop.model_weights import (
     warn_of_zero_sentence_head,
 )
 from albert_tf.interop.safetensors_files import WEIGHTS_FILE, read_tensors
+from albert_tf.interop.task_settings import parse_settings
 from albert_tf.interop.weight_names import Weight, list_weights
 from albert_tf.io.files import (
     exists,
@@ -82,10 +83,12 @@ def read(directory: str) -> ModelWeights:
     """
     config_file = posixpath.join(directory, CONFIG_FILE)
     config, objective = read_config(config_file)
-    head = read_head(load_json(config_file))
+    stored = load_json(config_file)
+    head, settings = read_head(stored), {}
     tensors = _with_plain_names(read_tensors(directory), directory)
     if head is not None:
         objective = "none"
+        settings = parse_settings(stored, head.kind, config, config_file)
         if not head.has_pooler:  # old versions of transformers wrote one
             tensors.pop(f"{_POOLER}weight", None)
             tensors.pop(f"{_POOLER}bias", None)
@@ -119,6 +122,7 @@ def read(directory: str) -> ModelWeights:
         vocabulary=_find_vocabulary(directory),
         source=directory,
         head=head,
+        settings=settings,
     )
 
 
@@ -300,7 +304,7 @@ def write(
             "the vocabulary is unknown, so %s has no tokenizer", directory
         )
     files[CONFIG_FILE] = format_config(
-        config, weights.sentence_objective, weights.head
+        config, weights.sentence_objective, weights.head, weights.settings
     )
     files[CARD_FILE] = make_model_card(weights, run_dir, licence).encode()
     tensors = {

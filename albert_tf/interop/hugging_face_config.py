@@ -12,6 +12,7 @@ from albert_tf.config import SENTENCE_OBJECTIVES, ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.interop.hugging_face_task import format_head
 from albert_tf.interop.layer_groups import check_layer_groups
+from albert_tf.interop.task_settings import format_settings
 from albert_tf.io.files import load_json
 from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID
 
@@ -100,8 +101,13 @@ def format_config(
     config: ModelConfig,
     sentence_objective: str,
     head: TaskHeadConfig | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Returns the content of a config.json."""
+    """Returns the content of a config.json.
+
+    Args:
+        settings: Of a fine-tuned model, as in `task_settings`.
+    """
     has_head = sentence_objective != "none"
     values = {
         "architectures": [
@@ -117,6 +123,7 @@ def format_config(
         # Not a setting of transformers, which ignores it.
         "sentence_objective": sentence_objective,
         **(format_head(head) if head else {}),
+        **format_settings(settings or {}),
     }
     return (json.dumps(values, indent=2) + "\n").encode()
 

@@ -3,13 +3,19 @@
 The card lists architecture, data, settings and metrics from the run directory.
 """
 
+import math
 import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from albert_tf.config import PretrainingConfig, TaskHeadConfig
+from albert_tf.config import (
+    FinetuningConfig,
+    PretrainingConfig,
+    TaskHeadConfig,
+)
 from albert_tf.interop.hugging_face_task import CLASSES, PIPELINES
 from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.task_settings import KEY, NULL_THRESHOLD
 from albert_tf.io.files import exists, load_json_if_any
 from albert_tf.runs.directory import (
     CONFIG_FILE,
@@ -52,12 +58,12 @@ _TRAINING = (
     "optimizer.num_warmup_steps",
     "optimizer.weight_decay_rate",
     "data.global_batch_size",
-    "data.max_seq_length",
     "training.num_train_steps",
-    "training.dropout_schedule",
     "training.seed",
     "distribution.precision",
 )
+_PRETRAINING = ("data.max_seq_length", "training.dropout_schedule")
+_FINETUNING = ("task.task", "training.dropout", "training.classifier_dropout")
 _NO_LICENCE = "unknown"
 
 
@@ -93,6 +99,7 @@ def make_model_card(
         _describe_data(run_dir),
         "## Training\n",
         _describe_training(run, weights),
+        *filter(None, [_describe_settings(weights)]),
         "## Evaluation\n",
         _describe_evaluation(run_dir, weights.step),
         "## Licence\n",
@@ -162,11 +169,38 @@ def _describe_training(
     rows: list[tuple[str, Any]] = []
     if weights.head is None:
         rows.append(("sentence_objective", objective))
+    of_kind = _PRETRAINING
+    if isinstance(run, FinetuningConfig):
+        of_kind = _FINETUNING
+        if not run.task.task:  # converted, so the other settings are unknown
+            run = None
     if run is not None:
-        for name in _TRAINING:
+        for name in (*of_kind, *_TRAINING):
             group, _, setting = name.partition(".")
             rows.append((setting, getattr(getattr(run, group), setting)))
     return _table(rows) if rows else "Unknown.\n"
+
+
+def _describe_settings(weights: ModelWeights) -> str:
+    """How text is read and answered; "" for a pretrained model."""
+    settings = dict(weights.settings)
+    if not settings:
+        return ""
+    notes = ""
+    if NULL_THRESHOLD in settings:
+        notes = (
+            "\nThe null odds of a question are the score of no answer minus "
+            "the score of the best answer. If they exceed null_threshold, the "
+            "question has no answer.\n"
+        )
+        if settings[NULL_THRESHOLD] == math.inf:
+            settings[NULL_THRESHOLD] = "none: every question has an answer"
+    return (
+        "## Text and answers\n\n"
+        f"{_table(settings.items())}{notes}\n"
+        "transformers does not read these settings. They are in `config.json`, "
+        f"as `{KEY}`.\n"
+    )
 
 
 def _describe_evaluation(run_dir: str, step: int) -> str:

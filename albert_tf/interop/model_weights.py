@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from absl import logging
@@ -29,6 +29,8 @@ class ModelWeights:
         source: Path that the model was read from, for messages.
         head: The head of a fine-tuned model, which has no pretraining heads
             and the sentence objective "none"; None for a pretrained model.
+        settings: How a fine-tuned model reads text and answers, as in
+            `task_settings`; empty if unknown.
 
     Example:
         >>> import numpy as np
@@ -57,6 +59,7 @@ class ModelWeights:
     vocabulary: str = ""
     source: str = ""
     head: TaskHeadConfig | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks values and slots against the architecture.

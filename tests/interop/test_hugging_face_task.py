@@ -1,14 +1,16 @@
 """Fine-tuned models are written for Hugging Face, and read from there."""
 
 import json
+import math
 
 import pytest
 
-from albert_tf.config import ConvertConfig, TaskHeadConfig
+from albert_tf.config import ConvertConfig, FinetuningConfig, TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.interop import convert, hugging_face
 from albert_tf.interop.formats import read_weights
 from albert_tf.interop.hugging_face_check import verify
+from albert_tf.runs.directory import load_config, null_threshold
 from tests.helpers.hugging_face_folder import assert_equal, change_config
 from tests.helpers.tiny_albert import TINY, random_weights
 
@@ -28,7 +30,11 @@ CLASSES = {
 
 @pytest.fixture(params=HEADS)
 def weights(request):
-    return random_weights(TINY, "none", head=HEADS[request.param])
+    settings = {"max_seq_length": 6}
+    if request.param == "question_answering":
+        settings["null_threshold"] = math.inf
+    head = HEADS[request.param]
+    return random_weights(TINY, "none", head=head, settings=settings)
 
 
 def test_a_fine_tuned_model_is_written_and_read_bit_for_bit(weights, tmp_path):
@@ -88,6 +94,72 @@ def test_the_beam_head_has_no_class_in_transformers(tmp_path):
         hugging_face.write(
             random_weights(TINY, "none", head=head), str(tmp_path)
         )
+
+
+QUESTIONS = {
+    "max_seq_length": 6,
+    "doc_stride": 3,
+    "max_query_length": 2,
+    "max_answer_length": 4,
+    "n_best_size": 7,
+    "null_threshold": 1.25,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("classification", {"max_seq_length": 5}),
+        ("multiple_choice", {"max_seq_length": 6, "max_qa_length": 3}),
+        ("question_answering", QUESTIONS),
+        ("question_answering", QUESTIONS | {"null_threshold": math.inf}),
+    ],
+)
+def test_lengths_and_null_threshold_survive_a_conversion(
+    kind, settings, tmp_path
+):
+    """From run to folder and back. An infinite threshold answers all."""
+    weights = random_weights(TINY, "none", head=HEADS[kind], settings=settings)
+    run, folder, back = (str(tmp_path / name) for name in ("run", "hf", "back"))
+    convert.write_run(weights, run, run)
+    assert read_weights(run).settings == settings
+
+    convert.convert(
+        ConvertConfig(from_=run, to=folder, to_format="hugging_face")
+    )
+    convert.convert(ConvertConfig(from_=folder, to=back))
+
+    assert read_weights(back).settings == settings
+    text = (tmp_path / "hf" / "config.json").read_text()
+    # Infinity is not JSON.
+    stored = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    stored["albert_tf"].pop("null_threshold", 0)
+    assert stored["albert_tf"].items() <= settings.items()
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "| max_seq_length |" in card
+    if kind == "question_answering":
+        threshold = settings["null_threshold"]
+        value = threshold if threshold < math.inf else "none: every question"
+        assert f"| null_threshold | {value}" in card
+        config = load_config(back, FinetuningConfig)
+        assert null_threshold(back, config) == threshold
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"doc_stride": 0}, r"albert_tf in .*config.json: doc_stride must be"),
+        ({"max_seq_length": 8}, r"max_seq_length must be at most.*8 and 7"),
+        ({"max_qa_length": 8}, r"settings among max_seq_length, doc_stride"),
+        ([1], r"must be an object with settings"),
+    ],
+)
+def test_invalid_settings_of_a_folder_are_refused(stored, message, tmp_path):
+    head = HEADS["question_answering"]
+    hugging_face.write(random_weights(TINY, "none", head=head), str(tmp_path))
+    change_config(tmp_path, albert_tf=stored)
+    with pytest.raises(UserError, match=message):
+        hugging_face.read(str(tmp_path))
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """The model card lists what the run directory has."""
 
+import dataclasses
 import json
 
+from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.interop import hugging_face
 from albert_tf.runs.directory import write_config
 from tests.helpers import tiny_run
-from tests.helpers.tiny_albert import random_weights
+from tests.helpers.tiny_albert import TINY, random_weights
 
 
 def test_the_card_lists_data_settings_and_metrics(tmp_path, tiny_records):
@@ -52,6 +54,31 @@ def test_the_card_lists_data_settings_and_metrics(tmp_path, tiny_records):
     assert "4.4" not in text
     assert "7.7777" not in text
     assert "evaluation_seconds" not in text
+
+
+def test_the_card_of_a_fine_tuned_model_lists_settings_of_fine_tuning(
+    tmp_path,
+):
+    """Pretraining has no task, and fine-tuning no schedule of dropout."""
+    head = TaskHeadConfig("classification", ("no", "yes"))
+    weights = random_weights(TINY, "none", head=head)
+    config = dataclasses.replace(FinetuningConfig(), head=head).replace(
+        task="sst2", dropout=0.25, classifier_dropout=0.125
+    )
+
+    def card_of(run, config):
+        write_config(str(tmp_path / run), config)
+        folder = tmp_path / f"{run}_folder"
+        hugging_face.write(weights, str(folder), str(tmp_path / run))
+        return (folder / "README.md").read_text()
+
+    card = card_of("run", config)
+    for row in ("task | sst2", "dropout | 0.25", "classifier_dropout | 0.125"):
+        assert f"| {row} |" in card
+    assert "dropout_schedule" not in card
+    # A converted run has no task; its other settings are not those of training.
+    card = card_of("converted", config.replace(task=""))
+    assert "## Training\n\nUnknown.\n" in card
 
 
 def test_the_card_says_what_is_unknown(folder):
