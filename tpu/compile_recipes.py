@@ -53,9 +53,7 @@ FOUND = ROOT / "tpu" / "compiled.json"
 TABLE = ROOT / "tpu" / "COMPILED.md"
 BEGIN, END = "<!-- recipes: begin -->\n", "<!-- recipes: end -->\n"
 
-_SLICE = re.compile(r"^# Slice: ([\w:-]+)", re.M)
-_FLAGS = re.compile(r"^# Compiler flags: (--.*)$", re.M)
-_COMMAND = re.compile(r"run_pretraining((?: .*\\\n#)*.*)")
+_COMMAND = re.compile(r"^#   tpu/launch.sh run((?: .*\\\n#)*.*)", re.M)
 
 # The fraction of the positions that hold tokens, by packing, for the text of
 # the paper. In rows of 512 tokens, examples of Wikipedia of 2018 fill 51.6 %,
@@ -84,13 +82,13 @@ copies, GB | flags | compile, s |
 
 
 class Recipe(NamedTuple):
-    """What the comment of a recipe says.
+    """What the command in the comment of a recipe says.
 
     Attributes:
-        run: The settings of its command.
-        where: The slice of the line `# Slice: ...`.
-        compiler_flags: Flags of libtpu, separated by spaces, of the line `#
-            Compiler flags: ...`; "" without such a line.
+        run: The settings of the run.
+        where: The slice of `--accelerator_type`.
+        compiler_flags: Flags of libtpu, separated by spaces, of
+            `--libtpu_init_args`; "" without it.
     """
 
     run: PretrainingConfig
@@ -102,21 +100,23 @@ def read_recipe(name: str) -> Recipe | None:
     """Reads a recipe and its comment.
 
     Returns:
-        None if the recipe has no line `# Slice: ...`.
+        None if the comment has no command `tpu/launch.sh run`.
     """
     text = (RECIPES / f"{name}.flags").read_text(encoding="utf-8")
-    where, command = _SLICE.search(text), _COMMAND.search(text)
-    if where is None or command is None:
+    command = _COMMAND.search(text)
+    if command is None:
         return None
-    arguments = shlex.split(command[1].replace("\\\n#", ""))
+    words = shlex.split(command[1].replace("\\\n#", ""))
+    end = words.index("--")
+    of_slice = dict(word.lstrip("-").split("=", 1) for word in words[:end])
     flag_values = absl_flags.FlagValues()
     flags.define(PretrainingConfig, flag_values)
-    flag_values(["run_pretraining", *arguments])
-    compiler_flags = _FLAGS.search(text)
+    # As tpu/on_host.sh does.
+    flag_values(["run_pretraining", "--strategy=tpu", *words[end + 1 :]])
     return Recipe(
         flags.parse(PretrainingConfig, flag_values),
-        topologies.parse(where[1]),
-        compiler_flags[1].strip() if compiler_flags else "",
+        topologies.parse(of_slice["accelerator_type"]),
+        of_slice.get("libtpu_init_args", ""),
     )
 
 
@@ -238,7 +238,7 @@ def main(config: CompileRecipesConfig) -> None:
     for name in config.recipe or every:
         recipe = read_recipe(name)
         if recipe is None:
-            logging.info("skipping %s: it has no line '# Slice: ...'", name)
+            logging.info("skipping %s: it has no command for a TPU", name)
             continue
         run, where, compiler_flags = recipe
         key = program_key(*recipe)

@@ -140,16 +140,16 @@ class CompileRecipesConfig(Config):
         (),
         "Recipes in configs/pretrain to compile, comma-separated, without "
         ".flags, e.g. base_v2_125k,large_v2_3m. Default: all recipes with a "
-        "comment that names a slice, e.g. '# Slice: v5e:16x16'.",
+        "command for a TPU, tpu/launch.sh run, in their comment.",
     )
     quick: bool = setting(
         False, "Estimate only the memory, in a quarter of the time."
     )
     accept_worse: bool = setting(
         False,
-        "Also write an estimate whose cycles, HBM, copies or bytes in the "
-        "all-reduce are more than 3 % above those in tpu/compiled.json, e.g. "
-        "after a change that is worth its cost.",
+        "Also write an estimate whose cycles, memory, copies, HBM traffic or "
+        "bytes in the all-reduce are more than 3 % above those in "
+        "tpu/compiled.json, e.g. after a change that is worth its cost.",
     )
     table_only: bool = setting(
         False,

@@ -3,6 +3,8 @@ import fnmatch
 import json
 import pathlib
 import re
+import shlex
+import subprocess
 
 import pytest
 from absl import flags as absl_flags
@@ -123,8 +125,7 @@ def expand(pattern):
 def test_every_recipe_opens_with_its_own_command(recipe):
     text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
     opening = text[: re.search("^--", text, re.M).start()]
-    assert "python -m albert_tf.run_pretraining" in opening
-    assert f"--flagfile=configs/pretrain/{recipe}.flags" in opening
+    assert f"--flagfile=configs/pretrain/{recipe}.flags" in command_of(text)
     assert "# Hardware: " in opening
     assert "# Expected" in opening and "TODO" not in opening
     assert load(recipe).training.num_train_steps > 0
@@ -133,10 +134,33 @@ def test_every_recipe_opens_with_its_own_command(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_command_of_a_recipe_parses(recipe):
     text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
-    command = re.search(r"run_pretraining((?: .*\\\n#)*.*)", text).group(1)
-    arguments = re.findall(r"--\S+", command)
-    config = parse(*(part.replace("'", "") for part in arguments))
+    command = command_of(text)
+    if command[:3] == ["python", "-m", "albert_tf.run_pretraining"]:
+        arguments = command[3:]
+    else:
+        end = command.index("--")
+        launch = [*command[:end], "--project=p", "--zone=z", "--dry_run"]
+        printed = subprocess.run(
+            [*launch, *command[end:]],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert printed.returncode == 0, printed.stderr
+        arguments = command[end + 1 :]
+    config = parse(*arguments)
     config.require("input_file", "output_dir")
+
+
+def command_of(text):
+    """The words of the command in a recipe's comment that starts training."""
+    found = re.search(
+        r"^# +((?:python -m albert_tf.run_pretraining|tpu/launch.sh run)"
+        r"(?: .*\\\n#)*.*)",
+        text,
+        re.M,
+    )
+    return shlex.split(found[1].replace("\\\n#", ""))
 
 
 NAMED = re.compile("(bert_)?(base|large|xlarge|xxlarge)_(v[12]_)?(.*)")
@@ -185,8 +209,8 @@ def test_a_packed_recipe_differs_only_in_packing_and_batch_size(
     )
     # 4,096 examples, rounded up to rows of all replicas and micro-batches.
     micro_batches = re.search(r"gradient_accumulation_steps=(\d+)", text)
-    width, height = re.search(r"Slice: v5e:(\d+)x(\d+)", text).groups()
-    multiple = int(width) * int(height) * int(micro_batches[1])
+    num_chips = re.search(r"accelerator_type=v5litepod-(\d+)", text)
+    multiple = int(num_chips[1]) * int(micro_batches[1])
     rows = packed.data.global_batch_size
     assert rows % multiple == 0
     assert (rows - multiple) * EXAMPLES_PER_ROW < 4096
@@ -210,7 +234,7 @@ OF_OTHER_CHIPS = {f"base_v2_125k_{chip}" for chip in ("v4", "v5p", "v6e")}
 def test_recipes_of_other_chips_train_the_same_model(recipe):
     assert load(recipe) == load("base_v2_125k")
     text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
-    assert f"# Slice: {recipe.rsplit('_')[-1]}:" in text
+    assert f"--accelerator_type={recipe.rsplit('_')[-1]}-" in text
 
 
 def test_dropout_removal_follows_section_4_9():
