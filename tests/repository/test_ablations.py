@@ -240,6 +240,7 @@ CHANGED = {
         "hidden_dropout_prob",
         "attention_probs_dropout_prob",
         "dropout_schedule",
+        "gradient_accumulation_steps",  # what fits into memory
     },
     3: {"embedding_size", "parameter_sharing"},
     4: {"embedding_size", "parameter_sharing"},
