@@ -26,10 +26,15 @@ Commands:
 Settings. Each can be set by an environment variable instead, e.g. --zone by
 ALBERT_TPU_ZONE:
 HELP
-  # shellcheck disable=SC2016  # sed must receive it unexpanded
-  sed -n '/^  # /{s/^  # //; h; n
-s/^  \([a-z_]*\)=${ALBERT_TPU_[A-Z_]*-\(.*\)}$/    --\1=\2/; T; G; s/\n/\t/p
-}' "$0" | expand -t 38
+  # shellcheck disable=SC2016  # awk must receive it unexpanded
+  awk '/^  # / { comment = substr($0, 5) }
+/^  [a-z_]+=\$[{]ALBERT_TPU_/ {
+  name = value = substr($0, 3)
+  sub(/=.*/, "", name)
+  sub(/^[^-]*-/, "", value)
+  sub(/[}]$/, "", value)
+  printf "    %-34s%s\n", "--" name "=" value, comment
+}' "$0"
   cat <<'HELP'
 
 Examples:
@@ -77,6 +82,8 @@ settings() {
   ssh_flags=${ALBERT_TPU_SSH_FLAGS-}
   # gs://... to which the log is copied each minute, in parts of 1 MB
   log_dir=${ALBERT_TPU_LOG_DIR-}
+  # largest size of the packed code, in MB; each host gets a copy
+  max_code_mb=${ALBERT_TPU_MAX_CODE_MB-100}
   # seconds between checks of the state
   poll_s=${ALBERT_TPU_POLL_S-60}
   # seconds that one query of a state may take
@@ -137,7 +144,7 @@ check_settings() {
     [[ ${!key} =~ ^(0|[1-9][0-9]*)$ ]] ||
       fail "--$key must be a number. Received: ${!key}"
   done
-  for key in max_failures max_preemptions; do
+  for key in max_failures max_preemptions max_code_mb; do
     [[ ${!key} =~ ^[1-9][0-9]*$ ]] ||
       fail "--$key must be at least 1. Received: ${!key}"
   done
@@ -152,6 +159,9 @@ check_settings() {
   [[ ! $libtpu_init_args || $libtpu_init_args == --* ]] ||
     fail "--libtpu_init_args must be flags that begin with --. Received:\
  $libtpu_init_args"
+  [[ $accelerator_type =~ ^[a-z0-9]+-[1-9][0-9]*$ ]] ||
+    fail "--accelerator_type must be a version and a size, e.g. v5litepod-256.\
+ Received: $accelerator_type"
   # https://cloud.google.com/tpu/docs/runtimes
   case $accelerator_type in
   v[234]-*) : "${runtime_version:=tpu-ubuntu2204-base}" ;;
@@ -306,6 +316,19 @@ pack() {
  tar -czf $(quoted "$archive") --null --files-from=-" ||
     fail "$root must be a checkout of git, e.g. by git clone, of files that can\
  be read. See the message above."
+  [[ ! $dry_run ]] || return 0
+  local size_mb=$(($(wc -c <"$archive") / 1000000))
+  ((size_mb <= max_code_mb)) ||
+    fail "the code of $root must have at most --max_code_mb=$max_code_mb MB\
+ when packed, since each host gets a copy. Received: $size_mb MB, with$(
+      largest_files
+    ). Move data out of the checkout, or add it to .git/info/exclude."
+}
+
+# Prints the three largest files of the archive.
+largest_files() {
+  tar -tzf "$archive" | tr '\n' '\0' | (cd "$root" && xargs -0 du -k) |
+    sort -rn | awk -F '\t' 'NR <= 3 { printf " %s", $2 }'
 }
 
 setup() {
@@ -375,7 +398,8 @@ plan() {
 run() {
   local failures=0 news='' ended=0 silent_since='' request slice training
   local requested='' retry_s=$grace_s
-  local again='To train on it again: setup, start, then run.'
+  local again='To train on it again: start, then run; if the code has changed,\
+ setup first.'
   [[ ! $dry_run ]] || { plan && return; }
   pack
   while :; do

@@ -3,6 +3,7 @@
 The substitute is `tests/helpers/fake_cloud.py`.
 """
 
+import os
 import pathlib
 import shlex
 import shutil
@@ -15,7 +16,12 @@ from absl import flags as absl_flags
 from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.training import step_memory
-from tests.helpers.fake_cloud import ROOT, TRAINING, wait_for
+from tests.helpers.fake_cloud import (
+    ROOT,
+    TRAINING,
+    copy_repository,
+    wait_for,
+)
 
 SCRIPTS = [ROOT / "tpu" / "launch.sh", ROOT / "tpu" / "on_host.sh"]
 
@@ -55,6 +61,7 @@ def test_help_lists_commands_settings_and_defaults(cloud):
         (["create", "--name=No_Such"], "--name must be lower-case letters"),
         (["create", "--tier=cheap"], "--tier must be spot, on_demand or"),
         (["create", "--accelerator_type=a100"], "--accelerator_type must be"),
+        (["create", "--accelerator_type=v6e-many"], "a version and a size"),
         (["create", "--accelerator_type=v6e-16"], "no server for v6e slices"),
         (["create", "--log_dir=/tmp"], "--log_dir must be gs://"),
         (["start", "--libtpu_init_args=a"], "must be flags that begin with --"),
@@ -189,6 +196,19 @@ def test_the_python_code_of_on_host_finds_its_modules():
         check=False,
     )
     assert "no TPU chip" in done.stderr, done.stderr
+
+
+def test_data_in_the_checkout_is_not_copied_to_the_hosts(cloud, tmp_path):
+    cloud.repository = tmp_path / "repository"
+    copy_repository(cloud.repository)
+    (cloud.repository / "my text.txt").write_bytes(os.urandom(2_000_000))
+    done = cloud.launch("setup", "--max_code_mb=1")
+    assert done.returncode == 1
+    assert "at most --max_code_mb=1 MB" in done.stderr
+    assert "Received: 2 MB, with my text.txt " in done.stderr
+    assert not cloud.calls
+    cloud.launch("create")
+    assert cloud.launch("setup", "--max_code_mb=2").returncode == 0
 
 
 def test_ssh_has_options_that_detect_lost_hosts(cloud):
