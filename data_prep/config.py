@@ -321,6 +321,14 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     def check(self) -> None:
         """Checks settings that depend on each other."""
         super().check()
+        if "://" in self.scratch_dir:
+            raise UserError(
+                "scratch_dir must be a directory of this machine or, with "
+                "--runner=dask, one that all workers share",
+                received=self.scratch_dir,
+                remedy="Name a local or shared directory, e.g. "
+                "--scratch_dir=/tmp/scratch.",
+            )
         if (self.runner == "dask") != bool(self.dask_scheduler):
             raise UserError(
                 "--runner=dask and --dask_scheduler must be set together",

@@ -18,6 +18,7 @@ from albert_tf.records.features import (
 from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep.builder import build as builder
 from data_prep.builder.examples import EVAL, TRAIN
+from data_prep.config import RecordsConfig
 from tests.helpers.small_builds import (
     LENGTH,
     PREDICTIONS,
@@ -388,6 +389,11 @@ def test_existing_records_are_not_built_again(
     before = {p: p.stat().st_mtime_ns for p in built.rglob("*")}
     build(built, text_file, num_workers=2, overwrite=overwrite)
     assert {p: p.stat().st_mtime_ns for p in built.rglob("*")} == before
+
+
+def test_a_remote_scratch_dir_is_refused():
+    with pytest.raises(UserError, match=r"scratch_dir must .*gs://bucket/s"):
+        RecordsConfig(scratch_dir="gs://bucket/s")
 
 
 @pytest.mark.parametrize("setting", ["output_dir", "scratch_dir"])
