@@ -55,6 +55,10 @@ For regression:
     predict_value_text, predict_value_text_pair, predict_value
                     -> value: float32, (batch,)
 
+Of the two signatures that take text, a run of pairs has only the one for pairs,
+and a run of single texts only the other one. A converted run, whose texts are
+unknown, has both.
+
 For multiple choice, `question` and `context` are (batch,), and `choices` are
 (batch, choices), with as many choices as in training:
 

@@ -3,10 +3,14 @@
 import dataclasses
 
 from albert_tf.config.settings import Config, setting
+from albert_tf.config.task_head import CLASSIFICATION, REGRESSION
 from albert_tf.errors import UserError
 
 # The task in which every document contains the answer to its question.
 ALWAYS_ANSWERABLE = "squad_v1"
+
+# The official tasks whose examples are pairs of texts.
+PAIR_TASKS = ("mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
 
 # Score of the answer "" to a question without a single possible answer.
 NO_ANSWER_SCORE = -1e6
@@ -78,6 +82,21 @@ class ColumnsConfig(Config):
         "0, for question_answering.",
         affects="result",
     )
+
+    @property
+    def has_pairs(self) -> bool | None:
+        """Whether the examples of the task are pairs of texts.
+
+        False for multiple choice and question answering. None without a task,
+        as in a converted run.
+
+        Example:
+            >>> [ColumnsConfig(task=task).has_pairs for task in ("rte", "sst2")]
+            [True, False]
+        """
+        if self.task in (CLASSIFICATION, REGRESSION):
+            return bool(self.text_pair_column)
+        return self.task in PAIR_TASKS if self.task else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,21 +134,6 @@ def find_task(config: TaskConfig) -> Task:
     return TASKS[config.task]
 
 
-def has_pairs(config: TaskConfig) -> bool:
-    """Whether the examples of the task are pairs of texts.
-
-    False for multiple choice and question answering.
-
-    Example:
-        >>> [has_pairs(TaskConfig(task=task)) for task in ("rte", "sst2")]
-        [True, False]
-    """
-    if config.task in (CLASSIFICATION, REGRESSION):
-        return bool(config.text_pair_column)
-    splits = find_task(config).splits.values()
-    return any(split.columns and split.columns.text_pair for split in splits)
-
-
 def _own_task(config: TaskConfig) -> Task:
     if config.data_dir:
         raise UserError(

@@ -14,7 +14,7 @@ from albert_tf.config.task_head import (
     QUESTION_ANSWERING,
 )
 from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning.tasks import Task, find_task, has_pairs
+from albert_tf.finetuning.tasks import Task, find_task
 from albert_tf.runs.directory import load_config
 from albert_tf.runs.log import read_metrics
 
@@ -121,8 +121,8 @@ def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
 
 
 def _check_pairs(stored: TaskConfig, task: TaskConfig, run_dir: str) -> None:
-    wants_pairs = has_pairs(stored)
-    if has_pairs(task) == wants_pairs:
+    wants_pairs = bool(stored.has_pairs)
+    if task.has_pairs == wants_pairs:
         return
     texts = {True: "pairs of texts", False: "single texts"}
     column = stored.text_pair_column or "COLUMN"

@@ -48,45 +48,54 @@ class Client(Protocol):
         """
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """A kind of task, and the settings that hold its texts.
 
     Attributes:
+        signature: Name of its signature, without "_text".
         name: The kind, in words.
         needs: Settings that must be given.
         may_have: Further settings.
     """
 
+    signature: str
     name: str
     needs: tuple[str, ...]
     may_have: tuple[str, ...] = ()
 
 
-# By the name of the signature.
-_TASKS = {
-    CLASSIFY: _Task("classification", ("text",), ("text_pair",)),
-    PREDICT_VALUE: _Task("regression", ("text",), ("text_pair",)),
-    CHOOSE: _Task("multiple choice", ("text", "question", "choice")),
-    FIND_ANSWER: _Task("question answering", ("text", "question")),
-}
+_TASKS = (
+    Task(CLASSIFY, "classification", ("text",)),
+    Task(PREDICT_VALUE, "regression", ("text",)),
+    Task(CHOOSE, "multiple choice", ("text", "question", "choice")),
+    Task(FIND_ANSWER, "question answering", ("text", "question")),
+)
 
 
-def find_task(signatures: Sequence[str]) -> str:
+def find_task(signatures: Sequence[str]) -> Task | None:
     """Finds the task of a fine-tuned model that takes text.
 
     Returns:
-        The name of its signature, without "_text"; "" if the model is not
-        fine-tuned, or does not take text.
+        The task; None if the model is not fine-tuned, or does not take text.
 
     Example:
-        >>> find_task(["classify", "classify_text", "serving_default"])
-        'classify'
+        >>> find_task(["classify", "classify_text_pair"]).needs
+        ('text', 'text_pair')
     """
-    found = (name for name in _TASKS if name + TEXT_SUFFIX in signatures)
-    return next(found, "")
+    for task in _TASKS:
+        takes_texts = task.signature + TEXT_SUFFIX in signatures
+        takes_pairs = task.signature + PAIR_SUFFIX in signatures
+        pair = ("text_pair",) if takes_pairs else ()
+        if takes_texts:
+            return task._replace(may_have=pair)
+        if takes_pairs:
+            return task._replace(
+                name=f"{task.name} of pairs", needs=(*task.needs, *pair)
+            )
+    return None
 
 
-def ask(client: Client, task: str, texts: TextsConfig) -> list[dict[str, Any]]:
+def ask(client: Client, task: Task, texts: TextsConfig) -> list[dict[str, Any]]:
     """Asks a fine-tuned model.
 
     Args:
@@ -110,41 +119,45 @@ def ask(client: Client, task: str, texts: TextsConfig) -> list[dict[str, Any]]:
     contexts, questions = ([p[i] for p in pairs] for i in (0, 1))
     suffix = TEXT_SUFFIX
     inputs: dict[str, Sequence[Any]] = {"text": contexts}
-    if "question" in _TASKS[task].needs:
+    if "question" in task.needs:
         inputs = {"question": questions, "context": contexts}
     if texts.choice:
         inputs["choices"] = [list(texts.choice)] * len(pairs)
     if texts.text_pair:
         inputs["text_pair"] = texts.second_texts()
         suffix = PAIR_SUFFIX
-    outputs = client.predict(task + suffix, inputs)
-    return list(_read_answers(task, outputs))
+    outputs = client.predict(task.signature + suffix, inputs)
+    return list(_read_answers(task.signature, outputs))
 
 
-def _check(task: str, texts: TextsConfig) -> None:
-    name, needs, may_have = _TASKS[task]
+def _check(task: Task, texts: TextsConfig) -> None:
+    _, name, needs, may_have = task
     settings = ("text", "text_pair", "question", "choice")
     given = [setting for setting in settings if getattr(texts, setting)]
     if not set(needs) <= set(given) <= {*needs, *may_have}:
         may = f", and may have {', '.join(may_have)}" if may_have else ""
+        remedy = f"Set {' '.join(f'--{setting}=...' for setting in needs)}"
+        others = [n for n in given if n not in (*needs, *may_have)]
+        if others:
+            remedy += f", and omit {' '.join(f'--{name}' for name in others)}"
         raise UserError(
             f"a model for {name} must be given {', '.join(needs)}{may}",
             received=", ".join(given) or "none",
-            remedy=f"Set {' '.join(f'--{setting}=...' for setting in needs)}.",
+            remedy=f"{remedy}.",
         )
 
 
 def _read_answers(
-    task: str, outputs: Mapping[str, Any]
+    signature: str, outputs: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    if task == PREDICT_VALUE:
+    if signature == PREDICT_VALUE:
         # A REST server omits the name of a single output.
         (values,) = outputs.values()
         outputs = {"value": values}
     names = sorted(outputs)
     for values in zip(*(outputs[name] for name in names), strict=True):
         answer = dict(zip(names, values, strict=True))
-        if task == CLASSIFY:
+        if signature == CLASSIFY:
             labels = answer.pop("labels")
             answer["probabilities"] = dict(
                 zip(labels, answer["probabilities"], strict=True)
@@ -152,7 +165,7 @@ def _read_answers(
         yield answer
 
 
-def print_answers(client: Client, task: str, texts: TextsConfig) -> None:
+def print_answers(client: Client, task: Task, texts: TextsConfig) -> None:
     """Prints a JSON object for each answer of `ask`."""
     for answer in ask(client, task, texts):
         print(json.dumps(answer, ensure_ascii=False))

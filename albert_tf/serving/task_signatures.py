@@ -114,7 +114,11 @@ def _sequence_signatures(
     rules: AnswerRules,
     text_tokenizer: TextTokenizer | None,
 ) -> Signatures:
-    """The signatures of classification and regression."""
+    """The signatures of classification and regression.
+
+    A run of pairs takes no single texts, and the reverse. A converted run,
+    whose texts are unknown, takes both.
+    """
     head, max_seq_length = model.head_config, rules.max_seq_length
     name = PREDICT_VALUE if head.kind == REGRESSION else CLASSIFY
 
@@ -148,10 +152,12 @@ def _sequence_signatures(
     def from_pair(text: tf.Tensor, text_pair: tf.Tensor) -> Answers:
         return answer(pack(max_seq_length, encode(text), encode(text_pair)))
 
-    return signatures | {
-        name + TEXT_SUFFIX: from_text,
-        name + PAIR_SUFFIX: from_pair,
-    }
+    has_pairs = rules.task.has_pairs
+    if has_pairs is not True:
+        signatures[name + TEXT_SUFFIX] = from_text
+    if has_pairs is not False:
+        signatures[name + PAIR_SUFFIX] = from_pair
+    return signatures
 
 
 # --- multiple choice ---------------------------------------------------------

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 
@@ -50,6 +51,17 @@ def test_a_dataset_replaces_all_files(name):
     """A file next to it would not be read."""
     with pytest.raises(UserError, match=f"Received: glue/rte and {name}. Omit"):
         TaskConfig(task="rte", tfds="glue/rte", **{name: "files"})
+
+
+def test_official_tasks_have_pairs_as_in_their_columns():
+    """An export reads the settings only, without the columns."""
+    for task in TASKS.values():
+        columns = [split.columns for split in task.splits.values()]
+        has_pairs = any(column and column.text_pair for column in columns)
+        assert TaskConfig(task=task.name).has_pairs == has_pairs, task.name
+    own = TaskConfig(task="regression", text_pair_column="b")
+    assert own.has_pairs
+    assert not dataclasses.replace(own, text_pair_column="").has_pairs
 
 
 def test_choices_need_columns():

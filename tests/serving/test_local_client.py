@@ -1,6 +1,7 @@
 """`python -m albert_tf.predict`: exported models asked in this process."""
 
 import json
+import re
 
 import pytest
 
@@ -62,6 +63,29 @@ def test_texts_of_another_task_are_refused(exported_task):
                 find_task(client.list_signatures()),
                 TextsConfig(**texts),
             )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "texts", "message"),
+    [
+        (
+            "_pair",
+            {"text": ("a",)},
+            "of pairs must be given text, text_pair. Received: text. "
+            "Set --text=... --text_pair=...",
+        ),
+        (
+            "",
+            {"text": ("a",), "text_pair": ("b",)},
+            "must be given text. Received: text, text_pair. Set --text=..., "
+            "and omit --text_pair",
+        ),
+    ],
+)
+def test_a_model_of_pairs_is_given_pairs_and_no_others(suffix, texts, message):
+    task = find_task(["classify", f"classify_text{suffix}"])
+    with pytest.raises(UserError, match=re.escape(message)):
+        ask(None, task, TextsConfig(**texts))
 
 
 def test_a_pretrained_model_judges_the_order_of_texts(

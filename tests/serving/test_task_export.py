@@ -59,3 +59,27 @@ def test_another_null_threshold_is_exported(tmp_path, monkeypatch):
     assert threshold() == NULL_THRESHOLD["plain"]
     assert threshold(null_threshold="0") == 0
     assert threshold(null_threshold="-1e3") == -1000
+
+
+@pytest.mark.parametrize(
+    ("task", "signatures"),
+    [
+        ("rte", {"classify_text_pair"}),
+        ("sst2", {"classify_text"}),
+        ("", {"classify_text", "classify_text_pair"}),
+    ],
+)
+def test_a_run_of_pairs_takes_pairs_only(task, signatures, tmp_path):
+    """And a run of single texts only these. The texts of a converted run are
+    unknown."""
+    write_task_run("classification", tmp_path / "run")
+    run_dir = str(tmp_path / "run")
+    stored = load_config(run_dir, FinetuningConfig)
+    write_config(
+        run_dir, dataclasses.replace(stored, task=TaskConfig(task=task))
+    )
+    config = ExportConfig(run_dir=run_dir)
+
+    _, found = sign(load(config), config)
+
+    assert set(found) == {"classify", "serving_default", *signatures}
