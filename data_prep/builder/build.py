@@ -2,6 +2,7 @@
 
 # TensorFlow is not imported here: each worker process imports this module.
 
+import dataclasses
 import json
 import os
 import posixpath
@@ -41,6 +42,8 @@ def build_records(config: RecordsConfig) -> None:
             be used.
     """
     config.require("output_dir", "spm_model_file")
+    if config.runner == "dask":
+        config = _make_paths_absolute(config)
     check_language(config)
     warning = config.describe_missing_predictions()
     if warning:
@@ -117,6 +120,17 @@ def build_records(config: RecordsConfig) -> None:
         seconds,
         num_examples / seconds,
     )
+
+
+def _make_paths_absolute(config: RecordsConfig) -> RecordsConfig:
+    """Returns settings for workers, which may have other directories."""
+    paths = {"output_dir": config.output_dir, "scratch_dir": config.scratch_dir}
+    absolute = {
+        name: os.path.abspath(path)
+        for name, path in paths.items()
+        if path and not files.is_remote(path)
+    }
+    return dataclasses.replace(config, **absolute)
 
 
 def _check_writable(config: RecordsConfig) -> None:

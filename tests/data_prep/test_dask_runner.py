@@ -1,6 +1,7 @@
 """Builds with Dask workers, one of which is killed."""
 
 import dataclasses
+import os
 import pathlib
 import sys
 import threading
@@ -10,8 +11,10 @@ import pytest
 
 from albert_tf.errors import RetryError, UserError
 from data_prep import build_tfrecords
+from data_prep.builder import build as builder
+from data_prep.builder import local_runner
 from tests.helpers import tiny_run
-from tests.helpers.small_builds import make_config, read_files
+from tests.helpers.small_builds import VOCABULARY, make_config, read_files
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,36 @@ from tests.helpers.small_builds import make_config, read_files
 def test_settings_of_dask_need_each_other(settings, tmp_path):
     with pytest.raises(UserError, match="runner=dask"):
         make_config(**{"output_dir": tmp_path, **settings})
+
+
+def test_workers_of_other_directories_get_absolute_paths(
+    text_file, tmp_path, monkeypatch
+):
+    received = []
+
+    def receive(scheduler, make_state, config, vocabulary, scratch):
+        received.extend([config.output_dir, config.scratch_dir, vocabulary])
+        received.append(scratch)
+        raise KeyboardInterrupt
+
+    config = make_config(
+        "out",
+        text_file,
+        scratch_dir="scratch",
+        spm_model_file=os.path.abspath(VOCABULARY),
+        runner="dask",
+        dask_scheduler="tcp://a:1",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local_runner, "DaskProcesses", receive)
+    with pytest.raises(KeyboardInterrupt):
+        build_tfrecords.main(config)
+    assert len(received) == 4
+    assert all(path.startswith(str(tmp_path)) for path in received)
+    remote = dataclasses.replace(config, output_dir="gs://bucket/out")
+    made = builder._make_paths_absolute(remote)
+    assert made.output_dir == "gs://bucket/out"
+    assert made.scratch_dir == str(tmp_path / "scratch")
 
 
 def test_a_missing_dask_is_named(monkeypatch):
