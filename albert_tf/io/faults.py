@@ -137,6 +137,13 @@ def is_full_disk(error: BaseException) -> bool:
     ).__name__ == "ResourceExhaustedError" and "No space left" in str(error)
 
 
+def is_missing(error: BaseException) -> bool:
+    """Whether TensorFlow raised an error because a file does not exist."""
+    return is_from_tensorflow(error) and (
+        type(error).__name__ == "NotFoundError"
+    )
+
+
 def is_incomplete_read(error: BaseException) -> bool:
     """Whether gs:// returned fewer bytes than the object has."""
     return is_from_tensorflow(error) and _INCOMPLETE_READ in str(error)

@@ -194,21 +194,10 @@ def load_json(path: str) -> Any:
     Raises:
         UserError: If the file is missing or is not JSON.
     """
-
-    def load() -> Any:
-        try:
-            with open_existing(path) as file:
-                return json.load(file)
-        except FileNotFoundError:
-            raise UserError(
-                f"{path} must exist", received="no such file"
-            ) from None
-        except (ValueError, RecursionError) as e:
-            raise DamagedFileError(
-                f"{path} must be JSON", received=str(e)
-            ) from None
-
-    return read_again_if_damaged(load, path)
+    try:
+        return _load_json(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} must exist", received="no such file") from None
 
 
 def load_json_if_any(path: str) -> Any:
@@ -218,11 +207,29 @@ def load_json_if_any(path: str) -> Any:
         UserError: If the file is not JSON.
     """
     try:
-        with open_existing(path):
-            pass
+        return _load_json(path)
     except FileNotFoundError:
         return None
-    return load_json(path)
+
+
+def _load_json(path: str) -> Any:
+    def load() -> Any:
+        try:
+            with open_existing(path) as file:
+                return json.load(file)
+        except (ValueError, RecursionError) as e:
+            raise DamagedFileError(
+                f"{path} must be JSON", received=str(e)
+            ) from None
+        except Exception as error:
+            # Another program may remove a file that TensorFlow has just found.
+            if faults.is_missing(error):
+                raise FileNotFoundError(
+                    errno.ENOENT, "no such file", path
+                ) from None
+            raise
+
+    return read_again_if_damaged(load, path)
 
 
 class DamagedFileError(UserError):

@@ -330,3 +330,11 @@ def test_damaged_json_is_read_again(storage, monkeypatch):
     storage.put("damaged.json", b'{"a": ')
     with pytest.raises(UserError, match="must be JSON"):
         files.load_json("gs://bucket/damaged.json")
+
+
+def test_json_that_another_program_has_just_removed_is_missing(storage):
+    """TensorFlow believes for 5 s that it exists."""
+    storage.put("a.json", b"{}")
+    assert files.load_json_if_any("gs://bucket/a.json") == {}
+    storage.remove("a.json")
+    assert files.load_json_if_any("gs://bucket/a.json") is None
