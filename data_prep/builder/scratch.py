@@ -37,12 +37,13 @@ def find_parent(config: RecordsConfig) -> str:
     """Returns `scratch_dir`, or a default.
 
     The default is in `output_dir` if that is local, since its file system has
-    space for the records.
+    space for the records. Otherwise, each user has a directory.
     """
     if config.scratch_dir:
         return config.scratch_dir
     if files.is_remote(config.output_dir):
-        return os.path.join(tempfile.gettempdir(), SCRATCH_DIR)
+        name = f"{SCRATCH_DIR}_{os.getuid()}"
+        return os.path.join(tempfile.gettempdir(), name)
     return _default_parent(config)
 
 
@@ -66,8 +67,9 @@ def remove_others(config: RecordsConfig, scratch: str) -> None:
     if parent != _default_parent(config):
         return  # other output directories may have builds there
     for other in os.listdir(parent):
-        if other != key:
-            path = os.path.join(parent, other)
+        path = os.path.join(parent, other)
+        # The system may write files, e.g. .DS_Store.
+        if other != key and os.path.isdir(path):
             logging.info("removing %s, of another build", path)
             _remove(path)
 

@@ -182,6 +182,26 @@ def test_scratch_files_of_other_builds_are_removed_when_a_build_has_examples(
     assert {p.name for p in (tmp_path / "out").iterdir()} == {TRAIN}
 
 
+def test_files_among_the_scratch_directories_are_ignored(tmp_path):
+    config = make_config(tmp_path)
+    with scratch.open_scratch(config, "key") as directory:
+        file = tmp_path / SCRATCH_DIR / ".DS_Store"
+        file.write_text("")
+        scratch.remove_others(config, directory)
+    assert list((tmp_path / SCRATCH_DIR).iterdir()) == [file]
+
+
+def test_users_have_their_own_scratch_directories_for_remote_records(
+    monkeypatch,
+):
+    config = make_config("gs://bucket/records")
+    parents = []
+    for user in (1000, 1001):
+        monkeypatch.setattr(os, "getuid", lambda user=user: user)
+        parents.append(scratch.find_parent(config))
+    assert parents[0] != parents[1]
+
+
 def test_no_build_continues_from_scratch_files_that_were_being_removed(
     tmp_path, monkeypatch
 ):
