@@ -3,12 +3,8 @@
 from albert_tf.config.commands import (
     ConvertConfig,
     ExportConfig,
-    FillMaskConfig,
-    PredictConfig,
     ReportConfig,
-    ServingClientConfig,
     SweepConfig,
-    TextsConfig,
 )
 from albert_tf.config.data import (
     SENTENCE_OBJECTIVES,
@@ -31,6 +27,12 @@ from albert_tf.config.settings import (
 )
 from albert_tf.config.task import TaskConfig
 from albert_tf.config.task_head import TaskHeadConfig
+from albert_tf.config.texts import (
+    FillMaskConfig,
+    PredictConfig,
+    ServingClientConfig,
+    TextsConfig,
+)
 from albert_tf.config.training import (
     InitializationConfig,
     PretrainingConfig,

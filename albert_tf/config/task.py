@@ -205,7 +205,14 @@ class TaskConfig(ColumnsConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ScoreConfig(Config):
-    """Settings of `python -m albert_tf.finetuning.score`."""
+    """Settings of `python -m albert_tf.finetuning.score`.
+
+    Example:
+        >>> ScoreConfig(best_answers_file="best_answers.json")
+        Traceback (most recent call last):
+        ...
+        albert_tf.errors.UserError: best_answers_file needs null_odds_file...
+    """
 
     task: ColumnsConfig = dataclasses.field(default_factory=ColumnsConfig)
     data_file: str = setting(
