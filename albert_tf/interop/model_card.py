@@ -169,7 +169,7 @@ def _describe_training(
     rows: list[tuple[str, Any]] = []
     if weights.head is None:
         rows.append(("sentence_objective", objective))
-    of_kind = _PRETRAINING
+    of_kind: tuple[str, ...] = _PRETRAINING
     if isinstance(run, FinetuningConfig):
         of_kind = _FINETUNING
         if not run.task.task:  # converted, so the other settings are unknown
