@@ -13,7 +13,12 @@ from albert_tf.errors import UserError
 from albert_tf.io.files import load_json
 from albert_tf.records.tokenization import MASK_PIECE
 from albert_tf.serving.local_client import load_saved_model
-from albert_tf.serving.names import ASSETS_DIR, FILL_MASK_TEXT, SERVING_FILE
+from albert_tf.serving.names import (
+    ASSETS_DIR,
+    FILL_MASK,
+    FILL_MASK_TEXT,
+    SERVING_FILE,
+)
 
 
 class Candidate(NamedTuple):
@@ -51,10 +56,16 @@ class MaskFiller:
         path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
         self.max_seq_length: int = load_json(path)["max_seq_length"]
         if FILL_MASK_TEXT not in self._model.signatures:
+            remedy = "Export it without --notext_signatures."
+            if FILL_MASK not in self._model.signatures:
+                remedy = (
+                    "A fine-tuned model fills no masks: ask it with python -m "
+                    "albert_tf.predict."
+                )
             raise UserError(
                 f"{saved_model_dir} must have the signature {FILL_MASK_TEXT}",
                 received=" ".join(self._model.signatures),
-                remedy="Export it without --notext_signatures.",
+                remedy=remedy,
             )
 
     def fill(self, text: str) -> list[list[Candidate]]:

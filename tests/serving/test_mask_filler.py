@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -114,6 +115,19 @@ def test_a_missing_model_or_signature_is_named(
         MaskFiller(str(tmp_path / "absent"))
     with pytest.raises(UserError, match="without --notext_signatures"):
         MaskFiller(str(export_without_text))
+
+
+@pytest.mark.parametrize("names", [["classify", "classify_text"], ["classify"]])
+def test_a_fine_tuned_model_is_asked_with_another_command(
+    names, export_dir, monkeypatch
+):
+    """The command that fine-tuned models have, also if they take no text."""
+    model = types.SimpleNamespace(signatures=dict.fromkeys(names))
+    monkeypatch.setattr(
+        "albert_tf.serving.mask_filler.load_saved_model", lambda _: model
+    )
+    with pytest.raises(UserError, match=r"python -m albert_tf.predict\.$"):
+        MaskFiller(str(export_dir))
 
 
 def test_the_example_of_the_docstring_gives_what_it_shows(
