@@ -88,14 +88,20 @@ class ExportConfig(Config):
 
     run_dir: str = setting(
         "",
-        "Run directory to export, the --output_dir of training, e.g. "
-        "build/demo/run.",
+        "Run directory to export, the --output_dir of training, local or "
+        "gs://, e.g. build/demo/run.",
     )
     export_dir: str = setting(
-        "", "Directory to write the SavedModel to, e.g. build/demo/saved_model."
+        "",
+        "Directory to write the SavedModel to, local or gs://, e.g. "
+        "build/demo/saved_model.",
     )
     checkpoint_step: int = setting(
-        0, "Step of the checkpoint to export; 0 exports the newest.", at_least=0
+        0,
+        "Step of the checkpoint to export, in checkpoints/ or best/ of the "
+        "run, e.g. 900 for the best checkpoint best/step-00000900; 0 exports "
+        "the newest.",
+        at_least=0,
     )
     max_seq_length: int = setting(
         0,

@@ -27,6 +27,7 @@ from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import (
+    CONFIG_FILE,
     RECORDS_METADATA_FILE,
     null_threshold,
 )
@@ -120,6 +121,7 @@ def load(config: ExportConfig) -> TrainedRun:
         UserError: If the run, its checkpoint or its vocabulary is missing or
             does not fit.
     """
+    _check_is_one_run(config.run_dir)
     run, pretrainer, step = load_run(config.run_dir, config.checkpoint_step)
     _check_null_threshold(config, run)
     if config.max_seq_length > run.model.max_position_embeddings:
@@ -155,6 +157,21 @@ def load(config: ExportConfig) -> TrainedRun:
             "%s does not exist: the SavedModel has no vocabulary", vocabulary
         )
     return TrainedRun(run, pretrainer, step, records, vocabulary, tokenizer)
+
+
+def _check_is_one_run(run_dir: str) -> None:
+    """Refuses the directory of several runs of fine-tuning."""
+    if exists(posixpath.join(run_dir, CONFIG_FILE)):
+        return
+    first = posixpath.join(run_dir, "run-1")
+    if exists(posixpath.join(first, CONFIG_FILE)):
+        raise UserError(
+            "run_dir must be the directory of one run",
+            received=f"{run_dir}, which has several runs (--num_runs): "
+            "run-1, run-2 and so on",
+            remedy=f"Give one of them, e.g. --run_dir={first}. run_finetuning "
+            "prints their scores in this order.",
+        )
 
 
 def _check_null_threshold(config: ExportConfig, run: PretrainingConfig) -> None:

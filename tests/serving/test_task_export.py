@@ -83,3 +83,10 @@ def test_a_run_of_pairs_takes_pairs_only(task, signatures, tmp_path):
     _, found = sign(load(config), config)
 
     assert set(found) == {"classify", "serving_default", *signatures}
+
+
+def test_the_directory_of_several_runs_is_refused(tmp_path):
+    for number in (1, 2):
+        write_task_run("plain", tmp_path / f"run-{number}")
+    with pytest.raises(UserError, match=r"has several runs .*/run-1\. "):
+        load(ExportConfig(run_dir=str(tmp_path)))
