@@ -35,7 +35,8 @@ from albert_tf.input.record_format import (
 )
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
-from albert_tf.io.files import READ_ATTEMPTS, log_long_waits
+from albert_tf.io.files import READ_ATTEMPTS
+from albert_tf.io.long_waits import log_long_waits
 from albert_tf.io.tfrecord import read_records
 
 # Shards that are searched at the same time: one stream from gs:// does not use

@@ -10,7 +10,6 @@ import glob
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from absl import logging
 from albert_tf.errors import UserError
 from albert_tf.io import faults
 from albert_tf.io.buckets import check_bucket
+from albert_tf.io.long_waits import log_long_waits
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -284,36 +284,6 @@ def log_delays(path: str, interval_s: float = 30.0) -> Iterator[None]:
         interval_s,
     ):
         yield
-
-
-@contextlib.contextmanager
-def log_long_waits(
-    activity: str, causes: str, interval_s: float
-) -> Iterator[None]:
-    """Logs a warning every `interval_s` during the block.
-
-    Args:
-        activity: What the block does, for the log.
-        causes: Why that may take long.
-        interval_s: Seconds between two warnings.
-    """
-    ended = threading.Event()
-
-    def log() -> None:
-        began = time.monotonic()
-        while not ended.wait(interval_s):
-            logging.warning(
-                "%s has taken %.0f s so far: %s",
-                activity,
-                time.monotonic() - began,
-                causes,
-            )
-
-    threading.Thread(target=log, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 @contextlib.contextmanager

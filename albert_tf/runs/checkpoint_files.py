@@ -187,6 +187,27 @@ def write_checkpoint(
     )
 
 
+def report_failed_write(directory: str, error: Exception) -> UserError:
+    """Logs that a checkpoint was not written, and returns the error to raise.
+
+    Returns:
+        A `RetryError` if the cause is temporary.
+    """
+    cause = faults.explain(error) or UserError(first_line(error))
+    # Without the remedy, which may be to start the command again.
+    logging.error(
+        "CHECKPOINT NOT SAVED: %s: %s Older checkpoints are not affected, and "
+        "unfinished training goes on",
+        directory,
+        cause.fault,
+    )
+    return type(cause)(
+        f"the checkpoint {directory} must be written",
+        received=str(cause),
+        remedy="Remove the cause, and run the same command again.",
+    )
+
+
 def read_values(
     checkpoint: Checkpoint, variables: Mapping[str, tf.Variable] | None = None
 ) -> dict[str, tf.Tensor]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster.replicas import Replicas
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import UserError
 from albert_tf.io import faults, files
 from albert_tf.io.ownership import Owner
 from albert_tf.runs import checkpoint_files
@@ -343,26 +343,10 @@ class CheckpointStore:
                     directory, step, notes, values
                 )
         except (OSError, tf.errors.OpError) as error:
-            remedy = "Remove the cause, and run the same command again."
             if parent == self._directory:
                 self._saved_steps.discard(step)
-            else:
-                remedy += (
-                    " It saves the newest checkpoint to best/, if its held-out "
-                    "loss is the lowest."
-                )
-            cause = faults.explain(error) or UserError(first_line(error))
-            self.save_errors[name] = type(cause)(
-                f"the checkpoint {directory} must be written",
-                received=str(cause),
-                remedy=remedy,
-            )
-            # Without the remedy, which may be to start the command again.
-            logging.error(
-                "CHECKPOINT NOT SAVED: %s: %s Older checkpoints are not "
-                "affected, and unfinished training goes on",
-                directory,
-                cause.fault,
+            self.save_errors[name] = checkpoint_files.report_failed_write(
+                directory, error
             )
             checkpoint_files.remove_if_possible(directory)
             return

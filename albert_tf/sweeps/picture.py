@@ -15,7 +15,7 @@ from albert_tf.report.curves import COLORS, REFERENCE_COLOR, STYLE
 from albert_tf.report.runs import RunHistory
 from albert_tf.sweeps.plan import Plan
 from albert_tf.sweeps.results import Results
-from albert_tf.sweeps.runner import is_trained
+from albert_tf.sweeps.run_state import is_trained
 
 CURVE = "masked_lm_loss"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from albert_tf.runs.log import read_metrics
 from albert_tf.sweeps.plan import TRAINING_TOTALS, Plan, PlannedRun
-from albert_tf.sweeps.runner import is_trained, read_evaluation
+from albert_tf.sweeps.run_state import is_trained, read_evaluation
 
 Values = Mapping[str, float]
 

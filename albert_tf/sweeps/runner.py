@@ -30,13 +30,15 @@ from typing import Any
 from absl import logging
 
 from albert_tf.errors import RETRY_STATUS, UserError
-from albert_tf.io.files import is_remote, load_json_if_any, write_text
-from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.sweeps.directory import (
-    evaluation_settings,
-    has_evaluation_settings,
-)
+from albert_tf.io.files import is_remote
 from albert_tf.sweeps.plan import Plan, PlannedRun
+from albert_tf.sweeps.run_state import (
+    is_trained,
+    last_step,
+    newest_checkpoint,
+    read_evaluation,
+    store_evaluation,
+)
 from albert_tf.training import step_cost
 
 PROGRESS_SECONDS = 30.0
@@ -295,21 +297,14 @@ class Sweep:
         """Stores the metrics that a process of an evaluation has printed."""
         with open(self._output_file(run), encoding="utf-8") as file:
             *_, metrics = file
-        result = {
-            "settings": evaluation_settings(run.evaluations[evaluation]),
-            "metrics": json.loads(metrics),
-        }
-        write_text(
-            _evaluation_file(self._dir, run, evaluation),
-            json.dumps(result) + "\n",
-        )
+        store_evaluation(self._dir, run, evaluation, json.loads(metrics))
 
     def _can_start_again(self, run: PlannedRun, step: str) -> bool:
         """Whether a step that has just ended with RETRY_STATUS may try again.
 
         Counts this end.
         """
-        key = run.name, step, _newest_checkpoint(run, self._dir)
+        key = run.name, step, newest_checkpoint(run, self._dir)
         self._num_retry_statuses[key] += 1
         return self._num_retry_statuses[key] < _MAX_RETRY_STATUSES
 
@@ -371,7 +366,7 @@ class Sweep:
     def _done(self) -> float:
         """FLOPs of all training steps that are done."""
         return sum(
-            self._costs[run.name] * _last_step(run, self._dir)
+            self._costs[run.name] * last_step(run, self._dir)
             for run in self._plan.runs
         )
 
@@ -387,7 +382,7 @@ class Sweep:
             f"{done / total:.1%} of the training",
         ]
         for run in active:
-            step = _last_step(run, self._dir)
+            step = last_step(run, self._dir)
             steps = run.config.training.num_train_steps
             parts.append(f"{run.name}: step {step}/{steps}")
         gained = done - self._cost_at_start
@@ -398,49 +393,6 @@ class Sweep:
         if self.failed:
             parts.append(f"failed: {', '.join(self.failed)}")
         return " | ".join(parts)
-
-
-def is_trained(run: PlannedRun, sweep_dir: str) -> bool:
-    """Whether a run has done all its steps and its last evaluation."""
-    return any(
-        event["event"] == "finish"
-        and event["step"] == run.config.training.num_train_steps
-        for event in read_events(run.run_dir(sweep_dir))
-    )
-
-
-def read_evaluation(
-    sweep_dir: str, run: PlannedRun, name: str
-) -> dict[str, float] | None:
-    """Reads the metrics of a further evaluation.
-
-    Returns:
-        The metrics; None if the evaluation is missing, or had other settings.
-    """
-    stored = load_json_if_any(_evaluation_file(sweep_dir, run, name))
-    # An evaluation of an earlier version, which stored no settings, is
-    # repeated.
-    if stored is None or not has_evaluation_settings(
-        stored.get("settings", {}), run.evaluations[name]
-    ):
-        return None
-    return stored["metrics"]
-
-
-def _evaluation_file(sweep_dir: str, run: PlannedRun, name: str) -> str:
-    return f"{sweep_dir.rstrip('/')}/evaluations/{run.name}/{name}.json"
-
-
-def _last_step(run: PlannedRun, sweep_dir: str) -> int:
-    lines = read_metrics(run.run_dir(sweep_dir))
-    return max((line["step"] for line in lines), default=0)
-
-
-def _newest_checkpoint(run: PlannedRun, sweep_dir: str) -> int:
-    """The last step at which a run has saved a checkpoint; 0 without one."""
-    events = read_events(run.run_dir(sweep_dir))
-    saved = (e["step"] for e in events if e["event"] == "checkpoint")
-    return max(saved, default=0)
 
 
 def _tail(path: str, num_lines: int = 5) -> str:

@@ -13,16 +13,15 @@ from absl import logging
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.cluster.workers import (
-    check_agreement,
     from_chief,
     is_chief,
     slice_servers,
 )
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError, first_line
+from albert_tf.errors import UserError
 from albert_tf.input.corrupt_records import TRAINING_ERRORS
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.runs import checkpoints, intervals
+from albert_tf.runs import intervals
 from albert_tf.runs.checkpoint_files import BEST_DIR, CHECKPOINTS_DIR
 from albert_tf.runs.log import RunLog, read_metrics
 from albert_tf.runs.rollback import find_divergence
@@ -32,6 +31,7 @@ from albert_tf.training.listener import Listener
 from albert_tf.training.profiling import Profiler
 from albert_tf.training.progress import Progress
 from albert_tf.training.recovery import Recovery
+from albert_tf.training.saver import Saver
 from albert_tf.training.switches import DataSwitch, DropoutSwitch
 from albert_tf.training.trainer import MEASURED_STEPS, Trainer
 
@@ -58,7 +58,6 @@ class Run:
         progress: Progress,
         watchdog: Watchdog,
     ) -> None:
-        self.watchdog = watchdog
         self.config = config
         self.data = data
         self.strategy = strategy
@@ -69,6 +68,9 @@ class Run:
         self.stop = stop
         self.run_log = run_log
         self.progress = progress
+        self.saver = Saver(
+            config, data, strategy, trainer, self.log_event, watchdog
+        )
         self.listeners: Sequence[Listener] = (
             *([self._profiler(config)] if run_log else []),
             DropoutSwitch(config, progress, self.log_event),
@@ -129,7 +131,7 @@ class Run:
                 evaluated = self._evaluate()
             _, save_steps = self.intervals.at(position.step, training)
             if self._is_due(save_steps, training.keep_every_n_steps):
-                self.save()
+                self.saver.save()
             for listener in self.listeners:
                 listener.on_loop_end(position.step, metrics)
             if position.to_evaluate or (stops and boundary < last_step):
@@ -268,10 +270,13 @@ class Run:
             )
             position.to_evaluate = metrics is None
             if metrics is not None:
-                self._save(best_loss=self.trainer.state.objective.cost(metrics))
+                self.saver.save_best(
+                    self.trainer.state.objective.cost(metrics),
+                    self.evaluator.examples,
+                )
         except (UserError, tf.errors.OpError):
             position.to_evaluate = True
-            self._save_before_error()
+            self.saver.save_before_error()
             raise
         return metrics is not None
 
@@ -299,80 +304,6 @@ class Run:
                 run_log.rewind(step, evaluates_again=True)
         return self._evaluate(logs=not is_logged)
 
-    def _save_before_error(self) -> None:
-        """Saves the steps before an evaluation that failed.
-
-        The next process repeats only the evaluation. If the checkpoint cannot
-        be written, e.g. because a worker is lost, the log says so, and the
-        error of the evaluation still ends the run.
-        """
-        try:
-            self.save()
-            with self.watchdog.limit("saving the last checkpoint"):
-                self.trainer.store.wait()
-        except (UserError, tf.errors.OpError) as error:
-            logging.error(
-                "NO CHECKPOINT SAVED at step %d, where the evaluation failed: "
-                "%s",
-                self.position.step,
-                first_line(error),
-            )
-
-    def save(self) -> None:
-        """Saves a checkpoint in the background."""
-        self._save()
-
-    def _save(self, best_loss: float | None = None) -> None:
-        """Saves a checkpoint, and logs how long training waited for it.
-
-        Args:
-            best_loss: The held-out loss. If it is the lowest so far, the
-                checkpoint goes to `best/`. None: a regular checkpoint.
-        """
-        store, step = self.trainer.store, self.position.step
-        with self.watchdog.limit("saving a checkpoint"):
-            if best_loss is None:
-                is_new = store.save(step, self._notes())
-            else:
-                assert self.evaluator
-                is_new = store.save_best(
-                    step, self._notes(), best_loss, self.evaluator.examples
-                )
-        if is_new:
-            self.log_event(
-                "checkpoint",
-                best=best_loss is not None,
-                stalled_s=store.seconds_stalled,
-            )
-
-    def finish_saving(self, *directories: str) -> None:
-        """Waits for the last checkpoint, in all processes.
-
-        Args:
-            directories: `checkpoints` or `best`: the directories whose last
-                checkpoint must be written.
-
-        Raises:
-            UserError: If it could not be written; a `RetryError` if the cause
-                is temporary.
-        """
-        store = self.trainer.store
-        with self.watchdog.limit("saving the last checkpoint"):
-            store.wait()
-        for directory in directories:
-            if directory in store.save_errors:
-                raise store.save_errors[directory]
-        # If this worker ended before the others, they would report it as lost.
-        check_agreement(self.strategy, self.position.step)
-
-    def _notes(self) -> dict[str, Any]:
-        step = self.position.step
-        return self.position.to_notes(
-            dropout=list(schedules.dropout_rates(step, self.config)),
-            data=self.data.at(step).name,
-            **{checkpoints.ROLLBACKS_NOTE: len(self.trainer.rollbacks)},
-        )
-
     def _stop_early(self) -> int:
         """Saves, and returns the exit status of an interrupted run.
 
@@ -391,10 +322,10 @@ class Run:
                 divergence,
             )
         else:
-            self.save()
+            self.saver.save()
         # A failed save to best/ has been logged. It must not change the exit
         # status, which tells a scheduler to continue the run.
-        self.finish_saving(CHECKPOINTS_DIR)
+        self.saver.finish(CHECKPOINTS_DIR)
         reason = self.stop.reason or "another worker was asked to stop"
         self.log_event("stop", reason=reason)
         self._finish_log()
@@ -417,7 +348,7 @@ class Run:
             and not self._evaluate_complete_run()
         ):
             return self._stop_early()
-        self.finish_saving(CHECKPOINTS_DIR, BEST_DIR)
+        self.saver.finish(CHECKPOINTS_DIR, BEST_DIR)
         self.log_event("finish")
         self._finish_log()
         logging.info(

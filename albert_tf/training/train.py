@@ -291,8 +291,8 @@ def open_run(
     if resumed is None:
         if chief:
             objective.write_report(run_dir, initial)
-        run.save()
-        run.finish_saving(CHECKPOINTS_DIR)
+        run.saver.save()
+        run.saver.finish(CHECKPOINTS_DIR)
     return run
 
 

@@ -30,6 +30,7 @@ WITHOUT_EXAMPLE = {
     "Profiler": PART_OF_A_RUN,
     "Recovery": PART_OF_A_RUN,
     "Run": PART_OF_A_RUN,
+    "Saver": PART_OF_A_RUN,
     "StorageChecks": PART_OF_A_RUN,
     "TrainState": PART_OF_A_RUN,
     "Trainer": PART_OF_A_RUN,

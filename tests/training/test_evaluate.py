@@ -19,7 +19,7 @@ from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import parse_records
 from albert_tf.interop.loading import load
 from albert_tf.records.features import SENTENCE_LABEL
-from albert_tf.runs import directory as run_directory
+from albert_tf.runs.record_descriptions import describe_evaluation
 from albert_tf.training import evaluate, losses
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
@@ -85,7 +85,7 @@ def test_evaluations_are_described_by_the_examples_that_they_read(
             tiny_records, tmp_path, eval_input_file=(files,), **changes
         )
         held_out = training_records.find_held_out(config)
-        return run_directory.describe_evaluation(config, held_out)
+        return describe_evaluation(config, held_out)
 
     here, moved = (
         f"{d}/*.tfrecord" for d in (shard.parent, tmp_path / "moved")
