@@ -323,25 +323,20 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         super().check()
         if "://" in self.scratch_dir:
             raise UserError(
-                "scratch_dir must be a directory of this machine or, with "
-                "--runner=dask, one that all workers share",
+                "scratch_dir must be a local directory or, with --runner=dask, "
+                "one that all workers share",
                 received=self.scratch_dir,
-                remedy="Name a local or shared directory, e.g. "
-                "--scratch_dir=/tmp/scratch.",
+                remedy="Name one, e.g. --scratch_dir=/tmp/scratch.",
             )
-        if (self.runner == "dask") != bool(self.dask_scheduler):
+        is_dask = self.runner == "dask"
+        if is_dask != bool(self.dask_scheduler):
             raise UserError(
                 "--runner=dask and --dask_scheduler must be set together",
-                received=f"runner={self.runner}, "
-                f"dask_scheduler={self.dask_scheduler!r}",
-                remedy="Set both, e.g. --runner=dask "
-                "--dask_scheduler=tcp://10.0.0.2:8786, or neither.",
+                received=f"{self.runner} and {self.dask_scheduler!r}",
+                remedy="Set both, or neither. A scheduler is, for example, "
+                "tcp://10.0.0.2:8786.",
             )
-        if (
-            self.runner == "dask"
-            and not self.scratch_dir
-            and "://" in self.output_dir
-        ):
+        if is_dask and not self.scratch_dir and "://" in self.output_dir:
             raise UserError(
                 "--runner=dask needs --scratch_dir if output_dir is remote",
                 received=self.output_dir,
@@ -354,10 +349,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         return {n: v for n, v in values.items() if n not in _PACKING_SETTINGS}
 
     def packing_settings(self) -> dict[str, Any]:
-        """The settings that decide how train/ is packed; {} if it is not.
-
-        They decide which record holds an example, not the examples.
-        """
+        """The settings that pack examples into records; {} without packing."""
         if self.packing == "none":
             return {}
         return {name: getattr(self, name) for name in _PACKING_SETTINGS}

@@ -8,6 +8,7 @@ import os
 import posixpath
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from absl import logging
 
@@ -125,7 +126,7 @@ def build_records(config: RecordsConfig) -> None:
 def _make_paths_absolute(config: RecordsConfig) -> RecordsConfig:
     """Returns settings for workers, which may have other directories."""
     paths = {"output_dir": config.output_dir, "scratch_dir": config.scratch_dir}
-    absolute = {
+    absolute: dict[str, Any] = {
         name: os.path.abspath(path)
         for name, path in paths.items()
         if path and not files.is_remote(path)
