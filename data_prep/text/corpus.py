@@ -6,7 +6,8 @@ line is a document. In TensorFlow Datasets, each element is a document.
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
@@ -20,7 +21,8 @@ CUT_DOCUMENTS = "cuts of documents of more than 1M characters"
 def find_inputs(config: CorpusConfig) -> list[Source]:
     """Returns the sources that `input_file` and `tfds` name.
 
-    Files come first, sorted by path, each once.
+    Files come first, sorted by path. Of several paths of one local file, only
+    the first is read.
 
     Raises:
         UserError: If neither setting is given, a pattern matches no file, a
@@ -40,7 +42,7 @@ def find_inputs(config: CorpusConfig) -> list[Source]:
             )
         paths.update(matches)
     sources: list[Source] = []
-    for path in sorted(paths):
+    for path in _drop_other_paths(sorted(paths)):
         size = files.count_bytes(path)
         if not size:
             raise UserError(
@@ -52,6 +54,15 @@ def find_inputs(config: CorpusConfig) -> list[Source]:
 
         sources += find_dataset(config)
     return sources
+
+
+def _drop_other_paths(paths: Sequence[str]) -> Iterable[str]:
+    """Returns the first path of each file; a link is another path of it."""
+    first: dict[str, str] = {}
+    for path in paths:
+        file = path if files.is_remote(path) else os.path.realpath(path)
+        first.setdefault(file, path)
+    return first.values()
 
 
 def check_and_digest(

@@ -330,6 +330,16 @@ def test_inputs_are_sorted_and_unique(tmp_path):
     assert sum(source.num_bytes for source in found) == 16
 
 
+def test_a_file_of_several_paths_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "c.txt"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "b.txt").symlink_to("c.txt")
+    paths = ("a.txt", "./a.txt", f"{tmp_path}/a.txt", "c.txt", "b.txt")
+    found = corpus.find_inputs(CorpusConfig(input_file=paths))
+    assert [source.name for source in found] == ["./a.txt", "b.txt"]
+
+
 def test_missing_or_empty_inputs_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match=r"b\*.txt"):
