@@ -375,7 +375,7 @@ class InspectConfig(Config):
         "build/spm.model.",
     )
     num_examples: int = setting(
-        2, "Number of examples of each directory to print as text.", at_least=0
+        2, "Examples to print of the first shard of a directory.", at_least=0
     )
     max_faults: int = setting(
         20,

@@ -58,8 +58,15 @@ def truncate(
         max_seq_length: Number of tokens, with `[CLS]` and `[SEP]`.
 
     Raises:
-        ValueError: If `firsts` and `seconds` differ in length.
+        ValueError: If `firsts` and `seconds` differ in length, or if
+            `max_seq_length` has no room for `[CLS]` and `[SEP]`.
     """
+    smallest = 2 if seconds is None else 3
+    if max_seq_length < smallest:
+        raise ValueError(
+            f"max_seq_length must be at least {smallest}, for [CLS] and [SEP]. "
+            f"Received: {max_seq_length}"
+        )
     if seconds is None:
         return [first[: max_seq_length - 2] for first in firsts], None
     pairs = [
@@ -125,7 +132,8 @@ def encode(
             included; at most `max_position_embeddings` of the model.
 
     Raises:
-        ValueError: If `texts` and `text_pairs` differ in length.
+        ValueError: If `texts` and `text_pairs` differ in length, or if
+            `max_seq_length` has no room for `[CLS]` and `[SEP]`.
 
     Example:
         >>> class WordLengths:  # in place of a Tokenizer

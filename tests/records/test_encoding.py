@@ -50,3 +50,13 @@ def test_texts_and_pairs_of_different_length_are_refused(tokenizer):
     for texts, pairs in itertools.permutations([["a"], ["a", "b"]]):
         with pytest.raises(ValueError):
             encode(tokenizer, texts, pairs)
+
+
+@pytest.mark.parametrize(("pairs", "smallest"), [(None, 2), (["b"], 3)])
+def test_a_length_without_room_for_special_tokens_is_refused(
+    tokenizer, pairs, smallest
+):
+    inputs = encode(tokenizer, ["a"], pairs, smallest)
+    assert inputs.input_ids.shape == (1, smallest)
+    with pytest.raises(ValueError, match=f"must be at least {smallest}, for"):
+        encode(tokenizer, ["a"], pairs, smallest - 1)
