@@ -28,6 +28,7 @@ from data_prep.config import RecordsConfig
 from data_prep.progress import show_bytes
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import check_language, describe_breaking
+from data_prep.versions import find_versions
 from data_prep.writability import check_writable
 
 # By sentence objective; increased when the same text and settings give other
@@ -58,7 +59,12 @@ def build_records(config: RecordsConfig) -> None:
     with show_bytes("checking inputs", num_bytes) as bar:
         digests = corpus.check_and_digest(sources, config, bar.update)
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
-    scratch_key = sha256_of(json.dumps([inputs_sha256, digests]).encode())
+    # Finished records stay valid with other versions of libraries, but one
+    # build must not mix them.
+    versions = find_versions(config)
+    scratch_key = sha256_of(
+        json.dumps([inputs_sha256, digests, versions]).encode()
+    )
     build_id = {
         "inputs_sha256": inputs_sha256,
         **config.packing_settings(),
@@ -67,7 +73,9 @@ def build_records(config: RecordsConfig) -> None:
             "packing": "none",
             **config.packing_settings(),
             "vocabulary_sha256": tokenizer.sha256,
+            **versions,
         },
+        "versions": versions,
     }
     if directory.is_up_to_date(
         config.output_dir,

@@ -35,6 +35,9 @@ _READ_BYTES = 1 << 20
 # The keys of the metadata that identify a build.
 _ID_KEYS = ("inputs_sha256", "packing", "max_examples_per_row")
 
+# The keys of `unfinished.json` that do.
+_UNFINISHED_KEYS = (*_ID_KEYS, "versions")
+
 
 def has_finished_records(output_dir: str) -> bool:
     """Returns whether the directory has the records of a finished build."""
@@ -57,8 +60,9 @@ def is_up_to_date(
 
     Args:
         build_id: Identifies the build: values of its metadata by key. Without
-            packing, the keys of packing are absent. "settings" has its
-            settings, for error messages.
+            packing, the keys of packing are absent. "versions" has those of
+            libraries, which identify an unfinished build only. "settings" has
+            settings and versions for error messages.
         shards: All shards of the build.
         overwrite: Whether damaged records, or those of another build, may be
             replaced.
@@ -69,7 +73,7 @@ def is_up_to_date(
     """
     unfinished = _read_unfinished(output_dir)
     if unfinished is not None:
-        if not overwrite and _identify(unfinished) != _identify(build_id):
+        if not overwrite and not _is_same_unfinished(unfinished, build_id):
             _refuse_unfinished(output_dir, unfinished, build_id)
         return False
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
@@ -80,7 +84,7 @@ def is_up_to_date(
             raise
         logging.warning("building the records again, since %s is damaged", path)
         metadata = {}
-    if _identify(metadata) == _identify(build_id):
+    if _identify(metadata, _ID_KEYS) == _identify(build_id, _ID_KEYS):
         missing = _find_missing(shards)
         if missing and not overwrite:
             raise UserError(
@@ -119,7 +123,7 @@ def begin_build(output_dir: str, build_id: Mapping[str, Any]) -> None:
     path = posixpath.join(output_dir, UNFINISHED_FILE)
     content = dict(build_id)
     unfinished = _read_unfinished(output_dir)
-    if unfinished is None or _identify(unfinished) != _identify(content):
+    if unfinished is None or not _is_same_unfinished(unfinished, content):
         # The file names no build until all other records are removed. If this
         # process is killed, the next one must not take the rest for its own.
         files.write_text(path, json.dumps({"inputs_sha256": None}))
@@ -201,7 +205,7 @@ def _refuse_unfinished(
 ) -> None:
     """Raises an error for another unfinished build, unless nothing is left."""
     path = posixpath.join(output_dir, UNFINISHED_FILE)
-    if _identify(unfinished):
+    if _identify(unfinished, _UNFINISHED_KEYS):
         changes = _describe_changes(unfinished.get("settings", {}), build_id)
         raise UserError(
             "output_dir must not hold an unfinished build of other settings or "
@@ -232,11 +236,17 @@ def _describe_changes(
     )
 
 
-def _identify(stored: Mapping[str, Any]) -> dict[str, Any]:
+def _is_same_unfinished(
+    unfinished: Mapping[str, Any], build_id: Mapping[str, Any]
+) -> bool:
+    return _identify(unfinished, _UNFINISHED_KEYS) == _identify(
+        build_id, _UNFINISHED_KEYS
+    )
+
+
+def _identify(stored: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     """Returns the values that identify a build; {} if there are none."""
-    return {
-        name: stored[name] for name in _ID_KEYS if stored.get(name) is not None
-    }
+    return {name: stored[name] for name in keys if stored.get(name) is not None}
 
 
 def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:

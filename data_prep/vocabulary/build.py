@@ -3,7 +3,6 @@
 import collections
 import hashlib
 import json
-import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +27,7 @@ from data_prep.text.sentence_breaking import (
     check_language,
     describe_breaking,
 )
+from data_prep.versions import find_versions
 from data_prep.vocabulary.report import log_report, make_report
 from data_prep.vocabulary.sentence_sample import SentenceSample, draw_priorities
 from data_prep.vocabulary.training import train_model
@@ -94,8 +94,7 @@ def _describe(config: TokenizerConfig, digests: list[str]) -> dict[str, Any]:
     return {
         "settings": config.result_settings(),
         "inputs_sha256": sha256_of(json.dumps(digests).encode()),
-        "sentencepiece": sentencepiece.__version__,
-        "unicode": unicodedata.unidata_version,
+        **find_versions(config),
         **describe_breaking(config),
     }
 

@@ -92,7 +92,16 @@ def test_unfinished_build_is_not_up_to_date(tmp_path):
 def test_another_unfinished_build_is_replaced_only_with_overwrite(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "train-00000-of-00002.tfrecord").write_text("")
-    first = {"inputs_sha256": "ab", "settings": {"seed": 1, "ngram": 3}}
+    first = {
+        "inputs_sha256": "ab",
+        "versions": {"unicode": "14"},
+        "settings": {"seed": 1, "ngram": 3, "unicode": "14"},
+    }
+    upgraded = {
+        **first,
+        "versions": {"unicode": "15"},
+        "settings": {**first["settings"], "unicode": "15"},
+    }
     other = {"inputs_sha256": "cd", "settings": {"seed": 2, "ngram": 3}}
     (tmp_path / "unfinished.json").write_text(json.dumps(first))
     before = names(tmp_path)
@@ -106,6 +115,8 @@ def test_another_unfinished_build_is_replaced_only_with_overwrite(tmp_path):
     message = r"unfinished\.json.*seed was 1 and is 2\. Cont.*or .*--overwrite"
     with pytest.raises(UserError, match=message):
         is_up_to_date(other)
+    with pytest.raises(UserError, match=r"Different: unicode was 14 and is 15"):
+        is_up_to_date(upgraded)
     with pytest.raises(UserError, match="Different: the text, or the version"):
         is_up_to_date({**first, "inputs_sha256": "ef"})
     assert names(tmp_path) == before

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 
 import pytest
 
@@ -253,10 +254,17 @@ def interrupted_at(call, function):
 
 
 def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
-    """The first build is interrupted after two of five units."""
+    """The first build is interrupted after two of five units. A build with
+    another version of Unicode, also interrupted, does not continue it."""
     config = make_config(tmp_path / "out", text_file)
     make_unit = local_runner.make_unit
-    for call, units in ((2, [0, 1]), (None, [2, 3, 4])):
+    version = unicodedata.unidata_version
+    for call, unicode, units in (
+        (2, version, [0, 1]),
+        (1, "0.0", [0]),
+        (None, version, [2, 3, 4]),
+    ):
+        monkeypatch.setattr(unicodedata, "unidata_version", unicode)
         interrupted, tasks = interrupted_at(call, make_unit)
         monkeypatch.setattr(local_runner, "make_unit", interrupted)
         with contextlib.suppress(KeyboardInterrupt):
