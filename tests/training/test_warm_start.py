@@ -16,7 +16,8 @@ from albert_tf.errors import UserError
 from albert_tf.interop import formats, google_albert, hugging_face
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight, warm_start
-from albert_tf.training.train import Run, train
+from albert_tf.training.saver import Saver
+from albert_tf.training.train import train
 from tests.helpers import tiny_run, tpu_bridge
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
 from tests.helpers.warm_starts import (
@@ -124,12 +125,12 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(
     class Killed(BaseException):
         pass
 
-    def kill(run):
+    def kill(saver):
         raise Killed
 
     train(config("alone"))
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "save", kill)
+        patch.setattr(Saver, "save", kill)
         with pytest.raises(Killed):
             train(config("killed"))
     assert (tmp_path / "killed/warm_start.json").exists()
