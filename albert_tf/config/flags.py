@@ -47,6 +47,11 @@ _VERBOSE_PACKAGES = tuple(
 
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
 
+# What to use instead of a flag that earlier versions had.
+REMOVED_FLAGS: dict[str, str] = {
+    "loop_seconds": "Set --steps_per_loop; a loop should take some seconds.",
+}
+
 
 def define(
     config_class: type[Config],
@@ -189,7 +194,23 @@ def run(
     _open_standard_streams()
     define(config_class)
     absl_flags.FLAGS.set_default("verbosity", logging.INFO)
-    app.run(call_main)
+    app.run(call_main, flags_parser=_parse_command_line)
+
+
+def _parse_command_line(arguments: Sequence[str]) -> Sequence[str]:
+    """Parses the flags; returns the other arguments."""
+    try:
+        return absl_flags.FLAGS(arguments)
+    except absl_flags.Error as error:
+        name = getattr(error, "flagname", "")
+        for known in (name, name.removeprefix("no")):
+            if known in REMOVED_FLAGS:
+                print(
+                    f"error: --{name} was removed. {REMOVED_FLAGS[known]}",
+                    file=sys.stderr,
+                )
+                sys.exit(1)
+        return app.parse_flags_with_usage(arguments)
 
 
 class _TolerantStream:

@@ -319,6 +319,15 @@ def test_an_unknown_flag_is_named_with_the_nearest():
     assert "Traceback" not in done.stderr
 
 
+def test_a_removed_flag_says_what_to_use_instead():
+    done = run_command("print('started')", "--top_k=3", "--loop_seconds=30")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: --loop_seconds was removed. Set --steps_per_loop; a loop "
+        "should take some seconds.\n"
+    )
+
+
 def test_arguments_that_are_not_flags_are_refused():
     done = run_command("print('started')", "export_dir=x")
     assert (done.returncode, done.stdout) == (1, "")
