@@ -179,17 +179,6 @@ def tables(accuracies: Mapping[str, Sequence[float]]) -> str:
         accuracies: By start, the accuracy of each seed, in [0, 1]; one of the
             starts is "from scratch". With one seed, there is only the first
             table, without mean and deviation.
-
-    Example:
-        >>> print(tables({"from scratch": [0.4, 0.4], "base": [0.5, 0.7]}))
-        | start | seed 1 | seed 2 | mean | deviation |
-        |---|---|---|---|---|
-        | from scratch | 40.0% | 40.0% | 40.0% | 0.0% |
-        | base | 50.0% | 70.0% | 60.0% | 14.1% |
-        <BLANKLINE>
-        | difference | mean | standard error |
-        |---|---|---|
-        | base - from scratch | +20.0% | 10.0% |
     """
     scratch = accuracies[_SCRATCH]
     several = len(scratch) > 1

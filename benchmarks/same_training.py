@@ -40,10 +40,8 @@ GOAL = 1e-3
 OURS, THEIRS, OTHER = "#8ac4ea", "#0b3c5d", "#d95f02"
 STYLE: dict[Any, Any] = {
     "font.size": 8,
-    "font.sans-serif": [
-        "DejaVu Sans",
-        "Helvetica",
-    ],  # written into every text element
+    # Written into every text element.
+    "font.sans-serif": ["DejaVu Sans", "Helvetica"],
     "svg.fonttype": "none",  # text, not outlines
     "svg.hashsalt": "same_training",  # reproducible ids
     "axes.spines.top": False,
@@ -153,37 +151,27 @@ def _make_run(
 
 
 def _print_table(compared: Mapping[str, Comparison]) -> None:
-    rows = [
-        [
-            "optimizer",
-            "masked-LM loss",
-            "sentence-order loss",
-            "differences: masked-LM",
-            "sentence-order",
-            "weights",
-            "with bias correction: losses",
-            "weights",
-        ]
-    ]
-    rows.append(["---"] * len(rows[0]))
+    print(
+        "| optimizer | masked-LM loss | sentence-order loss "
+        "| differences: masked-LM | sentence-order | weights "
+        "| with bias correction: losses | weights |"
+    )
+    print("|---" * 8 + "|")
     for optimizer, comparison in compared.items():
         ends = zip(
             comparison.theirs[0],
             comparison.theirs[-10:].mean(axis=0),
             strict=True,
         )
-        rows.append(
-            [
-                TITLES[optimizer],
-                *(f"{first:.3f} to {last:.3f}" for first, last in ends),
-                *(f"{value:.1e}" for value in comparison.same.max(axis=0)),
-                f"{comparison.same_weights:.1e}",
-                f"{comparison.apart.max():.1e}",
-                f"{comparison.apart_weights:.1e}",
-            ]
-        )
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
+        cells = [
+            TITLES[optimizer],
+            *(f"{first:.3f} to {last:.3f}" for first, last in ends),
+            *(f"{value:.1e}" for value in comparison.same.max(axis=0)),
+            f"{comparison.same_weights:.1e}",
+            f"{comparison.apart.max():.1e}",
+            f"{comparison.apart_weights:.1e}",
+        ]
+        print(f"| {' | '.join(cells)} |")
 
 
 def _draw(compared: Mapping[str, Comparison]) -> bytes:

@@ -9,11 +9,6 @@ this CPU. Each contender runs in its own process, see `train_step_contenders`.
 They take turns, one step per round, so that other load affects all of them
 equally. Contenders with missing packages are left out with a message. Prints a
 Markdown table.
-
-    python -m benchmarks.train_step --kernels
-
-compares this project's step with the same step without one of its kernels, and
-without any.
 """
 
 import dataclasses
@@ -24,20 +19,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from albert_tf.config import Config, flags, setting
-from benchmarks.train_step_contenders import (
-    CONTENDERS,
-    WITHOUT_KERNELS,
-    Work,
-)
+from benchmarks.train_step_contenders import CONTENDERS, Work
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessesConfig(Config):
-    """The Python interpreters of the contenders, and the number of rounds."""
+class BenchmarkConfig(Config):
+    """The Python interpreters of the contenders, rounds and batches."""
 
     python_hugging_face: str = setting(
         sys.executable,
@@ -57,12 +47,6 @@ class ProcessesConfig(Config):
     rounds: int = setting(
         3, "Number of timed steps of each contender.", at_least=1
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class BenchmarkConfig(ProcessesConfig):
-    """Contenders and batches."""
-
     lengths: tuple[str, ...] = setting(
         ("128x8", "512x2"),
         "Sequence length and batch size of the batches, as LENGTHxEXAMPLES, "
@@ -77,11 +61,6 @@ class BenchmarkConfig(ProcessesConfig):
     )
     contenders: tuple[str, ...] = setting(
         tuple(CONTENDERS), "Contenders to measure, comma-separated."
-    )
-    kernels: bool = setting(
-        False,
-        "Compare the step of albert_tf with the same step without each of its "
-        "kernels and without any, instead of with the contenders.",
     )
 
 
@@ -102,9 +81,6 @@ class Measured(NamedTuple):
 
 def main(config: BenchmarkConfig) -> None:
     """Measures and prints."""
-    if config.kernels:
-        names = ("albert_tf", *WITHOUT_KERNELS)
-        config = dataclasses.replace(config, contenders=names)
     print(
         "| L x B | precision | dropout | contender | tokens/s, best "
         "| tokens/s, median | relative speed | CPU s per step | peak MB |"
@@ -123,17 +99,13 @@ def main(config: BenchmarkConfig) -> None:
                     dropout=float(rate),
                     threads=os.cpu_count() or 1,
                 )
-                measured = measure(
-                    config, dict.fromkeys(config.contenders, work)
-                )
+                measured = measure(config, work)
                 tokens = batch * length
                 others = [
                     statistics.median(m.seconds)
                     for name, m in measured.items()
-                    if config.kernels or not name.startswith("albert_tf")
+                    if not name.startswith("albert_tf")
                 ]
-                if config.kernels:
-                    others = others[:1]  # all kernels
                 for name, made in measured.items():
                     median = statistics.median(made.seconds)
                     ratio = f"{min(others) / median:.2f}" if others else ""
@@ -147,21 +119,12 @@ def main(config: BenchmarkConfig) -> None:
                     )
 
 
-def measure(
-    config: ProcessesConfig, works: Mapping[str, Work]
-) -> dict[str, Measured]:
-    """Measures contenders, which take turns, one step per round.
-
-    Args:
-        config: Interpreters and number of rounds.
-        works: The step of each contender.
-
-    Returns:
-        The steps by contender, without those whose packages are missing.
-    """
+def measure(config: BenchmarkConfig, work: Work) -> dict[str, Measured]:
+    """Measures the contenders whose packages are there, in turns by steps."""
     processes = {}
-    for name, work in works.items():
-        process = _start(_python(config, name), name, work)
+    for name in config.contenders:
+        python = getattr(config, f"python_{name}", sys.executable)
+        process = _start(python, name, work)
         if process is not None:
             processes[name] = process
     steps: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
@@ -212,12 +175,6 @@ def _take_step(process: subprocess.Popen) -> dict[str, Any]:
     process.stdin.write("\n")
     process.stdin.flush()
     return json.loads(process.stdout.readline())
-
-
-def _python(config: ProcessesConfig, name: str) -> str:
-    if name.startswith("albert_tf"):
-        return sys.executable
-    return getattr(config, f"python_{name.removesuffix('_masked')}")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@
 Makes the model and takes two steps that are not measured. Then, for each line
 on standard input, it takes one step and prints its time and the largest
 resident memory so far. It imports only the packages of the named contender, so
-that it runs in an environment without the packages of the others. It has more
-than 400 lines, because those environments run it as one script.
+that it runs in an environment without the packages of the others.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -35,7 +33,6 @@ class Work:
         bfloat16: Whether matrix products are bfloat16.
         dropout: Dropout rate of hidden states and attention probabilities.
         threads: Number of threads for one operation.
-        batch_file: A batch as .npz; random tokens without padding if empty.
     """
 
     batch: int
@@ -44,13 +41,9 @@ class Work:
     bfloat16: bool
     dropout: float
     threads: int
-    batch_file: str = ""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """A batch, as `albert_tf.input.pipeline` returns it."""
-        if self.batch_file:
-            with np.load(self.batch_file) as stored:
-                return dict(stored)
+        """A batch of random tokens without padding, as the input has it."""
         rng = np.random.default_rng(0)
         shape = (self.batch, self.length)
         all_positions = np.tile(np.arange(self.length), (self.batch, 1))
@@ -72,39 +65,17 @@ class Work:
 Step = Callable[[], float]
 
 
-def albert_tf(
-    work: Work,
-    remat: bool = False,
-    without: str = "",
-    packed: bool = False,
-    keep_memory: bool = True,
-) -> Step:
-    """The step that `albert_tf.training.train` runs.
-
-    Args:
-        without: A kernel to leave out, or "all".
-        packed: Whether the rows of the batch are packed.
-        keep_memory: Whether the process keeps the memory that it frees.
-    """
+def albert_tf(work: Work, remat: bool = False) -> Step:
+    """The step that `albert_tf.training.train` runs."""
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
-    from albert_tf.modeling import kernels
-
-    # Before `ProgramTarget`, whose default is all kernels, is imported.
-    for name in list(kernels.KERNELS) if without == "all" else [without]:
-        kernels.KERNELS.pop(name, None)
     from albert_tf import config
     from albert_tf.cluster import host_memory
     from albert_tf.training import schedules, train_state, train_step
     from albert_tf.training.pretraining import Pretraining
 
-    if keep_memory:
-        host_memory.keep_freed_memory()
+    host_memory.keep_freed_memory()
     batch = {k: tf.constant(v) for k, v in work.arrays().items()}
-    packing: dict[str, Any] = {}
-    if packed:
-        examples = batch["next_sentence_labels"].shape[1]
-        packing = {"packing": "best_fit", "max_examples_per_row": examples}
     run = config.PretrainingConfig(
         model=config.ModelConfig(),
         data=config.DataConfig(
@@ -112,7 +83,6 @@ def albert_tf(
             global_batch_size=work.batch,
             max_seq_length=work.length,
             max_predictions_per_seq=work.predictions,
-            **packing,
         ),
         optimizer=config.OptimizerConfig(
             learning_rate=LEARNING_RATE, num_warmup_steps=0
@@ -136,19 +106,9 @@ def albert_tf(
     return lambda: float(step(batch)["loss"])
 
 
-def albert_tf_packed(work: Work) -> Step:
-    """`albert_tf` on packed rows."""
-    return albert_tf(work, packed=True)
-
-
 def albert_tf_remat(work: Work) -> Step:
     """`albert_tf` with `--remat`."""
     return albert_tf(work, remat=True)
-
-
-def albert_tf_without_kept_memory(work: Work) -> Step:
-    """`albert_tf`, with the allocator as it is by default."""
-    return albert_tf(work, keep_memory=False)
 
 
 def keras_hub(work: Work) -> Step:
@@ -257,8 +217,12 @@ def model_garden(work: Work) -> Step:
     return _tensorflow_step(tf, forward, variables, optimizer, batch)
 
 
-def hugging_face(work: Work, all_positions: bool = True) -> Step:
-    """Hugging Face's model on PyTorch, with fused attention."""
+def hugging_face(work: Work) -> Step:
+    """Hugging Face's model on PyTorch, with fused attention.
+
+    Its own loss has logits at all positions; here as in the other contenders,
+    only masked positions have logits.
+    """
     import torch
     import transformers
 
@@ -282,45 +246,29 @@ def hugging_face(work: Work, all_positions: bool = True) -> Step:
     }
     rows = torch.arange(work.batch)[:, None]
     positions = batch["masked_lm_positions"]
-    labels = torch.full((work.batch, work.length), -100)
-    labels[rows, positions] = batch["masked_lm_ids"]
     cross_entropy = torch.nn.functional.cross_entropy
     update = _make_torch_lamb(list(model.named_parameters()))
 
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=work.bfloat16):
-            arguments = {
-                "input_ids": batch["input_ids"],
-                "attention_mask": batch["input_mask"],
-                "token_type_ids": batch["segment_ids"],
-            }
-            if all_positions:
-                loss = model(
-                    **arguments,
-                    labels=labels,
-                    sentence_order_label=batch["next_sentence_labels"][:, 0],
-                ).loss
-            else:
-                hidden, pooled = model.albert(**arguments)[:2]
-                logits = model.predictions(hidden[rows, positions])
-                loss = cross_entropy(
-                    logits.float().flatten(0, 1),
-                    batch["masked_lm_ids"].flatten(),
-                ) + cross_entropy(
-                    model.sop_classifier(pooled).float(),
-                    batch["next_sentence_labels"][:, 0],
-                )
+            hidden, pooled = model.albert(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["input_mask"],
+                token_type_ids=batch["segment_ids"],
+            )[:2]
+            logits = model.predictions(hidden[rows, positions])
+            loss = cross_entropy(
+                logits.float().flatten(0, 1), batch["masked_lm_ids"].flatten()
+            ) + cross_entropy(
+                model.sop_classifier(pooled).float(),
+                batch["next_sentence_labels"][:, 0],
+            )
         loss.backward()
         update()
         model.zero_grad()
         return float(loss.detach())
 
     return step
-
-
-def hugging_face_masked(work: Work) -> Step:
-    """`hugging_face` with logits only at masked positions, as in the others."""
-    return hugging_face(work, all_positions=False)
 
 
 def _make_torch_lamb(parameters: list[tuple[str, Any]]) -> Callable[[], None]:
@@ -393,27 +341,9 @@ CONTENDERS: dict[str, Callable[[Work], Step]] = {
     for contender in (
         albert_tf,
         albert_tf_remat,
-        albert_tf_without_kept_memory,
         keras_hub,
         model_garden,
         hugging_face,
-        hugging_face_masked,
-    )
-}
-# Contenders of `benchmarks.packed_step` only.
-OF_PACKED_ROWS: dict[str, Callable[[Work], Step]] = {
-    "albert_tf_packed": albert_tf_packed
-}
-# Compared with `albert_tf`: the step without one kernel, and without any. The
-# kernel `remat` is for TPUs.
-WITHOUT_KERNELS: dict[str, Callable[[Work], Step]] = {
-    f"albert_tf_without_{name}": functools.partial(albert_tf, without=name)
-    for name in (
-        "attention",
-        "bias_dropout_add_norm",
-        "bias_gelu",
-        "layer_norm",
-        "all",
     )
 }
 
@@ -426,8 +356,7 @@ def _peak_bytes() -> int:
 def main() -> None:
     """Takes one step for each line on standard input."""
     name, work = sys.argv[1:]
-    contenders = {**CONTENDERS, **WITHOUT_KERNELS, **OF_PACKED_ROWS}
-    step = contenders[name](Work(**json.loads(work)))
+    step = CONTENDERS[name](Work(**json.loads(work)))
     losses = [step(), step()]
     print(json.dumps({"losses": losses}), flush=True)
     for _ in sys.stdin:

@@ -1,7 +1,6 @@
 """The benchmark of the input, on real records."""
 
 import json
-import pathlib
 
 import pytest
 from absl import flags as absl_flags
@@ -13,7 +12,6 @@ from benchmarks.input_rate import RecipeConfig, RunConfig
 from tests.helpers import tiny_run
 from tpu import compile_recipes, topologies
 
-ROOT = pathlib.Path(__file__).parents[2]
 COLUMNS = [cell.strip() for cell in input_rate.HEADER.split("|")[1:12]]
 
 
@@ -99,60 +97,3 @@ def test_a_recipe_needs_no_flags_of_a_run():
 def test_a_recipe_without_a_step_time_is_an_error():
     with pytest.raises(UserError, match="step_seconds"):
         input_rate.main(RecipeConfig(recipe="mini_en_128"))
-
-
-# Bytes per second of a read from gs://.
-STREAM_BYTES = 100e6
-
-
-def measured(num_hosts):
-    """The rows of the README for as many hosts as a recipe has: one, or many.
-
-    Each of many hosts reads a part of a batch by lanes. gs:// is an imitation
-    there, and not counted.
-    """
-    text = (ROOT / "benchmarks" / "README.md").read_text()
-    return [
-        row
-        for row in read_rows(text)
-        if row["hosts"] <= row["lanes"]
-        and (row["hosts"] == 1) == (num_hosts == 1)
-        and not row["records"].startswith("gs://")
-    ]
-
-
-def test_each_recipe_has_three_times_the_input_that_it_needs(monkeypatch):
-    """By the CPU of one core of a host, and by one stream of 100 MB/s.
-
-    A host reads its own part of the batch, by the lanes of the recipe. Records
-    are packed as the recipe says, with static or dynamic masks.
-    """
-    monkeypatch.chdir(ROOT)
-    found = json.loads(compile_recipes.FOUND.read_text())
-    ratios = {}
-    for name in found:
-        need = input_rate.need_of_recipe(name)
-        data, hosts = need.run.data, need.num_hosts
-        batch = data.global_batch_size
-        # A batch per replica has a whole number of records of each lane.
-        assert data.input_lanes % hosts == 0 and batch % data.input_lanes == 0
-        read = need.records_per_s / hosts  # records/s that a host reads
-        rows = measured(hosts)
-        kinds = [row for row in rows if row["packing"] == data.packing]
-        assert {row["masking"] for row in kinds} == {"static", "dynamic"}
-        for row in kinds:
-            streamed = STREAM_BYTES / (read * 1e3 * row["kB"])
-            assert streamed >= 3, (name, row["masking"])
-            # The measured host also reads and parses only its own part.
-            ratio = row["per CPU second"] / row["hosts"] / read
-            assert ratio >= 3, (name, row["masking"])
-            ratios[name, row["masking"]] = ratio
-    assert len(ratios) > 40
-    # The README has this ratio for base.
-    (row,) = (
-        row
-        for row in measured(num_hosts=64)
-        if (row["masking"], row["packing"]) == ("static", "none")
-    )
-    difference = ratios["base_v2_125k", "static"] - row["ratio per CPU second"]
-    assert abs(difference) <= 0.06

@@ -3,7 +3,6 @@
 A kernel has the name and the signature of the formula that it replaces, and a
 keyword argument `target`, the `ProgramTarget`. It gives the same values and
 gradients except for rounding; `tests/modeling/test_kernels.py` compares them.
-`python -m benchmarks.train_step --kernels` measures what each one gains.
 
 The loss in `cross_entropy` needs other arguments than the formula, so it is not
 in `KERNELS`, and `training/losses.py` selects it.
