@@ -263,16 +263,6 @@ def _describe_loss(
     return f"no answer from {', '.join(lost or [unnamed])}"
 
 
-def from_chief(strategy: tf.distribute.Strategy, value: float) -> float:
-    """The value of the chief, in all processes, as float64."""
-    if is_one_process(strategy):
-        return value
-    weight = float(is_chief(strategy))
-    # All replicas of the chief add the value.
-    total, number = _sum_over_replicas(strategy, [weight * value, weight])
-    return total / number
-
-
 def check_agreement(strategy: tf.distribute.Strategy, step: int) -> None:
     """Waits for all processes and checks that they are at the same step.
 

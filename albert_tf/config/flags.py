@@ -26,6 +26,7 @@ from albert_tf.config import (
     flag_name,
 )
 from albert_tf.config.model import override_types
+from albert_tf.config.settings import REMOVED_FLAGS
 from albert_tf.errors import UserError
 from albert_tf.io import faults
 
@@ -46,11 +47,6 @@ _VERBOSE_PACKAGES = tuple(
 )
 
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
-
-# What to use instead of a flag that earlier versions had.
-REMOVED_FLAGS: dict[str, str] = {
-    "loop_seconds": "Set --steps_per_loop; a loop should take some seconds.",
-}
 
 
 def define(

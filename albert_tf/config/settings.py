@@ -30,6 +30,12 @@ ValueT = TypeVar("ValueT")
 
 AFFECTS = ("model", "result", "nothing")
 
+# What to use instead of a flag that earlier versions had. `Config.from_dict`
+# ignores settings of these names, since old runs have stored them.
+REMOVED_FLAGS: dict[str, str] = {
+    "loop_seconds": "Set --steps_per_loop; a loop should take some seconds.",
+}
+
 
 def setting(
     default: Any,
@@ -238,6 +244,8 @@ class Config:
     def from_dict(cls, values: Mapping[str, Any], source: str = "") -> Self:
         """The inverse of `to_dict`; missing keys take their default.
 
+        Settings in `REMOVED_FLAGS` are ignored.
+
         Args:
             values: Settings by name; nested for nested dataclasses.
             source: The origin of the values, for error messages.
@@ -252,7 +260,7 @@ class Config:
                 received=repr(values)[:80],
             )
         known = {f.name: t for f, t in fields_with_types(cls)}
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(set(values) - set(known) - set(REMOVED_FLAGS))
         if unknown:
             raise UserError(
                 f"{where}unknown key {', '.join(unknown)}",
@@ -260,6 +268,8 @@ class Config:
             )
         made: dict[str, Any] = {}
         for name, value in values.items():
+            if name not in known:
+                continue
             field_type = known[name]
             if isinstance(field_type, type) and issubclass(field_type, Config):
                 made[name] = field_type.from_dict(value, source)

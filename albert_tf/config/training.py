@@ -118,19 +118,11 @@ class TrainingConfig(Config):
         at_least=1,
         affects="nothing",
     )
-    loop_seconds: float = setting(
-        0.0,
-        "Longest time in seconds of a device loop, e.g. 30. The run measures "
-        "its step time and lowers steps_per_loop accordingly; intervals.json "
-        "in output_dir stores the result. 0: no limit.",
-        at_least=0,
-        affects="nothing",
-    )
     save_checkpoints_minutes: float = setting(
         0.0,
-        "Longest time in minutes between checkpoints, e.g. 5; lowers "
-        "save_checkpoints_steps in the same way as loop_seconds lowers "
-        "steps_per_loop. 0: no limit.",
+        "Also save a checkpoint after a device loop if this many minutes have "
+        "passed since the last one, e.g. 5. 0: only every "
+        "save_checkpoints_steps.",
         at_least=0,
         affects="nothing",
     )

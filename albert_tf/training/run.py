@@ -12,16 +12,11 @@ from absl import logging
 
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.watchdog import Watchdog
-from albert_tf.cluster.workers import (
-    from_chief,
-    is_chief,
-    slice_servers,
-)
+from albert_tf.cluster.workers import slice_servers
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.corrupt_records import TRAINING_ERRORS
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.runs import intervals
 from albert_tf.runs.checkpoint_files import BEST_DIR, CHECKPOINTS_DIR
 from albert_tf.runs.log import RunLog, read_metrics
 from albert_tf.runs.rollback import find_divergence
@@ -33,7 +28,7 @@ from albert_tf.training.progress import Progress
 from albert_tf.training.recovery import Recovery
 from albert_tf.training.saver import Saver
 from albert_tf.training.switches import DataSwitch, DropoutSwitch
-from albert_tf.training.trainer import MEASURED_STEPS, Trainer
+from albert_tf.training.trainer import Trainer
 
 
 class Run:
@@ -63,7 +58,6 @@ class Run:
         self.strategy = strategy
         self.trainer = trainer
         self.position = trainer.position
-        self.intervals = intervals.Intervals.read(config.training.output_dir)
         self.evaluator = evaluator
         self.stop = stop
         self.run_log = run_log
@@ -113,10 +107,7 @@ class Run:
                 listener.on_loop_begin(position.step)
             boundary, stops = self._next_boundary(), False
             try:
-                if self._must_measure():
-                    boundary, stops = self._measure(boundary)
-                if not stops:
-                    stops = self.trainer.advance(boundary)
+                stops = self.trainer.advance(boundary)
             except TRAINING_ERRORS as error:
                 self.recovery.skip_damaged(error, boundary)
                 continue
@@ -129,8 +120,9 @@ class Run:
             # does not evaluate this step.
             if self._is_due(training.eval_every_n_steps):
                 evaluated = self._evaluate()
-            _, save_steps = self.intervals.at(position.step, training)
-            if self._is_due(save_steps, training.keep_every_n_steps):
+            if self.saver.is_late() or self._is_due(
+                training.save_checkpoints_steps, training.keep_every_n_steps
+            ):
                 self.saver.save()
             for listener in self.listeners:
                 listener.on_loop_end(position.step, metrics)
@@ -141,15 +133,18 @@ class Run:
     def _next_boundary(self) -> int:
         """The step at which the device loop returns to the host.
 
-        It depends only on settings, step and notes of the run. So a resumed run
-        has the same device loops and the same lines in its log as an
-        uninterrupted run.
+        It depends only on settings and step. So a resumed run has the same
+        device loops and the same lines in its log as an uninterrupted run.
         """
         step, training = self.position.step, self.config.training
-        due = training.eval_every_n_steps, training.keep_every_n_steps
+        due = (
+            training.steps_per_loop,
+            training.save_checkpoints_steps,
+            training.eval_every_n_steps,
+            training.keep_every_n_steps,
+        )
         changes = (
             *((step // every + 1) * every for every in due if every),
-            self.intervals.next_boundary(step, training),
             schedules.next_dropout_change(step, self.config),
             self.data.next_change(step),
             *(s for s in training.profiled_steps() or () if s > step),
@@ -158,40 +153,6 @@ class Run:
             *(change for change in changes if change is not None),
             training.num_train_steps,
         )
-
-    def _must_measure(self) -> bool:
-        """Whether intervals in time need the speed of the present program."""
-        training = self.config.training
-        return self.trainer.step_seconds is None and bool(
-            training.loop_seconds or training.save_checkpoints_minutes
-        )
-
-    def _measure(self, boundary: int) -> tuple[int, bool]:
-        """Measures the step time in a few steps, and chooses intervals.
-
-        Args:
-            boundary: The next boundary, if the intervals stay the same.
-
-        Returns:
-            The next boundary, and whether there is a request to stop.
-        """
-        position, training = self.position, self.config.training
-        end = min(position.step + 1 + MEASURED_STEPS, boundary)
-        stops = self.trainer.advance(end)
-        seconds = self.trainer.step_seconds
-        if stops or seconds is None:
-            return boundary, stops
-        seconds = from_chief(self.strategy, seconds)
-        if self.intervals.needs(position.step, seconds, training):
-            chosen = intervals.choose(position.step, seconds, training)
-            self.intervals.extend([chosen], writes=is_chief(self.strategy))
-            logging.info(
-                "%.3g s per step: loops of %d steps, a checkpoint every %d "
-                "steps",
-                seconds,
-                *self.intervals.at(position.step, training),
-            )
-        return (self._next_boundary() if end < boundary else end), stops
 
     def _is_due(self, *intervals: int) -> bool:
         """Whether an action is due: at multiples of an interval and at the end.

@@ -1,5 +1,6 @@
 """Saves a run: its checkpoints, with the notes that a resumed run needs."""
 
+import time
 from typing import Any
 
 import tensorflow as tf
@@ -39,9 +40,21 @@ class Saver:
         self._trainer = trainer
         self._log_event = log_event
         self._watchdog = watchdog
+        self._saved_at = time.monotonic()
+
+    def is_late(self) -> bool:
+        """Whether `--save_checkpoints_minutes` asks for a checkpoint.
+
+        Only the process that saves acts on the answer, so processes need not
+        agree.
+        """
+        minutes = self._config.training.save_checkpoints_minutes
+        passed_s = time.monotonic() - self._saved_at
+        return bool(minutes) and passed_s >= 60 * minutes
 
     def save(self) -> None:
         """Saves a checkpoint in the background."""
+        self._saved_at = time.monotonic()
         with self._watchdog.limit("saving a checkpoint"):
             is_new = self._trainer.store.save(
                 self._trainer.position.step, self._notes()

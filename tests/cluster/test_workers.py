@@ -1,4 +1,4 @@
-"""Two real workers that agree on a value, or find that their steps differ."""
+"""Two real workers find that their steps differ."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from tests.helpers.run_processes import PATIENCE_S, free_ports
 
 
 @pytest.mark.slow
-def test_the_chief_decides_and_different_steps_are_errors(tmp_path):
+def test_different_steps_are_errors(tmp_path):
     cluster = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
     workers = []
-    for index, arguments in enumerate((["0.25", "4"], ["3600", "6"])):
+    for index, arguments in enumerate((["4"], ["6"])):
         task = {"type": "worker", "index": index}
         variable = json.dumps({"cluster": cluster, "task": task})
         worker = ForkedProgram(
@@ -33,7 +33,6 @@ def test_the_chief_decides_and_different_steps_are_errors(tmp_path):
                 assert workers[index].poll() is None, said
                 assert time.monotonic() < deadline, said
                 time.sleep(0.02)
-            assert "chief: 0.25\n" in said
             assert "all workers must read the same --output_dir" in said
             assert f"is at step {step}, the mean of all is 5" in said
     finally:

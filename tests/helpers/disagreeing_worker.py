@@ -1,26 +1,25 @@
-"""A worker with a value and a step of its own, to compare with the others.
+"""A worker with a step of its own, to compare with the others.
 
-    python -m tests.helpers.disagreeing_worker VALUE STEP
+    python -m tests.helpers.disagreeing_worker STEP
 
-prints the value of the chief, and the error about the different steps. Then it
-waits: at its end, it would be a lost worker for one that is still receiving.
+prints the error about the different steps. Then it waits: at its end, it would
+be a lost worker for one that is still receiving.
 """
 
 import signal
 import sys
 
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.cluster.workers import check_agreement, from_chief
+from albert_tf.cluster.workers import check_agreement
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import UserError
 
 
 def main() -> None:
-    value, step = float(sys.argv[1]), int(sys.argv[2])
+    step = int(sys.argv[1])
     strategy = make_strategy(
         DistributionConfig(strategy="multi_worker", worker_timeout_s=300)
     )
-    print(f"chief: {from_chief(strategy, value)}", file=sys.stderr)
     check_agreement(strategy, 7)  # this step is common
     try:
         check_agreement(strategy, step)

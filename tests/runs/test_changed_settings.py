@@ -88,7 +88,6 @@ FREE = {
     "training.eval_sentence_objective": "nsp",
     "training.steps_per_loop": 1,
     "training.save_checkpoints_steps": 2,
-    "training.loop_seconds": 10.0,
     "training.save_checkpoints_minutes": 1.0,
     "training.keep_checkpoint_max": 1,
     "training.keep_every_n_steps": 4,

@@ -43,6 +43,14 @@ def test_the_directory_describes_the_run_completely(
     assert stored == [{"first_step": 0, "shards": shards}]
 
 
+def test_a_run_may_have_settings_that_were_removed(run, tmp_path):
+    path = tmp_path / "run" / "config.json"
+    values = json.loads(path.read_text())
+    values["training"]["loop_seconds"] = 30.0
+    path.write_text(json.dumps(values))
+    assert run_directory.load_config(str(tmp_path / "run")) == run()
+
+
 def test_each_phase_is_written(run_in_phases, tmp_path):
     stored = json.loads((tmp_path / "run/training_records.json").read_text())
     assert [

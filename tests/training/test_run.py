@@ -15,7 +15,6 @@ from albert_tf.input.record_sets import Phase, TrainingData
 from albert_tf.runs import checkpoint_files
 from albert_tf.runs.checkpoint_files import Checkpoint
 from albert_tf.runs.checkpoints import CheckpointStore
-from albert_tf.runs.intervals import Intervals
 from albert_tf.runs.log import RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training.listener import Listener
@@ -26,15 +25,13 @@ from albert_tf.training.step_times import StepTimes
 
 
 class CountingTrainer:
-    """A trainer that only counts steps, at a constant speed."""
+    """A trainer that only counts steps."""
 
-    def __init__(self, step, seconds_per_step):
+    def __init__(self, step):
         self.position = Position.at_start(["loss", "gradient_norm"])
         self.position.step = step
         self.rollbacks = ()
-        self.step_seconds = None
         self.boundaries, self.saved = [], []
-        self._seconds_per_step = seconds_per_step
         self.state = types.SimpleNamespace(
             objective=types.SimpleNamespace(
                 listeners=lambda log_event: (), cost=lambda metrics: 1.0
@@ -62,8 +59,6 @@ class CountingTrainer:
 
     def advance(self, until):
         self.boundaries.append(until)
-        if until > self.position.step:
-            self.step_seconds = self._seconds_per_step
         self.position.step = until
         return False
 
@@ -72,7 +67,7 @@ class StoppedTrainer(CountingTrainer):
     """A trainer that gets a request to stop in its first step."""
 
     def __init__(self, loss):
-        super().__init__(0, 1.0)
+        super().__init__(0)
         self._loss = loss
 
     def advance(self, until):
@@ -118,7 +113,6 @@ def train(tmp_path):
 
     def train_from(
         step,
-        seconds_per_step,
         evaluator=None,
         run_log=None,
         store=None,
@@ -135,7 +129,7 @@ def train(tmp_path):
                 },
             }
         )
-        trainer = CountingTrainer(step, seconds_per_step)
+        trainer = CountingTrainer(step)
         trainer.position.restore(Checkpoint("", step, notes or {}))
         trainer.store = store or trainer.store
         trainer.rollbacks = Rollbacks.read(str(tmp_path))
@@ -154,33 +148,6 @@ def train(tmp_path):
         return trainer
 
     return train_from
-
-
-def test_checkpoints_in_minutes_are_at_the_same_steps_after_a_resume(
-    train, tmp_path
-):
-    in_time = {"loop_seconds": 4.0, "save_checkpoints_minutes": 0.5}
-    # 1 s per step: loops of 2 steps, 20 steps between checkpoints. The first 11
-    # steps measure the speed.
-    trainer = train(0, 1.0, **in_time)
-    assert trainer.saved == [20, 40, 60, 80, 100]
-    assert trainer.boundaries[:4] == [11, 12, 14, 16]
-
-    # At a slightly lower speed, the run keeps its intervals.
-    assert train(40, 1.5, **in_time).saved == [60, 80, 100]
-    assert len(Intervals.read(str(tmp_path))) == 1
-
-    # At a much lower speed, it chooses intervals again, after measuring it.
-    slower = train(60, 6.0, **in_time)
-    assert slower.saved == [65, 70, 75, 80, 85, 90, 95, 100]
-    assert [i.first_step for i in Intervals.read(str(tmp_path))] == [11, 62]
-
-
-def test_without_intervals_in_time_nothing_is_measured(train, tmp_path):
-    trainer = train(0, 1.0, steps_per_loop=30, save_checkpoints_steps=50)
-    assert trainer.boundaries == [30, 50, 60, 90, 100]
-    assert trainer.saved == [50, 100]
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -208,7 +175,6 @@ def start_run(train, tmp_path):
         )
         train(
             step,
-            1.0,
             evaluator=evaluator,
             run_log=log,
             store=store,
@@ -426,13 +392,13 @@ def test_checkpoints_that_are_kept_for_ever_are_saved(train):
     """Multiples of 30 are no multiples of 40, the interval of the others."""
     often = {"save_checkpoints_steps": 40, "keep_every_n_steps": 30}
     expected = [30, 40, 60, 80, 90, 100]
-    assert train(0, 1.0, **often).saved == expected
-    assert train(50, 1.0, **often).saved == expected[2:]
+    assert train(0, **often).saved == expected
+    assert train(50, **often).saved == expected[2:]
 
 
 def test_without_held_out_records_an_interrupted_evaluation_is_skipped(train):
     """The process that was interrupted had held-out records."""
-    trainer = train(40, 1.0, notes={"to_evaluate": True})
+    trainer = train(40, notes={"to_evaluate": True})
     assert trainer.position.step == 100
 
 
@@ -442,7 +408,7 @@ def test_the_wait_for_each_checkpoint_is_logged_also_for_the_best(train):
     evaluator = types.SimpleNamespace(
         run_and_log=lambda step, log: {"loss": 1}, examples={}
     )
-    train(20, 1.0, evaluator=evaluator, run_log=log, save_checkpoints_steps=60)
+    train(20, evaluator=evaluator, run_log=log, save_checkpoints_steps=60)
     waits = [
         (step, facts["best"], facts["stalled_s"])
         for kind, step, facts in log.events

@@ -107,6 +107,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
             num_train_steps=300 + 30 * kills,
             steps_per_loop=10,
             save_checkpoints_steps=7,
+            save_checkpoints_minutes=0.001,
             eval_every_n_steps=50,
             dropout_schedule="0:0.1,150:0.0",
             **STRATEGIES[kind],
@@ -245,6 +246,26 @@ def test_a_new_run_has_a_complete_checkpoint_before_it_trains(
         Run, "train", lambda self: [c.step for c in list_checkpoints(directory)]
     )
     assert train(tiny_run.make_synthetic_config(tmp_path)) == [0]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "saved"),
+    [(1e-9, [0, 2, 4, 5, 6, 8, 10, 12]), (60.0, [0, 5, 10, 12])],
+)
+def test_a_checkpoint_is_also_saved_after_minutes(tmp_path, minutes, saved):
+    """At the end of a device loop, which it does not change."""
+    config = tiny_run.make_synthetic_config(
+        tmp_path,
+        save_checkpoints_steps=5,
+        save_checkpoints_minutes=minutes,
+    )
+    train(config)
+    found = [
+        event["step"]
+        for event in read_events(str(tmp_path))
+        if event["event"] == "checkpoint"
+    ]
+    assert found == saved
 
 
 @pytest.mark.slow
