@@ -185,7 +185,7 @@ demo: $(VENV)/installed
 	$(BIN)/python -m albert_tf.export_saved_model \
 	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
 	@echo "5/9 fills masks with the SavedModel, about 10 seconds"
-	$(BIN)/python -m albert_tf.fill_mask --saved_model_dir=$(DEMO)/saved_model \
+	$(BIN)/python -m albert_tf.predict --saved_model_dir=$(DEMO)/saved_model \
 	    --text='The city is the [MASK] of the country.' \
 	    --text='He was one of the [MASK] important scientists of his time.' \
 	    --text='"I do not know," said [MASK].'

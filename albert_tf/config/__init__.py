@@ -28,7 +28,6 @@ from albert_tf.config.settings import (
 from albert_tf.config.task import TaskConfig
 from albert_tf.config.task_head import TaskHeadConfig
 from albert_tf.config.texts import (
-    FillMaskConfig,
     PredictConfig,
     ServingClientConfig,
     TextsConfig,
@@ -47,7 +46,6 @@ __all__ = [
     "DataConfig",
     "DistributionConfig",
     "ExportConfig",
-    "FillMaskConfig",
     "FinetuningConfig",
     "InitializationConfig",
     "MaskingConfig",

@@ -7,33 +7,6 @@ from albert_tf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class FillMaskConfig(Config):
-    """Settings of `python -m albert_tf.fill_mask`.
-
-    Example:
-        >>> config = FillMaskConfig(
-        ...     saved_model_dir="build/demo/saved_model",
-        ...     text=("Paris is the [MASK] of France.",),
-        ... )
-        >>> len(config.text)
-        1
-    """
-
-    saved_model_dir: str = setting(
-        "", "Directory of the SavedModel to load, e.g. build/demo/saved_model."
-    )
-    text: tuple[str, ...] = setting(
-        (),
-        "Sentence with at least one [MASK]. Give the flag once per sentence, "
-        "e.g. --text='Paris is the [MASK] of France.'.",
-        repeated=True,
-    )
-
-    def check(self) -> None:
-        _check_utf8("text", self.text)
-
-
-@dataclasses.dataclass(frozen=True)
 class TextsConfig(Config):
     """The texts to ask a model about.
 

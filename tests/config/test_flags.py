@@ -11,7 +11,6 @@ from albert_tf.config import (
     Config,
     ConvertConfig,
     ExportConfig,
-    FillMaskConfig,
     FinetuningConfig,
     ModelConfig,
     PredictConfig,
@@ -43,7 +42,6 @@ COMMANDS = (
     FinetuningConfig,
     ConvertConfig,
     ExportConfig,
-    FillMaskConfig,
     PredictConfig,
     ServingClientConfig,
     ReportConfig,
@@ -234,16 +232,15 @@ def test_wrong_values_of_model_are_refused(architecture, text, said):
 
 
 def test_a_repeated_flag_may_hold_commas():
-    config = parse(FillMaskConfig, "--text=a, [MASK]", "--text=b")
+    config = parse(PredictConfig, "--text=a, [MASK]", "--text=b")
     assert config.text == ("a, [MASK]", "b")
 
 
-@pytest.mark.parametrize("config_class", [FillMaskConfig, PredictConfig])
-def test_text_that_is_not_utf8_is_refused(config_class):
+def test_text_that_is_not_utf8_is_refused():
     """Python decodes other bytes of the command line to surrogates."""
     text = os.fsdecode(b"bad \xff")
     with pytest.raises(UserError, match=r"text must be UTF-8.*'bad .udcff'"):
-        parse(config_class, f"--text={text}")
+        parse(PredictConfig, f"--text={text}")
 
 
 def test_unknown_flags_are_refused():

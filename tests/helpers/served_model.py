@@ -1,13 +1,10 @@
-"""Answers of an exported model: of a server, and as `fill_mask` prints them."""
+"""Answers of an exported model: of a server, and as `predict` prints them."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-from albert_tf.serving.mask_filler import MaskFiller
 
 
 def answer_as_served(
@@ -22,13 +19,19 @@ def answer_as_served(
     return {name: value.numpy() for name, value in answer.items()}
 
 
-def filled_lines(export_dir: pathlib.Path, texts: Sequence[str]) -> list[str]:
-    """Each text, and lines of candidates if it has a mask, as printed."""
-    filler = MaskFiller(str(export_dir))
+def filled_lines(model: Any, texts: Sequence[str]) -> list[str]:
+    """Each text, and lines of candidates for its masks, as printed."""
+    answer = answer_as_served(model, "fill_mask_text", {"text": texts})
     lines = []
-    for text in texts:
+    for text, pieces, probabilities in zip(
+        texts,
+        *(answer[f"top_{n}"] for n in ("pieces", "probabilities")),
+        strict=True,
+    ):
         lines.append(text)
-        for candidates in filler.fill(text) if "[MASK]" in text else []:
-            pairs = (f"{c.piece} {c.probability:.1%}" for c in candidates)
-            lines.append("    " + "  ".join(pairs))
+        for i in range(text.count("[MASK]")):
+            pairs = zip(pieces[i], probabilities[i], strict=True)
+            lines.append(
+                "    " + "  ".join(f"{p.decode()} {q:.1%}" for p, q in pairs)
+            )
     return lines

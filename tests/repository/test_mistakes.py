@@ -16,7 +16,6 @@ from albert_tf.config import (
     Config,
     ConvertConfig,
     ExportConfig,
-    FillMaskConfig,
     FinetuningConfig,
     ModelConfig,
     PredictConfig,
@@ -36,7 +35,6 @@ from albert_tf.report import __main__ as report
 from albert_tf.serving import client
 from albert_tf.serving.export import export
 from albert_tf.serving.local_client import print_predictions
-from albert_tf.serving.mask_filler import print_filled
 from data_prep import build_tfrecords, inspect_records, train_tokenizer
 from data_prep.config import InspectConfig, RecordsConfig, TokenizerConfig
 from tests.helpers import rights
@@ -47,7 +45,6 @@ COMMANDS = {
     "run_finetuning": (FinetuningConfig, run_finetuning.main),
     "convert_checkpoint": (ConvertConfig, convert),
     "export_saved_model": (ExportConfig, export),
-    "fill_mask": (FillMaskConfig, print_filled),
     "predict": (PredictConfig, print_predictions),
     "score": (ScoreConfig, score.main),
     "report": (ReportConfig, report.main),
@@ -176,7 +173,6 @@ NEEDED = {
     "run_finetuning": "output_dir",
     "convert_checkpoint": "from",
     "export_saved_model": "run_dir",
-    "fill_mask": "saved_model_dir",
     "predict": "saved_model_dir",
     "score": "data_file",
     "report": "run_dirs",
@@ -320,7 +316,6 @@ INPUTS = {
     "model": ("convert_checkpoint", "--from={}", "--to={}.to"),
     "archive": ("convert_checkpoint", "--from={}.tar.gz", "--to={}.to"),
     "run": ("export_saved_model", "--run_dir={}", "--export_dir={}.to"),
-    "saved model": ("fill_mask", "--saved_model_dir={}", "--text=a [MASK]"),
     "predicting": ("predict", "--saved_model_dir={}", "--text=a"),
     "reported": ("report", "--run_dirs={}", "--output_file={}.html"),
     "predictions": (
@@ -379,7 +374,6 @@ DIRECTORIES = (
     "inspected",
     "model",
     "run",
-    "saved model",
     "predicting",
     "reported",
 )

@@ -140,15 +140,11 @@ def rest_server(served):
 
 
 @pytest.mark.parametrize("protocol", SERVE)
-def test_a_client_prints_the_answers_of_the_model(
-    protocol, export_dir, served, capsys
-):
+def test_a_client_prints_the_answers_of_the_model(protocol, served, capsys):
     """Texts of one request have different numbers of masks."""
     with SERVE[protocol](served) as server:
         main(ServingClientConfig(server=server, text=TEXTS))
-    assert capsys.readouterr().out.splitlines() == filled_lines(
-        export_dir, TEXTS
-    )
+    assert capsys.readouterr().out.splitlines() == filled_lines(served, TEXTS)
 
 
 @pytest.mark.slow

@@ -54,11 +54,11 @@ def run_c(program, export_dir, text):
     )
 
 
-def test_a_c_program_fills_masks_as_python_does(c_program, export_dir):
+def test_a_c_program_fills_masks_as_python_does(c_program, export_dir, served):
     text = "The [MASK] sat on[MASK]."
     run = run_c(c_program, export_dir, text)
     assert run.returncode == 0, run.stderr
-    _, *wanted = filled_lines(export_dir, [text])
+    _, *wanted = filled_lines(served, [text])
     assert run.stdout.splitlines() == [line.strip() for line in wanted]
     assert len(wanted) == 2
 

@@ -1,7 +1,10 @@
 """`python -m albert_tf.predict`: exported models asked in this process."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +15,7 @@ from albert_tf.serving.local_client import LocalClient, print_predictions
 from albert_tf.serving.task_requests import ask, find_task
 from tests.helpers.docstring_example import run_example
 from tests.helpers.exportable_task import write_task_run
+from tests.helpers.served_model import filled_lines
 
 
 @pytest.mark.slow
@@ -34,6 +38,28 @@ def test_predict_prints_an_answer_for_each_text_and_question(
     (tmp_path / "export/squad").symlink_to(directory)
     monkeypatch.chdir(tmp_path)
     run_example(LocalClient)
+
+
+@pytest.mark.slow
+def test_the_command_fills_masks_without_model_code(export_dir, served):
+    """A line for each mask; an export needs no code of the model."""
+    texts = ["The [MASK] sat on [MASK].", "[MASK]"]
+    program = (
+        "import sys; from albert_tf.config import PredictConfig\n"
+        "from albert_tf.predict import print_predictions\n"
+        f"print_predictions(PredictConfig({tuple(texts)}, "
+        f"saved_model_dir={str(export_dir)!r}))\n"
+        "assert 'albert_tf.modeling' not in sys.modules\n"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONUTF8": "1"},
+    ).stdout.splitlines()
+    assert printed == filled_lines(served, texts)
+    assert len(printed) == 2 + 3
 
 
 @pytest.mark.slow
