@@ -12,7 +12,8 @@ from absl import logging
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.training import schedules, step_cost
+from albert_tf.training import schedules
+from albert_tf.training.cost import flops_per_step
 from tpu import cycles, replica_program, tpu_compiler
 from tpu.own_process import NoResultError, run_apart
 from tpu.topologies import Slice
@@ -172,7 +173,7 @@ def estimate(
     devices = tpu_compiler.slice_devices(
         where.libtpu_name(), where.libtpu_options()
     )[: where.num_cores]
-    model_flops = step_cost.flops_per_step(
+    model_flops = flops_per_step(
         config.model, config.data, config.training.sentence_objective
     )
     micro_batches = config.data.gradient_accumulation_steps

@@ -24,7 +24,7 @@ from albert_tf.io.files import open_existing, write_bytes, write_json
 from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs.directory import RECORDS_METADATA_FILE, has_checkpoints
-from albert_tf.training import step_cost, step_memory, warm_start
+from albert_tf.training import cost, warm_start
 from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.objective import InitialWeights, Objective, Scalars
 
@@ -200,12 +200,12 @@ class Finetuning(Objective):
         reads = data.max_seq_length if self._is_span else 1
         head = 2 * model.hidden_size * reads * max(2, self._head.num_outputs)
         pooler = 2 * model.hidden_size**2 * self._head.has_pooler
-        encoder = step_cost.encoder_flops(model, data.max_seq_length, reads)
+        encoder = cost.encoder_flops(model, data.max_seq_length, reads)
         num_sequences = data.global_batch_size * self.num_sequences
         return 3 * num_sequences * (encoder + pooler + head)
 
     def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
-        return step_memory.estimate_step_memory(
+        return cost.estimate_memory(
             self._config,
             num_replicas,
             self.num_parameters(),

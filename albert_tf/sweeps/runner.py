@@ -39,7 +39,7 @@ from albert_tf.sweeps.run_state import (
     read_evaluation,
     store_evaluation,
 )
-from albert_tf.training import step_cost
+from albert_tf.training import cost
 
 PROGRESS_SECONDS = 30.0
 _POLL_SECONDS = 0.5
@@ -111,7 +111,7 @@ class Sweep:
         # FLOPs of a training step, so that progress can be summed over models
         # of different sizes.
         self._costs = {
-            run.name: step_cost.flops_per_step(
+            run.name: cost.flops_per_step(
                 run.config.model,
                 run.config.data,
                 run.config.training.sentence_objective,

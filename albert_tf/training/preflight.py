@@ -6,13 +6,19 @@ program on the real devices, from the weights that the run would start or resume
 from. All files that the checks write are removed.
 """
 
+import os
 import posixpath
 
 import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import versions
-from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
+from albert_tf.cluster.strategy import (
+    device_type,
+    devices_per_host,
+    make_strategy,
+    per_replica_batch_size,
+)
 from albert_tf.cluster.watchdog import guarded
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
@@ -21,7 +27,7 @@ from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
 from albert_tf.runs.rollback import find_divergence
-from albert_tf.training import schedules, step_cost, step_memory, storage_checks
+from albert_tf.training import cost, schedules, storage_checks
 from albert_tf.training.checklist import (
     FAIL,
     OK,
@@ -261,21 +267,27 @@ class Preflight:
         )
 
     def _memory(self) -> None:
+        """Compares an estimate with the memory of a host of CPUs.
+
+        TPUs and GPUs report the memory that the steps need.
+        """
+        if device_type(self.strategy) != "CPU":
+            return
         sizes = self.objective.memory_per_replica(
             self.strategy.num_replicas_in_sync
         )
         total = sum(sizes.values())
-        available = step_memory.device_memory_bytes(self.strategy)
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        available = pages * size // devices_per_host(self.strategy)
         named = ", ".join(
             f"{n} {format_bytes(size)}" for n, size in sizes.items()
         )
-        fits = available is None or total < available
+        fits = total < available
         self._checks.add(
             OK if fits else WARN,
             "memory",
             f"each replica needs about {format_bytes(total)}: {named}; memory "
-            "of the device: "
-            f"{format_bytes(available) if available else 'unknown'}",
+            f"of the device: {format_bytes(available)}",
             "" if fits else f"If the steps run out of memory: {TO_SAVE_MEMORY}",
         )
 
@@ -327,11 +339,11 @@ class Preflight:
         # The lowest loss is None if the first step begins other records.
         self._judge_loss(first, step, trainer.position.lowest_loss)
         self._report_speed(first, timed, step)
-        peak = format_bytes(step_memory.peak_memory_bytes())
+        peak = format_bytes(cost.peak_memory_bytes())
         self._checks.add(
             OK,
             "memory in use",
-            f"{peak} at its peak, of {step_memory.memory_owner()}",
+            f"{peak} at its peak, of {cost.memory_owner()}",
         )
 
     def _judge_loss(
@@ -367,7 +379,7 @@ class Preflight:
         flops = self.objective.flops_per_step()
         sequences = config.data.global_batch_size * self.objective.num_sequences
         tokens = sequences * config.data.max_seq_length
-        peak = step_cost.peak_flops(self.strategy, config.distribution)
+        peak = cost.peak_flops(self.strategy, config.distribution)
         mfu = "MFU unknown: set --peak_tflops"
         if peak:
             mfu = f"MFU {flops / seconds / peak:.1%}"

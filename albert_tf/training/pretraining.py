@@ -21,13 +21,7 @@ from albert_tf.input.record_format import (
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.training import (
-    losses,
-    metrics,
-    step_cost,
-    step_memory,
-    warm_start,
-)
+from albert_tf.training import cost, losses, metrics, warm_start
 from albert_tf.training.objective import InitialWeights, Objective, Scalars
 
 
@@ -159,17 +153,22 @@ class Pretraining(Objective):
         return lines
 
     def num_parameters(self) -> int:
-        return step_cost.num_parameters(
-            self._config.model, self._sentence_objective
-        )
+        return cost.num_parameters(self._config.model, self._sentence_objective)
 
     def flops_per_step(self) -> int:
-        return step_cost.flops_per_step(
+        return cost.flops_per_step(
             self._config.model, self._config.data, self._sentence_objective
         )
 
     def memory_per_replica(self, num_replicas: int) -> dict[str, int]:
-        return step_memory.estimate_memory(self._config, num_replicas)
+        config = self._config
+        return cost.estimate_memory(
+            config,
+            num_replicas,
+            self.num_parameters(),
+            num_logits=cost.num_predictions(config.data)
+            * config.model.vocab_size,
+        )
 
     def chance_loss(self) -> float:
         loss = math.log(self._config.model.vocab_size)

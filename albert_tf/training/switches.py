@@ -6,7 +6,7 @@ from absl import logging
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.training import schedules, step_memory
+from albert_tf.training import cost, schedules
 from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.progress import Progress
 
@@ -61,8 +61,8 @@ class DropoutSwitch(Listener):
         after = schedules.dropout_rates(step, self._config)
         if after != before:
             self._log_event("dropout", before=before.hidden, after=after.hidden)
-            memory_bytes = step_memory.peak_memory_bytes()
-            is_reset = step_memory.reset_peak_memory()
+            memory_bytes = cost.peak_memory_bytes()
+            is_reset = cost.reset_peak_memory()
             self._before = (
                 before.hidden,
                 step_seconds,
@@ -79,9 +79,9 @@ class DropoutSwitch(Listener):
         memory = ""
         if memory_before is not None:
             memory = (
-                f", peak memory of {step_memory.memory_owner()} "
+                f", peak memory of {cost.memory_owner()} "
                 f"{memory_before / 1e9:.2f} GB -> "
-                f"{step_memory.peak_memory_bytes() / 1e9:.2f} GB"
+                f"{cost.peak_memory_bytes() / 1e9:.2f} GB"
             )
         logging.info(
             "dropout %g -> %g: step %.3g s -> %.3g s%s",

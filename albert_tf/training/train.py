@@ -41,7 +41,7 @@ from albert_tf.io.ownership import Owner, own
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR
 from albert_tf.runs.log import RunLog, read_events
-from albert_tf.training import schedules, step_cost
+from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.objective import InitialWeights, Objective
 from albert_tf.training.pretraining import Pretraining
@@ -245,7 +245,7 @@ def open_run(
         config.training.num_train_steps,
         content_at,
         objective.flops_per_step(),
-        step_cost.peak_flops(strategy, config.distribution),
+        cost.peak_flops(strategy, config.distribution),
         run_dir,
         objective.describe,
         began,

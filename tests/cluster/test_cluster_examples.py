@@ -15,7 +15,7 @@ import yaml
 from absl import flags as absl_flags
 
 from albert_tf.config import PretrainingConfig, flags
-from albert_tf.training import step_memory
+from albert_tf.training.pretraining import Pretraining
 
 ROOT = pathlib.Path(__file__).parents[2]
 CLUSTER = ROOT / "configs" / "cluster"
@@ -243,5 +243,5 @@ def test_the_examples_fit_32_gpus_of_40_gb(arguments, monkeypatch):
     flags.define(PretrainingConfig, values)
     values(["run_pretraining", *arguments])
     config = flags.parse(PretrainingConfig, values)
-    needed = sum(step_memory.estimate_memory(config, 4 * 8).values())
+    needed = sum(Pretraining(config).memory_per_replica(4 * 8).values())
     assert 1.5 * needed < 40e9

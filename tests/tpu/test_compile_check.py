@@ -17,7 +17,7 @@ from albert_tf.errors import UserError
 from albert_tf.modeling.dropout import Masks
 from albert_tf.modeling.kernels.attention import attend
 from albert_tf.modeling.target import ProgramTarget
-from albert_tf.training import step_cost
+from albert_tf.training import cost
 from tests.helpers import tiny_run
 from tests.helpers.compiled_runs import tiny_config
 from tests.helpers.made_up_estimate import MADE_UP
@@ -217,7 +217,7 @@ def test_the_step_compiles_for_a_slice(slice_name, parts):
     assert found.uncounted_loops == 0
     # The compiler counts the operations of the formula, and others.
     assert 1 <= found.flops / found.model_flops < 1.6
-    weights = 4 * step_cost.num_parameters(config.model, "sop")
+    weights = 4 * cost.num_parameters(config.model, "sop")
     # Weights and two moments, padded to whole tiles; float32 gradients.
     assert 1 <= found.argument_bytes / (3 * weights) < 1.3
     assert 1 <= found.all_reduce_bytes / weights < 1.001

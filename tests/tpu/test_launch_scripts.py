@@ -15,7 +15,7 @@ from absl import flags as absl_flags
 
 from albert_tf.cluster.devices import TPU_CHIPS
 from albert_tf.config import PretrainingConfig, flags
-from albert_tf.training import step_memory
+from albert_tf.training.pretraining import Pretraining
 from tests.helpers.fake_cloud import (
     ROOT,
     TRAINING,
@@ -406,5 +406,5 @@ def test_the_command_of_the_readme_is_valid(cloud, monkeypatch):
     assert config.training.output_dir == "gs://mine-albert/runs/base"
     # The run fits the slice, by the trainer's estimate.
     assert "--accelerator_type=v5litepod-8" in block
-    needed = sum(step_memory.estimate_memory(config, 8).values())
+    needed = sum(Pretraining(config).memory_per_replica(8).values())
     assert 1.5 * needed < TPU_CHIPS["v5e"].memory_bytes

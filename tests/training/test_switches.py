@@ -3,7 +3,7 @@
 import pytest
 
 from albert_tf.config import PretrainingConfig
-from albert_tf.training import step_memory
+from albert_tf.training import cost
 from albert_tf.training.progress import BatchContent, Progress
 from albert_tf.training.switches import DropoutSwitch
 
@@ -20,7 +20,7 @@ def test_a_change_of_dropout_is_compared(
         resets.append(1)
         return can_reset
 
-    monkeypatch.setattr(step_memory, "reset_peak_memory", reset)
+    monkeypatch.setattr(cost, "reset_peak_memory", reset)
     config = PretrainingConfig.from_dict(
         {"training": {"dropout_schedule": "0:0.1,4:0.0"}}
     )

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import mmap
 import types
 
 import pytest
@@ -13,9 +14,11 @@ from albert_tf.config import (
     DataConfig,
     DistributionConfig,
     ModelConfig,
+    PretrainingConfig,
 )
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.training import step_cost, step_memory
+from albert_tf.training import cost
+from albert_tf.training.pretraining import Pretraining
 from tests.helpers import tpu_bridge
 
 # No two sizes are equal, so that swapped sizes are noticed.
@@ -123,7 +126,7 @@ def test_flops_match_the_products_in_the_graph(changes, objective, data):
         tf.graph_util.import_graph_def(frozen, name="")
 
     expected = flops_of_products(graph)
-    assert step_cost.flops_per_step(config, data, objective) == expected
+    assert cost.flops_per_step(config, data, objective) == expected
 
 
 @pytest.mark.parametrize(
@@ -133,13 +136,13 @@ def test_parameter_counts_match_a_real_model(changes, objective):
     config, model = make_model(changes, objective)
     weights = model.trainable_variables
     numbers = sum(math.prod(variable.shape) for variable in weights)
-    assert step_cost.num_parameters(config, objective) == numbers
+    assert cost.num_parameters(config, objective) == numbers
 
 
 def test_the_peak_covers_all_replicas(mirrored_two):
     given = DistributionConfig(peak_tflops=3)
-    assert step_cost.peak_flops(mirrored_two, given) == 6e12
-    assert step_cost.peak_flops(mirrored_two, DistributionConfig()) is None
+    assert cost.peak_flops(mirrored_two, given) == 6e12
+    assert cost.peak_flops(mirrored_two, DistributionConfig()) is None
 
 
 @pytest.mark.parametrize(
@@ -154,33 +157,157 @@ def test_a_tpu_is_known_by_its_type(monkeypatch, kind, devices, teraflops):
         extended=types.SimpleNamespace(worker_devices=(device,)),
     )
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", kind)
-    peak = step_cost.peak_flops(strategy, DistributionConfig())
+    peak = cost.peak_flops(strategy, DistributionConfig())
     assert peak == (teraflops and teraflops * 1e12)
 
 
 def test_the_peak_of_a_tpu_is_known_from_its_chip(monkeypatch):
     """TPU VMs do not set the variable of Google Kubernetes Engine."""
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    for module in (step_cost, step_memory):
-        monkeypatch.setattr(module, "device_type", lambda strategy: "TPU")
+    monkeypatch.setattr(cost, "device_type", lambda strategy: "TPU")
     monkeypatch.delenv(tpu_chips.TYPE_VARIABLE, raising=False)
     monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v5e"] * 4)
-    peak = step_cost.peak_flops(strategy, DistributionConfig())
+    peak = cost.peak_flops(strategy, DistributionConfig())
     assert peak == 2 * 197e12
-    assert step_memory.device_memory_bytes(strategy) == int(15.75 * 2**30)
     monkeypatch.setattr(tpu_chips, "find_chips", lambda: [])
-    assert step_cost.peak_flops(strategy, DistributionConfig()) is None
-    assert step_memory.device_memory_bytes(strategy) is None
+    assert cost.peak_flops(strategy, DistributionConfig()) is None
 
 
 @pytest.mark.parametrize("num_chips", [1, 2])
 def test_two_devices_of_v4_are_two_chips_or_two_cores(monkeypatch, num_chips):
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    for module in (step_cost, step_memory):
-        monkeypatch.setattr(module, "device_type", lambda strategy: "TPU")
+    monkeypatch.setattr(cost, "device_type", lambda strategy: "TPU")
     monkeypatch.delenv(tpu_chips.TYPE_VARIABLE, raising=False)
     monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v4"] * num_chips)
-    peak = step_cost.peak_flops(strategy, DistributionConfig())
+    peak = cost.peak_flops(strategy, DistributionConfig())
     assert peak == num_chips * 275e12
-    memory = int(30.75 * 2**30)
-    assert step_memory.device_memory_bytes(strategy) == memory * num_chips // 2
+
+
+def settings(precision="mixed_bfloat16", remat=False, parts=1):
+    """BERT-base on 512 tokens; 4 rows at a time if `parts` is 4."""
+    return PretrainingConfig(
+        model=ModelConfig(embedding_size=768, parameter_sharing="none"),
+        data=DataConfig(
+            global_batch_size=32,
+            max_seq_length=512,
+            max_predictions_per_seq=20,
+            gradient_accumulation_steps=parts,
+        ),
+        distribution=DistributionConfig(precision=precision, remat=remat),
+    )
+
+
+def test_activation_memory_matches_the_paper():
+    """Korthikanti et al.: s b h (34 + 5 a s / h) bytes a layer, in 16 bits.
+
+    s b h = 512 * 4 * 768 = 1,572,864, and 5 a s / h = 5 * 12 * 512 / 768 = 40.
+    """
+    layer = 1_572_864 * (34 + 40)
+    parts = Pretraining(settings(parts=4)).memory_per_replica(2)
+    assert parts["activations"] == 12 * layer
+    # Logits, their probabilities and their gradient, all in float32.
+    assert parts["logits"] == 3 * 4 * (4 * 20 * 30_000)
+    assert parts["gradients"] == parts["weights"]
+    assert parts["moments"] == 2 * parts["weights"]
+
+    # A packed row has 20 + 8 - 1 slots.
+    packed = settings(parts=4)
+    data = dataclasses.replace(packed.data, packing="best_fit")
+    packed = dataclasses.replace(packed, data=data)
+    of_packed = Pretraining(packed).memory_per_replica(2)
+    assert of_packed["logits"] == 3 * 4 * (4 * 27 * 30_000)
+
+    # The input of each layer, and one layer computed a second time.
+    recomputed = Pretraining(settings(remat=True, parts=4)).memory_per_replica(
+        2
+    )
+    assert recomputed["activations"] == 12 * 2 * 1_572_864 + layer
+
+
+def test_memory_saving_settings_lower_the_estimate():
+    def needed(**changes):
+        return sum(
+            Pretraining(settings(**changes)).memory_per_replica(2).values()
+        )
+
+    assert needed(remat=True) < needed()
+    assert needed(parts=4) < needed(parts=2) < needed()
+    assert needed() < needed(precision="float32")
+
+
+on_the_host = pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")), reason="asks the GPU instead"
+)
+
+
+@on_the_host
+@pytest.mark.skipif(
+    not cost.PROCESS_STATUS.exists(), reason="needs Linux's /proc"
+)
+def test_peak_memory_rises_and_can_be_reset():
+    assert cost.reset_peak_memory()
+    before = cost.peak_memory_bytes()
+    # Not an array: the allocator may keep its memory.
+    block = mmap.mmap(-1, 2**28)
+    for _ in range(2**8):
+        block.write(bytes(2**20))
+    held = cost.peak_memory_bytes()
+    assert 250 * 2**20 < held - before < 300 * 2**20
+
+    block.close()
+    assert cost.peak_memory_bytes() >= held - 2**20
+    cost.reset_peak_memory()
+    assert cost.peak_memory_bytes() < held - 200 * 2**20
+
+
+@on_the_host
+def test_peak_memory_is_known_without_proc(monkeypatch, tmp_path):
+    expected = cost.peak_memory_bytes()
+    nothing = tmp_path / "no" / "status"
+    monkeypatch.setattr(cost, "PROCESS_STATUS", nothing)
+    assert not cost.reset_peak_memory()
+    found = cost.peak_memory_bytes()
+    assert found == pytest.approx(expected, rel=0.1)
+
+
+def test_peak_memory_is_that_of_the_accelerator_that_reports_it(monkeypatch):
+    """The TPU's, or the GPU's if the TPU does not report it."""
+    peaks = {"TPU:0": 7, "GPU:0": 5}
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind: [kind] * 2
+    )
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_memory_info",
+        lambda device: {"peak": peaks[device]},
+    )
+    assert cost.memory_owner() == "TPU:0"
+    assert cost.peak_memory_bytes() == 7
+
+    def refuse_tpus(device):
+        if device == "TPU:0":
+            raise ValueError("not supported")
+        return {"peak": peaks[device]}
+
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", refuse_tpus)
+    assert cost.memory_owner() == "GPU:0"
+    assert cost.peak_memory_bytes() == 5
+
+
+def test_the_peak_of_a_tpu_that_cannot_be_reset_is_left(monkeypatch):
+    """TensorFlow raises ValueError for a device without this operation."""
+    asked = []
+
+    def refuse(device):
+        asked.append(device)
+        raise ValueError("Cannot reset the memory statistics")
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    for name, function in (
+        ("get_memory_info", lambda device: {"peak": 7}),
+        ("reset_memory_stats", refuse),
+    ):
+        monkeypatch.setattr(tf.config.experimental, name, function)
+    assert not cost.reset_peak_memory()
+    assert asked == ["TPU:0"]
+    assert cost.peak_memory_bytes() == 7
