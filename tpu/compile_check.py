@@ -11,11 +11,9 @@ the slice, with Google's TPU compiler. Install it with
 --quick estimates only the memory, in a quarter of the time. --sweep compares
 batch sizes, with and without --remat and dropout. --sweep_compiler_flags
 compares sets of compiler flags (here --A and --B) with none, each set in a
-process of its own, since an unknown flag ends the process. --simulate_code
-also prints the cycles of the generated code, by the compiler's simulation:
+process of its own, since an unknown flag ends the process:
 
     python -m tpu.compile_check ... --quick
-    python -m tpu.compile_check ... --simulate_code --model=num_hidden_layers=2
     python -m tpu.compile_check ... --sweep --sweep_batch_sizes=8,16,32 \
       --output_file=build/sweep.png
     python -m tpu.compile_check ... --compile_timeout_s=1800 \
@@ -74,12 +72,7 @@ def describe(found: Estimate) -> str:
     if found.error:
         lines += ["DOES NOT COMPILE. The compiler's error:", found.error]
         return "\n".join(lines)
-    simulated = found.code_cycles is not None
-    lines += [
-        "compiles"
-        + " (--quick)" * found.quick
-        + " (simplified, for --simulate_code)" * simulated
-    ]
+    lines += ["compiles" + " (--quick)" * found.quick]
     lines += [f"  {name:18}{value}" for name, value in _metrics(found)]
     return "\n".join(lines)
 
@@ -176,15 +169,6 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
                 f"{LARGEST_RATIO * found.chip_hours:,.0f} chip-hours",
             ),
         ]
-    if found.code_cycles is not None:
-        shown.append(
-            (
-                "generated code",
-                f"{found.code_cycles:,} cycles, simulated; "
-                f"{found.unsimulated_cycles:,} of them are estimates of "
-                "operations that the simulator does not know",
-            )
-        )
     versions = ", ".join(f"{n} {v}" for n, v in found.versions.items())
     shown.append(
         (
@@ -203,12 +187,9 @@ def main(config: CompileCheckConfig) -> int:
     if config.sweep_compiler_flags:
         return _compare_flags(config, where)
     if not config.sweep:
-        if config.simulate_code:
-            found = estimate_apart(config.run, where, simulate=True)
-        else:
-            # TensorFlow only traces the program, so it needs no GPU.
-            tf.config.set_visible_devices([], "GPU")
-            found = estimate(config.run, where, quick=config.quick)
+        # TensorFlow only traces the program, so it needs no GPU.
+        tf.config.set_visible_devices([], "GPU")
+        found = estimate(config.run, where, quick=config.quick)
         if config.json:
             print(json.dumps(dataclasses.asdict(found), indent=1))
         else:

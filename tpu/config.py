@@ -36,13 +36,6 @@ class CompileCheckConfig(Config):
         "memory estimate is then correct to within a few per cent, and there "
         "is no estimate of the step time.",
     )
-    simulate_code: bool = setting(
-        False,
-        "Also let the compiler simulate the code that it generates, and print "
-        "its cycles. The program is slightly simplified. This takes several "
-        "times the memory and time, so use it for few layers, e.g. with "
-        "--model=num_hidden_layers=2.",
-    )
     json: bool = setting(
         False,
         "Print JSON instead of text: an object, a list with --sweep, or with "
@@ -98,16 +91,6 @@ class CompileCheckConfig(Config):
                 "sweep_compiler_flags must start with --",
                 received="; ".join(self.sweep_compiler_flags),
             )
-        others = {
-            "quick": self.quick,
-            "sweep": self.sweep,
-            "sweep_compiler_flags": self.sweep_compiler_flags,
-        }
-        for name, value in others.items():
-            if self.simulate_code and value:
-                raise UserError(
-                    f"simulate_code must be without --{name}", received=value
-                )
         self.batch_sizes()
 
     def batch_sizes(self) -> tuple[int, ...]:

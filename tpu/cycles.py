@@ -6,10 +6,6 @@ iteration. Collectives, the device's random generator and asynchronous copies
 between HBM and on-chip memory have no estimate, so their bytes are added up
 instead. So are the bytes that other operations read and write in HBM, since a
 compiler can replace a copy by an operation that reads the HBM itself.
-
-If the compiler has simulated the code that it generated (see
-`tpu_compiler.simulation_flag`), the text also holds the cycles of this code,
-which are often far from the estimate. Waits for the HBM are not a part of them.
 """
 
 import dataclasses
@@ -21,13 +17,7 @@ _OPERATION = re.compile(
     r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) "
     r"(?P<kind>[a-z][\w\-]*)\("
 )
-# Of generated code, and of the operations in the text.
-_CODE_CYCLES = re.compile(
-    r'"bundle_analysis_data":\{"estimated_cycles":"(\d+)"'
-)
-_CYCLES = re.compile(
-    r'(?<!"bundle_analysis_data":\{)"estimated_cycles":"(\d+)"'
-)
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _BODY = re.compile(r"body=%?([\w.\-]+)")
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
@@ -48,11 +38,6 @@ class Cost:
 
     Attributes:
         cycles: Sum of the estimates.
-        code_cycles: Sum of the simulated cycles of the generated code, or of
-            the cycles in which the HBM moves the bytes of an operation, if
-            these are more. 0 without a simulation. Operations without a result
-            count with their estimate.
-        unsimulated_cycles: The part of `code_cycles` that is from estimates.
         collective_bytes: Bytes of the results of collectives.
         num_collectives: Number of collectives, counted each time they run.
         random_bytes: Bytes from the device's random generator, whose time is
@@ -65,17 +50,9 @@ class Cost:
         uncounted_loops: Loops whose number of iterations is unknown; their
             bodies count once.
 
-    Example:
-        >>> body = Cost(cycles=1000, collective_bytes=64, num_collectives=1)
-        >>> Cost(cycles=50).plus(body, times=3)
-        Cost(cycles=3050, code_cycles=0, unsimulated_cycles=0,
-             collective_bytes=192, num_collectives=3, random_bytes=0,
-             copied_bytes=0, direct_bytes=0, uncounted_loops=0)
     """
 
     cycles: int = 0
-    code_cycles: int = 0
-    unsimulated_cycles: int = 0
     collective_bytes: int = 0
     num_collectives: int = 0
     random_bytes: int = 0
@@ -97,13 +74,11 @@ class Cost:
         )
 
 
-def program_cost(hlo: str, hbm_bytes_per_cycle: float = math.inf) -> Cost:
+def program_cost(hlo: str) -> Cost:
     """Adds up the cost of a program, including its loops.
 
     Args:
         hlo: An optimized HLO module, as text.
-        hbm_bytes_per_cycle: Bytes that a core reads or writes in HBM in a
-            cycle, for `Cost.code_cycles`.
 
     Raises:
         ValueError: If the module has no entry computation, or no estimates.
@@ -117,7 +92,7 @@ def program_cost(hlo: str, hbm_bytes_per_cycle: float = math.inf) -> Cost:
         if name not in known:
             total, lines = Cost(), computations[name]
             for line in lines.values():
-                own = _own_cost(line, lines, hbm_bytes_per_cycle)
+                own = _own_cost(line, lines)
                 total = total.plus(own)
                 for called, times in _calls(line, lines, computations):
                     unknown = Cost(uncounted_loops=int(times is None))
@@ -149,33 +124,20 @@ def _computations(hlo: str) -> tuple[dict[str, _Lines], str | None]:
     return found, entry
 
 
-def _own_cost(line: str, lines: _Lines, hbm_bytes_per_cycle: float) -> Cost:
+def _own_cost(line: str, lines: _Lines) -> Cost:
     """The cost of an operation without the computations that it calls."""
     operation = _OPERATION.match(line)
     assert operation
     shape, kind = operation["shape"], operation["kind"]
     cycles = _CYCLES.search(line)
     collective = kind.removesuffix("-start") in COLLECTIVES
-    direct_bytes = _direct_bytes(line, lines) if cycles else 0
-    estimated = int(cycles[1]) if cycles else 0
-    simulated = _CODE_CYCLES.search(line)
-    unsimulated = code_cycles = 0
-    if simulated:
-        # The simulator has 0 for code that it does not know.
-        unsimulated = 0 if int(simulated[1]) else estimated
-        code_cycles = max(
-            int(simulated[1]) or estimated,
-            round(direct_bytes / hbm_bytes_per_cycle),
-        )
     return Cost(
-        cycles=estimated,
-        code_cycles=code_cycles,
-        unsimulated_cycles=unsimulated,
+        cycles=int(cycles[1]) if cycles else 0,
         collective_bytes=_bytes(shape) if collective else 0,
         num_collectives=int(collective),
         random_bytes=_bytes(shape) if kind == "rng-bit-generator" else 0,
         copied_bytes=_copied_bytes(shape) if kind in COPIES else 0,
-        direct_bytes=direct_bytes,
+        direct_bytes=_direct_bytes(line, lines) if cycles else 0,
     )
 
 

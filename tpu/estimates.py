@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,12 +29,6 @@ CAVEATS = (
     "and on-chip memory, which are taken as hidden behind arithmetic. No "
     "estimate has been compared with a real chip: use them to compare "
     "settings. Expect 1 to 1.5 times the estimate; tpu/COMPILED.md says why."
-)
-
-_SIMULATOR_ABORTS = (
-    " --simulate_code needs more memory (12 layers of base: above 20 GB), and "
-    "ends the process at code that the simulator does not know: try another "
-    "number of layers, e.g. --model=num_hidden_layers=2."
 )
 
 # How many times the estimate a real step may take; see tpu/COMPILED.md.
@@ -68,9 +61,6 @@ class Estimate:
         accessed_bytes: Bytes read and written, by the compiler's count; loop
             bodies count once.
         cycles: The compiler's estimate.
-        code_cycles: Cycles of the generated code, by the compiler's
-            simulation; see `cycles.Cost`. None without a simulation.
-        unsimulated_cycles: The part of `code_cycles` that is from estimates.
         uncounted_loops: Loops with an unknown number of iterations, whose
             bodies count once in `cycles`.
         random_bytes: Bytes from the hardware's random generator, whose time
@@ -126,8 +116,6 @@ class Estimate:
     uncounted_loops: int | None = None
     all_reduce_s: float | None = None
     cycles: int | None = None
-    code_cycles: int | None = None
-    unsimulated_cycles: int | None = None
     step_s: float | None = None
     mfu: float | None = None
     tokens_per_s_chip: float | None = None
@@ -143,18 +131,12 @@ class Estimate:
 
 
 def estimate(
-    config: PretrainingConfig,
-    where: Slice,
-    *,
-    quick: bool = False,
-    simulated: bool = False,
+    config: PretrainingConfig, where: Slice, *, quick: bool = False
 ) -> Estimate:
     """Compiles the first step of a run for a slice.
 
     Args:
         quick: Estimates memory only, in about a quarter of the time.
-        simulated: Whether libtpu has got `tpu_compiler.simulation_flag`, so
-            that the program must be simplified.
 
     Raises:
         UserError: If the batch cannot be divided over the slice, or if libtpu
@@ -199,17 +181,10 @@ def estimate(
     hlo = replica_program.lower(config, where.num_cores)
     logging.info("compiling (%s)", "quick" if quick else "takes minutes")
     try:
-        program = tpu_compiler.compile_program(
-            hlo,
-            devices,
-            quick=quick,
-            simulated_vocab_size=config.model.vocab_size if simulated else 0,
-        )
+        program = tpu_compiler.compile_program(hlo, devices, quick=quick)
     except tpu_compiler.DoesNotCompileError as error:
         return dataclasses.replace(planned, error=str(error))
-    cost = cycles.program_cost(
-        program.hlo, where.chip.hbm_bytes_s / where.chip.clock_hz
-    )
+    cost = cycles.program_cost(program.hlo)
     done = dataclasses.replace(
         planned,
         peak_bytes=program.peak_bytes,
@@ -232,12 +207,6 @@ def estimate(
     )
     if quick:
         return done
-    if simulated:
-        done = dataclasses.replace(
-            done,
-            code_cycles=cost.code_cycles,
-            unsimulated_cycles=cost.unsimulated_cycles,
-        )
     return dataclasses.replace(
         done, cycles=cost.cycles, **_times(config, where, done, cost.cycles)
     )
@@ -248,7 +217,6 @@ def estimate_apart(
     where: Slice,
     *,
     quick: bool = False,
-    simulate: bool = False,
     compiler_flags: str = "",
     timeout_s: int = 0,
 ) -> Estimate:
@@ -258,7 +226,6 @@ def estimate_apart(
     a large model, is released.
 
     Args:
-        simulate: Also simulates the generated code.
         compiler_flags: Flags that are added to LIBTPU_INIT_ARGS, which the
             compiler reads when it is loaded.
         timeout_s: Seconds after which the process is killed; 0: no limit.
@@ -267,38 +234,32 @@ def estimate_apart(
         UserError: As for `estimate`, or if the process has ended early.
     """
     logging.info("compiling for %s in a separate process", where)
-    with tempfile.TemporaryDirectory() as directory:
-        flags = [os.environ.get(FLAGS_VARIABLE, ""), compiler_flags]
-        if simulate:
-            flags.append(tpu_compiler.simulation_flag(directory))
-        try:
-            return run_apart(
-                _estimate_alone,
-                config,
-                where,
-                quick,
-                simulate,
-                environment={FLAGS_VARIABLE: " ".join(filter(None, flags))},
-                timeout_s=timeout_s,
-            )
-        except NoResultError as error:
-            raise UserError(
-                "the compiler process must return a result",
-                received=error,
-                remedy="The machine may have too little memory: a large model "
-                "needs some 10 GB. Compile one program at a time. An unknown "
-                f"flag in {FLAGS_VARIABLE} ends the process, too."
-                + _SIMULATOR_ABORTS
-                * simulate,
-            ) from None
+    flags = [os.environ.get(FLAGS_VARIABLE, ""), compiler_flags]
+    try:
+        return run_apart(
+            _estimate_alone,
+            config,
+            where,
+            quick,
+            environment={FLAGS_VARIABLE: " ".join(filter(None, flags))},
+            timeout_s=timeout_s,
+        )
+    except NoResultError as error:
+        raise UserError(
+            "the compiler process must return a result",
+            received=error,
+            remedy="The machine may have too little memory: a large model "
+            "needs some 10 GB. Compile one program at a time. An unknown "
+            f"flag in {FLAGS_VARIABLE} ends the process, too.",
+        ) from None
 
 
 def _estimate_alone(
-    config: PretrainingConfig, where: Slice, quick: bool, simulated: bool
+    config: PretrainingConfig, where: Slice, quick: bool
 ) -> Estimate:
     # TensorFlow only traces the program, so it needs no GPU.
     tf.config.set_visible_devices([], "GPU")
-    return estimate(config, where, quick=quick, simulated=simulated)
+    return estimate(config, where, quick=quick)
 
 
 def _times(

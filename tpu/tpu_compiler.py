@@ -1,8 +1,7 @@
 """Google's TPU compiler, libtpu, on a machine without a TPU.
 
-This file and `program_rewrites` hold every private name of jax and jaxlib that
-the repository uses. Such names change between releases, so the extra
-`tpu-compile` pins the version.
+This file holds every private name of jax and jaxlib that the repository uses.
+Such names change between releases, so the extra `tpu-compile` pins the version.
 JAX computes nothing here: it loads the compiler, and passes it the program that
 TensorFlow has lowered.
 """
@@ -12,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -119,35 +118,18 @@ def slice_devices(name: str, options: Mapping[str, Any]) -> list[Any]:
     return list(description.devices)
 
 
-def simulation_flag(directory: str) -> str:
-    """The flag of libtpu that simulates the code of each operation.
-
-    The optimized program then has the cycles of each operation, without waits
-    for the HBM. libtpu writes a file for each operation to `directory`. The
-    simulator ends the process at operations that it does not know.
-    """
-    return f"--xla_jf_dump_static_llo_profile_to={directory}"
-
-
 def compile_program(
-    hlo: bytes,
-    devices: list[Any],
-    *,
-    quick: bool = False,
-    simulated_vocab_size: int = 0,
+    hlo: bytes, devices: list[Any], *, quick: bool = False
 ) -> Compiled:
     """Compiles a program that all devices run at the same time.
 
     Args:
         hlo: A serialized HLO module that TensorFlow has lowered for a CPU,
             since TensorFlow for CPUs cannot lower for TPUs.
-            `program_rewrites.convert_for_tpu` rewrites the differences.
+            `_convert_for_tpu` rewrites the differences.
         devices: From `slice_devices`.
         quick: Compiles with low effort, in a quarter of the time: memory is
             right within a few per cent, cycles are meaningless.
-        simulated_vocab_size: Size of the model's vocabulary if the compiler
-            simulates the generated code (`simulation_flag`): the program is
-            simplified first. 0: compiles the program as it is.
 
     Raises:
         DoesNotCompileError: If the compiler rejects the program, e.g. because
@@ -157,8 +139,6 @@ def compile_program(
     from jax._src.lib import _jax
     from jax._src.lib import xla_client as xc
     from jax._src.lib.mlir import ir
-
-    from tpu import program_rewrites
 
     options = xc.CompileOptions()
     build = options.executable_build_options
@@ -171,11 +151,7 @@ def compile_program(
         build.exec_time_optimization_effort = -1.0
     with mlir.make_ir_context():
         module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
-        program_rewrites.convert_for_tpu(module)
-        if simulated_vocab_size:
-            program_rewrites.simplify_for_simulation(
-                module, simulated_vocab_size
-            )
+        _convert_for_tpu(module)
         wall, cpu = time.monotonic(), time.process_time()
         try:
             executable = devices[0].client.compile(
@@ -199,3 +175,59 @@ def compile_program(
         compile_s=wall,
         compile_cpu_s=cpu,
     )
+
+
+def _convert_for_tpu(module: Any) -> None:
+    """Rewrites operations that TensorFlow lowers differently for CPU and TPU.
+
+    1. Copies of updated variables: StableHLO has no such operation, so each is
+       replaced by its operand.
+    2. Random bits: if a program does not choose a generator (ours never do),
+       TensorFlow uses Philox on a CPU and the hardware's generator on a TPU,
+       whose state is one number shorter. Programs that choose Philox
+       explicitly cannot be distinguished, and are estimated too low.
+    """
+    for operation in list(_operations(module.operation)):
+        if operation.name == "mhlo.copy":
+            operation.results[0].replace_all_uses_with(operation.operands[0])
+            operation.erase()
+        elif operation.name == "stablehlo.rng_bit_generator":
+            _use_hardware_generator(operation)
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    """All operations inside an operation."""
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield from _operations(inner.operation)
+                yield inner.operation
+
+
+def _use_hardware_generator(operation: Any) -> None:
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import hlo
+
+    if "PHILOX" not in str(operation.attributes["rng_algorithm"]):
+        return
+
+    def part(start: int, end: int) -> Any:
+        numbers = map(ir.DenseI64ArrayAttr.get, ([start], [end], [1]))
+        return hlo.slice(operation.operands[0], *numbers)
+
+    with ir.InsertionPoint(operation), operation.location:
+        short = part(0, 2)
+        rest = part(2, 3)
+        new = hlo.RngBitGeneratorOp(
+            short.type,
+            operation.results[1].type,
+            hlo.RngAlgorithmAttr.get("DEFAULT"),
+            short,
+        )
+        new_state = hlo.concatenate(
+            [new.results[0], rest],
+            ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0),
+        )
+    operation.results[1].replace_all_uses_with(new.results[1])
+    operation.results[0].replace_all_uses_with(new_state)
+    operation.erase()

@@ -139,29 +139,9 @@ def test_estimates_are_described_with_what_they_are_for():
     )
     said = compile_check.describe(whole)
     assert f"{accessed}\n" in said
-    assert "generated code" not in said and "simplified" not in said
-    simulated = compile_check.describe(
-        dataclasses.replace(
-            whole, code_cycles=700_000, unsimulated_cycles=30_000
-        )
-    )
-    assert "(simplified, for --simulate_code)" in simulated
-    assert "700,000 cycles, simulated; 30,000 of them are estimates" in (
-        simulated
-    )
     # Real chips may take 50 % longer.
     assert "44.1 to 66.2 ms" in said
     assert "2.00 to 3.00 days, 400 to 600 chip-hours" in said
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"quick": True}, {"sweep": True}, {"sweep_compiler_flags": ("--a=1",)}],
-)
-def test_code_is_simulated_for_one_complete_compilation(other):
-    (name,) = other
-    with pytest.raises(UserError, match=f"must be without --{name}"):
-        check_config(simulate_code=True, **other)
 
 
 def test_a_sweep_combines_all_settings():

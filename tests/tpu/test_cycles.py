@@ -89,25 +89,6 @@ def test_bytes_that_operations_read_and_write_in_hbm_are_added_up():
     assert cost.direct_bytes == 4 * (2 * read + written) + outside
 
 
-def test_generated_code_has_cycles_of_its_own():
-    """The HBM may need longer for the bytes of an operation than its code.
-
-    An operation without a simulation counts with its estimate. One copy is
-    between two arrays of four bytes.
-    """
-    assert cycles.program_cost(HLO).code_cycles == 0
-    data = '"bundle_analysis_data":{"estimated_cycles":"%d"}'
-    text = HLO.replace(
-        '"estimated_cycles":"1000"}',
-        f'"estimated_cycles":"1000",{data % 300}}}',
-    ).replace('"estimated_cycles":"7"}', f'"estimated_cycles":"7",{data % 0}}}')
-    cost = cycles.program_cost(text)
-    assert (cost.cycles, cost.code_cycles) == (4 * 1000 + 7, 4 * 300 + 7)
-    assert cost.unsimulated_cycles == 7
-    slow = cycles.program_cost(text, hbm_bytes_per_cycle=0.5)
-    assert slow.code_cycles == 4 * 300 + (4 + 4) / 0.5
-
-
 def test_a_program_of_another_compiler_is_refused():
     with pytest.raises(ValueError, match="TPU compiler"):
         cycles.program_cost(HLO.replace("estimated_cycles", "cycles"))
