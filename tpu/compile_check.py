@@ -9,20 +9,14 @@ the slice, with Google's TPU compiler. Install it with
       --precision=mixed_bfloat16 --topology=v5e:16x16
 
 --quick estimates only the memory, in a quarter of the time. --sweep compares
-batch sizes, with and without --remat and dropout. --sweep_compiler_flags
-compares sets of compiler flags (here --A and --B) with none, each set in a
-process of its own, since an unknown flag ends the process:
+batch sizes, with and without --remat and dropout:
 
     python -m tpu.compile_check ... --quick
     python -m tpu.compile_check ... --sweep --sweep_batch_sizes=8,16,32 \
       --output_file=build/sweep.png
-    python -m tpu.compile_check ... --compile_timeout_s=1800 \
-      --sweep_compiler_flags=--xla_tpu_rwb_fusion=false \
-      --sweep_compiler_flags='--A=true --B=2'
 
 The exit status is 2 if the program does not compile, e.g. because it needs more
-than the memory of a core. With --sweep, it is 2 if no program compiles, and
-with --sweep_compiler_flags, if the program does not compile without flags.
+than the memory of a core. With --sweep, it is 2 if no program compiles.
 """
 
 import dataclasses
@@ -36,7 +30,7 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import files
-from tpu import compiler_flags, sweep, topologies
+from tpu import sweep, topologies
 from tpu.config import (
     CompileCheckConfig,
 )
@@ -184,8 +178,6 @@ def main(config: CompileCheckConfig) -> int:
     """Compiles the step of the run in `config`; returns the exit status."""
     config.require("topology")
     where = topologies.parse(config.topology)
-    if config.sweep_compiler_flags:
-        return _compare_flags(config, where)
     if not config.sweep:
         # TensorFlow only traces the program, so it needs no GPU.
         tf.config.set_visible_devices([], "GPU")
@@ -217,30 +209,6 @@ def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
         files.write_bytes(config.output_file, sweep.picture(every))
     compiled = any(not found.error for found in every)
     return 0 if compiled else EXIT_DOES_NOT_COMPILE
-
-
-def _compare_flags(config: CompileCheckConfig, where: topologies.Slice) -> int:
-    every = {}
-    default = None
-    if not config.json:
-        print(f"{where}, {config.run.distribution.precision}")
-        print(compiler_flags.HEADER, flush=True)
-    for name, found in compiler_flags.compare(
-        config.run,
-        where,
-        config.sweep_compiler_flags,
-        quick=config.quick,
-        timeout_s=config.compile_timeout_s,
-    ):
-        default = default or found
-        if not config.json:
-            print(compiler_flags.row(name, found, default), flush=True)
-        every[name] = dataclasses.asdict(found)
-    if config.json:
-        print(json.dumps(every))
-    else:
-        print(f"\n{textwrap.fill(CAVEATS)}")
-    return EXIT_DOES_NOT_COMPILE if default is None or default.error else 0
 
 
 def _check_writable(path: str) -> None:

@@ -38,8 +38,7 @@ class CompileCheckConfig(Config):
     )
     json: bool = setting(
         False,
-        "Print JSON instead of text: an object, a list with --sweep, or with "
-        "--sweep_compiler_flags an object for each set of flags.",
+        "Print JSON instead of text: an object, or a list with --sweep.",
     )
     sweep: bool = setting(
         False,
@@ -50,20 +49,6 @@ class CompileCheckConfig(Config):
         ("8", "16", "32"),
         "Micro-batch sizes to compare, in records per core, comma-separated, "
         "e.g. 8,16,32.",
-    )
-    sweep_compiler_flags: tuple[str, ...] = setting(
-        (),
-        "Compiler flags (LIBTPU_INIT_ARGS) to compare with the default, "
-        "separated by spaces, e.g. '--xla_tpu_rwb_fusion=false --xla_a=1'. "
-        "Give this flag once for each set of flags to compare; each set "
-        "compiles the step once. Not with --sweep.",
-        repeated=True,
-    )
-    compile_timeout_s: int = setting(
-        3600,
-        "Seconds after which one compilation of sweep_compiler_flags is ended, "
-        "e.g. 1800; 0: no limit.",
-        at_least=0,
     )
     output_file: str = setting(
         "",
@@ -78,18 +63,6 @@ class CompileCheckConfig(Config):
         if self.output_file and not self.output_file.endswith(".png"):
             raise UserError(
                 "output_file must end in .png", received=self.output_file
-            )
-        if self.sweep_compiler_flags and self.sweep:
-            raise UserError(
-                "sweep_compiler_flags must be without --sweep",
-                received="; ".join(self.sweep_compiler_flags),
-            )
-        if not all(
-            flags.startswith("--") for flags in self.sweep_compiler_flags
-        ):
-            raise UserError(
-                "sweep_compiler_flags must start with --",
-                received="; ".join(self.sweep_compiler_flags),
             )
         self.batch_sizes()
 

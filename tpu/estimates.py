@@ -218,7 +218,6 @@ def estimate_apart(
     *,
     quick: bool = False,
     compiler_flags: str = "",
-    timeout_s: int = 0,
 ) -> Estimate:
     """`estimate` in a separate process, to compile many programs in turn.
 
@@ -228,7 +227,6 @@ def estimate_apart(
     Args:
         compiler_flags: Flags that are added to LIBTPU_INIT_ARGS, which the
             compiler reads when it is loaded.
-        timeout_s: Seconds after which the process is killed; 0: no limit.
 
     Raises:
         UserError: As for `estimate`, or if the process has ended early.
@@ -242,7 +240,6 @@ def estimate_apart(
             where,
             quick,
             environment={FLAGS_VARIABLE: " ".join(filter(None, flags))},
-            timeout_s=timeout_s,
         )
     except NoResultError as error:
         raise UserError(

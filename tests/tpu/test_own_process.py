@@ -1,7 +1,6 @@
-"""Functions in processes of their own, which crash or take too long."""
+"""Functions in processes of their own, which may crash."""
 
 import os
-import time
 
 import pytest
 
@@ -24,11 +23,4 @@ def test_exceptions_are_those_of_the_function():
 
 def test_a_crash_is_not_the_end_of_the_caller():
     with pytest.raises(NoResultError, match="it has crashed"):
-        run_apart(os.abort, timeout_s=600)
-
-
-def test_a_process_is_killed_after_its_limit():
-    began = time.monotonic()
-    with pytest.raises(NoResultError, match="killed after 1 s"):
-        run_apart(time.sleep, 600, timeout_s=1)
-    assert time.monotonic() - began < 300
+        run_apart(os.abort)
