@@ -8,15 +8,9 @@ the slice, with Google's TPU compiler. Install it with
       --flagfile=configs/pretrain/base_v2_125k.flags \
       --precision=mixed_bfloat16 --topology=v5e:16x16
 
---quick estimates only the memory, in a quarter of the time. --sweep compares
-batch sizes, with and without --remat and dropout:
-
-    python -m tpu.compile_check ... --quick
-    python -m tpu.compile_check ... --sweep --sweep_batch_sizes=8,16,32 \
-      --output_file=build/sweep.png
-
-The exit status is 2 if the program does not compile, e.g. because it needs more
-than the memory of a core. With --sweep, it is 2 if no program compiles.
+--quick estimates only the memory, in a quarter of the time. The exit status is
+2 if the program does not compile, e.g. because it needs more than the memory of
+a core.
 """
 
 import dataclasses
@@ -28,9 +22,7 @@ import tensorflow as tf
 from albert_tf.config import (
     flags,
 )
-from albert_tf.errors import UserError, first_line
-from albert_tf.io import files
-from tpu import sweep, topologies
+from tpu import topologies
 from tpu.config import (
     CompileCheckConfig,
 )
@@ -39,7 +31,6 @@ from tpu.estimates import (
     LARGEST_RATIO,
     Estimate,
     estimate,
-    estimate_apart,
 )
 
 GIB = 2**30
@@ -178,50 +169,14 @@ def main(config: CompileCheckConfig) -> int:
     """Compiles the step of the run in `config`; returns the exit status."""
     config.require("topology")
     where = topologies.parse(config.topology)
-    if not config.sweep:
-        # TensorFlow only traces the program, so it needs no GPU.
-        tf.config.set_visible_devices([], "GPU")
-        found = estimate(config.run, where, quick=config.quick)
-        if config.json:
-            print(json.dumps(dataclasses.asdict(found), indent=1))
-        else:
-            print(f"{describe(found)}\n\n{textwrap.fill(CAVEATS)}")
-        return EXIT_DOES_NOT_COMPILE if found.error else 0
-    return _sweep(config, where)
-
-
-def _sweep(config: CompileCheckConfig, where: topologies.Slice) -> int:
-    every = []
-    if config.output_file:
-        _check_writable(config.output_file)
-    if not config.json:
-        print(f"{where}, {config.run.distribution.precision}")
-        print(sweep.HEADER, flush=True)
-    for variant in sweep.variants(config.run, where, config.batch_sizes()):
-        every.append(estimate_apart(variant, where, quick=config.quick))
-        if not config.json:
-            print(sweep.row(every[-1]), flush=True)
+    # TensorFlow only traces the program, so it needs no GPU.
+    tf.config.set_visible_devices([], "GPU")
+    found = estimate(config.run, where, quick=config.quick)
     if config.json:
-        print(json.dumps([dataclasses.asdict(found) for found in every]))
+        print(json.dumps(dataclasses.asdict(found), indent=1))
     else:
-        print(f"\n{textwrap.fill(CAVEATS)}")
-    if config.output_file:
-        files.write_bytes(config.output_file, sweep.picture(every))
-    compiled = any(not found.error for found in every)
-    return 0 if compiled else EXIT_DOES_NOT_COMPILE
-
-
-def _check_writable(path: str) -> None:
-    """Refuses a path that cannot be written, before an hour of compiling."""
-    try:
-        with files.atomic_write(path + ".try"):
-            pass
-        files.remove(path + ".try")
-    except (OSError, tf.errors.OpError) as error:
-        raise UserError(
-            "output_file must be writable",
-            received=f"{path}: {first_line(error)}",
-        ) from None
+        print(f"{describe(found)}\n\n{textwrap.fill(CAVEATS)}")
+    return EXIT_DOES_NOT_COMPILE if found.error else 0
 
 
 if __name__ == "__main__":

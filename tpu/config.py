@@ -8,19 +8,7 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class CompileCheckConfig(Config):
-    """Settings of `python -m tpu.compile_check`.
-
-    Example:
-        >>> config = CompileCheckConfig(
-        ...     topology="v5e:4x4", sweep=True, sweep_batch_sizes=("8", "64")
-        ... )
-        >>> config.batch_sizes()
-        (8, 64)
-        >>> CompileCheckConfig(output_file="sweep.png")
-        Traceback (most recent call last):
-        albert_tf.errors.UserError: output_file needs --sweep.
-        Received: sweep.png.
-    """
+    """Settings of `python -m tpu.compile_check`."""
 
     run: PretrainingConfig = dataclasses.field(
         default_factory=PretrainingConfig
@@ -36,51 +24,7 @@ class CompileCheckConfig(Config):
         "memory estimate is then correct to within a few per cent, and there "
         "is no estimate of the step time.",
     )
-    json: bool = setting(
-        False,
-        "Print JSON instead of text: an object, or a list with --sweep.",
-    )
-    sweep: bool = setting(
-        False,
-        "Compare the batch sizes of sweep_batch_sizes, with and without "
-        "--remat, and with and without dropout: 4 compilations per batch size.",
-    )
-    sweep_batch_sizes: tuple[str, ...] = setting(
-        ("8", "16", "32"),
-        "Micro-batch sizes to compare, in records per core, comma-separated, "
-        "e.g. 8,16,32.",
-    )
-    output_file: str = setting(
-        "",
-        "PNG file to draw the sweep to, e.g. build/sweep.png; needs --sweep.",
-    )
-
-    def check(self) -> None:
-        if self.output_file and not self.sweep:
-            raise UserError(
-                "output_file needs --sweep", received=self.output_file
-            )
-        if self.output_file and not self.output_file.endswith(".png"):
-            raise UserError(
-                "output_file must end in .png", received=self.output_file
-            )
-        self.batch_sizes()
-
-    def batch_sizes(self) -> tuple[int, ...]:
-        """`sweep_batch_sizes` as numbers.
-
-        Raises:
-            UserError: If one is not a positive integer.
-        """
-        if not self.sweep_batch_sizes or not all(
-            text.isdecimal() and int(text) for text in self.sweep_batch_sizes
-        ):
-            raise UserError(
-                "sweep_batch_sizes must be positive integers",
-                received=",".join(self.sweep_batch_sizes),
-                remedy="Example: --sweep_batch_sizes=8,16,32",
-            )
-        return tuple(map(int, self.sweep_batch_sizes))
+    json: bool = setting(False, "Print JSON instead of text.")
 
 
 @dataclasses.dataclass(frozen=True)

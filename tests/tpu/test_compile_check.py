@@ -25,7 +25,6 @@ from tpu import (
     compile_check,
     cycles,
     estimates,
-    sweep,
     topologies,
     tpu_compiler,
 )
@@ -72,33 +71,6 @@ def test_topology_is_required():
         compile_check.main(config)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"output_file": "sweep.png"},
-        {"output_file": "sweep.pdf", "sweep": True},
-        {"sweep_batch_sizes": ("8", "many")},
-        {"sweep_batch_sizes": ("0",)},
-    ],
-)
-def test_invalid_sweeps_are_refused(changes):
-    with pytest.raises(UserError, match=r"output_file|sweep_batch_sizes"):
-        check_config(**changes)
-
-
-def test_an_unwritable_picture_is_refused_before_compiling(
-    tmp_path, monkeypatch
-):
-    """Compiling a sweep may take an hour."""
-    (tmp_path / "file").touch()
-    config = check_config(
-        sweep=True, output_file=str(tmp_path / "file" / "sweep.png")
-    )
-    monkeypatch.setattr(compile_check, "estimate_apart", None)
-    with pytest.raises(UserError, match="output_file must be writable"):
-        compile_check.main(config)
-
-
 def test_estimates_are_described_with_what_they_are_for():
     """The compiler counts the body of the loop over micro-batches once."""
     found = dataclasses.replace(
@@ -142,27 +114,6 @@ def test_estimates_are_described_with_what_they_are_for():
     # Real chips may take 50 % longer.
     assert "44.1 to 66.2 ms" in said
     assert "2.00 to 3.00 days, 400 to 600 chip-hours" in said
-
-
-def test_a_sweep_combines_all_settings():
-    where = topologies.parse("v5e:2x4")
-    config = tiny_config(gradient_accumulation_steps=2)
-    found = [
-        (
-            variant.data.global_batch_size,
-            variant.distribution.remat,
-            variant.training.dropout_phases(),
-        )
-        for variant in sweep.variants(config, where, (3, 5))
-    ]
-    # 3 or 5 rows times 2 micro-batches times 8 cores; 0.1: the paper's dropout.
-    assert set(found) == {
-        (batch, remat, ((0, rate),))
-        for batch in (48, 80)
-        for remat in (False, True)
-        for rate in (0.0, 0.1)
-    }
-    assert len(found) == 8
 
 
 def small_config(**changes):
@@ -450,16 +401,3 @@ def test_the_command_prints_json(tmp_path):
     assert (found["topology"], found["num_cores"]) == ("v5e:2x4", 8)
     assert found["peak_bytes"] > 0
     assert "libtpu" in found["versions"]
-
-
-@pytest.mark.tpu_compile
-def test_a_sweep_prints_a_table_and_draws_a_picture(tmp_path, capsys):
-    config = dataclasses.replace(
-        check_config(quick=True, sweep=True),
-        sweep_batch_sizes=("2",),
-        output_file=str(tmp_path / "sweep.png"),
-    )
-    assert compile_check.main(config) == 0
-    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    table = capsys.readouterr().out.splitlines()
-    assert len([line for line in table if line.startswith("      2 ")]) == 4
