@@ -3,15 +3,9 @@ r"""Compile every recipe for the slice that it names, for tpu/COMPILED.md.
     python -m tpu.compile_recipes
     python -m tpu.compile_recipes --recipe=base_v2_125k,large_v2_3m --quick
 
-Recipes with the same program are compiled once. After each recipe, the results
-in tpu/compiled.json and the table are updated, so the command may be
-interrupted, and recipes may be compiled one by one. The tests fail if a recipe
-or the training step has changed since the recipe was last compiled. With
+After each recipe, the results in tpu/compiled.json and the table are updated,
+so the command may be interrupted, and recipes may be compiled one by one. With
 --table_only, nothing is compiled, and only the table is written.
-
-An estimate that is more than 3 % worse than the recipe's present one in
-tpu/compiled.json is not written, and the exit status is 1. --accept_worse
-writes it.
 """
 
 import dataclasses
@@ -29,13 +23,10 @@ from absl import logging
 from albert_tf.config import (
     PretrainingConfig,
     flags,
-    flatten,
-    settings_by_path,
 )
 from albert_tf.errors import UserError
 from albert_tf.io import files
-from albert_tf.training import schedules
-from tpu import fingerprint, topologies
+from tpu import topologies
 from tpu.config import (
     CompileRecipesConfig,
 )
@@ -43,8 +34,6 @@ from tpu.estimates import (
     LARGEST_RATIO,
     Estimate,
     estimate_apart,
-    run_length,
-    summary_of_error,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -61,17 +50,6 @@ _COMMAND = re.compile(r"^#   tpu/launch.sh run((?: .*\\\n#)*.*)", re.M)
 # 2,500 million words, its books have 800 million (Devlin et al., 2019, section
 # 3.1): 3300 / (2500 / 0.516 + 800 / 0.813) = 0.566, and likewise 0.994.
 FILL = {"none": 0.566, "best_fit": 0.994}
-
-# How much worse than the present estimate of a recipe a new one may be, and the
-# numbers that are compared. The tests allow as much for the golden step.
-TOLERANCE = 0.03
-COMPARED = {
-    "cycles": "cycles",
-    "peak_bytes": "bytes of HBM at the peak",
-    "all_reduce_bytes": "bytes in the all-reduce",
-    "copied_bytes": "bytes of asynchronous copies",
-    "hbm_bytes": "bytes read and written in HBM",
-}
 
 HEADER = """\
 | recipe | slice | rows per core | HBM, GiB | of a core | step, ms | MFU | \
@@ -118,49 +96,6 @@ def read_recipe(name: str) -> Recipe | None:
         topologies.parse(of_slice["accelerator_type"]),
         of_slice.get("libtpu_init_args", ""),
     )
-
-
-def program_key(
-    config: PretrainingConfig, where: topologies.Slice, compiler_flags: str = ""
-) -> str:
-    """Identifies the compiled training step of a recipe.
-
-    Recipes that differ only in settings without `in_program`, for example in
-    the number of steps, have equal keys.
-    """
-    values = flatten(config.to_dict())
-    kept = {
-        name: values[name]
-        for name, field in settings_by_path(PretrainingConfig).items()
-        if field.metadata["in_program"]
-    }
-    rates = schedules.dropout_rates(0, config)
-    return json.dumps([kept, rates, str(where), compiler_flags], sort_keys=True)
-
-
-def worse_than(old: Estimate, new: Estimate) -> list[str]:
-    """The numbers that are worse in a new estimate, each with the old one.
-
-    A quick estimate and a full one are not compared.
-
-    Returns:
-        A phrase for each number that is more than `TOLERANCE` worse, or one
-        that says that the program no longer compiles.
-    """
-    if old.error or old.quick != new.quick:
-        return []
-    if new.error:
-        return [
-            f"the program no longer compiles: {summary_of_error(new.error)}"
-        ]
-    found = []
-    for field, name in COMPARED.items():
-        before, after = getattr(old, field), getattr(new, field)
-        # A quick estimate has no cycles.
-        if before is not None and after > (1 + TOLERANCE) * before:
-            change = f" (+{after / before - 1:.1%})" if before else ""
-            found.append(f"{after:,} {name}, before {before:,}{change}")
-    return found
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -233,49 +168,22 @@ def main(config: CompileRecipesConfig) -> None:
     if config.table_only:
         write_table(found)
         return
-    done: dict[str, Estimate] = {}
-    refused = []
     for name in config.recipe or every:
         recipe = read_recipe(name)
         if recipe is None:
             logging.info("skipping %s: it has no command for a TPU", name)
             continue
         run, where, compiler_flags = recipe
-        key = program_key(*recipe)
-        if key not in done:
-            logging.info("%s, for %s", name, where)
-            done[key] = dataclasses.replace(
-                estimate_apart(
-                    run,
-                    where,
-                    quick=config.quick,
-                    compiler_flags=compiler_flags,
-                ),
-                compiler_flags=compiler_flags,
-                settings_fingerprint=fingerprint.of_text(key),
-                program_fingerprint=fingerprint.of_program(run),
-            )
-        one = dataclasses.replace(
-            done[key], **run_length(run, where, done[key].step_s)
+        logging.info("%s, for %s", name, where)
+        one = estimate_apart(
+            run, where, quick=config.quick, compiler_flags=compiler_flags
         )
-        worse = (
-            worse_than(Estimate(**found[name]), one) if name in found else []
+        found[name] = dataclasses.asdict(
+            dataclasses.replace(one, compiler_flags=compiler_flags)
         )
-        if worse and not config.accept_worse:
-            refused.append(f"{name}: {', '.join(worse)}")
-            logging.error("not written: %s", refused[-1])
-            continue
-        found[name] = dataclasses.asdict(one)
         content = json.dumps(found, indent=1, sort_keys=True) + "\n"
         files.write_bytes(str(FOUND), content.encode())
         write_table(found)
-    if refused:
-        raise UserError(
-            f"an estimate must not be more than {TOLERANCE:.0%} worse than "
-            "that in tpu/compiled.json",
-            received="; ".join(refused),
-            remedy="To write these estimates, add --accept_worse.",
-        )
 
 
 if __name__ == "__main__":

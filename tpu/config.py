@@ -45,12 +45,6 @@ class CompileRecipesConfig(Config):
     quick: bool = setting(
         False, "Estimate only the memory, in a quarter of the time."
     )
-    accept_worse: bool = setting(
-        False,
-        "Also write an estimate whose cycles, memory, copies, HBM traffic or "
-        "bytes in the all-reduce are more than 3 % above those in "
-        "tpu/compiled.json, e.g. after a change that is worth its cost.",
-    )
     table_only: bool = setting(
         False,
         "Compile nothing: only write the table in tpu/COMPILED.md from "

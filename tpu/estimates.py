@@ -83,8 +83,6 @@ class Estimate:
             of TensorFlow.
         packing: "none", or "best_fit" for several examples per row.
         compiler_flags: Flags of libtpu, for recipes.
-        settings_fingerprint, program_fingerprint: See `tpu.fingerprint`;
-            empty, except for recipes.
     """
 
     topology: str
@@ -126,8 +124,6 @@ class Estimate:
     compile_cpu_s: float | None = None
     packing: str = "none"
     compiler_flags: str = ""
-    settings_fingerprint: str = ""
-    program_fingerprint: str = ""
 
 
 def estimate(
@@ -264,28 +260,13 @@ def _times(
 ) -> dict[str, Any]:
     assert done.all_reduce_s is not None
     step_s = num_cycles / where.chip.clock_hz + done.all_reduce_s
+    hours = config.training.num_train_steps * step_s / 3600
     tokens = config.data.global_batch_size * config.data.max_seq_length
     return {
         "step_s": step_s,
         "mfu": done.model_flops / step_s / where.chip.peak_flops,
         "tokens_per_s": tokens / step_s,
         "tokens_per_s_chip": tokens / step_s / where.num_chips,
-        **run_length(config, where, step_s),
+        "days": hours / 24,
+        "chip_hours": hours * where.num_chips,
     }
-
-
-def run_length(
-    config: PretrainingConfig, where: Slice, step_s: float | None
-) -> dict[str, Any]:
-    """Days and chip-hours of a complete run, as in `Estimate`."""
-    if step_s is None:
-        return {"days": None, "chip_hours": None}
-    hours = config.training.num_train_steps * step_s / 3600
-    return {"days": hours / 24, "chip_hours": hours * where.num_chips}
-
-
-def summary_of_error(error: str) -> str:
-    """The line of a compiler error that names HBM, else its first line."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    about_memory = (line for line in lines if "hbm" in line.lower())
-    return next(about_memory, lines[0] if lines else "")[:160]

@@ -25,7 +25,6 @@ class SequenceConfig(Config):
         "L, number of tokens in an example, special tokens included.",
         at_least=5,
         affects="result",
-        in_program=True,
     )
     max_predictions_per_seq: int = setting(
         77,
@@ -34,7 +33,6 @@ class SequenceConfig(Config):
         "and 15 %, or 154 for 30 %. With a smaller P, fewer are masked.",
         at_least=1,
         affects="result",
-        in_program=True,
     )
     packing: str = setting(
         "none",
@@ -44,7 +42,6 @@ class SequenceConfig(Config):
         "only to their own example. Evaluation records are never packed.",
         choices=("none", "best_fit"),
         affects="result",
-        in_program=True,
     )
     max_examples_per_row: int = setting(
         8,
@@ -53,7 +50,6 @@ class SequenceConfig(Config):
         at_least=2,
         below=65,
         affects="result",
-        in_program=True,
     )
 
     def check(self) -> None:
@@ -159,7 +155,6 @@ class DataConfig(MaskingConfig):
         "example or, with --packing=best_fit, a row of several.",
         at_least=1,
         affects="result",
-        in_program=True,
     )
     gradient_accumulation_steps: int = setting(
         1,
@@ -169,7 +164,6 @@ class DataConfig(MaskingConfig):
         "micro-batch draws its own masks.",
         at_least=1,
         affects="nothing",
-        in_program=True,
     )
     eval_batch_size: int = setting(
         64,

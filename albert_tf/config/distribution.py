@@ -56,7 +56,6 @@ class DistributionConfig(Config):
         "LayerNorm, softmax, logits and the optimizer's update stay float32.",
         choices=("float32", "mixed_bfloat16"),
         affects="result",
-        in_program=True,
     )
     remat: bool = setting(
         False,
@@ -64,7 +63,6 @@ class DistributionConfig(Config):
         "keeping its activations. This needs less memory and about a third "
         "more time; the gradients are the same.",
         affects="nothing",
-        in_program=True,
     )
     jit_compile: bool = setting(
         True,
@@ -87,7 +85,6 @@ class DistributionConfig(Config):
         "for rounding. By the TPU compiler's estimate, base takes 1 % fewer "
         "cycles with it on v5e.",
         affects="nothing",
-        in_program=True,
     )
     float32_score_gradients: bool = setting(
         False,
@@ -101,7 +98,6 @@ class DistributionConfig(Config):
         "of a micro-batch x heads x length^2 x 4 bytes. At 128 MiB, they do "
         "not fit into the on-chip memory. Other TPUs gain nothing.",
         affects="nothing",
-        in_program=True,
     )
     plain_formulas: bool = setting(
         False,
@@ -110,7 +106,6 @@ class DistributionConfig(Config):
         "results are the same except for rounding. Use it to find out whether "
         "a kernel is wrong.",
         affects="nothing",
-        in_program=True,
     )
     worker_timeout_s: int = setting(
         600,

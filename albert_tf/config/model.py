@@ -47,28 +47,24 @@ class ModelConfig(Config):
         "Number of pieces in the vocabulary.",
         at_least=8,
         affects="model",
-        in_program=True,
     )
     embedding_size: int = setting(
         128,
         "E, width of the factorized embeddings.",
         at_least=1,
         affects="model",
-        in_program=True,
     )
     hidden_size: int = setting(
         768,
         "H, width of the encoder.",
         at_least=1,
         affects="model",
-        in_program=True,
     )
     num_hidden_layers: int = setting(
         12,
         "Number of layers that the encoder applies.",
         at_least=1,
         affects="model",
-        in_program=True,
     )
     num_hidden_groups: int = setting(
         1,
@@ -76,28 +72,24 @@ class ModelConfig(Config):
         "parameters.",
         at_least=1,
         affects="model",
-        in_program=True,
     )
     inner_group_num: int = setting(
         1,
         "Number of blocks in each layer, each with its own parameters.",
         at_least=1,
         affects="model",
-        in_program=True,
     )
     num_attention_heads: int = setting(
         12,
         "Number of attention heads; must divide hidden_size.",
         at_least=1,
         affects="model",
-        in_program=True,
     )
     intermediate_size: int = setting(
         3072,
         "Width of the feed-forward layer.",
         at_least=1,
         affects="model",
-        in_program=True,
     )
     hidden_act: str = setting(
         "gelu",
@@ -105,7 +97,6 @@ class ModelConfig(Config):
         "gelu is the tanh approximation, as in google-research/albert.",
         choices=("gelu", "relu", "tanh", "linear"),
         affects="model",
-        in_program=True,
     )
     hidden_dropout_prob: float = setting(
         0.1,
@@ -126,21 +117,18 @@ class ModelConfig(Config):
         "Length of the longest sequence, in tokens.",
         at_least=4,
         affects="model",
-        in_program=True,
     )
     type_vocab_size: int = setting(
         2,
         "Number of segment types.",
         at_least=2,
         affects="model",
-        in_program=True,
     )
     initializer_range: float = setting(
         0.02,
         "Standard deviation of the truncated normal initializer.",
         at_least=0,
         affects="model",
-        in_program=True,
     )
     parameter_sharing: str = setting(
         "all",
@@ -148,37 +136,31 @@ class ModelConfig(Config):
         "the feed-forward layer only (ffn), or none (BERT).",
         choices=PARAMETER_SHARING,
         affects="model",
-        in_program=True,
     )
     net_structure_type: int = setting(
         0,
         "Must be 0; present in published files.",
         affects="model",
-        in_program=True,
     )
     gap_size: int = setting(
         0,
         "Without effect; present in published files.",
         affects="model",
-        in_program=True,
     )
     num_memory_blocks: int = setting(
         0,
         "Without effect; present in published files.",
         affects="model",
-        in_program=True,
     )
     down_scale_factor: int = setting(
         1,
         "Without effect; present in published files.",
         affects="model",
-        in_program=True,
     )
     layers_to_keep: tuple[str, ...] = setting(
         (),
         "Must be empty; present in published files.",
         affects="model",
-        in_program=True,
     )
 
     def check(self) -> None:

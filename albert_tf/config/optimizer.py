@@ -24,21 +24,18 @@ class OptimizerConfig(Config):
         "LAMB, as in google-research/albert, or AdamW.",
         choices=("lamb", "adamw"),
         affects="result",
-        in_program=True,
     )
     learning_rate: float = setting(
         0.00176,
         "Peak learning rate; the default suits a global batch size of 4096.",
         at_least=0,
         affects="result",
-        in_program=True,
     )
     num_warmup_steps: int = setting(
         3125,
         "Number of steps of linear warm-up.",
         at_least=0,
         affects="result",
-        in_program=True,
     )
     poly_power: float = setting(
         1.0,
@@ -46,7 +43,6 @@ class OptimizerConfig(Config):
         "at num_train_steps; 1 is linear decay.",
         at_least=0,
         affects="result",
-        in_program=True,
     )
     num_decay_steps: int = setting(
         0,
@@ -57,7 +53,6 @@ class OptimizerConfig(Config):
         "counts from step 0, as in google-research/albert.",
         at_least=0,
         affects="result",
-        in_program=True,
     )
     weight_decay_rate: float = setting(
         0.01,
@@ -65,7 +60,6 @@ class OptimizerConfig(Config):
         "decayed.",
         at_least=0,
         affects="result",
-        in_program=True,
     )
     beta_1: float = setting(
         0.9,
@@ -73,7 +67,6 @@ class OptimizerConfig(Config):
         at_least=0,
         below=1,
         affects="result",
-        in_program=True,
     )
     beta_2: float = setting(
         0.999,
@@ -81,14 +74,12 @@ class OptimizerConfig(Config):
         at_least=0,
         below=1,
         affects="result",
-        in_program=True,
     )
     epsilon: float = setting(
         1e-6,
         "Number added to the root of the mean of the squared gradients.",
         at_least=1e-20,
         affects="result",
-        in_program=True,
     )
     clip_norm: float = setting(
         1.0,
@@ -96,7 +87,6 @@ class OptimizerConfig(Config):
         "down. 0 does not clip.",
         at_least=0,
         affects="result",
-        in_program=True,
     )
     clip_scope: str = setting(
         "global",
@@ -105,5 +95,4 @@ class OptimizerConfig(Config):
         "in google-research/albert.",
         choices=("global", "per_replica"),
         affects="result",
-        in_program=True,
     )

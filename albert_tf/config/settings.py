@@ -13,8 +13,6 @@ may resume with it. `affects` is
     "result"    the computed values: a run resumes only with
                 --allow_config_change, and a build starts from the beginning
     "nothing"   only where, how fast or how safely the work is done
-
-`in_program` declares that the compiled training step depends on the setting.
 """
 
 import dataclasses
@@ -34,6 +32,12 @@ AFFECTS = ("model", "result", "nothing")
 # ignores settings of these names, since old runs have stored them.
 REMOVED_FLAGS: dict[str, str] = {
     "loop_seconds": "Set --steps_per_loop; a loop should take some seconds.",
+    "simulate_code": "tpu.compile_check prints the compiler's own estimate.",
+    "sweep": "Run tpu.compile_check once for each batch size.",
+    "sweep_batch_sizes": "Run tpu.compile_check with --global_batch_size.",
+    "sweep_compiler_flags": "Set LIBTPU_INIT_ARGS, one set at a time.",
+    "compile_timeout_s": "Start the command with the program timeout.",
+    "accept_worse": "Every estimate is written: see git diff.",
 }
 
 
@@ -47,7 +51,6 @@ def setting(
     below: float | None = None,
     repeated: bool = False,
     affects: str | None = None,
-    in_program: bool = False,
     has_flag: bool = True,
 ) -> Any:
     """Declares a dataclass field that is also a command-line flag.
@@ -62,9 +65,6 @@ def setting(
         repeated: The flag is given once per item, instead of once with
             commas, because items may contain commas.
         affects: One of `AFFECTS`; None for commands that cannot resume.
-        in_program: Whether the compiled training step depends on the value.
-            The step also depends on the dropout rates, which change with the
-            step number: see `schedules.dropout_rates`.
         has_flag: False for a value that the command sets itself.
 
     Raises:
@@ -92,7 +92,6 @@ def setting(
             "below": below,
             "repeated": repeated,
             "affects": affects,
-            "in_program": in_program,
             "has_flag": has_flag,
         },
     )

@@ -206,7 +206,6 @@ class TrainingConfig(Config):
         "google-research/albert.",
         choices=SENTENCE_OBJECTIVES,
         affects="model",
-        in_program=True,
     )
     eval_sentence_objective: str = setting(
         "same",

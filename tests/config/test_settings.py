@@ -18,8 +18,8 @@ CONTINUED = (
     TokenizerConfig,
 )
 
-# What `affects` and `in_program` must declare. tests/runs/test_directory.py
-# tests which changes of a run are refused.
+# What `affects` must declare. tests/runs/test_directory.py tests which changes
+# of a run are refused.
 BUILDS = {
     RecordsConfig: {
         "result": """input_format text_field sentence_breaker language
@@ -40,15 +40,6 @@ BUILDS = {
         "nothing": "input_file model_prefix overwrite",
     },
 }
-# Settings in the step's program, besides those of `model` and `optimizer`.
-PROGRAM = """
-    data.max_seq_length data.max_predictions_per_seq data.packing
-    data.max_examples_per_row data.global_batch_size
-    data.gradient_accumulation_steps distribution.precision distribution.remat
-    distribution.recompute_logit_gradients distribution.float32_score_gradients
-    distribution.plain_formulas training.sentence_objective"""
-MODEL_NOT_IN_PROGRAM = """
-    model.hidden_dropout_prob model.attention_probs_dropout_prob"""
 
 
 @pytest.mark.parametrize("config_class", CONTINUED)
@@ -100,14 +91,6 @@ def test_all_settings_of_the_architecture_affect_the_model():
     }
     architecture = {name for name in settings if name.startswith("model.")}
     assert affecting == architecture | {"training.sentence_objective"}
-
-
-def test_settings_declare_whether_they_are_in_the_compiled_program():
-    settings = settings_by_path(PretrainingConfig)
-    declared = {n for n, f in settings.items() if f.metadata["in_program"]}
-    groups = {n for n in settings if n.startswith(("model.", "optimizer."))}
-    wanted = groups - set(MODEL_NOT_IN_PROGRAM.split())
-    assert declared == wanted | set(PROGRAM.split())
 
 
 def test_an_unknown_declaration_is_refused():

@@ -1,17 +1,14 @@
-import collections
 import dataclasses
 import json
 import pathlib
 import re
 
 import pytest
-import tensorflow as tf
 
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.errors import UserError
-from albert_tf.training import schedules
 from tests.helpers.made_up_estimate import MADE_UP
-from tpu import compile_recipes, fingerprint, topologies
+from tpu import compile_recipes
 from tpu.config import (
     CompileRecipesConfig,
 )
@@ -54,35 +51,6 @@ def test_every_tpu_recipe_names_a_slice_that_divides_its_batches(name):
     per_replica_batch_size(
         "eval_batch_size", config.data.eval_batch_size, where.num_cores
     )
-
-
-def key(name):
-    return compile_recipes.program_key(*compile_recipes.read_recipe(name))
-
-
-def test_recipes_that_differ_only_in_length_share_a_program():
-    """Unlike v2, base v1 has dropout; BERT shares no parameters."""
-    assert key("base_v2_125k") == key("base_v2_10m")
-    others = ("base_v1_125k", "bert_base_125k", "large_v2_3m")
-    assert len({key("base_v2_125k"), *map(key, others)}) == 4
-
-
-def test_dropout_by_architecture_or_by_schedule_is_the_same_program():
-    config, where, flags = compile_recipes.read_recipe("xlarge_v2_3m")
-    assert max(schedules.dropout_rates(0, config)) == 0
-    training = dataclasses.replace(config.training, dropout_schedule="0:0.1")
-    dropped = dataclasses.replace(config, training=training)
-    found = compile_recipes.program_key(dropped, where, flags)
-    assert found == key("xlarge_v1_125k")
-
-
-def test_the_compiler_flags_of_a_recipe_are_a_part_of_its_program():
-    recipe = compile_recipes.read_recipe("xxlarge_v2_3m")
-    assert recipe.compiler_flags == "--xla_tpu_scoped_vmem_limit_kib=24576"
-    without_flags = recipe._replace(compiler_flags="")
-    keys = {compile_recipes.program_key(*r) for r in (recipe, without_flags)}
-    assert len(keys) == 2
-    assert compile_recipes.read_recipe("base_v2_125k_v4").compiler_flags == ""
 
 
 ONE = dataclasses.replace(
@@ -157,58 +125,6 @@ def test_the_table_has_the_slice_and_the_rows_of_each_recipe(name):
     assert rows == config.data.global_batch_size
 
 
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - ON_CPUS))
-def test_no_setting_of_a_program_has_changed_since_it_was_compiled(name):
-    found = json.loads(compile_recipes.FOUND.read_text())[name]
-    assert found["settings_fingerprint"] == fingerprint.of_text(key(name)), (
-        f"run python -m tpu.compile_recipes --recipe={name}"
-    )
-
-
-@pytest.mark.slow
-def test_no_program_has_changed_since_it_was_compiled():
-    """After an intended change, compile the recipes again. To see its cost
-    first, compile one recipe and the golden step."""
-    found = json.loads(compile_recipes.FOUND.read_text())
-    # Recipes that share a small program, e.g. those of base and large.
-    alike = collections.defaultdict(list)
-    for name, estimate in found.items():
-        if estimate["versions"]["tensorflow"] != tf.__version__:
-            pytest.skip("another release of TensorFlow compiled the recipes")
-        config = compile_recipes.read_recipe(name).run
-        small = fingerprint.small(config)
-        one_chip = topologies.parse("v5e:1x1")
-        alike[compile_recipes.program_key(small, one_chip)].append(name)
-    changed = []
-    for names in alike.values():
-        config = compile_recipes.read_recipe(names[0]).run
-        program = fingerprint.of_program(config)
-        changed += [
-            name
-            for name in names
-            if found[name]["program_fingerprint"] != program
-        ]
-    assert not changed, (
-        f"run python -m tpu.compile_recipes --recipe={','.join(changed)}"
-    )
-
-
-def test_fingerprints_of_structures_differ():
-    """Sizes are those of a small model, but not the lengths of rows."""
-
-    def small(name):
-        return fingerprint.small(compile_recipes.read_recipe(name).run)
-
-    shared, unshared = small("large_v2_3m"), small("bert_large_125k")
-    assert shared.model == small("xxlarge_v2_3m").model
-    assert shared.data.max_seq_length == 512
-    assert shared.model.parameter_sharing == "all"
-    assert unshared.model.parameter_sharing == "none"
-    assert unshared.model.embedding_size == unshared.model.hidden_size
-    assert shared.model.embedding_size < shared.model.hidden_size
-    assert small("large_v2_3m_packed").data.packing == "best_fit"
-
-
 @pytest.mark.parametrize(
     "name", [recipe for recipe in RECIPES if recipe.endswith("_packed")]
 )
@@ -267,100 +183,3 @@ def test_unknown_recipes_are_named():
     with pytest.raises(UserError, match="base_v3") as error:
         compile_recipes.main(CompileRecipesConfig(recipe=("base_v3",)))
     assert "base_v2_125k" in str(error.value)
-
-
-WHOLE = dataclasses.replace(
-    ONE,
-    cycles=10_000_000,
-    copied_bytes=2_000_000_000,
-    hbm_bytes=3_000_000_000,
-    all_reduce_bytes=1_000_000,
-    num_all_reduces=2,
-)
-
-
-@pytest.fixture
-def compile_again(tmp_path, monkeypatch):
-    """Compiles two recipes, with a given estimate as the result of both.
-
-    `compiled.json` already has an estimate of the first one.
-    """
-    monkeypatch.setattr(compile_recipes, "FOUND", tmp_path / "compiled.json")
-    monkeypatch.setattr(compile_recipes, "TABLE", tmp_path / "COMPILED.md")
-    compile_recipes.TABLE.write_text(
-        compile_recipes.BEGIN + compile_recipes.END
-    )
-    compile_recipes.FOUND.write_text(
-        json.dumps({"base_v1_125k": dataclasses.asdict(WHOLE)})
-    )
-    monkeypatch.setattr(fingerprint, "of_program", lambda run: "")
-
-    def run(new, **settings):
-        monkeypatch.setattr(
-            compile_recipes, "estimate_apart", lambda *args, **options: new
-        )
-        compile_recipes.main(
-            CompileRecipesConfig(
-                recipe=("base_v1_125k", "large_v1_125k"), **settings
-            )
-        )
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"cycles": 10_400_000},
-            "10,400,000 cycles, before 10,000,000 (+4.0%)",
-        ),
-        (
-            {"peak_bytes": 5 * 2**30},
-            "5,368,709,120 bytes of HBM at the peak, before 4,294,967,296 "
-            "(+25.0%)",
-        ),
-        (
-            {"all_reduce_bytes": 2_000_000},
-            "2,000,000 bytes in the all-reduce, before 1,000,000 (+100.0%)",
-        ),
-        (
-            {"copied_bytes": 2_100_000_000},
-            "2,100,000,000 bytes of asynchronous copies, before 2,000,000,000 "
-            "(+5.0%)",
-        ),
-        (
-            {"hbm_bytes": 3_300_000_000},
-            "3,300,000,000 bytes read and written in HBM, before 3,000,000,000 "
-            "(+10.0%)",
-        ),
-        (
-            {"error": "RESOURCE_EXHAUSTED: HBM", "peak_bytes": None},
-            "the program no longer compiles: RESOURCE_EXHAUSTED: HBM",
-        ),
-    ],
-)
-def test_a_worse_estimate_is_refused_and_the_others_are_written(
-    compile_again, changes, reason
-):
-    new = dataclasses.replace(WHOLE, **changes)
-    with pytest.raises(UserError) as error:
-        compile_again(new)
-    assert f"base_v1_125k: {reason}" in str(error.value)
-    assert error.value.exit_status == 1
-    written = json.loads(compile_recipes.FOUND.read_text())
-    assert written["base_v1_125k"] == dataclasses.asdict(WHOLE)
-    # The second recipe had no estimate.
-    for name in changes:
-        assert written["large_v1_125k"][name] == getattr(new, name)
-
-    compile_again(new, accept_worse=True)
-    written = json.loads(compile_recipes.FOUND.read_text())
-    for name in changes:
-        assert written["base_v1_125k"][name] == getattr(new, name)
-
-
-def test_an_estimate_that_is_hardly_worse_is_written(compile_again):
-    compile_again(dataclasses.replace(WHOLE, cycles=10_250_000))
-    written = json.loads(compile_recipes.FOUND.read_text())
-    assert written["base_v1_125k"]["cycles"] == 10_250_000
