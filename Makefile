@@ -18,6 +18,7 @@
 # make test-all      runs test, slow-test and extras-test, not tpu-wheel-test
 # make lint          checks the style of the code
 # make typecheck     checks the types of the code
+# make docs          writes the tables of docs/ that the code knows
 # make lock          updates constraints/*.txt for changes of setup.py;
 #                    UPGRADE=1 also selects newer versions
 # make clean         removes all build results and environments
@@ -50,7 +51,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 .PHONY: help demo test slow-test extras extras-test slice-test tpu-wheel-test \
-    test-all lint typecheck lock clean
+    test-all lint typecheck docs lock clean
 
 help:
 	@sed -n '/^# make/,/^$$/s/^# \{0,1\}//p' Makefile
@@ -139,6 +140,9 @@ lint: $(VENV)/installed
 
 typecheck: $(VENV)/installed
 	$(BIN)/mypy
+
+docs: $(VENV)/installed
+	$(BIN)/python docs/generate.py
 
 # --- the demo ----------------------------------------------------------------
 

@@ -13,7 +13,7 @@ Hugging Face folder:
     python -m albert_tf.convert_checkpoint --from=build/demo/run/best \
       --to=build/demo/hugging_face --to_format=hugging_face --verify
 
-albert_tf/CONVERTING.md describes the formats and what each of them can contain.
+docs/converting.md describes the formats and what each of them can contain.
 The command reads and checks the model before it writes anything. The directory
 `--to` appears only when it is complete.
 """

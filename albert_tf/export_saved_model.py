@@ -101,7 +101,7 @@ would install a second TensorFlow. `--notext_signatures` exports without it.
 The directory `assets.extra/` of the SavedModel contains the vocabulary
 (`spiece.model`), the architecture (`albert_config.json`), the tokenization
 settings that a caller needs (`serving.json`), and the warm-up requests of
-TensorFlow Serving. albert_tf/serving/README.md shows how to serve the model.
+TensorFlow Serving. docs/serving.md shows how to serve the model.
 """
 
 from albert_tf.config import ExportConfig, flags

@@ -1,1 +1,1 @@
-"""Runnable comparisons; README.md has their tables."""
+"""Runnable comparisons; docs/benchmarks.md has their tables."""

@@ -110,7 +110,7 @@ class RunConfig(InputRateConfig):
     )
     step_seconds: float = setting(
         1.0,
-        "Time of a step in seconds, e.g. the estimate of tpu/COMPILED.md.",
+        "Time of a step in seconds, e.g. the estimate of docs/tpu.md.",
         at_least=1e-6,
     )
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.same_training
 
-benchmarks/README.md has the commands that build the records. Trains a small
+docs/benchmarks.md has the commands that build the records. Trains a small
 model on 128 tokens in float32 without dropout: with the trainer, and with a
 reference in PyTorch, which is Hugging Face's ALBERT with LAMB and AdamW from
 the papers (`tests/helpers/pytorch_training.py`). Both begin with the same
@@ -75,9 +75,7 @@ class BenchmarkConfig(settings.Config):
     num_train_steps: int = setting(
         200, "Number of training steps.", at_least=20
     )
-    output_file: str = setting(
-        "albert_tf/same_training.svg", "SVG file to write."
-    )
+    output_file: str = setting("docs/same_training.svg", "SVG file to write.")
 
 
 class Comparison(NamedTuple):

@@ -1,11 +1,11 @@
-r"""Compile every recipe for the slice that it names, for tpu/COMPILED.md.
+r"""Compile every recipe for the slice that it names, for docs/tpu.md.
 
     python -m tpu.compile_recipes
     python -m tpu.compile_recipes --recipe=base_v2_125k,large_v2_3m --quick
 
-After each recipe, the results in tpu/compiled.json and the table are updated,
-so the command may be interrupted, and recipes may be compiled one by one. With
---table_only, nothing is compiled, and only the table is written.
+After each recipe, the results in tpu/compiled.json are updated, so the command
+may be interrupted, and recipes may be compiled one by one. `make docs` writes
+them into docs/tpu.md.
 """
 
 import dataclasses
@@ -13,8 +13,7 @@ import json
 import pathlib
 import re
 import shlex
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 from absl import flags as absl_flags
@@ -31,32 +30,14 @@ from tpu.config import (
     CompileRecipesConfig,
 )
 from tpu.estimates import (
-    LARGEST_RATIO,
-    Estimate,
     estimate_apart,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = ROOT / "configs" / "pretrain"
 FOUND = ROOT / "tpu" / "compiled.json"
-TABLE = ROOT / "tpu" / "COMPILED.md"
-BEGIN, END = "<!-- recipes: begin -->\n", "<!-- recipes: end -->\n"
 
 _COMMAND = re.compile(r"^#   tpu/launch.sh run((?: .*\\\n#)*.*)", re.M)
-
-# The fraction of the positions that hold tokens, by packing, for the text of
-# the paper. In rows of 512 tokens, examples of Wikipedia of 2018 fill 51.6 %,
-# those of books 81.3 %; packed, they fill 99.2 and 99.9 %. BERT's Wikipedia has
-# 2,500 million words, its books have 800 million (Devlin et al., 2019, section
-# 3.1): 3300 / (2500 / 0.516 + 800 / 0.813) = 0.566, and likewise 0.994.
-FILL = {"none": 0.566, "best_fit": 0.994}
-
-HEADER = """\
-| recipe | slice | rows per core | HBM, GiB | of a core | step, ms | MFU | \
-tokens/s per chip | chip-hours per million useful tokens | days | chip-hours | \
-copies, GB | flags | compile, s |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
-"""
 
 
 class Recipe(NamedTuple):
@@ -98,59 +79,6 @@ def read_recipe(name: str) -> Recipe | None:
     )
 
 
-def table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of all results."""
-    lines = [_row(name, Estimate(**found[name])) for name in sorted(found)]
-    return HEADER + "".join(lines)
-
-
-def _row(name: str, one: Estimate) -> str:
-    rows = str(one.batch_size)
-    if one.gradient_accumulation_steps > 1:
-        rows = f"{one.gradient_accumulation_steps} x {rows}"
-    if one.remat:
-        rows += ", remat"
-    start = f"| {name} | {one.topology} | {rows} | "
-    if one.error:
-        return f"{start}does not compile | | | | | | | | | | |\n"
-    assert one.peak_bytes is not None and one.compile_cpu_s is not None
-    cells = [
-        f"{one.peak_bytes / 2**30:.2f}",
-        f"{one.peak_bytes / one.chip_memory_bytes:.0%}",
-    ]
-    if one.step_s and one.mfu and one.tokens_per_s_chip:
-        assert one.days is not None and one.chip_hours is not None
-        cells += [
-            _expected(1e3 * one.step_s, ",.1f"),
-            f"{one.mfu:.1%}",
-            f"{one.tokens_per_s_chip:,.0f}",
-            f"{1e6 / one.tokens_per_s_chip / FILL[one.packing] / 3600:#.3g}",
-            _expected(one.days, ".2f"),
-            _expected(one.chip_hours, ",.0f"),
-        ]
-    else:
-        cells += ["quick", "", "", "", "", ""]
-    cells += [
-        f"{(one.copied_bytes or 0) / 1e9:.1f}",
-        one.compiler_flags.replace("--xla_tpu_", ""),
-        f"{one.compile_cpu_s:.0f}",
-    ]
-    return start + " | ".join(cells) + " |\n"
-
-
-def _expected(value: float, form: str) -> str:
-    """The range that we expect: from the estimate to its `LARGEST_RATIO`."""
-    return f"{value:{form}} to {LARGEST_RATIO * value:{form}}"
-
-
-def write_table(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replaces the table in COMPILED.md."""
-    before, _, rest = TABLE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    text = f"{before}{BEGIN}\n{table(found)}\n{END}{after}"
-    files.write_bytes(str(TABLE), text.encode())
-
-
 def main(config: CompileRecipesConfig) -> None:
     """Compiles recipes, and writes the results."""
     every = sorted(path.stem for path in RECIPES.glob("*.flags"))
@@ -165,9 +93,6 @@ def main(config: CompileRecipesConfig) -> None:
     # TensorFlow only traces programs, so it needs no GPU.
     tf.config.set_visible_devices([], "GPU")
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
-    if config.table_only:
-        write_table(found)
-        return
     for name in config.recipe or every:
         recipe = read_recipe(name)
         if recipe is None:
@@ -183,7 +108,6 @@ def main(config: CompileRecipesConfig) -> None:
         )
         content = json.dumps(found, indent=1, sort_keys=True) + "\n"
         files.write_bytes(str(FOUND), content.encode())
-        write_table(found)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import dataclasses
 
 from albert_tf.config import Config, PretrainingConfig, setting
-from albert_tf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +44,3 @@ class CompileRecipesConfig(Config):
     quick: bool = setting(
         False, "Estimate only the memory, in a quarter of the time."
     )
-    table_only: bool = setting(
-        False,
-        "Compile nothing: only write the table in tpu/COMPILED.md from "
-        "tpu/compiled.json, e.g. after a change of its columns.",
-    )
-
-    def check(self) -> None:
-        if self.table_only and self.recipe:
-            raise UserError(
-                "table_only writes all rows, so it does not take --recipe",
-                received=",".join(self.recipe),
-            )

@@ -28,10 +28,10 @@ CAVEATS = (
     "generator is not included, nor that of asynchronous copies between HBM "
     "and on-chip memory, which are taken as hidden behind arithmetic. No "
     "estimate has been compared with a real chip: use them to compare "
-    "settings. Expect 1 to 1.5 times the estimate; tpu/COMPILED.md says why."
+    "settings. Expect 1 to 1.5 times the estimate; docs/tpu.md says why."
 )
 
-# How many times the estimate a real step may take; see tpu/COMPILED.md.
+# How many times the estimate a real step may take; see docs/tpu.md.
 LARGEST_RATIO = 1.5
 
 

@@ -5,7 +5,7 @@ usage() {
   cat <<'HELP'
 Train on a Cloud TPU slice of one or several hosts, which is requested as a
 queued resource. The script runs on your machine or in Cloud Shell; see
-tpu/README.md.
+docs/tpu.md.
 
     tpu/launch.sh COMMAND [--SETTING=VALUE ...] [-- FLAGS OF run_pretraining]
 
@@ -48,7 +48,7 @@ Examples:
     tpu/launch.sh delete --project=mine --zone=us-west4-a --name=base
 
 Exit status of run: that of training (0 when all steps are done; for 1 and 130
-see albert_tf/README.md); 75 if --max_failures slices in a row brought no new
+see docs/runs.md); 75 if --max_failures slices in a row brought no new
 checkpoint, e.g. since set-up failed on each, or after --max_preemptions; or 1
 if no slice could be created.
 HELP

@@ -19,7 +19,7 @@ def keep_freed_memory() -> None:
     they are freed. TensorFlow allocates the activations of a step on a CPU that
     way, and each step then waits for the kernel to fill the same pages with
     zeros: about half of the time of a step of a small model. In exchange, the
-    process holds its peak of memory until it ends. benchmarks/README.md has
+    process holds its peak of memory until it ends. docs/log.md has
     measurements of both.
 
     Other C libraries are left as they are.

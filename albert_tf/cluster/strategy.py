@@ -244,7 +244,7 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         if not is_local:
             remedy = (
                 "Give the servers of the slice, --tpu_name=grpc://HOST:8470,"
-                "... (see tpu/README.md), or check --tpu_name, --tpu_zone and "
+                "... (see docs/tpu.md), or check --tpu_name, --tpu_zone and "
                 "--gcp_project with gcloud compute tpus tpu-vm list; a TPU "
                 "given by name also needs pip install cloud-tpu-client."
             )

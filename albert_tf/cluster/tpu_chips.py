@@ -88,7 +88,7 @@ def check(config: DistributionConfig) -> None:
         f"{DEVICES}/accel*; installed: "
         f"{' and '.join(f'{n} {v}' for n, v in installed.items()) or 'none'}",
         remedy="Run on a TPU VM with tensorflow-tpu installed "
-        "(pip install -e '.[tpu]', see tpu/README.md), or give the servers of "
+        "(pip install -e '.[tpu]', see docs/tpu.md), or give the servers of "
         "a slice as --tpu_name=grpc://HOST:8470,..., or use --strategy=auto.",
     )
 

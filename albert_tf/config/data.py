@@ -79,7 +79,7 @@ class MaskingConfig(SequenceConfig):
         0.15,
         "Fraction of the tokens to mask. With 0.3, small models learned more "
         "from the same tokens (Wettig et al., 2023; "
-        "configs/ablations/README.md). run_pretraining uses it only for "
+        "docs/log.md). run_pretraining uses it only for "
         "records built with --masking=dynamic.",
         at_least=0.001,
         below=1,

@@ -37,6 +37,7 @@ REMOVED_FLAGS: dict[str, str] = {
     "sweep_batch_sizes": "Run tpu.compile_check with --global_batch_size.",
     "sweep_compiler_flags": "Set LIBTPU_INIT_ARGS, one set at a time.",
     "compile_timeout_s": "Start the command with the program timeout.",
+    "table_only": "Run `make docs`, which writes the tables of the documents.",
     "accept_worse": "Every estimate is written: see git diff.",
 }
 

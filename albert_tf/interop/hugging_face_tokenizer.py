@@ -6,8 +6,8 @@
     tokenizer_config.json    settings of both
     special_tokens_map.json  the special pieces
 
-No package of Hugging Face is needed. CONVERTING.md lists the text for which
-ids differ.
+No package of Hugging Face is needed. docs/converting.md lists the text for
+which ids differ.
 """
 
 import base64

@@ -111,7 +111,7 @@ def test_only_a_local_tpu_is_searched_for(machine):
         tpu_chips.check(ON_TPU)
     for told in (str(tpu_chips.PCI_DEVICES), "accel*", "installed: tensorflow"):
         assert told in raised.value.fault
-    assert "tpu/README.md" in raised.value.remedy
+    assert "docs/tpu.md" in raised.value.remedy
     tpu_chips.check(DistributionConfig(strategy="auto"))
     tpu_chips.check(DistributionConfig(strategy="tpu", tpu_name="grpc://a:1"))
 

@@ -1,4 +1,4 @@
-"""The commands of README.md and of the module docstrings, on small files."""
+"""The commands of docs/finetuning.md and of `predict`, on small files."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from absl import flags as absl_flags
 
-from albert_tf import predict, run_finetuning
+from albert_tf import predict
 from albert_tf.config import (
     ExportConfig,
     FinetuningConfig,
@@ -26,8 +26,7 @@ from albert_tf.serving.export import export
 from albert_tf.serving.local_client import print_predictions
 
 ROOT = pathlib.Path(__file__).parents[2]
-MAIN = (ROOT / "README.md").read_text()
-FINETUNING = (ROOT / "albert_tf/finetuning/README.md").read_text()
+DOCUMENT = (ROOT / "docs" / "finetuning.md").read_text()
 
 # As in the files of GLUE: quotation marks are characters, and texts may end in
 # a space.
@@ -82,7 +81,7 @@ def test_the_commands_for_sst2_train_predict_export_and_answer(
         (data / name).write_text(text)
     monkeypatch.chdir(tmp_path)
 
-    arguments = command_in(MAIN, "albert_tf.run_finetuning")
+    arguments = command_in(DOCUMENT, "albert_tf.run_finetuning")
     config = parse(FinetuningConfig, [*arguments, *QUICK])
     assert run(config) == 0
     assert json.loads(capsys.readouterr().out)["total"] == 10
@@ -125,7 +124,7 @@ def test_the_command_for_squad_v2_gives_the_scores_of_the_run(
     (tmp_path / "dev-v2.0.json").symlink_to(squad.source)
     write_answers(".", answers, null_threshold=2.5)
 
-    command = command_in(FINETUNING, "albert_tf.finetuning.score")
+    command = command_in(DOCUMENT, "albert_tf.finetuning.score")
     scores = score.compute_scores(parse(ScoreConfig, command))
 
     best = {answer.id: answer.text() for answer in answers}
@@ -134,20 +133,3 @@ def test_the_command_for_squad_v2_gives_the_scores_of_the_run(
     assert scores["best_f1_thresh"] > 1
     others = score_answers(squad.examples, best, odds, 1.0)
     assert others["HasAns_f1"] < scores["HasAns_f1"]
-
-
-@pytest.mark.parametrize(
-    ("text", "module", "config_class"),
-    [
-        (FINETUNING, "albert_tf.run_finetuning", FinetuningConfig),
-        (FINETUNING, "albert_tf.finetuning.score", ScoreConfig),
-        (score.__doc__, "albert_tf.finetuning.score", ScoreConfig),
-        (run_finetuning.__doc__, "albert_tf.run_finetuning", FinetuningConfig),
-    ],
-)
-def test_other_commands_use_flags_that_exist(
-    text, module, config_class, monkeypatch
-):
-    monkeypatch.chdir(ROOT)
-    config = parse(config_class, command_in(text, module))
-    assert config.task.task in ("sst2", "rte", "squad_v2")

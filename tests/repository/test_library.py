@@ -1,4 +1,4 @@
-"""The Python interface: `import albert_tf`, and the example of README.md."""
+"""The Python interface, and its example in docs/first_model.md."""
 
 import json
 import pathlib
@@ -38,8 +38,8 @@ def test_import_and_configs_need_no_tensorflow():
 
 
 def read_example():
-    """The lines of Python in README.md that load a run."""
-    text = (ROOT / "README.md").read_text()
+    """The lines of Python in docs/first_model.md that load a run."""
+    text = (ROOT / "docs" / "first_model.md").read_text()
     (block,) = [
         block
         for block in re.findall(r"(?:^(?: {4}.*)?\n)+", text, re.M)
@@ -49,7 +49,7 @@ def read_example():
 
 
 @pytest.mark.slow
-def test_the_example_of_the_readme_runs(tiny_records, tmp_path, monkeypatch):
+def test_the_documented_example_runs(tiny_records, tmp_path, monkeypatch):
     """On a run that has trained two steps."""
     from albert_tf.runs.trained_model import load_run
     from tests.helpers import tiny_run

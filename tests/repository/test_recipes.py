@@ -1,5 +1,4 @@
 import dataclasses
-import fnmatch
 import json
 import pathlib
 import re
@@ -89,36 +88,6 @@ def test_published_architectures_are_unchanged(name):
     # A setting of this project alone, which published files lack.
     stored = json.loads((MODELS / f"{name}.json").read_text())
     assert "parameter_sharing" not in stored
-
-
-def test_the_table_of_the_readme_lists_every_recipe():
-    table = re.search(
-        r"^\| Recipe \(`configs/pretrain/`\)(.*?)\n\n",
-        (ROOT / "README.md").read_text(),
-        re.M | re.S,
-    )
-    rows = re.findall(r"^\|([^|]*)\|", table[1], re.M)
-    listed = set()
-    for pattern in re.findall("`(.*?).flags`", " ".join(rows)):
-        matches = set()
-        for name in expand(pattern):
-            found = set(fnmatch.filter(RECIPES, name))
-            assert found, f"{pattern}: no recipe {name}"
-            matches |= found
-        listed |= matches
-    assert listed == set(RECIPES)
-
-
-def expand(pattern):
-    """The names that a pattern with braces stands for, as in a shell."""
-    braces = re.search("{(.*?)}", pattern)
-    if not braces:
-        return [pattern]
-    return [
-        name
-        for choice in braces[1].split(",")
-        for name in expand(pattern.replace(braces[0], choice, 1))
-    ]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -376,9 +376,9 @@ def test_training_with_other_flags_is_detected(cloud):
     assert cloud.trained()[1][1][-1] == "--seed=2"
 
 
-def test_the_command_of_the_readme_is_valid(cloud, monkeypatch):
+def test_the_documented_command_is_valid(cloud, monkeypatch):
     """The script accepts it, and the trainer its training flags."""
-    blocks = (ROOT / "tpu" / "README.md").read_text().split("\n\n")
+    blocks = (ROOT / "docs" / "tpu.md").read_text().split("\n\n")
     (block,) = (b for b in blocks if "tpu/launch.sh run --name=" in b)
     dry = subprocess.run(
         ["bash", "-ec", block.replace(".sh run", ".sh run --dry_run")],

@@ -135,7 +135,7 @@ def test_transient_faults_change_nothing(
 
 
 def test_requests_of_each_operation(storage, tiny_records):
-    """The table is in albert_tf/README.md; any change of it fails here."""
+    """docs/runs.md has their sums."""
     run = "gs://bucket/counted"
     counts = {}
 

@@ -1,0 +1,143 @@
+"""Writes the tables of the documents that the code knows.
+
+    python docs/generate.py
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+`tests/repository/test_documents.py` fails if one is stale.
+"""
+
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterable
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags as absl_flags  # noqa: E402
+
+from albert_tf.config import (  # noqa: E402
+    PretrainingConfig,
+    flag_name,
+    flags,
+    settings_by_path,
+)
+
+# A real step takes from the estimate to this multiple of it; see docs/tpu.md.
+LARGEST_RATIO = 1.5
+
+
+def table(header: str, rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table, with a blank line before and after."""
+    lines = [header, "|" + "---|" * (header.count("|") - 1)]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n" + "\n".join(lines) + "\n\n"
+
+
+def read_recipe(name: str) -> PretrainingConfig:
+    """The settings of a recipe in configs/pretrain."""
+    values = absl_flags.FlagValues()
+    flags.define(PretrainingConfig, values)
+    path = ROOT / "configs" / "pretrain" / f"{name}.flags"
+    values(["generate", f"--flagfile={path}"])
+    return flags.parse(PretrainingConfig, values)
+
+
+def dropout(config: PretrainingConfig) -> str:
+    """The dropout rate of a run, or its schedule if it changes."""
+    schedule = config.training.dropout_schedule
+    if "," in schedule:
+        return f"`{schedule}`"
+    rate = float(schedule.split(":")[-1] or config.model.hidden_dropout_prob)
+    return f"{rate:g}"
+
+
+def recipes() -> str:
+    """The size and the length of each recipe."""
+    rows = []
+    for path in sorted((ROOT / "configs" / "pretrain").glob("*.flags")):
+        config = read_recipe(path.stem)
+        model, data = config.model, config.data
+        rows.append(
+            [
+                f"`{path.stem}`",
+                f"{model.num_hidden_layers} x {model.hidden_size}",
+                data.max_seq_length,
+                f"{data.global_batch_size:,}",
+                f"{config.training.num_train_steps:,}",
+                dropout(config),
+            ]
+        )
+    return table(
+        "| recipe | layers x width | tokens | batch size | steps | dropout |",
+        rows,
+    )
+
+
+def estimates() -> str:
+    """The compiled estimates of tpu/compiled.json."""
+    found = json.loads((ROOT / "tpu" / "compiled.json").read_text())
+
+    def expected(value: float, form: str) -> str:
+        return f"{value:{form}} to {LARGEST_RATIO * value:{form}}"
+
+    return table(
+        "| recipe | slice | rows per core | HBM, GiB | step, ms | MFU | "
+        "days | chip-hours |",
+        [
+            [
+                f"`{name}`",
+                f"`{one['topology']}`",
+                f"{one['gradient_accumulation_steps']} x {one['batch_size']}",
+                f"{one['peak_bytes'] / 2**30:.2f}",
+                expected(1e3 * one["step_s"], ".0f"),
+                f"{one['mfu']:.0%}",
+                expected(one["days"], ".2f"),
+                expected(one["chip_hours"], ",.0f"),
+            ]
+            for name, one in sorted(found.items())
+        ],
+    )
+
+
+def changes() -> str:
+    """What a changed setting does to a run that is continued."""
+    found: dict[str, list[str]] = {}
+    for path, field in settings_by_path(PretrainingConfig).items():
+        if field.metadata["has_flag"] and not path.startswith("model."):
+            name = f"`--{flag_name(field.name)}`"
+            found.setdefault(field.metadata["affects"], []).append(name)
+    found["model"].insert(0, "`--albert_config_file`, `--model`")
+    found["result"].insert(0, "other records")
+    return table(
+        "| Change | Settings |",
+        [
+            ["never", ", ".join(found["model"])],
+            ["only with `--allow_config_change`", ", ".join(found["result"])],
+            ["at any time", "all others"],
+        ],
+    )
+
+
+TABLES = {"recipes": recipes, "estimates": estimates, "changes": changes}
+_TABLE = re.compile("(<!-- generated: (.*?) -->\n).*?(<!-- end -->)", re.S)
+
+
+def generate(text: str) -> str:
+    """The text of a document with present tables."""
+    return _TABLE.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
+
+
+def main() -> None:
+    """Writes the tables of all documents."""
+    for path in sorted(ROOT.glob("docs/*.md")):
+        text = path.read_text(encoding="utf-8")
+        new = generate(text)
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+            print(f"updated {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
