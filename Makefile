@@ -5,8 +5,8 @@
 # make test          runs the fast tests, in a few minutes
 # make slow-test     runs the tests that start processes, compile large programs
 #                    or take long
-# make extras-test   runs the tests that need PyTorch, Apache Beam, TensorFlow
-#                    Datasets or the TPU compiler
+# make extras-test   runs the tests that need PyTorch, TensorFlow Datasets or the
+#                    TPU compiler
 # make extras        installs the packages that extras-test needs
 # make slice-test    passes the programs of the trainer through the TPU bridge of
 #                    TensorFlow, and trains on an emulated slice; also a part of
@@ -76,7 +76,7 @@ $(VENV)/installed: setup.py $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/installed-extras: $(VENV)/installed
-	$(INSTALL_SELF) '.[cpu,test,interop,beam,tfds,tpu-compile]'
+	$(INSTALL_SELF) '.[cpu,test,interop,tfds,tpu-compile]'
 	@touch $@
 
 extras: $(VENV)/installed-extras
@@ -85,7 +85,7 @@ extras: $(VENV)/installed-extras
 
 # As many workers as tests/conftest.py says; JOBS=0 runs the tests in one process.
 JOBS ?= auto
-EXTRAS := interop or beam or tfds or tpu_compile
+EXTRAS := interop or tfds or tpu_compile
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 test: $(VENV)/installed
@@ -97,7 +97,7 @@ slow-test: $(VENV)/installed
 # Tests of a missing extra are skipped, so these imports check for each extra.
 extras-test: $(VENV)/installed-extras
 	$(BIN)/python -c "import safetensors, torch, transformers"
-	$(BIN)/python -c "import apache_beam, tensorflow_datasets"
+	$(BIN)/python -c "import tensorflow_datasets"
 	$(BIN)/python -c "import jax, libtpu"
 	$(PYTEST) -m "$(EXTRAS)" $(PYTEST_ARGS)
 
@@ -254,7 +254,7 @@ demo: $(VENV)/installed
 
 # --- upkeep ------------------------------------------------------------------
 
-LOCK_EXTRAS := cpu gpu test interop beam tfds tpu-compile
+LOCK_EXTRAS := cpu gpu test interop tfds tpu-compile
 
 lock: lock-2.20 lock-2.21
 

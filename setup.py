@@ -58,7 +58,6 @@ setup(
         # tensorflow-datasets 4.9.10 needs importlib_resources, but does not
         # declare it.
         "tfds": ["tensorflow-datasets>=4.9.7", "importlib_resources>=6"],
-        "beam": ["apache-beam[gcp]>=2.60"],
         "dask": DASK,
         "interop": ["torch>=2.4", "transformers>=4.46"],
         "serving": SERVING,
@@ -67,7 +66,6 @@ setup(
             *SERVING,
             "hypothesis>=6.100",
             "mypy>=1.11",
-            "psutil>=5.9",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "pyyaml>=6",

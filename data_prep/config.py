@@ -283,10 +283,8 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
     )
     runner: str = setting(
         "local",
-        "What builds the records: local, processes of this machine; dask, the "
-        "workers of --dask_scheduler; or the name of an Apache Beam runner, "
-        "e.g. DirectRunner, DataflowRunner, FlinkRunner or SparkRunner. Does "
-        "not affect the records.",
+        "What builds the records: local, processes of this machine; or dask, "
+        "the workers of --dask_scheduler. Does not affect the records.",
         affects="nothing",
     )
     dask_scheduler: str = setting(
@@ -294,13 +292,6 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
         "Address of the Dask scheduler for --runner=dask, e.g. "
         "tcp://10.0.0.2:8786. All workers must see --output_dir and "
         "--scratch_dir under the same paths.",
-        affects="nothing",
-    )
-    beam_option: tuple[str, ...] = setting(
-        (),
-        "Option of the Beam runner, as NAME=VALUE. Give the flag once per "
-        "option, e.g. --beam_option=region=us-central1.",
-        repeated=True,
         affects="nothing",
     )
     scratch_dir: str = setting(
@@ -327,6 +318,13 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
                 "one that all workers share",
                 received=self.scratch_dir,
                 remedy="Name one, e.g. --scratch_dir=/tmp/scratch.",
+            )
+        if self.runner not in ("local", "dask"):
+            raise UserError(
+                "runner must be local or dask",
+                received=self.runner,
+                remedy="Runners of Apache Beam were removed: use --runner=dask "
+                "and --dask_scheduler for several machines.",
             )
         is_dask = self.runner == "dask"
         if is_dask != bool(self.dask_scheduler):

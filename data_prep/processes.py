@@ -4,19 +4,28 @@
 
 import collections
 import concurrent.futures
-import contextlib
 import multiprocessing
 import os
 import resource
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-from albert_tf.errors import UserError
+from albert_tf.errors import RetryError, UserError
 
 Task = TypeVar("Task")
 
+# Makes the state of a process: a function and its arguments.
+StateMaker = tuple[Callable[..., Any], tuple[Any, ...]]
+
+_DASK_TIMEOUT_S = 30
+
+# Retries of a task that fails in a Dask worker. The scheduler's setting
+# allowed-failures limits how often a task may lose its worker.
+_DASK_RETRIES = 3
+
+# The state of this process, and its maker.
 _worker: dict[str, Any] = {}
 
 
@@ -56,8 +65,9 @@ class Processes:
     Args:
         num_workers: Number of processes, see `count_workers`; 1 runs all tasks
             in this process.
-        make_state: Called with `arguments` once in each process. The function
-            of every task gets the returned state as its first argument.
+        make_state: Called with `arguments` in each process before its first
+            task. The function of every task gets the returned state as its
+            first argument.
         arguments: Arguments of `make_state`.
 
     Example:
@@ -74,22 +84,21 @@ class Processes:
         *arguments: Any,
     ) -> None:
         self.num_workers = count_workers(num_workers)
-        if self.num_workers == 1:
-            start_state(make_state, arguments)
-            return
-        self._pool = concurrent.futures.ProcessPoolExecutor(
-            self.num_workers,
-            # A forked process would lack the threads of this one.
-            multiprocessing.get_context("spawn"),
-            _start_process,
-            (make_state, arguments),
-        )
+        self._state_maker = make_state, arguments
+        self._pool: concurrent.futures.Executor | None = None
+        if self.num_workers > 1:
+            self._pool = concurrent.futures.ProcessPoolExecutor(
+                self.num_workers,
+                # A forked process would lack the threads of this one.
+                multiprocessing.get_context("spawn"),
+                _start_process,
+            )
 
-    def __enter__(self) -> "Processes":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: Any) -> None:
-        if self.num_workers > 1:
+        if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def map(
@@ -97,54 +106,120 @@ class Processes:
     ) -> Iterator[Done]:
         """Yields the result of `function(state, task)` for each task, in order.
 
-        At most `num_workers + 3` tasks are pending at a time, which bounds
-        memory.
+        The number of pending tasks, and so memory, is bounded.
 
         Raises:
             UserError: If a worker process was killed.
         """
-        if self.num_workers == 1:
+        if self._pool is None:
             for task in tasks:
-                yield run_task(function, task)
+                yield _run_task(self._state_maker, function, task)
             return
         pending: collections.deque[concurrent.futures.Future[Done]] = (
             collections.deque()
         )
-        with _explain_broken_pool():
+        try:
             for task in tasks:
-                pending.append(self._pool.submit(run_task, function, task))
-                if len(pending) > self.num_workers + 2:
+                pending.append(
+                    self._pool.submit(
+                        _run_task, self._state_maker, function, task
+                    )
+                )
+                if len(pending) > self._max_pending():
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
+        except concurrent.futures.process.BrokenProcessPool:
+            raise UserError(
+                "a worker process was killed, probably because memory ran out",
+                remedy="Run the command again with a smaller --num_workers; "
+                "build_tfrecords continues from its finished work.",
+            ) from None
+
+    def _max_pending(self) -> int:
+        return self.num_workers + 2
 
 
-@contextlib.contextmanager
-def _explain_broken_pool() -> Iterator[None]:
-    try:
-        yield
-    except concurrent.futures.process.BrokenProcessPool:
-        raise UserError(
-            "a worker process was killed, probably because memory ran out",
-            remedy="Run the command again with a smaller --num_workers; "
-            "build_tfrecords continues from its finished work.",
-        ) from None
+class DaskProcesses(Processes):
+    """Runs functions in the workers of a Dask cluster.
+
+    A task that loses its worker is run again by another one, so a task must
+    write its files completely or not at all. All workers must see the files of
+    the tasks under the same paths, and have this package installed.
+
+    Args:
+        scheduler: Address of the Dask scheduler.
+        make_state, arguments: See `Processes`.
+
+    Raises:
+        UserError: If Dask is not installed.
+        RetryError: If the scheduler does not answer.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        make_state: Callable[..., Any],
+        *arguments: Any,
+    ) -> None:
+        try:
+            import distributed
+        except ImportError:
+            raise UserError(
+                "--runner=dask needs Dask",
+                received="no module named distributed",
+                remedy="Install it here and on all workers: pip install -e "
+                "'.[dask]'.",
+            ) from None
+        try:
+            self._client = distributed.Client(
+                scheduler, timeout=_DASK_TIMEOUT_S, set_as_default=False
+            )
+        except (OSError, TimeoutError, ValueError) as error:
+            raise RetryError(
+                f"the Dask scheduler {scheduler} must answer within "
+                f"{_DASK_TIMEOUT_S} s",
+                received=str(error),
+                remedy="Start it with `dask scheduler`, and check "
+                "--dask_scheduler.",
+            ) from None
+        self._state_maker = make_state, arguments
+        self._pool = self._client.get_executor(
+            pure=False, retries=_DASK_RETRIES
+        )
+
+    def __exit__(self, *_error: Any) -> None:
+        self._client.close()
+
+    def _max_pending(self) -> int:
+        # Some versions of `scheduler_info` list five workers at most.
+        return 2 * len(self._client.nthreads()) + 2
+
+    def map(
+        self, function: Callable[[Any, Task], Any], tasks: Iterable[Task]
+    ) -> Iterator[Done]:
+        """See `Processes.map`.
+
+        Raises:
+            RetryError: If a task loses its worker too often.
+        """
+        from distributed import KilledWorker
+
+        try:
+            yield from super().map(function, tasks)
+        except KilledWorker as error:
+            raise RetryError(
+                "the workers of Dask must survive their tasks",
+                received=f"{error}, probably because memory ran out",
+                remedy="Start workers with more memory, and run the same "
+                "command again: finished work is kept.",
+            ) from None
 
 
-def start_state(
-    make_state: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    """Makes the state of this process."""
-    _worker["state"] = make_state(*arguments)
-
-
-def _start_process(
-    make_state: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+def _start_process() -> None:
     # Ctrl-C reaches all processes; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    start_state(make_state, arguments)
 
 
 def _exit_with_parent() -> None:
@@ -155,8 +230,14 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def run_task(function: Callable[[Any, Any], Any], task: Any) -> Done:
-    """Runs a task in this process."""
+def _run_task(
+    state_maker: StateMaker, function: Callable[[Any, Any], Any], task: Any
+) -> Done:
+    """Runs a task in this process, which makes a state if it has another."""
+    if _worker.get("maker") != state_maker:
+        make_state, arguments = state_maker
+        _worker["state"] = make_state(*arguments)
+        _worker["maker"] = state_maker
     result = function(_worker["state"], task)
     # Linux reports KiB.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -174,7 +174,6 @@ def mirrored_two():
 # Markers of tests that need an extra, and the packages that come with it.
 EXTRAS = {
     "interop": ("safetensors", "torch", "transformers"),
-    "beam": ("apache_beam",),
     "tfds": ("tensorflow_datasets",),
     "tpu_compile": ("jax", "libtpu"),
 }

@@ -35,16 +35,8 @@ absl_flags.disclaim_key_flags()
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
-# Directories of packages whose INFO lines are not logged. Beam's local runner
-# repeats every line of its workers.
-_VERBOSE_PACKAGES = tuple(
-    f"{os.sep}{os.path.join(*parts)}{os.sep}"
-    for parts in (
-        ("tensorflow",),
-        ("apache_beam", "runners", "portability"),
-        ("apache_beam", "runners", "worker"),
-    )
-)
+# Directory of a package whose INFO lines are not logged.
+_TENSORFLOW = f"{os.sep}tensorflow{os.sep}"
 
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
 
@@ -251,7 +243,8 @@ def _open_standard_streams() -> None:
 
 
 def _should_log(record: python_logging.LogRecord) -> bool:
-    """Whether to log a record; drops the INFO lines of verbose packages."""
-    return record.levelno > python_logging.INFO or not any(
-        directory in record.pathname for directory in _VERBOSE_PACKAGES
+    """Whether to log a record; drops TensorFlow's INFO lines."""
+    return (
+        record.levelno > python_logging.INFO
+        or _TENSORFLOW not in record.pathname
     )

@@ -99,12 +99,9 @@ def build_records(config: RecordsConfig) -> None:
         vocabulary = os.path.join(scratch, TOKENIZER_FILE)
         with files.open_existing(config.spm_model_file, "rb") as file:
             files.write_bytes(vocabulary, file.read())
-        build = local_runner.build
-        if config.runner not in ("local", "dask"):
-            from data_prep.builder import beam_runner
-
-            build = beam_runner.build
-        built = build(config, sources, vocabulary, scratch, build_id, owner)
+        built = local_runner.build(
+            config, sources, vocabulary, scratch, build_id, owner
+        )
         owner.check()
         metadata = {
             split: describe_split(

@@ -62,15 +62,6 @@ def normalize_document(
     ]
 
 
-def digest(sentences: Sequence[str]) -> bytes:
-    """Returns 16 bytes that identify the text of a document.
-
-    Args:
-        sentences: The return value of `normalize_document`.
-    """
-    return _digest("\n".join(sentences))
-
-
 def make_examples(
     documents: Sequence[list[str]], tokenizer: Tokenizer, config: RecordsConfig
 ) -> MadeExamples:
@@ -95,7 +86,7 @@ def make_examples(
             split = choose_split(document, config.holdout_fraction)
             examples = _make_examples_of_document(
                 _slice_texts(encoded, first, end),
-                digest(document),
+                _digest("\n".join(document)),
                 config.dupe_factor if split == TRAIN else 1,
                 config,
                 dtype,

@@ -49,8 +49,7 @@ from data_prep.builder.shuffle import (
 )
 from data_prep.builder.unmasked_examples import UnmaskedExamples, token_dtype
 from data_prep.config import RecordsConfig
-from data_prep.dask_processes import DaskProcesses
-from data_prep.processes import Processes
+from data_prep.processes import DaskProcesses, Processes
 from data_prep.progress import annotate, show_bytes, show_count
 from data_prep.text import corpus
 from data_prep.text.sources import Source
@@ -150,9 +149,7 @@ def build(
     return built
 
 
-def _start_processes(
-    config: RecordsConfig, *arguments: Any
-) -> Processes | DaskProcesses:
+def _start_processes(config: RecordsConfig, *arguments: Any) -> Processes:
     if config.runner == "dask":
         return DaskProcesses(config.dask_scheduler, _make_state, *arguments)
     return Processes(config.num_workers, _make_state, *arguments)
@@ -169,7 +166,7 @@ def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
 def make_units(
     state: _State,
     sources: Sequence[Source],
-    processes: Processes | DaskProcesses,
+    processes: Processes,
 ) -> None:
     """Writes the spill file of every unit."""
     finished_path = os.path.join(state.scratch, "units.json")
@@ -263,7 +260,7 @@ def _sum_units(state: _State) -> tuple[Counter[str], BuiltRecords]:
 
 
 def _find_duplicates(
-    state: _State, processes: Processes | DaskProcesses, built: BuiltRecords
+    state: _State, processes: Processes, built: BuiltRecords
 ) -> None:
     tasks = range(len(state.shards))
     with show_count("comparing documents", len(tasks), "shard") as bar:
@@ -319,7 +316,7 @@ def _move_duplicates(state: _State, shard: int) -> int:
 
 def _write_shards(
     state: _State,
-    processes: Processes | DaskProcesses,
+    processes: Processes,
     built: BuiltRecords,
     num_examples: int,
     owner: Owner,

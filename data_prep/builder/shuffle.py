@@ -168,14 +168,11 @@ def rekey_duplicates(
 
     Args:
         examples: Examples with the keys of the first of equal documents.
-        occurrences: `(examples,)`, the number of earlier equal documents;
-            examples with 0 keep their keys.
+        occurrences: `(examples,)`, the number of earlier equal documents, at
+            least 1.
     """
     headers = examples.headers.copy()
-    keys = headers["key"]
-    headers["key"] = np.where(
-        occurrences > 0, random_bits(keys, occurrences), keys
-    )
+    headers["key"] = random_bits(headers["key"], occurrences)
     return UnmaskedExamples(headers, examples.tokens)
 
 

@@ -106,8 +106,7 @@ def _decode(
 def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     """Finds `tfds_split` of `tfds`, and prepares the dataset if necessary.
 
-    A complete split gives one part per file, so that Beam can read the files
-    in parallel.
+    A complete split gives one part per file.
 
     Raises:
         UserError: If the dataset, split or text feature does not exist.

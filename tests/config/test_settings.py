@@ -29,8 +29,8 @@ BUILDS = {
             short_seq_prob dupe_factor holdout_fraction num_shards
             num_eval_shards seed""",
         "nothing": """input_file tfds tfds_split tfds_data_dir output_dir
-            spm_model_file num_workers runner dask_scheduler beam_option
-            scratch_dir overwrite""",
+            spm_model_file num_workers runner dask_scheduler scratch_dir
+            overwrite""",
     },
     TokenizerConfig: {
         "result": """input_format tfds tfds_split tfds_data_dir text_field

@@ -143,12 +143,9 @@ def test_bytes_that_are_not_utf8_are_named_replaced_or_skipped(tmp_path):
     assert skipped == {"documents that are not Unicode": 1}
 
 
-@pytest.mark.parametrize("runner", ["local", "DirectRunner"])
 def test_dataset_and_text_files_give_the_same_records(
-    articles, data_dir, tmp_path, runner
+    articles, data_dir, tmp_path
 ):
-    if runner != "local":
-        pytest.importorskip("apache_beam")
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(articles), encoding="utf-8")
     shared = RecordsConfig(
@@ -162,11 +159,7 @@ def test_dataset_and_text_files_give_the_same_records(
     made = []
     for name, settings in {
         "files": {"input_file": (str(path),)},
-        "tfds": {
-            "tfds": f"{NAME}/en",
-            "tfds_data_dir": str(data_dir),
-            "runner": runner,
-        },
+        "tfds": {"tfds": f"{NAME}/en", "tfds_data_dir": str(data_dir)},
     }.items():
         output_dir = tmp_path / name
         build_tfrecords.main(
