@@ -73,25 +73,19 @@ For multiple choice, `question` and `context` are (batch,), and `choices` are
     choose          input_ids, input_mask, segment_ids: (batch, choices, length)
                     -> choice_number, probabilities
 
-For question answering, `question` and `context` are (batch,). The graph cuts a
-long context into windows and chooses the best answer, as run_finetuning does
-with --mode=predict:
+For question answering:
 
-    find_answer_text
-                    -> answer: string, (batch,); "" if there is none
-                       start, end: int32, (batch,); the answer is the
-                       characters start to end - 1 of the context
-                       score, null_score, null_odds: float32, (batch,)
     score_spans     input_ids, input_mask, segment_ids: (batch, length)
                     -> start_logits, end_logits: float32, (batch, length);
                        with --squad_head=beam, p_mask is a further input, and
                        the outputs are those of
                        `modeling.task_heads.BeamSpanHead`
 
-Characters are Unicode code points, as in a Python string. If `null_odds`
-exceeds the null threshold of the run, `answer` is ""; `score` is still that of
-the best answer. `null_odds` is `null_score` minus `score`; with
---squad_head=beam, it is `null_score`. A run of squad_v1 has no threshold.
+It scores the tokens of `[CLS] question [SEP] window [SEP]`. The client cuts a
+long text into such windows and finds the best answer in the scores of all, as
+run_finetuning does with --mode=predict. `albert_tf.predict` and
+`albert_tf.serving.client` do this with the vocabulary and the settings
+`question_answering` of `serving.json`, below.
 
 Text signatures need tensorflow-text, for the export and in each Python program
 that loads the model; TensorFlow Serving has it built in. On a TPU VM, install
@@ -99,9 +93,10 @@ it by `pip install --no-deps tensorflow-text==2.20.*`: with dependencies, pip
 would install a second TensorFlow. `--notext_signatures` exports without it.
 
 The directory `assets.extra/` of the SavedModel contains the vocabulary
-(`spiece.model`), the architecture (`albert_config.json`), the tokenization
-settings that a caller needs (`serving.json`), and the warm-up requests of
-TensorFlow Serving. docs/serving.md shows how to serve the model.
+(`spiece.model`), the architecture (`albert_config.json`), the settings of
+tokenization and of answers that a caller needs (`serving.json`), and the
+warm-up requests of TensorFlow Serving. docs/serving.md shows how to serve the
+model.
 """
 
 from albert_tf.config import ExportConfig, flags

@@ -42,7 +42,7 @@ The command needs the SavedModel and tensorflow-text, but no model code.
 """
 
 from albert_tf.config import PredictConfig, flags
-from albert_tf.serving.local_client import print_predictions
+from albert_tf.serving.predict import print_predictions
 
 if __name__ == "__main__":
     flags.run(print_predictions, PredictConfig)

@@ -12,9 +12,6 @@ ALWAYS_ANSWERABLE = "squad_v1"
 # The official tasks whose examples are pairs of texts.
 PAIR_TASKS = ("mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
 
-# Score of the answer "" to a question without a single possible answer.
-NO_ANSWER_SCORE = -1e6
-
 
 @dataclasses.dataclass(frozen=True)
 class ColumnsConfig(Config):

@@ -104,3 +104,9 @@ class ServingClientConfig(TextsConfig):
         "for gRPC.",
     )
     model_name: str = setting("albert", "Name of the model on the server.")
+    saved_model_dir: str = setting(
+        "",
+        "For a model for question answering: a copy of the export that the "
+        "server has, local or gs://, e.g. export/squad/1. The client needs its "
+        "vocabulary and settings.",
+    )

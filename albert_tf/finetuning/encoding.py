@@ -16,7 +16,7 @@ from albert_tf.finetuning.example_types import (
     TextExample,
 )
 from albert_tf.finetuning.features import Record
-from albert_tf.finetuning.windows import DocumentWindows, WindowMaker
+from albert_tf.records.documents import WindowMaker
 from albert_tf.records.encoding import ModelInputs, join, truncate
 from albert_tf.records.tokenization import Tokenizer
 
@@ -55,9 +55,17 @@ def make_records(
                 examples.report_bad(example.id, windows.problem)
             if not (windows.problem and examples.is_training):
                 for window in range(len(windows.spans)):
-                    yield _shared(number) | _window_features(
-                        windows, window, max_seq_length
-                    )
+                    first, last = windows.answer_in(window)
+                    values = windows.inputs(window, max_seq_length) | {
+                        "window_number": window,
+                        "start_position": first,
+                        "end_position": last,
+                        "is_impossible": first == 0,
+                    }
+                    yield _shared(number) | {
+                        name: np.atleast_1d(value).astype(np.int64)
+                        for name, value in values.items()
+                    }
         return
     label_dtype = np.float32 if kind == REGRESSION else np.int64
     for begin in range(0, len(examples.examples), _BATCH):
@@ -133,21 +141,3 @@ def _choice_sequences(
         seconds = [ids[-longest:] for ids in _tokenize(tokenizer, texts)]
         firsts = [passage[: length - 3 - len(second)] for second in seconds]
         yield _features(join(firsts, seconds, length))
-
-
-def _window_features(
-    windows: DocumentWindows, window: int, length: int
-) -> dict[str, np.ndarray]:
-    begin, end = windows.spans[window]
-    p_mask = np.ones(length, np.int64)
-    p_mask[0] = 0
-    p_mask[windows.offset : windows.offset + end - begin] = 0
-    first, last = windows.answer_in(window)
-    tokens = windows.tokens.ids[begin:end].tolist()
-    return _features(join([windows.query], [tokens], length)) | {
-        "window_number": np.array([window]),
-        "p_mask": p_mask,
-        "start_position": np.array([first]),
-        "end_position": np.array([last]),
-        "is_impossible": np.array([int(first == 0)]),
-    }

@@ -39,30 +39,6 @@ class ChoiceExample(NamedTuple):
     label: int | None
 
 
-class Answer(NamedTuple):
-    """An answer, `document[start : start + len(text)]`."""
-
-    text: str
-    start: int
-
-
-class Question(NamedTuple):
-    """A question about a document that may contain its answer.
-
-    Attributes:
-        id: Identifies the example in its file.
-        answers: Right answers; the first one is trained on.
-        is_impossible: Whether the document does not answer the question;
-            `answers` is () then, except in a contradictory file.
-    """
-
-    id: str
-    question: str
-    document: str
-    answers: tuple[Answer, ...]
-    is_impossible: bool
-
-
 class BadExample(NamedTuple):
     """An example that cannot be used as it is.
 

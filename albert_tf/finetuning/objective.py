@@ -155,15 +155,9 @@ class Finetuning(Objective):
         }
 
     def predictions(self, outputs: Any, batch: Batch) -> dict[str, tf.Tensor]:
-        if not self._is_span:
-            return dict(outputs)
-        numbers = ("example_number", "window_number")
         # The outputs of the beam suffice to find the answers.
         unused = ("start_logits", "end_logits") if self._head.is_beam else ()
-        return {
-            **{name: batch[name][:, 0] for name in numbers},
-            **{n: value for n, value in outputs.items() if n not in unused},
-        }
+        return {n: value for n, value in outputs.items() if n not in unused}
 
     def evaluate(
         self, sums: Mapping[str, float], predictions: Mapping[str, np.ndarray]

@@ -11,7 +11,6 @@ import json
 import posixpath
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,14 +22,20 @@ from albert_tf.cluster.workers import is_chief
 from albert_tf.config import FinetuningConfig
 from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
 from albert_tf.errors import UserError
-from albert_tf.finetuning import answers, predictions, scores, squad_scores
+from albert_tf.finetuning import predictions, scores, squad_scores
 from albert_tf.finetuning.base_model import BaseModel
-from albert_tf.finetuning.example_types import ExampleSet, Question
+from albert_tf.finetuning.example_types import ExampleSet
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.tasks import DEV
 from albert_tf.io.files import write_json
 from albert_tf.io.ownership import Owner
+from albert_tf.records.documents import (
+    Question,
+    QuestionAnswer,
+    WindowMaker,
+    find_answers,
+)
 from albert_tf.runs.checkpoint_files import BEST_DIR
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.directory import NULL_THRESHOLD_FILE
@@ -94,19 +99,16 @@ class Scorer:
             return logits[:, 0]
         return logits.argmax(axis=-1)
 
-    def find_answers(self, collected: Arrays) -> list[Any]:
-        """The answers to all questions, as `answers.decode` finds them."""
-        return list(
-            answers.decode(
-                self.examples,
-                self._tokenizer,
-                self._config.task,
-                self._config.data.max_seq_length,
-                collected,
-            )
+    def find_answers(self, collected: Arrays) -> list[QuestionAnswer]:
+        """The answers to all questions."""
+        maker = WindowMaker(
+            self._tokenizer,
+            self._config.task,
+            self._config.data.max_seq_length,
         )
+        return list(find_answers(self.examples.examples, maker, collected))
 
-    def score_answers(self, found: list[Any]) -> dict[str, float]:
+    def score_answers(self, found: list[QuestionAnswer]) -> dict[str, float]:
         """The scores of the official script."""
         may_be_null = self.examples.task.may_be_unanswerable
         return squad_scores.score_answers(

@@ -15,14 +15,13 @@ from albert_tf.config.task_head import (
 )
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.example_types import (
-    Answer,
     ChoiceExample,
     ExampleSet,
-    Question,
     TextExample,
 )
 from albert_tf.finetuning.tables import Row
 from albert_tf.finetuning.tasks import LETTERS, Columns
+from albert_tf.records.documents import Answer, Question
 
 _Example: TypeAlias = TextExample | ChoiceExample | Question
 

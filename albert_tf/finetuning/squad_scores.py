@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from absl import logging
 
 from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning.example_types import Question
+from albert_tf.records.documents import Question
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

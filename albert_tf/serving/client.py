@@ -13,6 +13,14 @@ For a fine-tuned model, it prints a JSON object for each text and question, as
 `python -m albert_tf.predict` does:
 
     python -m albert_tf.serving.client --server=http://localhost:8501 \
+      --text='A film to remember.'
+
+A model for question answering scores tokens. The client cuts the text into
+windows, and finds the answer in the scores of the server, with the vocabulary
+and the settings of a copy of the export:
+
+    python -m albert_tf.serving.client --server=http://localhost:8501 \
+      --saved_model_dir=export/squad/1 \
       --text='Basel lies on the Rhine.' --question='Where is Basel?'
 
 REST needs only Python; gRPC needs `pip install -e '.[serving]'`. `RestClient`
@@ -28,8 +36,7 @@ from typing import Any
 
 from albert_tf.config import ServingClientConfig, flags
 from albert_tf.errors import UserError, first_line
-from albert_tf.serving.responses import print_responses
-from albert_tf.serving.task_requests import Client, Inputs, decode
+from albert_tf.serving.predict import Client, Inputs, decode, print_responses
 
 TIMEOUT_S = 60  # the first request may wait until the model is loaded
 
@@ -41,11 +48,6 @@ class RestClient:
         url: URL of the server, e.g. `http://localhost:8501`.
         model_name: The server's name for the model.
 
-    Example:
-        >>> client = RestClient("http://localhost:8501", "albert")
-        >>> client.url
-        'http://localhost:8501/v1/models/albert'
-
     Reference:
         [RESTful API](https://www.tensorflow.org/tfx/serving/api_rest).
     """
@@ -54,15 +56,13 @@ class RestClient:
         self.url = f"{url.rstrip('/')}/v1/models/{model_name}"
 
     def list_signatures(self) -> list[str]:
-        """See `Client`."""
         metadata = self._request("/metadata", None, "metadata")
         return sorted(metadata["signature_def"]["signature_def"])
 
     def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
-        """See `Client`."""
         body = {
             "signature_name": signature,
-            "inputs": {name: list(texts) for name, texts in inputs.items()},
+            "inputs": {name: list(values) for name, values in inputs.items()},
         }
         outputs = self._request(":predict", body, "outputs")
         # The server omits the name of a single output.
@@ -128,7 +128,6 @@ class GrpcClient:
         )
 
     def list_signatures(self) -> list[str]:
-        """See `Client`."""
         from tensorflow_serving.apis import get_model_metadata_pb2
 
         request = get_model_metadata_pb2.GetModelMetadataRequest(
@@ -141,17 +140,14 @@ class GrpcClient:
         return sorted(signatures.signature_def)
 
     def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
-        """See `Client`."""
         import tensorflow as tf
         from tensorflow_serving.apis import predict_pb2
 
         request = predict_pb2.PredictRequest()
         request.model_spec.name = self._model_name
         request.model_spec.signature_name = signature
-        for name, texts in inputs.items():
-            request.inputs[name].CopyFrom(
-                tf.make_tensor_proto(list(texts), tf.string)
-            )
+        for name, values in inputs.items():
+            request.inputs[name].CopyFrom(tf.make_tensor_proto(list(values)))
         response = self._call(self._stub.Predict, request)
         return {
             name: decode(tf.make_ndarray(tensor).tolist())
@@ -172,10 +168,6 @@ def connect(server: str, model_name: str) -> Client:
 
     Raises:
         UserError: If `server` has another form.
-
-    Example:
-        >>> type(connect("http://localhost:8501", "albert")).__name__
-        'RestClient'
     """
     scheme, _, address = server.partition("://")
     if scheme == "grpc" and address:
@@ -196,7 +188,8 @@ def _refused(server: str, reason: str) -> UserError:
 def main(config: ServingClientConfig) -> None:
     """Prints the model's predictions for the texts of the flags."""
     config.require("text")
-    print_responses(connect(config.server, config.model_name), config)
+    client = connect(config.server, config.model_name)
+    print_responses(client, config, config.saved_model_dir)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """Writes a trained run as a SavedModel: load, sign, write."""
 
+import functools
+import math
 import posixpath
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from albert_tf.config import (
     ExportConfig,
@@ -23,7 +27,12 @@ from albert_tf.io.files import (
 )
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.modeling.task_model import AlbertForTask
-from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.features import (
+    CLS_ID,
+    MASK_ID,
+    SEP_ID,
+    TOKENIZER_FILE,
+)
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.directory import (
@@ -32,19 +41,13 @@ from albert_tf.runs.directory import (
     null_threshold,
 )
 from albert_tf.runs.trained_model import load_run
-from albert_tf.serving.names import (
-    ASSETS_DIR,
-    MODEL_CONFIG_FILE,
-    SERVING_FILE,
-    WARMUP_FILE,
-)
-from albert_tf.serving.signatures import Signatures, make_signatures
-from albert_tf.serving.task_signatures import (
-    AnswerRules,
+from albert_tf.serving import names
+from albert_tf.serving.signatures import (
+    Signatures,
+    make_signatures,
     make_task_signatures,
 )
 from albert_tf.serving.text_tokenizer import TextTokenizer
-from albert_tf.serving.warmup_requests import write_warmup_requests
 
 
 class TrainedRun(NamedTuple):
@@ -58,6 +61,8 @@ class TrainedRun(NamedTuple):
         records: Metadata of the training records; empty if unknown.
         vocabulary: Path of the run's SentencePiece model.
         tokenizer: The vocabulary; None if the run has none.
+        question_answering: What a client needs to find answers in the scores
+            of the model; None for other models.
     """
 
     config: PretrainingConfig
@@ -66,6 +71,7 @@ class TrainedRun(NamedTuple):
     records: Mapping[str, Any]
     vocabulary: str
     tokenizer: Tokenizer | None
+    question_answering: Mapping[str, Any] | None
 
 
 def export(config: ExportConfig) -> None:
@@ -86,7 +92,7 @@ def export(config: ExportConfig) -> None:
     partial = export_dir + PARTIAL_SUFFIX
     remove_directory(partial)
     tf.saved_model.save(module, partial, signatures=signatures)
-    write_assets(posixpath.join(partial, ASSETS_DIR), run, signatures)
+    write_assets(posixpath.join(partial, names.ASSETS_DIR), run, signatures)
     remove_directory(export_dir)
     tf.io.gfile.rename(partial, export_dir)
     logging.info("exported step %d to %s", run.step, export_dir)
@@ -100,7 +106,7 @@ def check_replaceable(export_dir: str) -> None:
     """
     if not tf.io.gfile.exists(export_dir):
         return
-    note = posixpath.join(export_dir, ASSETS_DIR, SERVING_FILE)
+    note = posixpath.join(export_dir, names.ASSETS_DIR, names.SERVING_FILE)
     if not tf.io.gfile.exists(note) and (
         not tf.io.gfile.isdir(export_dir) or tf.io.gfile.listdir(export_dir)
     ):
@@ -123,7 +129,6 @@ def load(config: ExportConfig) -> TrainedRun:
     """
     _check_is_one_run(config.run_dir)
     run, pretrainer, step = load_run(config.run_dir, config.checkpoint_step)
-    _check_null_threshold(config, run)
     if config.max_seq_length > run.model.max_position_embeddings:
         raise UserError(
             "max_seq_length must be at most max_position_embeddings",
@@ -156,7 +161,15 @@ def load(config: ExportConfig) -> TrainedRun:
         logging.warning(
             "%s does not exist: the SavedModel has no vocabulary", vocabulary
         )
-    return TrainedRun(run, pretrainer, step, records, vocabulary, tokenizer)
+    return TrainedRun(
+        run,
+        pretrainer,
+        step,
+        records,
+        vocabulary,
+        tokenizer,
+        _question_answering(config, run),
+    )
 
 
 def _check_is_one_run(run_dir: str) -> None:
@@ -174,14 +187,39 @@ def _check_is_one_run(run_dir: str) -> None:
         )
 
 
-def _check_null_threshold(config: ExportConfig, run: PretrainingConfig) -> None:
+def _question_answering(
+    config: ExportConfig, run: PretrainingConfig
+) -> dict[str, Any] | None:
     kind = run.head.kind if isinstance(run, FinetuningConfig) else "pretraining"
-    if config.null_threshold and kind != QUESTION_ANSWERING:
+    if kind != QUESTION_ANSWERING:
+        if config.null_threshold:
+            raise UserError(
+                "null_threshold needs a run of question answering",
+                received=f"{config.null_threshold} and a run of {kind}",
+                remedy="Omit --null_threshold.",
+            )
+        return None
+    assert isinstance(run, FinetuningConfig)
+    task, max_seq_length = run.task, run.data.max_seq_length
+    if config.text_signatures and task.max_query_length + 3 >= max_seq_length:
         raise UserError(
-            "null_threshold needs a run of question answering",
-            received=f"{config.null_threshold} and a run of {kind}",
-            remedy="Omit --null_threshold.",
+            "max_seq_length must be above max_query_length + 3, so that a "
+            "question leaves room for its context",
+            received=f"{max_seq_length} and {task.max_query_length}",
+            remedy="Export with a larger --max_seq_length.",
         )
+    threshold = float(
+        config.null_threshold or null_threshold(config.run_dir, run)
+    )
+    return {
+        "squad_head": run.head.squad_head,
+        # JSON has no infinity, the threshold of SQuAD 1.1.
+        "null_threshold": None if math.isinf(threshold) else threshold,
+        "doc_stride": task.doc_stride,
+        "max_query_length": task.max_query_length,
+        "max_answer_length": task.max_answer_length,
+        "n_best_size": task.n_best_size,
+    }
 
 
 def _length_of_texts(run: PretrainingConfig) -> int:
@@ -252,7 +290,8 @@ def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
             missing.
     """
     text_tokenizer = None
-    if run.tokenizer and config.text_signatures:
+    takes_text = config.text_signatures and run.question_answering is None
+    if run.tokenizer and takes_text:
         text_tokenizer = TextTokenizer(
             run.vocabulary, run.tokenizer.do_lower_case
         )
@@ -263,14 +302,8 @@ def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
     module.text_tokenizer = text_tokenizer
     if isinstance(run.pretrainer, AlbertForTask):
         assert isinstance(run.config, FinetuningConfig)
-        threshold = null_threshold(config.run_dir, run.config)
-        if config.null_threshold:
-            threshold = float(config.null_threshold)
-        rules = AnswerRules(
-            run.config.data.max_seq_length, run.config.task, threshold
-        )
         return module, make_task_signatures(
-            run.pretrainer, rules, text_tokenizer
+            run.pretrainer, run.config, text_tokenizer
         )
     signatures = make_signatures(
         run.pretrainer,
@@ -290,8 +323,8 @@ def write_assets(
     """Writes architecture, `serving.json`, vocabulary and warm-up requests."""
     tf.io.gfile.makedirs(directory)
     documents = {
-        MODEL_CONFIG_FILE: run.config.model.to_dict(),
-        SERVING_FILE: describe_serving(run),
+        names.MODEL_CONFIG_FILE: run.config.model.to_dict(),
+        names.SERVING_FILE: describe_serving(run),
     }
     for name, values in documents.items():
         write_json(posixpath.join(directory, name), values)
@@ -300,11 +333,7 @@ def write_assets(
             run.vocabulary, posixpath.join(directory, TOKENIZER_FILE)
         )
     write_warmup_requests(
-        posixpath.join(directory, WARMUP_FILE),
-        {
-            name: function.input_signature
-            for name, function in signatures.items()
-        },
+        posixpath.join(directory, names.WARMUP_FILE), signatures
     )
 
 
@@ -317,7 +346,8 @@ def describe_serving(run: TrainedRun) -> dict[str, Any]:
         `vocabulary_kind`, `do_lower_case` and `vocabulary_sha256`, from the
         vocabulary, or without it from the metadata of the records, or None.
         With a "self_contained" vocabulary, SentencePiece alone makes the ids
-        of raw text; a "published" one needs `tokenization.Tokenizer`.
+        of raw text; a "published" one needs `tokenization.Tokenizer`. A model
+        for question answering has the settings of `TrainedRun`, too.
     """
     records = run.records
     if run.tokenizer:
@@ -326,7 +356,7 @@ def describe_serving(run: TrainedRun) -> dict[str, Any]:
             "do_lower_case": run.tokenizer.do_lower_case,
             "vocabulary_sha256": run.tokenizer.sha256,
         }
-    return {
+    described = {
         "step": run.step,
         "max_seq_length": run.config.data.max_seq_length,
         "sentence_objective": run.config.training.sentence_objective,
@@ -334,3 +364,97 @@ def describe_serving(run: TrainedRun) -> dict[str, Any]:
         "do_lower_case": records.get("do_lower_case"),
         "vocabulary_sha256": records.get("vocabulary_sha256"),
     }
+    if run.question_answering is not None:
+        described[names.QUESTION_ANSWERING] = run.question_answering
+    return described
+
+
+# --- warm-up requests -------------------------------------------------------
+
+# Values of the last dimension of each input of any signature. Other dimensions
+# are 1 if they are free.
+_EXAMPLES: Mapping[str, Any] = {
+    "text": "The city is the [MASK] of the country.",
+    "text_pair": "It lies on a river.",
+    "question": "Where does it lie?",
+    "context": "The city lies on a river.",
+    "choices": "On a river.",
+    "input_ids": [CLS_ID, MASK_ID, SEP_ID],
+    "input_mask": [1, 1, 1],
+    "segment_ids": [0, 0, 0],
+    "p_mask": [0, 1, 1],
+    "masked_lm_positions": [1],
+}
+
+# Message -> its fields: name, number and type. A repeated message with key and
+# value has the encoding of a map, and bytes have that of an embedded message.
+_FIELDS: Mapping[str, tuple[tuple[str, int, str], ...]] = {
+    "PredictionLog": (("predict_log", 6, "PredictLog"),),
+    "PredictLog": (("request", 1, "PredictRequest"),),
+    "PredictRequest": (
+        ("model_spec", 1, "ModelSpec"),
+        ("inputs", 2, "repeated Input"),
+    ),
+    "ModelSpec": (("signature_name", 3, "string"),),
+    "Input": (("key", 1, "string"), ("value", 2, "bytes")),
+}
+
+
+def write_warmup_requests(path: str, signatures: Signatures) -> None:
+    """Writes the requests with which TensorFlow Serving warms up a model.
+
+    The server reads TFRecords of the protocol buffer `PredictionLog`. The few
+    fields in use are declared here, so that an export does not need the package
+    that defines the message, tensorflow-serving-api.
+
+    Reference:
+        [SavedModel warmup](
+        https://www.tensorflow.org/tfx/serving/saved_model_warmup).
+    """
+    with tf.io.TFRecordWriter(path) as writer:
+        for name, function in signatures.items():
+            log = _prediction_log_class()()
+            request = log.predict_log.request
+            request.model_spec.signature_name = name
+            for spec in function.input_signature:
+                tensor = tf.make_tensor_proto(_example(spec), spec.dtype)
+                request.inputs.add(
+                    key=spec.name, value=tensor.SerializeToString()
+                )
+            writer.write(log.SerializeToString())
+
+
+def _example(spec: tf.TensorSpec) -> np.ndarray:
+    """A value for an input: a batch of one."""
+    value = np.array(_EXAMPLES[spec.name])
+    shape = [size or 1 for size in spec.shape]
+    shape[len(shape) - value.ndim :] = value.shape
+    return np.broadcast_to(value, shape)
+
+
+@functools.cache
+def _prediction_log_class() -> Any:
+    """The message class of `PredictionLog`, with the fields above."""
+    package = "albert_tf.serving"
+    field_proto = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="warmup_requests.proto", package=package
+    )
+    for message_name, fields in _FIELDS.items():
+        message = file.message_type.add(name=message_name)
+        for name, number, type_name in fields:
+            field = message.field.add(name=name, number=number)
+            field.label = field_proto.LABEL_OPTIONAL
+            if type_name.startswith("repeated "):
+                type_name = type_name.removeprefix("repeated ")
+                field.label = field_proto.LABEL_REPEATED
+            if type_name in _FIELDS:
+                field.type_name = f".{package}.{type_name}"
+                field.type = field_proto.TYPE_MESSAGE
+            else:
+                field.type = field_proto.Type.Value(f"TYPE_{type_name.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName(f"{package}.PredictionLog")
+    )

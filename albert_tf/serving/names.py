@@ -12,22 +12,22 @@ MODEL_CONFIG_FILE = "albert_config.json"
 SERVING_FILE = "serving.json"
 WARMUP_FILE = "tf_serving_warmup_requests"
 
+# Key of serving.json: what a client needs to answer questions.
+QUESTION_ANSWERING = "question_answering"
+
 ENCODE = "encode"
 FILL_MASK = "fill_mask"
 SERVING_DEFAULT = "serving_default"
 
 # Suffixes of the names of signatures that take text.
-TEXT_SUFFIX = "_text"
-PAIR_SUFFIX = "_text_pair"
+TEXT = "_text"
+TEXT_PAIR = "_text_pair"
 
 # Signatures of fine-tuned models.
 CLASSIFY = "classify"
 PREDICT_VALUE = "predict_value"
 CHOOSE = "choose"
-FIND_ANSWER = "find_answer"
 SCORE_SPANS = "score_spans"
-
-FILL_MASK_TEXT = FILL_MASK + TEXT_SUFFIX
 
 
 class SentenceSignature(NamedTuple):
@@ -37,11 +37,6 @@ class SentenceSignature(NamedTuple):
         name: Name of the signature that takes ids.
         outputs: Names of the two probabilities, in the order of the labels.
         statement: Text for the event that the first probability refers to.
-
-    Example:
-        >>> signature = SENTENCE_SIGNATURES["sop"]
-        >>> signature.name + PAIR_SUFFIX, signature.outputs
-        ('sentence_order_text_pair', ('in_order', 'swapped'))
     """
 
     name: str

@@ -4,23 +4,80 @@
 function, so that the file holds the graph of the model once.
 """
 
+from typing import TypeAlias
+
 import tensorflow as tf
 
+from albert_tf.config import FinetuningConfig
+from albert_tf.config.task_head import (
+    CLASSIFICATION,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+)
 from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import MASK_ID
 from albert_tf.serving.names import (
+    CHOOSE,
+    CLASSIFY,
     ENCODE,
     FILL_MASK,
-    FILL_MASK_TEXT,
-    PAIR_SUFFIX,
+    PREDICT_VALUE,
+    SCORE_SPANS,
     SENTENCE_SIGNATURES,
     SERVING_DEFAULT,
-    TEXT_SUFFIX,
+    TEXT,
+    TEXT_PAIR,
 )
-from albert_tf.serving.text_tokenizer import PackedTexts, TextTokenizer, pack
+from albert_tf.serving.text_tokenizer import (
+    PackedTexts,
+    TextTokenizer,
+    cut,
+    join,
+    pack,
+)
 
 Signatures = dict[str, tf.types.experimental.PolymorphicFunction]
 Answers = dict[str, tf.Tensor]
+Forward: TypeAlias = "tf.types.experimental.PolymorphicFunction"
+
+
+def ids(name: str) -> tf.TensorSpec:
+    """The specification of ids, `(batch, length)`."""
+    return tf.TensorSpec([None, None], tf.int32, name=name or None)
+
+
+def strings(name: str) -> tf.TensorSpec:
+    """The specification of texts, `(batch,)`."""
+    return tf.TensorSpec([None], tf.string, name=name)
+
+
+def checked_ids(
+    input_ids: tf.Tensor, max_length: int, num_choices: int = 1
+) -> tf.Tensor:
+    """Refuses sequences that are longer than the model.
+
+    Args:
+        input_ids: int32, `(batch, num_choices * length)`.
+        max_length: The number of positions of the model.
+        num_choices: Number of sequences in each row.
+
+    Returns:
+        The same ids. What is computed from them waits for the check, so that no
+        other error comes first.
+
+    Raises:
+        InvalidArgumentError: As the graph runs, if `length > max_length`.
+    """
+    length = tf.shape(input_ids)[1] // num_choices
+    message = f"input_ids must be at most {max_length} tokens long"
+    check = tf.debugging.assert_less_equal(length, max_length, message)
+    with tf.control_dependencies([check]):
+        return tf.identity(input_ids)
+
+
+# --- pretrained models -------------------------------------------------------
 
 
 def make_signatures(
@@ -29,7 +86,7 @@ def make_signatures(
     max_seq_length: int,
     text_tokenizer: TextTokenizer | None = None,
 ) -> Signatures:
-    """Traces the serving functions.
+    """Traces the serving functions of a pretrained model.
 
     Args:
         pretrainer: The model, built and restored.
@@ -213,12 +270,12 @@ def _make_text_signatures(
         )
 
     signatures = {
-        ENCODE + TEXT_SUFFIX: encode,
-        ENCODE + PAIR_SUFFIX: encode_pair,
-        FILL_MASK_TEXT: fill_mask,
+        ENCODE + TEXT: encode,
+        ENCODE + TEXT_PAIR: encode_pair,
+        FILL_MASK + TEXT: fill_mask,
     }
     if model.sentence_signature:
-        name = model.sentence_signature.name + PAIR_SUFFIX
+        name = model.sentence_signature.name + TEXT_PAIR
         signatures[name] = classify_sentences
     return signatures
 
@@ -248,35 +305,245 @@ def _find_masks(
     return padded, is_kept > 0
 
 
-def ids(name: str) -> tf.TensorSpec:
-    """The specification of ids, `(batch, length)`."""
-    return tf.TensorSpec([None, None], tf.int32, name=name or None)
+# --- fine-tuned models -------------------------------------------------------
 
 
-def strings(name: str) -> tf.TensorSpec:
-    """The specification of texts, `(batch,)`."""
-    return tf.TensorSpec([None], tf.string, name=name)
-
-
-def checked_ids(
-    input_ids: tf.Tensor, max_length: int, num_choices: int = 1
-) -> tf.Tensor:
-    """Refuses sequences that are longer than the model.
+def make_task_signatures(
+    model: AlbertForTask,
+    run: FinetuningConfig,
+    text_tokenizer: TextTokenizer | None = None,
+) -> Signatures:
+    """Traces the serving functions of a fine-tuned model.
 
     Args:
-        input_ids: int32, `(batch, num_choices * length)`.
-        max_length: The number of positions of the model.
-        num_choices: Number of sequences in each row.
+        model: The model, built and restored.
+        run: Its settings; text is cut off after `max_seq_length` tokens.
+        text_tokenizer: The vocabulary; None omits the text signatures. A model
+            for question answering has none.
 
     Returns:
-        The same ids. What is computed from them waits for the check, so that no
-        other error comes first.
-
-    Raises:
-        InvalidArgumentError: As the graph runs, if `length > max_length`.
+        The functions by the name of their signature.
     """
-    length = tf.shape(input_ids)[1] // num_choices
-    message = f"input_ids must be at most {max_length} tokens long"
-    check = tf.debugging.assert_less_equal(length, max_length, message)
-    with tf.control_dependencies([check]):
-        return tf.identity(input_ids)
+    make = {
+        CLASSIFICATION: _sequence_signatures,
+        REGRESSION: _sequence_signatures,
+        MULTIPLE_CHOICE: _choice_signatures,
+        QUESTION_ANSWERING: _span_signatures,
+    }
+    return make[model.head_config.kind](
+        model, _forward(model), run, text_tokenizer
+    )
+
+
+def _forward(model: AlbertForTask) -> Forward:
+    """The model as one function, which all signatures call."""
+    max_length = model.config.max_position_embeddings
+    names = [*PackedTexts._fields, *["p_mask"] * model.head_config.is_beam]
+
+    @tf.function(input_signature=[ids("")] * len(names))
+    def forward(*inputs: tf.Tensor) -> Answers:
+        input_ids = checked_ids(
+            inputs[0], max_length, model.head_config.num_choices
+        )
+        features = dict(zip(names, [input_ids, *inputs[1:]], strict=True))
+        return model(features)
+
+    return forward
+
+
+def _sequence_signatures(
+    model: AlbertForTask,
+    forward: Forward,
+    run: FinetuningConfig,
+    text_tokenizer: TextTokenizer | None,
+) -> Signatures:
+    """The signatures of classification and regression.
+
+    A run of pairs takes no single texts, and the reverse. A converted run,
+    whose texts are unknown, takes both.
+    """
+    head, max_seq_length = model.head_config, run.data.max_seq_length
+    name = PREDICT_VALUE if head.kind == REGRESSION else CLASSIFY
+
+    def answer(packed: PackedTexts) -> Answers:
+        logits = forward(*packed)["logits"]
+        if head.kind == REGRESSION:
+            return {"value": logits[:, 0]}
+        labels = tf.constant(head.labels)
+        return {
+            "label": tf.gather(labels, tf.argmax(logits, axis=-1)),
+            "labels": tf.broadcast_to(labels, tf.shape(logits)),
+            "probabilities": tf.nn.softmax(logits),
+        }
+
+    @tf.function(input_signature=[ids(n) for n in PackedTexts._fields])
+    def from_ids(
+        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
+    ) -> Answers:
+        return answer(PackedTexts(input_ids, input_mask, segment_ids))
+
+    signatures = {SERVING_DEFAULT: from_ids, name: from_ids}
+    if text_tokenizer is None:
+        return signatures
+    encode = text_tokenizer.encode
+
+    @tf.function(input_signature=[strings("text")])
+    def from_text(text: tf.Tensor) -> Answers:
+        return answer(pack(max_seq_length, encode(text)))
+
+    @tf.function(input_signature=[strings("text"), strings("text_pair")])
+    def from_pair(text: tf.Tensor, text_pair: tf.Tensor) -> Answers:
+        return answer(pack(max_seq_length, encode(text), encode(text_pair)))
+
+    has_pairs = run.task.has_pairs
+    if has_pairs is not True:
+        signatures[name + TEXT] = from_text
+    if has_pairs is not False:
+        signatures[name + TEXT_PAIR] = from_pair
+    return signatures
+
+
+def _choice_signatures(
+    model: AlbertForTask,
+    forward: Forward,
+    run: FinetuningConfig,
+    text_tokenizer: TextTokenizer | None,
+) -> Signatures:
+    num_choices = model.head_config.num_choices
+    of_choices = [
+        tf.TensorSpec([None, num_choices, None], tf.int32, name=name)
+        for name in PackedTexts._fields
+    ]
+
+    def answer(*inputs: tf.Tensor) -> Answers:
+        """Answers for ids, each `(batch, num_choices * length)`."""
+        logits = forward(*inputs)["logits"]
+        return {
+            "choice_number": tf.argmax(logits, axis=-1, output_type=tf.int32),
+            "probabilities": tf.nn.softmax(logits),
+        }
+
+    @tf.function(input_signature=of_choices)
+    def from_ids(
+        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
+    ) -> Answers:
+        inputs = (input_ids, input_mask, segment_ids)
+        sizes = [tf.shape(input_ids)[0], num_choices * tf.shape(input_ids)[2]]
+        return answer(*(tf.reshape(values, sizes) for values in inputs))
+
+    signatures = {SERVING_DEFAULT: from_ids, CHOOSE: from_ids}
+    if text_tokenizer is None:
+        return signatures
+    encode = text_tokenizer.encode
+
+    @tf.function(
+        input_signature=[
+            strings("question"),
+            strings("context"),
+            tf.TensorSpec([None, num_choices], tf.string, name="choices"),
+        ]
+    )
+    def from_text(
+        question: tf.Tensor, context: tf.Tensor, choices: tf.Tensor
+    ) -> Answers:
+        packed = pack_choices(
+            encode(context),
+            encode(
+                tf.reshape(join_choices(question, choices), [-1]),
+            ),
+            num_choices,
+            run,
+        )
+        sizes = [tf.shape(choices)[0], -1]
+        found = answer(*(tf.reshape(values, sizes) for values in packed))
+        choice = tf.gather(choices, found["choice_number"], batch_dims=1)
+        return {"choice": choice} | found
+
+    return signatures | {CHOOSE + TEXT: from_text}
+
+
+def join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
+    """The second text of each choice of a question, as in training.
+
+    A choice replaces each "_" of its question. If the question has no "_", the
+    choice follows it.
+
+    Args:
+        questions: string, `(batch,)`.
+        choices: string, `(batch, num_choices)`.
+
+    Returns:
+        string, `(batch, num_choices)`.
+
+    Example:
+        >>> join_choices(
+        ...     tf.constant(["It is _.", "What is it?"]),
+        ...     tf.constant([["a dog", "1_"], ["a dog", "1_"]]),
+        ... ).numpy().tolist()
+        [[b'It is a dog.', b'It is 1_.'],
+         [b'What is it? a dog', b'What is it? 1_']]
+    """
+    num_choices = choices.shape[1]
+    parts = tf.strings.split(tf.repeat(questions, num_choices), sep="_")
+    flat = tf.gather(tf.reshape(choices, [-1]), parts.value_rowids())
+    is_first = tf.ragged.range(parts.row_lengths()).values == 0
+    filled = parts.with_values(tf.where(is_first, "", flat) + parts.values)
+    return tf.where(
+        tf.strings.regex_full_match(questions, "(?s).*_.*")[:, tf.newaxis],
+        tf.reshape(
+            tf.strings.unsorted_segment_join(
+                filled.values, filled.value_rowids(), filled.nrows()
+            ),
+            tf.shape(choices),
+        ),
+        questions[:, tf.newaxis] + " " + choices,
+    )
+
+
+def pack_choices(
+    contexts: tf.RaggedTensor,
+    choices: tf.RaggedTensor,
+    num_choices: int,
+    run: FinetuningConfig,
+) -> PackedTexts:
+    """Makes `[CLS] context [SEP] question choice [SEP]`, as in training.
+
+    Question and choice together keep their last `max_qa_length` tokens; the
+    context loses its end.
+
+    Args:
+        contexts: int32, `(batch, tokens)`.
+        choices: int32, `(batch * num_choices, tokens)`, with the questions.
+        num_choices: Number of choices of each question.
+        run: `max_seq_length` and `max_qa_length`.
+    """
+    room = run.data.max_seq_length - 3
+    longest = min(run.task.max_qa_length, room)
+    second = choices[:, -longest:]
+    rows = tf.repeat(tf.range(contexts.nrows()), num_choices)
+    first = cut(tf.gather(contexts, rows), room - second.row_lengths())
+    return join([first, second])
+
+
+def _span_signatures(
+    model: AlbertForTask, forward: Forward, *_: object
+) -> Signatures:
+    inputs = [ids(name) for name in PackedTexts._fields]
+
+    @tf.function(input_signature=inputs)
+    def from_ids(
+        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
+    ) -> Answers:
+        return forward(input_ids, input_mask, segment_ids)
+
+    @tf.function(input_signature=[*inputs, ids("p_mask")])
+    def from_beam_ids(
+        input_ids: tf.Tensor,
+        input_mask: tf.Tensor,
+        segment_ids: tf.Tensor,
+        p_mask: tf.Tensor,
+    ) -> Answers:
+        return forward(input_ids, input_mask, segment_ids, p_mask)
+
+    score_spans = from_beam_ids if model.head_config.is_beam else from_ids
+    return {SERVING_DEFAULT: score_spans, SCORE_SPANS: score_spans}

@@ -15,7 +15,6 @@ U+A7D8 and U+10570-U+10595 do not change.
 """
 
 import importlib
-import itertools
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -37,7 +36,6 @@ from albert_tf.records.tokenization import (
 
 _UNKNOWN = "\ue000"  # a private-use character: in no vocabulary
 _DROPPED = -1  # in a table of ids: the token is removed
-_BEFORE_PIECE = 1 << 40  # a distance above the length of every piece
 
 
 def import_text_ops() -> ModuleType:
@@ -70,12 +68,6 @@ class TextTokenizer(tf.Module):
         UserError: If tensorflow-text is missing, or if
             `tokenization.Tokenizer` refuses the file.
 
-    Example:
-        >>> tokenizer = TextTokenizer("build/demo/spm.model")  # doctest: +SKIP
-        >>> texts = ["A [MASK] door."]
-        >>> ids = tokenizer.encode_with_masks(texts)  # doctest: +SKIP
-        >>> tokenizer.spell(ids[0])[1].numpy()  # doctest: +SKIP
-        b'[MASK]'
     """
 
     def __init__(
@@ -97,19 +89,12 @@ class TextTokenizer(tf.Module):
         self._pieces = tf.constant(pieces)
         self._without_word_mark = tf.constant(_unmark(pieces))
         if self.is_google_albert:
-            # For each piece, the parts that `split_commas` makes of it: their
-            # ids, and the distances of their begins and ends from the end of
-            # the piece, in characters.
+            # For each piece, the ids of the parts that `split_commas` makes.
             parts = [
-                tokenizer.split_comma(i, 0, _BEFORE_PIECE)
+                [part for part, _, _ in tokenizer.split_comma(i, 0, 1)]
                 for i in range(len(pieces))
             ]
-            sizes = [len(parts_of_piece) for parts_of_piece in parts]
-            flat = np.array(list(itertools.chain.from_iterable(parts)))
-            self._part_splits = tf.constant(np.cumsum([0, *sizes]))
-            self._part_ids = tf.constant(flat[:, 0], tf.int32)
-            self._part_begins = tf.constant(_BEFORE_PIECE - flat[:, 1])
-            self._part_ends = tf.constant(_BEFORE_PIECE - flat[:, 2])
+            self._parts = tf.ragged.constant(parts, tf.int32)
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Tokenizes raw texts; "[MASK]" is ordinary text here.
@@ -124,8 +109,7 @@ class TextTokenizer(tf.Module):
         if not self.is_google_albert:
             return self._model.tokenize(texts)
         ids = self._model.tokenize(self.normalize(texts))
-        parts, _ = self._find_parts(ids)
-        return parts.with_values(tf.gather(self._part_ids, parts.values))
+        return tf.gather(self._parts, ids).merge_dims(1, 2)
 
     def encode_with_masks(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Tokenizes raw texts in which "[MASK]" is the mask token."""
@@ -153,59 +137,6 @@ class TextTokenizer(tf.Module):
         part_ids = tf.concat([masks, part_ids], axis=1)
         return parts.with_values(part_ids).merge_dims(1, 2)
 
-    def encode_with_spans(
-        self, texts: tf.Tensor
-    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor, tf.RaggedTensor]:
-        """As `Tokenizer.encode_with_spans`, for several texts.
-
-        Args:
-            texts: string, `(batch,)`, in valid UTF-8; texts that
-                `self.normalize` returned, or, with a self-contained
-                vocabulary, raw texts.
-
-        Returns:
-            ids, int32, begins and ends, int64, each `(batch, tokens)`.
-        """
-        ids, begins, ends = self._model.tokenize_with_offsets(texts)
-        begins, ends = (
-            _to_characters(texts, begins),
-            _to_characters(texts, ends),
-        )
-        if not self.is_google_albert:
-            return ids, begins, ends
-        parts, tokens = self._find_parts(ids)
-        first, last = (
-            tf.gather(limits.values, tokens) for limits in (begins, ends)
-        )
-        begins, ends = (
-            tf.maximum(first, last - tf.gather(distances, parts.values))
-            for distances in (self._part_begins, self._part_ends)
-        )
-        return (
-            parts.with_values(tf.gather(self._part_ids, parts.values)),
-            parts.with_values(begins),
-            parts.with_values(ends),
-        )
-
-    def _find_parts(
-        self, ids: tf.RaggedTensor
-    ) -> tuple[tf.RaggedTensor, tf.Tensor]:
-        """Splits commas off numbers, as `Tokenizer.split_commas` does.
-
-        Returns:
-            Indices of the parts, `(batch, parts)`; and of the tokens that they
-            are parts of, `(all parts,)`.
-        """
-        parts = tf.ragged.range(
-            tf.gather(self._part_splits, ids.values),
-            tf.gather(self._part_splits, ids.values + 1),
-        )
-        row_splits = tf.gather(parts.row_splits, ids.row_splits)
-        of_texts = tf.RaggedTensor.from_row_splits(
-            parts.values, row_splits, validate=False
-        )
-        return of_texts, parts.value_rowids()
-
     def spell(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the spellings of pieces: string, in the shape of `ids`."""
         return tf.gather(self._pieces, ids)
@@ -213,15 +144,9 @@ class TextTokenizer(tf.Module):
     def normalize(self, texts: tf.Tensor) -> tf.Tensor:
         """As `tokenization.normalize`: string, `(batch,)`, in valid UTF-8."""
         texts = tf.strings.regex_replace(texts, f"{self._white_space}+", " ")
-        return self.lower(self.decompose(tf.strings.strip(texts)))
-
-    def decompose(self, texts: tf.Tensor) -> tf.Tensor:
-        """Decomposes characters (NFKD), and drops combining marks."""
+        texts = tf.strings.strip(texts)
         texts = self._text_ops.normalize_utf8(texts, "NFKD")
-        return tf.strings.regex_replace(texts, self._combining, "")
-
-    def lower(self, texts: tf.Tensor) -> tf.Tensor:
-        """Converts to lower case, if the vocabulary is for lower case."""
+        texts = tf.strings.regex_replace(texts, self._combining, "")
         if self._do_lower_case:
             # `lower` with an encoding ends a text at a NUL.
             texts = tf.strings.regex_replace(texts, r"\x00", _UNKNOWN)
@@ -230,10 +155,6 @@ class TextTokenizer(tf.Module):
             texts = tf.strings.lower(texts)
             texts = tf.strings.lower(texts, encoding="utf-8")
         return texts
-
-    def is_white_space(self, characters: tf.Tensor) -> tf.Tensor:
-        """Whether each string is one character of white space, as in Python."""
-        return tf.strings.regex_full_match(characters, self._white_space)
 
 
 def to_valid_utf8(texts: tf.Tensor) -> tf.Tensor:
@@ -327,29 +248,6 @@ def cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
         begins, begins + tf.minimum(ids.row_lengths(), lengths)
     )
     return kept.with_values(tf.gather(ids.values, kept.values))
-
-
-def _to_characters(
-    texts: tf.Tensor, offsets: tf.RaggedTensor
-) -> tf.RaggedTensor:
-    """Converts offsets in bytes to offsets in characters.
-
-    Args:
-        texts: string, `(batch,)`, UTF-8.
-        offsets: int64, `(batch, tokens)`, where characters begin or end.
-    """
-    # Offsets in all texts, one after another: a single sorted list.
-    _, begins = tf.strings.unicode_split_with_offsets(texts, "UTF-8")
-    sizes = tf.cast(tf.strings.length(texts), tf.int64)
-    texts_begin = tf.cumsum(sizes, exclusive=True)
-    rows = offsets.value_rowids()
-    characters = tf.searchsorted(
-        begins.values + tf.gather(texts_begin, begins.value_rowids()),
-        offsets.values + tf.gather(texts_begin, rows),
-        out_type=tf.int64,
-    )
-    first = tf.gather(begins.row_starts(), rows)
-    return offsets.with_values(characters - first)
 
 
 def _character_class(is_member: Callable[[str], object]) -> str:

@@ -8,6 +8,7 @@ import shlex
 import numpy as np
 import pytest
 from absl import flags as absl_flags
+from albert_tf.serving.predict import print_predictions
 
 from albert_tf import predict
 from albert_tf.config import (
@@ -18,12 +19,11 @@ from albert_tf.config import (
 )
 from albert_tf.config.task import ScoreConfig
 from albert_tf.finetuning import score
-from albert_tf.finetuning.answers import Candidate, QuestionAnswer
 from albert_tf.finetuning.predictions import write_answers
 from albert_tf.finetuning.run import run
 from albert_tf.finetuning.squad_scores import score_answers
+from albert_tf.records.documents import Candidate, QuestionAnswer
 from albert_tf.serving.export import export
-from albert_tf.serving.local_client import print_predictions
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "finetuning.md").read_text()
@@ -115,6 +115,7 @@ def test_the_command_for_squad_v2_gives_the_scores_of_the_run(
         QuestionAnswer(
             question.id,
             (Candidate(text, 0, len(text), 1.0, 1.0),),
+            0.0,
             rng.normal(-1.0 if question.answers else 4.0, 3.0),
         )
         for question in squad.examples

@@ -7,8 +7,8 @@ import pytest
 
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.example_types import Answer
 from albert_tf.finetuning.examples import read_examples
+from albert_tf.records.documents import Answer
 
 
 def write(directory, name, *lines, newline="\n", encoding="utf-8"):

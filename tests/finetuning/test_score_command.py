@@ -12,7 +12,6 @@ from absl import flags as absl_flags
 from albert_tf.config import flags
 from albert_tf.config.task import ColumnsConfig, ScoreConfig, TaskConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.answers import Candidate, QuestionAnswer
 from albert_tf.finetuning.example_types import ExampleSet, TextExample
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.predictions import (
@@ -23,6 +22,7 @@ from albert_tf.finetuning.predictions import (
 )
 from albert_tf.finetuning.score import compute_scores
 from albert_tf.finetuning.tasks import TASKS
+from albert_tf.records.documents import Candidate, QuestionAnswer
 from tests.finetuning.conftest import EXCERPTS
 
 SQUAD = str(EXCERPTS / "squad-v2.0-excerpt.json")
@@ -55,6 +55,7 @@ def answers(squad):
                     1.0,
                 ),
             ),
+            0.0,
             -2.0 if question.answers else 3.0,
         )
         for question in squad.examples

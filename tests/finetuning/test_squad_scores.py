@@ -5,13 +5,13 @@ import pytest
 from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
-from albert_tf.finetuning.example_types import Answer, Question
 from albert_tf.finetuning.squad_scores import (
     exact_match,
     normalize_answer,
     score_answers,
     word_f1,
 )
+from albert_tf.records.documents import Answer, Question
 from tests.helpers.make_squad_scores import (
     SCORES_FILE,
     make_predictions,

@@ -8,10 +8,10 @@ import pytest
 from albert_tf.config import FinetuningConfig
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.example_types import Answer
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.run import _read_training_sets, _splits, run
 from albert_tf.finetuning.tasks import find_task
+from albert_tf.records.documents import Answer
 
 pytestmark = pytest.mark.tfds
 

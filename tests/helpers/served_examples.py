@@ -4,10 +4,10 @@ from albert_tf.config.task import TaskConfig
 from albert_tf.finetuning.example_types import (
     ChoiceExample,
     ExampleSet,
-    Question,
 )
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.tasks import Task
+from albert_tf.records.documents import Question
 from tests.helpers.tiny_albert import TESTDATA
 
 

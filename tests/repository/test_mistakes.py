@@ -34,7 +34,7 @@ from albert_tf.io import faults
 from albert_tf.report import __main__ as report
 from albert_tf.serving import client
 from albert_tf.serving.export import export
-from albert_tf.serving.local_client import print_predictions
+from albert_tf.serving.predict import print_predictions
 from data_prep import build_tfrecords, inspect_records, train_tokenizer
 from data_prep.config import InspectConfig, RecordsConfig, TokenizerConfig
 from tests.helpers import rights

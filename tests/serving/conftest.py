@@ -9,7 +9,7 @@ import tensorflow as tf
 from albert_tf.config import ExportConfig
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.serving.export import export
-from albert_tf.serving.local_client import LocalClient
+from albert_tf.serving.predict import LocalClient
 from data_prep.config import TokenizerConfig
 from data_prep.train_tokenizer import main as train_tokenizer
 from tests.helpers.exportable_run import write_records_files, write_run

@@ -22,7 +22,7 @@ from tensorflow_serving.apis import (
 from albert_tf.config import PredictConfig, ServingClientConfig
 from albert_tf.errors import UserError
 from albert_tf.serving.client import connect, main
-from albert_tf.serving.task_requests import find_task, print_answers
+from albert_tf.serving.predict import print_predictions
 from tests.helpers.served_model import answer_as_served, filled_lines
 
 TEXTS = ("The [MASK] sat on[MASK].", "Rome is it", "[MASK]")
@@ -204,17 +204,35 @@ TEXTS_OF["beam"] = TEXTS_OF["plain"]
 @pytest.mark.parametrize("name", TEXTS_OF)
 def test_a_client_prints_what_predict_prints(name, exported_task, capsys):
     """For each kind of fine-tuned model, a line for each text and question."""
-    client, texts = exported_task(name).client, TEXTS_OF[name]
-    task = find_task(client.list_signatures())
-    print_answers(client, task, PredictConfig(**texts))
+    task, texts = exported_task(name), TEXTS_OF[name]
+    settings = {"saved_model_dir": task.saved_model_dir, **texts}
+    print_predictions(PredictConfig(**settings))
     expected = capsys.readouterr().out
     answers = [json.loads(line) for line in expected.splitlines()]
     assert len(answers) == len(texts["text"]) * len(texts.get("question", "1"))
     assert len({str(answer) for answer in answers}) == len(answers)
     for serve in SERVE.values():
-        with serve(client.model) as server:
-            main(ServingClientConfig(server=server, **texts))
+        with serve(task.client.model) as server:
+            main(ServingClientConfig(server=server, **settings))
         assert capsys.readouterr().out == expected
+
+
+@pytest.mark.slow
+def test_questions_need_the_vocabulary_of_the_export(exported_task, export_dir):
+    with serve_rest(exported_task("plain").client.model) as server:
+        for directory, message in [
+            ("", "saved_model_dir is required.* Give a copy of the export"),
+            ("tests", "must be a SavedModel of albert_tf"),
+            (str(export_dir), "have question_answering.* Export the run again"),
+        ]:
+            with pytest.raises(UserError, match=message):
+                main(
+                    ServingClientConfig(
+                        server=server,
+                        saved_model_dir=directory,
+                        **TEXTS_OF["plain"],
+                    )
+                )
 
 
 @pytest.mark.parametrize("protocol", SERVE)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -7,14 +8,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow_serving.apis import prediction_log_pb2
 
-from albert_tf.config import ExportConfig, ModelConfig
+from albert_tf.config import (
+    ExportConfig,
+    FinetuningConfig,
+    ModelConfig,
+    TaskConfig,
+)
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import trained_model
-from albert_tf.serving.export import export
+from albert_tf.runs.directory import load_config, write_config
+from albert_tf.serving.export import describe_serving, export, load, sign
 from tests.helpers.exportable_run import MODEL, write_run
+from tests.helpers.exportable_task import NULL_THRESHOLD, write_task_run
+from tests.helpers.served_model import answer_as_served
 
 # Calls all signatures in a process that does not import our code.
 CALL_SIGNATURES = """
@@ -442,3 +452,129 @@ def test_refused_exports_leave_no_files(run_dir, tmp_path):
         with pytest.raises(UserError, match=message):
             export(ExportConfig(**values))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("classification", "multiple_choice", "plain", "beam")
+        ),
+    ],
+)
+def test_warm_up_calls_every_signature(name, request):
+    """Of a pretrained model and of each kind of task except regression. The
+    messages of tensorflow-serving-api parse the file."""
+    if name:
+        task = request.getfixturevalue("exported_task")(name)
+        directory, served = task.saved_model_dir, task.client.model
+    else:
+        directory = request.getfixturevalue("export_dir")
+        served = request.getfixturevalue("served")
+    path = f"{directory}/assets.extra/tf_serving_warmup_requests"
+    called = []
+    for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+        log = prediction_log_pb2.PredictionLog.FromString(record)
+        assert log.WhichOneof("log_type") == "predict_log"
+        request = log.predict_log.request
+        signature = request.model_spec.signature_name
+        answer = answer_as_served(
+            served,
+            signature,
+            {k: tf.make_ndarray(v) for k, v in request.inputs.items()},
+        )
+        assert all(np.size(value) for value in answer.values()), signature
+        called.append(signature)
+    assert sorted(called) == sorted(served.signatures)
+
+
+# --- fine-tuned models -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("doc_stride", "requested", "length"),
+    [(128, 0, 96), (20, 0, 64 + 3 + 20), (128, 70, 70)],
+)
+def test_a_run_on_short_texts_is_exported_with_room_for_a_context(
+    doc_stride, requested, length, tmp_path
+):
+    """64 tokens are too few for a question of 64. The length is at most that
+    of the model, 96."""
+    write_task_run("plain", tmp_path / "run")
+    run_dir = str(tmp_path / "run")
+    config = load_config(run_dir, FinetuningConfig).replace(max_seq_length=64)
+    task = TaskConfig(doc_stride=doc_stride)
+    write_config(run_dir, dataclasses.replace(config, task=task))
+
+    run = load(ExportConfig(run_dir=run_dir, max_seq_length=requested))
+
+    assert run.config.data.max_seq_length == length
+
+
+def test_a_null_threshold_is_a_setting_of_question_answering(tmp_path):
+    write_task_run("regression", tmp_path / "run")
+    config = ExportConfig(run_dir=str(tmp_path / "run"), null_threshold="1.5")
+    with pytest.raises(UserError, match=r"1.5 and a run of regression"):
+        load(config)
+    for value in ("high", "nan", "inf"):
+        with pytest.raises(
+            UserError, match=f"finite number. Received: {value}"
+        ):
+            ExportConfig(null_threshold=value)
+
+
+def test_a_client_is_told_how_to_find_answers(tmp_path):
+    """The threshold of the run, unless a setting replaces it."""
+    run_dir = str(tmp_path / "run")
+    write_task_run("beam", tmp_path / "run")
+
+    def described(**settings):
+        config = ExportConfig(run_dir=run_dir, **settings)
+        return describe_serving(load(config))["question_answering"]
+
+    assert described() == {
+        "squad_head": "beam",
+        "null_threshold": NULL_THRESHOLD["beam"],
+        "doc_stride": 40,
+        "max_query_length": 14,
+        "max_answer_length": 9,
+        "n_best_size": 5,
+    }
+    assert described(null_threshold="0")["null_threshold"] == 0
+    assert described(null_threshold="-1e3")["null_threshold"] == -1000
+    config = load_config(run_dir, FinetuningConfig)
+    write_config(run_dir, config.replace(task="squad_v1"))
+    assert described()["null_threshold"] is None
+
+
+@pytest.mark.parametrize(
+    ("task", "signatures"),
+    [
+        ("rte", {"classify_text_pair"}),
+        ("sst2", {"classify_text"}),
+        ("", {"classify_text", "classify_text_pair"}),
+    ],
+)
+def test_a_run_of_pairs_takes_pairs_only(task, signatures, tmp_path):
+    """And a run of single texts only these. The texts of a converted run are
+    unknown."""
+    write_task_run("classification", tmp_path / "run")
+    run_dir = str(tmp_path / "run")
+    stored = load_config(run_dir, FinetuningConfig)
+    write_config(
+        run_dir, dataclasses.replace(stored, task=TaskConfig(task=task))
+    )
+    config = ExportConfig(run_dir=run_dir)
+
+    _, found = sign(load(config), config)
+
+    assert set(found) == {"classify", "serving_default", *signatures}
+
+
+def test_the_directory_of_several_runs_is_refused(tmp_path):
+    for number in (1, 2):
+        write_task_run("plain", tmp_path / f"run-{number}")
+    with pytest.raises(UserError, match=r"has several runs .*/run-1\. "):
+        load(ExportConfig(run_dir=str(tmp_path)))

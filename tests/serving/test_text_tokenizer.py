@@ -20,8 +20,6 @@ from albert_tf.serving.text_tokenizer import (
     import_text_ops,
     pack,
 )
-from tests.helpers.docstring_example import run_example
-from tests.helpers.tiny_albert import VOCABULARY
 
 PUBLISHED = "tests/testdata/30k-clean.model"
 TESTDATA = pathlib.Path("tests/testdata")
@@ -207,12 +205,3 @@ def test_a_batch_has_the_length_of_its_longest_text():
         [1, 1, 1, 1, 1],
     ]
     assert not packed.segment_ids.numpy().any()
-
-
-def test_the_example_of_the_docstring_gives_what_it_shows(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "build/demo").mkdir(parents=True)
-    (tmp_path / "build/demo/spm.model").symlink_to(VOCABULARY.resolve())
-    monkeypatch.chdir(tmp_path)
-    run_example(TextTokenizer)

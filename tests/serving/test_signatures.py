@@ -1,16 +1,16 @@
-"""Exported models of each kind of task, against the model in memory."""
-
-import dataclasses
+"""Exported fine-tuned models, against the model in memory."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.finetuning.answers import decode
+from albert_tf.config import TextsConfig
 from albert_tf.finetuning.encoding import make_records
 from albert_tf.interop.loading import make_model
+from albert_tf.records.documents import WindowMaker, find_answers
 from albert_tf.records.encoding import encode
 from albert_tf.records.tokenization import Tokenizer
+from albert_tf.serving.predict import ask, find_task
 from tests.helpers.exportable_task import MODEL, NULL_THRESHOLD, TASK
 from tests.helpers.served_examples import choice_examples, squad_examples
 from tests.helpers.tiny_albert import VOCABULARY
@@ -46,46 +46,6 @@ def predict(weights, batch):
 def softmax(logits):
     exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-
-def answers_in_memory(examples, weights):
-    """The answers of mode=predict, and the number of windows."""
-    tokenizer = Tokenizer(str(VOCABULARY))
-    records = list(make_records(examples, tokenizer, TASK, LENGTH))
-    is_beam = weights.head.is_beam
-    names = (*INPUTS, "p_mask") if is_beam else INPUTS
-    outputs = predict(weights, stack(records, *names))
-    predictions = outputs | stack(records, "example_number", "window_number")
-    if is_beam:  # mode=predict collects the other outputs only
-        del predictions["start_logits"]
-    answers = decode(examples, tokenizer, TASK, LENGTH, predictions)
-    return list(answers), len(records)
-
-
-def decided_by_rounding(examples, weights, expected):
-    """Numbers of the questions whose answer tiny changes of weights change.
-
-    Of the tokens that may start or end an answer, only the best of each window
-    are tried, and the last of them may be hardly better than the next one.
-    """
-    found = set()
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        values = {
-            path: value * (1 + 1e-6 * rng.normal(size=value.shape))
-            for path, value in weights.values.items()
-        }
-        changed = dataclasses.replace(
-            weights,
-            values={path: v.astype(np.float32) for path, v in values.items()},
-        )
-        answers, _ = answers_in_memory(examples, changed)
-        found |= {
-            i
-            for i, (a, b) in enumerate(zip(answers, expected, strict=True))
-            if a.candidates[0][:3] != b.candidates[0][:3]
-        }
-    return found
 
 
 @pytest.mark.parametrize("pairs", [None, ["It lies on a river.", ""]])
@@ -162,68 +122,41 @@ def test_choices_longer_than_the_model_are_refused(exported_task):
 
 @pytest.mark.parametrize("head", ["plain", "beam"])
 def test_served_answers_are_those_of_mode_predict(head, exported_task):
+    """Every question is answered by a request of its own windows only."""
     squad = squad_examples()
-    weights, _, client = exported_task(head)
-    expected, num_records = answers_in_memory(squad, weights)
-    undecided = decided_by_rounding(squad, weights, expected)
+    weights, saved_model_dir, client = exported_task(head)
+    tokenizer = Tokenizer(str(VOCABULARY))
+    records = list(make_records(squad, tokenizer, TASK, LENGTH))
+    names = (*INPUTS, *["p_mask"] * (head == "beam"))
+    outputs = predict(weights, stack(records, *names))
+    maker = WindowMaker(tokenizer, TASK, LENGTH)
+    expected = list(find_answers(squad.examples, maker, outputs))
     threshold = NULL_THRESHOLD[head]
 
-    found = client.predict(
-        "find_answer_text",
-        {
-            "question": [q.question for q in squad.examples],
-            "context": [q.document for q in squad.examples],
-        },
-    )
-
-    texts = []
-    for i, (question, answer) in enumerate(
-        zip(squad.examples, expected, strict=True)
-    ):
-        if i in undecided:
-            continue
-        best = answer.candidates[0]
-        assert found["score"][i] == pytest.approx(best.score, abs=1e-5)
-        assert found["null_odds"][i] == pytest.approx(
-            answer.null_odds, rel=1e-6, abs=1e-5
+    differ, texts = 0, set()
+    for question, wanted in zip(squad.examples, expected, strict=True):
+        (found,) = ask(
+            client,
+            find_task(client.list_signatures()),
+            TextsConfig(
+                text=(question.document,), question=(question.question,)
+            ),
+            saved_model_dir,
         )
-        null_score = answer.null_odds + best.score * (head == "plain")
-        assert found["null_score"][i] == pytest.approx(null_score, abs=1e-5)
-        if abs(answer.null_odds - threshold) < 1e-5:
+        best, text = wanted.candidates[0], wanted.text(threshold)
+        begin, end = (best.begin, best.end) if text else (0, 0)
+        texts.add(text)
+        if found["answer"] != text:
+            differ += 1  # scores that differ by rounding decide it
             continue
-        text = found["answer"][i]
-        start, end = found["start"][i], found["end"][i]
-        assert text == answer.text(threshold), question.id
-        assert question.document[start:end] == text
-        assert (start, end) == ((best.begin, best.end) if text else (0, 0))
-        texts.append(text)
-    nothing = {"question": np.array([], str), "context": np.array([], str)}
-    assert client.predict("find_answer_text", nothing)["answer"] == []
-    # Most documents have several windows; the threshold divides the answers.
-    assert num_records > 2 * len(expected)
-    assert len(texts) > len(expected) - 5, undecided
-    assert 30 < texts.count("") < len(expected) - 30
-    assert len(set(texts)) > 25
-
-
-def test_an_answer_is_found_in_a_context_of_100_000_words(exported_task):
-    """The model reads its thousands of windows in parts."""
-    squad = squad_examples()
-    words = " ".join(q.document for q in squad.examples).split(" ")
-    context = " ".join(np.random.default_rng(0).choice(words, 100_000))
-    question = squad.examples[0]._replace(document=context)
-    squad.examples[:] = [question]
-    weights, _, client = exported_task("plain")
-    (expected,), num_records = answers_in_memory(squad, weights)
-    assert num_records > 2000
-
-    found = client.predict(
-        "find_answer_text",
-        {"question": [question.question], "context": [context]},
-    )
-
-    start, end = found["start"][0], found["end"][0]
-    assert found["answer"][0] == context[start:end]
-    best = expected.candidates[0]
-    assert (start, end) == (best.begin, best.end)
-    assert found["score"][0] == pytest.approx(best.score, abs=1e-5)
+        assert (found["start"], found["end"]) == (begin, end)
+        for name, value in [
+            ("score", best.score),
+            ("null_score", wanted.null_score),
+            ("null_odds", wanted.null_odds),
+        ]:
+            assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-5)
+    assert differ < 5
+    assert "" in texts and len(texts) > 25
+    # Most documents have several windows.
+    assert len(records) > 2 * len(expected)

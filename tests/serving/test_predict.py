@@ -11,16 +11,19 @@ import pytest
 from albert_tf.config import ExportConfig, PredictConfig, TextsConfig
 from albert_tf.errors import UserError
 from albert_tf.serving.export import export
-from albert_tf.serving.local_client import LocalClient, print_predictions
-from albert_tf.serving.task_requests import ask, find_task
-from tests.helpers.docstring_example import run_example
+from albert_tf.serving.predict import (
+    LocalClient,
+    ask,
+    find_task,
+    print_predictions,
+)
 from tests.helpers.exportable_task import write_task_run
 from tests.helpers.served_model import filled_lines
 
 
 @pytest.mark.slow
 def test_predict_prints_an_answer_for_each_text_and_question(
-    exported_task, capsys, tmp_path, monkeypatch
+    exported_task, capsys
 ):
     directory = exported_task("plain").saved_model_dir
     texts = ("Basel lies on the Rhine.", "The Café is in Zürich.")
@@ -33,11 +36,6 @@ def test_predict_prints_an_answer_for_each_text_and_question(
         lines, [t for t in texts for _ in "ab"], strict=True
     ):
         assert answer["answer"] == text[answer["start"] : answer["end"]]
-
-    (tmp_path / "export").mkdir()
-    (tmp_path / "export/squad").symlink_to(directory)
-    monkeypatch.chdir(tmp_path)
-    run_example(LocalClient)
 
 
 @pytest.mark.slow

@@ -1,0 +1,499 @@
+"""Questions about documents: tokens, windows, and the answers in their scores.
+
+A document that is too long for a sequence is cut into windows:
+
+    [CLS] question [SEP] window [SEP]
+
+Windows overlap, so that a short answer that one of them cuts is complete in
+another. A token that is in several windows counts only in the window where it
+has most context. The context is min(tokens before, tokens after) + 0.01 *
+window length; of several windows with the same context, the first one counts.
+google-research/albert has the same rule.
+"""
+
+import dataclasses
+import functools
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import softmax
+
+from albert_tf.config.task import TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.records.encoding import ModelInputs, join
+from albert_tf.records.tokenization import GOOGLE_ALBERT, Tokenizer
+
+_WORD = re.compile(r"\S+")
+
+# Score of the answer "" to a question without a single possible answer.
+_NO_ANSWER_SCORE = -1e6
+
+
+class Answer(NamedTuple):
+    """An answer, `document[start : start + len(text)]`."""
+
+    text: str
+    start: int
+
+
+class Question(NamedTuple):
+    """A question about a document that may contain its answer.
+
+    Attributes:
+        id: Identifies the example in its file.
+        answers: Right answers; the first one is trained on.
+        is_impossible: Whether the document does not answer the question;
+            `answers` is () then, except in a contradictory file.
+    """
+
+    id: str
+    question: str
+    document: str
+    answers: tuple[Answer, ...] = ()
+    is_impossible: bool = False
+
+
+# --- tokens and their characters ---------------------------------------------
+
+
+class AlignedTokens(NamedTuple):
+    """The tokens of a text and their characters.
+
+    Attributes:
+        ids: int32, `(tokens,)`, as `Tokenizer.encode_batch` returns them.
+        begins, ends: int64, `(tokens,)`. Token i stands for the characters
+            `text[begins[i]:ends[i]]`, without white space at the beginning. A
+            bare word mark stands for none: its two values are equal.
+    """
+
+    ids: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+
+    def find(self, begin: int, end: int) -> tuple[int, int] | None:
+        """Finds the tokens of the characters `text[begin:end]`.
+
+        Returns:
+            Indices of the first and last token; None if the characters have
+            no token, because they are white space or combining marks.
+        """
+        first = int(np.searchsorted(self.ends, begin, side="right"))
+        last = int(np.searchsorted(self.begins, end, side="left")) - 1
+        return (first, last) if first <= last else None
+
+
+def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
+    """Tokenizes a raw text, and finds the characters of each token.
+
+    `tokenization.normalize` replaces each run of white space by a space, and
+    each other character by its decomposition without combining marks,
+    independently of other characters. So each character of the normalised text
+    comes from one place of the text, from "ﬁnal  Café" for example:
+
+        tokens      ▁final    ▁cafe
+        characters  "ﬁnal"    "Café"
+    """
+    if tokenizer.kind == GOOGLE_ALBERT:
+        normalized, origins = _normalize(text)
+        if tokenizer.do_lower_case:
+            # This changes no length: the only letter with a longer lower case,
+            # a dotted capital I, has been decomposed.
+            normalized = normalized.lower()
+    else:
+        normalized = text
+        origins = np.stack([np.arange(len(text)), np.arange(len(text)) + 1])
+    ids, begins, ends = tokenizer.encode_with_spans(normalized)
+    for i, end in enumerate(ends):
+        while begins[i] < end and normalized[begins[i]].isspace():
+            begins[i] += 1
+    first = np.asarray(begins, np.int64)
+    last = np.asarray(ends, np.int64) - 1
+    # A token without characters stands before the next character.
+    origin_begins = np.append(origins[0], len(text))[first]
+    origin_ends = np.where(
+        last < first, origin_begins, np.append(origins[1], len(text))[last]
+    )
+    return AlignedTokens(np.asarray(ids, np.int32), origin_begins, origin_ends)
+
+
+def _normalize(text: str) -> tuple[str, np.ndarray]:
+    """Normalises like `tokenization.normalize`, but keeps upper case.
+
+    Returns:
+        The normalised text, and int64 `(2, length)`: character i comes from
+        `text[origins[0, i]:origins[1, i]]`, which includes combining marks
+        that follow it.
+    """
+    parts: list[str] = []
+    begins: list[int] = []
+    ends: list[int] = []
+    for number, word in enumerate(_WORD.finditer(text)):
+        begin, end = word.span()
+        if number:
+            begins.append(ends[-1] if ends else 0)
+            ends.append(begin)
+            parts.append(" ")
+        if word.group().isascii():
+            begins.extend(range(begin, end))
+            ends.extend(range(begin + 1, end + 1))
+            parts.append(word.group())
+            continue
+        word_begin = len(begins)
+        for i, character in enumerate(word.group(), begin):
+            decomposed = unicodedata.normalize("NFKD", character)
+            kept = [c for c in decomposed if not unicodedata.combining(c)]
+            begins += [i] * len(kept)
+            ends += [i + 1] * len(kept)
+            parts += kept
+            if not kept and len(begins) > word_begin:
+                ends[-1] = i + 1
+    return "".join(parts), np.array([begins, ends], np.int64).reshape(2, -1)
+
+
+# --- windows -----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentWindows:
+    """The windows of the document of one question.
+
+    Attributes:
+        document: The text of the document.
+        query: Token ids of the question, cut to `max_query_length`.
+        tokens: The tokens of the document.
+        spans: First token and end of each window; at least one window.
+        best_window: int64, `(document tokens,)`, the window in which a token
+            has most context.
+        answer: First and last token of the first answer; None if there is no
+            answer, or `problem` says why it is not found.
+        problem: Why the answer is not found; "" otherwise.
+    """
+
+    document: str
+    query: list[int]
+    tokens: AlignedTokens
+    spans: Sequence[tuple[int, int]]
+    best_window: np.ndarray
+    answer: tuple[int, int] | None
+    problem: str
+
+    @property
+    def offset(self) -> int:
+        """Position of a window's first document token in its sequence."""
+        return len(self.query) + 2
+
+    def text_of(self, first: int, last: int) -> str:
+        """The text of the document from token `first` through `last`."""
+        begin, end = self.tokens.begins[first], self.tokens.ends[last]
+        return self.document[begin:end].strip()
+
+    def inputs(self, window: int, length: int) -> dict[str, np.ndarray]:
+        """The sequence of a window as inputs of a model, int32, `(length,)`.
+
+        `p_mask` is 1 for a token that no answer contains, 0 for the document
+        and, as in google-research/albert, for `[CLS]`.
+        """
+        begin, end = self.spans[window]
+        tokens = self.tokens.ids[begin:end].tolist()
+        sequence = join([self.query], [tokens], length)
+        p_mask = np.ones(length, np.int32)
+        p_mask[0] = 0
+        p_mask[self.offset : self.offset + end - begin] = 0
+        inputs = zip(ModelInputs._fields, sequence, strict=True)
+        return {name: rows[0] for name, rows in inputs} | {"p_mask": p_mask}
+
+    def answer_in(self, window: int) -> tuple[int, int]:
+        """Positions of the answer's first and last token in the sequence.
+
+        Returns:
+            (0, 0) if the window does not contain the complete answer.
+        """
+        begin, end = self.spans[window]
+        if self.answer is None or not (
+            begin <= self.answer[0] and self.answer[1] < end
+        ):
+            return 0, 0
+        first, last = (t - begin + self.offset for t in self.answer)
+        return first, last
+
+
+class WindowMaker:
+    """Makes the windows of questions.
+
+    Args:
+        config: `doc_stride` and `max_query_length`.
+        max_seq_length: Number of tokens in a sequence.
+
+    Raises:
+        UserError: If the longest question leaves no room for a document.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: TaskConfig, max_seq_length: int
+    ) -> None:
+        if config.max_query_length + 3 >= max_seq_length:
+            raise UserError(
+                "max_query_length must be below max_seq_length - 3",
+                received=f"{config.max_query_length} and {max_seq_length}",
+                remedy="Raise --max_seq_length, or lower --max_query_length: a "
+                "question must leave room for its document.",
+            )
+        self._tokenizer = tokenizer
+        self.config = config
+        self._room = max_seq_length - 3
+        # Consecutive questions may share a document.
+        self._align = functools.lru_cache(1)(
+            functools.partial(align, tokenizer)
+        )
+
+    def make(self, question: Question) -> DocumentWindows:
+        tokens = self._align(question.document)
+        query = self._tokenizer.encode_batch([question.question]).ids.tolist()
+        query = query[: self.config.max_query_length]
+        spans = split(
+            len(tokens.ids), self._room - len(query), self.config.doc_stride
+        )
+        answer, problem = _find_answer(question, tokens, spans)
+        return DocumentWindows(
+            question.document,
+            query,
+            tokens,
+            spans,
+            _best_window(spans, len(tokens.ids)),
+            answer,
+            problem,
+        )
+
+
+def split(num_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """First token and end of each window of a document.
+
+    Args:
+        num_tokens: Number of tokens of the document.
+        room: Largest number of tokens of a window.
+        stride: Number of tokens between the beginnings of two windows. A
+            stride above `room` counts as `room`, so that no token is left out.
+
+    Example:
+        >>> split(7, room=4, stride=2)
+        [(0, 4), (2, 6), (4, 7)]
+        >>> split(0, room=4, stride=2)
+        [(0, 0)]
+    """
+    spans = [(0, min(room, num_tokens))]
+    while spans[-1][1] < num_tokens:
+        begin = spans[-1][0] + min(stride, room)
+        spans.append((begin, min(begin + room, num_tokens)))
+    return spans
+
+
+def _best_window(spans: Sequence[tuple[int, int]], length: int) -> np.ndarray:
+    best = np.zeros(length, np.int64)
+    best_context = np.full(length, -1.0)
+    for window, (begin, end) in enumerate(spans):
+        before = np.arange(end - begin)
+        context = np.minimum(before, before[::-1]) + 0.01 * (end - begin)
+        is_better = context > best_context[begin:end]
+        best[begin:end][is_better] = window
+        best_context[begin:end][is_better] = context[is_better]
+    return best
+
+
+def _find_answer(
+    question: Question,
+    tokens: AlignedTokens,
+    spans: Sequence[tuple[int, int]],
+) -> tuple[tuple[int, int] | None, str]:
+    """The tokens of the first answer, or why there are none."""
+    if question.is_impossible or not question.answers:
+        return None, ""
+    text, start = question.answers[0]
+    if start < 0 or question.document[start : start + len(text)] != text:
+        return None, "the document does not have the answer at answer_start"
+    found = tokens.find(start, start + len(text)) if text.strip() else None
+    if found is None:
+        return None, "the answer has no tokens"
+    if not any(begin <= found[0] and found[1] < end for begin, end in spans):
+        return None, "no window has all of the answer; see --doc_stride"
+    return found, ""
+
+
+# --- answers -----------------------------------------------------------------
+
+
+class Candidate(NamedTuple):
+    """A possible answer.
+
+    Attributes:
+        text: `document[begin:end]`.
+        begin, end: Positions of its characters in the document.
+        score: Logits or log probabilities of start and end, added.
+        probability: Softmax of `score` over the best candidates.
+    """
+
+    text: str
+    begin: int
+    end: int
+    score: float
+    probability: float
+
+
+class QuestionAnswer(NamedTuple):
+    """The prediction for a question.
+
+    Attributes:
+        id: Id of the question.
+        candidates: The best answers with different texts, best first.
+        null_score: The smallest null score of the windows, since one window
+            that contains an answer is enough.
+        null_odds: The larger, the less likely there is an answer. The
+            predicted answer is "" if `null_odds` exceeds the null threshold.
+
+    Example:
+        >>> best = Candidate("the Rhine", 4, 13, score=7.5, probability=0.9)
+        >>> answer = QuestionAnswer("q1", (best,), 5.5, null_odds=-2.0)
+        >>> answer.text(null_threshold=0.0), answer.text(null_threshold=-3.0)
+        ('the Rhine', '')
+    """
+
+    id: str
+    candidates: tuple[Candidate, ...]
+    null_score: float
+    null_odds: float
+
+    def text(self, null_threshold: float | None = None) -> str:
+        """The best answer; "" if `null_odds` exceeds the threshold."""
+        if null_threshold is not None and self.null_odds > null_threshold:
+            return ""
+        return self.candidates[0].text
+
+
+class _Spans(NamedTuple):
+    """Scored spans of one window, as tokens of the document, `(spans,)`."""
+
+    firsts: np.ndarray
+    lasts: np.ndarray
+    scores: np.ndarray
+
+
+def find_answers(
+    questions: Iterable[Question],
+    maker: WindowMaker,
+    scores: Mapping[str, np.ndarray],
+) -> Iterator[QuestionAnswer]:
+    """Yields the answer to each question, in order.
+
+    Args:
+        maker: Makes the windows that were scored.
+        scores: Outputs of the head for all windows, in order. Plain head:
+            `start_logits`, `end_logits`, `(windows, length)`; the null score
+            is the sum of those of [CLS], and `null_odds` its excess over the
+            best answer. Beam head: `start_positions` and `start_log_probs`,
+            `(windows, beam)`, `end_positions` and `end_log_probs`, `(windows,
+            beam, beam)`, `null_logits`, `(windows,)`, which is the null score
+            and `null_odds`.
+    """
+    is_beam = "null_logits" in scores
+    rows = itertools.count()
+    for question in questions:
+        windows = maker.make(question)
+        found, null_scores = [], []
+        for window in range(len(windows.spans)):
+            row = next(rows)
+            of_window = {name: values[row] for name, values in scores.items()}
+            if is_beam:
+                null_score = of_window["null_logits"]
+                spans = _beam_spans(windows, window, of_window)
+            else:
+                null_score = (
+                    of_window["start_logits"][0] + of_window["end_logits"][0]
+                )
+                spans = _plain_spans(
+                    windows, window, of_window, maker.config.n_best_size
+                )
+            null_scores.append(float(null_score))
+            found.append(
+                _possible(
+                    spans, windows, window, maker.config.max_answer_length
+                )
+            )
+        candidates = _best(found, windows, maker.config.n_best_size)
+        null_score = min(null_scores)
+        best_score = 0.0 if is_beam else candidates[0].score
+        yield QuestionAnswer(
+            question.id, candidates, null_score, null_score - best_score
+        )
+
+
+def _plain_spans(
+    windows: DocumentWindows,
+    window: int,
+    scores: Mapping[str, np.ndarray],
+    n_best_size: int,
+) -> _Spans:
+    """Spans of the best starts and ends among the tokens of the document."""
+    begin, end = windows.spans[window]
+    part = slice(windows.offset, windows.offset + end - begin)
+    start_logits = scores["start_logits"][part]
+    end_logits = scores["end_logits"][part]
+    firsts, lasts = np.meshgrid(
+        np.argsort(-start_logits, kind="stable")[:n_best_size],
+        np.argsort(-end_logits, kind="stable")[:n_best_size],
+        indexing="ij",
+    )
+    sums = start_logits[firsts] + end_logits[lasts]
+    return _Spans(firsts.ravel() + begin, lasts.ravel() + begin, sums.ravel())
+
+
+def _beam_spans(
+    windows: DocumentWindows, window: int, scores: Mapping[str, np.ndarray]
+) -> _Spans:
+    ends = scores["end_positions"]
+    starts = scores["start_positions"][:, np.newaxis]
+    sums = scores["start_log_probs"][:, np.newaxis] + scores["end_log_probs"]
+    to_document = windows.spans[window][0] - windows.offset
+    return _Spans(
+        np.broadcast_to(starts, ends.shape).ravel() + to_document,
+        ends.ravel() + to_document,
+        sums.ravel(),
+    )
+
+
+def _possible(
+    spans: _Spans, windows: DocumentWindows, window: int, longest: int
+) -> _Spans:
+    """Drops invalid spans, and spans whose first token counts elsewhere."""
+    begin, end = windows.spans[window]
+    firsts, lasts = spans.firsts, spans.lasts
+    keep = (begin <= firsts) & (firsts <= lasts) & (lasts < end)
+    keep &= lasts - firsts < longest
+    keep[keep] = windows.best_window[firsts[keep]] == window
+    return _Spans(*(values[keep] for values in spans))
+
+
+def _best(
+    found: list[_Spans], windows: DocumentWindows, n_best_size: int
+) -> tuple[Candidate, ...]:
+    firsts, lasts, scores = map(np.concatenate, zip(*found, strict=True))
+    best: dict[str, tuple[int, int, float]] = {}
+    for i in np.argsort(-scores, kind="stable"):
+        text = windows.text_of(firsts[i], lasts[i])
+        if text and text not in best:
+            begin = int(windows.tokens.begins[firsts[i]])
+            begin = windows.document.index(text, begin)
+            best[text] = (begin, begin + len(text), float(scores[i]))
+            if len(best) == n_best_size:
+                break
+    if not best:
+        best[""] = (0, 0, _NO_ANSWER_SCORE)
+    probabilities = softmax([score for _, _, score in best.values()])
+    return tuple(
+        Candidate(text, *place_and_score, float(probability))
+        for (text, place_and_score), probability in zip(
+            best.items(), probabilities, strict=True
+        )
+    )

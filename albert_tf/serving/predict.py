@@ -1,0 +1,414 @@
+"""Asks an exported model, on a server or in this process, about texts.
+
+It needs the SavedModel and tensorflow-text, and none of the model's code. Only
+a model in this process needs TensorFlow.
+"""
+
+import json
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from albert_tf.config import PredictConfig, TaskConfig, TextsConfig
+from albert_tf.errors import UserError
+from albert_tf.io.files import exists, load_json
+from albert_tf.records.documents import Question, WindowMaker, find_answers
+from albert_tf.records.encoding import ModelInputs
+from albert_tf.records.features import TOKENIZER_FILE
+from albert_tf.records.tokenization import MASK_PIECE, Tokenizer
+from albert_tf.serving.names import (
+    ASSETS_DIR,
+    CHOOSE,
+    CLASSIFY,
+    FILL_MASK,
+    PREDICT_VALUE,
+    QUESTION_ANSWERING,
+    SCORE_SPANS,
+    SENTENCE_SIGNATURES,
+    SERVING_FILE,
+    TEXT,
+    TEXT_PAIR,
+)
+
+# Largest number of windows of documents in a request.
+_MAX_WINDOWS = 32
+
+# Names of inputs -> nested lists of texts or ids.
+Inputs = Mapping[str, Sequence[Any]]
+
+
+class Client(Protocol):
+    """A connection to a model."""
+
+    def list_signatures(self) -> list[str]:
+        """Returns the names of the model's signatures.
+
+        Raises:
+            UserError: If the request fails; it quotes the server's message.
+        """
+
+    def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
+        """Calls a signature.
+
+        Args:
+            inputs: Nested lists of texts or ids by the name of the input.
+
+        Returns:
+            Nested lists of numbers and texts by the name of the output.
+
+        Raises:
+            UserError: If the request fails; it quotes the server's message.
+        """
+
+
+class LocalClient:
+    """A `Client` of a SavedModel in this process.
+
+    Args:
+        saved_model_dir: A directory that `albert_tf.export_saved_model` wrote,
+            local or gs://.
+
+    Attributes:
+        model: The loaded SavedModel.
+
+    Raises:
+        UserError: If the directory is not such an export, or if
+            tensorflow-text is missing.
+    """
+
+    def __init__(self, saved_model_dir: str) -> None:
+        import tensorflow as tf
+
+        from albert_tf.serving.text_tokenizer import import_text_ops
+
+        _check_export(saved_model_dir)
+        import_text_ops()
+        self.model = tf.saved_model.load(saved_model_dir)
+
+    def list_signatures(self) -> list[str]:
+        return sorted(self.model.signatures)
+
+    def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
+        """See `Client`.
+
+        Raises:
+            UserError: If the model takes another number of choices.
+        """
+        import tensorflow as tf
+
+        function = self.model.signatures[signature]
+        _, specs = function.structured_input_signature
+        tensors = {name: tf.constant(values) for name, values in inputs.items()}
+        for name, tensor in tensors.items():
+            wanted = specs[name].shape
+            if not wanted.is_compatible_with(tensor.shape):
+                raise UserError(
+                    f"{name} must have {wanted[1]} entries for each question, "
+                    "as in training",
+                    received=tensor.shape[1],
+                )
+        return {
+            name: decode(values.numpy().tolist())
+            for name, values in function(**tensors).items()
+        }
+
+
+def _check_export(saved_model_dir: str) -> None:
+    path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
+    if not exists(path):
+        raise UserError(
+            "saved_model_dir must be a SavedModel of albert_tf",
+            received=f"{saved_model_dir}, without {SERVING_FILE}",
+            remedy="Make one with python -m albert_tf.export_saved_model.",
+        )
+
+
+def decode(values: Any) -> Any:
+    """Decodes the UTF-8 strings of nested lists; keeps numbers."""
+    if isinstance(values, list):
+        return [decode(value) for value in values]
+    return values.decode() if isinstance(values, bytes) else values
+
+
+def print_predictions(config: PredictConfig) -> None:
+    """Prints the answers of an exported model to the texts of the flags."""
+    config.require("saved_model_dir", "text")
+    print_responses(
+        LocalClient(config.saved_model_dir), config, config.saved_model_dir
+    )
+
+
+def print_responses(
+    client: Client, texts: TextsConfig, saved_model_dir: str
+) -> None:
+    """Prints the predictions of a model for texts.
+
+    A fine-tuned model solves its task; a JSON object is printed for each
+    answer. A pretrained model fills masks or, given `text_pair`, says how
+    probable it is that this text follows.
+
+    Args:
+        saved_model_dir: See `ask`.
+
+    Raises:
+        UserError: If the model does not take these texts.
+    """
+    signatures = client.list_signatures()
+    if task := find_task(signatures):
+        for answer in ask(client, task, texts, saved_model_dir):
+            print(json.dumps(answer, ensure_ascii=False))
+        return
+    if texts.question or texts.choice:
+        raise UserError(
+            "question and choice need a fine-tuned model that takes text",
+            received=f"the signatures {', '.join(signatures)}",
+            remedy="Omit --question and --choice, or export a fine-tuned run "
+            "without --notext_signatures.",
+        )
+    if texts.text_pair:
+        _print_order(client, signatures, texts)
+    else:
+        _print_filled(client, signatures, texts.text)
+
+
+# --- pretrained models -------------------------------------------------------
+
+
+def _print_filled(
+    client: Client, signatures: Sequence[str], texts: Sequence[str]
+) -> None:
+    """Prints each text and the most probable pieces of its masks."""
+    if FILL_MASK + TEXT not in signatures:
+        raise UserError(
+            "masks can be filled only by a model with text signatures",
+            received=f"the signatures {', '.join(signatures)}",
+            remedy="Export the run again without --notext_signatures.",
+        )
+    answer = client.predict(FILL_MASK + TEXT, {"text": texts})
+    for text, *rows in zip(
+        texts, answer["top_pieces"], answer["top_probabilities"], strict=True
+    ):
+        print(text)
+        # Rows of 0 pad a text with fewer masks than others.
+        found = [row for row in zip(*rows, strict=True) if row[1][0]]
+        for row in found:
+            pairs = zip(*row, strict=True)
+            print("   ", "  ".join(f"{p} {q:.1%}" for p, q in pairs))
+        if num_cut_off := text.count(MASK_PIECE) - len(found):
+            print(f"    {num_cut_off} [MASK] beyond the model's max_seq_length")
+
+
+def _print_order(
+    client: Client, signatures: Sequence[str], texts: TextsConfig
+) -> None:
+    """Prints the probability that the second text of each pair follows."""
+    for sentence in SENTENCE_SIGNATURES.values():
+        if sentence.name + TEXT_PAIR in signatures:
+            break
+    else:
+        raise UserError(
+            "text_pair needs a model with a sentence head and text signatures",
+            received=f"the signatures {', '.join(signatures)}",
+            remedy="Export the run again without --notext_signatures. It must "
+            "be trained with --sentence_objective=sop or nsp.",
+        )
+    second_texts = texts.second_texts()
+    answer = client.predict(
+        sentence.name + TEXT_PAIR,
+        {"text": texts.text, "text_pair": second_texts},
+    )
+    for first, second, probability in zip(
+        texts.text, second_texts, answer[sentence.outputs[0]], strict=True
+    ):
+        print(f"{probability:.1%} {sentence.statement}: {first} | {second}")
+
+
+# --- fine-tuned models -------------------------------------------------------
+
+
+class Task(NamedTuple):
+    """A kind of task, and the settings that hold its texts.
+
+    Attributes:
+        signature: Name of the signature to call; of two texts, + "_pair".
+        name: The kind, in words.
+        needs: Settings that must be given.
+        may_have: Further settings.
+    """
+
+    signature: str
+    name: str
+    needs: tuple[str, ...]
+    may_have: tuple[str, ...] = ()
+
+
+_TASKS = (
+    Task(CLASSIFY + TEXT, "classification", ("text",)),
+    Task(PREDICT_VALUE + TEXT, "regression", ("text",)),
+    Task(CHOOSE + TEXT, "multiple choice", ("text", "question", "choice")),
+    Task(SCORE_SPANS, "question answering", ("text", "question")),
+)
+
+
+def find_task(signatures: Sequence[str]) -> Task | None:
+    """Finds the task of a fine-tuned model.
+
+    Returns:
+        The task; None if the model is not fine-tuned, or does not take text.
+
+    Example:
+        >>> find_task(["classify", "classify_text_pair"]).needs
+        ('text', 'text_pair')
+    """
+    for task in _TASKS:
+        takes_pairs = f"{task.signature}_pair" in signatures
+        pair = ("text_pair",) if takes_pairs else ()
+        if task.signature in signatures:
+            return task._replace(may_have=pair)
+        if takes_pairs:
+            return task._replace(
+                name=f"{task.name} of pairs", needs=(*task.needs, *pair)
+            )
+    return None
+
+
+def ask(
+    client: Client, task: Task, texts: TextsConfig, saved_model_dir: str = ""
+) -> list[dict[str, Any]]:
+    """Asks a fine-tuned model.
+
+    Args:
+        task: What `find_task` returned.
+        texts: The texts. Each question is asked about each text.
+        saved_model_dir: The export of the model, for question answering.
+
+    Returns:
+        An answer for each text, or for each text and question, in order, with
+        these keys. Classification: `label`, and `probabilities` by label.
+        Regression: `value`. Multiple choice: `choice`, `choice_number` from 0,
+        and `probabilities`, one for each choice. Question answering: `answer`,
+        "" if there is none; `start` and `end`, so that `text[start:end]` is
+        the answer; `score`, `null_score` and `null_odds`.
+
+    Raises:
+        UserError: If a setting that the task needs is missing, or if a setting
+            is given that the task does not take.
+    """
+    _check(task, texts)
+    pairs = [(text, q) for text in texts.text for q in texts.question or ("",)]
+    if task.signature == SCORE_SPANS:
+        return _answer_questions(client, pairs, saved_model_dir)
+    contexts, questions = ([p[i] for p in pairs] for i in (0, 1))
+    inputs: dict[str, Sequence[Any]] = {"text": contexts}
+    if "question" in task.needs:
+        inputs = {"question": questions, "context": contexts}
+    if texts.choice:
+        inputs["choices"] = [list(texts.choice)] * len(pairs)
+    if texts.text_pair:
+        inputs["text_pair"] = texts.second_texts()
+    suffix = "_pair" if texts.text_pair else ""
+    return list(_read_answers(client.predict(task.signature + suffix, inputs)))
+
+
+def _check(task: Task, texts: TextsConfig) -> None:
+    _, name, needs, may_have = task
+    settings = ("text", "text_pair", "question", "choice")
+    given = [setting for setting in settings if getattr(texts, setting)]
+    if not set(needs) <= set(given) <= {*needs, *may_have}:
+        may = f", and may have {', '.join(may_have)}" if may_have else ""
+        remedy = f"Set {' '.join(f'--{setting}=...' for setting in needs)}"
+        others = [n for n in given if n not in (*needs, *may_have)]
+        if others:
+            remedy += f", and omit {' '.join(f'--{name}' for name in others)}"
+        raise UserError(
+            f"a model for {name} must be given {', '.join(needs)}{may}",
+            received=", ".join(given) or "none",
+            remedy=f"{remedy}.",
+        )
+
+
+def _read_answers(outputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if len(outputs) == 1:
+        # A REST server omits the name of a single output, that of regression.
+        outputs = {"value": next(iter(outputs.values()))}
+    names = sorted(outputs)
+    for values in zip(*(outputs[name] for name in names), strict=True):
+        answer = dict(zip(names, values, strict=True))
+        if "labels" in answer:
+            labels = answer.pop("labels")
+            answer["probabilities"] = dict(
+                zip(labels, answer["probabilities"], strict=True)
+            )
+        yield answer
+
+
+def _answer_questions(
+    client: Client, pairs: Sequence[tuple[str, str]], saved_model_dir: str
+) -> list[dict[str, Any]]:
+    """Answers questions as `run_finetuning --mode=predict` does.
+
+    Args:
+        pairs: Each document and question.
+        saved_model_dir: Has the vocabulary, and the settings in serving.json.
+    """
+    if not saved_model_dir:
+        raise UserError(
+            "--saved_model_dir is required to ask a model for question "
+            "answering",
+            remedy="Give a copy of the export that the server has: the client "
+            "needs its vocabulary.",
+        )
+    _check_export(saved_model_dir)
+    assets = posixpath.join(saved_model_dir, ASSETS_DIR)
+    serving = load_json(posixpath.join(assets, SERVING_FILE))
+    if QUESTION_ANSWERING not in serving:
+        raise UserError(
+            f"{SERVING_FILE} of {saved_model_dir} must have "
+            f"{QUESTION_ANSWERING}",
+            received=", ".join(serving),
+            remedy="Export the run again.",
+        )
+    settings = serving[QUESTION_ANSWERING]
+    is_beam = settings.pop("squad_head") == "beam"
+    null_threshold = settings.pop("null_threshold")
+    maker = WindowMaker(
+        Tokenizer(
+            posixpath.join(assets, TOKENIZER_FILE), serving["do_lower_case"]
+        ),
+        TaskConfig(**settings),
+        serving["max_seq_length"],
+    )
+    questions = [Question("", question, text) for text, question in pairs]
+    rows = [
+        windows.inputs(window, serving["max_seq_length"])
+        for windows in map(maker.make, questions)
+        for window in range(len(windows.spans))
+    ]
+    longest = max(int(row["input_mask"].sum()) for row in rows)
+    names = (*ModelInputs._fields, *["p_mask"] * is_beam)
+    parts = []
+    for begin in range(0, len(rows), _MAX_WINDOWS):
+        part = rows[begin : begin + _MAX_WINDOWS]
+        inputs = {n: [row[n][:longest].tolist() for row in part] for n in names}
+        parts.append(client.predict(SCORE_SPANS, inputs))
+    scores = {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+    for name, values in scores.items():
+        if values.dtype.kind == "f":
+            # Sums of float32 numbers are those of --mode=predict.
+            scores[name] = values.astype(np.float32)
+    answers = []
+    for answer in find_answers(questions, maker, scores):
+        text, best = answer.text(null_threshold), answer.candidates[0]
+        answers.append(
+            {
+                "answer": text,
+                "end": best.end if text else 0,
+                "null_odds": float(np.float32(answer.null_odds)),
+                "null_score": answer.null_score,
+                "score": best.score,
+                "start": best.begin if text else 0,
+            }
+        )
+    return answers

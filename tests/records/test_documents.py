@@ -1,0 +1,455 @@
+"""Tokens, windows and answers of documents."""
+
+import pathlib
+import sys
+import unicodedata
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from albert_tf.config.task import TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.squad_scores import score_answers
+from albert_tf.interop.hugging_face_tokenizer import tokenizer_files
+from albert_tf.records.documents import (
+    Answer,
+    Question,
+    WindowMaker,
+    _best_window,
+    _normalize,
+    align,
+    find_answers,
+    split,
+)
+from albert_tf.records.tokenization import Tokenizer, normalize
+
+TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
+
+
+@pytest.fixture(scope="module")
+def squad():
+    """Real questions of SQuAD 2.0: 55 with and 59 without answer."""
+    path = str(TESTDATA / "finetuning" / "squad-v2.0-excerpt.json")
+    config = TaskConfig(task="squad_v2", dev_file=path)
+    return read_examples(config, "dev").examples
+
+
+# --- tokens and their characters ---------------------------------------------
+
+# Characters that normalisation changes in different ways, and plain ones.
+AWKWARD = st.text(
+    st.one_of(
+        st.sampled_from("ab19,. \t\n\u3000\u00a8é\u0301ﬁ½ΣςİßÅ한🎉नि\u200b™"),
+        st.characters(exclude_categories=["Cs"]),
+    ),
+    max_size=30,
+)
+
+
+@pytest.fixture(scope="module", params=["30k-clean", "self-contained-500"])
+def either_tokenizer(request):
+    return Tokenizer(str(TESTDATA / f"{request.param}.model"))
+
+
+@hypothesis.settings(deadline=None, max_examples=100)
+@hypothesis.given(AWKWARD)
+@hypothesis.example("\u0301 a \u0301")
+def test_alignment_normalises_as_the_tokenizer_does(text):
+    assert _normalize(text)[0] == normalize(text, do_lower_case=False)
+    assert _normalize(text)[0].lower() == normalize(text)
+
+
+def test_lower_case_keeps_the_length_of_every_decomposed_character():
+    for character in map(chr, range(sys.maxunicode + 1)):
+        for part in unicodedata.normalize("NFKD", character):
+            assert len(part.lower()) == 1 or unicodedata.combining(part)
+
+
+@hypothesis.settings(
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(text=AWKWARD)
+def test_tokens_are_those_of_the_tokenizer_and_cover_the_text(
+    either_tokenizer, text
+):
+    tokens = align(either_tokenizer, text)
+    assert (
+        tokens.ids.tolist()
+        == either_tokenizer.encode_batch([text]).ids.tolist()
+    )
+    assert np.all(tokens.begins <= tokens.ends)
+    assert np.all(np.diff(tokens.begins) >= 0)
+    assert np.all(np.diff(tokens.ends) >= 0)
+    covered = np.zeros(len(text), bool)
+    for begin, end in zip(tokens.begins, tokens.ends, strict=True):
+        covered[begin:end] = True
+    for character, is_covered in zip(text, covered, strict=True):
+        # SentencePiece drops control and format characters.
+        assert is_covered or not character.isalnum()
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("In 2011, we", ["In", "2011", ",", "we"]),
+        ("1,000,  ½", ["1,000", ",", "½", "½", "½"]),
+        # The combining accent belongs to its letter.
+        ("cafe\u0301 is", ["cafe\u0301", "is"]),
+    ],
+)
+def test_tokens_stand_for_characters_of_the_original(tokenizer, text, spans):
+    tokens = align(tokenizer, text)
+    found = [
+        text[begin:end]
+        for begin, end in zip(tokens.begins, tokens.ends, strict=True)
+    ]
+    assert found == spans
+
+
+def test_the_tokens_of_characters_are_found(tokenizer):
+    text = "  In  2011, we"
+    tokens = align(tokenizer, text)  # In, 2011, the comma, we
+    assert tokens.find(6, 10) == (1, 1)
+    assert tokens.find(2, 11) == (0, 2)
+    assert tokens.find(7, 13) == (1, 3)
+    assert tokens.find(4, 6) is None
+
+
+# --- windows -----------------------------------------------------------------
+
+
+@hypothesis.given(
+    num_tokens=st.integers(0, 60),
+    room=st.integers(1, 20),
+    stride=st.integers(1, 25),
+)
+def test_windows_cover_the_document_in_steps_of_the_stride(
+    num_tokens, room, stride
+):
+    spans = split(num_tokens, room, stride)
+    begins = [begin for begin, _ in spans]
+    assert begins == [i * min(stride, room) for i in range(len(spans))]
+    covered = {t for begin, end in spans for t in range(begin, end)}
+    assert covered == set(range(num_tokens))
+    assert all(end - begin == room for begin, end in spans[:-1])
+    assert all(end < num_tokens for _, end in spans[:-1])
+
+
+@hypothesis.given(st.integers(1, 60), st.integers(2, 20), st.integers(1, 19))
+def test_a_token_counts_in_the_window_of_its_largest_context(
+    num_tokens, room, stride
+):
+    """The expected window follows from the definition, token by token."""
+    spans = split(num_tokens, room, stride)
+    for token, found in enumerate(_best_window(spans, num_tokens)):
+        contexts = [
+            min(token - begin, end - 1 - token) + 0.01 * (end - begin)
+            if begin <= token < end
+            else -1
+            for begin, end in spans
+        ]
+        assert found == contexts.index(max(contexts))
+
+
+def test_every_answer_comes_back_from_its_tokens(tokenizer, squad):
+    """For real questions; five answers that end within a token get longer."""
+    maker = WindowMaker(tokenizer, TaskConfig(), 384)
+    different = []
+    for question in squad:
+        windows = maker.make(question)
+        assert not windows.problem
+        if question.answers:
+            text = windows.text_of(*windows.answer)
+            if text != question.answers[0].text:
+                different.append((question.answers[0].text, text))
+    assert sorted(different) == [
+        ("27-30", "27-30%"),
+        *[("90", "90%")] * 2,
+        *[("Japan", "Japanese")] * 2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "answer"),
+    [
+        ("The  Café\u0301s of “Zu\u0308rich”.", "Zu\u0308rich"),
+        ("İstanbul and ΑΘΗΝΑΣ, ½ ﬁne", "½ ﬁne"),
+        ("In 2011,\u3000the \uff21\uff22 tower", "2011"),
+        ("한국의 수도는 서울이다", "한국의"),
+        ("a\u00a0b\nc", "b\nc"),
+    ],
+)
+def test_an_answer_comes_back_through_the_normalisation(
+    tokenizer, document, answer
+):
+    """Accents, case, compatibility characters and white space."""
+    question = Question(
+        "q",
+        "Which?",
+        document,
+        (Answer(answer, document.index(answer)),),
+        False,
+    )
+    windows = WindowMaker(tokenizer, TaskConfig(), 128).make(question)
+    assert windows.text_of(*windows.answer) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Answer("dog", 3), "does not have the answer"),
+        (Answer(" ", 1), "no tokens"),
+        (Answer("b c d e f", 2), "no window has all of the answer"),
+    ],
+)
+def test_an_answer_that_is_not_found_has_a_reason(tokenizer, answer, problem):
+    config = TaskConfig(max_query_length=2)
+    question = Question("q", "Which one", "a b c d e f", (answer,), False)
+    windows = WindowMaker(tokenizer, config, 9).make(question)
+    assert problem in windows.problem
+    assert windows.answer is None and windows.answer_in(0) == (0, 0)
+
+
+def test_a_window_that_cuts_the_answer_does_not_contain_it(tokenizer):
+    """Windows of tokens 0 to 3 and 2 to 5; the answer is tokens 3 and 4."""
+    document = "one two three four five six"
+    answer = Answer("four five", document.index("four"))
+    question = Question("q", "which", document, (answer,), False)
+    config = TaskConfig(max_query_length=4, doc_stride=2)
+    windows = WindowMaker(tokenizer, config, 8).make(question)
+    assert windows.spans == [(0, 4), (2, 6)]
+    assert windows.answer_in(0) == (0, 0)
+    assert windows.answer_in(1) == (4, 5)  # [CLS] which [SEP] three four five
+
+
+def test_a_question_that_leaves_no_room_is_refused(tokenizer):
+    with pytest.raises(UserError, match=r"max_query_length.*64 and 67"):
+        WindowMaker(tokenizer, TaskConfig(), 67)
+
+
+@pytest.mark.interop
+def test_windows_and_positions_equal_those_of_transformers(
+    tokenizer, squad, tmp_path
+):
+    """The features of the question-answering example of transformers, whose
+    `stride` is the overlap of two windows."""
+    import transformers
+
+    vocabulary = str(TESTDATA / "30k-clean.model")
+    for name, content in tokenizer_files(tokenizer, vocabulary, 512).items():
+        (tmp_path / name).write_bytes(content)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    config, length = TaskConfig(doc_stride=40, max_query_length=40), 128
+    maker = WindowMaker(tokenizer, config, length)
+    ours = iter(windows_of(maker, squad))
+    num_windows = num_answers = 0
+    for question in squad:
+        query = theirs(question.question, add_special_tokens=False)["input_ids"]
+        assert len(query) <= 40
+        encoded = theirs(
+            question.question,
+            question.document,
+            truncation="only_second",
+            max_length=length,
+            stride=length - 3 - len(query) - config.doc_stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+            padding="max_length",
+        )
+        for window, input_ids in enumerate(encoded["input_ids"]):
+            windows, number = next(ours)
+            inputs = windows.inputs(number, length)
+            assert inputs["input_ids"].tolist() == input_ids
+            segments = encoded.sequence_ids(window)
+            assert inputs["p_mask"].tolist() == [
+                int(segment != 1 and position > 0)
+                for position, segment in enumerate(segments)
+            ]
+            expected = positions_of_transformers(
+                question, encoded["offset_mapping"][window], segments
+            )
+            assert windows.answer_in(number) == expected
+            num_windows += 1
+            num_answers += expected != (0, 0)
+    assert next(ours, None) is None
+    assert (num_windows, num_answers) == (916, 103)
+
+
+def positions_of_transformers(question, offsets, segments):
+    """Start and end by the rules of its question-answering example."""
+    if not question.answers:
+        return 0, 0
+    begin = question.answers[0].start
+    end = begin + len(question.answers[0].text)
+    tokens = [i for i, segment in enumerate(segments) if segment == 1]
+    if not (offsets[tokens[0]][0] <= begin and offsets[tokens[-1]][1] >= end):
+        return 0, 0
+    return (
+        max(i for i in tokens if offsets[i][0] <= begin),
+        min(i for i in tokens if offsets[i][1] >= end),
+    )
+
+
+# --- answers -----------------------------------------------------------------
+
+
+def windows_of(maker, questions):
+    """Each window of each question: its windows, and its number."""
+    return [
+        (windows, window)
+        for windows in map(maker.make, questions)
+        for window in range(len(windows.spans))
+    ]
+
+
+def oracle_logits(positions, length):
+    """Logits that point at the answer of each window, else at [CLS]."""
+    logits = np.full((2, len(positions), length), -10.0, np.float32)
+    for i, (start, end) in enumerate(positions):
+        logits[0, i, start] = logits[1, i, end] = 10
+    return {"start_logits": logits[0], "end_logits": logits[1]}
+
+
+def oracle_beam(positions):
+    """The answer of each window is the second span of the beam."""
+    starts, ends = np.array(positions).T[:, :, np.newaxis]
+    size, beam = len(positions), 2
+    return {
+        # The first start is the first token of the question: no answer.
+        "start_positions": np.hstack([starts * 0 + 1, starts]),
+        "start_log_probs": np.tile([-0.5, -1.0], (size, 1)),
+        "end_positions": np.tile(ends[:, np.newaxis], (1, beam, beam)),
+        "end_log_probs": np.full((size, beam, beam), -1.0),
+        "null_logits": np.where(starts[:, 0] == 0, 3.0, -3.0),
+    }
+
+
+@pytest.mark.parametrize("length", [384, 192])
+@pytest.mark.parametrize("head", ["plain", "beam"])
+def test_perfect_scores_give_every_answer(tokenizer, squad, length, head):
+    """Windows overlap, so that an answer is in several of them. Questions with
+    and without answer score 100 by the official rules."""
+    config = TaskConfig(doc_stride=64, max_answer_length=60)
+    maker = WindowMaker(tokenizer, config, length)
+    positions = [w.answer_in(i) for w, i in windows_of(maker, squad)]
+    answers = list(
+        find_answers(
+            squad,
+            maker,
+            oracle_logits(positions, length)
+            if head == "plain"
+            else oracle_beam(positions),
+        )
+    )
+    scores = score_answers(
+        squad,
+        {answer.id: answer.text(0.0) for answer in answers},
+        {answer.id: answer.null_odds for answer in answers},
+        na_prob_thresh=0.0,
+    )
+    assert scores["HasAns_exact"] == scores["NoAns_exact"] == 100
+    assert (scores["HasAns_total"], scores["NoAns_total"]) == (55, 59)
+
+
+DOCUMENT = "one two three four five six"
+CONFIG = TaskConfig(max_query_length=4, n_best_size=3, max_answer_length=2)
+# Positions: 0 [CLS], 1 which, 2 [SEP], 3 one, 4 two, ... 8 six, 9 [SEP].
+
+
+def answer(tokenizer, starts, ends, document=DOCUMENT, config=CONFIG):
+    """The answer at these logits, `(windows, length)`."""
+    starts, ends = np.float32(starts), np.float32(ends)
+    maker = WindowMaker(tokenizer, config, starts.shape[1])
+    (found,) = find_answers(
+        [Question("q", "which", document)],
+        maker,
+        {"start_logits": starts, "end_logits": ends},
+    )
+    return found
+
+
+def logits(**values):
+    array = np.full([1, 12], -9.0)
+    for position, value in values.items():
+        array[0, int(position[1:])] = value
+    return array
+
+
+def test_candidates_are_scored_by_start_and_end(tokenizer):
+    found = answer(
+        tokenizer, logits(p0=1, p3=2, p4=5), logits(p0=1, p4=3, p5=4)
+    )
+    assert [(c.text, c.score) for c in found.candidates] == [
+        ("two three", 9),
+        ("two", 8),
+        ("one two", 5),
+    ]
+    assert [DOCUMENT[c.begin : c.end] for c in found.candidates] == [
+        c.text for c in found.candidates
+    ]
+    shares = np.exp([0, -1, -4]) / np.exp([0, -1, -4]).sum()
+    np.testing.assert_allclose(
+        [c.probability for c in found.candidates], shares
+    )
+    assert (found.null_score, found.null_odds) == (2, 2 - 9)
+    assert (found.text(), found.text(-7), found.text(-7.5)) == (
+        "two three",
+        "two three",
+        "",
+    )
+
+
+def test_impossible_spans_are_no_candidates(tokenizer):
+    """Start after end, more than `max_answer_length` tokens, and tokens of the
+    question or separators."""
+    found = answer(
+        tokenizer,
+        logits(p1=9, p2=9, p5=8, p3=7, p9=9),
+        logits(p1=9, p4=8, p6=7, p9=9),
+    )
+    assert [c.text for c in found.candidates][:2] == ["three four", "one two"]
+
+
+def test_a_text_is_a_candidate_once(tokenizer):
+    scores = logits(p3=5, p5=6)
+    found = answer(tokenizer, scores, scores, document="two or two")
+    assert [c.text for c in found.candidates][:1] == ["two"]
+    assert (found.candidates[0].begin, found.candidates[0].score) == (7, 12)
+    assert len({c.text for c in found.candidates}) == len(found.candidates)
+
+
+def test_the_null_score_is_the_least_of_all_windows(tokenizer):
+    """One window that contains an answer is enough."""
+    config = TaskConfig(max_query_length=4, doc_stride=2)
+    scores = np.zeros((2, 8))
+    scores[:, 0] = [4, 3]
+    scores[0, 4] = 1  # "two"
+    found = answer(tokenizer, scores, scores, config=config)
+    assert (found.candidates[0].text, found.null_odds) == ("two", 6 - 2)
+
+
+def test_a_span_counts_only_in_the_window_of_its_largest_context(tokenizer):
+    """Windows of tokens 0 to 3 and 2 to 5. "four" is the last token of the
+    first one, so only its score in the second one counts."""
+    config = TaskConfig(max_query_length=4, doc_stride=2, max_answer_length=1)
+    scores = np.zeros((2, 8))
+    scores[0, 6] = 9  # "four" in the first window
+    scores[1, 4] = 1  # "four" in the second window
+    scores[0, 3] = 2  # "one"
+    found = answer(tokenizer, scores, scores, config=config)
+    best = [(c.text, c.score) for c in found.candidates[:2]]
+    assert best == [("one", 4), ("four", 2)]
+
+
+@pytest.mark.parametrize("document", ["", "\u0301"])
+def test_a_question_without_candidates_has_the_empty_answer(
+    tokenizer, document
+):
+    """Neither an empty document nor one of a combining mark has an answer."""
+    found = answer(tokenizer, logits(), logits(), document=document)
+    assert found.text() == "" and found.null_odds > 1e5
