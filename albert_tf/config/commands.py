@@ -143,15 +143,7 @@ class ExportConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ReportConfig(Config):
-    """Settings of `python -m albert_tf.report`.
-
-    Example:
-        >>> ReportConfig(run_dirs=("build/run",), output_file=("curves.pdf",))
-        Traceback (most recent call last):
-        ...
-        albert_tf.errors.UserError: output_file must end in .png or .html.
-        Received: curves.pdf. Example: --output_file=build/report.html
-    """
+    """Settings of `python -m albert_tf.report`."""
 
     run_dirs: tuple[str, ...] = setting(
         (),
@@ -189,15 +181,7 @@ class ReportConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig(Config):
-    """Settings of `python -m albert_tf.sweep`.
-
-    Example:
-        >>> config = SweepConfig(
-        ...     variant=("narrow: --model=embedding_size=64",), seeds=("1", "2")
-        ... )
-        >>> config.parallel_runs
-        1
-    """
+    """Settings of `python -m albert_tf.sweep`."""
 
     output_dir: str = setting(
         "",

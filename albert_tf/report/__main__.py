@@ -11,39 +11,12 @@ adds tables of the runs, their settings and their events, in one file that needs
 no network.
 """
 
-from collections.abc import Sequence
-
 from albert_tf.config import ReportConfig, flags
 from albert_tf.io.files import write_bytes
 from albert_tf.report.curves import picture
 from albert_tf.report.page import page
 from albert_tf.report.runs import RunHistory, read_runs
 from albert_tf.training.metrics import describe
-
-
-def draw(
-    runs: Sequence[RunHistory],
-    output_file: str,
-    x_axis: str = "step",
-    metrics: Sequence[str] = (),
-) -> None:
-    """Writes a picture or a page.
-
-    Args:
-        runs: At least one.
-        output_file: PNG or HTML by its suffix, local or gs://.
-        x_axis: "step", "tokens" or "hours".
-        metrics: Names of the metrics to draw; empty for all.
-
-    Raises:
-        UserError: If a run directory lacks the data of the axis, or if no run
-            has a metric.
-    """
-    if output_file.endswith(".html"):
-        content = page(runs, x_axis, metrics).encode()
-    else:
-        content = picture(runs, x_axis, metrics)
-    write_bytes(output_file, content)
 
 
 def summarize(run: RunHistory) -> str:
@@ -76,7 +49,11 @@ def main(config: ReportConfig) -> None:
     config.require("run_dirs", "output_file")
     runs = read_runs(config.run_dirs)
     for output_file in config.output_file:
-        draw(runs, output_file, config.x_axis, config.metrics)
+        if output_file.endswith(".html"):
+            content = page(runs, config.x_axis, config.metrics).encode()
+        else:
+            content = picture(runs, config.x_axis, config.metrics)
+        write_bytes(output_file, content)
     for run in runs:
         print(summarize(run))
     for output_file in config.output_file:

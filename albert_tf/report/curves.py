@@ -118,7 +118,6 @@ MARKS = {
     "rollback": ("rollback", "X"),
     "dropout": ("dropout switched", "o"),
     "data": ("data switched", "s"),
-    "corrupt_records": ("damaged records left out", "P"),
 }
 
 # Smallest number of points of a run for a panel of its second half.

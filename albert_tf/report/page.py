@@ -1,12 +1,26 @@
 """A report as one HTML page that needs no network and runs no script."""
 
+import datetime
+import math
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
+from typing import Any
 
-from albert_tf.report.curves import picture
-from albert_tf.report.facts import Row, event_rows, fact_rows, setting_rows
-from albert_tf.report.runs import RunHistory
+from matplotlib.ticker import EngFormatter
+
+from albert_tf.report.curves import MARKS, picture
+from albert_tf.report.runs import CAUSES, SECONDS_PER_HOUR, RunHistory
+
+# The table lists the first and the last MAX_EVENTS events of a run.
+MAX_EVENTS = 100
+
+UNKNOWN = "-"
+
+# The time that no log explains, mostly between two processes of a run.
+OTHER = "interruptions and other"
+
+Row = list[str]
 
 _PAGE = string.Template("""<!DOCTYPE html>
 <html lang="en">
@@ -42,28 +56,24 @@ $settings
 def page(
     runs: Sequence[RunHistory], x_axis: str, metrics: Sequence[str] = ()
 ) -> str:
-    """Returns the page.
-
-    Args:
-        runs: At least one.
-        x_axis: "step", "tokens" or "hours".
-        metrics: Names of the metrics to draw; empty for all.
-
-    Raises:
-        UserError: If a run directory lacks the data of the axis, or if no run
-            has a metric.
-    """
+    """Returns the page; the arguments are those of `curves.picture`."""
     names = [run.name for run in runs]
-    settings = setting_rows(runs)
+    settings = _setting_rows(runs)
     different = [row for row in settings if len(set(row[1:])) > 1]
+    facts = [
+        [label, *(describe(run) or UNKNOWN for run in runs)]
+        for label, describe in FACTS.items()
+    ]
+    known = [row for row in facts if set(row[1:]) != {UNKNOWN}]
     image = picture(runs, x_axis, metrics, "svg").decode()
     return _PAGE.substitute(
         title=escape("Training: " + ", ".join(names)),
-        facts=_table(["", *names], fact_rows(runs)),
+        facts=_table(["", *names], known),
         different=_table(["", *names], different),
         curves=image[image.index("<svg") :],
         events=_table(
-            ["run", "time (UTC)", "step", "event", "details"], event_rows(runs)
+            ["run", "time (UTC)", "step", "event", "details"],
+            [row for run in runs for row in _event_rows(run)],
         ),
         settings=_table(["", *names], settings),
     )
@@ -81,3 +91,197 @@ def _table(header: Row, rows: Sequence[Row]) -> str:
         for row in rows
     )
     return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+
+
+def _setting_rows(runs: Sequence[RunHistory]) -> list[Row]:
+    """A row per setting and fact of the records, a column per run."""
+    columns = [
+        run.settings
+        | {f"records.{name}": value for name, value in run.records.items()}
+        for run in runs
+    ]
+    names = dict.fromkeys(name for column in columns for name in column)
+    names.pop("training.output_dir", None)
+    return [
+        [name, *(_plain(column.get(name)) for column in columns)]
+        for name in names
+    ]
+
+
+def _event_rows(run: RunHistory) -> list[Row]:
+    """A row per event: run, UTC time, step, event, details."""
+    rows = []
+    for event in run.events:
+        kind, time = event["event"], event["time"]
+        details = "; ".join(
+            f"{name}: {_plain(value)}"
+            for name, value in event.items()
+            if name not in ("time", "event", "step")
+        )
+        rows.append(
+            [
+                run.name,
+                f"{datetime.datetime.fromtimestamp(time, datetime.UTC):%F %T}",
+                f"{event['step']:,}",
+                MARKS[kind][0] if kind in MARKS else kind,
+                details,
+            ]
+        )
+    if (omitted := len(rows) - 2 * MAX_EVENTS) > 0:
+        rows[MAX_EVENTS:-MAX_EVENTS] = [
+            [run.name, UNKNOWN, UNKNOWN, f"{omitted:,} more", ""]
+        ]
+    return rows
+
+
+def _plain(value: Any) -> str:
+    """Returns a JSON value as a person would write it."""
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or UNKNOWN
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(v)}" for name, v in value.items())
+    return UNKNOWN if value in ("", None) else str(value)
+
+
+# --- facts: each function returns "" if the run directory lacks the fact ------
+
+
+def _software(run: RunHistory) -> str:
+    starts = [event for event in run.events if "software" in event]
+    return _plain(starts[-1]["software"]) if starts else ""
+
+
+def _state(run: RunHistory) -> str:
+    kinds = ("start", "resume", "stop", "finish", "diverged", "rollback")
+    turns = [event for event in run.events if event["event"] in kinds]
+    if not turns:
+        return ""
+    last = turns[-1]
+    if last["event"] == "finish":
+        return "finished"
+    if last["event"] == "stop":
+        return f"stopped: {last.get('reason', 'on request')}"
+    if last["event"] == "diverged":  # no rollback followed
+        return f"diverged: {last['reason']}"
+    return "running, or killed"
+
+
+def _steps(run: RunHistory) -> str:
+    total = run.settings.get("training.num_train_steps")
+    return f"{run.last_step:,}" + (f" of {total:,}" if total else "")
+
+
+def _tokens(run: RunHistory) -> str:
+    tokens = run.tokens()
+    return "" if tokens is None else EngFormatter(places=2, sep="")(tokens)
+
+
+def _wall_clock(run: RunHistory) -> str:
+    return _duration(run.times[1] - run.times[0]) if run.times else ""
+
+
+def _tokens_per_second(run: RunHistory) -> str:
+    """Tokens divided by time, since a mean of rates would favor fast steps."""
+    tokens, hours = run.tokens(), run.hours()
+    if not (tokens and hours):
+        return ""
+    rate = tokens / (hours * SECONDS_PER_HOUR)
+    return EngFormatter(places=2, sep="")(rate)
+
+
+def _goodput(run: RunHistory) -> str:
+    goodput = run.curve("train", "goodput").last[1]
+    return "" if math.isnan(goodput) else f"{goodput:.1%}"
+
+
+def _count(kind: str) -> Callable[[RunHistory], str]:
+    return lambda run: str(run.count_events(kind)) if run.events else ""
+
+
+def _mean(metric: str) -> Callable[[RunHistory], str]:
+    def describe(run: RunHistory) -> str:
+        curve = run.curve("train", metric)
+        return f"{curve.mean:.1%}" if curve else ""
+
+    return describe
+
+
+def _not_finite(run: RunHistory) -> str:
+    return ", ".join(
+        f"{name} ({split}) {curve.num_not_finite}"
+        for (split, name), curve in run.curves.items()
+        if curve.num_not_finite
+    )
+
+
+def _last(split: str, task: str) -> Callable[[RunHistory], str]:
+    def describe(run: RunHistory) -> str:
+        loss = run.curve(split, f"{task}_loss")
+        accuracy = run.curve(split, f"{task}_accuracy")
+        if not loss:
+            return ""
+        fraction = f" ({accuracy.last[1]:.1%})" if accuracy else ""
+        return f"{loss.last[1]:.3f}{fraction} at step {loss.last[0]:,.0f}"
+
+    return describe
+
+
+def _checkpoints(run: RunHistory) -> str:
+    intact = [c.step for c in run.checkpoints if not c.fault]
+    best = [c.step for c in run.best_checkpoints if not c.fault]
+    num_damaged = len(run.checkpoints) - len(intact)
+    parts = []
+    if intact:
+        parts.append(f"{len(intact)}, newest of step {intact[-1]:,}")
+    if best:
+        parts.append(f"best of step {best[-1]:,}")
+    if num_damaged:
+        parts.append(f"{num_damaged} damaged")
+    return ", ".join(parts)
+
+
+def _time_share(cause: str) -> Callable[[RunHistory], str]:
+    """Formats a cause's part of the time from first start to last event."""
+
+    def describe(run: RunHistory) -> str:
+        if not run.times or not any(run.seconds.values()):
+            return ""
+        known = sum(run.seconds.values())
+        total = max(run.times[1] - run.times[0], known)
+        seconds = total - known if cause == OTHER else run.seconds[cause]
+        return f"{seconds / total:.1%}, {_duration(seconds)}" if total else ""
+
+    return describe
+
+
+FACTS: dict[str, Callable[[RunHistory], str]] = {
+    "directory": lambda run: run.run_dir,
+    "software, last start": _software,
+    "state": _state,
+    "steps": _steps,
+    "tokens trained on, padding included": _tokens,
+    "tokens per second, over kept steps": _tokens_per_second,
+    "MFU, mean": _mean("mfu"),
+    "waiting for input, mean": _mean("input_bound_share"),
+    "wall-clock, first start to last event": _wall_clock,
+    "goodput": _goodput,
+    **{f"time for {c}": _time_share(c) for c in (*CAUSES, OTHER)},
+    "restarts": _count("resume"),
+    "rollbacks": _count("rollback"),
+    "metrics that are NaN or infinite": _not_finite,
+    "masked LM, training, last": _last("train", "masked_lm"),
+    "masked LM, held-out set, last": _last("eval", "masked_lm"),
+    "sentence head, held-out set, last": _last("eval", "sentence_order"),
+    "checkpoints kept": _checkpoints,
+}
+
+
+def _duration(seconds: float) -> str:
+    """Formats a duration, e.g. 12.3 s, 1 min 1 s or 2 d 3 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < SECONDS_PER_HOUR:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    days, minutes = divmod(round(seconds / 60), 24 * 60)
+    text = f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{days} d {text}" if days else text

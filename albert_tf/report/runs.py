@@ -46,13 +46,6 @@ class Curve:
     Attributes:
         steps, values: The points with finite values, by rising step.
         num_not_finite: Number of omitted values: NaN and infinity.
-
-    Example:
-        >>> curve = Curve()
-        >>> for step, loss in enumerate([4.0, 2.0, float("nan"), 3.0]):
-        ...     curve.add(step, loss)
-        >>> curve.lowest, curve.last, curve.num_not_finite
-        ((1.0, 2.0), (3.0, 3.0), 1)
     """
 
     def __init__(self) -> None:
@@ -75,12 +68,6 @@ class Curve:
     def last(self) -> tuple[float, float]:
         """Step and value of the last point; 0 and NaN without points."""
         return (self.steps[-1], self.values[-1]) if self else (0.0, math.nan)
-
-    @property
-    def lowest(self) -> tuple[float, float]:
-        """Step and value of the lowest point; at least one point is needed."""
-        index = int(np.argmin(self.values))
-        return self.steps[index], self.values[index]
 
     @property
     def mean(self) -> float:
@@ -158,7 +145,6 @@ class RunHistory:
     Attributes:
         curves: By split, "train" or "eval", and name of the metric.
         events: Lines of events.jsonl, except for checkpoints.
-        num_checkpoints: Number of checkpoints written.
         seconds: Time by cause, for the causes that the logs give. "steps" is
             the time of the kept steps, without waiting for input.
         times: Unix seconds of the start of the first process and of the last
@@ -171,11 +157,6 @@ class RunHistory:
 
     Raises:
         UserError: If the directory holds no metrics.
-
-    Example:
-        >>> run = RunHistory("build/demo/run", "demo")  # doctest: +SKIP
-        >>> run.curve("eval", "loss").last  # doctest: +SKIP
-        (1000.0, 6.25)
     """
 
     def __init__(self, run_dir: str, name: str) -> None:
@@ -196,7 +177,6 @@ class RunHistory:
                 remedy="Give the --output_dir of runs that have trained.",
             )
         self.events: list[dict[str, Any]] = []
-        self.num_checkpoints = 0
         self.times: tuple[float, float] | None = None
         self._read_events()
         self.records = self._load(RECORDS_METADATA_FILE)
@@ -248,32 +228,12 @@ class RunHistory:
             self.times = began, event["time"]
             for cause, fact in EVENT_FACTS.items():
                 self.seconds[cause] += event.get(fact, 0.0)
-            if event["event"] == "checkpoint":
-                self.num_checkpoints += 1
-            else:
+            if event["event"] != "checkpoint":
                 self.events.append(event)
 
     def curve(self, split: str, metric: str) -> Curve:
         """Returns the curve of a metric; it is empty for an unknown metric."""
         return self.curves.get((split, metric)) or Curve()
-
-    def mean_rate(self, metric: str) -> float:
-        """Mean of a rate of training over the time of the kept steps.
-
-        A line of the log has the rate over all of its time; the time of
-        compiling is left out here. NaN without the metric or the times.
-        """
-        rate, seconds, compiling = (
-            dict(self.curve("train", name).points())
-            for name in (metric, "loop_seconds", "compile_seconds")
-        )
-        steps = [s for s in rate if seconds.get(s)]
-        if not steps:
-            return math.nan
-        work = sum(
-            rate[s] * (seconds[s] + compiling.get(s, 0.0)) for s in steps
-        )
-        return work / sum(seconds[s] for s in steps)
 
     @property
     def last_step(self) -> int:
@@ -338,7 +298,7 @@ class RunHistory:
 
 
 def read_runs(run_dirs: Sequence[str]) -> list[RunHistory]:
-    """Reads runs and gives each a different name.
+    """Reads runs, and names them by the shortest endings that differ.
 
     Args:
         run_dirs: `--output_dir` of each run.
@@ -346,30 +306,14 @@ def read_runs(run_dirs: Sequence[str]) -> list[RunHistory]:
     Raises:
         UserError: If a directory holds no metrics or is named twice.
     """
-    names = short_names(run_dirs)
-    return [
-        RunHistory(run_dir, name)
-        for run_dir, name in zip(run_dirs, names, strict=True)
-    ]
-
-
-def short_names(run_dirs: Sequence[str]) -> list[str]:
-    """Returns the shortest endings of the paths that are all different.
-
-    Raises:
-        UserError: If two paths are equal.
-
-    Example:
-        >>> short_names(["runs/base", "old/base"])
-        ['runs/base', 'old/base']
-        >>> short_names(["runs/base", "runs/large"])
-        ['base', 'large']
-    """
     paths = [posixpath.normpath(d).split("/") for d in run_dirs]
     for length in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-length:]) for parts in paths]
         if len(set(names)) == len(names):
-            return names
+            return [
+                RunHistory(run_dir, name)
+                for run_dir, name in zip(run_dirs, names, strict=True)
+            ]
     raise UserError(
         "run_dirs must name each run once", received=", ".join(run_dirs)
     )

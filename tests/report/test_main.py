@@ -1,22 +1,15 @@
-import os
-import pathlib
-import subprocess
-import sys
-
 import matplotlib.image
 import pytest
 
 from albert_tf.config import ReportConfig
 from albert_tf.errors import UserError
-from albert_tf.report.__main__ import summarize
+from albert_tf.report.__main__ import main, summarize
 from albert_tf.report.curves import PANELS
 from albert_tf.report.runs import RunHistory
 from albert_tf.training import train
 from tests.helpers import tiny_run
 from tests.helpers.html_page import Page
 from tests.helpers.logged_run import read_run, write_lines
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 def test_the_summary_has_the_newest_held_out_metrics(tmp_path):
@@ -45,7 +38,9 @@ def test_another_file_suffix_is_refused():
 
 
 @pytest.mark.slow
-def test_a_real_run_is_drawn_as_a_page_and_as_a_picture(tiny_records, tmp_path):
+def test_a_real_run_is_drawn_as_a_page_and_as_a_picture(
+    tiny_records, tmp_path, capsys
+):
     """With a switch of dropout, and restarted after its last step."""
     run_dir = tmp_path / "run"
     config = tiny_run.make_config(
@@ -58,21 +53,15 @@ def test_a_real_run_is_drawn_as_a_page_and_as_a_picture(tiny_records, tmp_path):
     assert train.train(config) == 0
     assert train.train(config) == 0
     page_file, picture_file = tmp_path / "out.html", tmp_path / "out.png"
-    command = [
-        *(sys.executable, "-m", "albert_tf.report"),
-        f"--run_dirs={run_dir}",
-        f"--output_file={page_file},{picture_file}",
-        "--x_axis=hours",
-    ]
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env={**os.environ, "MPLBACKEND": ""},
-        capture_output=True,
-        text=True,
+    main(
+        ReportConfig(
+            run_dirs=(str(run_dir),),
+            output_file=(str(page_file), str(picture_file)),
+            x_axis="hours",
+        )
     )
-    assert done.returncode == 0, done.stderr
-    assert f"page: {page_file}\ncurves: {picture_file}\n" in done.stdout
+    said = capsys.readouterr().out
+    assert f"page: {page_file}\ncurves: {picture_file}\n" in said
     page = Page(page_file.read_text())
     assert [cells[2] for cells in page.rows["run"][1:]] == [
         "start",
