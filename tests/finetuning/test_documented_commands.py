@@ -8,7 +8,6 @@ import shlex
 import numpy as np
 import pytest
 from absl import flags as absl_flags
-from albert_tf.serving.predict import print_predictions
 
 from albert_tf import predict
 from albert_tf.config import (
@@ -24,6 +23,7 @@ from albert_tf.finetuning.run import run
 from albert_tf.finetuning.squad_scores import score_answers
 from albert_tf.records.documents import Candidate, QuestionAnswer
 from albert_tf.serving.export import export
+from albert_tf.serving.predict import print_predictions
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "finetuning.md").read_text()
