@@ -13,7 +13,7 @@ from albert_tf.config.task_head import (
     REGRESSION,
     TaskHeadConfig,
 )
-from albert_tf.training.losses import weighted_sums
+from albert_tf.training.objective import weighted_sums
 
 Tensors = Mapping[str, tf.Tensor]
 

@@ -16,7 +16,7 @@ from albert_tf.io.files import write_bytes
 from albert_tf.report.curves import picture
 from albert_tf.report.page import page
 from albert_tf.report.runs import RunHistory, read_runs
-from albert_tf.training.metrics import describe
+from albert_tf.training.pretraining import describe
 
 
 def summarize(run: RunHistory) -> str:

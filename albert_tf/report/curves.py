@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, LogFormatter, PercentFormatter
 
 from albert_tf.errors import UserError
 from albert_tf.report.runs import RunHistory
-from albert_tf.training.metrics import PAPER_REFERENCE
+from albert_tf.training.pretraining import PAPER_REFERENCE
 
 # One for each run; distinguishable for most people.
 COLORS = (

@@ -24,6 +24,43 @@ from albert_tf.training.listener import Listener, LogEvent
 Scalars = dict[str, tf.Tensor]
 
 
+def weighted_sums(
+    name: str,
+    logits: tf.Tensor,
+    labels: tf.Tensor,
+    weights: tf.Tensor,
+    losses: tf.Tensor | None = None,
+) -> Scalars:
+    """Sums the cross-entropy and the correct predictions of a classifier.
+
+    A prediction is correct if no logit is larger than that of the label.
+
+    Args:
+        name: Prefix of the keys returned.
+        logits: float32, `(..., classes)`.
+        labels: int32, `(...)`.
+        weights: float32, `(...)`.
+        losses: float32, `(...)`, the cross-entropy if it is known.
+
+    Returns:
+        float32 scalars `NAME_loss_sum`, in nats, `NAME_correct_sum`,
+        `NAME_weight_sum`.
+    """
+    if losses is None:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    # Not argmax: on a TPU, it reads the logits once more, while the softmax of
+    # the losses needs their maximum anyway.
+    logits = tf.stop_gradient(logits)
+    of_labels = tf.gather(logits, labels, axis=-1, batch_dims=labels.shape.rank)
+    is_correct = of_labels >= tf.reduce_max(logits, axis=-1)
+    correct = tf.cast(is_correct, tf.float32)
+    return {
+        f"{name}_loss_sum": tf.reduce_sum(weights * losses),
+        f"{name}_correct_sum": tf.reduce_sum(weights * correct),
+        f"{name}_weight_sum": tf.reduce_sum(weights),
+    }
+
+
 class InitialWeights(Protocol):
     """Weights of another model, which a new run starts from.
 

@@ -1,5 +1,9 @@
 """The pretraining objective: masked language modeling and sentence order.
 
+The names of the metrics are those of google-research/albert.
+`sentence_order_loss` and `sentence_order_accuracy` are also the names for
+next-sentence prediction.
+
 Reference:
     [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
 """
@@ -20,9 +24,38 @@ from albert_tf.input.record_format import (
     pretraining_format,
 )
 from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.modeling.kernels.cross_entropy import cross_entropy
 from albert_tf.modeling.pretrainer import AlbertPretrainer
-from albert_tf.training import cost, losses, metrics, warm_start
-from albert_tf.training.objective import InitialWeights, Objective, Scalars
+from albert_tf.records.features import SENTENCE_LABEL
+from albert_tf.training import cost, warm_start
+from albert_tf.training.objective import (
+    InitialWeights,
+    Objective,
+    Scalars,
+    weighted_sums,
+)
+
+# 1 for an example of a packed row, 0 for a slot without an example.
+SENTENCE_WEIGHTS = "next_sentence_weights"
+
+# Development-set accuracies of ALBERT-base after 125,000 steps at batch 4096
+# (Lan et al., 2020, Table 5), by sentence objective.
+PAPER_REFERENCE = {
+    "sop": {"masked_lm_accuracy": 0.540, "sentence_order_accuracy": 0.865},
+    "nsp": {"masked_lm_accuracy": 0.545, "sentence_order_accuracy": 0.905},
+    "none": {"masked_lm_accuracy": 0.549},
+}
+
+
+# Accuracies on records of another sentence objective, by the objectives of the
+# model and of the records. A model without a sentence objective has no sentence
+# head; the paper does not say how it measured the accuracies of such a model.
+PAPER_CROSS_REFERENCE = {
+    ("none", "nsp"): 0.524,
+    ("none", "sop"): 0.533,
+    ("nsp", "sop"): 0.520,
+    ("sop", "nsp"): 0.789,
+}
 
 
 class Pretraining(Objective):
@@ -44,7 +77,7 @@ class Pretraining(Objective):
     def __init__(self, config: PretrainingConfig) -> None:
         self._config = config
         self._sentence_objective = config.training.sentence_objective
-        self.metric_names = metrics.names(self._sentence_objective)
+        self.metric_names = metric_names(self._sentence_objective)
         self.reads_lanes = not config.data.synthetic_input
 
     def find_training_data(self) -> TrainingData:
@@ -113,11 +146,11 @@ class Pretraining(Objective):
     def weights(self, batch: Batch) -> Scalars:
         return {
             "mlm": tf.reduce_sum(batch["masked_lm_weights"]),
-            "sentence": tf.reduce_sum(losses.example_weights(batch)),
+            "sentence": tf.reduce_sum(example_weights(batch)),
         }
 
     def sums(self, outputs: Any, batch: Batch) -> Scalars:
-        return losses.pretraining_sums(outputs, batch)
+        return pretraining_sums(outputs, batch)
 
     def loss(self, sums: Scalars, weights: Scalars) -> tf.Tensor:
         loss = tf.math.divide_no_nan(sums["mlm_loss_sum"], weights["mlm"])
@@ -128,17 +161,17 @@ class Pretraining(Objective):
         return loss
 
     def metrics(self, sums: Mapping[str, Any]) -> Scalars:
-        return metrics.means(sums)
+        return mean_metrics(sums)
 
     def describe(self, values: Mapping[str, float]) -> str:
-        return metrics.describe(values, self._sentence_objective)
+        return describe(values, self._sentence_objective)
 
     def describe_evaluation(
         self, values: Mapping[str, float], records: RecordSet
     ) -> list[str]:
         task = self._config.training.held_out_objective()
-        reference = metrics.describe_reference(self._sentence_objective, task)
-        lines = [f"{metrics.describe(values, task)}; {reference}"]
+        reference = describe_reference(self._sentence_objective, task)
+        lines = [f"{describe(values, task)}; {reference}"]
         if task != self._sentence_objective:
             lines.append(
                 "model trained with sentence_objective="
@@ -175,3 +208,156 @@ class Pretraining(Objective):
         if self._sentence_objective != "none":
             loss += math.log(2)
         return loss
+
+
+def pretraining_sums(outputs: Mapping[str, tf.Tensor], batch: Batch) -> Scalars:
+    """Sums losses, correct predictions and weights over a batch.
+
+    Args:
+        outputs: Outputs of `AlbertPretrainer`: `mlm_logits`, float32, `(batch,
+            predictions, vocab_size)`, and, with a sentence head,
+            `sentence_logits`, float32, `(batch, 2)`, or `(batch, examples,
+            2)` for packed batches. If they have the terms of `mlm_logits`,
+            `mlm_product` and `mlm_bias`, the gradient of the logits is computed
+            wherever it is read.
+        batch: `masked_lm_ids`, int32, and `masked_lm_weights`, float32, both
+            `(batch, predictions)`; a slot of weight 0 is padding.
+            `next_sentence_labels`, int32, `(batch, 1)`. `input_mask`, int32,
+            `(batch, length)`; an example whose mask begins with 0 is padding.
+            Packed batches have `next_sentence_labels` of `(batch, examples)`,
+            and `next_sentence_weights`, float32, of the same shape: 1 for an
+            example, 0 for an unused slot.
+
+    Returns:
+        float32 scalars `mlm_loss_sum`, `mlm_correct_sum`, `mlm_weight_sum`
+        and, with a sentence head, `sentence_loss_sum`,
+        `sentence_correct_sum`, `sentence_weight_sum`. Losses are in nats.
+
+    Reference:
+        [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1.
+    """
+    labels, losses = batch["masked_lm_ids"], None
+    if "mlm_product" in outputs:
+        losses = cross_entropy(
+            outputs["mlm_product"], outputs["mlm_bias"], labels
+        )
+    sums = weighted_sums(
+        "mlm",
+        outputs["mlm_logits"],
+        labels,
+        batch["masked_lm_weights"],
+        losses,
+    )
+    if "sentence_logits" in outputs:
+        labels = batch[SENTENCE_LABEL]
+        sums |= weighted_sums(
+            "sentence",
+            outputs["sentence_logits"],
+            labels if SENTENCE_WEIGHTS in batch else labels[:, 0],
+            example_weights(batch),
+        )
+    return sums
+
+
+def example_weights(batch: Batch) -> tf.Tensor:
+    """The weight of each example: 1, or 0 for a padding example.
+
+    Args:
+        batch: As in `pretraining_sums`.
+
+    Returns:
+        float32, `(batch,)`; for packed batches, `(batch, examples)`.
+    """
+    if SENTENCE_WEIGHTS in batch:
+        return batch[SENTENCE_WEIGHTS]
+    return tf.cast(batch["input_mask"][:, 0], tf.float32)
+
+
+def metric_names(sentence_objective: str) -> tuple[str, ...]:
+    """The keys of `mean_metrics`, by sentence objective."""
+    masked_lm = ("loss", "masked_lm_loss", "masked_lm_accuracy")
+    if sentence_objective == "none":
+        return masked_lm
+    return (*masked_lm, "sentence_order_loss", "sentence_order_accuracy")
+
+
+def mean_metrics(sums: Mapping[str, tf.Tensor]) -> Scalars:
+    """Computes losses in nats and accuracies from 0 to 1.
+
+    Args:
+        sums: `pretraining_sums`, added up over any batches.
+
+    Returns:
+        float32 scalars: masked_lm_loss, masked_lm_accuracy and, with a
+        sentence objective, sentence_order_loss, sentence_order_accuracy;
+        loss is the sum of both losses.
+    """
+    masked_lm_loss = _ratio(sums, "mlm", "loss")
+    result = {
+        "loss": masked_lm_loss,
+        "masked_lm_loss": masked_lm_loss,
+        "masked_lm_accuracy": _ratio(sums, "mlm", "correct"),
+    }
+    if "sentence_weight_sum" in sums:
+        sentence_loss = _ratio(sums, "sentence", "loss")
+        result |= {
+            "loss": masked_lm_loss + sentence_loss,
+            "sentence_order_loss": sentence_loss,
+            "sentence_order_accuracy": _ratio(sums, "sentence", "correct"),
+        }
+    return result
+
+
+def _ratio(
+    sums: Mapping[str, tf.Tensor], task: str, quantity: str
+) -> tf.Tensor:
+    return tf.math.divide_no_nan(
+        sums[f"{task}_{quantity}_sum"], sums[f"{task}_weight_sum"]
+    )
+
+
+def describe(values: Mapping[str, float], sentence_objective: str) -> str:
+    """Formats metrics as one line of text.
+
+    Example:
+        >>> values = {"masked_lm_loss": 4.0, "masked_lm_accuracy": 0.281}
+        >>> describe(values, "none")
+        'mlm 4.000 (28.1%)'
+    """
+    parts = [
+        f"mlm {values['masked_lm_loss']:.3f} "
+        f"({values['masked_lm_accuracy']:.1%})"
+    ]
+    if "sentence_order_loss" in values:
+        parts.append(
+            f"{sentence_objective} {values['sentence_order_loss']:.3f} "
+            f"({values['sentence_order_accuracy']:.1%})"
+        )
+    return ", ".join(parts)
+
+
+def describe_reference(
+    sentence_objective: str, objective_of_records: str = ""
+) -> str:
+    """Formats the accuracies of the paper, which used other data.
+
+    Args:
+        sentence_objective: Sentence objective of the model.
+        objective_of_records: Sentence objective of the held-out records; "" if
+            it is that of the model.
+
+    Example:
+        >>> describe_reference("sop", "nsp")
+        'paper, base after 125k steps (Table 5): mlm 54.0%, nsp 78.9% accuracy'
+    """
+    accuracies = PAPER_REFERENCE[sentence_objective]
+    parts = [f"mlm {accuracies['masked_lm_accuracy']:.1%}"]
+    task = objective_of_records or sentence_objective
+    accuracy = PAPER_CROSS_REFERENCE.get(
+        (sentence_objective, task), accuracies.get("sentence_order_accuracy")
+    )
+    if accuracy is not None:
+        parts.append(f"{task} {accuracy:.1%}")
+    return (
+        f"paper, base after 125k steps (Table 5): {', '.join(parts)} accuracy"
+    )

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.training.losses import pretraining_sums
+from albert_tf.training.pretraining import pretraining_sums
 from tests.helpers.make_huggingface_arrays import (
     CASES,
     STORED,

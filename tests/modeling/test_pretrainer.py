@@ -17,7 +17,7 @@ from albert_tf.config import (
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.modeling.target import ProgramTarget
-from albert_tf.training import losses
+from albert_tf.training import pretraining
 from albert_tf.training.optimizers import make_optimizer
 from tests.helpers import tiny_model
 
@@ -307,7 +307,7 @@ def test_only_matrix_products_of_the_encoder_are_bfloat16():
         dropout = Dropout(0.1, 0.1, tf.constant([1, 2]))
         with tf.GradientTape() as tape:
             outputs = model(batch, dropout=dropout)
-            sums = losses.pretraining_sums(outputs, batch)
+            sums = pretraining.pretraining_sums(outputs, batch)
             loss = sums["mlm_loss_sum"] + sums["sentence_loss_sum"]
         variables = [v.value for v in model.trainable_variables]
         gradients = tape.gradient(loss, variables)

@@ -7,7 +7,7 @@ from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.directory import claim_directory
 from albert_tf.sweeps.records import check_records
-from albert_tf.training import metrics
+from albert_tf.training.pretraining import metric_names
 from tests.helpers import tiny_run
 
 
@@ -112,7 +112,7 @@ def test_an_evaluation_has_flags_and_metrics_of_its_own(base):
     (flags,) = plan.evaluations.values()
     assert flags[0] == "--eval_sentence_objective=nsp"
     assert "{" not in flags[1]
-    assert set(plans.EVALUATION_METRICS) == set(metrics.names("sop"))
+    assert set(plans.EVALUATION_METRICS) == set(metric_names("sop"))
 
 
 def test_published_values_are_read_by_variant(base):

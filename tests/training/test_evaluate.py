@@ -20,7 +20,7 @@ from albert_tf.input.record_format import parse_records
 from albert_tf.interop.loading import load
 from albert_tf.records.features import SENTENCE_LABEL
 from albert_tf.runs.record_descriptions import describe_evaluation
-from albert_tf.training import evaluate, losses
+from albert_tf.training import evaluate, pretraining
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from albert_tf.training.train_state import make_state
@@ -56,7 +56,7 @@ def test_the_mean_is_over_masked_tokens_without_padding(tiny_records, tmp_path):
     loss = correct = weight = ordered = 0.0
     for record in tf.data.TFRecordDataset(list(held_out.files)).batch(1):
         batch = parse_records(record, features_to_read("static"), config.data)
-        sums = losses.pretraining_sums(pretrainer(batch), batch)
+        sums = pretraining.pretraining_sums(pretrainer(batch), batch)
         loss += float(sums["mlm_loss_sum"])
         correct += float(sums["mlm_correct_sum"])
         weight += float(sums["mlm_weight_sum"])

@@ -21,8 +21,7 @@ from albert_tf.runs.checkpoints import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight
 from albert_tf.training.evaluate import evaluate_run
-from albert_tf.training.losses import weighted_sums
-from albert_tf.training.objective import Objective
+from albert_tf.training.objective import Objective, weighted_sums
 from albert_tf.training.progress import TIMING_METRICS
 from albert_tf.training.train import train
 from tests.helpers import tiny_run

@@ -29,7 +29,12 @@ from albert_tf.modeling import backbone
 from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.target import ProgramTarget
 from albert_tf.serving.export import export
-from albert_tf.training import losses, train_state, train_step, warm_start
+from albert_tf.training import (
+    pretraining,
+    train_state,
+    train_step,
+    warm_start,
+)
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from data_prep import build_tfrecords
@@ -173,14 +178,9 @@ BUGS = {
     ),
     "positions run on": (backbone, "restarted_positions", count_from_the_row),
     "sentence loss averaged by row": (
-        losses,
+        pretraining,
         "example_weights",
         weigh_rows_equally,
-    ),
-    "labels in another order": (
-        losses,
-        "_sentence_labels",
-        lambda batch: batch["next_sentence_labels"][:, ::-1],
     ),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from albert_tf.runs import log as run_log
 from albert_tf.runs.checkpoint_files import Checkpoint
 from albert_tf.runs.log import RunLog
-from albert_tf.training import metrics
+from albert_tf.training import pretraining
 from albert_tf.training import progress as progress_module
 from albert_tf.training.position import Position
 from albert_tf.training.progress import (
@@ -58,7 +58,7 @@ def test_the_remaining_time_excludes_compiling(monkeypatch, tmp_path):
         "learning_rate": 0.001,
         "dropout": 0.1,
     }
-    describe = functools.partial(metrics.describe, sentence_objective="sop")
+    describe = functools.partial(pretraining.describe, sentence_objective="sop")
     progress = Progress(
         12,
         lambda step: BatchContent(4000, 8),

@@ -9,7 +9,7 @@ from tensorflow.python.tpu import tpu
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input import record_sets as training_records
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.training import losses, train_step
+from albert_tf.training import pretraining, train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_state import make_state
@@ -338,7 +338,7 @@ def gradients_by_share(config, num_shares):
     for first in range(0, config.data.global_batch_size, size):
         share = {k: v[first : first + size] for k, v in batch.items()}
         with tf.GradientTape() as tape:
-            sums = losses.pretraining_sums(pretrainer(share), share)
+            sums = pretraining.pretraining_sums(pretrainer(share), share)
             loss = sums["mlm_loss_sum"] / mlm_weight
             loss += sums["sentence_loss_sum"] / config.data.global_batch_size
         variables = pretrainer.trainable_variables

@@ -5,7 +5,7 @@ keyword argument `target`, the `ProgramTarget`. It gives the same values and
 gradients except for rounding; `tests/modeling/test_kernels.py` compares them.
 
 The loss in `cross_entropy` needs other arguments than the formula, so it is not
-in `KERNELS`, and `training/losses.py` selects it.
+in `KERNELS`, and `training/pretraining.py` selects it.
 """
 
 from collections.abc import Callable
