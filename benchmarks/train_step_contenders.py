@@ -71,7 +71,7 @@ def albert_tf(work: Work, remat: bool = False) -> Step:
     tf = _tensorflow(work)
     from albert_tf import config
     from albert_tf.cluster import host_memory
-    from albert_tf.training import schedules, train_state, train_step
+    from albert_tf.training import schedules, train_step
     from albert_tf.training.pretraining import Pretraining
 
     host_memory.keep_freed_memory()
@@ -93,7 +93,7 @@ def albert_tf(work: Work, remat: bool = False) -> Step:
         ),
         training=config.TrainingConfig(num_train_steps=1000),
     )
-    state = train_state.make_state(run, Pretraining(run))
+    state = train_step.make_state(run, Pretraining(run))
     replica_step = train_step.make_replica_step(state, run)
     rates = schedules.DropoutRates(work.dropout, work.dropout)
 

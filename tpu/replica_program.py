@@ -17,7 +17,7 @@ from albert_tf.records.features import (
     Feature,
     stored_features,
 )
-from albert_tf.training import schedules, train_state, train_step
+from albert_tf.training import schedules, train_step
 from albert_tf.training.pretraining import Pretraining
 
 # Only masking reads `token_boundary`, and only unpacking reads
@@ -74,7 +74,7 @@ def batch_features(data: DataConfig) -> list[Feature]:
 
 
 def make_program(
-    state: train_state.TrainState, config: PretrainingConfig, num_replicas: int
+    state: train_step.TrainState, config: PretrainingConfig, num_replicas: int
 ) -> tuple[Any, list[tf.TensorSpec]]:
     """The training step as a function, with the dropout rates of step 0.
 
@@ -122,7 +122,7 @@ def lower(config: PretrainingConfig, num_replicas: int) -> bytes:
         the function, then the variables, which it updates in place.
     """
     program, arguments = make_program(
-        train_state.make_state(config, Pretraining(config)),
+        train_step.make_state(config, Pretraining(config)),
         config,
         num_replicas,
     )

@@ -25,12 +25,8 @@ class StepTimes:
     Example:
         >>> times = StepTimes()
         >>> times.add_compiling(20.0)
-        >>> requested_received_finished = np.array([[0, 0.5, 2], [2, 2.5, 4]])
-        >>> times.add(
-        ...     requested_received_finished,
-        ...     ended=4.5,
-        ...     cpu_seconds=7.5,
-        ... )
+        >>> of_steps = np.array([[0, 0.5, 0.5], [2, 2.5, 2]])
+        >>> times.add(of_steps, ended=4.5, cpu_seconds=7.5)
         >>> times
         StepTimes(seconds=[2.0, 2.5], compiling_seconds=[20.0],
                   input_seconds=1.0, cpu_seconds=7.5)
@@ -85,10 +81,10 @@ def waiting_seconds(times: np.ndarray) -> float:
         times: `train_step.Steps.times`, float64, `(steps, 3)`.
 
     Example:
-        >>> waiting_seconds(np.array([[0.0, 1.0, 4.0], [2.0, 4.5, 7.5]]))
+        >>> waiting_seconds(np.array([[0.0, 1.0, 1.0], [2.0, 4.5, 4.0]]))
         1.5
     """
-    requested, received, finished = times.T
-    previous_finished = np.append(requested[:1], finished[:-1])
+    requested, received, previous_finished = times.T
     idle_since = np.maximum(requested, previous_finished)
+    idle_since[:1] = requested[:1]  # no previous step
     return float(np.maximum(received - idle_since, 0.0).sum())

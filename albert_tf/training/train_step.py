@@ -1,14 +1,17 @@
 """One training step on all replicas, and the loop of steps on the device.
 
+`make_state` makes what training changes: the variables of model and optimizer.
 `make_replica_step` makes the step that all replicas run at the same time.
 `make_train_steps` wraps it in the loop that runs without returning to Python.
 Dropout rates are Python numbers and so constants of the program: new rates
 trace a new program, and dropout of rate 0 adds no operation to it.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from albert_tf.cluster.strategy import device_type
@@ -18,11 +21,68 @@ from albert_tf.input.record_format import Batch
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.gradient_sums import GradientSums
 from albert_tf.modeling.target import ProgramTarget
+from albert_tf.runs import checkpoints
 from albert_tf.training import schedules
-from albert_tf.training.micro_batches import add_micro_batches
 from albert_tf.training.objective import Objective, Scalars
+from albert_tf.training.optimizers import AdamW, make_optimizer
 from albert_tf.training.schedules import DropoutRates
-from albert_tf.training.train_state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The objective and the variables that training changes.
+
+    Attributes:
+        objective: The objective of the run.
+        model: Model and heads of the objective.
+        optimizer: Built for the model's trainable variables.
+        step: int64 scalar, number of steps done.
+        learning_rate_scale: float32 scalar, factor of the scheduled learning
+            rate, which rollbacks lower. A variable, not a constant of the
+            program, so that a rollback compiles nothing. Checkpoints do not
+            hold it: it is a function of step and rollbacks.
+    """
+
+    objective: Objective
+    model: keras.layers.Layer
+    optimizer: AdamW
+    step: tf.Variable
+    learning_rate_scale: tf.Variable
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """Everything that a checkpoint holds, by path."""
+        return {
+            **checkpoints.model_variables(self.model),
+            **self.optimizer.slots,
+            "step": self.step,
+        }
+
+
+def make_state(config: PretrainingConfig, objective: Objective) -> TrainState:
+    """Initial model, optimizer and step, in the current strategy's scope."""
+    # Initializers draw their seeds from Python's generator, in the order in
+    # which variables are made: the same on every host and in every run.
+    keras.utils.set_random_seed(config.training.seed)
+    model = objective.make_model()
+    optimizer = make_optimizer(config.optimizer)
+    optimizer.build(model.trainable_variables)
+
+    def scalar(name: str, value: int | float, dtype: tf.DType) -> tf.Variable:
+        return tf.Variable(
+            value,
+            dtype=dtype,
+            trainable=False,
+            name=name,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    return TrainState(
+        objective,
+        model,
+        optimizer,
+        step=scalar("step", 0, tf.int64),
+        learning_rate_scale=scalar("learning_rate_scale", 1.0, tf.float32),
+    )
 
 
 class Steps(NamedTuple):
@@ -38,8 +98,8 @@ class Steps(NamedTuple):
         learning_rate: float32 scalar, of the last step.
         times: float64, `(num_steps, 3)`: the times, in seconds since the
             epoch, at which each step requested its batch, received it, and
-            gave its results. Steps overlap: a step may request its batch
-            before the previous one gives its results.
+            had the results of the previous step. Steps overlap: a step may
+            request its batch before the previous one gives its results.
     """
 
     totals: Mapping[str, tf.Tensor]
@@ -106,12 +166,8 @@ def make_train_steps(
         # flags, are done. So these wait for `last`, a result of the previous
         # step, not for one of their own step.
         last, stops = tf.constant(0.0), tf.constant(0.0)
-        begins = tf.TensorArray(
-            tf.float64, size=0, dynamic_size=True, element_shape=[2]
-        )
-        # The first entry is from before the first step.
-        ends = tf.TensorArray(
-            tf.float64, size=0, dynamic_size=True, element_shape=[]
+        times = tf.TensorArray(
+            tf.float64, size=0, dynamic_size=True, element_shape=[3]
         )
         while done < num_steps and stops == 0.0:
             batch, requested, received = _next_batch(
@@ -124,24 +180,22 @@ def make_train_steps(
                 per_replica = strategy.run(step_vector, args=(batch, *flags))
             vector = first_replica_values(strategy, per_replica)["all"]
             with tf.control_dependencies([last]):
-                ends = ends.write(done, tf.timestamp())
+                finished = tf.timestamp()
                 stops = last if sums_flags else read_flag(stop_flag)
-            begins = begins.write(done, tf.stack([requested, received]))
+            times = times.write(done, tf.stack([requested, received, finished]))
             # The host reads this value: a TPU has launched the step, not
             # computed it, when `vector` exists.
             last = vector[-1]
             sums += vector[: len(names)]
             done += 1
         with tf.control_dependencies([last]):
-            ends = ends.write(done, tf.timestamp())
             stops = last if sums_flags else read_flag(stop_flag)
-        finished = ends.stack()[1:]
         return Steps(
             dict(zip(names, tf.unstack(sums), strict=True)),
             done,
             stops,
             _learning_rate(state.step - 1, config, state),
-            tf.concat([begins.stack(), finished[:, tf.newaxis]], axis=1),
+            times.stack(),
         )
 
     return train_steps
@@ -262,7 +316,7 @@ def make_replica_step(
             index: Any,
             so_far: Sequence[tf.Tensor] | None,
         ) -> Any:
-            """See `add_micro_batches`."""
+            """See `_add_micro_batches`."""
             dropout = Dropout(
                 rates.hidden,
                 rates.attention,
@@ -275,7 +329,7 @@ def make_replica_step(
                 state, micro_batch, weights, dropout, target, total
             )
 
-        gradients, sums = add_micro_batches(
+        gradients, sums = _add_micro_batches(
             add_gradients,
             [tf.zeros(v.shape) for v in state.model.trainable_variables],
             batch,
@@ -294,6 +348,82 @@ def make_replica_step(
         return {**state.objective.metrics(sums), **update_metrics, **flags}
 
     return replica_step
+
+
+def _add_micro_batches(
+    add_gradients: Callable[..., tuple[list[tf.Tensor], Scalars]],
+    zeros: Sequence[tf.Tensor],
+    batch: Batch,
+    num_micro_batches: int,
+    jit_compile: bool,
+) -> tuple[list[tf.Tensor], Scalars]:
+    """Adds up gradients and sums over the micro-batches of a replica.
+
+    Args:
+        add_gradients: Called with a micro-batch, its number, int32, from 0 on,
+            and the gradients of the micro-batches before it, or None for no
+            gradients. Returns these plus its own gradients, and its own
+            `Objective.sums`.
+        zeros: The gradients before the first micro-batch.
+        batch: The batch of the replica.
+        num_micro_batches: Number of parts into which the batch is divided.
+        jit_compile: Whether XLA compiles `add_gradients`.
+
+    Returns:
+        The total gradients and the total sums.
+    """
+    compute: Any = add_gradients
+    if jit_compile:
+        # Compiles only the gradients, not the complete step: XLA cannot
+        # compile TensorFlow's all-reduce between GPUs.
+        compute = tf.function(add_gradients, jit_compile=True)
+    elif num_micro_batches > 1:
+        # If this function is inlined into the loop over micro-batches,
+        # TensorFlow's memory optimizer stores the sums of large gradients
+        # under fixed names, and the next call fails: AlreadyExistsError.
+        compute = tf.function(
+            add_gradients, experimental_attributes={"_noinline": True}
+        )
+    if num_micro_batches == 1:
+        return compute(batch, 0, None)
+    micro_batches = {
+        name: tf.reshape(
+            value,
+            [
+                num_micro_batches,
+                value.shape[0] // num_micro_batches,
+                *value.shape[1:],
+            ],
+        )
+        for name, value in batch.items()
+    }
+
+    def micro_batch(index: tf.Tensor) -> Batch:
+        return {name: value[index] for name, value in micro_batches.items()}
+
+    def add(
+        index: tf.Tensor, gradients: list[tf.Tensor], sums: Scalars
+    ) -> tuple[tf.Tensor, list[tf.Tensor], Scalars]:
+        gradients, more = compute(micro_batch(index), index, gradients)
+        return index + 1, gradients, tf.nest.map_structure(tf.add, sums, more)
+
+    # The loop starts from zeros rather than from the first micro-batch, so that
+    # the program contains the computation only once.
+    first, gradients = tf.constant(0), list(zeros)
+    outputs = compute.get_concrete_function(
+        micro_batch(first), first, gradients
+    )
+    _, sums_of_one = outputs.structured_outputs
+    sums = {
+        name: tf.zeros(output.shape, output.dtype)
+        for name, output in sums_of_one.items()
+    }
+    _, gradients, sums = tf.while_loop(
+        lambda index, *_: index < num_micro_batches,
+        add,
+        (first, gradients, sums),
+    )
+    return gradients, sums
 
 
 def _with_static_shapes(batch: Batch, per_replica_batch_size: int) -> Batch:

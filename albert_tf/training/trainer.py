@@ -22,8 +22,11 @@ from albert_tf.training import schedules
 from albert_tf.training.objective import InitialWeights, Objective
 from albert_tf.training.position import Position
 from albert_tf.training.schedules import DropoutRates
-from albert_tf.training.train_state import make_state
-from albert_tf.training.train_step import make_train_steps, metric_names
+from albert_tf.training.train_step import (
+    make_state,
+    make_train_steps,
+    metric_names,
+)
 
 # Number of steps in the second call of a program, which measures its speed. The
 # first call compiles.

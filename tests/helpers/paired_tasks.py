@@ -13,8 +13,8 @@ from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.training.schedules import DropoutRates
-from albert_tf.training.train_state import make_state
 from albert_tf.training.train_step import (
+    make_state,
     make_train_steps,
     metric_names,
 )

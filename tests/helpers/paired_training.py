@@ -12,8 +12,8 @@ from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
-from albert_tf.training.train_state import make_state
 from albert_tf.training.train_step import (
+    make_state,
     make_train_steps,
     metric_names,
 )

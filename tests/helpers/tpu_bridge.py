@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from albert_tf.cluster.versions import installed_tensorflows
-from albert_tf.training import evaluate, schedules, train_state, train_step
+from albert_tf.training import evaluate, schedules, train_step
 
 BRIDGE = "tf-replicated-clustering-bridge-v2"
 # Only the wheel tensorflow-tpu has the kernels for TPUs; see `make
@@ -130,7 +130,7 @@ def lower(function, variables=()):
 def lower_training(strategy, config, objective, batches):
     """The step of a run, as the program of a core, and its state."""
     with strategy.scope():
-        state = train_state.make_state(config, objective)
+        state = train_step.make_state(config, objective)
         train_steps = train_step.make_train_steps(strategy, state, config)
     totals = {
         name: tf.TensorSpec([], tf.float32)

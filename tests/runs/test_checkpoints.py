@@ -19,7 +19,7 @@ from albert_tf.runs import checkpoint_files, checkpoints, trained_model
 from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
-from albert_tf.training.train_state import make_state
+from albert_tf.training.train_step import make_state
 from tests.helpers import tiny_run
 
 

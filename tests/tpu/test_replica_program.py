@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.training import train_state, train_step
+from albert_tf.training import train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
 from tests.helpers.compiled_runs import tiny_config
@@ -26,7 +26,7 @@ def make_batch(arguments, vocab_size):
 
 def test_the_program_takes_the_batches_of_packed_records():
     config = tiny_config(packing="best_fit", max_examples_per_row=3)
-    state = train_state.make_state(config, Pretraining(config))
+    state = train_step.make_state(config, Pretraining(config))
     _, (_, *batch) = replica_program.make_program(state, config, 2)
     data = config.data
     names = [f.name for f in replica_program.batch_features(data)]
@@ -49,7 +49,7 @@ def test_the_program_computes_the_trainers_step(packing):
     config = tiny_config(
         num_warmup_steps=0, gradient_accumulation_steps=2, packing=packing
     )
-    state = train_state.make_state(config, Pretraining(config))
+    state = train_step.make_state(config, Pretraining(config))
     program, (replica_id, *features) = replica_program.make_program(
         state, config, 1
     )
@@ -63,7 +63,7 @@ def test_the_program_computes_the_trainers_step(packing):
 
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():
-        trained = train_state.make_state(config, Pretraining(config))
+        trained = train_step.make_state(config, Pretraining(config))
     replica_step = train_step.make_replica_step(trained, config)
     expected = tf.function(strategy.run)(
         lambda *v: replica_step(
@@ -91,7 +91,7 @@ def test_each_core_sums_over_the_complete_slice():
     """Each sum of the program has a group of all 8 cores."""
     config = tiny_config()
     program, arguments = replica_program.make_program(
-        train_state.make_state(config, Pretraining(config)), config, 8
+        train_step.make_state(config, Pretraining(config)), config, 8
     )
     hlo = program.experimental_get_compiler_ir(*arguments)(
         stage="hlo", platform_name="CPU"
@@ -102,7 +102,7 @@ def test_each_core_sums_over_the_complete_slice():
         len(sums)
         == 2
         + len(
-            train_state.make_state(config, Pretraining(config)).optimizer.slots
+            train_step.make_state(config, Pretraining(config)).optimizer.slots
         )
         // 2
     )

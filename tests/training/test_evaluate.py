@@ -23,7 +23,7 @@ from albert_tf.runs.record_descriptions import describe_evaluation
 from albert_tf.training import evaluate, pretraining
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
-from albert_tf.training.train_state import make_state
+from albert_tf.training.train_step import make_state
 from data_prep import build_tfrecords
 from tests.helpers import tiny_run
 

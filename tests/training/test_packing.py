@@ -31,7 +31,6 @@ from albert_tf.modeling.target import ProgramTarget
 from albert_tf.serving.export import export
 from albert_tf.training import (
     pretraining,
-    train_state,
     train_step,
     warm_start,
 )
@@ -75,7 +74,7 @@ def compute(batch, **settings):
     target = ProgramTarget.from_config(config.distribution, "CPU")
     target = dataclasses.replace(target, fuse=False)
     objective = Pretraining(config)
-    model = train_state.make_state(config, objective).model
+    model = train_step.make_state(config, objective).model
     batch = {name: tf.constant(value) for name, value in batch.items()}
     with tf.GradientTape() as tape:
         sums = objective.sums(model(batch, target=target), batch)
@@ -99,7 +98,7 @@ def train(batch, **settings):
     num_replicas = strategy.num_replicas_in_sync
     objective = Pretraining(config)
     with strategy.scope():
-        state = train_state.make_state(config, objective)
+        state = train_step.make_state(config, objective)
         train_steps = train_step.make_train_steps(strategy, state, config)
     batches = strategy.distribute_datasets_from_function(
         lambda _: tf.data.Dataset.from_tensor_slices(batch).batch(
@@ -231,7 +230,7 @@ def test_an_evaluation_of_packed_rows_is_that_of_their_examples():
     Sums and metrics are equal; labels in another order change the loss.
     """
     objective = Pretraining(make_config())
-    model = train_state.make_state(make_config(), objective).model
+    model = train_step.make_state(make_config(), objective).model
 
     def evaluate(rows, batch_size):
         totals = add_up(
@@ -296,7 +295,7 @@ def test_a_packed_build_has_the_losses_of_an_unpacked_one(
     num_examples = found.num_records
     assert packed_found.num_records < 0.7 * num_examples
     objective = Pretraining(config)
-    model = train_state.make_state(config, objective).model
+    model = train_step.make_state(config, objective).model
     totals = add_up(objective, model, batches)
     packed_totals = add_up(objective, model, packed_batches)
     assert totals["sentence_weight_sum"] == num_examples
@@ -313,7 +312,7 @@ def test_packing_changes_no_variable():
     """Therefore checkpoints, warm starts and conversions are the same."""
     variables = []
     for config in make_config(), packed(make_config()):
-        state = train_state.make_state(config, Pretraining(config))
+        state = train_step.make_state(config, Pretraining(config))
         variables.append(state.variables())
     assert list(variables[0]) == list(variables[1])
     for name, value in variables[0].items():

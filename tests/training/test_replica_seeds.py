@@ -10,7 +10,7 @@ from albert_tf.modeling.target import DEFAULT_TARGET
 from albert_tf.training import train_step
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
-from albert_tf.training.train_state import make_state
+from albert_tf.training.train_step import make_state
 from tests.helpers import tiny_run
 
 
