@@ -56,7 +56,13 @@ def expand(pattern):
     ]
 
 
-@pytest.mark.parametrize("document", PRESENT)
+RECIPES = sorted(
+    str(path.relative_to(ROOT))
+    for path in ROOT.glob("configs/ablations/*.flags")
+)
+
+
+@pytest.mark.parametrize("document", [*PRESENT, *RECIPES])
 def test_paths_of_the_repository_exist(document):
     folders = "albert_tf|benchmarks|configs|constraints|data_prep|docs|models"
     for path in re.findall(
