@@ -25,17 +25,16 @@ Sweeps of the paper's tables are in configs/ablations:
       --records_dir=build --output_dir=build/table5
 
 Each run is a process of `run_pretraining` with its own run directory,
-OUTPUT_DIR/runs/VARIANT-seedN. Its log is OUTPUT_DIR/logs/VARIANT-seedN.log; if
-OUTPUT_DIR is on gs://, the command logs the local directory that contains the
-logs. The same command continues an interrupted sweep: it does not repeat
-finished runs, and others resume from their checkpoints. Keep the spelling of
-OUTPUT_DIR: runs that start from another run store its path. Variants and seeds
-can be added to a finished sweep. Settings of a run cannot change, including
+OUTPUT_DIR/runs/VARIANT-seedN. Its log is OUTPUT_DIR/logs/VARIANT-seedN.log. The
+same command continues an interrupted sweep: it does not repeat finished runs,
+and others resume from their checkpoints. Keep the spelling of OUTPUT_DIR: runs
+that start from another run store its path. Variants and seeds can be added to a
+finished sweep. Settings of a run that has started cannot change, including
 those of the held-out set that it is evaluated on while it trains. If settings
 of an --evaluation change, the finished runs are evaluated again.
 
-At the end, OUTPUT_DIR has table.md, table.json and table.png. `python -m
-albert_tf.report --run_dirs=...` draws all curves of the runs.
+At the end, OUTPUT_DIR has table.md and table.json. `python -m albert_tf.report
+--run_dirs=...` draws all curves of the runs.
 
 Exit status: 0 when all runs have finished; 1 for an error, or if a run failed;
 75 if all runs that failed exited with 75, e.g. because a host was lost: start
@@ -53,26 +52,17 @@ from absl import logging
 from albert_tf.cluster import versions
 from albert_tf.config import SweepConfig, flags
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
-from albert_tf.io.files import write_bytes, write_text
+from albert_tf.io.files import write_text
 from albert_tf.sweeps import plan as plans
-from albert_tf.sweeps.directory import claim_directory
-
-# Environment of this process, but not of the runs.
-_OWN_ENVIRONMENT = {
-    # The TPU belongs to the runs: the first process that loads its library
-    # reserves it.
-    "TPU_LOAD_LIBRARY": "0",
-    # By default, TensorFlow caches the size of an object on gs:// for 5 s. It
-    # would not read the lines that a run has added to its log in this time.
-    "GCS_STAT_CACHE_MAX_AGE": "0",
-}
 
 
 def main(config: SweepConfig) -> int:
     """Trains the variants that the flags name; returns the exit status."""
     environment = dict(os.environ)
-    # First, since an architecture on gs:// is read with TensorFlow.
-    os.environ |= _OWN_ENVIRONMENT
+    # The TPU belongs to the runs: the first process that loads its library
+    # reserves it. First, since an architecture on gs:// is read with
+    # TensorFlow.
+    os.environ["TPU_LOAD_LIBRARY"] = "0"
     plan = plans.make_plan(config)
     if config.dry_run:
         print("\n".join(plans.describe(plan)))
@@ -81,27 +71,22 @@ def main(config: SweepConfig) -> int:
     # Imported here so that invalid settings answer at once.
     with versions.quick_import():
         import tensorflow  # noqa: F401
-    from albert_tf.sweeps.picture import picture
-    from albert_tf.sweeps.records import check_records
+    from albert_tf.sweeps.directory import check_directory, check_records
     from albert_tf.sweeps.results import as_json, markdown, read_results
     from albert_tf.sweeps.runner import Sweep
 
+    check_directory(plan)
     check_records(plan)
-    claim_directory(config.output_dir, plan)
     for line in plans.describe(plan):
         logging.info("%s", line)
-    sweep = Sweep(config.output_dir, plan, config.parallel_runs, environment)
+    sweep = Sweep(plan, config.parallel_runs, environment)
     sweep.run()
-    results = read_results(config.output_dir, plan)
+    results = read_results(plan)
     if results.values:
-        directory = config.output_dir.rstrip("/")
-        write_text(f"{directory}/table.md", markdown(results))
-        write_text(f"{directory}/table.json", as_json(results))
-        write_bytes(
-            f"{directory}/table.png", picture(results, config.output_dir)
-        )
+        write_text(f"{plan.dir}/table.md", markdown(results))
+        write_text(f"{plan.dir}/table.json", as_json(results))
         print(markdown(results))
-        print(f"files: {directory}/table.md, table.json, table.png")
+        print(f"files: {plan.dir}/table.md, table.json")
     if sweep.interrupted:
         return 128 + sweep.interrupted
     if sweep.failed:

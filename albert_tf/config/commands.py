@@ -185,7 +185,7 @@ class SweepConfig(Config):
 
     output_dir: str = setting(
         "",
-        "Directory of the sweep, local or gs://, with a run directory for each "
+        "Local directory of the sweep, with a run directory for each "
         "run, e.g. build/table5. If it holds this sweep, finished runs are "
         "not repeated and others continue.",
     )

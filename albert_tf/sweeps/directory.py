@@ -1,128 +1,203 @@
-"""The directory of a sweep, which belongs to one sweep only."""
+"""The files of a sweep: may it continue here, and how far are its runs?
 
-from collections.abc import Mapping
+SWEEP/runs/NAME/                          run directories
+SWEEP/evaluations/NAME/EVALUATION.json    metrics of further evaluations
+SWEEP/logs/NAME.log                       standard error of a run
+SWEEP/logs/NAME.out                       standard output of its last process
+SWEEP/lock                                see runner.py
+"""
+
+import dataclasses
+import json
+import os
 from typing import Any
 
-from albert_tf.config import (
-    DataConfig,
-    PretrainingConfig,
-    flatten,
-    settings_by_path,
-)
+from albert_tf.config import PretrainingConfig, flatten, settings_by_path
 from albert_tf.errors import UserError, name_faults
-from albert_tf.io.files import list_files, load_json_if_any, write_json
-from albert_tf.sweeps.plan import Plan
+from albert_tf.input import record_sets
+from albert_tf.io.files import exists, is_remote, load_json_if_any, write_json
+from albert_tf.runs.directory import CONFIG_FILE, load_config
+from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.sweeps.plan import RUNS_DIR, Plan, PlannedRun
 
-SWEEP_FILE = "sweep.json"
+LOCK_FILE = "lock"
 
 # Settings that do not affect the training, but the metrics of an evaluation.
-_EVAL_FILES = "data.eval_input_file"
 _EVAL_SETTINGS = ("checkpoint_step", "eval_sentence_objective")
 
 
-def claim_directory(sweep_dir: str, plan: Plan) -> None:
-    """Stores the settings of all runs in the `sweep.json` of the directory.
+def check_directory(plan: Plan) -> None:
+    """Checks that a directory is new, or holds this sweep with its settings.
 
     Raises:
-        UserError: If the directory belongs to another sweep, holds something
-            else, or if the settings of a run, or of the evaluations that it
-            does while it trains, have changed.
+        UserError: If the directory is on gs://, belongs to another sweep or
+            holds something else, or if the settings of a run, or of the
+            evaluations that it does while it trains, have changed since it
+            started.
     """
-    path = f"{sweep_dir.rstrip('/')}/{SWEEP_FILE}"
-    stored = load_json_if_any(path)
-    settings = {run.name: _result_settings(run.config) for run in plan.runs}
-    if stored is None:
-        others = list_files(sweep_dir, "*")
-        if others:
-            raise UserError(
-                "output_dir must be new or hold this sweep",
-                received=f"{sweep_dir}, which holds {name_faults(others)}",
-            )
-        stored = {}
-    elif not set(stored) & set(settings):
+    if is_remote(plan.dir):
+        raise UserError(
+            "output_dir of a sweep must be a local directory",
+            received=plan.dir,
+            remedy="Records may be on gs://. Copy the results afterwards.",
+        )
+    found = sorted(os.listdir(plan.dir)) if os.path.isdir(plan.dir) else []
+    if found and not {LOCK_FILE, RUNS_DIR} & set(found):
         raise UserError(
             "output_dir must be new or hold this sweep",
-            received=f"{sweep_dir}, a sweep with the runs "
-            + name_faults(list(stored)),
-            remedy="Choose another --output_dir.",
+            received=f"{plan.dir}, which holds {name_faults(found)}",
         )
-    # A setting that is newer than the sweep had its default.
-    defaults = _result_settings(PretrainingConfig())
+    if RUNS_DIR in found:
+        runs = sorted(os.listdir(os.path.join(plan.dir, RUNS_DIR)))
+        if runs and not {run.name for run in plan.runs} & set(runs):
+            raise UserError(
+                "output_dir must be new or hold this sweep",
+                received=f"{plan.dir}, a sweep with the runs "
+                + name_faults(runs),
+                remedy="Choose another --output_dir.",
+            )
     for run in plan.runs:
-        if run.name not in stored:
+        if not exists(f"{run.run_dir}/{CONFIG_FILE}"):
             continue
-        before = defaults | stored[run.name]
-        now = settings[run.name]
-        # The run has stored its settings; sweep.json has only those of the
-        # training.
-        started = load_json_if_any(f"{run.run_dir(sweep_dir)}/config.json")
-        if started is not None:
-            before |= _held_out_settings(DataConfig.from_dict(started["data"]))
-            now = now | _held_out_settings(run.config.data)
+        before = _settings(load_config(run.run_dir, PretrainingConfig))
         changed = [
-            f"{key} was {before[key]!r} and is {value!r}"
-            for key, value in now.items()
-            if key in before and before[key] != value
+            f"{key} was {before.get(key)!r} and is {value!r}"
+            for key, value in _settings(run.config).items()
+            if before.get(key) != value
         ]
         if changed:
             raise UserError(
-                f"the sweep in {sweep_dir} must continue with its own settings",
+                f"the sweep in {plan.dir} must continue with its own settings",
                 received=f"run {run.name}: {name_faults(changed)}",
                 remedy="Restore them, rename the changed variants, or choose "
                 "another --output_dir.",
             )
-    write_json(path, stored | settings)
 
 
-def evaluation_settings(config: PretrainingConfig) -> dict[str, Any]:
-    """Returns the settings that affect a further evaluation, by dotted name.
+def check_records(plan: Plan) -> None:
+    """Checks the records of all runs and evaluations against their settings.
 
-    Args:
-        config: All settings of the evaluation.
-
-    Example:
-        >>> settings = evaluation_settings(PretrainingConfig())
-        >>> settings["training.eval_sentence_objective"]
-        'same'
-        >>> "training.steps_per_loop" in settings
-        False
+    Raises:
+        UserError: Naming a run without training records, an evaluation without
+            held-out records, or records that are missing or do not fit a run.
     """
-    return {
-        **_result_settings(config),
-        **_held_out_settings(config.data),
-        **{
-            f"training.{name}": getattr(config.training, name)
-            for name in _EVAL_SETTINGS
-        },
+    checked = set()
+    for run in plan.runs:
+        for name, config in {"": run.config, **run.evaluations}.items():
+            data, training = config.data, config.training
+            # Runs often differ in other settings only.
+            key = json.dumps(
+                [
+                    bool(name),
+                    dataclasses.asdict(data),
+                    config.model.vocab_size,
+                    training.sentence_objective,
+                    training.eval_sentence_objective,
+                ]
+            )
+            if key in checked:
+                continue
+            checked.add(key)
+            source = f"evaluation {name} of run {run.name}"
+            if not name:
+                source = f"run {run.name}"
+            if name and not data.eval_input_file:
+                raise UserError(
+                    f"{source} must have held-out records",
+                    received="no --eval_input_file",
+                    remedy="Set it in --base_flags or in --evaluation.",
+                )
+            trains = not (name or data.synthetic_input)
+            if trains and not (data.input_file or data.data_schedule):
+                raise UserError(
+                    f"{source} must have training records",
+                    received="no --input_file",
+                    remedy="Set --input_file in --base_flags or in its "
+                    "--variant, e.g. "
+                    "--base_flags='--input_file=records/train/*.tfrecord'.",
+                )
+            try:
+                if trains:
+                    record_sets.find_training_data(config)
+                if data.eval_input_file:
+                    record_sets.find_held_out(config)
+            except UserError as error:
+                raise UserError(f"{source}: {error}") from None
+
+
+def is_trained(run: PlannedRun) -> bool:
+    """Whether a run has done all its steps and its last evaluation."""
+    return any(
+        event["event"] == "finish"
+        and event["step"] == run.config.training.num_train_steps
+        for event in read_events(run.run_dir)
+    )
+
+
+def last_step(run: PlannedRun) -> int:
+    """The last step in the log of a run; 0 without one."""
+    return max((line["step"] for line in read_metrics(run.run_dir)), default=0)
+
+
+def newest_checkpoint(run: PlannedRun) -> int:
+    """The last step at which a run has saved a checkpoint; 0 without one."""
+    events = read_events(run.run_dir)
+    saved = (e["step"] for e in events if e["event"] == "checkpoint")
+    return max(saved, default=0)
+
+
+def read_evaluation(
+    plan: Plan, run: PlannedRun, name: str
+) -> dict[str, float] | None:
+    """Reads the metrics of a further evaluation.
+
+    Returns:
+        The metrics; None if the evaluation is missing, or had other settings.
+    """
+    stored = load_json_if_any(_evaluation_file(plan, run, name))
+    settings = _evaluation_settings(run.evaluations[name])
+    if stored is None or stored.get("settings") != settings:
+        return None
+    return stored["metrics"]
+
+
+def store_evaluation(
+    plan: Plan, run: PlannedRun, name: str, metrics: dict[str, float]
+) -> None:
+    """Stores the metrics of a further evaluation, with its settings."""
+    settings = _evaluation_settings(run.evaluations[name])
+    write_json(
+        _evaluation_file(plan, run, name),
+        {"settings": settings, "metrics": metrics},
+    )
+
+
+def _evaluation_file(plan: Plan, run: PlannedRun, name: str) -> str:
+    return f"{plan.dir}/evaluations/{run.name}/{name}.json"
+
+
+def _evaluation_settings(config: PretrainingConfig) -> dict[str, Any]:
+    """The settings that affect a further evaluation, by dotted name."""
+    return _settings(config) | {
+        f"training.{name}": getattr(config.training, name)
+        for name in _EVAL_SETTINGS
     }
 
 
-def has_evaluation_settings(
-    stored: Mapping[str, Any], config: PretrainingConfig
-) -> bool:
-    """Whether stored `evaluation_settings` are those of `config`."""
-    # A setting that is newer than the evaluation had its default.
-    defaults = evaluation_settings(PretrainingConfig())
-    return defaults | dict(stored) == evaluation_settings(config)
+def _settings(config: PretrainingConfig) -> dict[str, Any]:
+    """The settings that affect the result, or the examples of an evaluation.
 
-
-def _held_out_settings(data: DataConfig) -> dict[str, Any]:
-    """The settings that choose the examples of an evaluation, by dotted name.
-
-    Their values are those of JSON.
+    By dotted name, with values of JSON.
     """
+    settings = settings_by_path(PretrainingConfig)
+    data = config.data
     limits = data.evaluation_limits() if data.eval_input_file else {}
     return {
-        _EVAL_FILES: list(data.eval_input_file),
+        **{
+            name: value
+            for name, value in flatten(config.to_dict()).items()
+            if settings[name].metadata["affects"] != "nothing"
+        },
+        "data.eval_input_file": list(data.eval_input_file),
         **{f"data.{name}": value for name, value in limits.items()},
-    }
-
-
-def _result_settings(config: PretrainingConfig) -> dict[str, Any]:
-    """The settings that affect the result, by dotted name."""
-    settings = settings_by_path(PretrainingConfig)
-    return {
-        name: value
-        for name, value in flatten(config.to_dict()).items()
-        if settings[name].metadata["affects"] != "nothing"
     }

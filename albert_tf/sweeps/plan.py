@@ -3,10 +3,16 @@
 A variant is a set of flags; a run is a variant with a seed. The flags of a run
 are those of `base_flagfile`, `base_flags`, the variant and the seed, in this
 order, so that later ones override earlier ones.
+
+A variant can start from the weights of an earlier one: in its flags,
+`--init_checkpoint={run:NAME}` is the run of the variant NAME with the same
+seed. In this way a sweep compares curricula, e.g. short examples before long
+ones, or two layers before four.
 """
 
 import dataclasses
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,14 +20,8 @@ from typing import Any
 
 from absl import flags as absl_flags
 
-from albert_tf.config import (
-    PretrainingConfig,
-    SweepConfig,
-    flags,
-    flatten,
-)
+from albert_tf.config import PretrainingConfig, SweepConfig, flags, flatten
 from albert_tf.errors import UserError
-from albert_tf.sweeps import stages
 
 RUNS_DIR = "runs"
 
@@ -42,6 +42,11 @@ TRAINING_TOTALS = {
 # Settings that the sweep decides.
 _OWN_SETTINGS = ("output_dir", "mode", "dry_run")
 _NAME = re.compile(r"[A-Za-z0-9][\w.]*")
+_START = re.compile(r"\{run:([^}]*)\}")
+
+# Added to the seed for each run before a run, so that runs of the same length
+# that continue each other read different batches.
+_SEEDS_PER_STAGE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,19 +56,16 @@ class PlannedRun:
     Attributes:
         variant: Name of its variant.
         seed: Its seed in `--seeds`; None for that of its flags.
+        run_dir: Its run directory.
         flags: Flags of run_pretraining, without the output directory.
         config: The settings that they describe.
         starts_from: The run whose weights it starts from, of the same seed.
         evaluations: All settings of each further evaluation, by name.
-
-    Example:
-        >>> run = PlannedRun("narrow", 2, (), PretrainingConfig())
-        >>> run.name
-        'narrow-seed2'
     """
 
     variant: str
     seed: int | None
+    run_dir: str
     flags: tuple[str, ...]
     config: PretrainingConfig
     starts_from: "PlannedRun | None" = None
@@ -73,19 +75,13 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Name of the run, and of its directory."""
-        if self.seed is None:
-            return self.variant
-        return f"{self.variant}-seed{self.seed}"
+        """Name of the run."""
+        return _run_name(self.variant, self.seed)
 
     @property
     def stages(self) -> list["PlannedRun"]:
         """This run and the runs that it starts from, latest first."""
         return [self, *(self.starts_from.stages if self.starts_from else [])]
-
-    def run_dir(self, sweep_dir: str) -> str:
-        """Its run directory."""
-        return f"{sweep_dir.rstrip('/')}/{RUNS_DIR}/{self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,22 +89,16 @@ class Plan:
     """The checked settings of a sweep.
 
     Attributes:
+        dir: Its directory, `--output_dir`.
         runs: The runs, ordered by seed and then by variant, so that an
             interrupted sweep can compare all variants early.
         evaluations: Flags of each further evaluation, by name.
         metrics: Columns of the table.
         pairs: Variants to compare; the difference is first minus second.
         paper: Published values by variant and metric.
-
-    Example:
-        >>> runs = [
-        ...     PlannedRun(variant, seed, (), PretrainingConfig())
-        ...     for seed in (1, 2) for variant in ("narrow", "wide")
-        ... ]
-        >>> Plan(tuple(runs), {}, ("loss",), (("narrow", "wide"),), {}).variants
-        ('narrow', 'wide')
     """
 
+    dir: str
     runs: tuple[PlannedRun, ...]
     evaluations: Mapping[str, tuple[str, ...]]
     metrics: tuple[str, ...]
@@ -135,51 +125,55 @@ def make_plan(config: SweepConfig) -> Plan:
             remedy="Give it once per variant, or give a --flagfile of "
             "configs/ablations.",
         )
-    base = (
-        [f"--flagfile={config.base_flagfile}"] if config.base_flagfile else []
-    )
+    base = [f"--flagfile={config.base_flagfile}"] * bool(config.base_flagfile)
     for text in config.base_flags:
         base += _split("base_flags", text, config.records_dir)
     variants = _named("variant", config.variant, config.records_dir)
     evaluations = _named("evaluation", config.evaluation, config.records_dir)
-    seeds = _parse_seeds(config.seeds)
-    starts: dict[str, str] = {}
-    for name, own in variants.items():
-        source = f"variant {name}"
-        if config.seeds and _parse_flags(source, own)["seed"].present:
-            raise UserError(
-                f"{source} must not set --seed: --seeds sets it",
-                received=" ".join(own),
-                remedy="Remove --seed from the variant, or leave out --seeds.",
-            )
-        parsed = _parse(source, [*base, *own])
-        starts[name] = stages.find_start(source, parsed, tuple(starts))
+    sweep_dir = config.output_dir.rstrip("/")
     runs: list[PlannedRun] = []
-    for seed in seeds:
+    for seed in _parse_seeds(config.seeds):
         of_seed: dict[str, PlannedRun] = {}
         for name, own in variants.items():
+            source = f"variant {name}"
+            if seed is not None and _parse_flags(source, own)["seed"].present:
+                raise UserError(
+                    f"{source} must not set --seed: --seeds sets it",
+                    received=" ".join(own),
+                    remedy="Remove --seed from the variant, or leave out "
+                    "--seeds.",
+                )
             all_flags = [*base, *own]
+            start = _find_start(source, _parse(source, all_flags), of_seed)
+            if start:
+                all_flags.append(f"--init_checkpoint={start.run_dir}")
             if seed is not None:
-                stage_seed = stages.seed_of_stage(seed, name, starts)
-                all_flags.append(f"--seed={stage_seed}")
-            settings = _parse(f"variant {name}", all_flags)
-            _check_own_settings(f"variant {name}", settings, "train")
+                earlier = len(start.stages) if start else 0
+                all_flags.append(f"--seed={seed + _SEEDS_PER_STAGE * earlier}")
+            settings = _parse(source, all_flags)
+            _check_own_settings(source, settings, "train")
             evaluated: dict[str, PretrainingConfig] = {}
             for evaluation, further in evaluations.items():
                 source = f"evaluation {evaluation} of variant {name}"
                 parsed = _parse(source, [*all_flags, "--mode=eval", *further])
                 _check_own_settings(source, parsed, "eval")
-                stages.find_start(source, parsed, tuple(starts))
+                _find_start(source, parsed, {})
                 evaluated[evaluation] = parsed
-            start = of_seed.get(starts[name])
             of_seed[name] = PlannedRun(
-                name, seed, tuple(all_flags), settings, start, evaluated
+                name,
+                seed,
+                posixpath.join(sweep_dir, RUNS_DIR, _run_name(name, seed)),
+                tuple(all_flags),
+                settings,
+                start,
+                evaluated,
             )
         runs += of_seed.values()
     _check_different(runs)
     metrics = _check_metrics(config.metrics, evaluations)
     _check_held_out(runs, metrics)
     return Plan(
+        sweep_dir,
         tuple(runs),
         evaluations,
         metrics,
@@ -202,6 +196,41 @@ def describe(plan: Plan) -> list[str]:
         + ", ".join(f"{n.split('.')[-1]}={_plain(values[n])}" for n in differ)
         for run, values in flat.items()
     ]
+
+
+def _run_name(variant: str, seed: int | None) -> str:
+    return variant if seed is None else f"{variant}-seed{seed}"
+
+
+def _find_start(
+    source: str, config: PretrainingConfig, earlier: Mapping[str, PlannedRun]
+) -> PlannedRun | None:
+    """Finds the run that `--init_checkpoint={run:NAME}` names, if it does.
+
+    Args:
+        source: What the settings belong to, for errors, e.g. "variant wide".
+        config: The settings.
+        earlier: The runs of the variants before it, with the same seed.
+    """
+    for name, value in flatten(config.to_dict()).items():
+        if not name.endswith(".init_checkpoint") and _START.search(str(value)):
+            raise UserError(
+                "{run:NAME} must be the value of init_checkpoint",
+                received=f"{name.split('.')[-1]}={value} in {source}",
+            )
+    value = config.initialization.init_checkpoint
+    if not _START.search(value):
+        return None
+    found = _START.fullmatch(value)
+    if not found or found[1] not in earlier:
+        names = ", ".join(earlier) or "none; list the variant before this one"
+        raise UserError(
+            f"init_checkpoint of {source} must be a path or "
+            "{run:NAME}, where NAME is an earlier variant",
+            received=value,
+            remedy=f"Earlier variants: {names}.",
+        )
+    return earlier[found[1]]
 
 
 def _plain(value: Any) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from albert_tf.runs.log import read_metrics
+from albert_tf.sweeps.directory import is_trained, read_evaluation
 from albert_tf.sweeps.plan import TRAINING_TOTALS, Plan, PlannedRun
-from albert_tf.sweeps.run_state import is_trained, read_evaluation
 
 Values = Mapping[str, float]
 
@@ -22,12 +22,6 @@ class Summary:
         mean: NaN without values.
         deviation: Sample standard deviation; NaN with fewer than two values.
         count: Number of values.
-
-    Example:
-        >>> Summary.of([1.0, 3.0]).mean
-        2.0
-        >>> round(Summary.of([1.0, 3.0]).standard_error, 6)
-        1.0
     """
 
     mean: float
@@ -59,22 +53,6 @@ class Results:
         plan: The sweep.
         values: Metrics by variant and seed; a run that is not finished, and a
             metric that a run lacks, are missing.
-
-    Example:
-        >>> from albert_tf.config import PretrainingConfig
-        >>> runs = [
-        ...     PlannedRun(variant, seed, (), PretrainingConfig())
-        ...     for variant in ("a", "b") for seed in (1, 2)
-        ... ]
-        >>> plan = Plan(tuple(runs), {}, ("loss",), (("a", "b"),), {})
-        >>> results = Results(plan, {
-        ...     "a": {1: {"loss": 4.0}, 2: {"loss": 5.0}},
-        ...     "b": {1: {"loss": 3.0}, 2: {"loss": 3.0}},
-        ... })
-        >>> results.summary("a", "loss").mean
-        4.5
-        >>> results.difference("a", "b", "loss").standard_error
-        0.5
     """
 
     plan: Plan
@@ -113,35 +91,31 @@ class Results:
         return self.plan.paper.get(variant, {}).get(metric)
 
 
-def read_results(sweep_dir: str, plan: Plan) -> Results:
+def read_results(plan: Plan) -> Results:
     """Reads the metrics of all finished runs."""
     values: dict[str, dict[int | None, Values]] = {}
     for run in plan.runs:
-        if is_trained(run, sweep_dir):
-            values.setdefault(run.variant, {})[run.seed] = _read_run(
-                run, sweep_dir, plan
-            )
+        if is_trained(run):
+            values.setdefault(run.variant, {})[run.seed] = _read_run(plan, run)
     return Results(plan, values)
 
 
-def _read_run(run: PlannedRun, sweep_dir: str, plan: Plan) -> dict[str, float]:
+def _read_run(plan: Plan, run: PlannedRun) -> dict[str, float]:
     lines = [
         line
         for stage in run.stages
-        for line in read_metrics(stage.run_dir(sweep_dir))
+        for line in read_metrics(stage.run_dir)
         if line["split"] == "train"
     ]
     found: dict[str, float] = {
         total: sum(line[metric] for line in lines)
         for total, metric in TRAINING_TOTALS.items()
-        # Runs of older versions have no CPU times.
-        if all(metric in line for line in lines)
     }
-    for line in read_metrics(run.run_dir(sweep_dir)):
+    for line in read_metrics(run.run_dir):
         if line["split"] != "train":
             found |= {n: line[n] for n in line.keys() - {"split", "step"}}
     for name in plan.evaluations:
-        metrics = read_evaluation(sweep_dir, run, name) or {}
+        metrics = read_evaluation(plan, run, name) or {}
         found |= {f"{name}/{metric}": v for metric, v in metrics.items()}
     return found
 
@@ -238,15 +212,8 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def format_value(metric: str, value: float, signed: bool = False) -> str:
-    """Formats a value: accuracies in percent, times in seconds.
-
-    Example:
-        >>> format_value("nsp/sentence_order_accuracy", 0.789)
-        '78.9 %'
-        >>> format_value("masked_lm_loss", -0.25, signed=True)
-        '-0.250'
-    """
+def _format(metric: str, value: float, signed: bool = False) -> str:
+    """Formats a value: accuracies in percent, times in seconds."""
     sign = "+" if signed else ""
     if metric.endswith("accuracy"):
         return f"{100 * value:{sign}.1f} %"
@@ -261,17 +228,17 @@ def _measured(results: Results, variant: str, metric: str) -> str:
     summary = results.summary(variant, metric)
     if not summary.count:
         return "-"
-    text = format_value(metric, summary.mean)
+    text = _format(metric, summary.mean)
     if summary.count > 1:
         number, *unit = text.split(" ")
-        spread = format_value(metric, summary.deviation).split(" ")[0]
+        spread = _format(metric, summary.deviation).split(" ")[0]
         text = " ".join([number, "±", spread, *unit])
     return text
 
 
 def _published(results: Results, variant: str, metric: str) -> str:
     value = results.paper(variant, metric)
-    return "-" if value is None else format_value(metric, value)
+    return "-" if value is None else _format(metric, value)
 
 
 def _difference(
@@ -282,13 +249,11 @@ def _difference(
     return [
         f"{first} - {second}",
         metric,
-        format_value(metric, summary.mean, signed=True),
-        format_value(metric, summary.standard_error)
-        if summary.count > 1
-        else "-",
+        _format(metric, summary.mean, signed=True),
+        _format(metric, summary.standard_error) if summary.count > 1 else "-",
         "-"
         if None in values
-        else format_value(metric, values[0] - values[1], signed=True),  # type: ignore[operator]
+        else _format(metric, values[0] - values[1], signed=True),  # type: ignore[operator]
     ]
 
 

@@ -1,45 +1,34 @@
 """Trains the runs of a sweep, each in a process of its own.
 
-    SWEEP/sweep.json                     the settings of each run
-    SWEEP/runs/NAME/                     run directories
-    SWEEP/evaluations/NAME/EVALUATION.json    metrics of further evaluations
-    SWEEP/logs/NAME.log                  standard error of a run's processes
-    SWEEP/logs/NAME.out                  standard output of its last process
-    SWEEP/locks/                         locks that the processes hold
-
-Logs and locks of a sweep on gs:// are in a directory of this machine.
-
-A process that outlives a killed sweep keeps the lock of its run. The next
-sweep waits for it instead of training the run a second time.
+The process of a sweep holds a lock of its directory, and so do the processes of
+its runs. So if a sweep is killed, it can continue when its last run has ended.
 """
 
 import collections
 import contextlib
+import dataclasses
 import fcntl
-import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import logging
 
 from albert_tf.errors import RETRY_STATUS, UserError
-from albert_tf.io.files import is_remote
-from albert_tf.sweeps.plan import Plan, PlannedRun
-from albert_tf.sweeps.run_state import (
+from albert_tf.sweeps.directory import (
+    LOCK_FILE,
     is_trained,
     last_step,
     newest_checkpoint,
     read_evaluation,
     store_evaluation,
 )
-from albert_tf.training import cost
+from albert_tf.sweeps.plan import Plan, PlannedRun
 
 PROGRESS_SECONDS = 30.0
 _POLL_SECONDS = 0.5
@@ -58,17 +47,31 @@ _INTERRUPT_OF_STATUS = {
 _MAX_RETRY_STATUSES = 3
 
 
+@dataclasses.dataclass
+class _Process:
+    """A process of a run.
+
+    Attributes:
+        step: "train", or the name of an evaluation.
+        num_requests: How often it was asked to stop.
+    """
+
+    run: PlannedRun
+    step: str
+    process: subprocess.Popen[bytes]
+    num_requests: int = 0
+
+
 class Sweep:
     """The runs of a sweep and their processes.
 
     Args:
-        sweep_dir: `--output_dir` of the sweep.
-        plan: Its runs.
+        plan: The runs.
         parallel_runs: Number of runs to train at the same time.
         environment: Environment of the runs; None is that of this process.
 
     Attributes:
-        log_dir: Local directory with the output of the processes.
+        log_dir: Directory with the output of the processes.
         failed: Exit status by name of the run, for runs that failed; a run that
             starts from a failed run has the status of that run.
         interrupted: The signal that interrupted the sweep, or one of its runs;
@@ -77,47 +80,23 @@ class Sweep:
 
     def __init__(
         self,
-        sweep_dir: str,
         plan: Plan,
         parallel_runs: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._dir = sweep_dir.rstrip("/")
         self._plan = plan
         self._parallel_runs = parallel_runs
         self._environment = environment
-        self._local_dir = self._dir
-        if is_remote(self._dir):
-            key = hashlib.sha256(self._dir.encode()).hexdigest()[:12]
-            self._local_dir = os.path.join(
-                tempfile.gettempdir(), f"albert_tf_sweep_{key}"
-            )
-        self.log_dir = os.path.join(self._local_dir, "logs")
-        self._lock_dir = os.path.join(self._local_dir, "locks")
-        for directory in (self.log_dir, self._lock_dir):
-            os.makedirs(directory, exist_ok=True)
+        self.log_dir = os.path.join(plan.dir, "logs")
         self.failed: dict[str, int] = {}
         self.interrupted = 0
-        # By name of the run: "train" or an evaluation, and its process.
-        self._processes: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
+        self._active: list[_Process] = []
         self._num_requests = 0  # to stop
-        self._num_forwarded: dict[str, int] = {}
-        self._waiting_for: set[str] = set()
         # Processes that have ended with RETRY_STATUS, by the name of the run,
         # the step of the run, and the step of the newest checkpoint.
         self._num_retry_statuses: collections.Counter[tuple[str, str, int]] = (
             collections.Counter()
         )
-        # FLOPs of a training step, so that progress can be summed over models
-        # of different sizes.
-        self._costs = {
-            run.name: cost.flops_per_step(
-                run.config.model,
-                run.config.data,
-                run.config.training.sentence_objective,
-            )
-            for run in plan.runs
-        }
 
     def run(self) -> None:
         """Trains and evaluates all runs that are not finished.
@@ -129,142 +108,87 @@ class Sweep:
         Raises:
             UserError: If another process runs this sweep.
         """
-        with self._only_one(), self._forward_signals():
+        os.makedirs(self.log_dir, exist_ok=True)
+        with self._only_one() as lock, self._handle_signals():
             queue = [run for run in self._plan.runs if self._next_step(run)]
             reused = len(self._plan.runs) - len(queue)
             if reused:
                 logging.info("%d runs are already finished", reused)
-            active: list[PlannedRun] = []
-            self._began, self._cost_at_start = time.monotonic(), self._done()
-            next_report = self._began + PROGRESS_SECONDS
-            while (queue and not self.interrupted) or active:
-                for run in list(queue):
-                    if self._cannot_start(run):
-                        queue.remove(run)
-                    elif (
-                        not self.interrupted
-                        and len(active) < self._parallel_runs
-                        and self._is_ready(run)
-                        and self._start(run)
-                    ):
-                        queue.remove(run)
-                        active.append(run)
+            next_report = time.monotonic() + PROGRESS_SECONDS
+            while self._active or (queue and not self.interrupted):
+                if not self.interrupted:
+                    self._start_runs(queue, lock)
                 time.sleep(_POLL_SECONDS)
                 self._forward_requests()
-                for run in list(active):
-                    if self._has_ended(run):
-                        active.remove(run)
-                        self._on_end(run, queue)
+                for active in list(self._active):
+                    if active.process.poll() is not None:
+                        self._active.remove(active)
+                        self._on_end(active, queue)
                 if time.monotonic() >= next_report:
-                    logging.info("%s", self._describe_progress(active))
+                    logging.info("%s", self._describe_progress())
                     next_report = time.monotonic() + PROGRESS_SECONDS
-
-    def log_file(self, run: PlannedRun) -> str:
-        """Returns the file with the standard error of a run's processes."""
-        return os.path.join(self.log_dir, f"{run.name}.log")
 
     def command(self, run: PlannedRun, step: str) -> list[str]:
         """Returns the command of a step: "train", or an evaluation's name."""
-        flags = [*run.flags, f"--output_dir={run.run_dir(self._dir)}"]
+        flags = [*run.flags, f"--output_dir={run.run_dir}"]
         if step != "train":
             flags += [*self._plan.evaluations[step], "--mode=eval"]
-        if run.starts_from:
-            start = run.starts_from.run_dir(self._dir)
-            flags.append(f"--init_checkpoint={start}")
         return [sys.executable, "-m", "albert_tf.run_pretraining", *flags]
-
-    # --- The run that a run starts from. --------------------------------------
-
-    def _is_ready(self, run: PlannedRun) -> bool:
-        """Whether the run that this one starts from is trained."""
-        start = run.starts_from
-        return start is None or is_trained(start, self._dir)
-
-    def _cannot_start(self, run: PlannedRun) -> bool:
-        """Whether the run that this one starts from has failed."""
-        start = run.starts_from.name if run.starts_from else ""
-        if start not in self.failed or self._is_ready(run):
-            return False
-        logging.error("%s: not started, because %s has failed", run.name, start)
-        self.failed[run.name] = self.failed[start]
-        return True
-
-    # --- The processes of a run: training, then each evaluation. -------------
 
     def _next_step(self, run: PlannedRun) -> str:
         """Returns "train", the name of an evaluation, or "" for the end."""
-        if not is_trained(run, self._dir):
+        if not is_trained(run):
             return "train"
         for name in self._plan.evaluations:
-            if read_evaluation(self._dir, run, name) is None:
+            if read_evaluation(self._plan, run, name) is None:
                 return name
         return ""
 
-    def _start(self, run: PlannedRun) -> bool:
-        """Starts the next process of a run; returns whether it has started.
-
-        If the run is already finished, starts nothing and returns True.
-        """
-        lock = os.path.join(self._lock_dir, run.name)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if run.name not in self._waiting_for:
-                    self._waiting_for.add(run.name)
-                    logging.warning(
-                        "%s: waiting for a process of an earlier sweep, which "
-                        "still trains or evaluates this run",
+    def _start_runs(self, queue: list[PlannedRun], lock: int) -> None:
+        """Starts runs of the queue; fails those that can never start."""
+        for run in list(queue):
+            start = run.starts_from
+            if start and not is_trained(start):
+                if start.name in self.failed:
+                    logging.error(
+                        "%s: not started, because %s has failed",
                         run.name,
+                        start.name,
                     )
-                return False
-            step = self._next_step(run)
-            if not step:  # the earlier process has finished it
-                return True
-            logging.info(
-                "%s: %s; its output is in %s",
-                run.name,
-                "training" if step == "train" else f"evaluating on {step}",
-                self.log_file(run),
+                    self.failed[run.name] = self.failed[start.name]
+                    queue.remove(run)
+            elif len(self._active) < self._parallel_runs:
+                queue.remove(run)
+                self._active.append(self._start(run, lock))
+
+    def _start(self, run: PlannedRun, lock: int) -> _Process:
+        step = self._next_step(run)
+        logging.info(
+            "%s: %s; its output is in %s",
+            run.name,
+            "training" if step == "train" else f"evaluating on {step}",
+            self._log_file(run),
+        )
+        with (
+            open(self._log_file(run), "ab") as log,
+            open(self._output_file(run), "wb") as output,
+        ):
+            # In a session of its own, so that Ctrl-C reaches only the sweep,
+            # which asks the run to stop once.
+            process = subprocess.Popen(
+                self.command(run, step),
+                stdout=output,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+                pass_fds=[lock],
             )
-            with (
-                open(self.log_file(run), "ab") as log,
-                open(self._output_file(run), "wb") as output,
-            ):
-                # In a session of its own, so that Ctrl-C reaches only the
-                # sweep, which asks the run to stop once. The process inherits
-                # the lock.
-                process = subprocess.Popen(
-                    self.command(run, step),
-                    stdout=output,
-                    stderr=log,
-                    stdin=subprocess.DEVNULL,
-                    env=self._environment,
-                    start_new_session=True,
-                    pass_fds=[descriptor],
-                )
-            self._processes[run.name] = step, process
-            self._num_forwarded[run.name] = 0
-            return True
-        finally:
-            os.close(descriptor)
+        return _Process(run, step, process)
 
-    def _output_file(self, run: PlannedRun) -> str:
-        return os.path.join(self.log_dir, f"{run.name}.out")
-
-    def _has_ended(self, run: PlannedRun) -> bool:
-        if run.name not in self._processes:
-            return True
-        _, process = self._processes[run.name]
-        return process.poll() is not None
-
-    def _on_end(self, run: PlannedRun, queue: list[PlannedRun]) -> None:
+    def _on_end(self, ended: _Process, queue: list[PlannedRun]) -> None:
         """Records the result of a process; queues the next one of its run."""
-        if run.name not in self._processes:
-            return
-        step, process = self._processes.pop(run.name)
-        status = process.returncode
+        run, step, status = ended.run, ended.step, ended.process.returncode
         if self.interrupted:
             return
         if status in _INTERRUPT_OF_STATUS:
@@ -274,7 +198,9 @@ class Sweep:
             )
             return
         if status == 0 and step != "train":
-            self._store_metrics(run, step)
+            with open(self._output_file(run), encoding="utf-8") as file:
+                *_, metrics = file
+            store_evaluation(self._plan, run, step, json.loads(metrics))
         next_step = self._next_step(run)
         if status == RETRY_STATUS and self._can_start_again(run, step):
             logging.warning(
@@ -293,43 +219,44 @@ class Sweep:
         else:
             logging.info("%s: finished", run.name)
 
-    def _store_metrics(self, run: PlannedRun, evaluation: str) -> None:
-        """Stores the metrics that a process of an evaluation has printed."""
-        with open(self._output_file(run), encoding="utf-8") as file:
-            *_, metrics = file
-        store_evaluation(self._dir, run, evaluation, json.loads(metrics))
-
     def _can_start_again(self, run: PlannedRun, step: str) -> bool:
         """Whether a step that has just ended with RETRY_STATUS may try again.
 
         Counts this end.
         """
-        key = run.name, step, newest_checkpoint(run, self._dir)
+        key = run.name, step, newest_checkpoint(run)
         self._num_retry_statuses[key] += 1
         return self._num_retry_statuses[key] < _MAX_RETRY_STATUSES
 
-    def _describe_end(self, run: PlannedRun, status: int) -> str:
-        path = self.log_file(run)
-        return f"status {status}; the end of {path}:\n{_tail(path)}"
+    def _log_file(self, run: PlannedRun) -> str:
+        return os.path.join(self.log_dir, f"{run.name}.log")
 
-    # --- One process, interrupts. --------------------------------------------
+    def _output_file(self, run: PlannedRun) -> str:
+        return os.path.join(self.log_dir, f"{run.name}.out")
+
+    def _describe_end(self, run: PlannedRun, status: int) -> str:
+        path = self._log_file(run)
+        with open(path, errors="replace") as file:
+            tail = "".join(file.readlines()[-5:]).rstrip()
+        return f"status {status}; the end of {path}:\n{tail}"
 
     @contextlib.contextmanager
-    def _only_one(self) -> Iterator[None]:
-        path = os.path.join(self._lock_dir, "sweep")
-        with open(path, "a") as file:
+    def _only_one(self) -> Iterator[int]:
+        """Yields the lock, which the processes of the runs inherit."""
+        with open(os.path.join(self._plan.dir, LOCK_FILE), "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(
                     "only one process may run a sweep at a time",
-                    received=f"another process is running {self._dir}",
+                    received=f"another process runs {self._plan.dir}, or a run "
+                    "of a killed sweep has not ended",
                     remedy="Wait for it, or stop it.",
                 ) from None
-            yield
+            yield file.fileno()
 
     @contextlib.contextmanager
-    def _forward_signals(self) -> Iterator[None]:
+    def _handle_signals(self) -> Iterator[None]:
         """Asks the runs to stop when the sweep is asked to."""
 
         def stop(number: int, frame: Any) -> None:
@@ -344,7 +271,7 @@ class Sweep:
                 signal.signal(number, handler)
 
     def _interrupt(self, number: int, reason: str) -> None:
-        """Starts no further process, and asks all runs to stop."""
+        """Starts no further process, and lets the loop ask all runs to stop."""
         logging.warning(
             "%s: the runs save a checkpoint and stop; the same command "
             "continues them",
@@ -352,49 +279,21 @@ class Sweep:
         )
         self.interrupted = number
         self._num_requests += 1
-        self._forward_requests()
 
     def _forward_requests(self) -> None:
         """Sends SIGTERM for each request to stop; a second one ends a run."""
-        for name, (_, process) in self._processes.items():
-            while self._num_forwarded[name] < self._num_requests:
-                process.send_signal(signal.SIGTERM)
-                self._num_forwarded[name] += 1
+        for active in self._active:
+            while active.num_requests < self._num_requests:
+                active.process.send_signal(signal.SIGTERM)
+                active.num_requests += 1
 
-    # --- Progress. -----------------------------------------------------------
-
-    def _done(self) -> float:
-        """FLOPs of all training steps that are done."""
-        return sum(
-            self._costs[run.name] * last_step(run, self._dir)
-            for run in self._plan.runs
-        )
-
-    def _describe_progress(self, active: Sequence[PlannedRun]) -> str:
-        total = sum(
-            self._costs[run.name] * run.config.training.num_train_steps
-            for run in self._plan.runs
-        )
-        finished = sum(not self._next_step(run) for run in self._plan.runs)
-        done = self._done()
-        parts = [
-            f"{finished}/{len(self._plan.runs)} runs finished",
-            f"{done / total:.1%} of the training",
-        ]
-        for run in active:
-            step = last_step(run, self._dir)
+    def _describe_progress(self) -> str:
+        runs = self._plan.runs
+        finished = sum(not self._next_step(run) for run in runs)
+        parts = [f"{finished}/{len(runs)} runs finished"]
+        for run in [active.run for active in self._active]:
             steps = run.config.training.num_train_steps
-            parts.append(f"{run.name}: step {step}/{steps}")
-        gained = done - self._cost_at_start
-        if gained > 0:
-            seconds = time.monotonic() - self._began
-            left = (total - done) / gained * seconds
-            parts.append(f"ETA {left // 3600:.0f}h{left % 3600 // 60:02.0f}m")
+            parts.append(f"{run.name}: step {last_step(run)}/{steps}")
         if self.failed:
             parts.append(f"failed: {', '.join(self.failed)}")
         return " | ".join(parts)
-
-
-def _tail(path: str, num_lines: int = 5) -> str:
-    with open(path, errors="replace") as file:
-        return "".join(file.readlines()[-num_lines:]).rstrip()

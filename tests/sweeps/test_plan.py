@@ -1,14 +1,15 @@
-import json
-import pathlib
-
 import pytest
 
 from albert_tf.errors import UserError
 from albert_tf.sweeps import plan as plans
-from albert_tf.sweeps.directory import claim_directory
-from albert_tf.sweeps.records import check_records
+from albert_tf.sweeps.runner import Sweep
 from albert_tf.training.pretraining import metric_names
-from tests.helpers import tiny_run
+
+STAGES = (
+    "first:",
+    "second: --init_checkpoint={run:first} --ngram=2",
+    "third: --init_checkpoint={run:second} --ngram=3",
+)
 
 
 def test_flags_of_a_variant_override_those_of_all_runs(base, tmp_path):
@@ -20,7 +21,7 @@ def test_flags_of_a_variant_override_those_of_all_runs(base, tmp_path):
     assert narrow.config.data.input_file == (
         f"{tmp_path}/records/train/*.tfrecord",
     )
-    assert narrow.run_dir("sweep/") == "sweep/runs/narrow"
+    assert narrow.run_dir == f"{tmp_path}/sweep/runs/narrow"
 
 
 def test_all_variants_of_a_seed_come_before_the_next_seed(base):
@@ -80,6 +81,21 @@ def test_all_variants_of_a_seed_come_before_the_next_seed(base):
         ),
         ({"evaluation": ("e: --dry_run",)}, "e of .* must not set --dry_run"),
         ({"evaluation": ("e: --mode=train",)}, "e of .* must not set --mode"),
+        *(
+            (
+                {"variant": (f"first: --init_checkpoint={{run:{name}}}", "b:")},
+                "init_checkpoint of variant first must be a path or",
+            )
+            for name in ("b", "first", "no_such", "x}/{run:y")
+        ),
+        (
+            {"variant": ("a:", "b: --eval_input_file={run:a}/a.tfrecord")},
+            "must be the value of init_checkpoint.*eval_input_file=",
+        ),
+        (
+            {"evaluation": ("e: --init_checkpoint={run:narrow}",)},
+            "init_checkpoint of evaluation e of variant narrow must be",
+        ),
     ],
 )
 def test_mistakes_are_found_before_a_run_starts(base, changes, message):
@@ -120,107 +136,34 @@ def test_published_values_are_read_by_variant(base):
     assert plan.paper == {"long": {"loss": 1.5, "average": 80.1}}
 
 
-def test_wrong_records_are_refused_before_the_first_run(base, tiny_records):
-    with pytest.raises(UserError, match=r"records/train/\*.tfrecord"):
-        check_records(plans.make_plan(base()))
-
-    train, held_out = base().base_flags
-    sizes = (
-        f"--model=vocab_size={tiny_run.MODEL.vocab_size}",
-        *(f"--{name}={value}" for name, value in tiny_run.LENGTHS.items()),
-    )
-
-    def check(*base_flags, **changes):
-        settings = {"records_dir": str(tiny_records), "variant": ("a:",)}
-        check_records(
-            plans.make_plan(base(base_flags=base_flags, **(settings | changes)))
+def test_a_variant_starts_from_the_run_of_an_earlier_one(base, tmp_path):
+    """Of the same seed, also if a flag file says so; each has other batches."""
+    flag_file = tmp_path / "second.flags"
+    flag_file.write_text("--init_checkpoint={run:first}\n--ngram=2")
+    variants = STAGES[0], f"second: --flagfile={flag_file}", STAGES[2]
+    plan = plans.make_plan(
+        base(
+            variant=variants,
+            seeds=("7", "3"),
+            evaluation=("more: --max_eval_steps=2",),
         )
-
-    check(train, held_out, *sizes)
-    with pytest.raises(
-        UserError, match=r"run a must have training records.*--base_flags"
-    ):
-        check(held_out, *sizes)
-    with pytest.raises(UserError, match="accuracy need held-out records"):
-        check(train, *sizes)
-    nowhere = "e: --eval_input_file=none.tfrecord"
-    with pytest.raises(UserError, match=r"no file matches .*none.tfrecord"):
-        check(train, held_out, *sizes, evaluation=(nowhere,))
-    with pytest.raises(
-        UserError, match=r"evaluation e of run a must have held-out records"
-    ):
-        check(train, *sizes, evaluation=("e:",), metrics=("e/loss",))
-    with pytest.raises(UserError, match=r"run b: .*max_seq_length 32 and 30"):
-        variants = ("a:", "b: --max_seq_length=30")
-        check(train, held_out, *sizes, variant=variants)
-    with pytest.raises(UserError, match=r"evaluation e of run a: .*objective"):
-        evaluation = ("e: --eval_sentence_objective=nsp",)
-        check(train, held_out, *sizes, evaluation=evaluation)
-    with pytest.raises(UserError, match=r"by gradient_accumulation_steps"):
-        check(train, held_out, *sizes, "--gradient_accumulation_steps=3")
-
-
-def test_made_up_batches_need_no_training_records(base):
-    """Held-out records must exist, as for other runs."""
-    _, held_out = base().base_flags
-    variants = "a: --synthetic_input", "b: --synthetic_input --beta_2=0.9"
-    settings = {"variant": variants, "metrics": ("training_seconds",)}
-    check_records(plans.make_plan(base(base_flags=(), **settings)))
-    with pytest.raises(UserError, match=r"no file matches .*eval/\*.tfrecord"):
-        check_records(plans.make_plan(base(base_flags=(held_out,), **settings)))
-
-
-def test_a_directory_belongs_to_one_sweep(base):
-    first = base()
-    directory = first.output_dir
-    claim_directory(directory, plans.make_plan(first))
-    # The same sweep, then one with a further variant and batch size.
-    claim_directory(directory, plans.make_plan(first))
-    more = base(
-        variant=(*first.variant, "wide: --model=embedding_size=5"),
-        base_flags=(*first.base_flags, "--eval_batch_size=16"),
     )
-    claim_directory(directory, plans.make_plan(more))
-
-    changed = base(base_flags=(*first.base_flags, "--learning_rate=0.5"))
-    with pytest.raises(
-        UserError,
-        match=r"learning_rate was .* is 0\.5.*rename the changed variants",
-    ):
-        claim_directory(directory, plans.make_plan(changed))
-    wide, new = (f"{n}: --model=embedding_size=6" for n in ("wide", "wider"))
-    with pytest.raises(UserError, match=r"run wide: model\.embedding_size"):
-        changed = base(variant=(*first.variant, wide))
-        claim_directory(directory, plans.make_plan(changed))
-    renamed = base(variant=(*first.variant, new))
-    claim_directory(directory, plans.make_plan(renamed))
-    other = base(variant=("deep: --model=num_hidden_layers=3",))
-    with pytest.raises(UserError, match="runs narrow; long; wide; wider"):
-        claim_directory(directory, plans.make_plan(other))
-    stored = json.loads((pathlib.Path(directory) / "sweep.json").read_text())
-    assert set(stored) == {"narrow", "long", "wide", "wider"}
-
-
-def test_a_setting_that_is_newer_than_the_sweep_had_its_default(base):
-    config = base()
-    claim_directory(config.output_dir, plans.make_plan(config))
-    path = pathlib.Path(config.output_dir) / "sweep.json"
-    stored = json.loads(path.read_text())
-    for settings in stored.values():
-        del settings["optimizer.num_decay_steps"]
-    path.write_text(json.dumps(stored))
-    changed = base(base_flags=(*config.base_flags, "--num_decay_steps=9"))
-    with pytest.raises(UserError, match="num_decay_steps was 0 and is 9"):
-        claim_directory(config.output_dir, plans.make_plan(changed))
-    claim_directory(config.output_dir, plans.make_plan(config))
-
-
-def test_a_directory_with_other_files_is_refused(base, tmp_path):
-    config = base()
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / "notes.txt").touch()
-    with pytest.raises(UserError, match=r"must be new .*notes.txt"):
-        claim_directory(config.output_dir, plans.make_plan(config))
+    third = plan.runs[2]
+    assert [run.name for run in third.stages] == [
+        "third-seed7",
+        "second-seed7",
+        "first-seed7",
+    ]
+    seeds = [run.config.training.seed for run in plan.runs]
+    assert seeds == [7, 1007, 2007, 3, 1003, 2003]
+    directory = f"{tmp_path}/sweep/runs"
+    for step in "train", "more":
+        flags = Sweep(plan).command(third, step)
+        starts = [f for f in flags if f.startswith("--init_checkpoint")]
+        assert starts[-1] == f"--init_checkpoint={directory}/second-seed7"
+        assert f"--output_dir={directory}/third-seed7" in flags
+    _, second, _ = plans.make_plan(base(variant=STAGES)).runs
+    assert second.config.training.seed == 12345
 
 
 def test_runs_are_described_by_what_differs(base):

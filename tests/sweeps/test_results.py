@@ -1,29 +1,27 @@
 import json
 import math
+import pathlib
 
-import matplotlib.image
 import pytest
-from matplotlib.figure import Figure
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.sweeps import results as sweep_results
-from albert_tf.sweeps.picture import (
-    draw_curves,
-    draw_metric,
-    legend_handles,
-    picture,
-)
 from albert_tf.sweeps.plan import Plan, PlannedRun
 from albert_tf.sweeps.results import Results
 from tests.helpers.logged_run import write_run
 
 ACCURACY = "sentence_order_accuracy"
+CONFIG = PretrainingConfig()
 
 
-def make_plan(**changes):
-    config = PretrainingConfig()
+def make_run(variant, seed, directory="", **settings):
+    run_dir = f"{directory}/runs/{variant}-seed{seed}"
+    return PlannedRun(variant, seed, run_dir, (), CONFIG, **settings)
+
+
+def make_plan(directory="", **changes):
     runs = tuple(
-        PlannedRun(variant, seed, (), config)
+        make_run(variant, seed, directory)
         for seed in (1, 2, 3)
         for variant in ("sop", "nsp")
     )
@@ -36,7 +34,7 @@ def make_plan(**changes):
             "nsp": {ACCURACY: 0.52},
         },
     }
-    return Plan(runs, **(settings | changes))
+    return Plan(str(directory), runs, **(settings | changes))
 
 
 VALUES = {
@@ -107,9 +105,9 @@ def test_json_has_every_run_and_no_nan():
     assert content["differences"][1]["num_runs"] == 2
 
 
-def finished(directory, losses, step):
+def finish(run, losses, step=125_000):
     write_run(
-        directory,
+        pathlib.Path(run.run_dir),
         losses,
         [{"time": 0.0, "event": "finish", "step": step}],
         loop_seconds=[2.0] * len(losses),
@@ -119,10 +117,11 @@ def finished(directory, losses, step):
 
 def test_only_finished_runs_count(tmp_path):
     """One run has all 125,000 steps, one has 1,000, the others have none."""
-    plan = make_plan(metrics=("masked_lm_loss", "training_seconds"))
-    finished(tmp_path / "runs" / "sop-seed1", [5.0, 4.5], 125_000)
-    finished(tmp_path / "runs" / "sop-seed2", [5.0, 4.0], 1000)
-    results = sweep_results.read_results(str(tmp_path), plan)
+    metrics = ("masked_lm_loss", "training_seconds")
+    plan = make_plan(tmp_path, metrics=metrics)
+    finish(make_run("sop", 1, tmp_path), [5.0, 4.5])
+    finish(make_run("sop", 2, tmp_path), [5.0, 4.0], step=1000)
+    results = sweep_results.read_results(plan)
     assert results.of("sop", "masked_lm_loss") == {1: 4.5}
     assert results.of("sop", "training_seconds") == {1: 4.0}
     assert results.of("nsp", "masked_lm_loss") == {}
@@ -130,65 +129,14 @@ def test_only_finished_runs_count(tmp_path):
     assert {"split", "step"}.isdisjoint(content["runs"]["sop-seed1"])
 
 
-def test_a_panel_shows_each_run_its_mean_and_the_paper():
-    axes = Figure().subplots()
-    draw_metric(axes, Results(make_plan(), VALUES), ACCURACY)
-    drawn = [sorted(map(float, line.get_ydata())) for line in axes.lines]
-    assert drawn == [[0.70, 0.74], [0.865], [0.50, 0.50], [0.52]]
-    means = [lines.get_segments()[0][0][1] for lines in axes.collections]
-    assert means == pytest.approx([0.72, 0.50])
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["sop", "nsp"]
-
-
-def test_24_variants_look_different(tmp_path):
-    """Each has its own color and line, and color and marker, in all panels."""
-    names = tuple(f"v{number}" for number in range(24))
-    config = PretrainingConfig()
-    runs = tuple(PlannedRun(name, 1, (), config) for name in names)
-    plan = Plan(runs, {}, ("masked_lm_loss",), (), {})
-    for run in runs:
-        finished(tmp_path / "runs" / run.name, [5.0, 4.5], 125_000)
-    results = sweep_results.read_results(str(tmp_path), plan)
-    curves, dots = Figure().subplots(2)
-    draw_curves(curves, plan, str(tmp_path))
-    draw_metric(dots, results, "masked_lm_loss")
-
-    def looks(lines, *properties):
-        return [
-            tuple(str(line.properties()[p]) for p in properties)
-            for line in lines
-        ]
-
-    legend = legend_handles(plan)[:24]
-    assert [line.get_label() for line in legend] == list(names)
-    for lines, style in ((curves.lines, "linestyle"), (dots.lines, "marker")):
-        drawn = looks(lines, "color", style)
-        assert len(set(drawn)) == 24
-        assert drawn == looks(legend, "color", style)
-
-
-def test_the_picture_has_a_panel_for_the_curves_and_each_metric(tmp_path):
-    plan = make_plan()
-    finished(tmp_path / "runs" / "sop-seed1", [5.0, 4.5], 125_000)
-    finished(tmp_path / "runs" / "nsp-seed1", [5.0, 4.6], 125_000)
-    results = sweep_results.read_results(str(tmp_path), plan)
-    text = picture(results, str(tmp_path), "svg").decode()
-    assert text.count('id="axes_') == 3
-    assert "Masked-LM loss in training" in text
-    (tmp_path / "table.png").write_bytes(picture(results, str(tmp_path)))
-    assert matplotlib.image.imread(tmp_path / "table.png").std() > 0
-
-
 def test_training_seconds_include_the_runs_that_a_run_starts_from(tmp_path):
-    config = PretrainingConfig()
-    first = PlannedRun("first", 1, (), config)
-    second = PlannedRun("second", 1, (), config, starts_from=first)
-    finished(tmp_path / "runs" / "first-seed1", [5.0], 125_000)
-    finished(tmp_path / "runs" / "second-seed1", [4.5, 4.0], 125_000)
+    first = make_run("first", 1, tmp_path)
+    second = make_run("second", 1, tmp_path, starts_from=first)
+    finish(first, [5.0])
+    finish(second, [4.5, 4.0])
     metrics = ("training_seconds", "training_cpu_seconds")
-    plan = Plan((first, second), {}, metrics, (), {})
-    results = sweep_results.read_results(str(tmp_path), plan)
+    plan = Plan(str(tmp_path), (first, second), {}, metrics, (), {})
+    results = sweep_results.read_results(plan)
     assert results.of("first", "training_seconds") == {1: 2.0}
     assert results.of("second", "training_seconds") == {1: 6.0}
     assert results.of("second", "training_cpu_seconds") == {1: 9.0}

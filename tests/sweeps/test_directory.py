@@ -1,0 +1,181 @@
+"""What a sweep accepts in its directory, and which metrics it keeps."""
+
+import pathlib
+
+import pytest
+
+from albert_tf.errors import UserError
+from albert_tf.sweeps import plan as plans
+from albert_tf.sweeps.directory import (
+    check_directory,
+    check_records,
+    read_evaluation,
+    store_evaluation,
+)
+from tests.helpers import tiny_run
+from tests.helpers.logged_run import write_run
+
+
+@pytest.fixture
+def plan_of(base):
+    """A function: the plan of one variant, evaluated on records of `more`."""
+
+    def make(base_flags="", variant="", evaluation=""):
+        config = base()
+        return plans.make_plan(
+            base(
+                base_flags=(
+                    *config.base_flags,
+                    "--eval_input_file=eval/*.tfrecord --max_eval_steps=5",
+                    base_flags,
+                ),
+                variant=(f"narrow: --model=embedding_size=2 {variant}",),
+                evaluation=(
+                    f"more: --eval_input_file=more/*.tfrecord {evaluation}",
+                ),
+                metrics=("more/loss",),
+            )
+        )
+
+    return make
+
+
+def start_runs(plan):
+    for run in plan.runs:
+        run_dir = pathlib.Path(run.run_dir)
+        write_run(run_dir, [5.0], settings=run.config.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base_flags": "--learning_rate=0.5"}, "learning_rate was .* is 0.5"),
+        ({"variant": "--model=embedding_size=3"}, "run narrow: model.embeddi"),
+        (
+            {"base_flags": "--eval_input_file=other/*"},
+            r"run narrow: data.eval_input_file was \['eval/\*.tfrecord'\] "
+            r"and is \['other/\*'\]",
+        ),
+        ({"base_flags": "--eval_input_file="}, "eval_input_file .* is \\[\\]"),
+        ({"base_flags": "--max_eval_steps=0"}, "max_eval_steps was 5 and is 0"),
+        ({"base_flags": "--eval_batch_size=8"}, "eval_batch_size was 64 and"),
+    ],
+)
+def test_the_settings_of_a_run_cannot_change_once_it_has_started(
+    plan_of, changes, message
+):
+    """It may have been evaluated: its log has metrics of the held-out set."""
+    plan, changed = plan_of(), plan_of(**changes)
+    check_directory(plan)
+    check_directory(changed)
+    start_runs(plan)
+    check_directory(plan)
+    with pytest.raises(UserError, match=message):
+        check_directory(changed)
+    check_directory(plan_of(evaluation="--max_eval_steps=7"))
+
+
+def test_the_batch_size_of_an_evaluation_of_all_examples_can_change(plan_of):
+    start_runs(plan_of(base_flags="--max_eval_steps=0"))
+    larger = "--max_eval_steps=0 --eval_batch_size=8 --steps_per_loop=7"
+    check_directory(plan_of(base_flags=larger))
+
+
+def test_a_directory_belongs_to_one_sweep(base, tmp_path):
+    """Variants can be added, and renamed."""
+    first = base()
+    plan = plans.make_plan(first)
+    start_runs(plan)
+    wide = "wide: --model=embedding_size=5"
+    check_directory(plans.make_plan(base(variant=(*first.variant, wide))))
+    check_directory(plans.make_plan(base(variant=(first.variant[0], wide))))
+    with pytest.raises(UserError, match="with the runs long; narrow"):
+        check_directory(plans.make_plan(base(variant=(wide,))))
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"must be new .*notes.txt"):
+        check_directory(plans.make_plan(base(output_dir=f"{tmp_path}/else")))
+    with pytest.raises(UserError, match=r"local directory.*gs://bucket"):
+        check_directory(plans.make_plan(base(output_dir="gs://bucket/sweep")))
+
+
+def test_a_run_that_starts_from_another_one_keeps_its_settings(base):
+    """Its settings have the path of the other run."""
+    plan = plans.make_plan(
+        base(variant=("a:", "b: --init_checkpoint={run:a}"), seeds=("1", "2"))
+    )
+    start_runs(plan)
+    check_directory(plan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "repeated"),
+    [
+        ({"base_flags": "--max_eval_steps=7"}, True),
+        ({"base_flags": "--eval_batch_size=8"}, True),
+        ({"base_flags": "--max_predictions_per_seq=2"}, True),
+        ({"variant": "--max_eval_steps=7"}, True),
+        ({"evaluation": "--max_eval_steps=7"}, True),
+        ({"evaluation": "--eval_input_file=other/*.tfrecord"}, True),
+        ({"evaluation": "--eval_sentence_objective=nsp"}, True),
+        ({"evaluation": "--checkpoint_step=4"}, True),
+        ({"base_flags": "--steps_per_loop=7"}, False),
+    ],
+)
+def test_an_evaluation_with_other_settings_is_repeated(
+    plan_of, changes, repeated
+):
+    """Wherever its settings come from: all runs, the variant or itself."""
+    plan, changed = plan_of(), plan_of(**changes)
+    (run,) = plan.runs
+    assert read_evaluation(plan, run, "more") is None
+    store_evaluation(plan, run, "more", {"loss": 1.5})
+    assert read_evaluation(plan, run, "more") == {"loss": 1.5}
+    kept = read_evaluation(changed, changed.runs[0], "more")
+    assert kept == (None if repeated else {"loss": 1.5})
+
+
+def test_wrong_records_are_refused_before_the_first_run(base, tiny_records):
+    train, held_out = base().base_flags
+    sizes = (
+        f"--model=vocab_size={tiny_run.MODEL.vocab_size}",
+        *(f"--{name}={value}" for name, value in tiny_run.LENGTHS.items()),
+    )
+
+    def check(*base_flags, **changes):
+        settings = {"records_dir": str(tiny_records), "variant": ("a:",)}
+        check_records(
+            plans.make_plan(base(base_flags=base_flags, **(settings | changes)))
+        )
+
+    check(train, held_out, *sizes)
+    check("--synthetic_input", *sizes, metrics=("training_seconds",))
+    objective = "e: --eval_sentence_objective=nsp"
+    for flags, changes, message in (
+        ((train, held_out), {"records_dir": "no"}, r"run a: .*no/train/\*"),
+        ((held_out,), {}, "run a must have training records.*--base_flags"),
+        ((train,), {}, "accuracy need held-out records"),
+        (
+            (train, held_out),
+            {"evaluation": ("e: --eval_input_file=none.tfrecord",)},
+            "evaluation e of run a: .*none.tfrecord",
+        ),
+        (
+            (train,),
+            {"evaluation": ("e:",), "metrics": ("e/loss",)},
+            "evaluation e of run a must have held-out records",
+        ),
+        (
+            (train, held_out),
+            {"variant": ("a:", "b: --max_seq_length=30")},
+            "run b: .*max_seq_length 32 and 30",
+        ),
+        (
+            (train, held_out),
+            {"evaluation": (objective,)},
+            "evaluation e of run a: .*objective",
+        ),
+        (("--synthetic_input", held_out), {"records_dir": "no"}, "no/eval/"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check(*flags, *sizes, **changes)
