@@ -383,13 +383,6 @@ class InspectConfig(Config):
     output_file: str = setting(
         "", "PNG file to write histograms to, e.g. build/records.png."
     )
-    unpack: str = setting(
-        "",
-        "Directory to write unpacked copies of packed records to, e.g. "
-        "build/unpacked. The shards, metadata.json and vocabulary equal those "
-        "of the same build with --packing=none. Nothing is written if a check "
-        "fails.",
-    )
     num_workers: int = setting(
         0,
         "Number of processes, at most one per shard; 0 is one for each core "

@@ -7,7 +7,6 @@ r"""Check records, and show their contents.
 2. Print some examples as text, with their masks marked.
 3. Print a table for each directory: what was found and what was expected.
 4. Print the faults, each with its shard and record number.
-5. With --unpack, write packed records without packing.
 
 Exit status: 1 for any fault: a damaged shard, a record that violates the
 format, or statistics that differ from the metadata or cannot be explained by
@@ -47,7 +46,6 @@ from data_prep.inspection.statistics import (
     judge_statistics,
 )
 from data_prep.inspection.text import LEGEND, show_example
-from data_prep.inspection.unpacked_shards import choose_targets, unpack
 from data_prep.processes import Processes, count_workers
 from data_prep.progress import show_bytes
 from data_prep.writability import check_writable
@@ -60,10 +58,9 @@ def main(config: InspectConfig) -> int:
         0 if no fault is found, else 1.
 
     Raises:
-        UserError: If there are no records, if the metadata or the vocabulary
-            of `--spm_model_file` is unreadable, or if `--unpack` cannot unpack
-            the records.
-        OSError: If the results cannot be written.
+        UserError: If there are no records, or if the metadata or the
+            vocabulary of `--spm_model_file` is unreadable.
+        OSError: If the histograms cannot be written.
     """
     config.require("input_file")
     # Text can hold characters that the terminal cannot show.
@@ -77,10 +74,6 @@ def main(config: InspectConfig) -> int:
         check_directory(records)
     if config.output_file:
         check_writable(config.output_file)
-    targets: dict[str, str] = {}
-    # Records with faults, e.g. missing shards, are reported and not unpacked.
-    if config.unpack and not any(records.num_faults for records in sets):
-        targets = choose_targets(sets, config.unpack)
     _inspect_shards(sets, config)
     for records in sets:
         records.findings += judge_statistics(
@@ -114,9 +107,6 @@ def main(config: InspectConfig) -> int:
         )
         return 1
     print("all checks passed")
-    if targets:
-        unpack(sets, targets, count_workers(config.num_workers))
-        print(f"unpacked: {config.unpack}")
     return 0
 
 

@@ -31,6 +31,7 @@ AFFECTS = ("model", "result", "nothing")
 # What to use instead of a flag that earlier versions had. `Config.from_dict`
 # ignores settings of these names, since old runs have stored them.
 REMOVED_FLAGS: dict[str, str] = {
+    "unpack": "Build the records again with --packing=none.",
     "beam_option": "Use --runner=local, or --runner=dask for several machines.",
     "loop_seconds": "Set --steps_per_loop; a loop should take some seconds.",
     "simulate_code": "tpu.compile_check prints the compiler's own estimate.",

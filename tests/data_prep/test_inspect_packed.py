@@ -1,4 +1,4 @@
-"""Intact and damaged packed records, and unpacking them."""
+"""Intact and damaged packed records."""
 
 import pathlib
 import re
@@ -6,20 +6,17 @@ import shutil
 
 import pytest
 
-from albert_tf.errors import UserError
 from albert_tf.records.features import read_metadata
 from data_prep import inspect_records
 from data_prep.config import InspectConfig
-from data_prep.inspection import unpacked_shards
 from tests.helpers.inspected_records import (
-    edit_all,
     line_of,
     make_example,
     read_contents,
     read_features,
     write_contents,
 )
-from tests.helpers.small_builds import LENGTH, PREDICTIONS, build, read_files
+from tests.helpers.small_builds import LENGTH, PREDICTIONS, build
 
 EXAMPLES = 4
 SHARD = "train-00000-of-00001.tfrecord"
@@ -256,65 +253,6 @@ def test_unpacked_records_among_packed_ones_are_named(records, built, capsys):
         r"record 2 at byte \d+: must hold the features .*Received: .*missing"
     )
     assert len(re.findall(fault, capsys.readouterr().out)) == 1
-
-
-def test_unpacked_records_have_the_bytes_of_the_unpacked_build(built, tmp_path):
-    """Shards, metadata and vocabulary."""
-    target = tmp_path / "unpacked"
-    assert inspect(built["best_fit"], unpack=str(target)) == 0
-    assert read_files(target / "train") == read_files(built["none"])
-
-
-def test_directories_of_the_same_name_are_unpacked_apart(built, tmp_path):
-    """Each keeps the part of its path that distinguishes it."""
-    for name in "ab":
-        shutil.copytree(built["best_fit"], tmp_path / name / "train")
-    target = tmp_path / "unpacked"
-    assert inspect(tmp_path / "a", tmp_path / "b", unpack=str(target)) == 0
-    for name in "ab":
-        assert read_files(target / name / "train") == read_files(built["none"])
-
-
-def test_unpacked_directories_are_below_their_parent(tmp_path, monkeypatch):
-    (tmp_path / "c").mkdir()
-    monkeypatch.chdir(tmp_path / "c")
-    directories = ["train", "../a/train", "../../a/train"]
-    assert unpacked_shards.target_names(directories) == [
-        f"{tmp_path.name}/c/train",
-        f"{tmp_path.name}/a/train",
-        f"{tmp_path.parent.name}/a/train",
-    ]
-    with pytest.raises(UserError, match=r"each directory once.*\./train"):
-        unpacked_shards.target_names(["train", "./train"])
-
-
-def test_faulty_records_are_not_unpacked(records, tmp_path):
-    edit_all(records, _set("next_sentence_labels", 0, 5))
-    assert inspect(records, unpack=str(tmp_path / "unpacked")) == 1
-    assert not (tmp_path / "unpacked").exists()
-
-
-def test_missing_shards_are_reported_and_nothing_is_unpacked(
-    records, tmp_path, capsys
-):
-    (records / SHARD).rename(records / "other.tfrecord")
-    assert inspect(records, unpack=str(tmp_path / "unpacked")) == 1
-    assert f"{SHARD}: must exist" in capsys.readouterr().out
-    assert not (tmp_path / "unpacked").exists()
-
-
-def test_results_that_cannot_be_written_are_refused_before_records_are_read(
-    built, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(inspect_records, "_inspect_shards", None)
-    with pytest.raises(UserError, match=r"needs packed records.*none"):
-        inspect(built["none"], unpack=str(tmp_path))
-    with pytest.raises(UserError, match=r"must be empty.*train/"):
-        inspect(built["best_fit"], unpack=str(built["none"].parent))
-    (shard,) = built["best_fit"].glob("*.tfrecord")
-    for name in ("unpack", "output_file"):
-        with pytest.raises(OSError, match=shard.name):
-            inspect(built["best_fit"], **{name: str(shard / "below")})
 
 
 @pytest.mark.slow

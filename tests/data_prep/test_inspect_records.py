@@ -20,6 +20,7 @@ from albert_tf.records.features import (
 from albert_tf.records.tokenization import (
     Tokenizer,
 )
+from data_prep import inspect_records
 from data_prep.inspection.checks import (
     RecordRules,
 )
@@ -374,6 +375,15 @@ def test_the_command_reads_several_directories_and_draws(
     assert done.returncode == 1
     assert f"{directory}/eval/{SHARD}: must hold" in done.stdout
     assert "NOT passed" in done.stdout
+
+
+def test_a_picture_that_cannot_be_written_is_refused_first(
+    demo_records, inspect, monkeypatch
+):
+    """Before the records are read."""
+    monkeypatch.setattr(inspect_records, "_inspect_shards", None)
+    with pytest.raises(OSError, match=SHARD):
+        inspect(demo_records, output_file=str(demo_records / SHARD / "below"))
 
 
 def test_output_does_not_depend_on_the_number_of_processes(
