@@ -77,12 +77,13 @@ def build_records(config: RecordsConfig) -> None:
         },
         "versions": versions,
     }
-    if directory.is_up_to_date(
+    missing = directory.find_missing_shards(
         config.output_dir,
         build_id,
         list_shards(config),
         overwrite=config.overwrite,
-    ):
+    )
+    if missing == []:
         # The last build may have been interrupted before these removals.
         directory.remove_notes(config.output_dir)
         remove_scratch(config, scratch_key)
@@ -100,9 +101,22 @@ def build_records(config: RecordsConfig) -> None:
         with files.open_existing(config.spm_model_file, "rb") as file:
             files.write_bytes(vocabulary, file.read())
         built = local_runner.build(
-            config, sources, vocabulary, scratch, build_id, owner
+            config,
+            sources,
+            vocabulary,
+            scratch,
+            build_id,
+            owner,
+            directory.read_checksums(missing or ()),
         )
         owner.check()
+        if missing:
+            directory.remove_notes(config.output_dir)
+            logging.info(
+                "built these missing shards again, with the same bytes: %s",
+                ", ".join(shard.path for shard in missing),
+            )
+            return
         metadata = {
             split: describe_split(
                 config, split, built, tokenizer, inputs_sha256

@@ -46,17 +46,17 @@ def has_finished_records(output_dir: str) -> bool:
     ) and not files.exists(posixpath.join(output_dir, UNFINISHED_FILE))
 
 
-def is_up_to_date(
+def find_missing_shards(
     output_dir: str,
     build_id: Mapping[str, Any],
     shards: Sequence[Shard],
     *,
     overwrite: bool,
-) -> bool:
-    """Returns whether the directory has the complete records of this build.
+) -> list[Shard] | None:
+    """Returns the shards that the directory lacks of finished records.
 
-    All files must exist. Their content is checked only with `overwrite`, since
-    this takes as long as reading them.
+    The content of files is checked only with `overwrite`, since this takes as
+    long as reading them.
 
     Args:
         build_id: Identifies the build: values of its metadata by key. Without
@@ -67,15 +67,19 @@ def is_up_to_date(
         overwrite: Whether damaged records, or those of another build, may be
             replaced.
 
+    Returns:
+        An empty list for complete records; None if the directory does not have
+        finished records of this build, or if `overwrite` replaces them.
+
     Raises:
         UserError: If the directory has the records of another build, complete
-            or not, or lacks files, and `overwrite` is false.
+            or not, or lacks metadata or vocabulary, and `overwrite` is false.
     """
     unfinished = _read_unfinished(output_dir)
     if unfinished is not None:
         if not overwrite and not _is_same_unfinished(unfinished, build_id):
             _refuse_unfinished(output_dir, unfinished, build_id)
-        return False
+        return None
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
     try:
         metadata = files.load_json_if_any(path) or {}
@@ -86,20 +90,24 @@ def is_up_to_date(
         metadata = {}
     if _identify(metadata, _ID_KEYS) == _identify(build_id, _ID_KEYS):
         missing = _find_missing(shards)
-        if missing and not overwrite:
+        if overwrite:
+            faults = missing or _find_damaged(shards)
+            if faults:
+                logging.warning(
+                    "building the records again, since these files are missing "
+                    "or damaged: %s",
+                    _join_first(faults),
+                )
+            return None if faults else []
+        missing_shards = [shard for shard in shards if shard.path in missing]
+        others = missing[len(missing_shards) :]
+        if others:
             raise UserError(
                 "output_dir must hold all files of its records",
-                received=f"no {_join_first(missing)}",
+                received=f"no {_join_first(others)}",
                 remedy="Build the records again with --overwrite.",
             )
-        faults = missing or (_find_damaged(shards) if overwrite else [])
-        if faults:
-            logging.warning(
-                "building the records again, since these files are missing or "
-                "damaged: %s",
-                _join_first(faults),
-            )
-        return not faults
+        return missing_shards
     others = _find_records(output_dir)
     if others and not overwrite:
         changes = f"{path}, which is missing"
@@ -115,7 +123,7 @@ def is_up_to_date(
             remedy=f"Different: {changes}. Choose another --output_dir, or "
             "replace the records with --overwrite.",
         )
-    return False
+    return None
 
 
 def begin_build(output_dir: str, build_id: Mapping[str, Any]) -> None:
@@ -131,6 +139,15 @@ def begin_build(output_dir: str, build_id: Mapping[str, Any]) -> None:
             files.remove(other)
         remove_notes(output_dir)
         files.write_text(path, json.dumps(content))
+
+
+def read_checksums(shards: Sequence[Shard]) -> dict[Shard, str]:
+    """Returns the SHA-256 of shards by the metadata of finished records."""
+    metadata = {path: read_metadata(path) for path in _split_dirs(shards)}
+    return {
+        shard: metadata[posixpath.dirname(shard.path)].checksums[shard.name]
+        for shard in shards
+    }
 
 
 def check_not_empty(
@@ -276,7 +293,7 @@ def _split_dirs(shards: Sequence[Shard]) -> list[str]:
 
 
 def _find_missing(shards: Sequence[Shard]) -> list[str]:
-    """Returns the files of complete records that do not exist."""
+    """Returns the files of complete records that do not exist, shards first."""
     wanted = [shard.path for shard in shards]
     present = set()
     for split_dir in _split_dirs(shards):

@@ -120,18 +120,22 @@ def build(
     scratch: str,
     build_id: Mapping[str, Any],
     owner: Owner,
+    checksums: Mapping[Shard, str],
 ) -> BuiltRecords:
-    """Builds all shards.
+    """Builds all shards, or those that finished records lack.
 
     Args:
         vocabulary: Path of a local copy of the SentencePiece model.
         scratch: Local directory. Finished work of an interrupted call with
             the same arguments is reused.
-        build_id: Identifies the build, see `directory.is_up_to_date`.
+        build_id: Identifies the build, see `directory.find_missing_shards`.
         owner: Checked before each change of the output directory.
+        checksums: SHA-256 of the shards that finished records lack; empty for
+            a build of all shards.
 
     Raises:
-        UserError: If a split would be empty; existing records are kept then.
+        UserError: If a split would be empty, or if a shard has another SHA-256.
+            Existing records are kept then.
     """
     for kind in (_UNITS, _DUPLICATES):
         os.makedirs(os.path.join(scratch, kind), exist_ok=True)
@@ -143,9 +147,12 @@ def build(
         directory.check_not_empty(config, num_examples, built.skipped, sources)
         _find_duplicates(state, processes, built)
         owner.check()
-        directory.begin_build(config.output_dir, build_id)
-        remove_others(config, scratch)
-        _write_shards(state, processes, built, num_examples.total(), owner)
+        if not checksums:
+            directory.begin_build(config.output_dir, build_id)
+            remove_others(config, scratch)
+        _write_shards(
+            state, processes, built, num_examples.total(), owner, checksums
+        )
     return built
 
 
@@ -320,23 +327,27 @@ def _write_shards(
     built: BuiltRecords,
     num_examples: int,
     owner: Owner,
+    checksums: Mapping[Shard, str],
 ) -> None:
-    def numbers() -> Iterator[int]:
-        for number in range(len(state.shards)):
+    shards = [s for s in state.shards if not checksums or s in checksums]
+
+    def tasks() -> Iterator[tuple[int, str]]:
+        for shard in shards:
             owner.check()
-            yield number
+            yield state.shards.index(shard), checksums.get(shard, "")
 
     # With --deduplicate, the total includes the dropped examples.
     with show_count("writing shards", num_examples, "example") as bar:
-        written = processes.map(_write_shard, numbers())
-        for number, done in enumerate(written):
-            built.shards[state.shards[number]] = done.result
+        written = processes.map(_write_shard, tasks())
+        for shard, done in zip(shards, written, strict=True):
+            built.shards[shard] = done.result
             bar.update(done.result.counts.get("examples", 0))
             annotate(bar, peak_memory=done.peak_memory)
 
 
-def _write_shard(state: _State, number: int) -> ShardResult:
+def _write_shard(state: _State, task: tuple[int, str]) -> ShardResult:
     """Writes a shard unless an interrupted build has written it."""
+    number, sha256 = task
     shard = state.shards[number]
     finished = find_finished(shard, state.config.output_dir)
     if finished is not None:
@@ -353,4 +364,4 @@ def _write_shard(state: _State, number: int) -> ShardResult:
         part.take(np.flatnonzero(count_earlier_equals(part.headers) == 0))
         for part in parts
     )
-    return write_shard(shard, unique, state.tokenizer, state.config)
+    return write_shard(shard, unique, state.tokenizer, state.config, sha256)

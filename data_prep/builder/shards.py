@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from albert_tf.errors import UserError
 from albert_tf.io import files
 from albert_tf.io.tfrecord import TFRecordWriter
+from albert_tf.records.features import METADATA_FILE
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.records import make_records
@@ -148,11 +150,16 @@ def write_shard(
     parts: Iterable[UnmaskedExamples],
     tokenizer: Tokenizer,
     config: RecordsConfig,
+    sha256: str,
 ) -> ShardResult:
     """Writes a shard atomically, and a note for `find_finished`.
 
     Args:
         parts: Unmasked examples of the shard, in order.
+        sha256: Digest that the file must have, if known.
+
+    Raises:
+        UserError: If the file would have another digest.
     """
     counts: Counter[str] = Counter()
     settings = settings_of_split(shard.split, config)
@@ -162,6 +169,15 @@ def write_shard(
             for record in records:
                 writer.write(record)
         result = ShardResult(writer.sha256(), dict(counts))
+        if sha256 not in ("", result.sha256):
+            raise UserError(
+                f"{shard.path} must have the SHA-256 of {METADATA_FILE}, "
+                f"{sha256:.12}...",
+                received=f"{result.sha256:.12}..., as these versions of "
+                "libraries build it",
+                remedy="Build it with the versions that built the others, or "
+                "build all records again with --overwrite.",
+            )
         # Before the shard is renamed, so that every shard has a note.
         files.write_text(
             _note_path(shard, config.output_dir), json.dumps(result._asdict())
