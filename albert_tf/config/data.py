@@ -220,21 +220,6 @@ class DataConfig(MaskingConfig):
         "of training without records. The model learns nothing.",
         affects="result",
     )
-    on_corrupt_record: str = setting(
-        "error",
-        "What to do with a damaged training record: error stops the run and "
-        "names the record; skip trains without it and notes it in the run "
-        "directory.",
-        choices=("error", "skip"),
-        affects="nothing",
-    )
-    max_corrupt_records: int = setting(
-        100,
-        "Largest number of records that a run may leave out with "
-        "--on_corrupt_record=skip.",
-        at_least=1,
-        affects="nothing",
-    )
 
     def check(self) -> None:
         super().check()

@@ -34,6 +34,9 @@ REMOVED_FLAGS: dict[str, str] = {
     "unpack": "Build the records again with --packing=none.",
     "beam_option": "Use --runner=local, or --runner=dask for several machines.",
     "loop_seconds": "Set --steps_per_loop; a loop should take some seconds.",
+    "max_corrupt_records": "A run stops at the first damaged record.",
+    "on_corrupt_record": "A run stops at the first damaged record, and says "
+    "how to restore its shard.",
     "simulate_code": "tpu.compile_check prints the compiler's own estimate.",
     "sweep": "Run tpu.compile_check once for each batch size.",
     "sweep_batch_sizes": "Run tpu.compile_check with --global_batch_size.",

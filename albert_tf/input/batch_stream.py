@@ -1,9 +1,8 @@
 """The batches of a run by step.
 
-The batch of a step is a function of the seed, the step, and two files in the
-run directory: `rollbacks.json` lists the batches to skip, and
-`corrupt_records.json` the records to replace with padding. Each phase of a run
-reads a separate stream, from the beginning:
+The batch of a step is a function of the seed, the step, and `rollbacks.json` in
+the run directory, which lists the batches to skip. Each phase of a run reads a
+separate stream, from the beginning:
 
     number of the batch = step - first step of the phase + skipped batches
 """
@@ -13,12 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
-from absl import logging
 
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig
-from albert_tf.input import damage_search, synthetic
-from albert_tf.input.corrupt_records import CorruptRecord, CorruptRecords
+from albert_tf.input import damaged_records, synthetic
 from albert_tf.input.lanes import Lane
 from albert_tf.input.pipeline import training_dataset
 from albert_tf.input.record_files import features_to_read
@@ -63,8 +60,6 @@ class BatchStream:
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
         skipped: Batches to skip; None skips none.
-        damaged: Records to replace with padding; None replaces none. Records
-            that are added to it take effect at the next `open`.
         format_of: Returns the format of a set of records; by default the
             format of pretraining.
         watchdog: Ends the process if a search for damage hangs; None sets no
@@ -89,7 +84,6 @@ class BatchStream:
         config: DataConfig,
         seed: int,
         skipped: SkippedBatches | None = None,
-        damaged: CorruptRecords | None = None,
         format_of: Callable[[RecordSet], RecordFormat] | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
@@ -97,7 +91,6 @@ class BatchStream:
         self._config = config
         self._seed = seed
         self._skipped = skipped
-        self._damaged = CorruptRecords("") if damaged is None else damaged
         self._format_of = format_of or functools.partial(
             pretraining_format, config=config
         )
@@ -125,7 +118,6 @@ class BatchStream:
             self._phase_seed(phase),
             batch,
             self._format_of(phase.records),
-            self._damaged.in_files(self._data.checksums()),
         )
 
     def locate(self, step: int) -> Location:
@@ -147,49 +139,39 @@ class BatchStream:
             changes.append(self._skipped.next_change(step))
         return min((c for c in changes if c is not None), default=None)
 
-    def find_damage(self, first: int, last: int) -> list[CorruptRecord]:
-        """Finds the damaged records behind a failed read.
+    def check_intact(self, first: int, last: int) -> None:
+        """Checks the shards behind a failed read.
 
-        Searches the records that the steps `first` to `last`, or the pipeline
-        ahead of them, may have read, and those before them in the same shard.
+        These are the shards that the steps `first` to `last`, or the pipeline
+        ahead of them, may have read.
 
         Args:
             first: The step at which the stream was opened, or a later one.
             last: The last step whose batch was requested.
 
-        Returns:
-            The damaged records, without those that are already replaced.
+        Raises:
+            UserError: If a record is damaged; the error names it.
         """
         phase, batch = self.locate(first)
         last_batch = batch + (last - first) + READ_AHEAD_BATCHES
-        seed = self._phase_seed(phase)
         lanes = [
-            Lane.of(lane, phase.records, self._config, seed)
-            for lane in range(self._config.input_lanes)
+            Lane.of(n, phase.records, self._config, self._phase_seed(phase))
+            for n in range(self._config.input_lanes)
         ]
-        parts = [
-            part
+        files = {
+            file
             for lane in lanes
-            for part in damage_search.parts_between(
-                lane, batch * lane.width, last_batch * lane.width
+            for file in lane.shards_between(
+                batch * lane.width, last_batch * lane.width
             )
-        ]
-        logging.warning(
-            "reading failed: searching %d shards for damaged records",
-            len(parts),
+        }
+        damaged_records.check_intact(
+            sorted(files),
+            phase.records,
+            self._config,
+            self._format_of(phase.records),
+            self._watchdog,
         )
-        known = self._damaged.in_files(self._data.checksums())
-        return [
-            record
-            for record in damage_search.find_in(
-                parts,
-                phase.records,
-                self._config,
-                self._format_of(phase.records),
-                self._watchdog,
-            )
-            if record.number not in known.get(record.file, ())
-        ]
 
     def _phase_seed(self, phase: Phase) -> int:
         """The seed of a phase's stream; the first phase has the run's seed."""

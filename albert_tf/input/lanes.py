@@ -3,7 +3,7 @@
 `pipeline` describes the order of the records.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -52,6 +52,30 @@ class Lane(NamedTuple):
             max(config.shuffle_block_size // number, 1),
             config.global_batch_size // number,
         )
+
+    def shards_between(self, first: int, last: int) -> Iterator[str]:
+        """Yields the shards of the lane's records number `first` to `last`.
+
+        The stream reads complete blocks.
+        """
+        records, seed, block_size, _ = self
+        size = records.num_records
+        for epoch in range(first // size, last // size + 1):
+            begin = max(first - epoch * size, 0) // block_size * block_size
+            end = min(last - epoch * size + block_size, size)
+            for files, skipped, read in zip(
+                records.sets,
+                records.num_of_sets(begin),
+                records.num_of_sets(end),
+                strict=True,
+            ):
+                position = 0
+                for name in shuffled_files(files, seed, epoch).numpy():
+                    file = name.decode()
+                    start = position
+                    position += records.count_of(file)
+                    if position > skipped and start < read:
+                        yield file
 
 
 def shuffled_files(

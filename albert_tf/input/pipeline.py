@@ -12,22 +12,19 @@ over separate shards, the lanes; lane k of W fills rows [k * B / W, (k + 1) * B
 / W) of each batch, and a host reads only the lanes whose rows its replicas use.
 The batch does not depend on the number of replicas, hosts or restarts. So a
 checkpoint needs no state of the pipeline. (Iterators cannot be saved under
-strategies.) `batch_stream` adds what a run notes in its directory: skipped
-batches and damaged records.
+strategies.) `batch_stream` leaves out the batches that rollbacks skip.
 
 `record_format` defines how a record becomes an example.
 """
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import DataConfig
-from albert_tf.input import damaged_shards
-from albert_tf.input.damaged_shards import Stretch
 from albert_tf.input.lanes import Lane, shuffled_stream
 from albert_tf.input.record_format import (
     Batch,
@@ -52,7 +49,6 @@ def training_dataset(
     seed: int,
     first_batch: int,
     record_format: RecordFormat,
-    damaged: Mapping[str, frozenset[int]],
 ) -> Callable[[tf.distribute.InputContext], tf.data.Dataset]:
     """Returns the endless training batches; an element is one replica's batch.
 
@@ -60,16 +56,12 @@ def training_dataset(
         config: Batch size and lengths.
         seed: Seed of the record order and of dynamic masks.
         first_batch: Number of the batch with which the dataset begins.
-        damaged: Numbers of damaged records, by file. A record of zeros replaces
-            each of them, so the other records keep their positions.
 
     Returns:
         The argument of `strategy.distribute_datasets_from_function`. Elements
         are dictionaries of features, int32 or float32, of shape
         `(per_replica_batch_size, length)`.
     """
-    padding = padding_example(record_format.features, config)
-    stretches = damaged_shards.find_stretches(damaged, records)
 
     @tf.autograph.experimental.do_not_convert
     def parse(serialized: tf.Tensor, positions: tf.Tensor) -> Batch:
@@ -85,8 +77,6 @@ def training_dataset(
             functools.partial(
                 _read_files,
                 records=lane.records,
-                stretches=stretches,
-                padding=padding,
                 buffer_bytes=buffer_bytes,
             ),
         )
@@ -152,9 +142,7 @@ def evaluation_dataset(
             _read_files(
                 tf.constant(records.files),
                 records,
-                stretches={},
-                padding=padding,
-                buffer_bytes=READ_BUFFER_BYTES,
+                READ_BUFFER_BYTES,
             )
             .batch(batch_size)
             .take(num_batches)
@@ -178,8 +166,6 @@ def evaluation_dataset(
 def _read_files(
     files: tf.Tensor,
     records: RecordSet,
-    stretches: Mapping[str, Sequence[Stretch]],
-    padding: bytes,
     buffer_bytes: int,
 ) -> tf.data.Dataset:
     """Reads the serialized records of files, one file after another.
@@ -189,23 +175,13 @@ def _read_files(
     evaluation would count other records.
     """
     names, counts = tf.constant(records.files), tf.constant(records.counts)
-    damaged_names = tf.constant(sorted(stretches), tf.string)
 
     def read(file: tf.Tensor) -> tf.data.Dataset:
         index = tf.argmax(tf.cast(file == names, tf.int32))
         count = tf.cast(counts[index], tf.int64)
-        assert_count = tf.data.experimental.assert_cardinality(count)
-        if not stretches:
-            intact = tf.data.TFRecordDataset(file, None, buffer_bytes)
-            return intact.apply(assert_count)
-        # One of the two datasets reads the file; the other is empty.
-        is_damaged = tf.reduce_any(file == damaged_names)[tf.newaxis]
-        if_intact = tf.boolean_mask(file[tf.newaxis], ~is_damaged)
-        intact = tf.data.TFRecordDataset(if_intact, None, buffer_bytes)
-        replaced = damaged_shards.read_stretches(
-            file, stretches, padding, buffer_bytes
+        return tf.data.TFRecordDataset(file, None, buffer_bytes).apply(
+            tf.data.experimental.assert_cardinality(count)
         )
-        return intact.concatenate(replaced).apply(assert_count)
 
     return tf.data.Dataset.from_tensor_slices(files).flat_map(read)
 

@@ -18,7 +18,6 @@ from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults
 from albert_tf.io.files import READ_ATTEMPTS, find
-from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
 # The name that `_describe_packing` gives to unpacked records.
@@ -228,7 +227,7 @@ def count_files(
     Raises:
         UserError: If a file is not listed in its metadata. Without metadata,
             if the lengths of its features differ from `config`, or if it is
-            damaged and `on_corrupt_record` does not allow that.
+            damaged.
     """
     metadata = [metadata_of[posixpath.dirname(file)] for file in files]
     progress = tqdm(
@@ -323,14 +322,11 @@ def _count_records(file: str, config: DataConfig) -> int:
     try:
         return _count_intact_records(file, config)
     except tf.errors.DataLossError as error:
-        if config.on_corrupt_record == "error":
-            raise UserError(
-                f"{file} must be an intact TFRecord file",
-                received=error.message,
-                remedy="Build it again, or set --on_corrupt_record=skip.",
-            ) from None
-        with tf.io.gfile.GFile(file, "rb") as opened:
-            return sum(1 for record in read_records(opened))
+        raise UserError(
+            f"{file} must be an intact TFRecord file",
+            received=error.message,
+            remedy="Copy or build it again.",
+        ) from None
 
 
 def _count_intact_records(file: str, config: DataConfig) -> int:

@@ -49,11 +49,10 @@ class RecordFormat:
 
     Attributes:
         features: The features to read. A record of zeros must be an example
-            of weight 0: it replaces damaged records and fills the last batch
-            of an evaluation.
+            of weight 0: such records fill the last batch of an evaluation.
         limits: Exclusive upper bounds of integer features.
-            `damage_search.find_in` reports a record with a value that is
-            negative or not below its bound as damaged.
+            `damaged_records.check_intact` reports a record with a value that
+            is negative or not below its bound as damaged.
         finish: `(batch, positions, seed) -> batch`, applied to each parsed
             batch of training. `positions`, int64 `(batch,)`, are the positions
             of its records in the stream. None leaves batches as they are.

@@ -8,7 +8,6 @@
     RUN/null_threshold.json        null odds above which no answer is given
     RUN/checkpoints/, RUN/best/    see checkpoints.py
     RUN/rollbacks.json             see rollback.py
-    RUN/corrupt_records.json       see input/corrupt_records.py
     RUN/metrics.jsonl, RUN/events.jsonl, RUN/tensorboard/    see log.py
     RUN/predictions/               see finetuning/predict.py
     RUN/owner.json                 on gs:// only; see io/ownership.py

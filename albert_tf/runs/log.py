@@ -196,8 +196,8 @@ class RunLog:
 
         Args:
             kind: start, resume, stop, finish, diverged, rollback,
-                corrupt_records, read_again, dropout, data, checkpoint, profile
-                or loss_at_chance.
+                read_again, dropout, data, checkpoint, profile or
+                loss_at_chance.
             step: Training steps done.
             facts: Further JSON values, by key.
         """

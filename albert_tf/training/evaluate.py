@@ -19,12 +19,8 @@ from albert_tf.cluster.strategy import (
 from albert_tf.cluster.watchdog import Watchdog, guarded
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError, first_line, name_faults
-from albert_tf.input import (
-    corrupt_records,
-    damage_search,
-    device_iterators,
-)
+from albert_tf.errors import first_line
+from albert_tf.input import damaged_records, device_iterators
 from albert_tf.input import pipeline as input_pipeline
 from albert_tf.input.record_format import Batch
 from albert_tf.input.record_sets import RecordSet
@@ -150,22 +146,16 @@ class Evaluator:
         for attempt in range(1, READ_ATTEMPTS + 1):
             try:
                 return self._collect()
-            except corrupt_records.TRAINING_ERRORS as error:
-                if not corrupt_records.may_be_damage(error):
+            except damaged_records.TRAINING_ERRORS as error:
+                if not damaged_records.may_be_damage(error):
                     raise
-                found = damage_search.find_in(
-                    damage_search.complete_shards(self._held_out),
+                damaged_records.check_intact(
+                    self._held_out.files,
                     self._held_out,
                     self._config.data,
                     self._format,
                     self._watchdog,
                 )
-                if found:
-                    raise UserError(
-                        "held-out records must be intact",
-                        received=name_faults([str(r) for r in found]),
-                        remedy="Build or copy that shard again.",
-                    ) from error
                 # With several workers, the others still wait for this one in
                 # the batch that failed, so the evaluation cannot start again.
                 if attempt == READ_ATTEMPTS or not is_one_process(

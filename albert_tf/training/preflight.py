@@ -335,7 +335,7 @@ class Preflight:
             trainer.start(self.initial)
             step = trainer.position.step
             logging.info("compiling the step, then timing a few steps")
-            first, timed = try_steps(trainer, self.config)
+            first, timed = try_steps(trainer)
         # The lowest loss is None if the first step begins other records.
         self._judge_loss(first, step, trainer.position.lowest_loss)
         self._report_speed(first, timed, step)

@@ -1,10 +1,9 @@
-"""Recovery of a run from divergence and from damaged records.
+"""Recovery of a run from divergence and from failed reads.
 
 In both cases the run returns to the newest checkpoint. After divergence it
-skips the batches read since that checkpoint; a damaged record is replaced with
-padding. The run directory lists skipped batches and damaged records, so that
-every later process reads the same batches. If reading failed but all records
-are intact, the run reads them again.
+skips the batches read since that checkpoint; the run directory lists them, so
+that every later process reads the same batches. After a failed read, it reads
+the records again if all of them are intact, and stops otherwise.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from albert_tf.cluster.workers import (
 )
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import RetryError, first_line
-from albert_tf.input.corrupt_records import may_be_damage
+from albert_tf.input.damaged_records import may_be_damage
 from albert_tf.runs.log import RunLog
 from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.trainer import Trainer
@@ -39,7 +38,7 @@ class Recovery:
         run_log: The log, which is rewound to the checkpoint; None in processes
             that do not write it.
         listeners: Notified after the return to the checkpoint.
-        log_event: Logs divergence, rollbacks and damaged records.
+        log_event: Logs divergence, rollbacks and failed reads.
         watchdog: Ends the process if the devices hang.
     """
 
@@ -99,15 +98,15 @@ class Recovery:
             "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
         )
 
-    def skip_damaged(self, error: tf.errors.OpError, boundary: int) -> None:
-        """Finds the damaged records behind an error, and restores a checkpoint.
+    def read_again(self, error: tf.errors.OpError, boundary: int) -> None:
+        """Returns to the newest checkpoint after a failed read.
 
         Args:
             error: The error from reading.
             boundary: The step up to which batches were requested.
 
         Raises:
-            UserError: If the settings require the run to stop instead.
+            UserError: If a record is damaged; the error names it.
             RetryError: If the run must be restarted: because it has several
                 workers, or because TensorFlow has cancelled a sum over the
                 replicas, and refuses all sums of this process from then on.
@@ -120,42 +119,16 @@ class Recovery:
         ) and isinstance(self._strategy, tf.distribute.MirroredStrategy)
         if not (is_cancelled or may_be_damage(error)):
             raise error
-        trainer = self._trainer
-        step = trainer.position.step
-        found = trainer.stream.find_damage(step, boundary)
-        if not found and not is_cancelled:
-            self._read_again(error, step)
-            return
-        continues = not is_cancelled and is_one_process(self._strategy)
-        if found:
-            # Every worker that reads a damaged record writes the file, since
-            # the others do not read that shard.
-            trainer.corrupt_records.add(found, self._config.data)
-            lost_s = self._go_back() if continues else 0.0
-            self._log_event(
-                "corrupt_records",
-                records=[str(r) for r in found],
-                lost_s=lost_s,
-            )
+        step, reason = self._trainer.position.step, first_line(error)
+        self._trainer.stream.check_intact(step, boundary)
         if is_cancelled:
             raise RetryError(
                 "sums over the replicas must not be cancelled",
-                received=first_line(error),
+                received=reason,
                 remedy="Start the same command again: TensorFlow refuses all "
                 "further sums of this process. The run continues from its "
-                "newest checkpoint, without the damaged records that it found.",
+                "newest checkpoint.",
             )
-        if not continues:
-            # The other workers wait for this one in the step that failed.
-            raise RetryError(
-                "all workers must be restarted after damaged records",
-                received=f"{len(found)} damaged records, now listed in "
-                f"{trainer.corrupt_records.FILE_NAME}",
-                remedy="Start the job again: it continues without them.",
-            )
-
-    def _read_again(self, error: tf.errors.OpError, step: int) -> None:
-        """Restores a checkpoint after a failed read of intact records."""
         self._rereads = self._rereads + 1 if step <= self._reread_at else 1
         self._reread_at = max(step, self._reread_at)
         if self._rereads > MAX_REREADS:
@@ -164,25 +137,18 @@ class Recovery:
             "reading failed at step %d, but all records are intact, so they "
             "are read again: %s",
             step,
-            first_line(error),
+            reason,
         )
-        continues = is_one_process(self._strategy)
-        lost_s = self._go_back() if continues else 0.0
-        self._log_event("read_again", reason=first_line(error), lost_s=lost_s)
-        if not continues:
+        if not is_one_process(self._strategy):
+            # The other workers wait for this one in the step that failed.
+            self._log_event("read_again", reason=reason, lost_s=0.0)
             raise RetryError(
                 "all workers must be restarted after a failed read",
-                received=f"{first_line(error)}; all records are intact",
+                received=f"{reason}; all records are intact",
                 remedy="Start the job again.",
             )
-
-    def _go_back(self) -> float:
-        """Returns to the newest checkpoint; returns the lost time in seconds.
-
-        That is the time of the steps and evaluations since the checkpoint, as
-        far as this process logs them.
-        """
-        return self._restore() + self._rewind_log()
+        lost_s = self._restore() + self._rewind_log()
+        self._log_event("read_again", reason=reason, lost_s=lost_s)
 
     def _restore(self, avoided: int | None = None) -> float:
         """Restores the newest checkpoint.

@@ -15,7 +15,7 @@ from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.cluster.workers import slice_servers
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input.corrupt_records import TRAINING_ERRORS
+from albert_tf.input.damaged_records import TRAINING_ERRORS
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.runs.checkpoint_files import BEST_DIR, CHECKPOINTS_DIR
 from albert_tf.runs.log import RunLog, read_metrics
@@ -109,7 +109,7 @@ class Run:
             try:
                 stops = self.trainer.advance(boundary)
             except TRAINING_ERRORS as error:
-                self.recovery.skip_damaged(error, boundary)
+                self.recovery.read_again(error, boundary)
                 continue
             if position.step < boundary:
                 return self._stop_early()

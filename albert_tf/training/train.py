@@ -7,9 +7,9 @@
 3. It opens the run (`open_run`).
 4. It trains (`run.Run.train`).
 
-The weights at a step are a function of the settings, the seed and two files in
-the run directory (`runs.rollback`, `input.corrupt_records`). So a run can be
-killed at any moment and resumed, with the same result.
+The weights at a step are a function of the settings, the seed and the rollbacks
+in the run directory (`runs.rollback`). So a run can be killed at any moment and
+resumed, with the same result.
 
 Keras 3 supplies the layers, not the loop: under strategies, its `fit`, its
 clipping and its gradient accumulation give wrong results or crash.

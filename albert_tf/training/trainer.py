@@ -11,7 +11,6 @@ from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.corrupt_records import CorruptRecords
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.io.long_waits import log_long_waits
 from albert_tf.io.ownership import Owner
@@ -50,9 +49,8 @@ class Trainer:
 
     Attributes:
         position: Step, learning rate, and sums of the metrics and of times.
-        rollbacks, corrupt_records: Contents of their files in the run
-            directory.
-        stream: The batches, as these two files change them.
+        rollbacks: Content of its file in the run directory.
+        stream: The batches, without those that rollbacks skip.
         state: Variables.
         store: Checkpoints.
     """
@@ -87,13 +85,11 @@ class Trainer:
         )
         self.store.replicas.copy_from_first()
         self.rollbacks = Rollbacks.read(run_dir)
-        self.corrupt_records = CorruptRecords.read(run_dir)
         self.stream = BatchStream(
             data,
             config.data,
             config.training.seed,
             self.rollbacks,
-            self.corrupt_records,
             objective.record_format,
             self._watchdog,
         )

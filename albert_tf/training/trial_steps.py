@@ -3,8 +3,7 @@
 import time
 from typing import NamedTuple
 
-from albert_tf.config import PretrainingConfig
-from albert_tf.input.corrupt_records import READING_ERRORS
+from albert_tf.input.damaged_records import READING_ERRORS
 from albert_tf.training.trainer import Trainer
 
 # Steps are timed for about TIMED_SECONDS, but at most TIMED_STEPS steps.
@@ -26,41 +25,32 @@ class Timed(NamedTuple):
 
 
 def try_steps(
-    trainer: Trainer, config: PretrainingConfig
+    trainer: Trainer,
 ) -> tuple[Timed, Timed]:
     """Trains a few steps from the trainer's position.
 
     Returns:
         The first step, compiling included; and the steps timed after it.
     """
-    first = _train(trainer, config, 1)
-    number = int(TIMED_SECONDS / _train(trainer, config, 1).seconds)
-    return first, _train(trainer, config, min(max(number, 2), TIMED_STEPS))
+    first = _train(trainer, 1)
+    number = int(TIMED_SECONDS / _train(trainer, 1).seconds)
+    return first, _train(trainer, min(max(number, 2), TIMED_STEPS))
 
 
-def _train(trainer: Trainer, config: PretrainingConfig, number: int) -> Timed:
-    """Trains some steps; skips a damaged record, as the run would.
+def _train(trainer: Trainer, number: int) -> Timed:
+    """Trains some steps.
 
     Raises:
-        UserError: If the run would stop for a damaged record.
+        UserError: If a record is damaged; the error names it.
     """
-    try:
-        return _train_once(trainer, number)
-    except READING_ERRORS:
-        step = trainer.position.step
-        found = trainer.stream.find_damage(step, step + TIMED_STEPS + 2)
-        if not found:
-            raise
-    trainer.corrupt_records.add(found, config.data, writes=False)
-    trainer.close_batches()
-    return _train_once(trainer, number)
-
-
-def _train_once(trainer: Trainer, number: int) -> Timed:
     position = trainer.position
     position.clear_totals()
     started = time.monotonic()
-    trainer.advance(position.step + number)
+    try:
+        trainer.advance(position.step + number)
+    except READING_ERRORS:
+        trainer.stream.check_intact(position.step, position.step + number)
+        raise
     seconds = time.monotonic() - started
     waited = position.times.input_seconds
     return Timed(position.means(), seconds / number, waited / seconds)

@@ -67,8 +67,6 @@ FREE = {
     "data.gradient_accumulation_steps": 2,
     "data.eval_batch_size": 16,
     "data.max_eval_steps": 0,
-    "data.on_corrupt_record": "skip",
-    "data.max_corrupt_records": 1,
     "distribution.strategy": "mirrored",
     "distribution.tpu_name": "pod",
     "distribution.tpu_zone": "us-central2-b",

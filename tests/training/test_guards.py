@@ -21,7 +21,7 @@ def test_the_return_to_a_checkpoint_has_a_limit():
     limits, restored = Limits(), []
     trainer = types.SimpleNamespace(
         position=Position(step=9, totals={}),
-        stream=types.SimpleNamespace(find_damage=lambda begin, end: []),
+        stream=types.SimpleNamespace(check_intact=lambda begin, end: None),
         store=types.SimpleNamespace(wait=lambda: None),
         restore=lambda avoided: restored.append(limits.active[:]) or True,
         close_batches=lambda: None,
@@ -35,7 +35,7 @@ def test_the_return_to_a_checkpoint_has_a_limit():
         lambda kind, **facts: None,
         limits,
     )
-    recovery.skip_damaged(tf.errors.DataLossError(None, None, "a bit"), 12)
+    recovery.read_again(tf.errors.DataLossError(None, None, "a bit"), 12)
     assert restored == [["the return to a checkpoint"]]
     assert not limits.active
 

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.errors import RETRY_STATUS, RetryError
+from albert_tf.errors import RetryError, UserError
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_metrics
 from albert_tf.training.train import train
 from albert_tf.training.trainer import Trainer
 from tests.helpers import tiny_run
-from tests.helpers.edited_records import change
-from tests.helpers.run_processes import RunProcesses, lines_without_timing
+from tests.helpers.run_processes import lines_without_timing
 
 NUM_ROWS = 8
 
@@ -24,22 +23,17 @@ def losses_of(run_dir):
 
 
 @pytest.mark.slow
-def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
+def test_a_run_on_packed_records_resumes_exactly(
     tiny_dynamic_packed_records, tmp_path, caplog
 ):
     """Two replicas give the same losses. Held-out records are not packed."""
-    records = tmp_path / "records"
-    shutil.copytree(tiny_dynamic_packed_records, records)
-    # Damages the second record: its first `[CLS]` is not at position 1.
-    for shard in (records / "train").glob("*.tfrecord"):
-        change(shard, 1, "next_sentence_positions", lambda v: [1, *v[1:]])
+    records = tiny_dynamic_packed_records
 
     def run(name, **changes):
         config = tiny_run.make_config(
             records,
             tmp_path / name,
             global_batch_size=NUM_ROWS,
-            on_corrupt_record="skip",
             dropout_schedule="0:0.0",  # its masks differ by replica
             **{**tiny_run.PACKING, **changes},
         )
@@ -53,8 +47,6 @@ def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
         f"{NUM_ROWS} rows hold {NUM_ROWS * examples:.0f} examples on average"
         in caplog.text
     )
-    damaged = json.loads((tmp_path / "alone/corrupt_records.json").read_text())
-    assert len(damaged) == 3
     *lines, evaluation = read_metrics(str(tmp_path / "alone"))
     assert evaluation["split"] == "eval"
     for line in lines:
@@ -72,22 +64,7 @@ def test_a_run_on_packed_records_skips_damage_and_resumes_exactly(
         tmp_path / "alone"
     )
 
-    # A replica that cannot read may cancel the sum of the other one. Then
-    # TensorFlow refuses all sums of that process.
-    replicas = tiny_run.make_config(
-        records,
-        tmp_path / "replicas",
-        global_batch_size=NUM_ROWS,
-        on_corrupt_record="skip",
-        dropout_schedule="0:0.0",
-        strategy="mirrored",
-        num_logical_cpus=2,
-        **tiny_run.PACKING,
-    )
-    processes = RunProcesses(replicas, tmp_path)
-    if processes.wait() == [RETRY_STATUS]:
-        processes = RunProcesses(replicas, tmp_path)
-    assert processes.wait() == [0], processes.log()
+    run("replicas", strategy="mirrored", num_logical_cpus=2)
     np.testing.assert_allclose(
         losses_of(tmp_path / "replicas"), losses_of(tmp_path / "alone"), 1e-4
     )
@@ -135,33 +112,32 @@ def test_a_diverged_run_on_packed_records_rolls_back_and_resumes_exactly(
     )
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_cancelled_sum_of_replicas_asks_for_another_start(
-    tiny_records, tmp_path, monkeypatch
+    tiny_records, tmp_path, monkeypatch, is_damaged
 ):
-    """The damaged record is listed first, so that the next start skips it."""
-    records = tmp_path / "records"
-    shutil.copytree(tiny_records, records)
+    """A replica that cannot read may cancel the sum of the other one.
+
+    Then TensorFlow refuses all sums of that process.
+    """
+    records = shutil.copytree(tiny_records, tmp_path / "records")
     for shard in (records / "train").glob("*.tfrecord"):
         content = bytearray(shard.read_bytes())
-        content[52] ^= 1
+        content[52] ^= is_damaged
         shard.write_bytes(content)
 
     def cancel(*_arguments):
         raise tf.errors.CancelledError(None, None, "Collective ops is aborted")
 
     config = tiny_run.make_config(
-        records,
-        tmp_path / "run",
-        on_corrupt_record="skip",
-        strategy="mirrored",
-        num_logical_cpus=2,
+        records, tmp_path / "run", strategy="mirrored", num_logical_cpus=2
     )
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "advance", cancel)
-        with pytest.raises(RetryError, match="Start the same command again"):
-            train(config)
-    assert (tmp_path / "run" / "corrupt_records.json").exists()
-    assert train(config) == 0
+    monkeypatch.setattr(Trainer, "advance", cancel)
+    with pytest.raises(UserError) as raised:
+        train(config)
+    assert isinstance(raised.value, RetryError) != is_damaged
+    remedy = "Copy the shard" if is_damaged else "Start the same command again"
+    assert remedy in str(raised.value)
 
 
 def test_a_cancelled_operation_of_one_replica_is_no_such_sum(

@@ -327,7 +327,7 @@ def test_reads_that_fail_at_later_steps_are_not_counted_together():
         PretrainingConfig(),
         types.SimpleNamespace(
             position=position,
-            stream=types.SimpleNamespace(find_damage=lambda *_: []),
+            stream=types.SimpleNamespace(check_intact=lambda *_: None),
             store=types.SimpleNamespace(wait=lambda: None),
             restore=lambda avoided: True,
             close_batches=lambda: None,
@@ -341,14 +341,14 @@ def test_reads_that_fail_at_later_steps_are_not_counted_together():
     error = tf.errors.DataLossError(None, None, "a bit")
     for step in range(10, 10 + 3 * MAX_REREADS):
         position.step = step
-        recovery.skip_damaged(error, step + 2)
+        recovery.read_again(error, step + 2)
     for _ in range(MAX_REREADS - 1):
-        recovery.skip_damaged(error, step + 2)
+        recovery.read_again(error, step + 2)
     with pytest.raises(tf.errors.DataLossError):
-        recovery.skip_damaged(error, step + 2)
+        recovery.read_again(error, step + 2)
 
 
-@pytest.mark.parametrize("kind", ["rollback", "corrupt_records", "read_again"])
+@pytest.mark.parametrize("kind", ["rollback", "read_again"])
 def test_a_return_to_a_checkpoint_logs_the_time_that_it_loses(tmp_path, kind):
     """The checkpoint is of step 5, and the lines of the log of 4 and 8."""
     log = RunLog.open(str(tmp_path), step=0)
@@ -363,14 +363,12 @@ def test_a_return_to_a_checkpoint_logs_the_time_that_it_loses(tmp_path, kind):
         position.step, position.times = 5, StepTimes([1.0])
         return True
 
-    found = ["a record"] if kind == "corrupt_records" else []
     recovery = Recovery(
         PretrainingConfig(training=TrainingConfig(on_divergence="rollback")),
         types.SimpleNamespace(
             position=position,
             rollbacks=Rollbacks.read(str(tmp_path)),
-            corrupt_records=types.SimpleNamespace(add=lambda *_: None),
-            stream=types.SimpleNamespace(find_damage=lambda *_: found),
+            stream=types.SimpleNamespace(check_intact=lambda *_: None),
             store=types.SimpleNamespace(wait=lambda: None),
             restore=restore,
             close_batches=lambda: None,
@@ -384,7 +382,7 @@ def test_a_return_to_a_checkpoint_logs_the_time_that_it_loses(tmp_path, kind):
     if kind == "rollback":
         recovery.roll_back("loss nan", {})
     else:
-        recovery.skip_damaged(tf.errors.DataLossError(None, None, "a bit"), 12)
+        recovery.read_again(tf.errors.DataLossError(None, None, "a bit"), 12)
     assert events[kind]["lost_s"] == 40 + 20 + 8 + 4 + 2 - 1
 
 

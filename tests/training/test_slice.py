@@ -1,7 +1,6 @@
 """Training on a slice of two hosts, whose cores are CPUs; failures of hosts."""
 
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -66,19 +65,15 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
     tiny_records, tmp_path
 ):
     """`tpu/launch.sh run` ends at status 0, and restarts at 143 and 75."""
-    records = tmp_path / "records"
-    shutil.copytree(tiny_records, records)
-    damage_records(records)
 
     def config(run_dir="run", **changes):
         return tiny_run.make_config(
-            records,
+            tiny_records,
             tmp_path / run_dir,
             num_hidden_layers=1,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             optimizer="adamw",
-            on_corrupt_record="skip",
             allow_config_change=True,
             # The rate is constant, so that runs of other lengths are equal.
             num_decay_steps=1,
@@ -122,7 +117,7 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         (best,) = list_checkpoints(str(tmp_path / "run/best"))
         assert best.step == 4
         events = [e["event"] for e in read_events(str(tmp_path / "run"))]
-        assert {"corrupt_records", "profile"} <= set(events)
+        assert "profile" in events
         profiles = (tmp_path / "run/tensorboard").rglob("*.xplane.pb")
         assert len(list(profiles)) == 2  # one of each host
 

@@ -1,0 +1,222 @@
+"""Records damaged on purpose: reading fails, and the search names them."""
+
+import shutil
+
+import pytest
+import tensorflow as tf
+
+from albert_tf.errors import UserError
+from albert_tf.input import batch_stream, damaged_records
+from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.lanes import shuffled_files
+from albert_tf.input.record_sets import find_training_data
+from albert_tf.io.tfrecord import read_records
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.train import train
+from tests.helpers import tiny_run
+from tests.helpers.edited_records import change
+from tests.helpers.limits import Limits
+
+ONE = tf.distribute.InputContext()
+SEED = 12345
+
+
+@pytest.fixture
+def copied(tiny_records, tmp_path):
+    return shutil.copytree(tiny_records, tmp_path / "records")
+
+
+@pytest.fixture
+def shards(copied):
+    return sorted((copied / "train").glob("*.tfrecord"))
+
+
+@pytest.fixture
+def make_stream(copied, tmp_path):
+    """Returns a stream that reads each shard in its stored order."""
+
+    def make(watchdog=None, **changes):
+        config = tiny_run.make_config(
+            copied, tmp_path / "run", **{"shuffle_block_size": 1, **changes}
+        )
+        return BatchStream(
+            find_training_data(config),
+            config.data,
+            SEED,
+            format_of=Pretraining(config).record_format,
+            watchdog=watchdog,
+        )
+
+    return make
+
+
+def offsets_of(shard):
+    """The offset of each record, and the size of the file."""
+    with open(shard, "rb") as file:
+        offsets = [record.offset for record in read_records(file)]
+    return [*offsets, shard.stat().st_size]
+
+
+def flip(shard, at):
+    content = bytearray(shard.read_bytes())
+    content[at] ^= 1
+    shard.write_bytes(content)
+
+
+def damage_content(shard, number):
+    flip(shard, offsets_of(shard)[number] + 12 + 40)
+
+
+def damage_checksum(shard, number):
+    flip(shard, offsets_of(shard)[number + 1] - 1)
+
+
+def damage_length(shard, number):
+    flip(shard, offsets_of(shard)[number] + 1)
+
+
+def cut_off(shard, number, rest=30):
+    shard.write_bytes(shard.read_bytes()[: offsets_of(shard)[number] + rest])
+
+
+def cut_between(shard, number):
+    """All checksums fit: the shard ends after a complete record."""
+    cut_off(shard, number, rest=0)
+
+
+def append_record(shard, _number):
+    content = shard.read_bytes()
+    shard.write_bytes(content + content[: offsets_of(shard)[1]])
+
+
+def shorten_feature(shard, number):
+    change(shard, number, "input_ids", lambda ids: ids[:-1])
+
+
+def replace_content(shard, _number):
+    """It is no `tf.train.Example`."""
+    with tf.io.TFRecordWriter(str(shard)) as writer:
+        writer.write(b"\xff\xfe")
+
+
+def set_label(shard, number):
+    change(shard, number, "next_sentence_labels", lambda _: [2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_content, "record 30 of {shard}, at byte {at}: its content"),
+        (damage_checksum, "record 30 of {shard}, at byte {at}: its content"),
+        (damage_length, "record 30 of {shard}, at byte {at}: its length"),
+        (cut_off, "record 30 of {shard}, at byte {at}: must have"),
+        (cut_between, "30 records in {shard}, which must hold {count}"),
+        (append_record, "{more} records in {shard}, which must hold {count}"),
+        (shorten_feature, "record 30 of {shard}, at byte {at}: Key: input_ids"),
+        (replace_content, "record 0 of {shard}, at byte 0: it must be a tf."),
+        (
+            set_label,
+            "record 30 of {shard}, at byte {at}: next_sentence_labels must be "
+            "from 0 to below 2, and is from 2 to 2",
+        ),
+    ],
+)
+@pytest.mark.parametrize("input_lanes", [1, 3])
+def test_a_damaged_record_is_named(
+    make_stream, shards, damage, message, input_lanes
+):
+    shard = shards[1]
+    offsets = offsets_of(shard)
+    count = len(offsets) - 1
+    damage(shard, 30)
+    stream = make_stream(global_batch_size=12, input_lanes=input_lanes)
+    steps = 3 * count // 4
+    with pytest.raises(UserError) as raised:
+        stream.check_intact(0, steps)
+    named = message.format(
+        shard=shard, at=offsets[30], count=count, more=count + 1
+    )
+    assert named in str(raised.value)
+    assert "Copy the shard again, or delete it" in str(raised.value)
+    if damage not in (set_label, replace_content):
+        with pytest.raises(damaged_records.READING_ERRORS):
+            list(stream.open(0)(ONE).take(steps))
+
+
+def test_one_damaged_record_of_each_shard_is_named(make_stream, shards):
+    for shard, numbers in zip(shards, ([3, 7], [], [5]), strict=True):
+        for number in numbers:
+            damage_content(shard, number)
+    limits = Limits()
+    with pytest.raises(UserError) as raised:
+        make_stream(limits).check_intact(0, 200)
+    assert str(raised.value).count("; ") == 1
+    assert f"record 3 of {shards[0]}" in str(raised.value)
+    assert f"record 5 of {shards[2]}" in str(raised.value)
+    # The time until the next shard is done has a limit.
+    assert limits.seen == ["the search of a shard for damaged records"] * 3
+
+
+def test_a_fault_of_a_single_read_is_no_damage(
+    make_stream, shards, monkeypatch
+):
+    """A network may return a wrong bit once."""
+    faults = {30: "a bit"}
+
+    def read_with_faults(file):
+        for record in read_records(file):
+            fault = faults.pop(record.number, "")
+            yield record._replace(fault=fault)
+
+    monkeypatch.setattr(damaged_records, "read_records", read_with_faults)
+    make_stream().check_intact(0, 200)
+    assert not faults
+    damage_content(shards[1], 31)
+    faults[29] = "another"
+    with pytest.raises(UserError, match=f"record 31 of {shards[1]}, at"):
+        make_stream().check_intact(0, 200)
+
+
+def test_only_shards_near_the_steps_are_searched(
+    make_stream, shards, monkeypatch
+):
+    """The smaller set of a mixture is read all along, the other in turn."""
+    monkeypatch.setattr(batch_stream, "READ_AHEAD_BATCHES", 1)
+    one, two, three = map(str, shards)
+    stream = make_stream(
+        input_file=(),
+        dataset=(f"a={one},{three}", f"b={two}"),
+        data_schedule="0:a+b",
+        shuffle_block_size=16,
+    )
+    searched = []
+
+    def note(files, *_):
+        searched.append(files)
+
+    monkeypatch.setattr(damaged_records, "check_intact", note)
+    (first, second), (third, _) = (
+        shuffled_files([one, three], SEED, epoch).numpy().astype(str).tolist()
+        for epoch in range(2)
+    )
+    steps = stream.locate(0).phase.records.num_records // 8
+    for step, files in (
+        (0, {first, two}),
+        (steps - 6, {second, two}),
+        (steps, {second, third, two}),
+        (steps + 4, {third, two}),
+    ):
+        stream.check_intact(step, step)
+        assert searched.pop() == sorted(files)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_the_run_stops_and_names_the_record(copied, tmp_path, split):
+    """A token id that no vocabulary has."""
+    for shard in (copied / split).glob("*.tfrecord"):
+        change(shard, 2, "input_ids", lambda ids: [10**6, *ids[1:]])
+    config = tiny_run.make_config(
+        copied, tmp_path / "run", shuffle_block_size=1, num_train_steps=2
+    )
+    with pytest.raises(UserError, match=f"record 2 of .*{split}.* to 1000000"):
+        train(config)
