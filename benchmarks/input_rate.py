@@ -89,7 +89,7 @@ class RecipeConfig(InputRateConfig):
 
     recipe: str = setting(
         "",
-        "A recipe in configs/pretrain, without .flags, e.g. base_v2_125k. It "
+        "A recipe of docs/tpu.md, e.g. base_v2_125k_packed. It "
         "replaces the flags of the run and of its slice.",
     )
 
@@ -127,7 +127,7 @@ def config_class_of(arguments: Sequence[str]) -> type[InputRateConfig]:
 
 
 def need_of_recipe(name: str) -> Need:
-    """The run of a recipe, on the slice that its comment names.
+    """The run of a recipe, on its slice.
 
     Raises:
         UserError: If tpu/compiled.json has no time of a step for it.
@@ -142,7 +142,6 @@ def need_of_recipe(name: str) -> Need:
             "flags and --step_seconds.",
         )
     recipe = compile_recipes.read_recipe(name)
-    assert recipe is not None, "it was compiled for the slice that it names"
     where = recipe.where
     step_s = float(found[name]["step_s"])
     return Need(recipe.run, where.num_hosts, where.num_cores, step_s)

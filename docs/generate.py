@@ -85,7 +85,7 @@ def estimates() -> str:
 
     return table(
         "| recipe | slice | rows per core | HBM, GiB | step, ms | MFU | "
-        "days | chip-hours |",
+        "days | chip-hours | flag files and flags |",
         [
             [
                 f"`{name}`",
@@ -96,6 +96,7 @@ def estimates() -> str:
                 f"{one['mfu']:.0%}",
                 expected(one["days"], ".2f"),
                 expected(one["chip_hours"], ",.0f"),
+                f"`{one['flags']}`",
             ]
             for name, one in sorted(found.items())
         ],

@@ -6,7 +6,7 @@ the slice, with Google's TPU compiler. Install it with
 
     python -m tpu.compile_check \
       --flagfile=configs/pretrain/base_v2_125k.flags \
-      --precision=mixed_bfloat16 --topology=v5e:16x16
+      --flagfile=configs/hardware/v5e_256.flags
 
 --quick estimates only the memory, in a quarter of the time. The exit status is
 2 if the program does not compile, e.g. because it needs more than the memory of
@@ -15,26 +15,67 @@ a core.
 
 import dataclasses
 import json
+import os
 import textwrap
 
 import tensorflow as tf
 
-from albert_tf.config import (
-    flags,
-)
+from albert_tf.config import Config, PretrainingConfig, flags, setting
+from albert_tf.errors import UserError
 from tpu import topologies
-from tpu.config import (
-    CompileCheckConfig,
-)
-from tpu.estimates import (
-    CAVEATS,
-    LARGEST_RATIO,
-    Estimate,
-    estimate,
-)
+from tpu.estimates import CAVEATS, LARGEST_RATIO, Estimate, estimate
 
 GIB = 2**30
 EXIT_DOES_NOT_COMPILE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileCheckConfig(Config):
+    """Settings of `python -m tpu.compile_check`."""
+
+    run: PretrainingConfig = dataclasses.field(
+        default_factory=PretrainingConfig
+    )
+    topology: str = setting(
+        "",
+        "Slice to compile for, by version and shape, e.g. v5e:16x16 or "
+        "v4:4x4x8. Default: that of --accelerator_type.",
+    )
+    accelerator_type: str = setting(
+        "",
+        "Slice to compile for, by Google Cloud's name, e.g. v5litepod-256, as "
+        "in the flag files of configs/hardware.",
+    )
+    libtpu_init_args: str = setting(
+        "",
+        "Flags of the compiler, separated by spaces, which are added to the "
+        "environment variable LIBTPU_INIT_ARGS, e.g. "
+        "--xla_tpu_scoped_vmem_limit_kib=24576. An unknown one ends the "
+        "process.",
+    )
+    quick: bool = setting(
+        False,
+        "Compile with little optimization, in a quarter of the time. The "
+        "memory estimate is then correct to within a few per cent, and there "
+        "is no estimate of the step time.",
+    )
+    json: bool = setting(False, "Print JSON instead of text.")
+
+    @property
+    def where(self) -> topologies.Slice:
+        """The slice to compile for.
+
+        Raises:
+            UserError: If there is none, or no such slice.
+        """
+        name = self.topology or self.accelerator_type
+        if not name:
+            raise UserError(
+                "--topology is required",
+                remedy="Example: --topology=v5e:16x16, or "
+                "--flagfile=configs/hardware/v5e_256.flags.",
+            )
+        return topologies.parse(name)
 
 
 def describe(found: Estimate) -> str:
@@ -67,12 +108,11 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
     # They are set for every program that compiles.
     assert found.peak_bytes is not None and found.argument_bytes is not None
     assert found.temporary_bytes is not None and found.code_bytes is not None
-    assert found.flops is not None and found.accessed_bytes is not None
+    assert found.flops is not None
     assert found.all_reduce_bytes is not None and found.all_reduce_s is not None
     assert found.compile_s is not None and found.compile_cpu_s is not None
     limit = found.chip_memory_bytes / GIB
     peak = found.peak_bytes / GIB
-    micro_batches = found.gradient_accumulation_steps
     shown = [
         (
             "HBM of a core",
@@ -90,38 +130,11 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
             f"{found.model_flops / 1e12:.3g} by the model's formula",
         ),
         (
-            # Not a bound on the time: most of it stays on the chip.
-            "bytes accessed",
-            f"{found.accessed_bytes / 1e9:.4g} GB of HBM and on-chip memory"
-            + (
-                f", for one of {micro_batches} micro-batches and the update"
-                if micro_batches > 1
-                else ""
-            ),
-        ),
-        (
             "all-reduce",
             f"{found.num_all_reduces} of {found.all_reduce_bytes / 1e6:.4g} "
             f"MB in total, at least {found.all_reduce_s * 1e3:.2f} ms",
         ),
     ]
-    if found.hbm_bytes:
-        copied = (found.copied_bytes or 0) / 1e9
-        shown.append(
-            (
-                "HBM traffic",
-                f"{found.hbm_bytes / 1e9:.3g} GB, {copied:.3g} GB of it copies "
-                "to and from on-chip memory, which may overlap with arithmetic",
-            )
-        )
-    if found.random_bytes:
-        shown.append(
-            (
-                "random bits",
-                f"{found.random_bytes / 1e6:.4g} MB from the chip's random "
-                "generator, whose time is unknown",
-            )
-        )
     if found.cycles is not None:
         assert found.step_s and found.mfu and found.tokens_per_s
         assert found.tokens_per_s_chip and found.days and found.chip_hours
@@ -167,8 +180,11 @@ def _metrics(found: Estimate) -> list[tuple[str, str]]:
 
 def main(config: CompileCheckConfig) -> int:
     """Compiles the step of the run in `config`; returns the exit status."""
-    config.require("topology")
-    where = topologies.parse(config.topology)
+    where = config.where
+    # The compiler reads this variable when it is loaded.
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(
+        filter(None, (os.getenv("LIBTPU_INIT_ARGS"), config.libtpu_init_args))
+    )
     # TensorFlow only traces the program, so it needs no GPU.
     tf.config.set_visible_devices([], "GPU")
     found = estimate(config.run, where, quick=config.quick)

@@ -1,113 +1,158 @@
-r"""Compile every recipe for the slice that it names, for docs/tpu.md.
+r"""Compile the recipes for TPU slices, for docs/tpu.md.
 
     python -m tpu.compile_recipes
     python -m tpu.compile_recipes --recipe=base_v2_125k,large_v2_3m --quick
 
-After each recipe, the results in tpu/compiled.json are updated, so the command
-may be interrupted, and recipes may be compiled one by one. `make docs` writes
-them into docs/tpu.md.
+Each recipe is compiled by `tpu.compile_check`, in a process of its own: an hour
+or more for all of them. After each, tpu/compiled.json is written, so the
+command may be interrupted. `make docs` writes the results into docs/tpu.md.
 """
 
 import dataclasses
 import json
 import pathlib
-import re
-import shlex
-from typing import NamedTuple
+import subprocess
+import sys
+from typing import Any
 
-import tensorflow as tf
 from absl import flags as absl_flags
 from absl import logging
 
-from albert_tf.config import (
-    PretrainingConfig,
-    flags,
-)
+from albert_tf.config import Config, flags, setting
 from albert_tf.errors import UserError
 from albert_tf.io import files
-from tpu import topologies
-from tpu.config import (
-    CompileRecipesConfig,
-)
-from tpu.estimates import (
-    estimate_apart,
-)
+from tpu.compile_check import EXIT_DOES_NOT_COMPILE, CompileCheckConfig
 
 ROOT = pathlib.Path(__file__).parent.parent
-RECIPES = ROOT / "configs" / "pretrain"
 FOUND = ROOT / "tpu" / "compiled.json"
 
-_COMMAND = re.compile(r"^#   tpu/launch.sh run((?: .*\\\n#)*.*)", re.M)
+# The flag files of each recipe, in configs/pretrain and configs/hardware, and
+# the flags that follow them. The best micro-batch depends on model and slice.
+_IN_4 = "--gradient_accumulation_steps=4"
+_IN_5 = "--gradient_accumulation_steps=5"
+_IN_8 = "--gradient_accumulation_steps=8"
+_NO_DROPOUT = "--recompute_logit_gradients --float32_score_gradients"
+_NO_LIMIT = "--libtpu_init_args="
+RECIPES = {
+    "base_v1_125k": "base_v1_125k v5e_256",
+    "base_v1_125k_packed": "base_v1_125k packed v5e_128",
+    "base_v2_125k": f"base_v2_125k v5e_256 {_IN_4} {_NO_DROPOUT} {_NO_LIMIT}",
+    "base_v2_125k_packed": (
+        f"base_v2_125k packed v5e_128 {_NO_DROPOUT} {_NO_LIMIT}"
+    ),
+    "base_v2_125k_v4": "base_v2_125k v4_128",
+    "base_v2_125k_v5p": "base_v2_125k v5p_128",
+    "base_v2_125k_v6e": "base_v2_125k v6e_8",
+    "base_v2_10m": f"base_v2_10m v5e_256 {_IN_4} {_NO_DROPOUT} {_NO_LIMIT}",
+    "base_v2_10m_packed": (
+        f"base_v2_10m packed v5e_128 {_NO_DROPOUT} {_NO_LIMIT}"
+    ),
+    "bert_base_125k": "bert_base_125k v5e_256",
+    "bert_large_125k": f"bert_large_125k v5e_256 {_IN_4}",
+    "large_v1_125k": f"large_v1_125k v5e_256 {_IN_4}",
+    "large_v1_125k_packed": (
+        "large_v1_125k packed v5e_256 "
+        "--libtpu_init_args=--xla_tpu_scoped_vmem_limit_kib=28672"
+    ),
+    "large_v2_3m": f"large_v2_3m v5e_256 {_IN_4} {_NO_DROPOUT}",
+    "large_v2_3m_packed": (
+        f"large_v2_3m packed v5e_256 {_NO_DROPOUT} {_NO_LIMIT}"
+    ),
+    "xlarge_v1_125k": f"xlarge_v1_125k v5e_256 {_IN_4}",
+    "xlarge_v1_125k_packed": "xlarge_v1_125k packed v5e_256",
+    "xlarge_v2_3m": f"xlarge_v2_3m v5e_256 {_IN_4}",
+    "xlarge_v2_3m_packed": "xlarge_v2_3m packed v5e_256",
+    "xxlarge_dropout_removal": f"xxlarge_dropout_removal v5e_256 {_IN_8}",
+    "xxlarge_v1_125k": f"xxlarge_v1_125k v5e_256 {_IN_8}",
+    "xxlarge_v1_125k_packed": f"xxlarge_v1_125k packed v5e_256 {_IN_5}",
+    "xxlarge_v2_3m": f"xxlarge_v2_3m v5e_256 {_IN_8}",
+    "xxlarge_v2_3m_packed": f"xxlarge_v2_3m packed v5e_256 {_IN_5}",
+}
 
 
-class Recipe(NamedTuple):
-    """What the command in the comment of a recipe says.
+@dataclasses.dataclass(frozen=True)
+class CompileRecipesConfig(Config):
+    """Settings of `python -m tpu.compile_recipes`."""
 
-    Attributes:
-        run: The settings of the run.
-        where: The slice of `--accelerator_type`.
-        compiler_flags: Flags of libtpu, separated by spaces, of
-            `--libtpu_init_args`; "" without it.
-    """
-
-    run: PretrainingConfig
-    where: topologies.Slice
-    compiler_flags: str = ""
-
-
-def read_recipe(name: str) -> Recipe | None:
-    """Reads a recipe and its comment.
-
-    Returns:
-        None if the comment has no command `tpu/launch.sh run`.
-    """
-    text = (RECIPES / f"{name}.flags").read_text(encoding="utf-8")
-    command = _COMMAND.search(text)
-    if command is None:
-        return None
-    words = shlex.split(command[1].replace("\\\n#", ""))
-    end = words.index("--")
-    of_slice = dict(word.lstrip("-").split("=", 1) for word in words[:end])
-    flag_values = absl_flags.FlagValues()
-    flags.define(PretrainingConfig, flag_values)
-    # As tpu/on_host.sh does.
-    flag_values(["run_pretraining", "--strategy=tpu", *words[end + 1 :]])
-    return Recipe(
-        flags.parse(PretrainingConfig, flag_values),
-        topologies.parse(of_slice["accelerator_type"]),
-        of_slice.get("libtpu_init_args", ""),
+    recipe: tuple[str, ...] = setting(
+        (),
+        "Recipes of docs/tpu.md to compile, comma-separated, e.g. "
+        "base_v2_125k,large_v2_3m. Default: all.",
     )
+    quick: bool = setting(
+        False, "Estimate only the memory, in a quarter of the time."
+    )
+
+
+def flags_of(name: str) -> list[str]:
+    """The command-line flags of a recipe: flag files, then single flags.
+
+    Example:
+        >>> flags_of("base_v2_125k_v4")
+        ['--flagfile=configs/pretrain/base_v2_125k.flags',
+         '--flagfile=configs/hardware/v4_128.flags']
+    """
+    recipe, *words = RECIPES[name].split()
+    found = [f"--flagfile=configs/pretrain/{recipe}.flags"]
+    for word in words:
+        directory = "pretrain/include" if word == "packed" else "hardware"
+        found.append(
+            word
+            if word.startswith("--")
+            else f"--flagfile=configs/{directory}/{word}.flags"
+        )
+    return found
+
+
+def read_recipe(name: str) -> CompileCheckConfig:
+    """The run of a recipe, and the slice and flags to compile it for."""
+    flag_values = absl_flags.FlagValues()
+    flags.define(CompileCheckConfig, flag_values)
+    flag_values(["compile_check", *flags_of(name)])
+    return flags.parse(CompileCheckConfig, flag_values)
 
 
 def main(config: CompileRecipesConfig) -> None:
     """Compiles recipes, and writes the results."""
-    every = sorted(path.stem for path in RECIPES.glob("*.flags"))
-    unknown = set(config.recipe) - set(every)
+    unknown = set(config.recipe) - set(RECIPES)
     if unknown:
         raise UserError(
-            "recipe must be the name of a file in configs/pretrain, without "
-            ".flags",
+            "recipe must be the name of a recipe for a TPU",
             received=", ".join(sorted(unknown)),
-            remedy=f"Recipes: {', '.join(every)}.",
+            remedy=f"Recipes: {', '.join(sorted(RECIPES))}.",
         )
-    # TensorFlow only traces programs, so it needs no GPU.
-    tf.config.set_visible_devices([], "GPU")
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
-    for name in config.recipe or every:
-        recipe = read_recipe(name)
-        if recipe is None:
-            logging.info("skipping %s: it has no command for a TPU", name)
-            continue
-        run, where, compiler_flags = recipe
-        logging.info("%s, for %s", name, where)
-        one = estimate_apart(
-            run, where, quick=config.quick, compiler_flags=compiler_flags
-        )
-        found[name] = dataclasses.asdict(
-            dataclasses.replace(one, compiler_flags=compiler_flags)
-        )
+    for name in config.recipe or sorted(RECIPES):
+        logging.info("compiling %s", name)
+        one = _compile(name, ["--quick"] if config.quick else [])
+        found[name] = {**one, "flags": RECIPES[name]}
         content = json.dumps(found, indent=1, sort_keys=True) + "\n"
         files.write_bytes(str(FOUND), content.encode())
+
+
+def _compile(name: str, options: list[str]) -> dict[str, Any]:
+    """The estimate of a recipe, as `compile_check` prints it.
+
+    The compiler reads its flags when it is loaded, and some 10 GB of memory are
+    released with its process.
+    """
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tpu.compile_check", "--json"),
+            *(*flags_of(name), *options),
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode not in (0, EXIT_DOES_NOT_COMPILE):
+        raise UserError(
+            "tpu.compile_check must return an estimate",
+            received=f"exit status {done.returncode} for {name}",
+            remedy="See its message above. Without one, the machine may have "
+            "too little memory: a large model needs some 10 GB.",
+        )
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

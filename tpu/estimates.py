@@ -1,7 +1,14 @@
-"""The cost of a training step on a slice, by the TPU compiler's estimate."""
+"""The cost of a training step on a slice, by the TPU compiler's estimate.
+
+Memory is the compiler's plan. The text of an optimized program states an
+estimate of cycles for most operations, and this module adds them up; the body
+of a loop counts once for each iteration. Collectives have no estimate, so their
+bytes are added up, and divided by the bandwidth of a chip.
+"""
 
 import dataclasses
-import os
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +17,10 @@ from absl import logging
 
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError
 from albert_tf.training import schedules
 from albert_tf.training.cost import flops_per_step
-from tpu import cycles, replica_program, tpu_compiler
-from tpu.own_process import NoResultError, run_apart
+from tpu import replica_program, tpu_compiler
 from tpu.topologies import Slice
-
-# Flags of libtpu, separated by spaces.
-FLAGS_VARIABLE = "LIBTPU_INIT_ARGS"
 
 CAVEATS = (
     "Memory is the compiler's memory plan for the step. Time is the compiler's "
@@ -48,27 +50,21 @@ class Estimate:
         chip_memory_bytes: HBM of a core.
         batch_size: Rows of a micro-batch; each is an example, unless packed.
         gradient_accumulation_steps: Micro-batches in a step.
-        max_seq_length, precision, remat: Settings of the run.
+        max_seq_length, precision, remat, packing: Settings of the run.
         hidden_dropout, attention_dropout: Rates of the first step.
         quick: Whether the program was compiled with `quick`.
+        model_flops: Operations of the model by arithmetic, without
+            recomputation.
+        versions: Versions of the compiler, of the packages that load it, and
+            of TensorFlow.
         error: The compiler's error; "" if the program compiles.
         peak_bytes, argument_bytes, temporary_bytes, code_bytes: See
             `tpu_compiler.Compiled`.
         flops: Operations, counted by the compiler; the body of the loop over
             micro-batches counts once for each micro-batch.
-        model_flops: Operations of the model by arithmetic, without
-            recomputation.
-        accessed_bytes: Bytes read and written, by the compiler's count; loop
-            bodies count once.
         cycles: The compiler's estimate.
         uncounted_loops: Loops with an unknown number of iterations, whose
             bodies count once in `cycles`.
-        random_bytes: Bytes from the hardware's random generator, whose time
-            is not estimated.
-        copied_bytes: Bytes of asynchronous copies between HBM and on-chip
-            memory, whose time is not estimated.
-        hbm_bytes: `copied_bytes`, and the bytes that operations read and write
-            in HBM themselves; see `cycles.Cost`. Without collectives.
         all_reduce_bytes, num_all_reduces: Bytes and number of the sums over
             all cores.
         all_reduce_s: A lower bound of the time of these sums.
@@ -79,10 +75,6 @@ class Estimate:
         days, chip_hours: Duration and chip-hours of the complete run.
         compile_s, compile_cpu_s: Wall-clock and processor time of the
             compiler.
-        versions: Versions of the compiler, of the packages that load it, and
-            of TensorFlow.
-        packing: "none", or "best_fit" for several examples per row.
-        compiler_flags: Flags of libtpu, for recipes.
     """
 
     topology: str
@@ -94,6 +86,7 @@ class Estimate:
     max_seq_length: int
     precision: str
     remat: bool
+    packing: str
     hidden_dropout: float
     attention_dropout: float
     quick: bool
@@ -105,15 +98,11 @@ class Estimate:
     temporary_bytes: int | None = None
     code_bytes: int | None = None
     flops: float | None = None
-    accessed_bytes: float | None = None
-    random_bytes: int | None = None
-    copied_bytes: int | None = None
-    hbm_bytes: int | None = None
+    cycles: int | None = None
+    uncounted_loops: int | None = None
     all_reduce_bytes: int | None = None
     num_all_reduces: int | None = None
-    uncounted_loops: int | None = None
     all_reduce_s: float | None = None
-    cycles: int | None = None
     step_s: float | None = None
     mfu: float | None = None
     tokens_per_s_chip: float | None = None
@@ -122,8 +111,6 @@ class Estimate:
     chip_hours: float | None = None
     compile_s: float | None = None
     compile_cpu_s: float | None = None
-    packing: str = "none"
-    compiler_flags: str = ""
 
 
 def estimate(
@@ -138,23 +125,20 @@ def estimate(
         UserError: If the batch cannot be divided over the slice, or if libtpu
             is not installed or does not know the slice.
     """
+    micro_batches = config.data.gradient_accumulation_steps
     batch_size = per_replica_batch_size(
         "global_batch_size",
         config.data.global_batch_size,
         where.num_cores,
-        config.data.gradient_accumulation_steps,
+        micro_batches,
     )
-    versions = {
-        **tpu_compiler.check_installed(),
-        "tensorflow": tf.__version__,
-    }
+    versions = tpu_compiler.check_installed()
     devices = tpu_compiler.slice_devices(
         where.libtpu_name(), where.libtpu_options()
     )[: where.num_cores]
     model_flops = flops_per_step(
         config.model, config.data, config.training.sentence_objective
     )
-    micro_batches = config.data.gradient_accumulation_steps
     rates = schedules.dropout_rates(0, config)
     planned = Estimate(
         topology=str(where),
@@ -166,12 +150,12 @@ def estimate(
         max_seq_length=config.data.max_seq_length,
         precision=config.distribution.precision,
         remat=config.distribution.remat,
+        packing=config.data.packing,
         hidden_dropout=rates.hidden,
         attention_dropout=rates.attention,
         quick=quick,
         model_flops=model_flops // where.num_cores,
-        versions=versions,
-        packing=config.data.packing,
+        versions={**versions, "tensorflow": tf.__version__},
     )
     logging.info("lowering the training step for %s", where)
     hlo = replica_program.lower(config, where.num_cores)
@@ -180,7 +164,7 @@ def estimate(
         program = tpu_compiler.compile_program(hlo, devices, quick=quick)
     except tpu_compiler.DoesNotCompileError as error:
         return dataclasses.replace(planned, error=str(error))
-    cost = cycles.program_cost(program.hlo)
+    cost = program_cost(program.hlo)
     done = dataclasses.replace(
         planned,
         peak_bytes=program.peak_bytes,
@@ -190,13 +174,9 @@ def estimate(
         # The loop over micro-batches holds all but a thousandth of the
         # operations.
         flops=program.flops * micro_batches,
-        accessed_bytes=program.accessed_bytes,
-        random_bytes=cost.random_bytes,
-        copied_bytes=cost.copied_bytes,
-        hbm_bytes=cost.copied_bytes + cost.direct_bytes,
+        uncounted_loops=cost.uncounted_loops,
         all_reduce_bytes=cost.collective_bytes,
         num_all_reduces=cost.num_collectives,
-        uncounted_loops=cost.uncounted_loops,
         all_reduce_s=where.all_reduce_seconds(cost.collective_bytes),
         compile_s=program.compile_s,
         compile_cpu_s=program.compile_cpu_s,
@@ -206,53 +186,6 @@ def estimate(
     return dataclasses.replace(
         done, cycles=cost.cycles, **_times(config, where, done, cost.cycles)
     )
-
-
-def estimate_apart(
-    config: PretrainingConfig,
-    where: Slice,
-    *,
-    quick: bool = False,
-    compiler_flags: str = "",
-) -> Estimate:
-    """`estimate` in a separate process, to compile many programs in turn.
-
-    If the compiler crashes, only that process ends. Its memory, some 10 GB for
-    a large model, is released.
-
-    Args:
-        compiler_flags: Flags that are added to LIBTPU_INIT_ARGS, which the
-            compiler reads when it is loaded.
-
-    Raises:
-        UserError: As for `estimate`, or if the process has ended early.
-    """
-    logging.info("compiling for %s in a separate process", where)
-    flags = [os.environ.get(FLAGS_VARIABLE, ""), compiler_flags]
-    try:
-        return run_apart(
-            _estimate_alone,
-            config,
-            where,
-            quick,
-            environment={FLAGS_VARIABLE: " ".join(filter(None, flags))},
-        )
-    except NoResultError as error:
-        raise UserError(
-            "the compiler process must return a result",
-            received=error,
-            remedy="The machine may have too little memory: a large model "
-            "needs some 10 GB. Compile one program at a time. An unknown "
-            f"flag in {FLAGS_VARIABLE} ends the process, too.",
-        ) from None
-
-
-def _estimate_alone(
-    config: PretrainingConfig, where: Slice, quick: bool
-) -> Estimate:
-    # TensorFlow only traces the program, so it needs no GPU.
-    tf.config.set_visible_devices([], "GPU")
-    return estimate(config, where, quick=quick)
 
 
 def _times(
@@ -270,3 +203,183 @@ def _times(
         "days": hours / 24,
         "chip_hours": hours * where.num_chips,
     }
+
+
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_OPERATION = re.compile(
+    r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) "
+    r"(?P<kind>[a-z][\w\-]*)\("
+)
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_BODY = re.compile(r"body=%?([\w.\-]+)")
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_CALLED = re.compile(r"to_apply=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of a compiled program, or of a part of it.
+
+    Attributes:
+        cycles: Sum of the compiler's estimates.
+        collective_bytes: Bytes of the results of collectives.
+        num_collectives: Number of collectives, counted each time they run.
+        uncounted_loops: Loops whose number of iterations is unknown; their
+            bodies count once.
+    """
+
+    cycles: int = 0
+    collective_bytes: int = 0
+    num_collectives: int = 0
+    uncounted_loops: int = 0
+
+    def plus(self, other: "Cost", times: int = 1) -> "Cost":
+        """Adds the cost of a part that runs `times` times."""
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Cost(*(a + times * b for a, b in zip(mine, theirs, strict=True)))
+
+
+def program_cost(hlo: str) -> Cost:
+    """Adds up the cost of a program, including its loops.
+
+    Args:
+        hlo: An optimized HLO module, as text.
+
+    Raises:
+        ValueError: If the module has no entry computation, or no estimates.
+    """
+    computations, entry = _computations(hlo)
+    if entry is None or not _CYCLES.search(hlo):
+        raise ValueError("hlo must be a module that the TPU compiler optimized")
+    known: dict[str, Cost] = {}
+
+    def cost(name: str) -> Cost:
+        if name not in known:
+            total, lines = Cost(), computations[name]
+            for line in lines.values():
+                total = total.plus(_own_cost(line))
+                for called, times in _calls(line, lines, computations):
+                    unknown = Cost(uncounted_loops=int(times is None))
+                    total = total.plus(unknown).plus(cost(called), times or 1)
+            known[name] = total
+        return known[name]
+
+    return cost(entry)
+
+
+# Lines of a computation, by the name that each line defines.
+_Lines = dict[str, str]
+
+
+def _computations(hlo: str) -> tuple[dict[str, _Lines], str | None]:
+    """Returns all computations by name, and the name of the entry."""
+    found: dict[str, _Lines] = {}
+    entry, lines = None, None
+    for line in hlo.splitlines():
+        start = _COMPUTATION.match(line)
+        operation = _OPERATION.match(line)
+        if start:
+            lines = found.setdefault(start[2], {})
+            entry = start[2] if start[1] else entry
+        elif line.startswith("}"):
+            lines = None
+        elif operation and lines is not None:
+            lines[operation["name"]] = line
+    return found, entry
+
+
+def _own_cost(line: str) -> Cost:
+    """The cost of an operation without the computations that it calls."""
+    operation = _OPERATION.match(line)
+    assert operation
+    cycles = _CYCLES.search(line)
+    collective = operation["kind"].removesuffix("-start") in _COLLECTIVES
+    return Cost(
+        cycles=int(cycles[1]) if cycles else 0,
+        collective_bytes=_bytes(operation["shape"]) if collective else 0,
+        num_collectives=int(collective),
+    )
+
+
+def _calls(
+    line: str, lines: _Lines, computations: dict[str, _Lines]
+) -> list[tuple[str, int | None]]:
+    """The computations that an operation runs, and how often (None: unknown).
+
+    Computations inside a fusion have no separate cost.
+    """
+    operation = _OPERATION.match(line)
+    assert operation
+    if operation["kind"] == "while":
+        trips = _trips(line, lines, computations)
+        return [(name, trips) for name in _BODY.findall(line)]
+    if operation["kind"] == "call":
+        return [(name, 1) for name in _CALLED.findall(line)]
+    if operation["kind"] == "conditional":
+        branches = _BRANCHES.search(line)
+        names = re.findall(r"[\w.\-]+", branches[1] if branches else "")
+        return [(name, 1) for name in names]
+    return []
+
+
+def _trips(
+    line: str, lines: _Lines, computations: dict[str, _Lines]
+) -> int | None:
+    """The number of iterations of a loop; None if it is unknown.
+
+    Where the compiler does not state it, it is derived for loops that count
+    by one from a constant to a constant.
+    """
+    stated = _TRIPS.search(line)
+    if stated:
+        return int(stated[1])
+    condition = computations[_CONDITION.findall(line)[0]]
+    root = next(text for text in condition.values() if "ROOT" in text)
+    if " compare(" not in root or "direction=LT" not in root:
+        return None
+    counter, limit = _operands(root)
+    index = re.search(r"get-tuple-element\(.*index=(\d+)", condition[counter])
+    end = _constant(limit, condition)
+    initial = _operands(lines.get(_operands(line)[0], ""))
+    if index is None or int(index[1]) >= len(initial) or end is None:
+        return None
+    start = _constant(initial[int(index[1])], lines)
+    return None if start is None else end - start
+
+
+def _operands(line: str) -> list[str]:
+    """Names of an operation's operands."""
+    operation = _OPERATION.match(line)
+    if operation is None:
+        return []
+    return re.findall(r"%([\w.\-]+)", line[operation.end() :].split(")")[0])
+
+
+def _constant(name: str, lines: _Lines) -> int | None:
+    """The value of a constant scalar, or of a copy of one; else None."""
+    line = lines.get(name, "")
+    number = re.search(r" constant\((-?\d+)\)", line)
+    if number:
+        return int(number[1])
+    if " copy(" in line:
+        return _constant(_operands(line)[0], lines)
+    return None
+
+
+def _bytes(shape: str) -> int:
+    """Bytes of all arrays in a shape, e.g. `(f32[2,3]{1,0}, bf16[5])`."""
+    return sum(
+        math.prod(int(n) for n in sizes.split(",") if n) * _width(kind)
+        for kind, sizes in _ARRAY.findall(shape)
+    )
+
+
+def _width(kind: str) -> int:
+    """Bytes of an element, e.g. 2 for bf16 and 1 for pred."""
+    bits = re.search(r"\d+$", kind)
+    return max(1, int(bits[0]) // 8) if bits else 1

@@ -24,7 +24,8 @@ Commands:
     delete   delete the slice and the request; the run and its logs remain
 
 Settings. Each can be set by an environment variable instead, e.g. --zone by
-ALBERT_TPU_ZONE:
+ALBERT_TPU_ZONE. --flagfile=FILE, here or after --, reads --accelerator_type and
+--libtpu_init_args from a file such as configs/hardware/v5e_256.flags:
 HELP
   # shellcheck disable=SC2016  # awk must receive it unexpanded
   awk '/^  # / { comment = substr($0, 5) }
@@ -39,9 +40,9 @@ HELP
 
 Examples:
     tpu/launch.sh run --project=mine --zone=us-west4-a --name=base \
-        --accelerator_type=v5litepod-8 --log_dir=gs://bucket/logs/base -- \
+        --log_dir=gs://bucket/logs/base -- \
         --flagfile=configs/pretrain/base_v2_125k.flags \
-        --precision=mixed_bfloat16 --gradient_accumulation_steps=64 \
+        --flagfile=configs/hardware/v5e_8.flags \
         --output_dir=gs://bucket/runs/base \
         --input_file='gs://bucket/records/train/*.tfrecord'
     tpu/launch.sh run ... --dry_run     # prints every command, runs none
@@ -112,14 +113,21 @@ say() {
 }
 
 parse() {
-  local argument key
+  local argument key own=()
   command=$1
   shift
   while (($#)); do
-    argument=$1
+    [[ $1 != -- ]] || {
+      training_flags=("${@:2}")
+      break
+    }
+    own+=("$1")
     shift
+  done
+  read_hardware "${training_flags[@]}"
+  for argument in "${own[@]}"; do
     case $argument in
-    --) training_flags=("$@") && return ;;
+    --flagfile=*) read_hardware "$argument" ;;
     --dry_run | --dry_run=true) dry_run=true ;;
     -h | --help) usage && exit ;;
     --*=*)
@@ -129,6 +137,29 @@ parse() {
       printf -v "$key" '%s' "${argument#*=}"
       ;;
     *) fail "settings look like --SETTING=VALUE. Received: $argument" ;;
+    esac
+  done
+}
+
+# Takes the slice and the flags of its compiler from flags of training, and from
+# the flag files among them. The trainer ignores these two.
+read_hardware() {
+  local word lines
+  while (($#)); do
+    word=$1
+    shift
+    [[ $word != --flagfile ]] || word=--flagfile=${1-}
+    case $word in
+    --flagfile=*)
+      word=${word#*=}
+      [[ $word == /* ]] || word=$root/$word
+      [[ -f $word ]] || fail "--flagfile must be a file of the checkout, since\
+ the hosts have no other. Received: $word"
+      mapfile -t lines <"$word"
+      read_hardware "${lines[@]}"
+      ;;
+    --accelerator_type=*) accelerator_type=${word#*=} ;;
+    --libtpu_init_args=*) libtpu_init_args=${word#*=} ;;
     esac
   done
 }
@@ -583,12 +614,12 @@ main() {
 install bash, or use Cloud Shell."
   dry_run='' training_flags=()
   starts=0 replaced=0 preempted=0 checkpoint='' problem=''
+  root=$(cd "$(dirname "$0")/.." && pwd)
   settings
   parse "$@"
   check_settings
   limit_s=$query_s
   exec 3>&1
-  root=$(cd "$(dirname "$0")/.." && pwd)
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
   archive=$scratch/albert_tf.tar.gz

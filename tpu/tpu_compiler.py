@@ -46,7 +46,6 @@ class Compiled:
         temporary_bytes: Intermediate values.
         code_bytes: The program itself.
         flops: Operations; loop bodies count once.
-        accessed_bytes: Bytes read and written; loop bodies count once.
         hlo: The optimized program as text.
         compile_s: Wall-clock seconds of the compiler.
         compile_cpu_s: Seconds of processor time of the compiler.
@@ -57,7 +56,6 @@ class Compiled:
     temporary_bytes: int
     code_bytes: int
     flops: float
-    accessed_bytes: float
     hlo: str
     compile_s: float
     compile_cpu_s: float
@@ -170,7 +168,6 @@ def compile_program(
         temporary_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
         flops=cost["flops"],
-        accessed_bytes=cost["bytes accessed"],
         hlo=executable.hlo_modules()[0].to_string(),
         compile_s=wall,
         compile_cpu_s=cpu,

@@ -22,7 +22,6 @@ class TPUChip:
         memory_bytes: HBM of a core, less what the compiler reserves.
         peak_flops: Dense peak of a core in bfloat16, in FLOP/s.
         clock_hz: Clock rate of a core.
-        hbm_bytes_s: Bytes per second that a core reads or writes in HBM.
         all_reduce_bytes_s: Bytes per second that a chip sends in an
             all-reduce over a complete pod.
         largest: Number of chips of the largest slice: a pod, or the largest
@@ -44,7 +43,6 @@ class TPUChip:
     memory_bytes: int
     peak_flops: float
     clock_hz: float
-    hbm_bytes_s: float
     all_reduce_bytes_s: float
     largest: int
     dimensions: int = 2
@@ -56,7 +54,7 @@ class TPUChip:
 
         Returns:
             The chip with so many cores: itself, or one with twice its cores,
-            each with half the memory, its bandwidth and the peak; None for any
+            each with half the memory and half the peak; None for any
             other number of devices.
 
         Example:
@@ -74,12 +72,11 @@ class TPUChip:
             cores=2 * self.cores,
             memory_bytes=self.memory_bytes // 2,
             peak_flops=self.peak_flops / 2,
-            hbm_bytes_s=self.hbm_bytes_s / 2,
         )
 
 
 # Sources:
-# - Peaks, and bandwidths of the HBM: https://cloud.google.com/tpu/docs.
+# - Peaks: https://cloud.google.com/tpu/docs.
 # - Memory of v4: the limit that errors of the compiler report.
 # - Clocks: the peak divided by the operations that the matrix units of a core
 #   do in a cycle. A unit does 2 * 128 * 128; a core has 1 (v2), 2 (v3), 8 (v4,
@@ -96,7 +93,6 @@ TPU_CHIPS = {
         int(7.48 * 2**30),
         22.5e12,
         0.7e9,
-        350e9,
         248e9,
         256,
         subsystem_id="0x004e",
@@ -107,7 +103,6 @@ TPU_CHIPS = {
         int(15.48 * 2**30),
         61.5e12,
         0.94e9,
-        450e9,
         328e9,
         1024,
         subsystem_id="0x004f",
@@ -118,7 +113,6 @@ TPU_CHIPS = {
         int(30.75 * 2**30),
         275e12,
         1.05e9,
-        1200e9,
         268e9,
         2048,
         dimensions=3,
@@ -127,15 +121,11 @@ TPU_CHIPS = {
             "chips_per_host_bounds": (2, 2, 1),
         },
     ),
-    "v5e": TPUChip(
-        "0x0063", 1, int(15.75 * 2**30), 197e12, 1.5e9, 819e9, 200e9, 256
-    ),
+    "v5e": TPUChip("0x0063", 1, int(15.75 * 2**30), 197e12, 1.5e9, 200e9, 256),
     "v5p": TPUChip(
-        "0x0062", 1, int(95.74 * 2**30), 459e12, 1.75e9, 2765e9, 600e9, 2048, 3
+        "0x0062", 1, int(95.74 * 2**30), 459e12, 1.75e9, 600e9, 2048, 3
     ),
-    "v6e": TPUChip(
-        "0x006f", 1, int(31.25 * 2**30), 918e12, 1.75e9, 1640e9, 400e9, 256
-    ),
+    "v6e": TPUChip("0x006f", 1, int(31.25 * 2**30), 918e12, 1.75e9, 400e9, 256),
 }
 # Chips that are recognised on the PCI bus but not described in the table.
 _OTHER_PCI_IDS = {"0x0056": "unnamed", "0x0076": "TPU7x"}

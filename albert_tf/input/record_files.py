@@ -200,8 +200,8 @@ def check_packing(
             received=f"{packing} in "
             f"{posixpath.join(directory, features.METADATA_FILE)}",
             remedy=f"Set --{packing.replace(', ', ' --')}, or build the "
-            "records again. configs/pretrain/*_packed.flags are recipes for "
-            "packed records.",
+            "records again. For packed records, add "
+            "--flagfile=configs/pretrain/include/packed.flags to a recipe.",
         )
 
 

@@ -10,7 +10,8 @@ from albert_tf.errors import UserError
 from benchmarks import input_rate
 from benchmarks.input_rate import RecipeConfig, RunConfig
 from tests.helpers import tiny_run
-from tpu import compile_recipes, topologies
+from tpu import compile_recipes
+from tpu.compile_check import CompileCheckConfig
 
 COLUMNS = [cell.strip() for cell in input_rate.HEADER.split("|")[1:12]]
 
@@ -57,11 +58,10 @@ def test_a_recipe_gives_the_need_and_each_input_has_a_row(
     run = tiny_run.make_config(
         tmp_path / "none", tmp_path, global_batch_size=48, input_lanes=3
     )
-    where = topologies.Slice("v5e", (4, 4))
     monkeypatch.setattr(
         compile_recipes,
         "read_recipe",
-        lambda name: compile_recipes.Recipe(run, where),
+        lambda name: CompileCheckConfig(run=run, topology="v5e:4x4"),
     )
     inputs = (
         f"{tiny_records}/train",

@@ -29,10 +29,8 @@ from data_prep.config import (
     RecordsConfig,
     TokenizerConfig,
 )
-from tpu.config import (
-    CompileCheckConfig,
-    CompileRecipesConfig,
-)
+from tpu.compile_check import CompileCheckConfig
+from tpu.compile_recipes import CompileRecipesConfig
 
 COMMANDS = (
     TokenizerConfig,

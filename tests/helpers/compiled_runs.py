@@ -1,5 +1,6 @@
 """Configs of runs that are compiled for a TPU only."""
 
+import dataclasses
 import pathlib
 
 from tests.helpers import tiny_run
@@ -12,3 +13,20 @@ def tiny_config(**changes):
         pathlib.Path("run"),
         **{"dropout_schedule": "0:0.0", **changes},
     )
+
+
+def small_config(**changes):
+    """Large enough for the compiler to optimize: 4 layers of 128."""
+    config = tiny_config(precision="mixed_bfloat16", **changes)
+    model = dataclasses.replace(
+        config.model,
+        hidden_size=128,
+        num_hidden_layers=4,
+        intermediate_size=512,
+        embedding_size=128,
+        max_position_embeddings=128,
+    )
+    data = dataclasses.replace(
+        config.data, max_seq_length=128, max_predictions_per_seq=20
+    )
+    return dataclasses.replace(config, model=model, data=data)

@@ -1,19 +1,20 @@
-import dataclasses
 import json
 import pathlib
 import re
-import shlex
-import subprocess
 
 import pytest
 from absl import flags as absl_flags
 
 from albert_tf.config import ModelConfig, PretrainingConfig, flags
 from albert_tf.errors import UserError
+from tpu.compile_check import CompileCheckConfig
+from tpu.compile_recipes import RECIPES as COMPILED
 
 ROOT = pathlib.Path(__file__).parents[2]
 MODELS = ROOT / "configs" / "models"
 RECIPES = sorted(path.stem for path in ROOT.glob("configs/pretrain/*.flags"))
+FINETUNING = ROOT.glob("configs/finetune/*.flags")
+HARDWARE = sorted(path.stem for path in ROOT.glob("configs/hardware/*.flags"))
 
 # Published: layers, H, heads, intermediate size, dropout.
 PUBLISHED = {
@@ -34,11 +35,11 @@ def in_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def parse(*arguments):
+def parse(*arguments, config_class=PretrainingConfig):
     flag_values = absl_flags.FlagValues()
-    flags.define(PretrainingConfig, flag_values)
-    flag_values(["run_pretraining", *arguments])
-    return flags.parse(PretrainingConfig, flag_values)
+    flags.define(config_class, flag_values)
+    flag_values(["command", *arguments])
+    return flags.parse(config_class, flag_values)
 
 
 def load(recipe):
@@ -90,53 +91,19 @@ def test_published_architectures_are_unchanged(name):
     assert "parameter_sharing" not in stored
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_opens_with_its_own_command(recipe):
-    text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
-    opening = text[: re.search("^--", text, re.M).start()]
-    assert f"--flagfile=configs/pretrain/{recipe}.flags" in command_of(text)
-    assert "# Hardware: " in opening
-    assert "# Expected" in opening and "TODO" not in opening
-    assert load(recipe).training.num_train_steps > 0
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_command_of_a_recipe_parses(recipe):
-    text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
-    command = command_of(text)
-    if command[:3] == ["python", "-m", "albert_tf.run_pretraining"]:
-        arguments = command[3:]
-    else:
-        end = command.index("--")
-        launch = [*command[:end], "--project=p", "--zone=z", "--dry_run"]
-        printed = subprocess.run(
-            [*launch, *command[end:]],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert printed.returncode == 0, printed.stderr
-        arguments = command[end + 1 :]
-    config = parse(*arguments)
-    config.require("input_file", "output_dir")
-
-
-def command_of(text):
-    """The words of the command in a recipe's comment that starts training."""
-    found = re.search(
-        r"^# +((?:python -m albert_tf.run_pretraining|tpu/launch.sh run)"
-        r"(?: .*\\\n#)*.*)",
-        text,
-        re.M,
-    )
-    return shlex.split(found[1].replace("\\\n#", ""))
+@pytest.mark.parametrize(
+    "path",
+    [*ROOT.glob("configs/pretrain/*.flags"), *FINETUNING],
+    ids=lambda p: p.stem,
+)
+def test_a_recipe_opens_with_its_result_and_hardware_in_five_lines(path):
+    opening = re.match("(#.*\n)*", path.read_text())[0]
+    assert "Hardware: " in opening and "Expected" in opening
+    assert opening.count("\n") <= 5
 
 
 NAMED = re.compile("(bert_)?(base|large|xlarge|xxlarge)_(v[12]_)?(.*)")
 STEPS = {"125k": 125_000, "3m": 3_000_000, "10m": 10_000_000}
-
-
-PACKED = [r for r in RECIPES if r.endswith("_packed")]
 
 
 @pytest.mark.parametrize(
@@ -161,29 +128,30 @@ def test_a_recipe_matches_its_name(recipe):
 EXAMPLES_PER_ROW = (2500 * 1.92 + 800 * 1.23) / (2500 + 800)
 
 
-@pytest.mark.parametrize("recipe", PACKED)
-def test_a_packed_recipe_differs_only_in_packing_and_batch_size(
-    recipe,
-):
-    text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
-    packed, unpacked = load(recipe), load(recipe.removesuffix("_packed"))
-    assert unpacked.data.packing == "none"
-    changed = {
-        "packing": "best_fit",
-        "max_examples_per_row": 8,
-        "global_batch_size": packed.data.global_batch_size,
-    }
-    assert packed == dataclasses.replace(
-        unpacked, data=dataclasses.replace(unpacked.data, **changed)
-    )
-    # 4,096 examples, rounded up to rows of all replicas and micro-batches.
-    micro_batches = re.search(r"gradient_accumulation_steps=(\d+)", text)
-    num_chips = re.search(r"accelerator_type=v5litepod-(\d+)", text)
-    multiple = int(num_chips[1]) * int(micro_batches[1])
-    rows = packed.data.global_batch_size
-    assert rows % multiple == 0
-    assert (rows - multiple) * EXAMPLES_PER_ROW < 4096
-    assert rows * EXAMPLES_PER_ROW >= 4096
+@pytest.mark.parametrize("hardware", HARDWARE)
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_recipes_compose_with_packing_and_hardware(packing, hardware):
+    """A batch is 4,096 examples, rounded up to rows of all micro-batches."""
+    recipe = "--flagfile=configs/pretrain/base_v1_125k.flags"
+    flags = [f"--flagfile=configs/hardware/{hardware}.flags"]
+    if packing == "best_fit":
+        flags.insert(0, "--flagfile=configs/pretrain/include/packed.flags")
+    if (packing, hardware) == ("best_fit", "v6e_8"):
+        flags.append("--gradient_accumulation_steps=64")
+    config = parse(recipe, *flags, config_class=CompileCheckConfig)
+    alone, data = parse(recipe), config.run.data
+    assert config.run.model == alone.model
+    assert config.run.optimizer == alone.optimizer
+    assert config.run.training == alone.training
+    assert data.packing == packing
+    assert config.run == parse(recipe, *flags)  # ignores slice and compiler
+    multiple = config.where.num_cores * data.gradient_accumulation_steps
+    assert data.global_batch_size % multiple == 0
+    if packing == "best_fit":
+        rows = data.global_batch_size
+        assert rows * EXAMPLES_PER_ROW >= 4096
+        # Fewer rows would not fill the micro-batches of a v5e:16x16.
+        assert (rows - 512) * EXAMPLES_PER_ROW < 4096
 
 
 def test_the_recipes_of_the_paper_exist():
@@ -191,19 +159,9 @@ def test_the_recipes_of_the_paper_exist():
     assert {f"{size}_v1_125k" for size in sizes} <= set(RECIPES)
     assert {f"{size}_v2_3m" for size in sizes[1:]} <= set(RECIPES)
     assert {"base_v2_125k", "base_v2_10m", "tiny_cpu"} <= set(RECIPES)
-    unpacked = {recipe.removesuffix("_packed") for recipe in PACKED}
+    # docs/tpu.md has each of them, alone and packed.
     of_albert = {r for r in RECIPES if re.match("(x*large|base)_v", r)}
-    assert unpacked == of_albert - set(PACKED) - OF_OTHER_CHIPS
-
-
-OF_OTHER_CHIPS = {f"base_v2_125k_{chip}" for chip in ("v4", "v5p", "v6e")}
-
-
-@pytest.mark.parametrize("recipe", sorted(OF_OTHER_CHIPS))
-def test_recipes_of_other_chips_train_the_same_model(recipe):
-    assert load(recipe) == load("base_v2_125k")
-    text = (ROOT / "configs" / "pretrain" / f"{recipe}.flags").read_text()
-    assert f"--accelerator_type={recipe.rsplit('_')[-1]}-" in text
+    assert of_albert | {f"{r}_packed" for r in of_albert} <= set(COMPILED)
 
 
 def test_dropout_removal_follows_section_4_9():

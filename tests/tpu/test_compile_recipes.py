@@ -1,28 +1,18 @@
 import json
 import pathlib
+import subprocess
 
 import pytest
+from absl import flags as absl_flags
 
 from albert_tf.cluster.strategy import per_replica_batch_size
+from albert_tf.config import PretrainingConfig, flags
 from albert_tf.errors import UserError
 from tpu import compile_recipes
-from tpu.config import (
-    CompileRecipesConfig,
-)
-from tpu.estimates import Estimate
+from tpu.compile_recipes import CompileRecipesConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
-RECIPES = sorted(path.stem for path in ROOT.glob("configs/pretrain/*.flags"))
-ON_CPUS = {
-    "demo",
-    "demo_1_layer",
-    "demo_questions",
-    "mini_en_16",
-    "mini_en_64",
-    "mini_en_128",
-    "mini_en_256",
-    "tiny_cpu",
-}
+FOUND = json.loads(compile_recipes.FOUND.read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -31,56 +21,64 @@ def in_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_tpu_recipe_names_a_slice_that_divides_its_batches(name):
-    recipe = compile_recipes.read_recipe(name)
-    assert (recipe is None) == (name in ON_CPUS)
-    if recipe is None:
-        return
-    config, where, _ = recipe
-    assert config.distribution.precision == "mixed_bfloat16"
-    per_replica_batch_size(
-        "global_batch_size",
-        config.data.global_batch_size,
-        where.num_cores,
-        config.data.gradient_accumulation_steps,
-    )
-    per_replica_batch_size(
-        "eval_batch_size", config.data.eval_batch_size, where.num_cores
-    )
-
-
-def test_every_tpu_recipe_is_compiled():
-    found = json.loads(compile_recipes.FOUND.read_text())
-    assert set(found) == set(RECIPES) - ON_CPUS
-
-
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - ON_CPUS))
+@pytest.mark.parametrize("name", compile_recipes.RECIPES)
 def test_the_estimate_is_for_the_slice_and_the_rows_of_the_recipe(name):
-    found = Estimate(**json.loads(compile_recipes.FOUND.read_text())[name])
-    config, where, flags = compile_recipes.read_recipe(name)
-    micro_batches = config.data.gradient_accumulation_steps
-    assert found.topology == str(where)
-    assert found.gradient_accumulation_steps == micro_batches
-    assert found.packing == config.data.packing
-    assert found.compiler_flags == flags
-    rows = found.batch_size * micro_batches * where.num_cores
-    assert rows == config.data.global_batch_size
+    """If not, run python -m tpu.compile_recipes --recipe=NAME."""
+    found, config = FOUND[name], compile_recipes.read_recipe(name)
+    data, distribution = config.run.data, config.run.distribution
+    micro_batches = data.gradient_accumulation_steps
+    assert found["flags"] == compile_recipes.RECIPES[name]
+    assert found["topology"] == str(config.where)
+    assert found["gradient_accumulation_steps"] == micro_batches
+    assert found["packing"] == data.packing
+    assert found["precision"] == distribution.precision == "mixed_bfloat16"
+    rows = found["batch_size"] * micro_batches * config.where.num_cores
+    assert rows == data.global_batch_size
+    per_replica_batch_size(
+        "eval_batch_size", data.eval_batch_size, config.where.num_cores
+    )
 
 
-@pytest.mark.parametrize(
-    "name", [recipe for recipe in RECIPES if recipe.endswith("_packed")]
-)
-def test_packed_rows_take_at_most_2_percent_more_cycles(name):
-    """Than the rows of the unpacked recipe."""
-    found = json.loads(compile_recipes.FOUND.read_text())
+def test_the_trainer_reads_the_flags_of_a_recipe():
+    """It ignores the slice and the flags of the compiler."""
+    for name in compile_recipes.RECIPES:
+        values = absl_flags.FlagValues()
+        flags.define(PretrainingConfig, values)
+        values(["run_pretraining", *compile_recipes.flags_of(name)])
+        assert (
+            flags.parse(PretrainingConfig, values)
+            == compile_recipes.read_recipe(name).run
+        )
 
-    def cycles_per_row(name):
-        one = Estimate(**found[name])
-        return one.cycles / (one.batch_size * one.gradient_accumulation_steps)
 
-    unpacked = cycles_per_row(name.removesuffix("_packed"))
-    assert cycles_per_row(name) <= 1.02 * unpacked
+def test_each_recipe_is_compiled_by_compile_check(tmp_path, monkeypatch):
+    """The first does not compile; the process of the second is killed."""
+    calls, stored = [], tmp_path / "compiled.json"
+    stored.write_text(json.dumps({"large_v1_125k": {}}))
+    monkeypatch.setattr(compile_recipes, "FOUND", stored)
+
+    def compile_check(command, **_):
+        calls.append(command[2:])
+        refused = (2, '{"error": "out of HBM"}')
+        code, out = refused if len(calls) == 1 else (-9, "")
+        return subprocess.CompletedProcess(command, code, out)
+
+    monkeypatch.setattr(subprocess, "run", compile_check)
+    names = ("base_v2_125k_v4", "base_v2_125k_v5p")
+    with pytest.raises(UserError, match="status -9 for base_v2_125k_v5p"):
+        compile_recipes.main(CompileRecipesConfig(recipe=names, quick=True))
+    assert calls[0] == [
+        *("tpu.compile_check", "--json"),
+        "--flagfile=configs/pretrain/base_v2_125k.flags",
+        *("--flagfile=configs/hardware/v4_128.flags", "--quick"),
+    ]
+    assert json.loads(stored.read_text()) == {
+        "large_v1_125k": {},
+        "base_v2_125k_v4": {
+            "error": "out of HBM",
+            "flags": "base_v2_125k v4_128",
+        },
+    }
 
 
 def test_unknown_recipes_are_named():

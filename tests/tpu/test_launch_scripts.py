@@ -69,6 +69,7 @@ def test_help_lists_commands_settings_and_defaults(cloud):
         (["run", "--max_failures=0"], "--max_failures must be at least 1"),
         (["run", "--max_preemptions="], "--max_preemptions must be at least"),
         (["run", "--delete_when_done=yes"], "must be true or false. Received"),
+        (["start", "--", "--flagfile=none.flags"], "a file of the checkout"),
         (["start"], "flags of run_pretraining must follow --"),
         (["start", "--", "--output_dir=/tmp/x"], "--output_dir=gs://"),
     ],
@@ -152,6 +153,38 @@ def test_dry_run_of_run_prints_all_commands(cloud):
     verbs = " ".join(command[4] for command in commands_of(dry))
     assert verbs == "list create describe ssh ssh scp ssh ssh ssh ssh delete"
     assert "git ls-files" in dry.stdout and not cloud.calls
+
+
+V5E_256 = "--flagfile=configs/hardware/v5e_256.flags"
+LIMIT = "--xla_tpu_scoped_vmem_limit_kib=24576"
+
+
+@pytest.mark.parametrize(
+    ("own", "training", "chips", "compiler_flags"),
+    [
+        ([], [V5E_256], 256, LIMIT),
+        ([V5E_256], [], 256, LIMIT),
+        ([], V5E_256.split("="), 256, LIMIT),
+        (["--accelerator_type=v5litepod-128"], [V5E_256], 128, LIMIT),
+        ([], [V5E_256, "--libtpu_init_args="], 256, ""),
+        (["--libtpu_init_args=--a=1"], [V5E_256], 256, "--a=1"),
+        ([], ["--flagfile={}/own.flags"], 256, LIMIT),
+    ],
+)
+def test_a_flag_file_has_the_slice_and_the_flags_of_its_compiler(
+    cloud, tmp_path, own, training, chips, compiler_flags
+):
+    """Also if another file includes it; settings of the script go first."""
+    (tmp_path / "own.flags").write_text(f"# Ours.\n{V5E_256}\n--seed=3")
+    training = [word.format(tmp_path) for word in training]
+    cloud.repository = ROOT
+    dry = cloud.launch("run", *own, "--dry_run", "--", *training, *TRAINING)
+    assert dry.returncode == 0, dry.stderr
+    (create,) = (c for c in commands_of(dry) if c[4] == "create")
+    assert f"--accelerator-type=v5litepod-{chips}" in create
+    (train,) = (line for line in dry.stdout.splitlines() if " train " in line)
+    assert ("LIBTPU_INIT_ARGS=" in train) == bool(compiler_flags)
+    assert f"LIBTPU_INIT_ARGS={compiler_flags} " in train or not compiler_flags
 
 
 def test_one_host_trains_until_all_steps_are_done(cloud):
