@@ -10,7 +10,7 @@ from albert_tf.config.task_head import (
     QUESTION_ANSWERING,
     REGRESSION,
 )
-from albert_tf.finetuning.example_types import (
+from albert_tf.finetuning.examples import (
     ChoiceExample,
     ExampleSet,
     TextExample,

@@ -24,7 +24,7 @@ from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
 from albert_tf.errors import UserError
 from albert_tf.finetuning import predictions, scores, squad_scores
 from albert_tf.finetuning.base_model import BaseModel
-from albert_tf.finetuning.example_types import ExampleSet
+from albert_tf.finetuning.examples import ExampleSet
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.tasks import DEV

@@ -17,8 +17,7 @@ import numpy as np
 
 from albert_tf.config.task_head import CLASSIFICATION, REGRESSION
 from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning.example_types import ExampleSet
-from albert_tf.finetuning.tables import read_text
+from albert_tf.finetuning.examples import ExampleSet, read_text
 from albert_tf.finetuning.tasks import LETTERS, Task
 from albert_tf.io.files import write_text
 from albert_tf.records.documents import QuestionAnswer

@@ -17,8 +17,7 @@ from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model, feature_files, predict
 from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.encoding import make_records
-from albert_tf.finetuning.example_types import ExampleSet
-from albert_tf.finetuning.examples import has_split, read_examples
+from albert_tf.finetuning.examples import ExampleSet, has_split, read_examples
 from albert_tf.finetuning.feature_files import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Scorer

@@ -35,6 +35,8 @@ class Columns:
             list of all; () for other kinds.
         header: The names of all columns of an official file without header;
             () if the first line has them.
+        answer_start: In a table of questions, the position of the answer's
+            first character.
     """
 
     text: str
@@ -43,6 +45,7 @@ class Columns:
     id: str = ""
     choices: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
+    answer_start: str = ""
 
 
 # The names of the values of an example in JSON, by layout.

@@ -7,12 +7,12 @@ from albert_tf.config import SequenceConfig
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.encoding import make_records
-from albert_tf.finetuning.example_types import (
+from albert_tf.finetuning.examples import (
     ChoiceExample,
     ExampleSet,
     TextExample,
+    read_examples,
 )
-from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.features import task_features
 from albert_tf.finetuning.tasks import TASKS
 from albert_tf.records.documents import Answer, Question

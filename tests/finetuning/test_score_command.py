@@ -12,8 +12,7 @@ from absl import flags as absl_flags
 from albert_tf.config import flags
 from albert_tf.config.task import ColumnsConfig, ScoreConfig, TaskConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.example_types import ExampleSet, TextExample
-from albert_tf.finetuning.examples import read_examples
+from albert_tf.finetuning.examples import ExampleSet, TextExample, read_examples
 from albert_tf.finetuning.predictions import (
     read_predictions,
     read_values,

@@ -1,11 +1,11 @@
 """Inputs of fine-tuned models that are served."""
 
 from albert_tf.config.task import TaskConfig
-from albert_tf.finetuning.example_types import (
+from albert_tf.finetuning.examples import (
     ChoiceExample,
     ExampleSet,
+    read_examples,
 )
-from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.tasks import Task
 from albert_tf.records.documents import Question
 from tests.helpers.tiny_albert import TESTDATA
