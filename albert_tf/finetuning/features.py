@@ -1,24 +1,78 @@
-"""The features of a fine-tuning record, for each kind of task.
+"""The features of a task: text -> records -> TFRecord files, used again.
 
 A record is what one call of the model reads: a text or a pair of texts, all
 choices of a question, or one window of a document. A record of zeros is an
 example of weight 0.
+
+    OUTPUT_DIR/features/train-ID/train-00000-of-00001.tfrecord, dev-...
+    OUTPUT_DIR/features/train-ID/metadata.json
+    OUTPUT_DIR/features/predict-ID/...
+
+ID is the beginning of the SHA-256 of everything that determines the features.
+So a command with other examples or lengths leaves the features of a run as they
+are, and its settings can be refused after it has written its own. The
+directories of earlier versions have names without ID.
+
+The sequences of a directory have the same length: that of the longest one,
+rounded up. The model then computes less padding, with the same result.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import posixpath
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from absl import logging
+from scipy.special import entr
 
 from albert_tf.config import SequenceConfig
+from albert_tf.config.task import TaskConfig
 from albert_tf.config.task_head import (
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
+    TaskHeadConfig,
 )
+from albert_tf.errors import UserError
+from albert_tf.finetuning.examples import (
+    ChoiceExample,
+    ExampleSet,
+    TextExample,
+)
+from albert_tf.finetuning.tasks import TRAIN
+from albert_tf.input.record_format import serialize
+from albert_tf.input.record_sets import RecordSet
+from albert_tf.io.files import (
+    atomic_write,
+    load_json,
+    load_json_if_any,
+    write_json,
+)
+from albert_tf.io.tfrecord import TFRecordWriter
+from albert_tf.records.documents import WindowMaker
+from albert_tf.records.encoding import ModelInputs, join, truncate
+from albert_tf.records.features import METADATA_FILE, sha256_of
+from albert_tf.records.tokenization import Tokenizer
+
+RECORDS_PER_SHARD = 16384
+
+# Lengths are multiples of this number, which suits matrix units.
+LENGTH_MULTIPLE = 64
+
+# Number of characters of the SHA-256 in the name of a directory.
+_ID_LENGTH = 16
+
+# Seed of the order of training records. Official files may be sorted.
+_ORDER_SEED = 0
+
+_BATCH = 1000  # texts to tokenize in one call
 
 # The values of a record by feature, int64 or float32, each `(length,)`.
 Record = Mapping[str, np.ndarray]
+
+MakeRecords = Callable[[], Iterable[Record]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +84,6 @@ class TaskFeature:
         dtype: "int64" or "float32", as stored.
         num_sequences: Number of sequences of `max_seq_length` tokens that the
             feature holds, one after another. 0: a single value.
-
-    Example:
-        >>> shape = SequenceConfig(
-        ...     max_seq_length=128, max_predictions_per_seq=1
-        ... )
-        >>> TaskFeature("input_ids", "int64", num_sequences=4).length(shape)
-        512
     """
 
     name: str
@@ -64,7 +111,6 @@ def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
         input_ids int64 512
         input_mask int64 512
         segment_ids int64 512
-        example_number int64 1
         example_weight float32 1
         label int64 1
     """
@@ -76,8 +122,6 @@ def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
         TaskFeature("input_mask", "int64", sequences),
         # 0 up to the first [SEP], 1 up to the second; padded with 0.
         TaskFeature("segment_ids", "int64", sequences),
-        # Index of the example in its file; windows of one question share it.
-        TaskFeature("example_number", "int64"),
         # 1.0; 0.0 for a record that only fills a batch.
         TaskFeature("example_weight", "float32"),
     )
@@ -88,8 +132,6 @@ def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
         return (*shared, TaskFeature("label", "int64"))
     return (
         *shared,
-        # Index of the window among those of its question.
-        TaskFeature("window_number", "int64"),
         # 1 for a token that no answer contains: question, [SEP], padding.
         # 0 for the document and for [CLS], as in google-research/albert.
         TaskFeature("p_mask", "int64", 1),
@@ -100,3 +142,312 @@ def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
         # 1 if the window does not contain an answer.
         TaskFeature("is_impossible", "int64"),
     )
+
+
+# --- text -> records ----------------------------------------------------------
+
+_WEIGHT = {"example_weight": np.ones(1, np.float32)}
+
+
+def make_records(
+    examples: ExampleSet,
+    tokenizer: Tokenizer,
+    config: TaskConfig,
+    max_seq_length: int,
+) -> Iterator[Record]:
+    """Yields the records of examples, in order, as `task_features` lists them.
+
+    A question has a record for each window of its document. A question whose
+    answer cannot be found is reported to `examples`; in training, it has no
+    record.
+
+    Args:
+        examples: The examples of one split.
+        tokenizer: The tokenizer of the model.
+        config: Lengths and stride.
+        max_seq_length: Number of tokens in a sequence; shorter sequences are
+            padded.
+
+    Raises:
+        UserError: If the lengths leave no room for a document, or an answer
+            cannot be found and `on_bad_example` is "error".
+    """
+    kind = examples.task.kind
+    if kind == QUESTION_ANSWERING:
+        maker = WindowMaker(tokenizer, config, max_seq_length)
+        for example in examples.examples:
+            windows = maker.make(example)
+            if windows.problem and not _is_known(examples, example.id):
+                examples.report_bad(example.id, windows.problem)
+            if not (windows.problem and examples.is_training):
+                for window in range(len(windows.spans)):
+                    first, last = windows.answer_in(window)
+                    values = windows.inputs(window, max_seq_length) | {
+                        "start_position": first,
+                        "end_position": last,
+                        "is_impossible": first == 0,
+                    }
+                    yield _WEIGHT | {
+                        name: np.atleast_1d(value).astype(np.int64)
+                        for name, value in values.items()
+                    }
+        return
+    label_dtype = np.float32 if kind == REGRESSION else np.int64
+    for begin in range(0, len(examples.examples), _BATCH):
+        batch = examples.examples[begin : begin + _BATCH]
+        sequences = (
+            _choice_sequences(batch, tokenizer, config, max_seq_length)
+            if kind == MULTIPLE_CHOICE
+            else _text_sequences(batch, tokenizer, max_seq_length)
+        )
+        for example, sequence in zip(batch, sequences, strict=True):
+            label = np.array([example.label or 0], label_dtype)
+            yield _WEIGHT | sequence | {"label": label}
+
+
+def _is_known(examples: ExampleSet, name: str) -> bool:
+    return any(bad.where == name for bad in examples.bad)
+
+
+def _features(arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of `ModelInputs` by name, each with its rows joined, int64."""
+    return {
+        name: values.ravel().astype(np.int64)
+        for name, values in zip(ModelInputs._fields, arrays, strict=True)
+    }
+
+
+def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    encoded = tokenizer.encode_batch(texts)
+    return [ids.tolist() for ids in np.split(encoded.ids, encoded.ends[:-1])]
+
+
+def _text_sequences(
+    examples: Sequence[TextExample], tokenizer: Tokenizer, length: int
+) -> Iterator[dict[str, np.ndarray]]:
+    firsts = _tokenize(tokenizer, [e.text for e in examples])
+    seconds = None
+    if examples[0].text_pair is not None:
+        seconds = _tokenize(tokenizer, [e.text_pair or "" for e in examples])
+    inputs = join(*truncate(firsts, seconds, length), length)
+    return map(_features, zip(*inputs, strict=True))
+
+
+def _choice_sequences(
+    examples: Sequence[ChoiceExample],
+    tokenizer: Tokenizer,
+    config: TaskConfig,
+    length: int,
+) -> Iterator[dict[str, np.ndarray]]:
+    """The sequences `[CLS] passage [SEP] question choice [SEP]` of a question.
+
+    A choice replaces each "_" of its question. If the question has no "_", the
+    choice follows it. Question and choice together keep their last
+    `max_qa_length` tokens; the passage loses its end, as in
+    google-research/albert.
+    """
+    longest = min(config.max_qa_length, length - 3)
+    passages = _tokenize(tokenizer, [e.passage for e in examples])
+    for example, passage in zip(examples, passages, strict=True):
+        texts = [
+            example.question.replace("_", choice)
+            if "_" in example.question
+            else f"{example.question} {choice}"
+            for choice in example.choices
+        ]
+        seconds = [ids[-longest:] for ids in _tokenize(tokenizer, texts)]
+        firsts = [passage[: length - 3 - len(second)] for second in seconds]
+        yield _features(join(firsts, seconds, length))
+
+
+# --- records -> files ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureFiles:
+    """A directory of features.
+
+    Attributes:
+        max_seq_length: Length of every sequence.
+        splits: Number of records by file name, by split.
+        checksums: SHA-256 by file name.
+        constant_loss: By split, the least loss of predictions that do not
+            depend on the input: chance, if labels are balanced.
+        inputs_sha256: SHA-256 of everything that determines the features.
+    """
+
+    directory: str
+    max_seq_length: int
+    splits: Mapping[str, Mapping[str, int]]
+    checksums: Mapping[str, str]
+    constant_loss: Mapping[str, float]
+    inputs_sha256: str
+
+    def names(self, split: str) -> tuple[str, ...]:
+        """Paths of the files of a split; () without that split."""
+        return tuple(
+            posixpath.join(self.directory, name)
+            for name in self.splits.get(split, ())
+        )
+
+    def records(self, split: str) -> RecordSet:
+        """The records of a split."""
+        counts, files = self.splits[split], self.names(split)
+        return RecordSet(
+            files=files,
+            counts=tuple(counts.values()),
+            checksums=tuple(self.checksums[name] for name in counts),
+            metadata=None,
+            directory=self.directory,
+            sets=(files,),
+        )
+
+
+def find_or_write(
+    parent: str,
+    purpose: str,
+    splits: Mapping[str, MakeRecords],
+    head: TaskHeadConfig,
+    max_seq_length: int,
+    inputs: Mapping[str, Any],
+    scratch: str = "",
+) -> FeatureFiles:
+    """Returns the features with these inputs; writes them if there are none.
+
+    Args:
+        parent: Has a directory for each purpose and all inputs.
+        purpose: "train" or "predict".
+        splits: Makes the records of each split. Those of "train" are written
+            in random order, the others in order.
+        head: What the model predicts.
+        max_seq_length: Length of the sequences in the records.
+        inputs: Everything that determines the features, as JSON values.
+        scratch: Where to write instead of `parent`, for a dry run.
+    """
+    inputs_sha256 = sha256_of(json.dumps(inputs, sort_keys=True).encode())
+    name = f"{purpose}-{inputs_sha256[:_ID_LENGTH]}"
+    for known in (name, purpose):  # the latter from an earlier version
+        directory = posixpath.join(parent, known)
+        stored = load_json_if_any(posixpath.join(directory, METADATA_FILE))
+        if stored and stored["inputs_sha256"] == inputs_sha256:
+            logging.info("using the features in %s", directory)
+            return FeatureFiles(directory, **stored)
+    directory = posixpath.join(scratch or parent, name)
+    metadata = _write(directory, splits, head, max_seq_length)
+    metadata["inputs_sha256"] = inputs_sha256
+    path = posixpath.join(directory, METADATA_FILE)
+    write_json(path, metadata)
+    return FeatureFiles(directory, **load_json(path))
+
+
+def _write(
+    directory: str,
+    splits: Mapping[str, MakeRecords],
+    head: TaskHeadConfig,
+    max_seq_length: int,
+) -> dict[str, Any]:
+    """Writes the shards; returns the metadata."""
+    features = task_features(head.kind, head.num_choices)
+    records = {
+        split: [_without_padding(record, features) for record in make()]
+        for split, make in splits.items()
+    }
+    for split, rows in records.items():
+        if not rows:
+            raise UserError(
+                f"at least one example of the {split} set must be usable",
+                received="none: no window has a complete answer",
+                remedy="Check the file, or set a smaller --doc_stride.",
+            )
+    longest = max(
+        record["input_ids"].shape[1]
+        for rows in records.values()
+        for record in rows
+    )
+    rounded = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    length = min(rounded, max_seq_length)
+    counts: dict[str, dict[str, int]] = {}
+    checksums: dict[str, str] = {}
+    for split, rows in records.items():
+        if split == TRAIN:
+            order = np.random.default_rng(_ORDER_SEED).permutation(len(rows))
+            rows = [rows[i] for i in order]
+        num_shards = -(-len(rows) // RECORDS_PER_SHARD)
+        counts[split] = {}
+        for shard in range(num_shards):
+            begin = shard * RECORDS_PER_SHARD
+            of_shard = rows[begin : begin + RECORDS_PER_SHARD]
+            name = f"{split}-{shard:05d}-of-{num_shards:05d}.tfrecord"
+            with (
+                atomic_write(posixpath.join(directory, name)) as file,
+                TFRecordWriter(file) as writer,
+            ):
+                for record in of_shard:
+                    padded = _padded(record, features, length)
+                    writer.write(serialize(features, padded))
+                checksums[name] = writer.sha256()
+            counts[split][name] = len(of_shard)
+    return {
+        "max_seq_length": length,
+        "splits": counts,
+        "checksums": checksums,
+        "constant_loss": {
+            split: constant_loss(rows, head) for split, rows in records.items()
+        },
+    }
+
+
+def _without_padding(
+    record: Record, features: Sequence[TaskFeature]
+) -> dict[str, np.ndarray]:
+    """Cuts sequences to the longest of the record; saves memory.
+
+    Returns:
+        Sequences as `(num_sequences, length)`, in the smallest type.
+    """
+    num_sequences = features[0].num_sequences
+    mask = record["input_mask"].reshape(num_sequences, -1)
+    length = int(mask.sum(axis=1).max())
+    cut = dict(record)
+    for feature in features:
+        if feature.num_sequences:
+            rows = record[feature.name].reshape(num_sequences, -1)[:, :length]
+            cut[feature.name] = rows.astype(np.min_scalar_type(rows.max()))
+    return cut
+
+
+def _padded(
+    record: Record, features: Sequence[TaskFeature], length: int
+) -> dict[str, list[float]]:
+    """Lists the values of a record, with sequences padded to `length`."""
+    values = dict(record)
+    for feature in features:
+        if feature.num_sequences:
+            cut = record[feature.name]
+            values[feature.name] = np.pad(
+                cut,
+                ((0, 0), (0, length - cut.shape[1])),
+                # No answer contains padding.
+                constant_values=int(feature.name == "p_mask"),
+            )
+    return {name: value.ravel().tolist() for name, value in values.items()}
+
+
+def constant_loss(records: Sequence[Record], head: TaskHeadConfig) -> float:
+    """The least loss of predictions that do not depend on the input.
+
+    It is the entropy of the labels or, for regression, their variance. A model
+    at this loss has learned only how frequent each label is.
+    """
+
+    def entropy(name: str) -> float:
+        values = np.concatenate([record[name] for record in records])
+        _, counts = np.unique(values, return_counts=True)
+        return float(entr(counts / counts.sum()).sum())
+
+    if head.kind == REGRESSION:
+        return float(np.var([record["label"][0] for record in records]))
+    if head.kind != QUESTION_ANSWERING:
+        return entropy("label")
+    loss = (entropy("start_position") + entropy("end_position")) / 2
+    return loss + 0.5 * entropy("is_impossible") * head.is_beam

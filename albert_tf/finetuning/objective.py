@@ -10,12 +10,14 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import FinetuningConfig
-from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
+from albert_tf.config.task_head import (
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TaskHeadConfig,
+)
 from albert_tf.errors import name_faults
 from albert_tf.finetuning.base_model import BaseModel, plan_start
-from albert_tf.finetuning.feature_files import FeatureFiles
-from albert_tf.finetuning.features import task_features
-from albert_tf.finetuning.losses import task_sums
+from albert_tf.finetuning.features import FeatureFiles, task_features
 from albert_tf.finetuning.tasks import DEV, TRAIN
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
@@ -26,7 +28,12 @@ from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs.directory import RECORDS_METADATA_FILE, has_checkpoints
 from albert_tf.training import cost, warm_start
 from albert_tf.training.listener import Listener, LogEvent
-from albert_tf.training.objective import InitialWeights, Objective, Scalars
+from albert_tf.training.objective import (
+    InitialWeights,
+    Objective,
+    Scalars,
+    weighted_sums,
+)
 
 # Scores of the collected predictions of a split.
 Score = Callable[[Mapping[str, np.ndarray]], dict[str, float]]
@@ -218,6 +225,76 @@ class Finetuning(Objective):
         return self._head.kind == QUESTION_ANSWERING
 
 
+def task_sums(
+    head: TaskHeadConfig,
+    outputs: Mapping[str, tf.Tensor],
+    batch: Mapping[str, tf.Tensor],
+) -> dict[str, tf.Tensor]:
+    """Sums losses, correct predictions and weights over a batch.
+
+    `Finetuning.loss` divides them by the weight of the global batch, so each
+    record counts the same on every replica and in every micro-batch.
+
+    Args:
+        head: What the model predicts.
+        outputs: Outputs of `AlbertForTask`.
+        batch: `example_weight`, float32, `(batch, 1)`, 0 for padding; and the
+            labels, `(batch, 1)`: `label`, int32, or float32 for regression;
+            or `start_position` and `end_position`, int32, and for the beam
+            head `is_impossible`, int32.
+
+    Returns:
+        float32 scalars `label_loss_sum`, in nats, or of squared errors for
+        regression; `label_weight_sum`; and, except for regression,
+        `label_correct_sum`.
+    """
+    weights = batch["example_weight"][:, 0]
+    if head.kind == QUESTION_ANSWERING:
+        return _span_sums(head, outputs, batch, weights)
+    labels = batch["label"][:, 0]
+    if head.kind == REGRESSION:
+        squares = tf.square(outputs["logits"][:, 0] - labels)
+        return {
+            "label_loss_sum": tf.reduce_sum(weights * squares),
+            "label_weight_sum": tf.reduce_sum(weights),
+        }
+    return weighted_sums("label", outputs["logits"], labels, weights)
+
+
+def _span_sums(
+    head: TaskHeadConfig,
+    outputs: Mapping[str, tf.Tensor],
+    batch: Mapping[str, tf.Tensor],
+    weights: tf.Tensor,
+) -> dict[str, tf.Tensor]:
+    """The sums for spans; the loss is the mean of the losses of start and end.
+
+    The beam head adds half the loss of answerability, as in
+    google-research/albert.
+    """
+    starts, ends = batch["start_position"][:, 0], batch["end_position"][:, 0]
+    start_logits, end_logits = outputs["start_logits"], outputs["end_logits"]
+    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+    losses = (
+        cross_entropy(starts, start_logits) + cross_entropy(ends, end_logits)
+    ) / 2
+    if head.is_beam:
+        is_impossible = tf.cast(batch["is_impossible"][:, 0], tf.float32)
+        losses += 0.5 * tf.nn.sigmoid_cross_entropy_with_logits(
+            is_impossible, outputs["null_logits"]
+        )
+    correct = tf.cast(
+        (tf.argmax(start_logits, -1, tf.int32) == starts)
+        & (tf.argmax(end_logits, -1, tf.int32) == ends),
+        tf.float32,
+    )
+    return {
+        "label_loss_sum": tf.reduce_sum(weights * losses),
+        "label_correct_sum": tf.reduce_sum(weights * correct),
+        "label_weight_sum": tf.reduce_sum(weights),
+    }
+
+
 class ChanceWatch(Listener):
     """Warns if the model has learned nothing after a tenth of the steps.
 
@@ -226,18 +303,6 @@ class ChanceWatch(Listener):
 
     Args:
         constant_loss: Loss of predictions that do not depend on the input.
-
-    Example:
-        >>> watch = ChanceWatch(
-        ...     FinetuningConfig(),
-        ...     constant_loss=0.69,
-        ...     log_event=lambda kind, **facts: print(kind, facts),
-        ... )
-        >>> watch.on_loop_begin(0)
-        >>> watch.on_loop_end(200, {"loss": 0.7})
-        loss_at_chance {'loss': 0.7, 'constant_loss': 0.69}
-        >>> watch.on_loop_begin(200)
-        >>> watch.on_loop_end(300, {"loss": 0.7})
     """
 
     def __init__(

@@ -11,6 +11,7 @@ import json
 import posixpath
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,10 +23,10 @@ from albert_tf.cluster.workers import is_chief
 from albert_tf.config import FinetuningConfig
 from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
 from albert_tf.errors import UserError
-from albert_tf.finetuning import predictions, scores, squad_scores
+from albert_tf.finetuning import predictions, scores
 from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.examples import ExampleSet
-from albert_tf.finetuning.feature_files import FeatureFiles
+from albert_tf.finetuning.features import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.tasks import DEV
 from albert_tf.io.files import write_json
@@ -55,7 +56,6 @@ class Scorer:
     Args:
         config: Settings, with the length that windows are cut to, which may
             exceed that of the features.
-        base: The vocabulary.
         null_threshold: Null odds above which a question has no answer.
     """
 
@@ -111,7 +111,7 @@ class Scorer:
     def score_answers(self, found: list[QuestionAnswer]) -> dict[str, float]:
         """The scores of the official script."""
         may_be_null = self.examples.task.may_be_unanswerable
-        return squad_scores.score_answers(
+        return scores.score_answers(
             self.examples.examples,
             {answer.id: answer.text() for answer in found},
             {a.id: a.null_odds for a in found} if may_be_null else None,
@@ -120,31 +120,38 @@ class Scorer:
         )
 
 
-class Predictor:
-    """The model of a run, restored from a checkpoint.
+class Inputs(NamedTuple):
+    """What trainings and predictions need.
 
-    Args:
-        config: Settings of the run, with the length of the features.
-        files: Features of the splits.
-        base: The vocabulary.
+    Attributes:
+        config: Complete settings, with model, head, lengths and files.
+        base: The vocabulary, and the initial weights.
+        files: The features of the splits.
+        scorers: Of the splits.
     """
 
+    config: FinetuningConfig
+    base: BaseModel
+    files: FeatureFiles
+    scorers: Mapping[str, Scorer]
+
+
+class Predictor:
+    """The model of a run, restored from a checkpoint."""
+
     def __init__(
-        self,
-        config: FinetuningConfig,
-        files: FeatureFiles,
-        base: BaseModel,
-        strategy: tf.distribute.Strategy,
+        self, inputs: Inputs, strategy: tf.distribute.Strategy
     ) -> None:
+        config = inputs.config
         per_replica_batch_size(
             "eval_batch_size",
             config.data.eval_batch_size,
             strategy.num_replicas_in_sync,
         )
         self._config = config
-        self._files = files
+        self._files = inputs.files
         self._strategy = strategy
-        self._objective = Finetuning(config, files, base)
+        self._objective = Finetuning(config, inputs.files, inputs.base)
         with (
             guarded(config.distribution, strategy) as watchdog,
             watchdog.limit("the start of the prediction"),
@@ -192,20 +199,15 @@ def _wanted_step(config: FinetuningConfig) -> int:
     return best
 
 
-def run(
-    config: FinetuningConfig,
-    scorers: Mapping[str, Scorer],
-    files: FeatureFiles,
-    base: BaseModel,
-    strategy: tf.distribute.Strategy,
-) -> None:
+def run(inputs: Inputs, strategy: tf.distribute.Strategy) -> None:
     """Evaluates or predicts splits with the model of a run.
 
     Prints a JSON object for each split with labels. Unless the mode is eval,
     also writes the predictions.
     """
-    predictor = Predictor(config, files, base, strategy)
-    for split, scorer in scorers.items():
+    training = inputs.config.training
+    predictor = Predictor(inputs, strategy)
+    for split, scorer in inputs.scorers.items():
         metrics, collected = predictor.predict(split)
         if not is_chief(strategy):
             continue
@@ -213,8 +215,8 @@ def run(
             metrics |= scorer(collected)
             line = {"split": split, "step": predictor.step, **metrics}
             print(json.dumps(line))
-        if config.training.mode != "eval":
-            _write(config.training.output_dir, split, scorer, collected)
+        if training.mode != "eval":
+            _write(training.output_dir, split, scorer, collected)
 
 
 def _write(run_dir: str, split: str, scorer: Scorer, collected: Arrays) -> None:
@@ -264,23 +266,16 @@ def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
 
 
 def choose_null_threshold(
-    config: FinetuningConfig,
-    scorers: Mapping[str, Scorer],
-    files: FeatureFiles,
-    base: BaseModel,
-    strategy: tf.distribute.Strategy,
+    inputs: Inputs, strategy: tf.distribute.Strategy
 ) -> None:
     """Writes the threshold that gives the best F1 on held-out documents.
 
     If there is a development set, also logs its scores at that threshold, as
     the last evaluation of the run.
-
-    Args:
-        scorers: Of `HOLDOUT`, and of "dev" if there is one.
     """
-    predictor = Predictor(config, files, base, strategy)
+    scorers, predictor = inputs.scorers, Predictor(inputs, strategy)
     _, collected = predictor.predict(HOLDOUT)
-    run_dir, threshold = config.training.output_dir, 0.0
+    run_dir, threshold = inputs.config.training.output_dir, 0.0
     if is_chief(strategy):
         found = scorers[HOLDOUT].find_answers(collected)
         held_out = scorers[HOLDOUT].score_answers(found)
@@ -308,11 +303,6 @@ def best_threshold(
     If it is best to answer no question, the official script gives 0, but
     questions with negative odds would be answered. Then the threshold is below
     all odds.
-
-    Example:
-        >>> scores = {"best_f1": 50.0, "best_f1_thresh": 0.0, "total": 2}
-        >>> best_threshold({**scores, "NoAns_total": 1}, [-3.0, 2.0])
-        -4.0
     """
     of_no_answers = 100.0 * scores.get("NoAns_total", 0) / scores["total"]
     if scores["best_f1"] > of_no_answers:

@@ -1,7 +1,9 @@
 """Fine-tuning from top to bottom: examples, model, features, runs, scores."""
 
+import dataclasses
 import json
 import posixpath
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping
@@ -11,29 +13,33 @@ from absl import logging
 
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.workers import check_agreement, is_chief
-from albert_tf.config import FinetuningConfig
-from albert_tf.config.task_head import KINDS
-from albert_tf.errors import UserError
-from albert_tf.finetuning import base_model, feature_files, predict
-from albert_tf.finetuning.base_model import BaseModel
-from albert_tf.finetuning.encoding import make_records
-from albert_tf.finetuning.examples import ExampleSet, has_split, read_examples
-from albert_tf.finetuning.feature_files import FeatureFiles
-from albert_tf.finetuning.objective import Finetuning
-from albert_tf.finetuning.predict import HOLDOUT, Scorer
-from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
-from albert_tf.finetuning.trained_runs import (
-    best_run,
-    run_dirs,
-    summarize,
-    task_of_run,
+from albert_tf.config import FinetuningConfig, TaskHeadConfig
+from albert_tf.config.task import TaskConfig
+from albert_tf.config.task_head import (
+    KINDS,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
 )
+from albert_tf.errors import UserError, name_faults
+from albert_tf.finetuning import base_model, features, predict
+from albert_tf.finetuning.base_model import BaseModel
+from albert_tf.finetuning.examples import (
+    ExampleSet,
+    has_split,
+    read_examples,
+)
+from albert_tf.finetuning.features import FeatureFiles
+from albert_tf.finetuning.objective import Finetuning
+from albert_tf.finetuning.predict import HOLDOUT, Inputs, Scorer
+from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
 from albert_tf.records.features import sha256_of
-from albert_tf.runs.directory import null_threshold
+from albert_tf.runs.directory import load_config, null_threshold
+from albert_tf.runs.log import read_metrics
 from albert_tf.training import preflight
 from albert_tf.training.train import train
 
 FEATURES_DIR = "features"
+SMALLER_IS_BETTER = ("mean_squared_error",)
 
 
 def run(config: FinetuningConfig, began: float | None = None) -> int:
@@ -70,21 +76,17 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
             return status
     run_dir = best_run(config)
     base = base_model.of_run(run_dir)
-    config = config.replace(
-        model=base.config, head=base.head, output_dir=run_dir
-    )
+    assert base.head is not None
     num_choices = max(examples.task.num_choices for examples in sets.values())
-    config = config.replace(num_choices=max(num_choices, 1))
-    threshold = null_threshold(run_dir, config)
-    scorers = {
-        split: Scorer(config, examples, base, threshold)
-        for split, examples in sets.items()
-    }
-    files = _make_features(
-        config, sets, base, strategy, config.training.output_dir, "predict"
+    inputs = _resolve(
+        config.replace(output_dir=run_dir),
+        base,
+        dataclasses.replace(base.head, num_choices=max(num_choices, 1)),
+        sets,
+        null_threshold(run_dir, config),
+        strategy,
     )
-    config = _with_lengths(config, files)
-    predict.run(config, scorers, files, base, strategy)
+    predict.run(inputs, strategy)
     return 0
 
 
@@ -99,34 +101,33 @@ def _train(
     directories = run_dirs(config)
     base = base_model.find(config, directories)
     _warn_of_other_start(task, base)
-    config = config.replace(
-        model=base.config,
+    head = dataclasses.replace(
+        config.head,
         kind=task.kind,
         labels=task.labels,
         num_choices=max(task.num_choices, 1),
     )
-    scorers = {
-        split: Scorer(config, examples, base, config.training.null_threshold)
-        for split, examples in sets.items()
-    }
     with tempfile.TemporaryDirectory(prefix="albert_tf_") as scratch:
-        files = _make_features(
+        inputs = _resolve(
             config,
-            sets,
             base,
+            head,
+            sets,
+            config.training.null_threshold,
             strategy,
-            config.training.output_dir,
-            "train",
             # A dry run leaves no files.
             scratch if config.training.dry_run else "",
         )
-        config = _with_lengths(config, files)
         for index, directory in enumerate(directories):
-            of_run = config.replace(
+            of_run = inputs.config.replace(
                 output_dir=directory, seed=config.training.seed + index
             )
             objective = Finetuning(
-                of_run, files, base, scorers.get(DEV), task.metrics[0]
+                of_run,
+                inputs.files,
+                base,
+                inputs.scorers.get(DEV),
+                task.metrics[0],
             )
             if config.training.dry_run:
                 return preflight.run(of_run, objective, strategy)
@@ -135,7 +136,7 @@ def _train(
                 return status
             if HOLDOUT in sets:
                 predict.choose_null_threshold(
-                    of_run, scorers, files, base, strategy
+                    inputs._replace(config=of_run), strategy
                 )
             began = time.time()  # of the next run
     if DEV in sets and is_chief(strategy):
@@ -206,29 +207,54 @@ def _warn_of_other_start(task: Task, base: BaseModel) -> None:
         )
 
 
-# --- features ---------------------------------------------------------------
+# --- features ----------------------------------------------------------------
+
+
+def _resolve(
+    config: FinetuningConfig,
+    base: BaseModel,
+    head: TaskHeadConfig,
+    sets: Mapping[str, ExampleSet],
+    threshold: float,
+    strategy: tf.distribute.Strategy,
+    scratch: str = "",
+) -> Inputs:
+    """Makes the features, and completes the settings.
+
+    Args:
+        threshold: Null odds above which a question has no answer.
+        scratch: Where to write the features; "" for `output_dir`.
+    """
+    scorers = {
+        split: Scorer(config, examples, base, threshold)
+        for split, examples in sets.items()
+    }
+    files = _make_features(config, base, head, sets, strategy, scratch)
+    complete = config.replace(
+        model=base.config,
+        head=head,
+        max_seq_length=files.max_seq_length,
+        input_file=files.names(TRAIN),
+        eval_input_file=files.names(DEV),
+    )
+    return Inputs(complete, base, files, scorers)
 
 
 def _make_features(
     config: FinetuningConfig,
-    sets: Mapping[str, ExampleSet],
     base: BaseModel,
+    head: TaskHeadConfig,
+    sets: Mapping[str, ExampleSet],
     strategy: tf.distribute.Strategy,
-    parent: str,
-    purpose: str,
     scratch: str = "",
 ) -> FeatureFiles:
     """Writes the features of examples, or finds those of an earlier command.
 
     Logs the examples, with those that cannot be used.
-
-    Args:
-        parent: Has the directory `FEATURES_DIR`, or will have it.
-        scratch: Where to write features instead; "" for `parent`.
     """
     length = config.data.max_seq_length
     splits = {
-        split: lambda examples=examples: make_records(
+        split: lambda examples=examples: features.make_records(
             examples, base.tokenizer, config.task, length
         )
         for split, examples in sets.items()
@@ -240,18 +266,18 @@ def _make_features(
         },
         "vocabulary": base.describe_vocabulary(),
         "max_seq_length": length,
-        "kind": config.head.kind,
+        "kind": head.kind,
         "doc_stride": config.task.doc_stride,
         "max_query_length": config.task.max_query_length,
         "max_qa_length": config.task.max_qa_length,
     }
 
     def make() -> FeatureFiles:
-        return feature_files.find_or_write(
-            posixpath.join(parent, FEATURES_DIR),
-            purpose,
+        return features.find_or_write(
+            posixpath.join(config.training.output_dir, FEATURES_DIR),
+            "train" if TRAIN in sets else "predict",
             splits,
-            config.head,
+            head,
             length,
             inputs,
             scratch,
@@ -266,12 +292,141 @@ def _make_features(
     return files or make()
 
 
-def _with_lengths(
-    config: FinetuningConfig, files: FeatureFiles
-) -> FinetuningConfig:
-    """Settings with the length of the features and the names of the files."""
-    return config.replace(
-        max_seq_length=files.max_seq_length,
-        input_file=files.names(TRAIN),
-        eval_input_file=files.names(DEV),
+# --- runs --------------------------------------------------------------------
+
+
+def run_dirs(config: FinetuningConfig) -> list[str]:
+    """The directory of each run."""
+    parent, count = config.training.output_dir, config.training.num_runs
+    if count == 1:
+        return [parent]
+    return [posixpath.join(parent, f"run-{i}") for i in range(1, count + 1)]
+
+
+def best_run(config: FinetuningConfig) -> str:
+    """The directory of the run with the best score in its own task.
+
+    Raises:
+        UserError: If there are several runs and one was not evaluated.
+    """
+    directories = run_dirs(config)
+    if len(directories) == 1:
+        return directories[0]
+    stored = load_config(directories[0], FinetuningConfig)
+    assert isinstance(stored, FinetuningConfig)
+    metric = find_task(stored.task).metrics[0]
+    evaluations = {name: _last_evaluation(name) for name in directories}
+    missing = [name for name in directories if metric not in evaluations[name]]
+    if missing:
+        raise UserError(
+            f"all {len(directories)} runs must be evaluated, so that the one "
+            f"with the best {metric} can be used",
+            received=f"no {metric} in {name_faults(missing)}",
+            remedy="Train with a development set; or omit --num_runs, and give "
+            "one run as --output_dir.",
+        )
+    return max(directories, key=lambda name: evaluations[name][metric])
+
+
+def _last_evaluation(run_dir: str) -> dict[str, float]:
+    lines = [m for m in read_metrics(run_dir) if m.get("split") == "eval"]
+    last = lines[-1] if lines else {}
+    return {n: v for n, v in last.items() if n != "split"}
+
+
+def summarize(directories: list[str], task: Task) -> dict[str, object]:
+    """The last evaluation of each run, and their median and best.
+
+    Both are computed for each score separately, as in the paper.
+    """
+    runs = [_last_evaluation(directory) for directory in directories]
+    if len(runs) == 1:
+        return dict(runs[0])
+    names = [name for name in task.metrics if name in runs[0]]
+    return {
+        "runs": runs,
+        "median": {n: statistics.median(r[n] for r in runs) for n in names},
+        "best": {
+            n: (min if n in SMALLER_IS_BETTER else max)(r[n] for r in runs)
+            for n in names
+        },
+    }
+
+
+def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
+    """The task, with labels and number of choices of the run.
+
+    A converted run may not know the number of choices. Since its weights score
+    any number, that of the task remains, or 0 for a task of your own.
+
+    Raises:
+        UserError: If the run was trained on a task of another kind or with
+            other labels, or on single texts and the task has pairs, or the
+            reverse.
+    """
+    stored = load_config(run_dir, FinetuningConfig)
+    assert isinstance(stored, FinetuningConfig)
+    head = stored.head
+    same_labels = not task.labels or task.labels == head.labels
+    if head.kind != task.kind or not same_labels:
+        raise UserError(
+            f"{run_dir} must be a run of --task={task.name}, or of a task of "
+            "the same kind with the same labels",
+            received=f"a run of {stored.task.task}, {head.kind}"
+            + (f" into {', '.join(head.labels)}" if head.labels else ""),
+        )
+    task = dataclasses.replace(task, labels=head.labels)
+    if not stored.task.task:  # of a converted run
+        return task
+    _check_pairs(stored.task, config.task, run_dir)
+    _warn_of_other_lengths(stored, config, run_dir)
+    return dataclasses.replace(task, num_choices=head.num_choices)
+
+
+def _check_pairs(stored: TaskConfig, task: TaskConfig, run_dir: str) -> None:
+    wants_pairs = bool(stored.has_pairs)
+    if task.has_pairs == wants_pairs:
+        return
+    texts = {True: "pairs of texts", False: "single texts"}
+    column = stored.text_pair_column or "COLUMN"
+    remedy = f"Set --text_pair_column={column}."
+    if not wants_pairs:
+        remedy = "Omit --text_pair_column."
+    raise UserError(
+        f"{run_dir} was trained on {texts[wants_pairs]}, so the task must have "
+        "them too",
+        received=f"--task={task.task} with {texts[not wants_pairs]}",
+        remedy=remedy if task.task in KINDS else "",
     )
+
+
+def _warn_of_other_lengths(
+    stored: FinetuningConfig, config: FinetuningConfig, run_dir: str
+) -> None:
+    """Warns if texts are cut otherwise than in training."""
+    names = {
+        QUESTION_ANSWERING: ("doc_stride", "max_query_length"),
+        MULTIPLE_CHOICE: ("max_qa_length",),
+    }
+    changed = [
+        f"--{name} was {before} and is {now}"
+        for name in names.get(stored.head.kind, ())
+        for before, now in [
+            (getattr(stored.task, name), getattr(config.task, name))
+        ]
+        if before != now
+    ]
+    # A run stores the length of its longest sequence, so a larger
+    # max_seq_length may be that of the training.
+    before, now = stored.data.max_seq_length, config.data.max_seq_length
+    if now < before:
+        changed.append(
+            f"sequences had up to {before} tokens and --max_seq_length is {now}"
+        )
+    if changed:
+        logging.warning(
+            "texts are cut otherwise than in the training of %s, which can "
+            "lower the scores: %s",
+            run_dir,
+            "; ".join(changed),
+        )

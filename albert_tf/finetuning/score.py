@@ -21,8 +21,7 @@ from albert_tf.config.task_head import CLASSIFICATION, QUESTION_ANSWERING
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.examples import ExampleSet, read_examples
 from albert_tf.finetuning.predictions import read_predictions, read_values
-from albert_tf.finetuning.scores import score
-from albert_tf.finetuning.squad_scores import score_answers
+from albert_tf.finetuning.scores import score, score_answers
 from albert_tf.finetuning.tasks import DEV, Task
 from albert_tf.io.files import load_json
 

@@ -11,7 +11,7 @@ from albert_tf.config.finetuning import (
     FinetuningOptimizerConfig,
     FinetuningTrainingConfig,
 )
-from albert_tf.finetuning.feature_files import constant_loss
+from albert_tf.finetuning.features import constant_loss
 from albert_tf.finetuning.objective import ChanceWatch
 
 

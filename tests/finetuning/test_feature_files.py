@@ -3,7 +3,7 @@ import pytest
 
 from albert_tf.config import TaskHeadConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.feature_files import find_or_write
+from albert_tf.finetuning.features import find_or_write
 
 REGRESSION = TaskHeadConfig("regression")
 
@@ -14,7 +14,6 @@ def make_record(value):
         "input_mask": np.array([1, 1, 1, 0]),
         "segment_ids": np.zeros(4, int),
         "label": np.array([value], np.float32),
-        "example_number": np.zeros(1, int),
         "example_weight": np.ones(1, np.float32),
     }
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config.task_head import QUESTION_ANSWERING, TaskHeadConfig
-from albert_tf.finetuning.losses import task_sums
+from albert_tf.finetuning.objective import task_sums
 
 # Two questions, of which the second has no answer, and one padding record.
 # The first prediction is right; the second has the right start only.

@@ -6,7 +6,7 @@ import tensorflow as tf
 from albert_tf.config import FinetuningConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.predict import _wanted_step, best_threshold
-from albert_tf.finetuning.squad_scores import score_answers
+from albert_tf.finetuning.scores import score_answers
 from albert_tf.records.documents import Question
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.rollback import Rollback, Rollbacks

@@ -16,7 +16,7 @@ from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import hold_out
 from albert_tf.finetuning.run import _make_features, run
-from albert_tf.finetuning.squad_scores import score_answers
+from albert_tf.finetuning.scores import score_answers
 from albert_tf.interop.formats import read_weights
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training.progress import TIMING_METRICS
@@ -225,12 +225,7 @@ def test_answers_that_windows_cut_are_named_and_counted(
     sets = {"train": read_examples(config.task, "train")}
     base = base_model.find(config, [str(tmp_path)])
     files = _make_features(
-        config,
-        sets,
-        base,
-        make_strategy(config.distribution),
-        str(tmp_path),
-        "train",
+        config, base, config.head, sets, make_strategy(config.distribution)
     )
     assert "train: 2 bad examples: 2: the document has" in caplog.text
     assert "; 1: no window has all of the answer" in caplog.text

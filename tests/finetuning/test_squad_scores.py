@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
-from albert_tf.finetuning.squad_scores import (
+from albert_tf.finetuning.scores import (
     exact_match,
     normalize_answer,
     score_answers,

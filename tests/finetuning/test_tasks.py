@@ -72,7 +72,7 @@ def test_choices_need_columns():
 def test_descriptions_and_scores_need_no_tensorflow():
     """So `python -m albert_tf.finetuning.score` starts quickly."""
     code = (
-        "import sys, albert_tf.finetuning.score, albert_tf.finetuning.features;"
+        "import sys, albert_tf.finetuning.score;"
         "sys.exit('tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

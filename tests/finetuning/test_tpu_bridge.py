@@ -7,15 +7,15 @@ from albert_tf.training.evaluate import Evaluator
 from tests.helpers import tpu_bridge
 from tests.helpers.random_task import HEADS, make_task
 
-# Arrays that the evaluator gathers. Spans: the numbers of example and window,
-# logits of starts and ends; with a beam, starts and ends of the beam, each with
-# its scores, and the logit of "no answer", in place of these logits.
+# Arrays that the evaluator gathers. Spans: logits of starts and ends; with a
+# beam, starts and ends of the beam, each with its scores, and the logit of "no
+# answer", in place of these logits.
 NUM_PREDICTIONS = {
     "classification": 1,
     "regression": 1,
     "multiple_choice": 1,
-    "question_answering": 4,
-    "question_answering_beam": 7,
+    "question_answering": 2,
+    "question_answering_beam": 5,
 }
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from albert_tf.config import TaskHeadConfig
 from albert_tf.errors import UserError
-from albert_tf.finetuning.run import run
+from albert_tf.finetuning.run import best_run, run, summarize, task_of_run
 from albert_tf.finetuning.tasks import TASKS, Task, find_task
-from albert_tf.finetuning.trained_runs import best_run, summarize, task_of_run
 from albert_tf.interop.convert import write_run
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights

@@ -9,8 +9,7 @@ import numpy as np
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.config.finetuning import FinetuningDataConfig
 from albert_tf.finetuning.base_model import BaseModel
-from albert_tf.finetuning.feature_files import find_or_write
-from albert_tf.finetuning.features import task_features
+from albert_tf.finetuning.features import find_or_write, task_features
 from albert_tf.finetuning.objective import Finetuning
 from tests.helpers import tiny_task
 
@@ -63,8 +62,6 @@ def make_task(
             "start_position": rng.integers(5, 7, 1) * (number % 3 > 0),
             "end_position": rng.integers(7, 9, 1) * (number % 3 > 0),
             "is_impossible": np.array([number % 3 == 0]),
-            "example_number": np.array([number]),
-            "window_number": np.zeros(1, int),
             "example_weight": np.ones(1),
         }
         return {

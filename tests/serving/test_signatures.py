@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import TextsConfig
-from albert_tf.finetuning.encoding import make_records
+from albert_tf.finetuning.features import make_records
 from albert_tf.interop.loading import make_model
 from albert_tf.records.documents import WindowMaker, find_answers
 from albert_tf.records.encoding import encode
