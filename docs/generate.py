@@ -84,19 +84,18 @@ def estimates() -> str:
         return f"{value:{form}} to {LARGEST_RATIO * value:{form}}"
 
     return table(
-        "| recipe | slice | rows per core | HBM, GiB | step, ms | MFU | "
-        "days | chip-hours | flag files and flags |",
+        "| name | flag files and flags | rows per core | HBM, GiB | step, ms | "
+        "MFU | days | chip-hours |",
         [
             [
                 f"`{name}`",
-                f"`{one['topology']}`",
+                f"`{one['flags']}`",
                 f"{one['gradient_accumulation_steps']} x {one['batch_size']}",
                 f"{one['peak_bytes'] / 2**30:.2f}",
                 expected(1e3 * one["step_s"], ".0f"),
                 f"{one['mfu']:.0%}",
                 expected(one["days"], ".2f"),
                 expected(one["chip_hours"], ",.0f"),
-                f"`{one['flags']}`",
             ]
             for name, one in sorted(found.items())
         ],

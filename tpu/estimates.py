@@ -28,9 +28,9 @@ CAVEATS = (
     "of the all-reduce: 2 (n-1)/n times its bytes, divided by the bandwidth of "
     "a chip, for n chips. The time of input, host and the hardware's random "
     "generator is not included, nor that of asynchronous copies between HBM "
-    "and on-chip memory, which are taken as hidden behind arithmetic. No "
-    "estimate has been compared with a real chip: use them to compare "
-    "settings. Expect 1 to 1.5 times the estimate; docs/tpu.md says why."
+    "and on-chip memory, which are taken as hidden behind arithmetic. Use "
+    "estimates to compare settings. Expect 1 to 1.5 times the estimate; "
+    "docs/tpu.md says why."
 )
 
 # How many times the estimate a real step may take; see docs/tpu.md.

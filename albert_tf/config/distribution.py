@@ -89,14 +89,8 @@ class DistributionConfig(Config):
     float32_score_gradients: bool = setting(
         False,
         "On TPUs, store the gradients of attention scores in float32 instead "
-        "of bfloat16. The results do not change, because the products that "
-        "read them round them to bfloat16. On v5e, a step of base without "
-        "dropout then takes 6 % fewer cycles by the compiler's estimate, and "
-        "asynchronous copies move 6 % less, but all operations together move "
-        "6 % more in HBM: only a chip can show whether it is faster. "
-        "Try it only if these gradients need at most 80 MiB in a layer: rows "
-        "of a micro-batch x heads x length^2 x 4 bytes. At 128 MiB, they do "
-        "not fit into the on-chip memory. Other TPUs gain nothing.",
+        "of bfloat16, with the same results. Use it where docs/tpu.md lists "
+        "it for the recipe: the compiler estimates fewer cycles there.",
         affects="nothing",
     )
     plain_formulas: bool = setting(

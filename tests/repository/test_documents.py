@@ -57,8 +57,7 @@ def expand(pattern):
 
 
 RECIPES = sorted(
-    str(path.relative_to(ROOT))
-    for path in ROOT.glob("configs/ablations/*.flags")
+    str(path.relative_to(ROOT)) for path in ROOT.glob("configs/**/*.flags")
 )
 
 
