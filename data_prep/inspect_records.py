@@ -48,7 +48,7 @@ from data_prep.inspection.statistics import (
 from data_prep.inspection.text import LEGEND, show_example
 from data_prep.processes import Processes, count_workers
 from data_prep.progress import show_bytes
-from data_prep.writability import check_writable
+from data_prep.results import check_writable
 
 
 def main(config: InspectConfig) -> int:

@@ -61,6 +61,30 @@ class Words(NamedTuple):
             self.rows[is_masked & ~continues], minlength=num_rows
         )
 
+    def largest_spans(
+        self, num_rows: int, ngram: int, at_most: int
+    ) -> np.ndarray:
+        """Size of the largest span of each row in maskable tokens.
+
+        Args:
+            ngram: Largest number of words in a span.
+            at_most: Larger spans are ignored.
+
+        Returns:
+            int64, `(num_rows,)`.
+        """
+        largest = np.zeros(num_rows, np.int64)
+        sizes = self.sizes.copy()
+        segments = np.cumsum(self.opens_segment)
+        for i in range(min(ngram, len(sizes))):
+            if i:
+                same_segment = segments[i:] == segments[:-i]
+                sizes[:-i] += np.where(same_segment, self.sizes[i:], 0)
+            np.maximum.at(
+                largest, self.rows, np.where(sizes <= at_most, sizes, 0)
+            )
+        return largest
+
 
 def find_words(restored: np.ndarray, token_boundary: np.ndarray) -> Words:
     """Words as the masking rule defines them; special tokens separate them.

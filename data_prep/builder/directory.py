@@ -1,16 +1,23 @@
-"""The output directory of a build, and whether its records are complete.
+"""The output and scratch directories of a build, and what is complete there.
 
 `unfinished.json` is written before the first shard, and removed after the last
 file. It identifies the build, so that a later build can decide whether the
 shards are its own; if not, it needs `overwrite`. While a build removes the
 shards of another one, the file names no build.
 Notes in `unfinished/` describe the content of complete shards.
+
+The name of the scratch directory is a digest of the inputs and settings, so
+that an interrupted build continues from its files. It is removed when the build
+is finished.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import posixpath
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -25,10 +32,16 @@ from albert_tf.records.features import (
     read_metadata,
 )
 from data_prep.builder.examples import EVAL, TRAIN
-from data_prep.builder.shards import NOTES_DIR, Shard
+from data_prep.builder.shards import NOTES_DIR, Shard, join_counts
 from data_prep.config import RecordsConfig
-from data_prep.differences import describe_differences
+from data_prep.results import describe_differences
 from data_prep.text.sources import Source
+
+SCRATCH_DIR = ".build_tfrecords_scratch"
+
+# A directory gets this suffix before its files are removed. If the process is
+# killed meanwhile, no build continues from the rest.
+_REMOVED_SUFFIX = ".removed"
 
 _READ_BYTES = 1 << 20
 
@@ -207,16 +220,6 @@ def remove_notes(output_dir: str) -> None:
     files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
 
 
-def join_counts(counts: Mapping[str, int]) -> str:
-    """Formats counts for messages; an empty string if there are none.
-
-    Example:
-        >>> join_counts({"empty documents": 3, "lines": 1})
-        '3 empty documents, 1 lines'
-    """
-    return ", ".join(f"{count} {what}" for what, count in counts.items())
-
-
 def _refuse_unfinished(
     output_dir: str, unfinished: Mapping[str, Any], build_id: Mapping[str, Any]
 ) -> None:
@@ -367,3 +370,71 @@ def _find_records(output_dir: str) -> list[str]:
         for pattern in patterns
         for path in files.list_files(posixpath.join(output_dir, split), pattern)
     ]
+
+
+# --- scratch ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_scratch(config: RecordsConfig, key: str) -> Iterator[str]:
+    """Makes the scratch directory of a build; removes it at the end.
+
+    After an exception, the directory stays for the next build with this key.
+    """
+    scratch = os.path.join(_find_parent(config), key)
+    os.makedirs(scratch, exist_ok=True)
+    yield scratch
+    remove_scratch(config, key)
+
+
+def _find_parent(config: RecordsConfig) -> str:
+    """Returns `scratch_dir`, or a default.
+
+    The default is in `output_dir` if that is local, since its file system has
+    space for the records. Otherwise, each user has a directory.
+    """
+    if config.scratch_dir:
+        return config.scratch_dir
+    if files.is_remote(config.output_dir):
+        name = f"{SCRATCH_DIR}_{os.getuid()}"
+        return os.path.join(tempfile.gettempdir(), name)
+    return _default_parent(config)
+
+
+def remove_scratch(config: RecordsConfig, key: str) -> None:
+    """Removes the scratch directory of a build, if it exists."""
+    parent = _find_parent(config)
+    _remove(os.path.join(parent, key))
+    if not config.scratch_dir:
+        # Fails if other builds have scratch directories there.
+        with contextlib.suppress(OSError):
+            os.rmdir(parent)
+
+
+def remove_other_scratch(config: RecordsConfig, scratch: str) -> None:
+    """Removes the scratch directories of other builds of `output_dir`.
+
+    A build calls this when it has marked `output_dir` as its own, so that the
+    other builds cannot continue.
+    """
+    parent, key = os.path.split(scratch)
+    if parent != _default_parent(config):
+        return  # other output directories may have builds there
+    for other in os.listdir(parent):
+        path = os.path.join(parent, other)
+        # The system may write files, e.g. .DS_Store.
+        if other != key and os.path.isdir(path):
+            logging.info("removing %s, of another build", path)
+            _remove(path)
+
+
+def _default_parent(config: RecordsConfig) -> str:
+    return os.path.join(config.output_dir, SCRATCH_DIR)
+
+
+def _remove(scratch: str) -> None:
+    removed = scratch.removesuffix(_REMOVED_SUFFIX) + _REMOVED_SUFFIX
+    if scratch != removed and os.path.exists(scratch):
+        files.remove_directory(removed)
+        os.rename(scratch, removed)
+    files.remove_directory(removed)

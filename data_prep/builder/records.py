@@ -19,9 +19,9 @@ from albert_tf.records.features import (
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
 from albert_tf.records.tokenization import Tokenizer
-from data_prep.builder.packed_rows import pack_rows
+from data_prep.builder.examples import UnmaskedExamples
+from data_prep.builder.packing import pack_rows
 from data_prep.builder.serialization import serialize_examples
-from data_prep.builder.unmasked_examples import UnmaskedExamples
 from data_prep.config import RecordsConfig
 
 # Examples masked and serialized at a time; they fit the processor's caches.

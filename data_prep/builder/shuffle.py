@@ -20,7 +20,7 @@ import numpy as np
 
 from albert_tf.io import files
 from albert_tf.records.keyed_random import random_bits
-from data_prep.builder.unmasked_examples import (
+from data_prep.builder.examples import (
     HEADER,
     UnmaskedExamples,
     count_tokens,

@@ -11,13 +11,12 @@ from albert_tf.io.tfrecord import StoredRecord, read_records
 from albert_tf.records.features import EXAMPLE_NUMBERS
 from data_prep.inspection.checks import RecordRules, check_examples
 from data_prep.inspection.example_parsing import parse_examples
-from data_prep.inspection.packed_checks import find_packing_faults
+from data_prep.inspection.packed import find_packing_faults, unpack_rows
 from data_prep.inspection.statistics import (
     Statistics,
     count_examples,
     empty_statistics,
 )
-from data_prep.inspection.unpacking import unpack_rows
 
 # Tokens of a batch; an array of this size fits the caches of the processor.
 _TOKENS_PER_BATCH = 1 << 17

@@ -12,8 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from albert_tf.errors import UserError
 from albert_tf.io import files
 from data_prep.config import CorpusConfig
-from data_prep.text.files import TextFile
-from data_prep.text.sources import LONGEST_DOCUMENT, OnBytes, Source
+from data_prep.text.sources import (
+    LONGEST_DOCUMENT,
+    OnBytes,
+    Source,
+    TextFile,
+)
 
 CUT_DOCUMENTS = "cuts of documents of more than 1M characters"
 

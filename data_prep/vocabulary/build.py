@@ -1,11 +1,22 @@
-"""Builds the vocabulary of `python -m data_prep.train_tokenizer`."""
+"""Builds the vocabulary of `python -m data_prep.train_tokenizer`.
+
+It is trained on a random sample of bounded size. Each sentence has a random
+priority, keyed by the text of its document, and the sample keeps the sentences
+of smallest priority. So it depends neither on the order of documents nor on
+their distribution over files.
+"""
 
 import collections
 import hashlib
+import heapq
 import json
-from collections.abc import Iterable
+import os
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import sentencepiece
 from absl import logging
 
@@ -16,22 +27,28 @@ from albert_tf.io.files import (
     open_existing,
     write_bytes,
 )
-from albert_tf.records.features import sha256_of
-from albert_tf.records.tokenization import SELF_CONTAINED, normalize
+from albert_tf.records.features import UNK_ID, sha256_of
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.tokenization import (
+    SELF_CONTAINED,
+    WORD_MARK,
+    Tokenizer,
+    normalize,
+)
 from data_prep.config import TokenizerConfig
-from data_prep.differences import describe_differences
 from data_prep.progress import show_bytes
+from data_prep.results import (
+    check_writable,
+    describe_differences,
+    find_versions,
+)
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import (
     break_sentences,
     check_language,
     describe_breaking,
 )
-from data_prep.versions import find_versions
-from data_prep.vocabulary.report import log_report, make_report
-from data_prep.vocabulary.sentence_sample import SentenceSample, draw_priorities
 from data_prep.vocabulary.training import train_model
-from data_prep.writability import check_writable
 
 # Speed of SentencePiece's trainer, roughly, measured on two busy cores.
 _CHARACTERS_PER_SECOND = 350_000
@@ -39,6 +56,9 @@ _CHARACTERS_PER_SECOND = 350_000
 # Size of the held-out sample; it measures fractions to about 0.01 %.
 _HELD_OUT_SENTENCES = 20_000
 _HELD_OUT_CHARACTERS = 2_000_000
+
+# Largest number of uncovered characters in the report.
+_MAX_UNCOVERED = 20
 
 
 def build_vocabulary(config: TokenizerConfig) -> None:
@@ -128,6 +148,79 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
     return False
 
 
+def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:
+    """Returns 64 random bits per sentence, keyed by the text of a document.
+
+    Args:
+        num_sentences: Number of sentences of the document.
+    """
+    content = "\n".join(lines).encode()
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    key = np.frombuffer(digest, "<u8")
+    bits = random_bits(key.repeat(num_sentences), np.arange(num_sentences))
+    return bits.tolist()
+
+
+class SentenceSample:
+    """The sentences of smallest priority, up to a size.
+
+    Args:
+        max_sentences: Largest number of sentences.
+        max_characters: Largest number of characters of all sentences.
+
+    Attributes:
+        threshold: Sentences of this priority or a larger one are dropped.
+        num_characters: Number of characters of the kept sentences.
+
+    Example:
+        >>> sample = SentenceSample(max_sentences=2, max_characters=99)
+        >>> for priority, sentence in [(5, "One."), (9, "Two."), (1, "Three.")]:
+        ...     sample.add(priority, sentence)
+        >>> list(sample.take()), sample.threshold
+        (['Three.', 'One.'], 9)
+    """
+
+    def __init__(self, max_sentences: int, max_characters: int) -> None:
+        self._max_sentences = max_sentences
+        self._max_characters = max_characters
+        # Negated priorities, so that the largest priority comes first.
+        self._heap: list[tuple[int, str]] = []
+        self.threshold = 1 << 64
+        self.num_characters = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, priority: int, sentence: str) -> None:
+        """Adds a sentence if its priority is below the threshold."""
+        if priority >= self.threshold:
+            return
+        heapq.heappush(self._heap, (-priority, sentence))
+        self.num_characters += len(sentence)
+        while (
+            len(self._heap) > self._max_sentences
+            or self.num_characters > self._max_characters
+        ):
+            self._drop_one()
+
+    def limit(self, threshold: int) -> None:
+        """Drops all sentences whose priority is not below `threshold`."""
+        self.threshold = min(self.threshold, threshold)
+        while self._heap and -self._heap[0][0] >= threshold:
+            self._drop_one()
+
+    def take(self) -> Iterator[str]:
+        """Yields the sentences by increasing priority, and removes them."""
+        self._heap.sort()
+        while self._heap:
+            yield self._heap.pop()[1]
+
+    def _drop_one(self) -> None:
+        negative, sentence = heapq.heappop(self._heap)
+        self.threshold = min(self.threshold, -negative)
+        self.num_characters -= len(sentence)
+
+
 def _draw_sentences(
     config: TokenizerConfig, documents: Iterable[list[str]]
 ) -> tuple[SentenceSample, SentenceSample]:
@@ -174,3 +267,84 @@ def _write_model(prefix: str, model: bytes, described: dict[str, Any]) -> None:
     write_bytes(prefix + ".vocab", vocabulary.encode())
     write_bytes(prefix + ".json", json.dumps(described, indent=2).encode())
     write_bytes(prefix + ".model", model)
+
+
+def make_report(
+    config: TokenizerConfig, model: bytes, sentences: list[str]
+) -> dict[str, Any]:
+    """Returns statistics of sentences that the vocabulary was not trained on.
+
+    Args:
+        model: Content of the model file.
+        sentences: At least one sentence, in the form that `train_model` takes.
+
+    Returns:
+        Counts and fractions, ready for JSON. Spaces do not count as
+        characters. A character is covered if it is a piece, also in a
+        vocabulary that spells other characters as bytes.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "spm.model")
+        write_bytes(path, model)
+        tokenizer = Tokenizer(path, config.do_lower_case)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    characters: collections.Counter[str] = collections.Counter()
+    num_words = 0
+    for sentence in sentences:
+        words = processor.normalize(sentence).split(WORD_MARK)[1:]
+        num_words += len(words)
+        for word in words:
+            characters.update(word)
+    ids = tokenizer.encode_batch(sentences).ids
+    pieces = [tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size)]
+    # Every character of a piece is a piece, too.
+    alphabet = {piece for piece in pieces if len(piece) == 1}
+    uncovered = collections.Counter(
+        {c: n for c, n in characters.items() if c not in alphabet}
+    )
+    num_characters = characters.total()
+    num_tokens = max(1, len(ids))  # sentences may have no visible character
+    is_byte = np.array(processor.is_byte(list(range(len(pieces)))))
+    return {
+        "num_sentences": len(sentences),
+        "num_words": num_words,
+        "num_characters": num_characters,
+        "pieces_per_word": len(ids) / max(1, num_words),
+        "characters_per_piece": num_characters / num_tokens,
+        "characters_covered": 1 - uncovered.total() / max(1, num_characters),
+        "byte_pieces": int(is_byte[ids].sum()) / num_tokens,
+        "unknown_pieces": int((ids == UNK_ID).sum()) / num_tokens,
+        "most_uncovered": [
+            {
+                "code_point": f"U+{ord(character):04X}",
+                "name": unicodedata.name(character, ""),
+                "count": count,
+            }
+            for character, count in sorted(
+                uncovered.items(), key=lambda item: (-item[1], item[0])
+            )[:_MAX_UNCOVERED]
+        ],
+    }
+
+
+def log_report(report: dict[str, Any]) -> None:
+    """Logs a report of `make_report`."""
+    logging.info(
+        "%d held-out sentences: %.2f tokens per word, %.2f characters per "
+        "token, %.4f %% of the characters covered; %.3f %% of the tokens are "
+        "<unk>, %.3f %% are bytes",
+        report["num_sentences"],
+        report["pieces_per_word"],
+        report["characters_per_piece"],
+        100 * report["characters_covered"],
+        100 * report["unknown_pieces"],
+        100 * report["byte_pieces"],
+    )
+    if report["most_uncovered"]:
+        logging.info(
+            "most frequent uncovered characters: %s",
+            "; ".join(
+                f"{c['code_point']} {c['name']}, {c['count']} times"
+                for c in report["most_uncovered"][:5]
+            ),
+        )

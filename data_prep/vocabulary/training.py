@@ -1,9 +1,19 @@
-"""Trains SentencePiece models with the options of google-research/albert."""
+"""Trains SentencePiece models with the options of google-research/albert.
+
+A self-contained model holds the normalisation of text as rules, each of which
+replaces one character. The rules together equal `tokenization.normalize`
+followed by the rules of google-research/albert's model, except where the result
+depends on neighbouring characters: Hangul letters typed one by one are not
+composed, and a capital sigma at the end of a word becomes an ordinary small
+sigma.
+"""
 
 import io
 import os
 import re
+import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +29,12 @@ from albert_tf.records.features import (
     SPECIAL_PIECES,
     UNK_ID,
 )
-from albert_tf.records.tokenization import NORMALIZER_NAMES, SELF_CONTAINED
+from albert_tf.records.tokenization import (
+    NORMALIZER_NAMES,
+    SELF_CONTAINED,
+    normalize,
+)
 from data_prep.config import TokenizerConfig
-from data_prep.vocabulary.normalization_rules import format_rules, make_rules
 
 # Punctuation that is always a separate piece, as in google-research/albert.
 USER_DEFINED_SYMBOLS = ("(", ")", '"', "-", ".", "–", "£", "€")  # noqa: RUF001
@@ -37,6 +50,18 @@ _NUM_THREADS = 16
 # The trainer drops longer lines. Its default is 4,192 bytes, but a corpus may
 # have a book on one line.
 _MAX_LINE_BYTES = 1 << 24
+
+# Characters that google-research/albert's model treats as spaces, in addition
+# to Unicode's.
+_SPACES = frozenset(
+    "\N{ZERO WIDTH SPACE}\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
+    "\N{LEFT-TO-RIGHT MARK}\N{RIGHT-TO-LEFT MARK}\N{LOWER ONE EIGHTH BLOCK}"
+    "\N{ZERO WIDTH NO-BREAK SPACE}\N{REPLACEMENT CHARACTER}"
+)
+
+# NUL ends a string in SentencePiece, so no rule can contain it.
+_FIRST_CODE_POINT = 1
+_SURROGATES = range(0xD800, 0xE000)
 
 
 def train_model(config: TokenizerConfig, sentences: Iterator[str]) -> bytes:
@@ -124,3 +149,47 @@ def _explain(config: TokenizerConfig, message: str) -> Exception:
         received=message,
         remedy="If the text is very short, provide more.",
     )
+
+
+def make_rules(do_lower_case: bool) -> dict[str, str]:
+    """Returns the characters that normalisation changes, with replacements.
+
+    The rules are idempotent. They follow the Unicode version of this Python.
+
+    Example:
+        >>> rules = make_rules(do_lower_case=True)
+        >>> rules["É"], rules["Ⅳ"]
+        ('e', 'iv')
+    """
+    rules = {}
+    for code_point in range(_FIRST_CODE_POINT, sys.maxunicode + 1):
+        if code_point in _SURROGATES:
+            continue
+        character = chr(code_point)
+        replacement = _normalize_character(character, do_lower_case)
+        if replacement != character:
+            rules[character] = replacement
+    return rules
+
+
+def format_rules(rules: dict[str, str]) -> str:
+    """Returns the content of a `normalization_rule_tsv` of SentencePiece."""
+    return "".join(
+        f"{_spell(character)}\t{_spell(replacement)}\n"
+        for character, replacement in rules.items()
+    )
+
+
+def _normalize_character(character: str, do_lower_case: bool) -> str:
+    if character.isspace() or character in _SPACES:
+        return " "
+    if unicodedata.category(character) == "Cc":
+        return ""
+    # `normalize` strips spaces at the ends, so letters enclose the character.
+    # It also decomposes Hangul syllables, which NFKC composes again.
+    text = normalize(f"x{character}x", do_lower_case)[1:-1]
+    return unicodedata.normalize("NFKC", text)
+
+
+def _spell(text: str) -> str:
+    return " ".join(f"{ord(character):X}" for character in text)

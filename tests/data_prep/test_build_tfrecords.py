@@ -1,6 +1,7 @@
 import glob
 import hashlib
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from albert_tf.records.features import (
 from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep.builder import build as builder
 from data_prep.builder.examples import EVAL, TRAIN
+from data_prep.builder.shards import unigram_entropy
 from data_prep.config import RecordsConfig
 from tests.helpers.small_builds import (
     LENGTH,
@@ -290,9 +292,14 @@ def test_examples_of_duplicate_documents_are_not_adjacent(repeated):
 
 
 def test_half_of_the_next_sentences_are_from_another_document(
-    text_file, encoded_documents, tmp_path
+    text_file, encoded_documents, tmp_path, caplog
 ):
-    out = build(tmp_path / "out", text_file, sentence_objective="nsp")
+    with caplog.at_level("INFO", logger="absl"):
+        out = build(tmp_path / "out", text_file, sentence_objective="nsp")
+    summary = (
+        r"masked, [45]\d.\d % of the examples with a random second segment;"
+    )
+    assert re.search(summary, caplog.text)
     examples, _ = read_examples(out, EVAL)
     labels = examples[SENTENCE_LABEL][:, 0]
     assert abs(labels.mean() - 0.5) < 4 * np.sqrt(0.25 / len(labels))
@@ -335,9 +342,12 @@ def test_the_form_of_an_example_does_not_tell_its_next_sentence_label(
 
 
 def test_without_sentence_objective_examples_have_one_segment(
-    text_file, tmp_path
+    text_file, tmp_path, caplog
 ):
-    out = build(tmp_path / "out", text_file, sentence_objective="none")
+    with caplog.at_level("INFO", logger="absl"):
+        out = build(tmp_path / "out", text_file, sentence_objective="none")
+    assert "of the tokens masked; unigram entropy" in caplog.text
+    assert "skipped or split: " in caplog.text
     examples, _ = read_examples(out, TRAIN)
     ids = restore(examples)
     assert ((ids == SEP_ID).sum(axis=1) == 1).all()
@@ -496,3 +506,26 @@ def test_text_on_one_line_loses_few_tokens(documents, tmp_path):
     metadata = read_metadata(str(tmp_path / "out" / TRAIN))
     num_tokens = len(Tokenizer(VOCABULARY).encode_batch([line]).ids)
     assert metadata.num_pieces - 3 * metadata.num_examples > 0.95 * num_tokens
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "dupe_factor", "expected"),
+    [
+        (100_000, 1, 65_536),
+        (256_000_000, 1, 1_000_000),
+        (10**12, 1, 8_388_608),
+        # All copies together have at most 64 Mi characters.
+        (10**12, 40, 1_677_721),
+        (100_000, 4000, 16_777),
+        (100_000, 10**9, 1),
+    ],
+)
+def test_size_of_units_is_bounded(num_bytes, dupe_factor, expected):
+    assert builder.choose_unit_size(num_bytes, dupe_factor) == expected
+
+
+def test_unigram_entropy_ignores_special_pieces():
+    """Three ordinary pieces of probability 1/2, 1/4 and 1/4 have 1.5 bits."""
+    counts = np.array([9, 9, 9, 9, 9, 4, 0, 2, 2])
+    entropy = unigram_entropy(counts)
+    assert entropy == pytest.approx(1.5 * np.log(2))

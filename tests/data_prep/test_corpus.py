@@ -8,7 +8,7 @@ import zstandard
 
 from albert_tf.errors import UserError
 from data_prep.config import CorpusConfig
-from data_prep.text import corpus, files, sources
+from data_prep.text import corpus, sources
 
 SENTENCES = [["One a.", "Two b."], ["Three ç."], ["Four d."]]
 
@@ -145,7 +145,7 @@ def test_the_end_of_a_file_ends_its_document(tmp_path):
 
 def test_lines_longer_than_a_block_are_not_split(tmp_path, monkeypatch):
     """A block of 1 MiB ends within one of these characters of 2 bytes."""
-    monkeypatch.setattr(files, "LONGEST_DOCUMENT", 1 << 23)
+    monkeypatch.setattr(sources, "LONGEST_DOCUMENT", 1 << 23)
     monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 1 << 23)
     lines = ["x" + "é" * 1_200_000, "y" * 7, "ü" * 600_000]
     path = tmp_path / "a.txt"
@@ -156,7 +156,7 @@ def test_lines_longer_than_a_block_are_not_split(tmp_path, monkeypatch):
 
 def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
     """With limits of 10 bytes per line and 10 characters per document."""
-    for module in (corpus, sources, files):
+    for module in (corpus, sources):
         monkeypatch.setattr(module, "LONGEST_DOCUMENT", 10)
     path = tmp_path / "a.txt"
     path.write_text("abc def ghi jkl\nmn\n\nop", encoding="utf-8")
@@ -250,7 +250,7 @@ def test_bad_utf8_is_replaced_or_its_line_skipped(tmp_path):
     assert not skipped
     documents, skipped, _ = read([path], "skip")
     assert documents == [["A", "C"]]
-    assert skipped == {files.SKIPPED_LINES: 2}
+    assert skipped == {sources.SKIPPED_LINES: 2}
 
 
 def test_json_lines_are_documents(tmp_path):
@@ -313,7 +313,7 @@ def test_bad_bytes_in_json_lines_follow_on_bad_utf8(tmp_path):
     assert read([path], "replace")[0] == [["Il\ufffdgal"], ["b"]]
     documents, skipped, _ = read([path], "skip")
     assert documents == [["b"]]
-    assert skipped == {files.SKIPPED_LINES: 1}
+    assert skipped == {sources.SKIPPED_LINES: 1}
 
 
 def test_inputs_are_sorted_and_unique(tmp_path):

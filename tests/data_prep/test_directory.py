@@ -7,7 +7,8 @@ from albert_tf.errors import UserError
 from data_prep.builder import directory
 from data_prep.builder.shards import Shard
 from data_prep.config import RecordsConfig
-from data_prep.text.files import TextFile
+from data_prep.results import check_writable
+from data_prep.text.sources import TextFile
 from tests.helpers.small_builds import build, read_files
 
 
@@ -255,3 +256,19 @@ def test_each_requested_split_must_have_examples():
     expected = r"two words.*7 lines, in a.txt, b.txt, c.txt and 2 more"
     with pytest.raises(UserError, match=expected):
         check(RecordsConfig(), {}, {"lines": 7}, sources)
+
+
+@pytest.mark.parametrize("name", ["a", "b/c/a", "b//a", "b/a"])
+def test_the_check_leaves_no_files_or_directories(tmp_path, monkeypatch, name):
+    """Of an absolute and of a relative path."""
+    monkeypatch.chdir(tmp_path)
+    for path in (str(tmp_path / name), name):
+        check_writable(path)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_place_of_a_directory_is_named(tmp_path):
+    (tmp_path / "text.txt").write_text("")
+    for name in ("text.txt/a", "text.txt/b/c/a"):
+        with pytest.raises(OSError, match=r"text\.txt"):
+            check_writable(str(tmp_path / name))

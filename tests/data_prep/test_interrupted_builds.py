@@ -17,9 +17,10 @@ import pytest
 from albert_tf.errors import UserError
 from albert_tf.io.files import PARTIAL_SUFFIX
 from data_prep import build_tfrecords
-from data_prep.builder import local_runner, scratch
+from data_prep.builder import build as builder
+from data_prep.builder import directory
+from data_prep.builder.directory import SCRATCH_DIR
 from data_prep.builder.examples import TRAIN
-from data_prep.builder.scratch import SCRATCH_DIR
 from tests.data_prep.test_processes import is_running
 from tests.helpers.small_builds import build, make_config, read_files
 
@@ -71,7 +72,7 @@ def test_build_killed_at_random_moments_gives_the_same_records(
         # Not pathlib, which fails if a directory is removed meanwhile.
         # Not the note of a shard: it is written before the shard is renamed,
         # and again if the build is killed between the two.
-        for pattern in (f"{SCRATCH_DIR}/**/*.rows", "*/*.tfrecord"):
+        for pattern in (f"{SCRATCH_DIR}/**/*.spill", "*/*.tfrecord"):
             for path in glob.glob(f"{out}/{pattern}", recursive=True):
                 with contextlib.suppress(FileNotFoundError):  # removed
                     if not path.endswith(PARTIAL_SUFFIX):
@@ -138,7 +139,7 @@ def test_build_killed_before_any_change_of_a_file_gives_the_same_records(
     killed = tmp_path / "killed"
     other = killed / "before"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(local_runner.files, "remove", interrupt_at_the_end)
+        patch.setattr(builder.files, "remove", interrupt_at_the_end)
         build(other, path, num_shards=2, seed=1, spm_model_file=vocabulary)
     # The names of its shards differ in train/, and are equal in eval/.
     assert (other / "train" / "train-00000-of-00002.tfrecord").exists()
@@ -192,10 +193,10 @@ def test_scratch_files_of_other_builds_are_removed_when_a_build_has_examples(
 
 def test_files_among_the_scratch_directories_are_ignored(tmp_path):
     config = make_config(tmp_path)
-    with scratch.open_scratch(config, "key") as directory:
+    with directory.open_scratch(config, "key") as scratch:
         file = tmp_path / SCRATCH_DIR / ".DS_Store"
         file.write_text("")
-        scratch.remove_others(config, directory)
+        directory.remove_other_scratch(config, scratch)
     assert list((tmp_path / SCRATCH_DIR).iterdir()) == [file]
 
 
@@ -206,7 +207,7 @@ def test_users_have_their_own_scratch_directories_for_remote_records(
     parents = []
     for user in (1000, 1001):
         monkeypatch.setattr(os, "getuid", lambda user=user: user)
-        parents.append(scratch.find_parent(config))
+        parents.append(directory._find_parent(config))
     assert parents[0] != parents[1]
 
 
@@ -214,18 +215,18 @@ def test_no_build_continues_from_scratch_files_that_were_being_removed(
     tmp_path, monkeypatch
 ):
     config = make_config(tmp_path)
-    unit = tmp_path / SCRATCH_DIR / "key" / "units" / "0000000.rows"
+    unit = tmp_path / SCRATCH_DIR / "key" / "units" / "0000000.spill"
     for path in (unit, unit.with_suffix(".json")):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "rmtree", interrupt)
-        scratch.remove_scratch(config, "key")
-    with scratch.open_scratch(config, "key") as directory:
-        assert not os.listdir(directory)
+        directory.remove_scratch(config, "key")
+    with directory.open_scratch(config, "key") as scratch:
+        assert not os.listdir(scratch)
         (tmp_path / SCRATCH_DIR / "key" / "new").write_text("")
-        scratch.remove_others(config, directory)
-        assert os.listdir(directory) == ["new"]
+        directory.remove_other_scratch(config, scratch)
+        assert os.listdir(scratch) == ["new"]
         assert os.listdir(tmp_path / SCRATCH_DIR) == ["key"]
     assert not os.listdir(tmp_path)
 
@@ -257,7 +258,7 @@ def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
     """The first build is interrupted after two of five units. A build with
     another version of Unicode, also interrupted, does not continue it."""
     config = make_config(tmp_path / "out", text_file)
-    make_unit = local_runner.make_unit
+    make_unit = builder.make_unit
     version = unicodedata.unidata_version
     for call, unicode, units in (
         (2, version, [0, 1]),
@@ -266,7 +267,7 @@ def test_finished_units_are_not_made_again(text_file, tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(unicodedata, "unidata_version", unicode)
         interrupted, tasks = interrupted_at(call, make_unit)
-        monkeypatch.setattr(local_runner, "make_unit", interrupted)
+        monkeypatch.setattr(builder, "make_unit", interrupted)
         with contextlib.suppress(KeyboardInterrupt):
             build_tfrecords.main(config)
         assert [unit for unit, _ in tasks] == units
@@ -279,18 +280,18 @@ def test_finished_shards_are_not_written_again(
     other settings then is refused, and changes nothing. One of the finished
     shards is removed, e.g. since it is damaged."""
     config = make_config(tmp_path / "out", text_file, num_shards=9)
-    write_shard = local_runner.write_shard
+    write_shard = builder.write_shard
     shards = tmp_path / "out" / TRAIN
     found = []
     for call, number in ((2, 2), (None, 9)):
         interrupted, tasks = interrupted_at(call, write_shard)
-        monkeypatch.setattr(local_runner, "write_shard", interrupted)
+        monkeypatch.setattr(builder, "write_shard", interrupted)
         with contextlib.suppress(KeyboardInterrupt):
             build_tfrecords.main(config)
         assert len(tasks) == number
         complete = shards.glob("*.tfrecord")
         found.append({path: path.stat().st_mtime_ns for path in complete})
-        monkeypatch.setattr(local_runner, "write_shard", write_shard)
+        monkeypatch.setattr(builder, "write_shard", write_shard)
         if call:
             before = tree_of(tmp_path / "out")
             with pytest.raises(UserError, match="num_shards was 9 and is 8"):
@@ -316,14 +317,14 @@ def test_spill_files_of_the_wrong_size_are_written_again(
     path.write_text(text, encoding="utf-8")
     config = make_config(tmp_path / "out", path)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(local_runner.directory, "begin_build", interrupt)
+        patch.setattr(builder.directory, "begin_build", interrupt)
         build_tfrecords.main(config)
     scratch = tmp_path / "out" / SCRATCH_DIR
-    for kind in ("units", "repetitions"):
-        spill_file = sorted(scratch.glob(f"*/{kind}/*.rows"))[0]
+    for kind in ("units", "duplicates"):
+        spill_file = sorted(scratch.glob(f"*/{kind}/*.spill"))[0]
         os.truncate(spill_file, int(size * spill_file.stat().st_size))
-    interrupted, tasks = interrupted_at(None, local_runner.make_unit)
-    monkeypatch.setattr(local_runner, "make_unit", interrupted)
+    interrupted, tasks = interrupted_at(None, builder.make_unit)
+    monkeypatch.setattr(builder, "make_unit", interrupted)
     build_tfrecords.main(config)
     assert [unit for unit, _ in tasks] == [0]
     other = build(tmp_path / "other", path)
@@ -352,11 +353,11 @@ def test_files_are_on_the_disk_before_they_get_their_names(
     monkeypatch.setattr(os, "replace", check_replace)
     build(tmp_path / "out", path, num_shards=1, holdout_fraction=0)
     assert named >= {
-        "0000000.rows",
-        "0000000.rows.pieces.npy",
-        "0000000.rows.json",
+        "0000000.spill",
+        "0000000.spill.token_counts.npy",
+        "0000000.spill.json",
         "units.json",
-        "00000-00000.rows",
+        "00000-00000.spill",
         "00000.json",
         "train-00000-of-00001.tfrecord",
         "metadata.json",

@@ -1,18 +1,32 @@
-"""Best fit: which examples share a row."""
+"""Packing: which examples share a row, and what packed records hold."""
+
+import itertools
 
 import hypothesis
 import numpy as np
+import pytest
+import tensorflow as tf
 from hypothesis import strategies as st
 
-from albert_tf.config import SequenceConfig
-from data_prep.builder.packing import BestFit
+from albert_tf.config import MaskingConfig, SequenceConfig
+from albert_tf.records.features import PACKED_FEATURES, read_metadata
+from albert_tf.records.masking import mask_batch
+from data_prep.builder.examples import EVAL, TRAIN
+from data_prep.builder.packing import BestFit, largest_mask_counts, pack_rows
+from data_prep.inspection.packed import find_packing_faults, unpack_rows
+from tests.helpers import small_builds
+from tests.helpers.small_builds import build, read_files
 
 LENGTH, PREDICTIONS, EXAMPLES = 40, 7, 4
-SHAPE = SequenceConfig(
+SHAPE = MaskingConfig(
     max_seq_length=LENGTH,
     max_predictions_per_seq=PREDICTIONS,
     max_examples_per_row=EXAMPLES,
+    masked_lm_prob=0.15,
+    ngram=1,
 )
+
+# --- best fit ----------------------------------------------------------------
 
 
 def pack(lengths, masked, shape=SHAPE, batch_size=1000):
@@ -47,35 +61,22 @@ def pack_plainly(lengths, masked):
     return complete + sorted(open_rows)
 
 
-examples = st.lists(
-    st.tuples(st.integers(4, LENGTH), st.integers(0, PREDICTIONS)),
-    max_size=60,
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(
+    st.lists(
+        st.tuples(st.integers(4, LENGTH), st.integers(0, PREDICTIONS)),
+        max_size=60,
+    ),
+    st.integers(1, 20),
 )
-
-
-@hypothesis.settings(max_examples=150, deadline=None)
-@hypothesis.given(examples, st.integers(1, 20))
-def test_every_example_is_in_one_row_that_has_room_for_it(examples, size):
+def test_an_example_goes_to_the_row_with_the_least_sufficient_room(
+    examples, size
+):
+    """The sizes of the batches have no influence."""
     lengths = [length for length, _ in examples]
     masked = [num_masked for _, num_masked in examples]
-    rows = pack(lengths, masked, batch_size=size)
-    numbers = [number for row in rows for number in row]
-    assert sorted(numbers) == list(range(len(examples)))
-    for row in rows:
-        assert row == sorted(row)
-        assert 1 <= len(row) <= EXAMPLES
-        assert sum(lengths[i] for i in row) <= LENGTH
-        assert sum(masked[i] for i in row) <= PREDICTIONS + EXAMPLES - 1
-    # The sizes of the batches have no influence.
-    assert rows == pack(lengths, masked)
-
-
-@hypothesis.settings(max_examples=150, deadline=None)
-@hypothesis.given(examples)
-def test_an_example_goes_to_the_row_with_the_least_sufficient_room(examples):
-    lengths = [length for length, _ in examples]
-    masked = [num_masked for _, num_masked in examples]
-    assert pack(lengths, masked) == pack_plainly(lengths, masked)
+    expected = pack_plainly(lengths, masked)
+    assert pack(lengths, masked, batch_size=size) == expected
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
@@ -119,3 +120,255 @@ def test_a_row_is_closed_after_2048_examples():
     assert best_fit.add([20], [1]) == []
     assert best_fit.add([40] * 2048, [1] * 2048)[-1] == [2048]
     assert best_fit.add([40], [1]) == [[0], [2049]]
+
+
+# --- limits of masks ---------------------------------------------------------
+
+
+def random_rows(rng, word_length, num_rows=60, length=48):
+    """`[CLS] A [SEP] B [SEP]`, of words of up to `word_length` tokens."""
+    ids = np.zeros((num_rows, length), np.int32)
+    boundary = np.zeros((num_rows, length), np.int32)
+    for row in range(num_rows):
+        size = rng.integers(5, length + 1)
+        # Some tokens are <unk>, 1.
+        ids[row, :size] = np.where(
+            rng.random(size) < 0.1, 1, rng.integers(5, 99, size)
+        )
+        begin = 0
+        while begin < size:
+            boundary[row, begin] = 1
+            begin += rng.integers(1, word_length + 1)
+        separator = rng.integers(2, size - 2)
+        ids[row, [0, separator, size - 1]] = 2, 3, 3
+    return ids, boundary
+
+
+@pytest.mark.parametrize("word_length", [1, 4, 20])
+@pytest.mark.parametrize("ngram", [1, 3])
+def test_no_key_masks_more_tokens_than_the_limit(word_length, ngram):
+    """In over a quarter of the rows, some key masks as many."""
+    config = MaskingConfig(
+        max_seq_length=48, max_predictions_per_seq=9, ngram=ngram
+    )
+    rng = np.random.default_rng(0)
+    ids, boundary = random_rows(rng, word_length)
+    limits = largest_mask_counts(ids, boundary, config)
+    most = np.zeros(len(ids), np.int64)
+    for _ in range(300):
+        masked = mask_batch(
+            ids,
+            boundary,
+            rng.integers(0, 2**64, len(ids), np.uint64),
+            vocab_size=99,
+            max_predictions_per_seq=9,
+            masked_lm_prob=config.masked_lm_prob,
+            ngram=ngram,
+        )
+        most = np.maximum(most, masked.weights.sum(axis=1).astype(np.int64))
+    assert (most <= limits).all()
+    assert np.mean(most == limits) > 0.25
+    budgets = np.rint(0.15 * (ids > 0).sum(axis=1)).clip(1, 9)
+    if word_length == 20:
+        assert np.mean(most > budgets) > 0.1
+
+
+# --- packed rows -------------------------------------------------------------
+
+
+def random_examples(rng, lengths, masking):
+    """Features of unpacked records, with up to PREDICTIONS masks."""
+    size = len(lengths)
+    columns = np.arange(LENGTH)
+    is_token = columns < np.array(lengths)[:, np.newaxis]
+    features = {
+        "input_ids": rng.integers(5, 99, (size, LENGTH)) * is_token,
+        "input_mask": is_token.astype(np.int64),
+        "segment_ids": rng.integers(0, 2, (size, LENGTH)) * is_token,
+        # Each token is a word, so dynamic masking masks the budget.
+        "token_boundary": is_token.astype(np.int64),
+        "next_sentence_labels": rng.integers(0, 2, (size, 1)),
+    }
+    if masking == "static":
+        shape = size, PREDICTIONS
+        for name, dtype in (
+            ("masked_lm_positions", np.int64),
+            ("masked_lm_ids", np.int64),
+            ("masked_lm_weights", np.float32),
+        ):
+            features[name] = np.zeros(shape, dtype)
+        for row, length in enumerate(lengths):
+            num = rng.integers(0, min(length, PREDICTIONS) + 1)
+            chosen = np.sort(rng.choice(length, num, replace=False))
+            features["masked_lm_positions"][row, :num] = chosen
+            features["masked_lm_ids"][row, :num] = rng.integers(5, 99, num)
+            features["masked_lm_weights"][row, :num] = 1
+    return features
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(
+    st.lists(st.integers(4, LENGTH), min_size=1, max_size=60),
+    st.integers(1, 20),
+    st.sampled_from(["static", "dynamic"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_packed_rows_hold_the_unpacked_examples(lengths, size, masking, seed):
+    """Each once, whatever the sizes of the batches, in rows that the checks of
+    the inspector accept."""
+    features = random_examples(np.random.default_rng(seed), lengths, masking)
+    batches = [
+        {name: values[i : i + size] for name, values in features.items()}
+        for i in range(0, len(lengths), size)
+    ]
+    made = list(pack_rows(batches, SHAPE))
+    rows = {name: np.concatenate([r[name] for r in made]) for name in made[0]}
+    assert find_packing_faults(rows, SHAPE) == {}
+    unpacked = unpack_rows(rows, PREDICTIONS)
+    order = np.argsort(unpacked.numbers)
+    assert unpacked.numbers[order].tolist() == list(range(len(lengths)))
+    assert unpacked.features.keys() == features.keys()
+    for name, values in features.items():
+        np.testing.assert_array_equal(unpacked.features[name][order], values)
+
+
+def test_a_row_equals_one_written_by_hand():
+    examples = {
+        "input_ids": [[2, 7, 8, 3, 0, 0, 0, 0, 0], [2, 9, 3, 5, 3, 0, 0, 0, 0]],
+        "input_mask": [[1] * 4 + [0] * 5, [1] * 5 + [0] * 4],
+        "segment_ids": [[0] * 9, [0, 0, 0, 1, 1, 0, 0, 0, 0]],
+        "token_boundary": [
+            [1, 1, 0, 1, 0, 0, 0, 0, 0],
+            [1, 1, 1, 1, 1, 0, 0, 0, 0],
+        ],
+        "masked_lm_positions": [[1, 2], [3, 0]],
+        "masked_lm_ids": [[17, 18], [15, 0]],
+        "masked_lm_weights": [[1.0, 1.0], [1.0, 0.0]],
+        "next_sentence_labels": [[0], [1]],
+    }
+    shape = MaskingConfig(
+        max_seq_length=9, max_predictions_per_seq=2, max_examples_per_row=3
+    )
+    arrays = {name: np.array(values) for name, values in examples.items()}
+    (made,) = pack_rows([arrays], shape)
+    assert {name: values.tolist() for name, values in made.items()} == {
+        "input_ids": [[2, 7, 8, 3, 2, 9, 3, 5, 3]],
+        "input_mask": [[1, 1, 1, 1, 2, 2, 2, 2, 2]],
+        "segment_ids": [[0, 0, 0, 0, 0, 0, 0, 1, 1]],
+        "token_boundary": [[1, 1, 0, 1, 1, 1, 1, 1, 1]],
+        "masked_lm_positions": [[1, 2, 7, 0]],
+        "masked_lm_ids": [[17, 18, 15, 0]],
+        "masked_lm_weights": [[1.0, 1.0, 1.0, 0.0]],
+        "next_sentence_positions": [[0, 4, 0]],
+        "next_sentence_labels": [[0, 1, 0]],
+        "next_sentence_weights": [[1.0, 1.0, 0.0]],
+        "example_numbers": [[0, 1, 0]],
+    }
+    assert made.keys() == {feature.name for feature in PACKED_FEATURES}
+
+
+# --- packed records ----------------------------------------------------------
+
+# So few examples per row that some rows reach this limit before their length.
+PACKED = {"packing": "best_fit", "max_examples_per_row": 3}
+
+
+@pytest.fixture(scope="module")
+def text(documents, tmp_path_factory):
+    """Documents of one to four sentences, most of them shorter than a row."""
+    lines = "\n".join(documents).split("\n")[:700]
+    sizes = np.random.default_rng(0).integers(1, 5, len(lines))
+    ends = [0, *np.cumsum(sizes)[np.cumsum(sizes) < len(lines)]]
+    path = tmp_path_factory.mktemp("text") / "short.txt"
+    path.write_text(
+        "\n\n".join(
+            "\n".join(lines[begin:end])
+            for begin, end in itertools.pairwise(ends)
+        ),
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(text, tmp_path_factory):
+    return build(tmp_path_factory.mktemp("built") / "out", text)
+
+
+@pytest.fixture(scope="module")
+def packed(text, tmp_path_factory):
+    return build(tmp_path_factory.mktemp("packed") / "out", text, **PACKED)
+
+
+def read_shards(directory):
+    return {
+        path.name: list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
+        for path in sorted(directory.glob("*.tfrecord"))
+    }
+
+
+def test_packed_records_are_nearly_full_rows_of_the_same_examples(
+    packed, built
+):
+    """Evaluation records are not packed."""
+    metadata = read_metadata(str(packed / TRAIN))
+    unpacked = read_metadata(str(built / TRAIN))
+    rows = read_shards(packed / TRAIN)
+    assert metadata.shards == {name: len(rows[name]) for name in rows}
+    assert metadata.num_rows == sum(metadata.shards.values())
+    assert metadata.num_rows < unpacked.num_rows == unpacked.num_examples
+    assert (metadata.packing, metadata.max_examples_per_row) == ("best_fit", 3)
+    assert metadata.fill == pytest.approx(
+        unpacked.num_pieces / (metadata.num_rows * small_builds.LENGTH)
+    )
+    # Rows that are open at the end of a shard keep their padding.
+    assert metadata.fill > 0.94
+    assert unpacked.fill < 0.8
+    for name in ("num_examples", "num_pieces", "num_masked", "inputs_sha256"):
+        assert getattr(metadata, name) == getattr(unpacked, name)
+    assert read_files(packed / EVAL) == read_files(built / EVAL)
+
+
+def test_workers_have_no_influence_on_packed_records(packed, text, tmp_path):
+    other = build(tmp_path / "out", text, num_workers=2, **PACKED)
+    assert read_files(other) == read_files(packed)
+
+
+def test_a_build_replaces_one_of_another_packing(packed, text, tmp_path):
+    """A packed build replaces an unpacked one, and the reverse. Repeating the
+    packed build writes nothing."""
+    out = build(tmp_path / "out", text, max_examples_per_row=2)
+    unpacked = read_files(out)
+    build(out, text, overwrite=True, **PACKED)
+    assert read_files(out) == read_files(packed)
+    written = {p: p.stat().st_mtime_ns for p in out.rglob("*.tfrecord")}
+    build(out, text, **PACKED)
+    assert written == {p: p.stat().st_mtime_ns for p in written}
+    build(out, text, overwrite=True)
+    assert read_files(out) == unpacked
+
+
+def test_the_reader_of_google_research_refuses_packed_records(packed, built):
+    """`name_to_features` of its run_pretraining.py, with P slots for masked
+    tokens and with the slots of a packed row."""
+    length, predictions = small_builds.LENGTH, small_builds.PREDICTIONS
+
+    def read(directory, max_predictions_per_seq):
+        names = ("input_ids", "input_mask", "segment_ids", "token_boundary")
+        spec = {n: tf.io.FixedLenFeature([length], tf.int64) for n in names}
+        for name, dtype in (
+            ("masked_lm_positions", tf.int64),
+            ("masked_lm_ids", tf.int64),
+            ("masked_lm_weights", tf.float32),
+        ):
+            spec[name] = tf.io.FixedLenFeature([max_predictions_per_seq], dtype)
+        spec["next_sentence_labels"] = tf.io.FixedLenFeature([1], tf.int64)
+        (first, *_) = read_shards(directory / TRAIN).values()
+        return tf.io.parse_single_example(first[0], spec)
+
+    assert read(built, predictions)["next_sentence_labels"].shape == [1]
+    for num_slots in (predictions, predictions + 2):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"next_sentence_labels|masked"
+        ):
+            read(packed, num_slots)

@@ -5,12 +5,13 @@ import tensorflow as tf
 
 from albert_tf.records.features import CLS_ID, SENTENCE_LABEL, SEP_ID
 from albert_tf.records.tokenization import Tokenizer
-from data_prep.builder.records import make_records
-from data_prep.builder.unmasked_examples import (
+from data_prep.builder.examples import (
     HEADER,
     UnmaskedExamples,
     token_dtype,
 )
+from data_prep.builder.records import make_records
+from data_prep.builder.serialization import serialize_examples
 from data_prep.config import RecordsConfig
 
 VOCABULARY = "tests/testdata/30k-clean.model"
@@ -169,3 +170,26 @@ def test_without_another_document_the_label_is_0():
     assert [e[SENTENCE_LABEL] for e in examples] == [[0], [0]]
     assert examples[0]["input_ids"][:5] == [CLS_ID, 21, SEP_ID, 31, SEP_ID]
     assert counts["label"] == 0
+
+
+def test_bytes_equal_those_of_tensorflow():
+    """For numbers of one to nine bytes, extreme and random."""
+    rng = np.random.default_rng(0)
+    features = {
+        "zeros": np.zeros((7, 5), np.int32),
+        "borders": np.array([[0, 1, 127, 128, 16383, 16384, 2**18 - 1]] * 7),
+        "large": np.array([[0, 2**18, 2**21 - 1, 2**21, 2**35, 2**63 - 1]] * 7),
+        "growing": np.arange(2**18 - 3, 2**18 + 4)[:, np.newaxis],
+        "mixed": rng.integers(0, 30000, (7, 300)).astype(np.int32),
+        "weights": rng.normal(size=(7, 3)).astype(np.float32),
+        "label": np.arange(7)[:, np.newaxis],
+    }
+    for row, serialized in enumerate(serialize_examples(features)):
+        example = tf.train.Example()
+        for name, values in features.items():
+            feature = example.features.feature[name]
+            if values.dtype == np.float32:
+                feature.float_list.value.extend(values[row].tolist())
+            else:
+                feature.int64_list.value.extend(values[row].tolist())
+        assert serialized == example.SerializeToString(deterministic=True)

@@ -4,6 +4,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from data_prep.builder.examples import (
+    HEADER,
+    UnmaskedExamples,
+    token_dtype,
+)
 from data_prep.builder.shuffle import (
     count_earlier_equals,
     is_complete,
@@ -12,11 +17,6 @@ from data_prep.builder.shuffle import (
     read_shard,
     rekey_duplicates,
     write_spill,
-)
-from data_prep.builder.unmasked_examples import (
-    HEADER,
-    UnmaskedExamples,
-    token_dtype,
 )
 
 DTYPE = token_dtype(30000)

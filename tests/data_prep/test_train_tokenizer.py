@@ -4,15 +4,22 @@ import gzip
 import json
 import pathlib
 import re
+import sys
+import unicodedata
 
+import hypothesis
+import numpy as np
 import pytest
 import sentencepiece
+from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
 from albert_tf.records.features import SPECIAL_PIECES, UNK_ID
-from albert_tf.records.tokenization import Tokenizer
+from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import train_tokenizer
 from data_prep.config import TokenizerConfig
+from data_prep.vocabulary.build import SentenceSample, draw_priorities
+from data_prep.vocabulary.training import make_rules
 from tests.helpers.small_vocabularies import DEMO, train
 
 SPELLINGS = "[CLS] a [SEP] [MASK] <pad> <unk> <s> </s> <0xE4> \u2581[MASK]"
@@ -330,3 +337,101 @@ def test_holdout_fraction_0_writes_no_report(text_file, tmp_path):
     described = json.loads((tmp_path / "spm.json").read_text())
     assert "held_out" not in described
     assert described["settings"]["vocabulary_kind"] == "published"
+
+
+SENTENCES = st.lists(
+    st.tuples(
+        st.integers(min_value=0, max_value=2**64 - 1),
+        st.text("ab", min_size=1, max_size=9),
+    ),
+    unique_by=lambda sentence: sentence[0],
+    max_size=20,
+)
+
+
+@hypothesis.given(
+    SENTENCES,
+    st.integers(min_value=1, max_value=12),
+    st.integers(min_value=1, max_value=60),
+)
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_sample_keeps_the_sentences_of_smallest_priority(
+    sentences, max_sentences, max_characters
+):
+    """Up to the first that does not fit, so the order has no influence."""
+    expected = []
+    for _, text in sorted(sentences)[:max_sentences]:
+        if sum(map(len, expected)) + len(text) > max_characters:
+            break
+        expected.append(text)
+    sample = SentenceSample(max_sentences, max_characters)
+    for priority, text in sentences:
+        sample.add(priority, text)
+    assert sample.num_characters == sum(map(len, expected))
+    assert len(sample) == len(expected)
+    assert list(sample.take()) == expected
+
+
+@hypothesis.given(SENTENCES, st.integers(min_value=0, max_value=2**64 - 1))
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_limit_keeps_the_sentences_below_it(sentences, threshold):
+    sample = SentenceSample(99, 999)
+    for priority, text in sentences:
+        sample.add(priority, text)
+    sample.limit(threshold)
+    sample.add(threshold, "not below")
+    expected = [text for p, text in sorted(sentences) if p < threshold]
+    assert sample.num_characters == sum(map(len, expected))
+    assert list(sample.take()) == expected
+
+
+def test_each_sentence_is_equally_likely():
+    """At any position, in documents of any length."""
+    threshold = 2**62  # a quarter
+    rng = np.random.default_rng(3)
+    by_place = np.zeros(8)
+    for number in range(2000):
+        lines = [f"{number} {rng.integers(9)}"] * (1 + number % 3)
+        priorities = draw_priorities(lines, 8)
+        assert priorities == draw_priorities(list(lines), 8)
+        assert len(set(priorities)) == 8
+        by_place += np.array(priorities, float) < threshold
+    # Four standard deviations of 2,000 draws.
+    assert np.abs(by_place / 2000 - 0.25).max() < 4 * (0.1875 / 2000) ** 0.5
+
+
+GOOGLE_ALBERT = "tests/testdata/30k-clean.model"
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_rules_equal_the_normalisation_of_google_albert(do_lower_case):
+    """For each character. google-research/albert normalises in Python, then in
+    its model.
+
+    Control characters are not compared: it keeps some, such as U+0080.
+    """
+    published = sentencepiece.SentencePieceProcessor(model_file=GOOGLE_ALBERT)
+    rules = make_rules(do_lower_case)
+    # Its model may not know characters of later Unicode versions.
+    known = [
+        c
+        for c in map(chr, range(1, sys.maxunicode + 1))
+        if unicodedata.ucd_3_2_0.category(c) not in ("Cn", "Co", "Cs", "Cc")
+    ]
+    assert len(known) > 90_000
+    texts = [normalize(f"x{c}x", do_lower_case) for c in known]
+    for c, expected in zip(known, published.normalize(texts), strict=True):
+        found = f"x{rules.get(c, c)}x"
+        assert " ".join(found.split(" ")) == expected[1:].replace("▁", " "), (
+            f"U+{ord(c):04X}"
+        )
+
+
+@pytest.mark.parametrize("do_lower_case", [True, False])
+def test_rules_are_idempotent(do_lower_case):
+    rules = make_rules(do_lower_case)
+    assert (
+        rules["\x01"] == "" and rules["\xc4"] == ("a", "A")[not do_lower_case]
+    )
+    for replacement in rules.values():
+        assert "".join(rules.get(c, c) for c in replacement) == replacement
