@@ -3,8 +3,11 @@
 from albert_tf.config.commands import (
     ConvertConfig,
     ExportConfig,
+    PredictConfig,
     ReportConfig,
+    ServingClientConfig,
     SweepConfig,
+    TextsConfig,
 )
 from albert_tf.config.data import (
     SENTENCE_OBJECTIVES,
@@ -13,7 +16,6 @@ from albert_tf.config.data import (
     SequenceConfig,
 )
 from albert_tf.config.distribution import DistributionConfig
-from albert_tf.config.finetuning import FinetuningConfig
 from albert_tf.config.model import PARAMETER_SHARING, ModelConfig
 from albert_tf.config.optimizer import OptimizerConfig
 from albert_tf.config.settings import (
@@ -25,12 +27,10 @@ from albert_tf.config.settings import (
     setting,
     settings_by_path,
 )
-from albert_tf.config.task import TaskConfig
-from albert_tf.config.task_head import TaskHeadConfig
-from albert_tf.config.texts import (
-    PredictConfig,
-    ServingClientConfig,
-    TextsConfig,
+from albert_tf.config.task import (
+    FinetuningConfig,
+    TaskConfig,
+    TaskHeadConfig,
 )
 from albert_tf.config.training import (
     InitializationConfig,

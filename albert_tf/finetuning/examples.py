@@ -21,13 +21,13 @@ import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from albert_tf.config.task import TaskConfig
-from albert_tf.config.task_head import (
+from albert_tf.config.task import (
     CLASSIFICATION,
     KINDS,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
+    TaskConfig,
 )
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.tasks import (

@@ -28,11 +28,11 @@ from absl import logging
 from scipy.special import entr
 
 from albert_tf.config import SequenceConfig
-from albert_tf.config.task import TaskConfig
-from albert_tf.config.task_head import (
+from albert_tf.config.task import (
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
+    TaskConfig,
     TaskHeadConfig,
 )
 from albert_tf.errors import UserError

@@ -10,7 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.config import FinetuningConfig
-from albert_tf.config.task_head import (
+from albert_tf.config.task import (
     QUESTION_ANSWERING,
     REGRESSION,
     TaskHeadConfig,

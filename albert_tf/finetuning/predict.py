@@ -21,7 +21,7 @@ from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.cluster.watchdog import guarded
 from albert_tf.cluster.workers import is_chief
 from albert_tf.config import FinetuningConfig
-from albert_tf.config.task_head import QUESTION_ANSWERING, REGRESSION
+from albert_tf.config.task import QUESTION_ANSWERING, REGRESSION
 from albert_tf.errors import UserError
 from albert_tf.finetuning import predictions, scores
 from albert_tf.finetuning.base_model import BaseModel

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from albert_tf.config.task_head import CLASSIFICATION, REGRESSION
+from albert_tf.config.task import CLASSIFICATION, REGRESSION
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.examples import ExampleSet, read_text
 from albert_tf.finetuning.tasks import LETTERS, Task

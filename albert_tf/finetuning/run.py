@@ -14,11 +14,11 @@ from absl import logging
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.workers import check_agreement, is_chief
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.task import TaskConfig
-from albert_tf.config.task_head import (
+from albert_tf.config.task import (
     KINDS,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
+    TaskConfig,
 )
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning import base_model, features, predict

@@ -16,8 +16,12 @@ import json
 from absl import logging
 
 from albert_tf.config import flags
-from albert_tf.config.task import ScoreConfig, TaskConfig
-from albert_tf.config.task_head import CLASSIFICATION, QUESTION_ANSWERING
+from albert_tf.config.task import (
+    CLASSIFICATION,
+    QUESTION_ANSWERING,
+    ScoreConfig,
+    TaskConfig,
+)
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.examples import ExampleSet, read_examples
 from albert_tf.finetuning.predictions import read_predictions, read_values

@@ -6,13 +6,14 @@ The settings of the paper for each task are flag files, `configs/finetune`.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from albert_tf.config.task import ALWAYS_ANSWERABLE, TaskConfig
-from albert_tf.config.task_head import (
+from albert_tf.config.task import (
+    ALWAYS_ANSWERABLE,
     CLASSIFICATION,
     KINDS,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
+    TaskConfig,
 )
 from albert_tf.errors import UserError
 

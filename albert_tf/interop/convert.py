@@ -14,11 +14,11 @@ from albert_tf.config import (
     PretrainingConfig,
     TrainingConfig,
 )
-from albert_tf.config.finetuning import (
+from albert_tf.config.task import (
+    MULTIPLE_CHOICE,
     FinetuningDataConfig,
     FinetuningTrainingConfig,
 )
-from albert_tf.config.task_head import MULTIPLE_CHOICE
 from albert_tf.errors import UserError
 from albert_tf.interop import (
     formats,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from albert_tf.config.task_head import MULTIPLE_CHOICE
+from albert_tf.config.task import MULTIPLE_CHOICE
 from albert_tf.errors import UserError
 from albert_tf.interop.hugging_face_task import CLASSES
 from albert_tf.interop.loading import make_model

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from albert_tf.config import TaskHeadConfig
-from albert_tf.config.task_head import (
+from albert_tf.config.task import (
     CLASSIFICATION,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,

@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from albert_tf.config import FinetuningConfig, ModelConfig
-from albert_tf.config.finetuning import FinetuningDataConfig
 from albert_tf.config.settings import find_setting
-from albert_tf.config.task_head import (
+from albert_tf.config.task import (
     CLASSIFICATION,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
+    FinetuningDataConfig,
 )
 from albert_tf.errors import UserError
 from albert_tf.io.files import write_json

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig, TaskHeadConfig
-from albert_tf.config.task_head import MULTIPLE_CHOICE
+from albert_tf.config.task import MULTIPLE_CHOICE
 from albert_tf.modeling.backbone import AlbertBackbone
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget

@@ -16,7 +16,7 @@ from albert_tf.config import (
     FinetuningConfig,
     PretrainingConfig,
 )
-from albert_tf.config.task_head import QUESTION_ANSWERING
+from albert_tf.config.task import QUESTION_ANSWERING
 from albert_tf.errors import UserError
 from albert_tf.io.files import (
     PARTIAL_SUFFIX,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from albert_tf.config import FinetuningConfig
-from albert_tf.config.task_head import (
+from albert_tf.config.task import (
     CLASSIFICATION,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,

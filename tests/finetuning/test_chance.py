@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.finetuning import (
+from albert_tf.config.task import (
     FinetuningOptimizerConfig,
     FinetuningTrainingConfig,
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config.task_head import QUESTION_ANSWERING, TaskHeadConfig
+from albert_tf.config.task import QUESTION_ANSWERING, TaskHeadConfig
 from albert_tf.finetuning.objective import task_sums
 
 # Two questions, of which the second has no answer, and one padding record.

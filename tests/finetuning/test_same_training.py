@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import pytest
 
-from albert_tf.config.task_head import KINDS
+from albert_tf.config.task import KINDS
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

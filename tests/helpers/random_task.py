@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.finetuning import FinetuningDataConfig
+from albert_tf.config.task import FinetuningDataConfig
 from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.features import find_or_write, task_features
 from albert_tf.finetuning.objective import Finetuning

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import FinetuningConfig, TaskConfig
-from albert_tf.config.finetuning import FinetuningTrainingConfig
+from albert_tf.config.task import FinetuningTrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import find_training_data
 from albert_tf.runs import directory as run_directory
