@@ -24,7 +24,7 @@ The exit status is that of python -m albert_tf.run_pretraining.
 
 import time
 
-from albert_tf.cluster import tpu_chips, versions
+from albert_tf.cluster import devices, versions
 from albert_tf.config import FinetuningConfig, flags
 
 
@@ -36,9 +36,9 @@ def main(config: FinetuningConfig) -> int:
     began = time.time()
     config.require("task", "output_dir")
     versions.check_import()
-    tpu_chips.skip_metadata_query_without_chips()
+    devices.skip_metadata_query_without_chips()
     if not config.training.dry_run:
-        tpu_chips.check(config.distribution)
+        devices.check_tpu(config.distribution)
     with versions.quick_import():
         import tensorflow  # noqa: F401
     # Imported here so that --help and invalid settings answer at once.

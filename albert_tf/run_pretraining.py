@@ -30,7 +30,7 @@ once, without a checkpoint.
 
 import time
 
-from albert_tf.cluster import tpu_chips, versions
+from albert_tf.cluster import devices, versions
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.errors import UserError
 
@@ -40,9 +40,9 @@ def main(config: PretrainingConfig) -> int:
     began = time.time()
     config.require("output_dir")
     versions.check_import()
-    tpu_chips.skip_metadata_query_without_chips()
+    devices.skip_metadata_query_without_chips()
     if not config.training.dry_run:  # its table reports a missing TPU
-        tpu_chips.check(config.distribution)
+        devices.check_tpu(config.distribution)
     with versions.quick_import():
         import tensorflow  # noqa: F401
     # Imported here so that --help and invalid settings answer at once.

@@ -70,11 +70,11 @@ def albert_tf(work: Work, remat: bool = False) -> Step:
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     tf = _tensorflow(work)
     from albert_tf import config
-    from albert_tf.cluster import host_memory
+    from albert_tf.cluster import strategy as strategies
     from albert_tf.training import schedules, train_step
     from albert_tf.training.pretraining import Pretraining
 
-    host_memory.keep_freed_memory()
+    strategies.keep_freed_memory()
     batch = {k: tf.constant(v) for k, v in work.arrays().items()}
     run = config.PretrainingConfig(
         model=config.ModelConfig(),

@@ -83,18 +83,18 @@ look() {
 import socket
 import sys
 
-from albert_tf.cluster import tpu_chips
+from albert_tf.cluster import devices
 
-chips = tpu_chips.find_chips()
+chips = devices.find_chips()
 print(f"{socket.gethostname()}: {len(chips)} chips: {', '.join(chips)}")
 if not chips:
-    sys.exit("error: no TPU chip; see albert_tf/cluster/tpu_chips.py")
+    sys.exit("error: no TPU chip; see albert_tf/cluster/devices.py")
 if sys.argv[1] == "1":
     import tensorflow as tf
 
-    devices = tf.config.list_physical_devices("TPU")
-    print(f"TensorFlow {tf.__version__} sees {len(devices)} devices")
-    sys.exit(not devices)
+    seen = tf.config.list_physical_devices("TPU")
+    print(f"TensorFlow {tf.__version__} sees {len(seen)} devices")
+    sys.exit(not seen)
 PYTHON
 }
 

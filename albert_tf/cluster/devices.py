@@ -1,13 +1,31 @@
-"""The table of known accelerators: TPU chips and NVIDIA GPUs.
+"""Known accelerators, TPU chips and NVIDIA GPUs, and those of this machine.
 
-A device of tf.distribute is one core of a TPU chip. This module does not import
-TensorFlow, since `tpu_chips` searches the PCI bus before that import.
+A device of tf.distribute is one core of a TPU chip. This module finds chips
+without TensorFlow: the import of `tensorflow-tpu` loads libtpu, which sends
+eight queries about the slice to the metadata server of the machine, with 30
+attempts each. Outside Google Cloud the import takes minutes and finds no TPU.
+The PCI bus shows at once whether there is a chip.
 """
 
 import dataclasses
+import os
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from albert_tf.cluster import versions
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import UserError
+
+PCI_DEVICES = pathlib.Path("/sys/bus/pci/devices")
+DEVICES = pathlib.Path("/dev")
+
+# Vendor id on the PCI bus, from jax/_src/hardware_utils.py.
+GOOGLE = "0x1ae0"
+
+# Set by Google Kubernetes Engine, not on TPU VMs.
+TYPE_VARIABLE = "TPU_ACCELERATOR_TYPE"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +36,7 @@ class TPUChip:
         pci_id: Device id on the PCI bus, from jax/_src/hardware_utils.py.
         cores: Number of cores of a chip. The two cores of v4 and v5p count
             as one (megacore); it is not confirmed that TensorFlow does so on
-            v4 (see `tpu_chips.chip_of_this_machine`).
+            v4 (see `chip_of_this_machine`).
         memory_bytes: HBM of a core, less what the compiler reserves.
         peak_flops: Dense peak of a core in bfloat16, in FLOP/s.
         clock_hz: Clock rate of a core.
@@ -151,12 +169,6 @@ def tpu_by_pci_id(pci_id: str, subsystem_id: str = "") -> str | None:
 
     If several versions have this `pci_id`, and none of them this
     `subsystem_id`, all of them are named.
-
-    Example:
-        >>> tpu_by_pci_id("0x0063"), tpu_by_pci_id("0x0027", "0x004f")
-        ('v5e', 'v3')
-        >>> tpu_by_pci_id("0x0027")
-        'v2 or v3'
     """
     named = [v for v, chip in TPU_CHIPS.items() if chip.pci_id == pci_id]
     decided = [v for v in named if TPU_CHIPS[v].subsystem_id == subsystem_id]
@@ -178,3 +190,82 @@ def gpu_peak_flops(name: str) -> float | None:
     return next(
         (peak for word, peak in GPU_PEAK_FLOPS.items() if word in words), None
     )
+
+
+def find_chips() -> list[str]:
+    """The TPU chips of this machine, one entry per chip, e.g. "v5e".
+
+    If the PCI bus shows none, as in some containers, there is an entry
+    "unknown" for each device file of Google's driver.
+    """
+    chips = []
+    for directory in sorted(PCI_DEVICES.glob("*")):
+        if _read(directory / "vendor") != GOOGLE:
+            continue
+        chip = tpu_by_pci_id(
+            _read(directory / "device"), _read(directory / "subsystem_device")
+        )
+        if chip:
+            chips.append(chip)
+    return chips or ["unknown" for _ in DEVICES.glob("accel[0-9]*")]
+
+
+def chip_of_this_machine(num_devices: int) -> TPUChip | None:
+    """The chip of this machine; None if there is none, or it is unknown.
+
+    Args:
+        num_devices: Number of devices that TensorFlow has on this machine, or
+            on each host of a slice. On v4, it decides whether a device is a
+            chip or one of its two cores.
+    """
+    chips = find_chips()
+    name = os.environ.get(TYPE_VARIABLE) or (chips[0] if chips else "")
+    chip = tpu_by_accelerator_type(name)
+    if chip is not TPU_CHIPS["v4"]:
+        return chip
+    return chip.with_devices(num_devices / len(chips)) if chips else None
+
+
+def skip_metadata_query_without_chips() -> None:
+    """Keeps libtpu from querying the metadata server if there is no chip.
+
+    JAX does the same. Call it before TensorFlow is imported.
+    """
+    if not find_chips():
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+
+def check_tpu(config: DistributionConfig) -> None:
+    """Refuses a missing local TPU, and a TPU that is given by its name.
+
+    Raises:
+        UserError: If there is no chip; the error names the paths searched. Or
+            if `tpu_name` has another form than addresses.
+    """
+    if config.tpu_name != "local" and not config.tpu_name.startswith("grpc://"):
+        raise UserError(
+            "tpu_name must be local, or the addresses of the servers",
+            received=config.tpu_name,
+            remedy="Example: --tpu_name=grpc://10.0.0.2:8470,10.0.0.3:8470 "
+            "(see docs/tpu.md).",
+        )
+    local = config.strategy == "tpu" and config.tpu_name == "local"
+    if not local or find_chips():
+        return
+    installed = versions.installed_tensorflows()
+    raise UserError(
+        "strategy=tpu needs a TPU on this machine",
+        received=f"no Google TPU chip in {PCI_DEVICES}, and no "
+        f"{DEVICES}/accel*; installed: "
+        f"{' and '.join(f'{n} {v}' for n, v in installed.items()) or 'none'}",
+        remedy="Run on a TPU VM with tensorflow-tpu installed "
+        "(pip install -e '.[tpu]', see docs/tpu.md), or give the servers of "
+        "a slice as --tpu_name=grpc://HOST:8470,..., or use --strategy=auto.",
+    )
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

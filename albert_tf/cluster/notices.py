@@ -16,7 +16,6 @@ waits until no notice is there: a run that starts meanwhile would stop at once.
 """
 
 import contextlib
-import functools
 import http.client
 import os
 import pathlib
@@ -36,9 +35,6 @@ NOTICES = {
     "instance/preempted": "TRUE",
     "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE",
 }
-# Planned maintenance, as JSON; announced up to weeks in advance.
-PLANNED_MAINTENANCE = "instance/upcoming-maintenance"
-PLANS_PAUSE_S = 600  # between requests
 METADATA_HOST_VARIABLE = "GCE_METADATA_HOST"
 METADATA_FLAVOR = {"Metadata-Flavor": "Google"}
 WAIT_S = 60  # longest time that the server waits for a change
@@ -56,16 +52,13 @@ def watch_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
             most once for each of `NOTICES`.
     """
     host, ended = metadata_host(), threading.Event()
-    watches: list[Callable[[], None]] = []
-    if host:
-        watches = [
-            functools.partial(_watch_metadata, host, path, on_notice, ended)
-            for path in NOTICES
-        ]
-        watches += [functools.partial(_report_plans, host, ended)]
-    for watch in watches:
+    for path in NOTICES if host else ():
         # A daemon, because it may be waiting for a response.
-        threading.Thread(target=watch, daemon=True).start()
+        threading.Thread(
+            target=_watch_metadata,
+            args=(host, path, on_notice, ended),
+            daemon=True,
+        ).start()
     try:
         yield
     finally:
@@ -86,26 +79,6 @@ def metadata_host() -> str:
     except OSError:
         is_google = False
     return "metadata.google.internal" if is_google else ""
-
-
-def _report_plans(host: str, ended: threading.Event) -> None:
-    """Logs each plan to maintain this machine. A plan does not stop the run."""
-    url = f"http://{host}/computeMetadata/v1/{PLANNED_MAINTENANCE}?alt=json"
-    reported = ""
-    while True:
-        try:
-            value, _ = _ask(url)
-        except (OSError, ValueError, http.client.HTTPException):
-            value = ""  # there is no plan, or no answer
-        if value not in ("", "NONE", "{}", reported):
-            reported = value
-            logging.warning(
-                "Google Cloud has planned maintenance of this machine: %s. "
-                "When it begins, the run saves a checkpoint and stops",
-                " ".join(value.split()),
-            )
-        if ended.wait(PLANS_PAUSE_S):
-            return
 
 
 def _ask(url: str) -> tuple[str, str]:

@@ -53,12 +53,6 @@ class StopRequest:
             on the devices reads it.
         reason: Why the run should stop; "" if it should not.
         exit_status: Exit status of the process after the stop.
-
-    Example:
-        >>> request = StopRequest(tf.Variable(0.0))
-        >>> request.set("SIGTERM", PREEMPTED_STATUS)
-        >>> request.reason, float(request.flag)
-        ('SIGTERM', 1.0)
     """
 
     flag: tf.Variable

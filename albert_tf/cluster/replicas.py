@@ -7,10 +7,8 @@ between the chips. Other strategies have few replicas, and need no program.
 """
 
 import contextlib
-import queue
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent import futures
 from typing import Any
 
 import numpy as np
@@ -25,12 +23,6 @@ class Replicas:
 
     Args:
         variables: Equal on all replicas, except before `copy_from_first`.
-
-    Example:
-        >>> replicas = Replicas({"kernel": tf.Variable([1.0, 2.0])})
-        >>> replicas.assign({"kernel": tf.constant([3.0, 4.0])})
-        >>> replicas.read()
-        {'kernel': array([3., 4.], dtype=float32)}
     """
 
     def __init__(self, variables: Mapping[str, tf.Variable]) -> None:
@@ -50,8 +42,10 @@ class Replicas:
     def assign(self, values: Mapping[str, tf.Tensor | np.ndarray]) -> None:
         """Assigns values by name, on all replicas."""
         for name, variable in self._variables.items():
-            if name in self._copied:
-                variable = self._on_replica(variable, 0)
+            if self._strategy is not None and name in self._copied:
+                variable, *_ = self._strategy.experimental_local_results(
+                    variable
+                )
             variable.assign(values[name])
         self.copy_from_first()
 
@@ -61,36 +55,8 @@ class Replicas:
             self._program()
 
     def read(self) -> dict[str, np.ndarray]:
-        """The values by name.
-
-        On a slice, each chip of host 0 sends a part of them.
-        """
-        if self._strategy is None:
-            return {n: v.numpy() for n, v in self._variables.items()}
-        # Large variables first, so that all chips end at about the same time.
-        names: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in sorted(
-            self._variables,
-            key=lambda n: -self._variables[n].shape.num_elements(),
-        ):
-            names.put(name)
-        values: dict[str, np.ndarray] = {}
-
-        def read_some(replica: int) -> None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    name = names.get_nowait()
-                    variable = self._on_replica(self._variables[name], replica)
-                    values[name] = variable.numpy()
-
-        number = self._strategy.extended.num_replicas_per_host
-        with futures.ThreadPoolExecutor(number) as pool:
-            list(pool.map(read_some, range(number)))
-        return {name: values[name] for name in self._variables}
-
-    def _on_replica(self, variable: tf.Variable, replica: int) -> tf.Variable:
-        assert self._strategy is not None
-        return self._strategy.experimental_local_results(variable)[replica]
+        """The values by name."""
+        return {n: v.numpy() for n, v in self._variables.items()}
 
     def _copy_on_all(self) -> None:
         assert self._strategy is not None

@@ -1,6 +1,7 @@
 """Strategies: which devices a run uses, and the batch of each replica."""
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -10,17 +11,20 @@ import threading
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster import host_memory, tpu_chips, workers
-from albert_tf.cluster.rendezvous import (
-    find_connection_faults,
-    wait_for_workers,
-)
+from albert_tf.cluster import devices, workers
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
 
 # Seconds that a host of a TPU slice has to accept a connection.
 SERVER_TIMEOUT_S = 10
+
+# Parameters of mallopt(3) in the GNU C library.
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_MAX = -4
+# Bytes that the heap grows at a time, besides what an allocation needs.
+_GROWTH = 64 * 2**20
 
 # Hosts that gRPC connects to without a proxy, comma-separated.
 _DIRECT = "no_grpc_proxy"
@@ -51,7 +55,7 @@ def make_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         "one_device": _one_device_strategy,
     }[kind](config)
     if device_type(strategy) == "CPU":
-        host_memory.keep_freed_memory()
+        keep_freed_memory()
     logging.info(
         "strategy %s: %d replicas, on %s",
         kind,
@@ -90,10 +94,6 @@ def per_replica_batch_size(
 
     Raises:
         UserError: If the batch cannot be divided evenly.
-
-    Example:
-        >>> per_replica_batch_size("global_batch_size", 4096, num_replicas=32)
-        128
     """
     unit = num_replicas * num_micro_batches
     if batch_size % unit:
@@ -132,6 +132,26 @@ def _grow_gpu_memory() -> None:
     for gpu in tf.config.list_physical_devices("GPU"):
         with contextlib.suppress(RuntimeError):  # TensorFlow has started
             tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def keep_freed_memory() -> None:
+    """Makes the allocator keep freed memory, where it is that of glibc.
+
+    By default, glibc maps large blocks, and returns them to the kernel when
+    they are freed. TensorFlow allocates the activations of a step on a CPU that
+    way, and each step then waits for the kernel to fill the same pages with
+    zeros: about half of the time of a step of a small model. In exchange, the
+    process holds its peak of memory until it ends. docs/log.md has
+    measurements of both.
+
+    Other C libraries are left as they are.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):
+        return
+    libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    libc.mallopt(_M_TOP_PAD, _GROWTH)
+    libc.mallopt(_M_MMAP_MAX, 0)
 
 
 def _split_cpu(num_devices: int) -> None:
@@ -182,7 +202,7 @@ def _multi_worker_strategy(
         timeout_s,
         json.dumps(cluster),
     )
-    wait_for_workers(cluster, job, index, timeout_s)
+    workers.wait_for_workers(cluster, job, index, timeout_s)
     workers.detect_unresponsive_workers(cluster, timeout_s)
     with (
         workers.name_lost_workers(config),
@@ -200,13 +220,11 @@ def _multi_worker_strategy(
 
 
 def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
-    tpu_chips.check(config)
+    devices.check_tpu(config)
     is_local = config.tpu_name == "local"
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
-            tpu=config.tpu_name,
-            zone=config.tpu_zone or None,
-            project=config.gcp_project or None,
+            tpu=config.tpu_name
         )
         watchdog = Watchdog(config.hang_timeout_s)
         activity = "the start of the TPU"
@@ -244,9 +262,7 @@ def _tpu_strategy(config: DistributionConfig) -> tf.distribute.Strategy:
         if not is_local:
             remedy = (
                 "Give the servers of the slice, --tpu_name=grpc://HOST:8470,"
-                "... (see docs/tpu.md), or check --tpu_name, --tpu_zone and "
-                "--gcp_project with gcloud compute tpus tpu-vm list; a TPU "
-                "given by name also needs pip install cloud-tpu-client."
+                "... (see docs/tpu.md)."
             )
         raise (RetryError if is_lost else UserError)(
             f"strategy=tpu needs a TPU {place}",
@@ -280,7 +296,7 @@ def _check_servers(addresses: list[str]) -> None:
     """
     silent = [
         f"{address} ({fault})"
-        for address, fault in find_connection_faults(
+        for address, fault in workers.find_connection_faults(
             addresses, SERVER_TIMEOUT_S
         ).items()
     ]

@@ -5,13 +5,13 @@ without a message. So versions are read from the installed distributions.
 """
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from albert_tf.errors import UserError
 
@@ -40,28 +40,15 @@ NOT_NEEDED = ("jax", "matplotlib", "sklearn")
 COMPILER_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS", "TF_XLA_FLAGS")
 # The newest libtpu with which tensorflow-tpu 2.20.0 can be imported.
 NEWEST_LIBTPU = "0.0.30"
-# Bytes. The smallest run was seen with 4.0 GB of virtual memory.
-LEAST_ADDRESS_SPACE = 4 << 30
-# Open files. A tiny run aborted with a limit of 14, and mostly had 13 files
-# open. Each worker, and each shard that is being read, needs one more.
-LEAST_OPEN_FILES = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Installed:
+class Installed(NamedTuple):
     """An installed package, and whether a run works with it.
 
     Attributes:
         name: Name of the distribution.
         version: The installed version, or "none".
         remedy: What to do; "" if the version is supported.
-
-    Example:
-        >>> python, *packages = check_installed()
-        >>> python
-        Installed(name='Python', version='3...', remedy='')
-        >>> packages[0].name.startswith("tensorflow")
-        True
     """
 
     name: str
@@ -73,8 +60,8 @@ def check_import() -> None:
     """Checks that TensorFlow can be imported.
 
     Raises:
-        UserError: If TensorFlow is missing, or its libtpu or a limit of the
-            address space or of open files would end the process.
+        UserError: If TensorFlow is missing, or its libtpu would end the
+            process.
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise UserError(
@@ -91,31 +78,6 @@ def check_import() -> None:
             "import of tensorflow-tpu ends the process",
             received=libtpu,
             remedy=f"pip install libtpu=={NEWEST_LIBTPU}",
-        )
-    _check_limits()
-
-
-def _check_limits() -> None:
-    if sys.platform == "win32":  # has no such limits, and no module `resource`
-        return
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= limit < LEAST_ADDRESS_SPACE:
-        raise UserError(
-            "a process must be allowed at least "
-            f"{LEAST_ADDRESS_SPACE >> 30} GiB of virtual memory: with less, "
-            "TensorFlow aborts",
-            received=f"{limit >> 20} MiB",
-            remedy="Raise the limit: ulimit -v unlimited",
-        )
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= limit < LEAST_OPEN_FILES:
-        raise UserError(
-            f"a process must be allowed at least {LEAST_OPEN_FILES} open "
-            "files: with fewer, TensorFlow may abort",
-            received=limit,
-            remedy="Raise the limit: ulimit -n 4096",
         )
 
 
@@ -183,10 +145,6 @@ def software() -> dict[str, str]:
     Returns:
         Versions by package, and each variable of `COMPILER_VARIABLES` that is
         set.
-
-    Example:
-        >>> software()["keras"]
-        '3...'
     """
     installed = {one.name: one.version for one in check_installed()}
     variables = {

@@ -32,14 +32,6 @@ class Watchdog:
         timeout_s: Limit for activities whose usual time is not known, e.g.
             because they compile; 0 sets no limits at all.
         setting: The setting that holds `timeout_s`, for the log.
-
-    Example:
-        >>> watchdog = Watchdog(timeout_s=1800)
-        >>> [watchdog.limit_s(usual_s) for usual_s in (None, 1, 60)]
-        [1800, 300.0, 600]
-        >>> with watchdog.limit("an addition"):  # ends the process after 1800 s
-        ...     1 + 1
-        2
     """
 
     def __init__(

@@ -3,7 +3,9 @@
 If a worker is killed or unreachable, TensorFlow lets the others wait for ever.
 Four guards end the run instead, within `--worker_timeout_s`:
 
-1. `rendezvous.wait_for_workers` names the workers that never start;
+1. `wait_for_workers` names the workers that never start. It waits before
+   TensorFlow starts, whose first worker would wait for the others while it
+   holds Python's interpreter lock, so that the process could not log;
 2. `exit_if_stuck` ends this process if another one is lost while TensorFlow
    connects the workers;
 3. `detect_unresponsive_workers` makes TensorFlow's coordination service watch
@@ -21,20 +23,27 @@ import faulthandler
 import json
 import os
 import re
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 
 import tensorflow as tf
 from absl import logging
 from tensorflow.python.eager import context
 from tensorflow.python.eager.context import coordination_config_pb2
 
-from albert_tf.cluster import rendezvous
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RetryError, UserError, first_line
 
 # Jobs of TF_CONFIG whose processes train. The first process of the first job
 # runs the coordination service.
 WORKER_JOBS = ("chief", "worker")
+
+# Longest time for one connection, and between tries and lines of the log.
+TRY_S = 5.0
+_SECONDS_BETWEEN_TRIES = 0.5
+_SECONDS_BETWEEN_LOG_LINES = 30.0
 
 # TensorFlow's errors if another process does not answer.
 LOSS_ERRORS = (
@@ -127,6 +136,110 @@ def _is_address(text: str) -> bool:
     return found is not None and 0 < int(found[1]) < 2**16
 
 
+def wait_for_workers(
+    cluster: Mapping[str, Sequence[str]],
+    job: str,
+    index: int,
+    timeout_s: float,
+) -> None:
+    """Waits until this process has connected once to each other process.
+
+    Args:
+        cluster: Addresses, `host:port`, by job, as in `TF_CONFIG`.
+        job: The job of this process.
+        index: The index of this process in its job.
+        timeout_s: Longest time to wait, in seconds.
+
+    Raises:
+        UserError: If the port of this process is in use.
+        RetryError: If workers do not start in time; the error names them.
+    """
+    missing = {
+        f"{name} {number} at {address}": address
+        for name, addresses in cluster.items()
+        for number, address in enumerate(addresses)
+        if (name, number) != (job, index)
+    }
+    deadline = time.monotonic() + timeout_s
+    log_due = time.monotonic() + _SECONDS_BETWEEN_LOG_LINES
+    with _listen(cluster[job][index]):
+        while True:
+            faults = find_connection_faults(list(missing.values()), TRY_S)
+            missing = {
+                name: address
+                for name, address in missing.items()
+                if address in faults
+            }
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise RetryError(
+                    "all workers of TF_CONFIG must start within "
+                    f"worker_timeout_s={timeout_s:g}",
+                    received=f"no answer from {', '.join(missing)}",
+                    remedy="Check their logs, and that this machine reaches "
+                    "these addresses and ports; then start all workers again. "
+                    f"The cluster of TF_CONFIG is {json.dumps(cluster)}.",
+                )
+            if time.monotonic() > log_due:
+                logging.info("waiting for %s", ", ".join(missing))
+                log_due += _SECONDS_BETWEEN_LOG_LINES
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _listen(address: str) -> socket.socket:
+    """Accepts connections at a port, on all interfaces; reads no data."""
+    port = int(address.rpartition(":")[2])
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    try:
+        return socket.create_server(
+            ("", port),
+            family=family,
+            # The queue holds a connection from every worker, and Python's
+            # default length, 128, is too small for large clusters.
+            backlog=socket.SOMAXCONN,
+            dualstack_ipv6=family == socket.AF_INET6,
+        )
+    except OSError as error:
+        raise UserError(
+            f"the port of {address}, this worker's address in TF_CONFIG, must "
+            "be free",
+            received=str(error),
+            remedy="If an earlier run still uses it, end that run; or choose "
+            "another port.",
+        ) from None
+
+
+def find_connection_faults(
+    addresses: Sequence[str], timeout_s: float
+) -> dict[str, str]:
+    """Finds the servers that accept no connection.
+
+    Args:
+        addresses: HOST:PORT of each server; an IPv6 host has brackets, as in
+            gRPC.
+        timeout_s: Longest time to wait, in seconds.
+
+    Returns:
+        The fault of each of these servers, by address.
+    """
+
+    def find_fault(address: str) -> str:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout_s
+            ).close()
+        except (OSError, UnicodeError) as error:  # or a bad host name
+            return str(error) or type(error).__name__
+        return ""
+
+    # In parallel: an address behind a firewall takes seconds.
+    with futures.ThreadPoolExecutor(len(addresses) or 1) as pool:
+        faults = zip(addresses, pool.map(find_fault, addresses), strict=True)
+        return {address: fault for address, fault in faults if fault}
+
+
 def detect_unresponsive_workers(
     cluster: dict[str, list[str]], timeout_s: int
 ) -> None:
@@ -179,43 +292,47 @@ def name_lost_workers(
         RetryError: If the block failed because another process, or a TPU, did
             not answer.
     """
+    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+    is_one_host = strategy is not None and num_hosts(strategy) == 1
+    continues = "the run continues from its last checkpoint."
     try:
         yield
     except LOSS_ERRORS as error:
-        has_one_host = strategy is not None and num_hosts(strategy) == 1
+        if is_one_host and not on_tpu:
+            raise
         # A failure within this process may look the same, so quote it.
-        quoted = f"TensorFlow says: {first_line(error)[:200]}"
-        if has_one_host:
-            if not isinstance(strategy, tf.distribute.TPUStrategy):
-                raise
+        received = f"TensorFlow says: {first_line(error)[:200]}"
+        if is_one_host:
             logging.exception("an operation on the TPU failed")
-            raise RetryError(
-                "the TPU of this machine must answer",
-                received=quoted,
-                remedy="Start this command again: the run continues from its "
-                "last checkpoint. If it fails again, use another machine.",
-            ) from None
-        if isinstance(strategy, tf.distribute.TPUStrategy):
+            wanted = "the TPU of this machine must answer"
+            remedy = (
+                f"Start this command again: {continues} If it fails again, use "
+                "another machine."
+            )
+        elif strategy is not None and on_tpu:
             cluster = strategy.cluster_resolver.cluster_spec().as_dict()
-            raise RetryError(
-                "all hosts of the TPU slice must answer",
-                received=f"{_describe_loss(error, cluster, 'a host')}; "
-                f"{quoted}",
-                remedy="Start the servers on all hosts and this command again: "
-                "the run continues from its last checkpoint.",
-            ) from None
-        cluster, job, index = read_cluster()
-        found = _describe_loss(error, cluster, "a worker", (job, index))
-        raise RetryError(
-            "all workers of TF_CONFIG must answer within "
-            f"worker_timeout_s={config.worker_timeout_s}",
-            received=f"{found}; {quoted}",
-            remedy="Find the worker that failed first in the logs of all "
-            "workers. Then start all workers again: the run continues from "
-            "its last checkpoint.",
-        ) from None
+            lost = _describe_loss(error, cluster, "a host")
+            received = f"{lost}; {received}"
+            wanted = "all hosts of the TPU slice must answer"
+            remedy = (
+                "Start the servers on all hosts and this command again: "
+                f"{continues}"
+            )
+        else:
+            cluster, job, index = read_cluster()
+            lost = _describe_loss(error, cluster, "a worker", (job, index))
+            received = f"{lost}; {received}"
+            wanted = (
+                "all workers of TF_CONFIG must answer within "
+                f"worker_timeout_s={config.worker_timeout_s}"
+            )
+            remedy = (
+                "Find the worker that failed first in the logs of all workers. "
+                f"Then start all workers again: {continues}"
+            )
+        raise RetryError(wanted, received=received, remedy=remedy) from None
     finally:
-        if isinstance(strategy, tf.distribute.TPUStrategy):
+        if on_tpu:
             # At exit, TPUStrategy waits for all hosts. If one has been lost,
             # e.g. after a notice, the process would never end, or would report
             # the loss a second time, with a traceback.
@@ -250,7 +367,7 @@ def _describe_loss(
         for index, address in enumerate(hosts)
         if (job, index) != own_task
     }
-    faults = rendezvous.find_connection_faults(list(names), rendezvous.TRY_S)
+    faults = find_connection_faults(list(names), TRY_S)
     lost = [names[address] for address in faults]
     found = re.search(
         r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)", str(error.message)

@@ -27,20 +27,8 @@ class DistributionConfig(Config):
     tpu_name: str = setting(
         "local",
         "TPU to connect to: local for the TPU of this machine, a TPU VM that "
-        "is not part of a larger slice; grpc://HOST:8470,... for the servers "
-        "of all hosts of a slice; or the name of a TPU.",
-        affects="nothing",
-    )
-    tpu_zone: str = setting(
-        "",
-        "Google Cloud zone of the TPU, if tpu_name is the name of a TPU, e.g. "
-        "us-central2-b.",
-        affects="nothing",
-    )
-    gcp_project: str = setting(
-        "",
-        "Google Cloud project of the TPU, if tpu_name is the name of a TPU, "
-        "e.g. my-project.",
+        "is not part of a larger slice; or grpc://HOST:8470,... for the "
+        "servers of all hosts of a slice.",
         affects="nothing",
     )
     num_logical_cpus: int = setting(

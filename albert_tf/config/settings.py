@@ -33,6 +33,7 @@ AFFECTS = ("model", "result", "nothing")
 REMOVED_FLAGS: dict[str, str] = {
     "unpack": "Build the records again with --packing=none.",
     "beam_option": "Use --runner=local, or --runner=dask for several machines.",
+    "gcp_project": "Give the servers' addresses: --tpu_name=grpc://HOST:8470.",
     "loop_seconds": "Set --steps_per_loop; a loop should take some seconds.",
     "max_corrupt_records": "A run stops at the first damaged record.",
     "on_corrupt_record": "A run stops at the first damaged record, and says "
@@ -41,6 +42,7 @@ REMOVED_FLAGS: dict[str, str] = {
     "sweep": "Run tpu.compile_check once for each batch size.",
     "sweep_batch_sizes": "Run tpu.compile_check with --global_batch_size.",
     "sweep_compiler_flags": "Set LIBTPU_INIT_ARGS, one set at a time.",
+    "tpu_zone": "Give the servers' addresses: --tpu_name=grpc://HOST:8470.",
     "compile_timeout_s": "Start the command with the program timeout.",
     "table_only": "Run `make docs`, which writes the tables of the documents.",
     "accept_worse": "Every estimate is written: see git diff.",

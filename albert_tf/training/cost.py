@@ -15,7 +15,7 @@ import sys
 
 import tensorflow as tf
 
-from albert_tf.cluster import devices, tpu_chips
+from albert_tf.cluster import devices
 from albert_tf.cluster.strategy import device_type, devices_per_host
 from albert_tf.config import (
     DataConfig,
@@ -104,7 +104,7 @@ def peak_flops(
         return config.peak_tflops * 1e12 * replicas
     kind, peak = device_type(strategy), None
     if kind == "TPU":
-        chip = tpu_chips.chip_of_this_machine(devices_per_host(strategy))
+        chip = devices.chip_of_this_machine(devices_per_host(strategy))
         peak = chip.peak_flops if chip else None
     elif kind == "GPU":
         gpu = tf.config.list_physical_devices("GPU")[0]

@@ -1,11 +1,163 @@
+"""Known accelerators; detection of TPUs in PCI trees made of files."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 
 from albert_tf.cluster import devices
+from albert_tf.config import DistributionConfig
+from albert_tf.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+ON_TPU = DistributionConfig(strategy="tpu")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A function that makes PCI devices, and files of /dev.
+
+    A device has the ids of its vendor, of its kind and, if given, of its
+    subsystem.
+    """
+    pci, dev = tmp_path / "pci", tmp_path / "dev"
+    dev.mkdir()
+    monkeypatch.setattr(devices, "PCI_DEVICES", pci)
+    monkeypatch.setattr(devices, "DEVICES", dev)
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+
+    def build(pci_devices, files=()):
+        for ids in pci_devices:
+            directory = pci / f"0000:00:0{len(list(pci.glob('*')))}.0"
+            directory.mkdir(parents=True)
+            for name, value in zip(
+                ("vendor", "device", "subsystem_device"), ids, strict=False
+            ):
+                (directory / name).write_text(value + "\n")
+        for name in files:
+            (dev / name).touch()
+
+    return build
+
+
+# The network card and disk of a Google Cloud VM have Google's vendor id, too.
+GVNIC, NVME = ("0x1ae0", "0x0042"), ("0x1ae0", "0x001f")
+
+
+def test_other_pci_devices_of_google_are_not_chips(machine):
+    machine([GVNIC, NVME, ("0x10de", "0x0063")])
+    assert devices.find_chips() == []
+    machine([("0x1ae0", "0x0063")] * 2)
+    assert devices.find_chips() == ["v5e", "v5e"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "num_devices", "teraflops", "gib"),
+    [
+        # Two cores a chip, of 45 and 123 teraflops.
+        (("0x0027", "0x004e"), 8, 22.5, 7.48),
+        (("0x0027", "0x004f"), 8, 61.5, 15.48),
+        (("0x0027",), 8, None, None),
+        # A device is a chip, a core, or neither: one of four chips is used.
+        (("0x005e",), 4, 275, 30.75),
+        (("0x005e",), 8, 137.5, 15.375),
+        (("0x005e",), 1, None, None),
+        (("0x0063",), 1, 197, 15.75),
+    ],
+)
+def test_devices_of_tensorflow_are_chips_or_cores(
+    machine, monkeypatch, ids, num_devices, teraflops, gib
+):
+    monkeypatch.delenv(devices.TYPE_VARIABLE, raising=False)
+    machine([GVNIC, *[("0x1ae0", *ids)] * 4])
+    chip = devices.chip_of_this_machine(num_devices)
+    if teraflops is None:
+        assert chip is None
+        return
+    assert chip.peak_flops == teraflops * 1e12
+    assert chip.memory_bytes == int(gib * 2**30)
+
+
+def test_a_v4_without_visible_chips_is_unknown(machine, monkeypatch):
+    monkeypatch.setenv(devices.TYPE_VARIABLE, "v4-8")
+    machine([GVNIC])
+    assert devices.chip_of_this_machine(4) is None
+    machine([], files=["accel0", "accel1", "accel2", "accel3"])
+    assert devices.chip_of_this_machine(4).peak_flops == 275e12
+
+
+def test_without_a_pci_bus_device_files_count(machine):
+    machine([], files=["accel0", "accel1", "accel_else", "null"])
+    assert len(devices.find_chips()) == 2
+    devices.check_tpu(ON_TPU)
+
+
+def test_libtpu_queries_the_slice_only_with_a_chip(machine):
+    devices.skip_metadata_query_without_chips()
+    assert os.environ["TPU_SKIP_MDS_QUERY"] == "1"
+    del os.environ["TPU_SKIP_MDS_QUERY"]
+    machine([("0x1ae0", "0x005e")])
+    devices.skip_metadata_query_without_chips()
+    assert "TPU_SKIP_MDS_QUERY" not in os.environ
+
+
+def test_only_a_local_tpu_is_searched_for(machine):
+    machine([GVNIC])
+    with pytest.raises(UserError) as raised:
+        devices.check_tpu(ON_TPU)
+    for told in (str(devices.PCI_DEVICES), "accel*", "installed: tensorflow"):
+        assert told in raised.value.fault
+    assert "docs/tpu.md" in raised.value.remedy
+    devices.check_tpu(DistributionConfig(strategy="auto"))
+    devices.check_tpu(DistributionConfig(strategy="tpu", tpu_name="grpc://a:1"))
+
+
+@pytest.mark.skipif(bool(devices.find_chips()), reason="this machine has a TPU")
+def test_a_run_for_a_missing_tpu_ends_within_seconds(tmp_path):
+    """Before TensorFlow is imported, for every release."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-m",
+            "albert_tf.run_pretraining",
+            "--strategy=tpu",
+            "--albert_config_file=configs/models/albert_base_v2.json",
+            "--input_file=none",
+            f"--output_dir={tmp_path}/run",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    message = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert "strategy=tpu needs a TPU on this machine" in message
+    imported = {
+        line.split("|")[-1].strip() for line in done.stderr.splitlines()
+    }
+    assert "absl" in imported and "tensorflow" not in imported
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tpu_is_given_by_the_addresses_of_its_servers():
+    config = DistributionConfig(strategy="tpu", tpu_name="mine")
+    with pytest.raises(UserError, match=r"Received: mine\. .*grpc://10"):
+        devices.check_tpu(config)
 
 
 @pytest.mark.parametrize(
     ("name", "teraflops"),
     [
+        *[
+            (name, None)
+            for name in ("NVIDIA L40S", "NVIDIA T400 4GB", "AMD", "")
+        ],
         ("Tesla V100-SXM2-16GB", 125),
         ("Tesla T4", 65),
         ("NVIDIA A100-SXM4-80GB", 312),
@@ -15,15 +167,9 @@ from albert_tf.cluster import devices
     ],
 )
 def test_a_gpu_has_the_peak_of_its_data_sheet(name, teraflops):
-    assert devices.gpu_peak_flops(name) == teraflops * 1e12
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NVIDIA L40S", "NVIDIA L40", "NVIDIA T400 4GB", "NVIDIA A10", "AMD", ""],
-)
-def test_an_unknown_gpu_has_no_peak(name):
-    assert devices.gpu_peak_flops(name) is None
+    """A GPU that is not in the table has none."""
+    peak = devices.gpu_peak_flops(name)
+    assert peak == (teraflops and teraflops * 1e12)
 
 
 @pytest.mark.parametrize(

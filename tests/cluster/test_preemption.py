@@ -146,40 +146,6 @@ def test_sigterm_to_the_server_of_any_host_stops_the_loop():
         assert "worker 1 at localhost:" in program.stdout.read()
 
 
-def test_planned_maintenance_is_logged_once_and_stops_nothing(
-    metadata_server, monkeypatch
-):
-    warnings = []
-    monkeypatch.setattr(
-        notices.logging,
-        "warning",
-        lambda form, *values: warnings.append(form % values),
-    )
-    monkeypatch.setattr(notices, "PLANS_PAUSE_S", 0.01)
-    monkeypatch.setenv(notices.METADATA_HOST_VARIABLE, metadata_server.host)
-    path = f"/computeMetadata/v1/{notices.PLANNED_MAINTENANCE}"
-
-    def wait_for_requests(number):
-        wanted = metadata_server.asked.count(path) + number
-        deadline = time.monotonic() + PATIENCE_S
-        while metadata_server.asked.count(path) < wanted:
-            assert time.monotonic() < deadline, "no requests"
-            time.sleep(0.01)
-
-    with preemption.watch_for_stop() as stop:
-        wait_for_requests(3)
-        for nothing in ("{}", "NONE"):
-            metadata_server.set("upcoming-maintenance", nothing)
-            wait_for_requests(2)
-        assert warnings == []  # the first answers were 404
-        plan = '{"type": "SCHEDULED",\n "windowStartTime": "2026-12-01"}'
-        metadata_server.set("upcoming-maintenance", plan)
-        wait_for_requests(5)
-    (warning,) = warnings
-    assert '"SCHEDULED", "windowStartTime": "2026-12-01"' in warning
-    assert not stop.reason
-
-
 @pytest.mark.slow
 def test_a_server_that_is_not_googles_is_ignored(loop, metadata_server):
     metadata_server.wait_until_asked()

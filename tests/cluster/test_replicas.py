@@ -3,8 +3,6 @@
 `tests/training/test_slice.py` runs it on the hosts of a slice.
 """
 
-import threading
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -96,25 +94,6 @@ def test_values_are_sent_to_the_first_replica_only(strategy, monkeypatch):
     assert (one == 1).all() and (other == 0).all()
     assert values_of(strategy, variables["step"]) == [12, 12]
     assert copied == [replicas]
-
-
-def test_each_chip_of_the_first_host_sends_a_part(strategy, monkeypatch):
-    variables = make_variables(strategy)
-    replicas, asked = Replicas(variables), []
-    on_replica = replicas._on_replica
-    barrier = threading.Barrier(2, timeout=60)
-
-    def wait_for_the_other(variable, replica):
-        if replica not in asked:
-            asked.append(replica)
-            barrier.wait()
-        return on_replica(variable, replica)
-
-    monkeypatch.setattr(replicas, "_on_replica", wait_for_the_other)
-    values = replicas.read()
-    assert sorted(asked) == [0, 1]
-    assert list(values) == ["kernel", "bias", "step"]
-    assert values["step"] == 11 and values["kernel"].shape == (3, 5)
 
 
 def test_other_strategies_assign_to_each_replica(mirrored_two):

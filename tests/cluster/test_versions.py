@@ -176,25 +176,6 @@ def test_a_run_refuses_before_tensorflow_is_imported(tmp_path):
     assert "libtpu must be at most 0.0.30" in done.stderr
 
 
-def test_a_limit_of_virtual_memory_is_refused_before_the_import():
-    """TensorFlow would abort, without a message."""
-    command = (
-        "ulimit -v 2000000; exec $0 -m albert_tf.run_pretraining "
-        "--albert_config_file=configs/models/albert_base_v2.json "
-        "--input_file=none --output_dir=none"
-    )
-    process = subprocess.run(
-        ["bash", "-c", command, sys.executable],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert process.returncode == 1
-    [message] = process.stderr.splitlines()
-    assert "1953 MiB" in message and "ulimit -v unlimited" in message
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",

@@ -69,8 +69,6 @@ FREE = {
     "data.max_eval_steps": 0,
     "distribution.strategy": "mirrored",
     "distribution.tpu_name": "pod",
-    "distribution.tpu_zone": "us-central2-b",
-    "distribution.gcp_project": "project",
     "distribution.num_logical_cpus": 2,
     "distribution.remat": True,
     "distribution.jit_compile": False,

@@ -9,7 +9,7 @@ from tensorflow.python.framework.convert_to_constants import (
     convert_variables_to_constants_v2_as_graph,
 )
 
-from albert_tf.cluster import tpu_chips
+from albert_tf.cluster import devices
 from albert_tf.config import (
     DataConfig,
     DistributionConfig,
@@ -165,11 +165,11 @@ def test_the_peak_of_a_tpu_is_known_from_its_chip(monkeypatch):
     """TPU VMs do not set the variable of Google Kubernetes Engine."""
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
     monkeypatch.setattr(cost, "device_type", lambda strategy: "TPU")
-    monkeypatch.delenv(tpu_chips.TYPE_VARIABLE, raising=False)
-    monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v5e"] * 4)
+    monkeypatch.delenv(devices.TYPE_VARIABLE, raising=False)
+    monkeypatch.setattr(devices, "find_chips", lambda: ["v5e"] * 4)
     peak = cost.peak_flops(strategy, DistributionConfig())
     assert peak == 2 * 197e12
-    monkeypatch.setattr(tpu_chips, "find_chips", lambda: [])
+    monkeypatch.setattr(devices, "find_chips", lambda: [])
     assert cost.peak_flops(strategy, DistributionConfig()) is None
 
 
@@ -177,8 +177,8 @@ def test_the_peak_of_a_tpu_is_known_from_its_chip(monkeypatch):
 def test_two_devices_of_v4_are_two_chips_or_two_cores(monkeypatch, num_chips):
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
     monkeypatch.setattr(cost, "device_type", lambda strategy: "TPU")
-    monkeypatch.delenv(tpu_chips.TYPE_VARIABLE, raising=False)
-    monkeypatch.setattr(tpu_chips, "find_chips", lambda: ["v4"] * num_chips)
+    monkeypatch.delenv(devices.TYPE_VARIABLE, raising=False)
+    monkeypatch.setattr(devices, "find_chips", lambda: ["v4"] * num_chips)
     peak = cost.peak_flops(strategy, DistributionConfig())
     assert peak == num_chips * 275e12
 

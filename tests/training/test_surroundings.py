@@ -34,23 +34,6 @@ def run_under(limits, config, directory):
     return message
 
 
-@pytest.mark.parametrize(
-    ("limits", "words"),
-    [
-        ({"files": 63}, ["at least 64 open files", "ulimit -n 4096"]),
-        ({"file_bytes": 20_000}, ["spiece.model", "ulimit -f"]),
-    ],
-    ids=["open files", "size of files"],
-)
-def test_a_low_limit_is_named_before_the_training(
-    limits, words, tiny_records, tmp_path
-):
-    config = tiny_run.make_config(tiny_records, tmp_path / "run")
-    message = run_under(limits, config, tmp_path)
-    assert all(word in message for word in words), message
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
 def test_a_checkpoint_above_the_limit_of_file_sizes_is_named(
     tiny_records, tmp_path
 ):
