@@ -136,9 +136,15 @@ class Cloud:
             "run", "--poll_s=0", "--grace_s=1", *settings, "--", *TRAINING
         )
 
+    def succeed(self, *commands):
+        """Runs commands; `start` with flags of training."""
+        for command in commands:
+            flags = ["--", *TRAINING] if command == "start" else []
+            assert self.launch(command, *flags).returncode == 0
+
     def start(self):
         """Starts training, and returns when it runs."""
-        assert self.launch("start", "--", *TRAINING).returncode == 0
+        self.succeed("start")
         while not (self.path / "trained").exists():
             time.sleep(0.01)
 
@@ -168,6 +174,7 @@ class Cloud:
 
     def trained(self):
         """TPU_LOAD_LIBRARY and the arguments of Python, for each start."""
-        text = (self.path / "trained").read_text()
+        path = self.path / "trained"
+        text = path.read_text() if path.exists() else ""
         starts = [start.split("\0") for start in text.split("END\0") if start]
         return [(start[0].split("=")[1], start[1:-1]) for start in starts]

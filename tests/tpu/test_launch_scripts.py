@@ -245,8 +245,7 @@ def test_data_in_the_checkout_is_not_copied_to_the_hosts(cloud, tmp_path):
 
 
 def test_ssh_has_options_that_detect_lost_hosts(cloud):
-    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
-        assert cloud.launch(*words).returncode == 0
+    cloud.succeed("create", "setup", "start")
     assert {call[3] for call in cloud.calls} == {"create", "ssh", "scp"}
     wanted = {"ConnectTimeout": "30", "ServerAliveInterval": "30"}
     options = [f"-o{name}={value}" for name, value in wanted.items()]
@@ -288,8 +287,7 @@ def test_an_error_of_training_ends_run_with_the_end_of_the_log(cloud):
 
 def test_run_finds_running_training_and_stop_ends_it(cloud):
     cloud.set_up(plan=["wait"])
-    for command in ("create", "setup"):
-        assert cloud.launch(command).returncode == 0
+    cloud.succeed("create", "setup")
     status = ["--worker=0", "--command=bash albert_tf/tpu/on_host.sh status"]
     cloud.start()
     assert cloud.launch("status").stdout.splitlines()[-1] == "running"
@@ -307,8 +305,7 @@ def test_run_finds_running_training_and_stop_ends_it(cloud):
 
 def test_stop_also_ends_training_that_would_be_started_again(cloud):
     cloud.set_up(plan=["143", "0"])
-    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
-        assert cloud.launch(*words).returncode == 0
+    cloud.succeed("create", "setup", "start")
     state = cloud.path / "host-0" / "albert_tf_state"
     wait_for((state / "exit_status").exists, True)
     for _ in range(2):
@@ -340,8 +337,7 @@ def test_a_query_that_fails_does_not_end_wait(cloud):
 
 def test_without_metadata_a_slice_is_not_treated_as_one_host(cloud):
     cloud.set_up(num_hosts=2)
-    for command in ("create", "setup"):
-        assert cloud.launch(command).returncode == 0
+    cloud.succeed("create", "setup")
     done = cloud.launch(
         "start", "--", *TRAINING, GCE_METADATA_HOST="127.0.0.1:9"
     )
@@ -374,8 +370,7 @@ def test_the_log_is_copied_once_the_bucket_permits_it(cloud):
     cloud.environment["ALBERT_TPU_COPY_LOG_S"] = "0.1"
     cloud.set_up(plan=["wait"])
     (cloud.path / "broken_bucket").touch()
-    for command in ("create", "setup"):
-        assert cloud.launch(command).returncode == 0
+    cloud.succeed("create", "setup")
     start = ["start", "--log_dir=gs://bucket/logs", "--", *TRAINING]
     assert cloud.launch(*start).returncode == 0
     log = cloud.path / "host-0" / "albert_tf_state" / "train.log"

@@ -74,13 +74,12 @@ def test_a_server_that_ignores_sigterm_is_replaced(cloud):
     cloud.environment["ALBERT_TPU_SERVER_GRACE_S"] = "1"
     cloud.set_up(plan=["1", "0"], num_hosts=2)
     Metadata.addresses = ("10.0.0.2", "10.0.0.3")
-    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
-        assert cloud.launch(*words).returncode == 0
+    cloud.succeed("create", "setup", "start")
     pid_file = cloud.path / "host-0" / "albert_tf_state" / "server.pid"
     first = int(pid_file.read_text())
     wait_for(cloud.num_served, 2)
     wait_for((cloud.path / "used").exists, True)
-    assert cloud.launch("start", "--", *TRAINING).returncode == 0
+    cloud.succeed("start")
     assert int(pid_file.read_text()) != first
     wait_for(cloud.num_served, 4)
 
@@ -89,8 +88,7 @@ def test_the_server_of_a_host_gets_sigterm_at_a_notice(cloud):
     """TensorFlow's server then asks the run of the slice to stop."""
     cloud.set_up(num_hosts=2)
     Metadata.addresses = ("10.0.0.2", "10.0.0.3")
-    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
-        assert cloud.launch(*words).returncode == 0
+    cloud.succeed("create", "setup", "start")
     received = [cloud.path / f"host-{host}" / "sigterm" for host in range(2)]
     assert not any(path.exists() for path in received)
     wait_for(cloud.num_served, 2)  # from then on they record SIGTERM
@@ -105,8 +103,7 @@ def test_training_starts_after_the_end_of_a_notice(cloud, num_hosts):
     """It would get the same notice at once, and its server, too."""
     cloud.set_up(num_hosts=num_hosts)
     Metadata.addresses = ("10.0.0.2", "10.0.0.3")[:num_hosts]
-    for words in (["create"], ["setup"]):
-        assert cloud.launch(*words).returncode == 0
+    cloud.succeed("create", "setup")
     Metadata.preempted = "TRUE"
     with concurrent.futures.ThreadPoolExecutor() as pool:
         start = pool.submit(cloud.launch, "start", "--", *TRAINING)
@@ -119,19 +116,17 @@ def test_training_starts_after_the_end_of_a_notice(cloud, num_hosts):
 
 
 def test_a_notice_that_stays_delays_training_only(cloud):
-    for words in (["create"], ["setup"]):
-        assert cloud.launch(*words).returncode == 0
+    cloud.succeed("create", "setup")
     Metadata.preempted = "TRUE"
     cloud.environment["ALBERT_TPU_NOTICE_WAIT_S"] = "1"
-    assert cloud.launch("start", "--", *TRAINING).returncode == 0
+    cloud.succeed("start")
 
 
 def test_a_training_slice_keeps_its_servers_and_modules(cloud):
     """Only host 0 knows that training is running."""
     cloud.set_up(plan=["wait"], num_hosts=2)
     Metadata.addresses = ("10.0.0.2", "10.0.0.3")
-    for words in (["create"], ["setup"], ["start", "--", *TRAINING]):
-        assert cloud.launch(*words).returncode == 0
+    cloud.succeed("create", "setup", "start")
     module = cloud.path / "host-1" / "albert_tf" / "of-the-program-that-runs"
     module.touch()
     for words in (
