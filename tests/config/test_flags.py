@@ -15,39 +15,16 @@ from albert_tf.config import (
     ModelConfig,
     PredictConfig,
     PretrainingConfig,
-    ReportConfig,
-    ServingClientConfig,
-    SweepConfig,
     TrainingConfig,
     fields_with_types,
     flags,
 )
-from albert_tf.config.task import ScoreConfig
 from albert_tf.errors import UserError
-from data_prep.config import (
-    InspectConfig,
-    RecordsConfig,
-    TokenizerConfig,
-)
+from data_prep.config import RecordsConfig
+from tests.helpers.commands import find_commands
 from tpu.compile_check import CompileCheckConfig
-from tpu.compile_recipes import CompileRecipesConfig
 
-COMMANDS = (
-    TokenizerConfig,
-    RecordsConfig,
-    InspectConfig,
-    PretrainingConfig,
-    FinetuningConfig,
-    ConvertConfig,
-    ExportConfig,
-    PredictConfig,
-    ServingClientConfig,
-    ReportConfig,
-    SweepConfig,
-    ScoreConfig,
-    CompileCheckConfig,
-    CompileRecipesConfig,
-)
+COMMANDS = [config_class for config_class, _ in find_commands().values()]
 
 
 def defined(config_class):

@@ -1,0 +1,27 @@
+"""The commands of this project, found in its source."""
+
+import importlib
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def find_commands():
+    """Name of each command -> its config class and its main function.
+
+    Without benchmarks.
+    """
+    found = {}
+    for package in ("albert_tf", "data_prep", "tpu"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            call = re.search(
+                r"^    flags\.run\((\w+), (\w+)\)", path.read_text(), re.M
+            )
+            if call:
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                module = importlib.import_module(".".join(parts))
+                name = parts[-2] if parts[-1] == "__main__" else parts[-1]
+                assert name not in found
+                found[name] = getattr(module, call[2]), getattr(module, call[1])
+    return found
