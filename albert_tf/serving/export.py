@@ -85,25 +85,21 @@ def export(config: ExportConfig) -> None:
     """
     config.require("run_dir", "export_dir")
     export_dir = config.export_dir.rstrip("/")
-    check_replaceable(export_dir)
+    _check_replaceable(export_dir)
     run = load(config)
     module, signatures = sign(run, config)
 
     partial = export_dir + PARTIAL_SUFFIX
     remove_directory(partial)
     tf.saved_model.save(module, partial, signatures=signatures)
-    write_assets(posixpath.join(partial, names.ASSETS_DIR), run, signatures)
+    _write_assets(posixpath.join(partial, names.ASSETS_DIR), run, signatures)
     remove_directory(export_dir)
     tf.io.gfile.rename(partial, export_dir)
     logging.info("exported step %d to %s", run.step, export_dir)
 
 
-def check_replaceable(export_dir: str) -> None:
-    """Refuses a directory that holds anything but an earlier export.
-
-    Raises:
-        UserError: If it holds anything else.
-    """
+def _check_replaceable(export_dir: str) -> None:
+    """Refuses a directory that holds anything but an earlier export."""
     if not tf.io.gfile.exists(export_dir):
         return
     note = posixpath.join(export_dir, names.ASSETS_DIR, names.SERVING_FILE)
@@ -149,7 +145,7 @@ def load(config: ExportConfig) -> TrainedRun:
     vocabulary = posixpath.join(config.run_dir, TOKENIZER_FILE)
     tokenizer = None
     if exists(vocabulary):
-        tokenizer = load_tokenizer(vocabulary, records, run.model.vocab_size)
+        tokenizer = _load_tokenizer(vocabulary, records, run.model.vocab_size)
     elif config.text_signatures:
         raise UserError(
             f"{vocabulary} must exist for signatures that take text",
@@ -247,19 +243,10 @@ def _length_of_texts(run: PretrainingConfig) -> int:
     return longer
 
 
-def load_tokenizer(
+def _load_tokenizer(
     vocabulary: str, records: Mapping[str, Any], vocab_size: int
 ) -> Tokenizer:
-    """Loads the vocabulary that the run was trained with.
-
-    Args:
-        vocabulary: Path of the SentencePiece model.
-        records: Metadata of the training records; empty if unknown.
-        vocab_size: Number of pieces of the model.
-
-    Raises:
-        UserError: If it is not the vocabulary of the run's records.
-    """
+    """Loads the vocabulary, and checks that the run was trained with it."""
     tokenizer = Tokenizer(vocabulary, records.get("do_lower_case"))
     if records.get("vocabulary_sha256") not in (None, tokenizer.sha256):
         raise UserError(
@@ -280,10 +267,7 @@ def load_tokenizer(
 
 
 def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
-    """Traces the signatures.
-
-    Returns:
-        The module that holds the variables, and its signatures by name.
+    """Traces the signatures; returns them with the module of their variables.
 
     Raises:
         UserError: If text signatures are requested and tensorflow-text is
@@ -317,24 +301,17 @@ def sign(run: TrainedRun, config: ExportConfig) -> tuple[tf.Module, Signatures]:
 # --- write -------------------------------------------------------------------
 
 
-def write_assets(
+def _write_assets(
     directory: str, run: TrainedRun, signatures: Signatures
 ) -> None:
     """Writes architecture, `serving.json`, vocabulary and warm-up requests."""
     tf.io.gfile.makedirs(directory)
-    documents = {
-        names.MODEL_CONFIG_FILE: run.config.model.to_dict(),
-        names.SERVING_FILE: describe_serving(run),
-    }
-    for name, values in documents.items():
-        write_json(posixpath.join(directory, name), values)
+    path = functools.partial(posixpath.join, directory)
+    write_json(path("albert_config.json"), run.config.model.to_dict())
+    write_json(path(names.SERVING_FILE), describe_serving(run))
     if run.tokenizer:
-        tf.io.gfile.copy(
-            run.vocabulary, posixpath.join(directory, TOKENIZER_FILE)
-        )
-    write_warmup_requests(
-        posixpath.join(directory, names.WARMUP_FILE), signatures
-    )
+        tf.io.gfile.copy(run.vocabulary, path(TOKENIZER_FILE))
+    _write_warmup_requests(path("tf_serving_warmup_requests"), signatures)
 
 
 def describe_serving(run: TrainedRun) -> dict[str, Any]:
@@ -400,7 +377,7 @@ _FIELDS: Mapping[str, tuple[tuple[str, int, str], ...]] = {
 }
 
 
-def write_warmup_requests(path: str, signatures: Signatures) -> None:
+def _write_warmup_requests(path: str, signatures: Signatures) -> None:
     """Writes the requests with which TensorFlow Serving warms up a model.
 
     The server reads TFRecords of the protocol buffer `PredictionLog`. The few

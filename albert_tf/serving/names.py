@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 # TensorFlow Serving reserves this directory of a SavedModel for extra files.
 ASSETS_DIR = "assets.extra"
-MODEL_CONFIG_FILE = "albert_config.json"
 SERVING_FILE = "serving.json"
-WARMUP_FILE = "tf_serving_warmup_requests"
 
 # Key of serving.json: what a client needs to answer questions.
 QUESTION_ANSWERING = "question_answering"

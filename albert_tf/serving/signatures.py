@@ -4,13 +4,12 @@
 function, so that the file holds the graph of the model once.
 """
 
-from typing import TypeAlias
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from albert_tf.config import FinetuningConfig
+from albert_tf.config import FinetuningConfig, TaskHeadConfig
 from albert_tf.config.task import (
-    CLASSIFICATION,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     REGRESSION,
@@ -39,21 +38,54 @@ from albert_tf.serving.text_tokenizer import (
 )
 
 Signatures = dict[str, tf.types.experimental.PolymorphicFunction]
-Answers = dict[str, tf.Tensor]
-Forward: TypeAlias = "tf.types.experimental.PolymorphicFunction"
+Outputs = dict[str, tf.Tensor]
+Answer = Callable[[PackedTexts], Outputs]
 
 
-def ids(name: str) -> tf.TensorSpec:
+def _ids(name: str | None = None) -> tf.TensorSpec:
     """The specification of ids, `(batch, length)`."""
-    return tf.TensorSpec([None, None], tf.int32, name=name or None)
+    return tf.TensorSpec([None, None], tf.int32, name=name)
 
 
-def strings(name: str) -> tf.TensorSpec:
-    """The specification of texts, `(batch,)`."""
+def _strings(name: str) -> tf.TensorSpec:
     return tf.TensorSpec([None], tf.string, name=name)
 
 
-def checked_ids(
+_PACKED = [_ids(name) for name in PackedTexts._fields]
+
+
+def _from_ids(answer: Answer) -> tf.types.experimental.PolymorphicFunction:
+    @tf.function(input_signature=_PACKED)
+    def from_ids(
+        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
+    ) -> Outputs:
+        return answer(PackedTexts(input_ids, input_mask, segment_ids))
+
+    return from_ids
+
+
+def _from_text(
+    answer: Answer, tokenizer: TextTokenizer, max_seq_length: int
+) -> tf.types.experimental.PolymorphicFunction:
+    @tf.function(input_signature=[_strings("text")])
+    def from_text(text: tf.Tensor) -> Outputs:
+        return answer(pack(max_seq_length, tokenizer.encode(text)))
+
+    return from_text
+
+
+def _from_pair(
+    answer: Answer, tokenizer: TextTokenizer, max_seq_length: int
+) -> tf.types.experimental.PolymorphicFunction:
+    @tf.function(input_signature=[_strings("text"), _strings("text_pair")])
+    def from_pair(text: tf.Tensor, text_pair: tf.Tensor) -> Outputs:
+        segments = tokenizer.encode(text), tokenizer.encode(text_pair)
+        return answer(pack(max_seq_length, *segments))
+
+    return from_pair
+
+
+def _checked_ids(
     input_ids: tf.Tensor, max_length: int, num_choices: int = 1
 ) -> tf.Tensor:
     """Refuses sequences that are longer than the model.
@@ -84,7 +116,7 @@ def make_signatures(
     pretrainer: AlbertPretrainer,
     top_k: int,
     max_seq_length: int,
-    text_tokenizer: TextTokenizer | None = None,
+    tokenizer: TextTokenizer | None = None,
 ) -> Signatures:
     """Traces the serving functions of a pretrained model.
 
@@ -92,165 +124,87 @@ def make_signatures(
         pretrainer: The model, built and restored.
         top_k: Number of pieces returned for each mask.
         max_seq_length: Number of tokens after which text is cut off.
-        text_tokenizer: The vocabulary; None omits the text signatures.
+        tokenizer: The vocabulary; None omits the signatures that take text.
 
     Returns:
         The functions by the name of their signature.
     """
-    model = _ServedModel(pretrainer, top_k)
-    signatures = _make_id_signatures(model)
-    if text_tokenizer is not None:
-        signatures |= _make_text_signatures(
-            model, text_tokenizer, max_seq_length
+    max_length = pretrainer.config.max_position_embeddings
+
+    @tf.function(input_signature=[_ids()] * 3)
+    def forward(
+        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
+    ) -> Outputs:
+        outputs = pretrainer.encode(
+            {
+                "input_ids": _checked_ids(input_ids, max_length),
+                "input_mask": input_mask,
+                "segment_ids": segment_ids,
+            }
         )
-    return signatures
+        return {k: tf.cast(v, tf.float32) for k, v in outputs.items()}
 
-
-class _ServedModel:
-    """The model, and the predictions computed from its outputs.
-
-    Args:
-        pretrainer: The model, built and restored.
-        top_k: Number of pieces returned for each mask.
-    """
-
-    def __init__(self, pretrainer: AlbertPretrainer, top_k: int) -> None:
-        self._pretrainer = pretrainer
-        self._top_k = top_k
-        self.sentence_signature = SENTENCE_SIGNATURES.get(
-            pretrainer.sentence_objective
-        )
-        max_length = pretrainer.config.max_position_embeddings
-
-        @tf.function(input_signature=[ids("")] * 3)
-        def forward(
-            input_ids: tf.Tensor,
-            input_mask: tf.Tensor,
-            segment_ids: tf.Tensor,
-        ) -> Answers:
-            outputs = pretrainer.encode(
-                {
-                    "input_ids": checked_ids(input_ids, max_length),
-                    "input_mask": input_mask,
-                    "segment_ids": segment_ids,
-                }
-            )
-            return {k: tf.cast(v, tf.float32) for k, v in outputs.items()}
-
-        self._forward = forward
-
-    def encode(self, packed: PackedTexts) -> Answers:
-        """Returns `sequence_output` and, with a pooler, `pooled_output`."""
-        outputs = self._forward(*packed)
+    def encode(packed: PackedTexts) -> Outputs:
+        outputs = forward(*packed)
         return {
             name: outputs[name]
             for name in ("sequence_output", "pooled_output")
             if name in outputs
         }
 
-    def fill_mask(
-        self, packed: PackedTexts, positions: tf.Tensor
+    def fill(
+        packed: PackedTexts, positions: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Finds the most probable pieces at some positions.
-
-        Args:
-            positions: int32, `(batch, predictions)`.
-
-        Returns:
-            Ids and log probabilities, int32 and float32,
-            `(batch, predictions, top_k)`.
-        """
-        hidden = self._forward(*packed)["sequence_output"]
-        logits = self._pretrainer.mlm_logits(
+        """Ids and log probabilities, each `(batch, predictions, top_k)`."""
+        hidden = forward(*packed)["sequence_output"]
+        logits = pretrainer.mlm_logits(
             tf.gather(hidden, positions, batch_dims=1)
         )
-        top = tf.math.top_k(tf.nn.log_softmax(logits), self._top_k)
+        top = tf.math.top_k(tf.nn.log_softmax(logits), top_k)
         return top.indices, top.values
 
-    def classify_sentences(self, packed: PackedTexts) -> Answers:
-        """Returns the two probabilities by name: float32, `(batch,)`."""
-        assert self.sentence_signature is not None
-        outputs = self._forward(*packed)
-        probabilities = tf.nn.softmax(outputs["sentence_logits"])
+    sentence = SENTENCE_SIGNATURES.get(pretrainer.sentence_objective)
+
+    def classify(packed: PackedTexts) -> Outputs:
+        probabilities = tf.nn.softmax(forward(*packed)["sentence_logits"])
         columns = tf.unstack(probabilities, axis=-1)
-        return dict(zip(self.sentence_signature.outputs, columns, strict=True))
+        assert sentence is not None
+        return dict(zip(sentence.outputs, columns, strict=True))
 
-
-def _make_id_signatures(model: _ServedModel) -> Signatures:
-    """The signatures that take ids."""
-    inputs = [ids(name) for name in PackedTexts._fields]
-
-    @tf.function(input_signature=inputs)
-    def encode(
-        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
-    ) -> Answers:
-        return model.encode(PackedTexts(input_ids, input_mask, segment_ids))
-
-    @tf.function(input_signature=[*inputs, ids("masked_lm_positions")])
-    def fill_mask(
+    @tf.function(input_signature=[*_PACKED, _ids("masked_lm_positions")])
+    def fill_ids(
         input_ids: tf.Tensor,
         input_mask: tf.Tensor,
         segment_ids: tf.Tensor,
         masked_lm_positions: tf.Tensor,
-    ) -> Answers:
-        top_ids, log_probabilities = model.fill_mask(
-            PackedTexts(input_ids, input_mask, segment_ids),
-            masked_lm_positions,
-        )
-        return {
-            "top_ids": top_ids,
-            "top_log_probabilities": log_probabilities,
-        }
+    ) -> Outputs:
+        packed = PackedTexts(input_ids, input_mask, segment_ids)
+        top_ids, log_probabilities = fill(packed, masked_lm_positions)
+        return {"top_ids": top_ids, "top_log_probabilities": log_probabilities}
 
-    @tf.function(input_signature=inputs)
-    def classify_sentences(
-        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
-    ) -> Answers:
-        return model.classify_sentences(
-            PackedTexts(input_ids, input_mask, segment_ids)
-        )
-
+    encode_ids = _from_ids(encode)
     signatures = {
-        SERVING_DEFAULT: encode,
-        ENCODE: encode,
-        FILL_MASK: fill_mask,
+        SERVING_DEFAULT: encode_ids,
+        ENCODE: encode_ids,
+        FILL_MASK: fill_ids,
     }
-    if model.sentence_signature:
-        signatures[model.sentence_signature.name] = classify_sentences
-    return signatures
+    if sentence:
+        signatures[sentence.name] = _from_ids(classify)
+    if tokenizer is None:
+        return signatures
 
-
-def _make_text_signatures(
-    model: _ServedModel, tokenizer: TextTokenizer, max_seq_length: int
-) -> Signatures:
-    """The signatures that take strings."""
-
-    def with_ids(packed: PackedTexts) -> Answers:
-        return model.encode(packed) | {
+    def encode_text(packed: PackedTexts) -> Outputs:
+        return encode(packed) | {
             "input_ids": packed.input_ids,
             "input_mask": packed.input_mask,
         }
 
-    @tf.function(input_signature=[strings("text")])
-    def encode(text: tf.Tensor) -> Answers:
-        return with_ids(pack(max_seq_length, tokenizer.encode(text)))
-
-    @tf.function(input_signature=[strings("text"), strings("text_pair")])
-    def encode_pair(text: tf.Tensor, text_pair: tf.Tensor) -> Answers:
-        return with_ids(
-            pack(
-                max_seq_length,
-                tokenizer.encode(text),
-                tokenizer.encode(text_pair),
-            )
-        )
-
-    @tf.function(input_signature=[strings("text")])
-    def fill_mask(text: tf.Tensor) -> Answers:
+    @tf.function(input_signature=[_strings("text")])
+    def fill_text(text: tf.Tensor) -> Outputs:
         ids = tokenizer.encode_with_masks(text)
         packed = pack(max_seq_length, ids)
         positions, is_kept = _find_masks(ids, packed.input_ids)
-        top_ids, log_probabilities = model.fill_mask(packed, positions)
+        top_ids, log_probabilities = fill(packed, positions)
         is_kept = is_kept[:, :, tf.newaxis]
         return {
             "top_pieces": tf.where(is_kept, tokenizer.spell(top_ids), ""),
@@ -259,24 +213,12 @@ def _make_text_signatures(
             ),
         }
 
-    @tf.function(input_signature=[strings("text"), strings("text_pair")])
-    def classify_sentences(text: tf.Tensor, text_pair: tf.Tensor) -> Answers:
-        return model.classify_sentences(
-            pack(
-                max_seq_length,
-                tokenizer.encode(text),
-                tokenizer.encode(text_pair),
-            )
-        )
-
-    signatures = {
-        ENCODE + TEXT: encode,
-        ENCODE + TEXT_PAIR: encode_pair,
-        FILL_MASK + TEXT: fill_mask,
-    }
-    if model.sentence_signature:
-        name = model.sentence_signature.name + TEXT_PAIR
-        signatures[name] = classify_sentences
+    texts = tokenizer, max_seq_length
+    signatures[ENCODE + TEXT] = _from_text(encode_text, *texts)
+    signatures[ENCODE + TEXT_PAIR] = _from_pair(encode_text, *texts)
+    signatures[FILL_MASK + TEXT] = fill_text
+    if sentence:
+        signatures[sentence.name + TEXT_PAIR] = _from_pair(classify, *texts)
     return signatures
 
 
@@ -311,61 +253,48 @@ def _find_masks(
 def make_task_signatures(
     model: AlbertForTask,
     run: FinetuningConfig,
-    text_tokenizer: TextTokenizer | None = None,
+    tokenizer: TextTokenizer | None = None,
 ) -> Signatures:
     """Traces the serving functions of a fine-tuned model.
 
     Args:
         model: The model, built and restored.
         run: Its settings; text is cut off after `max_seq_length` tokens.
-        text_tokenizer: The vocabulary; None omits the text signatures. A model
-            for question answering has none.
+        tokenizer: The vocabulary; None omits the signatures that take text. A
+            model for question answering has none.
 
     Returns:
         The functions by the name of their signature.
     """
-    make = {
-        CLASSIFICATION: _sequence_signatures,
-        REGRESSION: _sequence_signatures,
-        MULTIPLE_CHOICE: _choice_signatures,
-        QUESTION_ANSWERING: _span_signatures,
-    }
-    return make[model.head_config.kind](
-        model, _forward(model), run, text_tokenizer
-    )
+    head, max_length = model.head_config, model.config.max_position_embeddings
+    inputs = [*PackedTexts._fields, *["p_mask"] * head.is_beam]
 
+    @tf.function(input_signature=[_ids()] * len(inputs))
+    def forward(*values: tf.Tensor) -> Outputs:
+        ids = _checked_ids(values[0], max_length, head.num_choices)
+        return model(dict(zip(inputs, [ids, *values[1:]], strict=True)))
 
-def _forward(model: AlbertForTask) -> Forward:
-    """The model as one function, which all signatures call."""
-    max_length = model.config.max_position_embeddings
-    names = [*PackedTexts._fields, *["p_mask"] * model.head_config.is_beam]
-
-    @tf.function(input_signature=[ids("")] * len(names))
-    def forward(*inputs: tf.Tensor) -> Answers:
-        input_ids = checked_ids(
-            inputs[0], max_length, model.head_config.num_choices
-        )
-        features = dict(zip(names, [input_ids, *inputs[1:]], strict=True))
-        return model(features)
-
-    return forward
+    if head.kind == MULTIPLE_CHOICE:
+        return _choice_signatures(forward, head.num_choices, run, tokenizer)
+    if head.kind == QUESTION_ANSWERING:
+        return _span_signatures(forward, head.is_beam)
+    return _sequence_signatures(forward, head, run, tokenizer)
 
 
 def _sequence_signatures(
-    model: AlbertForTask,
-    forward: Forward,
+    forward: Callable[..., Outputs],
+    head: TaskHeadConfig,
     run: FinetuningConfig,
-    text_tokenizer: TextTokenizer | None,
+    tokenizer: TextTokenizer | None,
 ) -> Signatures:
     """The signatures of classification and regression.
 
     A run of pairs takes no single texts, and the reverse. A converted run,
     whose texts are unknown, takes both.
     """
-    head, max_seq_length = model.head_config, run.data.max_seq_length
     name = PREDICT_VALUE if head.kind == REGRESSION else CLASSIFY
 
-    def answer(packed: PackedTexts) -> Answers:
+    def answer(packed: PackedTexts) -> Outputs:
         logits = forward(*packed)["logits"]
         if head.kind == REGRESSION:
             return {"value": logits[:, 0]}
@@ -376,46 +305,43 @@ def _sequence_signatures(
             "probabilities": tf.nn.softmax(logits),
         }
 
-    @tf.function(input_signature=[ids(n) for n in PackedTexts._fields])
-    def from_ids(
-        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
-    ) -> Answers:
-        return answer(PackedTexts(input_ids, input_mask, segment_ids))
-
+    from_ids = _from_ids(answer)
     signatures = {SERVING_DEFAULT: from_ids, name: from_ids}
-    if text_tokenizer is None:
+    if tokenizer is None:
         return signatures
-    encode = text_tokenizer.encode
-
-    @tf.function(input_signature=[strings("text")])
-    def from_text(text: tf.Tensor) -> Answers:
-        return answer(pack(max_seq_length, encode(text)))
-
-    @tf.function(input_signature=[strings("text"), strings("text_pair")])
-    def from_pair(text: tf.Tensor, text_pair: tf.Tensor) -> Answers:
-        return answer(pack(max_seq_length, encode(text), encode(text_pair)))
-
-    has_pairs = run.task.has_pairs
-    if has_pairs is not True:
-        signatures[name + TEXT] = from_text
-    if has_pairs is not False:
-        signatures[name + TEXT_PAIR] = from_pair
+    texts = tokenizer, run.data.max_seq_length
+    if run.task.has_pairs is not True:
+        signatures[name + TEXT] = _from_text(answer, *texts)
+    if run.task.has_pairs is not False:
+        signatures[name + TEXT_PAIR] = _from_pair(answer, *texts)
     return signatures
 
 
-def _choice_signatures(
-    model: AlbertForTask,
-    forward: Forward,
-    run: FinetuningConfig,
-    text_tokenizer: TextTokenizer | None,
+def _span_signatures(
+    forward: Callable[..., Outputs], is_beam: bool
 ) -> Signatures:
-    num_choices = model.head_config.num_choices
-    of_choices = [
-        tf.TensorSpec([None, num_choices, None], tf.int32, name=name)
-        for name in PackedTexts._fields
-    ]
+    @tf.function(input_signature=[*_PACKED, _ids("p_mask")])
+    def from_beam_ids(
+        input_ids: tf.Tensor,
+        input_mask: tf.Tensor,
+        segment_ids: tf.Tensor,
+        p_mask: tf.Tensor,
+    ) -> Outputs:
+        return forward(input_ids, input_mask, segment_ids, p_mask)
 
-    def answer(*inputs: tf.Tensor) -> Answers:
+    from_ids = from_beam_ids
+    if not is_beam:
+        from_ids = _from_ids(lambda packed: forward(*packed))
+    return {SERVING_DEFAULT: from_ids, SCORE_SPANS: from_ids}
+
+
+def _choice_signatures(
+    forward: Callable[..., Outputs],
+    num_choices: int,
+    run: FinetuningConfig,
+    tokenizer: TextTokenizer | None,
+) -> Signatures:
+    def answer(*inputs: tf.Tensor) -> Outputs:
         """Answers for ids, each `(batch, num_choices * length)`."""
         logits = forward(*inputs)["logits"]
         return {
@@ -423,34 +349,37 @@ def _choice_signatures(
             "probabilities": tf.nn.softmax(logits),
         }
 
-    @tf.function(input_signature=of_choices)
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, num_choices, None], tf.int32, name=name)
+            for name in PackedTexts._fields
+        ]
+    )
     def from_ids(
         input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
-    ) -> Answers:
+    ) -> Outputs:
         inputs = (input_ids, input_mask, segment_ids)
         sizes = [tf.shape(input_ids)[0], num_choices * tf.shape(input_ids)[2]]
         return answer(*(tf.reshape(values, sizes) for values in inputs))
 
     signatures = {SERVING_DEFAULT: from_ids, CHOOSE: from_ids}
-    if text_tokenizer is None:
+    if tokenizer is None:
         return signatures
-    encode = text_tokenizer.encode
 
     @tf.function(
         input_signature=[
-            strings("question"),
-            strings("context"),
+            _strings("question"),
+            _strings("context"),
             tf.TensorSpec([None, num_choices], tf.string, name="choices"),
         ]
     )
     def from_text(
         question: tf.Tensor, context: tf.Tensor, choices: tf.Tensor
-    ) -> Answers:
-        packed = pack_choices(
-            encode(context),
-            encode(
-                tf.reshape(join_choices(question, choices), [-1]),
-            ),
+    ) -> Outputs:
+        joined = tf.reshape(_join_choices(question, choices), [-1])
+        packed = _pack_choices(
+            tokenizer.encode(context),
+            tokenizer.encode(joined),
             num_choices,
             run,
         )
@@ -462,7 +391,7 @@ def _choice_signatures(
     return signatures | {CHOOSE + TEXT: from_text}
 
 
-def join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
+def _join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
     """The second text of each choice of a question, as in training.
 
     A choice replaces each "_" of its question. If the question has no "_", the
@@ -474,14 +403,6 @@ def join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
 
     Returns:
         string, `(batch, num_choices)`.
-
-    Example:
-        >>> join_choices(
-        ...     tf.constant(["It is _.", "What is it?"]),
-        ...     tf.constant([["a dog", "1_"], ["a dog", "1_"]]),
-        ... ).numpy().tolist()
-        [[b'It is a dog.', b'It is 1_.'],
-         [b'What is it? a dog', b'What is it? 1_']]
     """
     num_choices = choices.shape[1]
     parts = tf.strings.split(tf.repeat(questions, num_choices), sep="_")
@@ -500,7 +421,7 @@ def join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
     )
 
 
-def pack_choices(
+def _pack_choices(
     contexts: tf.RaggedTensor,
     choices: tf.RaggedTensor,
     num_choices: int,
@@ -523,27 +444,3 @@ def pack_choices(
     rows = tf.repeat(tf.range(contexts.nrows()), num_choices)
     first = cut(tf.gather(contexts, rows), room - second.row_lengths())
     return join([first, second])
-
-
-def _span_signatures(
-    model: AlbertForTask, forward: Forward, *_: object
-) -> Signatures:
-    inputs = [ids(name) for name in PackedTexts._fields]
-
-    @tf.function(input_signature=inputs)
-    def from_ids(
-        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
-    ) -> Answers:
-        return forward(input_ids, input_mask, segment_ids)
-
-    @tf.function(input_signature=[*inputs, ids("p_mask")])
-    def from_beam_ids(
-        input_ids: tf.Tensor,
-        input_mask: tf.Tensor,
-        segment_ids: tf.Tensor,
-        p_mask: tf.Tensor,
-    ) -> Answers:
-        return forward(input_ids, input_mask, segment_ids, p_mask)
-
-    score_spans = from_beam_ids if model.head_config.is_beam else from_ids
-    return {SERVING_DEFAULT: score_spans, SCORE_SPANS: score_spans}
