@@ -27,9 +27,10 @@ from albert_tf.config import MaskingConfig
 from albert_tf.records.features import (
     EXAMPLE_NUMBERS,
     SENTENCE_LABEL,
+    UNK_ID,
     RecordShape,
 )
-from data_prep.words import find_words
+from albert_tf.records.masking import FIRST_ORDINARY_ID
 
 Features = Mapping[str, np.ndarray]
 
@@ -128,21 +129,39 @@ def largest_mask_counts(
         >>> largest_mask_counts(input_ids, token_boundary, config)
         array([8])
     """
-    num_rows = len(input_ids)
+    num_rows, length = input_ids.shape
     num_tokens = np.count_nonzero(input_ids, axis=1)
     budgets = np.rint(num_tokens * config.masked_lm_prob).astype(np.int64)
     budgets = budgets.clip(1, config.max_predictions_per_seq)
-    words = find_words(input_ids, token_boundary)
-    num_maskable = np.bincount(words.rows, words.sizes, num_rows)
-    num_words = np.bincount(words.rows[words.sizes > 0], minlength=num_rows)
+    # Words, as the masking rule defines them: special tokens separate them,
+    # and <unk> is a part of a word that is not maskable.
+    is_maskable = input_ids >= FIRST_ORDINARY_ID
+    is_text = is_maskable | (input_ids == UNK_ID)
+    opens_segment = is_text.copy()
+    opens_segment[:, 1:] &= ~is_text[:, :-1]
+    opens_word = is_text & (opens_segment | (token_boundary == 1))
+    starts = np.flatnonzero(opens_word)
+    rows = starts // length
+    segments = np.cumsum(opens_segment.ravel()[starts])
+    word_of_token = np.cumsum(opens_word) - 1
+    words = np.bincount(
+        word_of_token[np.flatnonzero(is_maskable)], minlength=len(starts)
+    )
     # A span has at most `ngram` words, which gives the least number of spans.
     # If none fits, each span has more tokens than the budget.
+    num_words = np.bincount(rows[words > 0], minlength=num_rows)
     num_spans = -(-num_words // config.ngram)
+    num_maskable = np.count_nonzero(is_maskable, axis=1)
     may_exceed = num_maskable >= (budgets + 1) * num_spans
-    largest = words.largest_spans(
-        num_rows, config.ngram, config.max_predictions_per_seq
-    )
-    return np.where(may_exceed, np.maximum(budgets, largest), budgets)
+    largest = budgets.copy()
+    spans = words.copy()
+    for num_more in range(min(config.ngram, len(words))):
+        if num_more:
+            same_segment = segments[num_more:] == segments[:-num_more]
+            spans[:-num_more] += np.where(same_segment, words[num_more:], 0)
+        fits = spans <= config.max_predictions_per_seq
+        np.maximum.at(largest, rows, np.where(fits, spans, 0))
+    return np.where(may_exceed, largest, budgets)
 
 
 class _Examples(NamedTuple):

@@ -1,9 +1,9 @@
 """Checks of every example, a batch at a time.
 
 Each example is reported with its first fault only. Packed records are first
-checked by `packed` and unpacked. The checks run in order of dependence:
-token ids, padding, masked positions, layout, word boundaries, label, masking
-rule. Rules that only `build_tfrecords` follows are not checked in records of
+checked by `packed` and unpacked. The checks run in order of dependence: token
+ids, padding, masked positions, layout, word boundaries, label, replacements.
+Rules that only `build_tfrecords` follows are not checked in records of
 google-research/albert, which have no metadata.
 """
 
@@ -23,7 +23,6 @@ from albert_tf.records.features import (
     stored_features,
 )
 from albert_tf.records.masking import FIRST_ORDINARY_ID
-from data_prep.words import find_words
 
 # Limit of token ids if the vocabulary is unknown; a larger id is damage.
 LARGEST_VOCABULARY = 1 << 18
@@ -36,8 +35,7 @@ class RecordRules:
     Attributes:
         masking: "static", or "dynamic" for records without masks.
         sentence_objective: "sop", "nsp" or "none"; "" if unknown.
-        masked_lm_prob, ngram: Parameters of the masking rule; 0 if unknown.
-            The masking rule is then not checked.
+        masked_lm_prob: 0 without metadata.
         starts_word: bool, `(vocab_size,)`; None if unknown.
         packing: "none", or "best_fit" for several examples per record.
         max_examples_per_row: Largest number of examples in a record.
@@ -49,10 +47,14 @@ class RecordRules:
     vocab_size: int = LARGEST_VOCABULARY
     sentence_objective: str = ""
     masked_lm_prob: float = 0.0
-    ngram: int = 0
     starts_word: np.ndarray | None = None
     packing: str = "none"
     max_examples_per_row: int = 1
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the records follow the rules of `build_tfrecords`."""
+        return self.masked_lm_prob > 0
 
     def features(self) -> tuple[Feature, ...]:
         """The features of a record."""
@@ -113,9 +115,15 @@ def check_examples(
     check.check_layout(restored)
     check.check_boundaries(restored)
     check.check_label()
-    if rules.masking == "static" and rules.ngram:
-        check.check_replacements(input_ids, is_masked)
-        check.check_masking_rule(restored, is_masked)
+    if rules.has_metadata:
+        check.refuse_values(
+            "input_ids",
+            is_masked
+            & (input_ids < FIRST_ORDINARY_ID)
+            & (input_ids != MASK_ID),
+            f"[MASK], {MASK_ID}, or at least {FIRST_ORDINARY_ID} at a masked "
+            "position",
+        )
     return CheckedExamples(check.faults, restored, is_masked, features)
 
 
@@ -127,12 +135,6 @@ class BatchFaults:
         faults: Descriptions by row.
         is_faulty: bool, `(batch,)`.
 
-    Example:
-        >>> batch = BatchFaults({"label": np.array([[0], [7]])})
-        >>> label = batch.features["label"]
-        >>> batch.refuse_values("label", label > 1, "0 or 1")
-        >>> batch.faults
-        {1: 'label[0] must be 0 or 1. Received: 7'}
     """
 
     def __init__(self, features: Mapping[str, np.ndarray]) -> None:
@@ -170,6 +172,45 @@ class BatchFaults:
             return f"{name}[{column}] must be {what}. Received: {received}"
 
         self.refuse(np.asarray(is_faulty.any(axis=1)), describe)
+
+    def check_weights(
+        self, name: str, num_used: np.ndarray, what: str
+    ) -> np.ndarray:
+        """Checks that `num_used` slots have weight 1 and the others 0.
+
+        Returns:
+            bool, `(batch, slots)`; whether a slot is in use.
+        """
+        weights = self.features[name]
+        in_use = np.arange(weights.shape[1]) < num_used[:, np.newaxis]
+        self.refuse_values(
+            name,
+            weights != in_use,
+            lambda row, _: f"1 for each of {num_used[row]} {what}, then 0",
+        )
+        return in_use
+
+    def check_rising(self, name: str, in_use: np.ndarray) -> None:
+        """Checks that the values of used slots increase."""
+        values = self.features[name]
+        falls = np.zeros(in_use.shape, bool)
+        falls[:, 1:] = in_use[:, 1:] & (values[:, 1:] <= values[:, :-1])
+        self.refuse_values(
+            name,
+            falls,
+            lambda row, slot: (
+                f"greater than the previous one, {values[row, slot - 1]}"
+            ),
+        )
+
+    def check_unused(self, in_use: np.ndarray, *names: str) -> None:
+        """Checks that the values of unused slots are 0."""
+        for name in names:
+            self.refuse_values(
+                name,
+                ~in_use & (self.features[name] != 0),
+                "0 where the weight is 0",
+            )
 
 
 class _BatchCheck(BatchFaults):
@@ -216,15 +257,11 @@ class _BatchCheck(BatchFaults):
         Returns:
             bool, `(batch, max_predictions)`; the slots in use.
         """
-        weights = self.features["masked_lm_weights"]
         positions = self.features["masked_lm_positions"]
         ids = self.features["masked_lm_ids"]
-        counts = np.count_nonzero(weights, axis=1)
-        in_use = np.arange(weights.shape[1]) < counts[:, np.newaxis]
-        self.refuse_values(
-            "masked_lm_weights",
-            weights != in_use,
-            lambda row, _: f"1 for each of {counts[row]} masked tokens, then 0",
+        counts = np.count_nonzero(self.features["masked_lm_weights"], axis=1)
+        in_use = self.check_weights(
+            "masked_lm_weights", counts, "masked tokens"
         )
         last = self.num_tokens[:, np.newaxis] - 1
         self.refuse_values(
@@ -235,29 +272,15 @@ class _BatchCheck(BatchFaults):
                 f"from 1 to {last[row, 0] - 1}"
             ),
         )
-        falls = np.zeros(in_use.shape, bool)
-        falls[:, 1:] = in_use[:, 1:] & (positions[:, 1:] <= positions[:, :-1])
-        self.refuse_values(
-            "masked_lm_positions",
-            falls,
-            lambda row, slot: (
-                "greater than the previous position, "
-                f"{positions[row, slot - 1]}"
-            ),
-        )
-        lowest = FIRST_ORDINARY_ID if self.rules.ngram else PAD_ID + 1
+        self.check_rising("masked_lm_positions", in_use)
+        lowest = FIRST_ORDINARY_ID if self.rules.has_metadata else PAD_ID + 1
         self.refuse_values(
             "masked_lm_ids",
             in_use & ((ids < lowest) | (ids >= self.rules.vocab_size)),
             "the id of a maskable token, "
             f"from {lowest} to {self.rules.vocab_size - 1}",
         )
-        for name in ("masked_lm_positions", "masked_lm_ids"):
-            self.refuse_values(
-                name,
-                ~in_use & (self.features[name] != 0),
-                "0 where the weight is 0",
-            )
+        self.check_unused(in_use, "masked_lm_positions", "masked_lm_ids")
         return in_use
 
     def check_layout(self, restored: np.ndarray) -> None:
@@ -316,7 +339,7 @@ class _BatchCheck(BatchFaults):
         self.refuse_values(
             "token_boundary", (boundary < 0) | (boundary > 1), "0 or 1"
         )
-        if self.rules.starts_word is None or not self.rules.ngram:
+        if self.rules.starts_word is None or not self.rules.has_metadata:
             return
         starts_word = self.rules.starts_word.copy()
         starts_word[[CLS_ID, SEP_ID]] = True
@@ -338,82 +361,4 @@ class _BatchCheck(BatchFaults):
             SENTENCE_LABEL,
             (label < 0) | (label > has_pairs),
             "0 or 1" if has_pairs else "0, since there is no second segment",
-        )
-
-    def check_replacements(
-        self, input_ids: np.ndarray, is_masked: np.ndarray
-    ) -> None:
-        """Checks that masked positions hold `[MASK]` or an ordinary token."""
-        self.refuse_values(
-            "input_ids",
-            is_masked
-            & (input_ids < FIRST_ORDINARY_ID)
-            & (input_ids != MASK_ID),
-            f"[MASK], {MASK_ID}, or at least {FIRST_ORDINARY_ID} at a masked "
-            "position",
-        )
-
-    def check_masking_rule(
-        self, restored: np.ndarray, is_masked: np.ndarray
-    ) -> None:
-        """Checks complete words and the budget; see `records.masking`."""
-        num_rows, length = restored.shape
-        ngram = self.rules.ngram
-        words = find_words(restored, self.features["token_boundary"])
-        num_in_words = words.count_tokens(is_masked)
-
-        is_torn = (num_in_words > 0) & (num_in_words < words.sizes)
-
-        def describe_torn(row: int) -> str:
-            word = np.flatnonzero(is_torn & (words.rows == row))[0]
-            return (
-                "masked_lm_positions must mask complete words. Received: "
-                f"{num_in_words[word]} of the {words.sizes[word]} tokens of "
-                f"the word at {words.starts[word] % length}"
-            )
-
-        torn_rows = np.bincount(words.rows[is_torn], minlength=num_rows) > 0
-        self.refuse(torn_rows, describe_torn)
-
-        num_masked = np.count_nonzero(is_masked, axis=1)
-        budgets = np.rint(self.rules.masked_lm_prob * self.num_tokens)
-        budgets = budgets.clip(1, self.rules.max_predictions_per_seq)
-        budgets = budgets.astype(np.int64)
-        # If no span fits the budget, masking takes a single one that exceeds
-        # it.
-        is_word_masked = num_in_words > 0
-        num_words = np.bincount(words.rows[is_word_masked], minlength=num_rows)
-        is_one_span = (words.count_spans(is_word_masked, num_rows) == 1) & (
-            num_words <= ngram
-        )
-        self.refuse(
-            (num_masked > budgets) & ~is_one_span,
-            lambda row: (
-                f"masked_lm_weights must be 1 for at most "
-                f"{budgets[row]} of {self.num_tokens[row]} tokens. "
-                f"Received: {num_masked[row]}"
-            ),
-        )
-
-        # Masking skips a span only if it is larger than the rest of the
-        # budget. So the rest must be smaller than the largest possible span
-        # of the row, which has at most `ngram` words.
-        span_sizes = words.sizes.copy()
-        segments = np.cumsum(words.opens_segment)
-        for i in range(1, min(ngram, len(span_sizes))):
-            same_segment = segments[i:] == segments[:-i]
-            span_sizes[:-i] += np.where(same_segment, words.sizes[i:], 0)
-        largest = np.zeros(num_rows, np.int64)
-        np.maximum.at(largest, words.rows, span_sizes)
-        num_maskable = np.count_nonzero(restored >= FIRST_ORDINARY_ID, axis=1)
-        unused = budgets - num_masked
-        self.refuse(
-            (unused >= largest) & (num_masked < num_maskable),
-            lambda row: (
-                "masked_lm_weights must be 1 for more of "
-                f"{self.num_tokens[row]} tokens: {unused[row]} of the budget "
-                f"of {budgets[row]} are unused, and no span of {ngram} words "
-                f"has more than {largest[row]} tokens. "
-                f"Received: {num_masked[row]}"
-            ),
         )

@@ -26,7 +26,7 @@ def find_packing_faults(
     """Returns the first fault of each row, if any, by row.
 
     Args:
-        features: The features of packed records, int64 or uint8, and float32:
+        features: The features of packed records, int64 and float32:
             `(rows, length)` each.
         shape: Lengths of a row.
     """
@@ -43,30 +43,24 @@ class _RowCheck(BatchFaults):
 
     Attributes:
         mask: int64, `(rows, length)`, number of the example of each token.
-        num_examples: int64, `(rows,)`.
+        slots: int64, `(max_examples_per_row,)`, 0, 1, 2, ...
     """
 
     def __init__(self, features: Mapping[str, np.ndarray]) -> None:
         super().__init__(features)
-        self.mask = features["input_mask"].astype(np.int64)
-        self.num_examples = np.count_nonzero(
-            features["next_sentence_weights"], axis=1
-        )
+        self.mask = features["input_mask"]
+        self.slots = np.arange(features["next_sentence_weights"].shape[1])
 
     def check_numbers(self) -> None:
         """Checks that `input_mask` is 1, 1, ..., 2, 2, ..., then 0."""
-        num_slots = self.features["next_sentence_weights"].shape[1]
-        is_first = np.zeros(self.mask.shape, bool)
-        is_first[:, 0] = True
-        before = np.where(is_first, 0, np.roll(self.mask, 1, axis=1))
-        is_next = self.mask == before + 1
-        is_same = (self.mask == before) & ~is_first
-        # No token may follow padding.
-        starts_after_padding = is_next & (before == 0) & ~is_first
-        ends = (self.mask == 0) & ~is_first
+        is_padding = self.mask == 0
+        before = np.pad(self.mask, ((0, 0), (1, 0)))[:, :-1]
+        step = self.mask - before
+        allowed = is_padding | ((before > 0) & ((step == 0) | (step == 1)))
+        allowed[:, 0] = self.mask[:, 0] == 1
         self.refuse_values(
             "input_mask",
-            ~(is_next | is_same | ends) | starts_after_padding,
+            ~allowed,
             lambda row, column: (
                 "1, the number of the first example"
                 if column == 0
@@ -78,11 +72,10 @@ class _RowCheck(BatchFaults):
         )
         self.refuse_values(
             "input_mask",
-            self.mask > num_slots,
-            f"at most {num_slots}, the number of examples of a record",
+            self.mask > len(self.slots),
+            f"at most {len(self.slots)}, the number of examples of a record",
         )
-        is_padding = self.mask == 0
-        for name in ("input_ids", "segment_ids", "token_boundary"):
+        for name in _TOKEN_FEATURES:
             self.refuse_values(
                 name,
                 is_padding & (self.features[name] != PAD_ID),
@@ -91,46 +84,25 @@ class _RowCheck(BatchFaults):
 
     def check_examples(self) -> None:
         """Checks weights, positions, labels and numbers of the examples."""
-        weights = self.features["next_sentence_weights"]
-        largest = self.mask.max(axis=1)
-        slots = np.arange(weights.shape[1])
-        in_use = slots < largest[:, np.newaxis]
-        self.refuse_values(
+        in_use = self.check_weights(
             "next_sentence_weights",
-            weights != in_use,
-            lambda row, _: (
-                f"1 for each of {largest[row]} examples of input_mask, then 0"
-            ),
+            self.mask.max(axis=1),
+            "examples of input_mask",
         )
-        begins = (self.mask[:, np.newaxis] == slots[:, np.newaxis] + 1).argmax(
-            axis=2
-        )
+        is_of_slot = self.mask[:, np.newaxis] == self.slots[:, np.newaxis] + 1
+        begins = is_of_slot.argmax(axis=2)
         self.refuse_values(
             "next_sentence_positions",
-            self.features["next_sentence_positions"] != begins * in_use,
+            in_use & (self.features["next_sentence_positions"] != begins),
             lambda row, slot: (
                 f"{begins[row, slot]}, the first index where input_mask is "
                 f"{slot + 1}"
-                if in_use[row, slot]
-                else "0 where the weight is 0"
             ),
         )
-        for name in (SENTENCE_LABEL, EXAMPLE_NUMBERS):
-            self.refuse_values(
-                name,
-                ~in_use & (self.features[name] != 0),
-                "0 where the weight is 0",
-            )
-        numbers = self.features[EXAMPLE_NUMBERS].astype(np.int64)
-        falls = in_use & (numbers < 0)
-        falls[:, 1:] |= in_use[:, 1:] & (numbers[:, 1:] <= numbers[:, :-1])
-        self.refuse_values(
-            EXAMPLE_NUMBERS,
-            falls,
-            lambda row, slot: (
-                "at least 0 and greater than the number of the previous example"
-            ),
+        self.check_unused(
+            in_use, "next_sentence_positions", SENTENCE_LABEL, EXAMPLE_NUMBERS
         )
+        self.check_rising(EXAMPLE_NUMBERS, in_use)
 
     def check_predictions(self, max_predictions: int) -> None:
         """Checks the slots of masked tokens.
@@ -138,14 +110,10 @@ class _RowCheck(BatchFaults):
         Used slots come first, with increasing positions, at most
         `max_predictions` for each example.
         """
-        weights = self.features["masked_lm_weights"]
-        positions = self.features["masked_lm_positions"].astype(np.int64)
-        counts = np.count_nonzero(weights, axis=1)
-        in_use = np.arange(weights.shape[1]) < counts[:, np.newaxis]
-        self.refuse_values(
-            "masked_lm_weights",
-            weights != in_use,
-            lambda row, _: f"1 for each of {counts[row]} masked tokens, then 0",
+        positions = self.features["masked_lm_positions"]
+        counts = np.count_nonzero(self.features["masked_lm_weights"], axis=1)
+        in_use = self.check_weights(
+            "masked_lm_weights", counts, "masked tokens"
         )
         num_tokens = np.count_nonzero(self.mask, axis=1)[:, np.newaxis]
         self.refuse_values(
@@ -155,28 +123,13 @@ class _RowCheck(BatchFaults):
                 f"the position of a token, from 0 to {num_tokens[row, 0] - 1}"
             ),
         )
-        falls = np.zeros(in_use.shape, bool)
-        falls[:, 1:] = in_use[:, 1:] & (positions[:, 1:] <= positions[:, :-1])
-        self.refuse_values(
-            "masked_lm_positions",
-            falls,
-            lambda row, slot: (
-                "greater than the previous position, "
-                f"{positions[row, slot - 1]}"
-            ),
-        )
-        for name in ("masked_lm_positions", "masked_lm_ids"):
-            self.refuse_values(
-                name,
-                ~in_use & (self.features[name] != 0),
-                "0 where the weight is 0",
-            )
+        self.check_rising("masked_lm_positions", in_use)
+        self.check_unused(in_use, "masked_lm_positions", "masked_lm_ids")
         # Positions of faulty rows may be out of range.
         columns = np.clip(positions, 0, self.mask.shape[1] - 1)
         examples = np.take_along_axis(self.mask, columns, axis=1) * in_use
-        slots = np.arange(self.features["next_sentence_weights"].shape[1])
         of_example = np.count_nonzero(
-            examples[:, np.newaxis] == slots[:, np.newaxis] + 1, axis=2
+            examples[:, np.newaxis] == self.slots[:, np.newaxis] + 1, axis=2
         )
         self.refuse(
             (of_example > max_predictions).any(axis=1),
@@ -213,11 +166,11 @@ def unpack_rows(
             faults of packing.
         max_predictions: P, largest number of masked tokens in an example.
     """
-    mask = rows["input_mask"].astype(np.int64)
+    mask = rows["input_mask"]
     num_rows, length = mask.shape
     in_use = rows["next_sentence_weights"] > 0
     row_of = np.nonzero(in_use)[0]
-    begins = rows["next_sentence_positions"][in_use].astype(np.int64)
+    begins = rows["next_sentence_positions"][in_use]
     first_of_row = np.searchsorted(row_of, np.arange(num_rows))
     is_token = mask > 0
 
@@ -242,14 +195,14 @@ def unpack_rows(
         length,
         {
             **{name: rows[name][is_token] for name in _TOKEN_FEATURES},
-            "input_mask": np.ones(len(token_rows), np.uint8),
+            "input_mask": np.ones(len(token_rows), np.int64),
         },
     )
     features[SENTENCE_LABEL] = rows[SENTENCE_LABEL][in_use][:, np.newaxis]
     if "masked_lm_weights" in rows:
         is_masked = rows["masked_lm_weights"] > 0
         mask_rows = np.nonzero(is_masked)[0]
-        positions = rows["masked_lm_positions"][is_masked].astype(np.int64)
+        positions = rows["masked_lm_positions"][is_masked]
         examples = first_of_row[mask_rows] + mask[mask_rows, positions] - 1
         features |= of_examples(
             examples,
@@ -260,6 +213,4 @@ def unpack_rows(
                 "masked_lm_weights": rows["masked_lm_weights"][is_masked],
             },
         )
-    return UnpackedRows(
-        row_of, rows[EXAMPLE_NUMBERS][in_use].astype(np.int64), features
-    )
+    return UnpackedRows(row_of, rows[EXAMPLE_NUMBERS][in_use], features)

@@ -19,7 +19,7 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.inspection.checks import RecordRules
-from data_prep.inspection.example_parsing import count_values
+from data_prep.inspection.parsing import count_values
 from data_prep.inspection.shards import Fault
 from data_prep.inspection.statistics import (
     Finding,
@@ -96,7 +96,6 @@ def open_set(
             vocab_size=metadata.vocab_size,
             sentence_objective=metadata.sentence_objective,
             masked_lm_prob=metadata.masked_lm_prob,
-            ngram=metadata.ngram,
             packing=metadata.packing,
             max_examples_per_row=metadata.max_examples_per_row,
         )

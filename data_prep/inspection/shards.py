@@ -10,8 +10,8 @@ from albert_tf.io.files import READ_ATTEMPTS, is_remote, open_existing
 from albert_tf.io.tfrecord import StoredRecord, read_records
 from albert_tf.records.features import EXAMPLE_NUMBERS
 from data_prep.inspection.checks import RecordRules, check_examples
-from data_prep.inspection.example_parsing import parse_examples
 from data_prep.inspection.packed import find_packing_faults, unpack_rows
+from data_prep.inspection.parsing import parse_examples
 from data_prep.inspection.statistics import (
     Statistics,
     count_examples,

@@ -253,13 +253,3 @@ def test_unpacked_records_among_packed_ones_are_named(records, built, capsys):
         r"record 2 at byte \d+: must hold the features .*Received: .*missing"
     )
     assert len(re.findall(fault, capsys.readouterr().out)) == 1
-
-
-@pytest.mark.slow
-def test_packed_records_have_a_further_line_of_histograms(built, tmp_path):
-    heights = []
-    for packing, directory in built.items():
-        path = tmp_path / f"{packing}.png"
-        assert inspect(directory, output_file=str(path)) == 0
-        heights.append(int.from_bytes(path.read_bytes()[20:24], "big"))
-    assert heights == [750, 1125]
