@@ -72,6 +72,14 @@ def test_paths_of_the_repository_exist(document):
             assert glob.glob(str(ROOT / name)), path
 
 
+def test_the_modules_of_the_map_exist():
+    for path in re.findall("`([a-z_]+/[a-z_]+)(?:.py)?`", read("WORKSPACE.md")):
+        assert any(
+            [*ROOT.glob(f"{package}{path}*")]
+            for package in ("", "albert_tf/", "data_prep/")
+        ), path
+
+
 def commands_in(text):
     """(program, arguments) of each command of this project in a text.
 
