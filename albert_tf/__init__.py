@@ -28,7 +28,7 @@ _MODULES = {
         "TrainingConfig",
     ),
     "albert_tf.errors": ("UserError",),
-    "albert_tf.interop.loading": ("LoadedModel", "load"),
+    "albert_tf.interop.formats": ("LoadedModel", "load"),
     "albert_tf.modeling.backbone": ("AlbertBackbone",),
     "albert_tf.modeling.pretrainer": ("AlbertPretrainer",),
     "albert_tf.records.encoding": ("ModelInputs", "encode"),

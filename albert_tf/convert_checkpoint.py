@@ -1,17 +1,13 @@
 r"""Convert models between runs, google-research/albert and Hugging Face.
 
-These commands convert a published checkpoint to a run directory, a run to a
-checkpoint of google-research/albert, and the best checkpoint of a run to a
-Hugging Face folder:
+These commands convert a published checkpoint of google-research/albert to a run
+directory, and the best checkpoint of a run to a Hugging Face folder:
 
     python -m albert_tf.convert_checkpoint \
       --from=albert_base_v2.tar.gz --to=build/albert_base_v2
 
     python -m albert_tf.convert_checkpoint \
-      --from=build/demo/run --to=build/demo/published
-
-    python -m albert_tf.convert_checkpoint --from=build/demo/run/best \
-      --to=build/demo/hugging_face --to_format=hugging_face --verify
+      --from=build/demo/run/best --to=build/demo/hugging_face --verify
 
 docs/converting.md describes the formats and what each of them can contain.
 The command reads and checks the model before it writes anything. The directory

@@ -9,15 +9,7 @@ from albert_tf.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig(Config):
-    """Settings of `python -m albert_tf.convert_checkpoint`.
-
-    Example:
-        >>> config = ConvertConfig(
-        ...     from_="albert_base_v2.tar.gz", to="build/albert_base_v2"
-        ... )
-        >>> config.to_format
-        'auto'
-    """
+    """Settings of `python -m albert_tf.convert_checkpoint`."""
 
     from_: str = setting(
         "",
@@ -29,11 +21,9 @@ class ConvertConfig(Config):
     to_format: str = setting(
         "auto",
         "Format to write. run: a run directory that can be evaluated, exported "
-        "and used as --init_checkpoint. published: a checkpoint of "
-        "google-research/albert. hugging_face: a Hugging Face folder. auto: "
-        "published if --from is a run, and run otherwise. A fine-tuned run "
-        "needs hugging_face.",
-        choices=("auto", "run", "published", "hugging_face"),
+        "and used as --init_checkpoint. hugging_face: a Hugging Face folder. "
+        "auto: hugging_face if --from is a run, and run otherwise.",
+        choices=("auto", "run", "hugging_face", "published"),
     )
     checkpoint_step: int = setting(
         0,
@@ -72,6 +62,17 @@ class ConvertConfig(Config):
         "Face folder, also check that transformers and albert_tf compute the "
         "same outputs from it, which needs pip install -e '.[interop]'.",
     )
+
+    def check(self) -> None:
+        if self.to_format == "published":
+            raise UserError(
+                "to_format must be run or hugging_face: albert_tf reads "
+                "checkpoints of google-research/albert, but no longer writes "
+                "them",
+                received="published",
+                remedy="Set --to_format=hugging_face, the format for other "
+                "projects. Commits up to da30591 wrote both.",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

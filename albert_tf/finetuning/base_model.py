@@ -6,7 +6,7 @@ from typing import Any
 
 from albert_tf.config import FinetuningConfig, ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError
-from albert_tf.interop import formats, loading
+from albert_tf.interop import formats
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.io.files import load_json_if_any
@@ -71,7 +71,7 @@ def find(config: FinetuningConfig, run_dirs: list[str]) -> BaseModel:
         weights = formats.read_weights(settings.init_checkpoint)
         _check_architecture(config, weights)
         model, vocabulary = weights.config, _vocabulary_of(config, weights)
-        lower_cases = loading.lower_cases(settings.init_checkpoint)
+        lower_cases = formats.lower_cases(settings.init_checkpoint)
     elif not settings.from_scratch:
         raise UserError(
             "--init_checkpoint is required: without a pretrained model, "

@@ -20,21 +20,23 @@ from albert_tf.config.task import (
     FinetuningTrainingConfig,
 )
 from albert_tf.errors import UserError
-from albert_tf.interop import (
-    formats,
-    google_albert,
-    hugging_face,
-    hugging_face_check,
-    task_settings,
+from albert_tf.interop import formats, hugging_face, hugging_face_check
+from albert_tf.interop.formats import HUGGING_FACE, RUN
+from albert_tf.interop.hugging_face_config import (
+    DEFAULT_NUM_CHOICES,
+    NULL_THRESHOLD,
 )
-from albert_tf.interop.formats import GOOGLE_ALBERT, HUGGING_FACE, RUN
-from albert_tf.interop.hugging_face_task import DEFAULT_NUM_CHOICES
 from albert_tf.interop.hugging_face_tokenizer import is_cased
 from albert_tf.interop.model_weights import ModelWeights
-from albert_tf.io.files import PARTIAL_SUFFIX, is_remote, remove_directory
+from albert_tf.io.files import (
+    PARTIAL_SUFFIX,
+    is_remote,
+    remove_directory,
+    write_json,
+)
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, write_checkpoint
-from albert_tf.runs.directory import write_config
+from albert_tf.runs.directory import NULL_THRESHOLD_FILE, write_config
 
 
 def convert(config: ConvertConfig) -> None:
@@ -89,7 +91,18 @@ def convert(config: ConvertConfig) -> None:
 
     remove_directory(partial)
     try:
-        _write(weights, config, source_format, target_format, partial, target)
+        if target_format == RUN:
+            write_run(weights, partial, target)
+        else:
+            run_dir, _ = formats.split_run(config.from_.rstrip("/"))
+            hugging_face.write(
+                weights,
+                partial,
+                run_dir if source_format == RUN else "",
+                config.licence,
+                config.with_sentence_head,
+                config.weights_dtype,
+            )
         if config.verify:
             print(verify(weights, partial, target_format))
         # A second check: another process may have written to the target since.
@@ -104,10 +117,10 @@ def convert(config: ConvertConfig) -> None:
 
 def _choose_format(to_format: str, source_format: str) -> str:
     if to_format == "auto":
-        return GOOGLE_ALBERT if source_format == RUN else RUN
+        return HUGGING_FACE if source_format == RUN else RUN
     if source_format == to_format == RUN:
         raise UserError(
-            "--to_format must be published or hugging_face if --from is a run",
+            "--to_format must be hugging_face if --from is a run",
             received=RUN,
             remedy="To copy a run, copy its directory.",
         )
@@ -142,40 +155,6 @@ def _with_num_choices(
             DEFAULT_NUM_CHOICES,
         )
     return weights
-
-
-def _write(
-    weights: ModelWeights,
-    config: ConvertConfig,
-    source_format: str,
-    target_format: str,
-    directory: str,
-    target: str,
-) -> None:
-    if target_format == RUN:
-        write_run(weights, directory, target)
-    elif target_format == GOOGLE_ALBERT:
-        if weights.head:
-            other = HUGGING_FACE if source_format == RUN else RUN
-            raise UserError(
-                f"a fine-tuned model cannot be written as {GOOGLE_ALBERT}: "
-                "google-research/albert has no fixed names for the weights of "
-                "task heads",
-                remedy=f"Set --to_format={other}.",
-            )
-        google_albert.write(weights, directory)
-    else:
-        run_dir = ""
-        if source_format == RUN:
-            run_dir, _ = formats.split_run(config.from_.rstrip("/"))
-        hugging_face.write(
-            weights,
-            directory,
-            run_dir,
-            config.licence,
-            config.with_sentence_head,
-            config.weights_dtype,
-        )
 
 
 def describe(weights: ModelWeights, source_format: str) -> str:
@@ -232,16 +211,17 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
         ),
     )
     if weights.head:
-        config = task_settings.write_run(
-            directory,
-            FinetuningConfig(
-                model=weights.config,
-                data=FinetuningDataConfig(max_seq_length=length),
-                training=FinetuningTrainingConfig(output_dir=run_dir),
-                head=weights.head,
-            ),
-            weights.settings,
-        )
+        settings = dict(weights.settings)
+        threshold = settings.pop(NULL_THRESHOLD, None)
+        if threshold is not None:
+            path = posixpath.join(directory, NULL_THRESHOLD_FILE)
+            write_json(path, {NULL_THRESHOLD: threshold})
+        config = FinetuningConfig(
+            model=weights.config,
+            data=FinetuningDataConfig(max_seq_length=length),
+            training=FinetuningTrainingConfig(output_dir=run_dir),
+            head=weights.head,
+        ).replace(**settings)
     write_config(directory, config)
     if weights.vocabulary:
         tf.io.gfile.copy(
@@ -256,11 +236,8 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
 
 
 # Facts about a model, apart from its arrays, that each format stores.
-# google-research/albert does not record whether the sentence head predicts the
-# order of sentences or the next sentence.
 _FACTS_KEPT = {
     RUN: ("config", "sentence_objective", "step", "head"),
-    GOOGLE_ALBERT: ("config", "step"),
     HUGGING_FACE: ("head",),
 }
 

@@ -1,4 +1,4 @@
-"""Finds the format of a model and reads it.
+"""Finds the format of a model, reads it, and builds the model.
 
     run            RUN, RUN/best, RUN/checkpoints/step-00001000
     published      google-research/albert: DIR/model.ckpt-best, DIR, a
@@ -13,22 +13,23 @@ import dataclasses
 import posixpath
 import shutil
 import tempfile
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from albert_tf.config import FinetuningConfig
+from albert_tf.config.settings import find_setting
 from albert_tf.errors import UserError
-from albert_tf.interop import (
-    google_albert,
-    google_albert_files,
-    hugging_face,
-    task_settings,
-)
+from albert_tf.interop import google_albert, hugging_face
 from albert_tf.interop.archive import SUFFIXES, unpacked
-from albert_tf.interop.google_albert_files import INDEX_SUFFIX
+from albert_tf.interop.google_albert import INDEX_SUFFIX
+from albert_tf.interop.hugging_face_config import NULL_THRESHOLD, TASK_SETTINGS
+from albert_tf.interop.hugging_face_tokenizer import is_cased
 from albert_tf.interop.model_weights import MOMENTS, ModelWeights
 from albert_tf.interop.weight_names import list_weights
-from albert_tf.io.files import exists
+from albert_tf.io.files import exists, load_json_if_any
+from albert_tf.modeling.pretrainer import AlbertPretrainer
+from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs.checkpoint_files import (
@@ -37,14 +38,19 @@ from albert_tf.runs.checkpoint_files import (
     STEP_DIRECTORY,
 )
 from albert_tf.runs.checkpoints import CheckpointStore
-from albert_tf.runs.directory import CONFIG_FILE, load_config
+from albert_tf.runs.directory import (
+    CONFIG_FILE,
+    RECORDS_METADATA_FILE,
+    load_config,
+    null_threshold,
+)
 
 RUN = "run"
 GOOGLE_ALBERT = "published"  # as --to_format names it
 HUGGING_FACE = "hugging_face"
 
 _REFUSED_SUFFIXES = (".bin", ".ckpt", ".h5", ".msgpack", ".pkl", ".pt", ".pth")
-_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_SAFETENSORS = (hugging_face.WEIGHTS_FILE, hugging_face.INDEX_FILE)
 _STEP_NAME = "step"  # in a run's checkpoint
 
 
@@ -56,10 +62,6 @@ def find_format(path: str) -> str:
 
     Raises:
         UserError: If the path has none of these forms.
-
-    Example:
-        >>> find_format("models/albert_base_v2.tar.gz")
-        'published'
     """
     path = path.rstrip("/")
     if path.endswith(SUFFIXES) or exists(
@@ -91,7 +93,7 @@ def find_format(path: str) -> str:
     if names.intersection(_SAFETENSORS):
         return HUGGING_FACE
     if any(
-        name in (google_albert_files.CONFIG_FILE, "checkpoint", "variables")
+        name in (google_albert.CONFIG_FILE, "checkpoint", "variables")
         or name.endswith(INDEX_SUFFIX)
         for name in names
     ):
@@ -144,13 +146,6 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
     Raises:
         UserError: If there is no model, if it is damaged or does not match
             its architecture, or if its vocabulary has the wrong size.
-
-    Example:
-        >>> weights = read_weights(
-        ...     "albert_base_v2.tar.gz"
-        ... )  # doctest: +SKIP
-        >>> weights.config.hidden_size  # doctest: +SKIP
-        768
     """
     path = path.rstrip("/")
     found = find_format(path)
@@ -231,7 +226,7 @@ def _read_run(path: str, step: int) -> ModelWeights:
     objective = config.training.sentence_objective
     head, settings = None, {}
     if isinstance(config, FinetuningConfig):
-        head, settings = config.head, task_settings.read_run(run_dir, config)
+        head, settings = config.head, _task_settings(run_dir, config)
     slot_names = {
         f"{weight.path}/{moment}"
         for weight in list_weights(config.model, objective, head)
@@ -251,6 +246,21 @@ def _read_run(path: str, step: int) -> ModelWeights:
     )
 
 
+def _task_settings(run_dir: str, config: FinetuningConfig) -> dict[str, Any]:
+    """How the model of a run reads text and answers.
+
+    The null threshold is the one that applies to the run; it is infinite if
+    every question has an answer.
+    """
+    settings = {
+        name: find_setting(config, name)
+        for name in TASK_SETTINGS[config.head.kind]
+    }
+    if NULL_THRESHOLD in settings:
+        settings[NULL_THRESHOLD] = null_threshold(run_dir, config)
+    return settings
+
+
 def _pickled_error(path: str) -> UserError:
     return UserError(
         "weights must be in a format that cannot run code: TensorFlow's, or "
@@ -260,3 +270,86 @@ def _pickled_error(path: str) -> UserError:
         "and save it with model.save_pretrained(FOLDER), which writes "
         "safetensors.",
     )
+
+
+class LoadedModel(NamedTuple):
+    """A pretrained or fine-tuned model and its vocabulary.
+
+    Attributes:
+        model: The model with its weights; `model.backbone` is without heads.
+        tokenizer: Its vocabulary.
+    """
+
+    model: AlbertPretrainer | AlbertForTask
+    tokenizer: Tokenizer
+
+
+def load(
+    path: str, checkpoint_step: int = 0, dtype: str = "float32"
+) -> LoadedModel:
+    """Loads a pretrained or fine-tuned model.
+
+    Args:
+        path: A run directory or one of its checkpoints; a checkpoint of
+            google-research/albert, as prefix, directory or .tar.gz; or a
+            Hugging Face folder. Local or gs://.
+        checkpoint_step: The checkpoint to read from a directory with several;
+            0 is the newest.
+        dtype: Precision policy, "float32" or "mixed_bfloat16".
+
+    Raises:
+        UserError: If there is no model, if it is damaged, or if it has no
+            vocabulary.
+
+    Example:
+        >>> import albert_tf
+        >>> model, tokenizer = albert_tf.load("runs/base")  # doctest: +SKIP
+        >>> model.config.hidden_size, tokenizer.vocab_size  # doctest: +SKIP
+        (768, 30000)
+    """
+    weights = read_weights(path, checkpoint_step)
+    if not weights.vocabulary:
+        raise UserError(
+            f"{path} must hold a vocabulary, spiece.model",
+            received="none",
+            remedy="Copy the SentencePiece model of the training data there.",
+        )
+    return LoadedModel(
+        make_model(weights, dtype),
+        Tokenizer(weights.vocabulary, lower_cases(path)),
+    )
+
+
+def make_model(
+    weights: ModelWeights, dtype: str = "float32"
+) -> AlbertPretrainer | AlbertForTask:
+    """Builds a model and assigns its weights.
+
+    Args:
+        weights: Architecture and weights.
+        dtype: Precision policy, "float32" or "mixed_bfloat16".
+    """
+    model: AlbertPretrainer | AlbertForTask
+    if weights.head is None:
+        model = AlbertPretrainer(
+            weights.config, weights.sentence_objective, dtype=dtype
+        )
+    else:
+        model = AlbertForTask(weights.config, weights.head, dtype=dtype)
+    model.build()
+    for variable in model.variables:
+        variable.assign(weights.values[variable.path])
+    return model
+
+
+def lower_cases(path: str) -> bool | None:
+    """Whether the model was trained on lower-cased text; None if unknown."""
+    path = path.rstrip("/")
+    found = find_format(path)
+    if found == RUN:
+        records_file = posixpath.join(split_run(path)[0], RECORDS_METADATA_FILE)
+        return (load_json_if_any(records_file) or {}).get("do_lower_case")
+    vocabulary = posixpath.join(path, TOKENIZER_FILE)
+    if found == HUGGING_FACE and is_cased(path, vocabulary):
+        return False
+    return None

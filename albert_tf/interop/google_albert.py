@@ -1,4 +1,4 @@
-"""Checkpoints of google-research/albert: reads and writes TensorFlow 1 files.
+"""Reads checkpoints of google-research/albert, which are TensorFlow 1 files.
 
     MODEL/albert_config.json                      the architecture
     MODEL/30k-clean.model                         the vocabulary
@@ -24,43 +24,31 @@ import tensorflow as tf
 
 from albert_tf.config import ModelConfig
 from albert_tf.errors import UserError, first_line, name_faults
-from albert_tf.interop.google_albert_files import (
-    CONFIG_FILE,
-    STATE_FILE,
-    VOCABULARY_FILE,
-    check_path,
-    find_config,
-    find_prefix,
-    find_vocabulary,
-)
-from albert_tf.interop.layer_groups import check_layer_groups
 from albert_tf.interop.model_weights import (
     ModelWeights,
     warn_of_zero_sentence_head,
 )
-from albert_tf.interop.weight_names import Weight, list_weights
-from albert_tf.io.files import flush_to_disk, write_json, write_text
+from albert_tf.interop.weight_names import (
+    Weight,
+    check_layer_groups,
+    list_weights,
+)
+from albert_tf.io.files import exists
 from albert_tf.runs.checkpoint_files import READING_ERRORS
 from albert_tf.runs.checkpoint_index import check_index
 
+CONFIG_FILE = "albert_config.json"
+INDEX_SUFFIX = ".index"
+_VOCABULARY_FILE = "30k-clean.model"
 _STEP_NAME = "global_step"
 _HUB_PREFIX = "module/"
 _SENTENCE_HEAD = "cls/seq_relationship/"
 _POOLER = "bert/pooler/"
 _SLOTS = {"adam_m": "m", "adam_v": "v"}  # name in the checkpoint: our name
 
-# Settings that an albert_config.json does not have.
-_OWN_SETTINGS = ("parameter_sharing", "layers_to_keep")
 
-
-class StoredVariable(NamedTuple):
-    """A variable in a checkpoint.
-
-    Attributes:
-        name: Its name in the file, with any prefix.
-    """
-
-    name: str
+class _StoredVariable(NamedTuple):
+    name: str  # in the file, with any prefix
     shape: tuple[int, ...]
     dtype: tf.DType
 
@@ -118,10 +106,10 @@ def read(path: str, step: int = 0) -> ModelWeights:
         UserError: If a file is missing or damaged, or if the variables do not
             match the architecture.
     """
-    prefix = find_prefix(path, step)
-    config_file = find_config(prefix)
+    prefix = _find_prefix(path, step)
+    config_file = _find_config(prefix)
     config = ModelConfig.from_json_file(config_file)
-    check_groups(config, config_file)
+    _check_groups(config, config_file)
     try:
         check_index(prefix)
         reader = tf.train.load_checkpoint(prefix)
@@ -145,13 +133,13 @@ def read(path: str, step: int = 0) -> ModelWeights:
         values,
         slots,
         _check_step(prefix, np.asarray(stored_value)),
-        find_vocabulary(prefix),
+        _find_vocabulary(prefix),
         prefix,
     )
 
 
 def _describe(
-    config: ModelConfig, stored: Mapping[str, StoredVariable]
+    config: ModelConfig, stored: Mapping[str, _StoredVariable]
 ) -> _Contents:
     """Infers the heads and moments from the names in a checkpoint."""
     has_pooler = any(name.startswith(_POOLER) for name in stored)
@@ -167,7 +155,7 @@ def _describe(
 
 
 def _load(
-    reader: Any, contents: _Contents, stored: Mapping[str, StoredVariable]
+    reader: Any, contents: _Contents, stored: Mapping[str, _StoredVariable]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The values and slots of `ModelWeights`."""
 
@@ -187,77 +175,12 @@ def _load(
     return values, slots
 
 
-def write(weights: ModelWeights, directory: str) -> None:
-    """Writes a directory like those in google-research/albert's archives.
-
-    The caller must ensure that no reader mistakes an incomplete directory for
-    a complete one.
-
-    Args:
-        weights: The model. Layers that share only some weights become groups;
-            see `ModelWeights.regrouped`.
-        directory: A new directory.
-
-    Raises:
-        UserError: If google-research/albert would build a different model, or
-            if TensorFlow could not read the path back.
-    """
-    check_path(directory)
-    weights = weights.regrouped()
-    check_groups(weights.config, weights.source)
-    names = {
-        weight.path: weight.google_albert
-        for weight in list_weights(weights.config, weights.sentence_objective)
-    }
-    tensors: dict[str, np.ndarray] = {
-        name: weights.values[path] for path, name in names.items()
-    }
-    for path, name in names.items():
-        for slot, moment in _SLOTS.items():
-            if weights.slots:
-                tensors[f"{name}/{slot}"] = weights.slots[f"{path}/{moment}"]
-    tensors[_STEP_NAME] = np.array(weights.step, np.int64)
-    config = {
-        name: value
-        for name, value in weights.config.to_dict().items()
-        if name not in _OWN_SETTINGS
-    }
-
-    tf.io.gfile.makedirs(directory)
-    prefix = f"model.ckpt-{weights.step}"
-    with tf.device("CPU:0"):
-        tf.raw_ops.SaveV2(
-            prefix=posixpath.join(directory, prefix),
-            tensor_names=list(tensors),
-            shape_and_slices=[""] * len(tensors),
-            tensors=list(tensors.values()),
-        )
-    write_json(posixpath.join(directory, CONFIG_FILE), config)
-    if weights.vocabulary:
-        tf.io.gfile.copy(
-            weights.vocabulary, posixpath.join(directory, VOCABULARY_FILE)
-        )
-    write_text(
-        posixpath.join(directory, STATE_FILE),
-        f'model_checkpoint_path: "{prefix}"\n'
-        f'all_model_checkpoint_paths: "{prefix}"\n',
-    )
-    flush_to_disk(directory)
-
-
-def check_groups(config: ModelConfig, source: str) -> None:
+def _check_groups(config: ModelConfig, source: str) -> None:
     """Refuses layers that google-research/albert would put into other groups.
 
     For L layers in G groups, that project computes the group of layer n as
     `int(n / L * G)`, in floating point: with 22 layers in 22 groups, layer 15
     is in group 14 there.
-
-    Args:
-        config: The architecture, with groups of layers.
-        source: The model, for the error message.
-
-    Raises:
-        UserError: If there is such a layer; the error names the first.
     """
     check_layer_groups(
         config,
@@ -266,14 +189,13 @@ def check_groups(config: ModelConfig, source: str) -> None:
             layer / config.num_hidden_layers * config.num_hidden_groups
         ),
         source,
-        remedy="Only a run or a Hugging Face folder can hold such a model.",
     )
 
 
-def _list_stored(prefix: str, reader: Any) -> dict[str, StoredVariable]:
+def _list_stored(prefix: str, reader: Any) -> dict[str, _StoredVariable]:
     """The variables by name, without TF-Hub's prefix."""
     dtypes = reader.get_variable_to_dtype_map()
-    stored: dict[str, StoredVariable] = {}
+    stored: dict[str, _StoredVariable] = {}
     for full, shape in sorted(reader.get_variable_to_shape_map().items()):
         name = full.removeprefix(_HUB_PREFIX)
         if name in stored:
@@ -281,14 +203,14 @@ def _list_stored(prefix: str, reader: Any) -> dict[str, StoredVariable]:
                 f"{prefix} must hold each variable once",
                 received=f"{stored[name].name} and {full}",
             )
-        stored[name] = StoredVariable(full, tuple(shape), dtypes[full])
+        stored[name] = _StoredVariable(full, tuple(shape), dtypes[full])
     return stored
 
 
 def _check_variables(
     prefix: str,
     shapes: Mapping[str, tuple[int, ...]],
-    stored: Mapping[str, StoredVariable],
+    stored: Mapping[str, _StoredVariable],
 ) -> None:
     """Refuses missing and unknown variables, and wrong shapes and dtypes."""
     faults = [f"{name} is missing" for name in shapes if name not in stored]
@@ -318,3 +240,137 @@ def _check_step(prefix: str, step: np.ndarray) -> int:
             received=f"{step.dtype} {step}",
         )
     return int(step)
+
+
+# --- its files, which are in one directory or, in a TF-Hub module, in two ----
+
+
+def _find_prefix(path: str, step: int = 0) -> str:
+    """The prefix of the checkpoint that a path refers to.
+
+    Args:
+        path: A prefix, its index file, or a directory.
+        step: In a directory, the checkpoint `model.ckpt-STEP`; 0 is the only
+            one, or the one that the file `checkpoint` names.
+
+    Raises:
+        UserError: If there is no such checkpoint, or TensorFlow could not
+            read its path.
+    """
+    path = path.removesuffix(INDEX_SUFFIX).rstrip("/")
+    prefix = _prefix_of(path, step)
+    if set(prefix) & set("*?[]\\"):
+        raise UserError(
+            "the path of a checkpoint must have none of * ? [ ] \\, which "
+            "TensorFlow reads as a pattern",
+            received=prefix,
+            remedy="Use a path without them.",
+        )
+    return prefix
+
+
+def _prefix_of(path: str, step: int) -> str:
+    if exists(path + INDEX_SUFFIX):
+        return path
+    if not tf.io.gfile.isdir(path):
+        raise UserError(
+            "a TensorFlow checkpoint must exist",
+            received=f"{path}, but there is no {path}{INDEX_SUFFIX}",
+            remedy="Give its prefix, e.g. albert_base/model.ckpt-best, or its "
+            "directory.",
+        )
+    directory = path
+    names = _checkpoints_in(directory)
+    if not names:
+        directory = posixpath.join(path, "variables")  # of a TF-Hub module
+        names = _checkpoints_in(directory)
+    if step:
+        wanted = f"model.ckpt-{step}"
+    elif len(names) == 1:
+        wanted = names[0]
+    else:
+        # Without its directory: the checkpoint may have been moved.
+        state = tf.train.get_checkpoint_state(directory)
+        newest = state.model_checkpoint_path if state else ""
+        wanted = posixpath.basename(newest)
+    if wanted not in names:
+        raise UserError(
+            f"{path} must hold "
+            + (
+                f"a checkpoint {wanted}"
+                if wanted
+                else "one checkpoint, or a file checkpoint that names the "
+                "newest"
+            ),
+            received=", ".join(names) or "none",
+            remedy="Give the prefix of a checkpoint, e.g. "
+            f"{posixpath.join(directory, (names or ['model.ckpt-best'])[0])}.",
+        )
+    return posixpath.join(directory, wanted)
+
+
+def _checkpoints_in(directory: str) -> list[str]:
+    if not tf.io.gfile.exists(directory):
+        return []
+    return sorted(
+        name.removesuffix(INDEX_SUFFIX)
+        for name in tf.io.gfile.listdir(directory)
+        if name.endswith(INDEX_SUFFIX) and not name.startswith(".")
+    )
+
+
+def _directories_of(prefix: str) -> list[str]:
+    """Directories that may hold a checkpoint's config and vocabulary."""
+    directory = posixpath.dirname(prefix) or "."
+    directories = [directory]
+    if posixpath.basename(directory) == "variables":  # a TF-Hub module
+        module = posixpath.dirname(directory)
+        directories.append(posixpath.join(module, "assets"))
+    return directories
+
+
+def _find_config(prefix: str) -> str:
+    """Path of the albert_config.json of a checkpoint.
+
+    Raises:
+        UserError: If there is none.
+    """
+    directories = _directories_of(prefix)
+    for directory in directories:
+        path = posixpath.join(directory, CONFIG_FILE)
+        if exists(path):
+            return path
+    raise UserError(
+        f"{CONFIG_FILE} must be in the directory of the checkpoint {prefix}",
+        received=f"none in {', '.join(directories)}",
+        remedy="configs/models has the files of google-research/albert's "
+        "models.",
+    )
+
+
+def _find_vocabulary(prefix: str) -> str:
+    """Path of the SentencePiece model of a checkpoint; "" if there is none.
+
+    Raises:
+        UserError: If there are several and none is named 30k-clean.model.
+    """
+    for directory in _directories_of(prefix):
+        if not tf.io.gfile.exists(directory):
+            continue
+        names = [
+            name
+            for name in tf.io.gfile.listdir(directory)
+            if name.endswith(".model")
+        ]
+        if _VOCABULARY_FILE in names:
+            names = [_VOCABULARY_FILE]
+        if len(names) > 1:
+            raise UserError(
+                f"{directory} must hold one SentencePiece model",
+                received=", ".join(sorted(names)),
+                remedy="Rename the vocabulary of the checkpoint to "
+                f"{_VOCABULARY_FILE}.",
+            )
+        if names:
+            return posixpath.join(directory, names[0])
+    return ""

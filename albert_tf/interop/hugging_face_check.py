@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from albert_tf.config.task import MULTIPLE_CHOICE
 from albert_tf.errors import UserError
-from albert_tf.interop.hugging_face_task import CLASSES
-from albert_tf.interop.loading import make_model
+from albert_tf.interop.formats import make_model
+from albert_tf.interop.hugging_face_config import CLASSES
 from albert_tf.interop.model_weights import ModelWeights
 from albert_tf.io.files import is_remote
 from albert_tf.modeling.task_model import AlbertForTask

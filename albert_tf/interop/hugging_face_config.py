@@ -1,18 +1,41 @@
-"""The architecture of a model as the config.json of Hugging Face.
+"""The config.json of Hugging Face: architecture, head and task of a model.
 
-A config.json may leave settings out; they then have the default values of
-transformers' `AlbertConfig`, not those of `ModelConfig`.
+A config.json may leave settings of the architecture out; they then have the
+default values of transformers' `AlbertConfig`, not those of `ModelConfig`.
+
+How a fine-tuned model reads text and answers is an entry of its own, since
+transformers has other settings with the same names: its examples of question
+answering call the overlap of two windows `doc_stride`.
+
+    "albert_tf": {
+      "max_seq_length": 384,
+      "doc_stride": 128,
+      ...
+      "null_threshold": -1.25
+    }
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from albert_tf.config import SENTENCE_OBJECTIVES, ModelConfig, TaskHeadConfig
+from albert_tf.config import (
+    SENTENCE_OBJECTIVES,
+    FinetuningConfig,
+    ModelConfig,
+    TaskHeadConfig,
+)
+from albert_tf.config.settings import find_setting
+from albert_tf.config.task import (
+    CLASSIFICATION,
+    MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    FinetuningDataConfig,
+)
 from albert_tf.errors import UserError
-from albert_tf.interop.hugging_face_task import format_head
-from albert_tf.interop.layer_groups import check_layer_groups
-from albert_tf.interop.task_settings import format_settings
+from albert_tf.interop.weight_names import check_layer_groups
 from albert_tf.io.files import load_json
 from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID
 
@@ -54,6 +77,43 @@ _ACTIVATIONS = {
 _OUR_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {
     "gelu_pytorch_tanh": "gelu",
     "gelu_fast": "gelu",
+}
+
+# Classes of transformers by kind of task.
+CLASSES = {
+    CLASSIFICATION: "AlbertForSequenceClassification",
+    REGRESSION: "AlbertForSequenceClassification",
+    MULTIPLE_CHOICE: "AlbertForMultipleChoice",
+    QUESTION_ANSWERING: "AlbertForQuestionAnswering",
+}
+PIPELINES = {
+    CLASSIFICATION: "text-classification",
+    REGRESSION: "text-classification",
+    MULTIPLE_CHOICE: "multiple-choice",
+    QUESTION_ANSWERING: "question-answering",
+}
+
+# The number of choices in a config.json, which only albert_tf writes, and the
+# number if it is missing: that of the documentation of transformers.
+NUM_CHOICES = "num_choices"
+DEFAULT_NUM_CHOICES = 2
+
+KEY = "albert_tf"
+NULL_THRESHOLD = "null_threshold"
+
+# How a model reads text and answers, by kind of its task.
+TASK_SETTINGS = {
+    CLASSIFICATION: ("max_seq_length",),
+    REGRESSION: ("max_seq_length",),
+    MULTIPLE_CHOICE: ("max_seq_length", "max_qa_length"),
+    QUESTION_ANSWERING: (
+        "max_seq_length",
+        "doc_stride",
+        "max_query_length",
+        "max_answer_length",
+        "n_best_size",
+        NULL_THRESHOLD,
+    ),
 }
 
 
@@ -106,7 +166,7 @@ def format_config(
     """Returns the content of a config.json.
 
     Args:
-        settings: Of a fine-tuned model, as in `task_settings`.
+        settings: Of a fine-tuned model, as in `TASK_SETTINGS`.
     """
     has_head = sentence_objective != "none"
     values = {
@@ -122,8 +182,8 @@ def format_config(
         "eos_token_id": SEP_ID,
         # Not a setting of transformers, which ignores it.
         "sentence_objective": sentence_objective,
-        **(format_head(head) if head else {}),
-        **format_settings(settings or {}),
+        **(_format_head(head) if head else {}),
+        **_format_settings(settings or {}),
     }
     return (json.dumps(values, indent=2) + "\n").encode()
 
@@ -170,3 +230,112 @@ def _read_activation(stored: Mapping[str, Any], path: str) -> str:
             received=json.dumps(theirs),
         )
     return _OUR_ACTIVATIONS[theirs]
+
+
+def _format_head(head: TaskHeadConfig) -> dict[str, Any]:
+    """The settings of a config.json that describe the head.
+
+    Raises:
+        UserError: If transformers has no such head.
+    """
+    if head.is_beam:
+        raise UserError(
+            "transformers has no ALBERT with the head squad_head=beam",
+            remedy="Fine-tune with --squad_head=plain.",
+        )
+    values: dict[str, Any] = {"architectures": [CLASSES[head.kind]]}
+    if head.kind == REGRESSION:
+        values |= {"problem_type": "regression", "id2label": {"0": "value"}}
+    if head.kind == CLASSIFICATION:
+        values |= {
+            "problem_type": "single_label_classification",
+            "id2label": {str(i): name for i, name in enumerate(head.labels)},
+            "label2id": {name: i for i, name in enumerate(head.labels)},
+        }
+    if head.kind == MULTIPLE_CHOICE:
+        # Not a setting of transformers, which ignores it.
+        values[NUM_CHOICES] = head.num_choices
+    return values
+
+
+def read_head(stored: Mapping[str, Any]) -> TaskHeadConfig | None:
+    """The head that a config.json describes; None for a pretrained model.
+
+    Raises:
+        UserError: If the head classifies into several classes at once.
+    """
+    if stored.get("problem_type") == "multi_label_classification":
+        raise UserError(
+            "problem_type must be single_label_classification or regression",
+            received="multi_label_classification",
+            remedy="albert_tf has no head that predicts several classes of "
+            "one text.",
+        )
+    name = (stored.get("architectures") or [""])[0]
+    labels = stored.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    if name == CLASSES[CLASSIFICATION]:
+        if len(labels) == 1 or stored.get("problem_type") == REGRESSION:
+            return TaskHeadConfig(REGRESSION)
+        return TaskHeadConfig(
+            CLASSIFICATION, tuple(labels[str(i)] for i in range(len(labels)))
+        )
+    if name == CLASSES[MULTIPLE_CHOICE]:
+        num_choices = stored.get(NUM_CHOICES, DEFAULT_NUM_CHOICES)
+        return TaskHeadConfig(MULTIPLE_CHOICE, num_choices=num_choices)
+    if name == CLASSES[QUESTION_ANSWERING]:
+        return TaskHeadConfig(QUESTION_ANSWERING)
+    return None
+
+
+def _format_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry of a config.json; empty without settings.
+
+    JSON has no infinity: null is the threshold of a model that answers every
+    question.
+    """
+    values = {
+        name: None if value == math.inf else value
+        for name, value in settings.items()
+    }
+    return {KEY: values} if values else {}
+
+
+def parse_settings(
+    stored: Mapping[str, Any], kind: str, model: ModelConfig, path: str
+) -> dict[str, Any]:
+    """The inverse of `format_settings`.
+
+    Args:
+        stored: The content of a config.json.
+        kind: Kind of the task.
+        model: The architecture, which limits the length of a sequence.
+        path: Of that file, for the error.
+
+    Raises:
+        UserError: If a setting is unknown or has an invalid value.
+    """
+    values = stored.get(KEY, {})
+    where = f"{KEY} in {path}"
+    known = TASK_SETTINGS[kind]
+    if not isinstance(values, dict) or not set(values) <= set(known):
+        raise UserError(
+            f"{where} must be an object with settings among {', '.join(known)}",
+            received=values,
+            remedy=f"Correct it, or remove {KEY}: the settings then have their "
+            "defaults.",
+        )
+    answers_all = values.get(NULL_THRESHOLD, 0) is None
+    checked = dict(values)
+    if answers_all:
+        del checked[NULL_THRESHOLD]
+    positions = model.max_position_embeddings
+    length = min(FinetuningDataConfig.max_seq_length, positions)
+    try:
+        config = FinetuningConfig().replace(
+            max_position_embeddings=positions,
+            **{"max_seq_length": length, **checked},
+        )
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    settings = {name: find_setting(config, name) for name in checked}
+    return settings | ({NULL_THRESHOLD: math.inf} if answers_all else {})

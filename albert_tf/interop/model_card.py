@@ -13,9 +13,13 @@ from albert_tf.config import (
     PretrainingConfig,
     TaskHeadConfig,
 )
-from albert_tf.interop.hugging_face_task import CLASSES, PIPELINES
+from albert_tf.interop.hugging_face_config import (
+    CLASSES,
+    KEY,
+    NULL_THRESHOLD,
+    PIPELINES,
+)
 from albert_tf.interop.model_weights import ModelWeights
-from albert_tf.interop.task_settings import KEY, NULL_THRESHOLD
 from albert_tf.io.files import exists, load_json_if_any
 from albert_tf.runs.directory import (
     CONFIG_FILE,

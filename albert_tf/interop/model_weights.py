@@ -30,7 +30,7 @@ class ModelWeights:
         head: The head of a fine-tuned model, which has no pretraining heads
             and the sentence objective "none"; None for a pretrained model.
         settings: How a fine-tuned model reads text and answers, as in
-            `task_settings`; empty if unknown.
+            `hugging_face_config.TASK_SETTINGS`; empty if unknown.
 
     Example:
         >>> import numpy as np

@@ -10,10 +10,11 @@ Reference:
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from albert_tf.config import ModelConfig, TaskHeadConfig
+from albert_tf.errors import UserError
 
 MODEL_NAME = "albert"  # the first part of every path
 
@@ -28,14 +29,6 @@ class Weight(NamedTuple):
             where it has the same shape.
         hugging_face: Its name in `AlbertForPreTraining`.
         transposed: Whether Hugging Face holds it as `(outputs, inputs)`.
-
-    Example:
-        >>> weights = list_weights(ModelConfig())
-        >>> kernel = next(weight for weight in weights if weight.transposed)
-        >>> kernel.path, kernel.shape
-        ('albert/encoder/embedding_hidden_mapping_in/kernel', (128, 768))
-        >>> kernel.hugging_face
-        'albert.encoder.embedding_hidden_mapping_in.weight'
     """
 
     path: str
@@ -275,3 +268,40 @@ def _variables_of(layer: _Layer, sizes: dict[str, int]) -> Iterator[Weight]:
             and f"{layer.hugging_face}{variable.hugging_face}",
             transposed=variable.is_kernel,
         )
+
+
+def check_layer_groups(
+    config: ModelConfig,
+    project: str,
+    group_of_layer: Callable[[int], int],
+    source: str,
+    remedy: str = "",
+) -> None:
+    """Refuses an architecture that another project would build differently.
+
+    Other projects compute the group of a layer in floating point. For some
+    numbers of layers and groups the result is rounded down to one group too
+    low, so the layer would use other weights.
+
+    Args:
+        config: The architecture, with groups of layers.
+        project: Name of the other project.
+        group_of_layer: The group that the project computes for a layer.
+        source: The model, for the error message.
+        remedy: What the user can do.
+
+    Raises:
+        UserError: If a group differs; the error names the first such layer.
+    """
+    layers, groups = config.num_hidden_layers, config.num_hidden_groups
+    for layer in range(layers):
+        here, there = config.group_of_layer(layer), group_of_layer(layer)
+        if here != there:
+            raise UserError(
+                f"{source}: {project} must assign each layer to the same "
+                "group as albert_tf",
+                received=f"layer {layer} of {layers}, with {groups} groups, "
+                f"is in group {there} in {project}, because of a rounding "
+                f"error, and in group {here} in albert_tf",
+                remedy=remedy,
+            )

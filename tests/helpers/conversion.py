@@ -1,9 +1,12 @@
 """Converts models in tests, and checks what a refused conversion leaves."""
 
+import json
+import shutil
 import tarfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from albert_tf.config import ConvertConfig
 from albert_tf.errors import UserError
@@ -31,6 +34,31 @@ def assert_same(weights, expected):
             np.testing.assert_array_equal(found[name], value)
 
 
+def write_published(weights, directory):
+    """Writes a model as google-research/albert does, for tests of reading."""
+    tensors = {
+        weight.google_albert: weights.values[weight.path]
+        for weight in weights.list_weights()
+    }
+    directory.mkdir()
+    prefix = f"model.ckpt-{weights.step}"
+    tf.raw_ops.SaveV2(
+        prefix=str(directory / prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+    config = weights.config.to_dict()
+    for ours in ("parameter_sharing", "layers_to_keep"):
+        del config[ours]
+    (directory / "albert_config.json").write_text(json.dumps(config))
+    (directory / "checkpoint").write_text(
+        f'model_checkpoint_path: "{prefix}"\n'
+    )
+    if weights.vocabulary:
+        shutil.copy(weights.vocabulary, directory / "30k-clean.model")
+
+
 def make_archive(path, directory):
     with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as tar:
         tar.add(directory, arcname=f"./{directory.name}")
@@ -40,7 +68,7 @@ def make_archive(path, directory):
 def refused(source, tmp_path, match, **more):
     """Asserts that conversion to any format fails and writes nothing."""
     before = sorted(tmp_path.rglob("*"))
-    for to_format in ("run", "published", "hugging_face"):
+    for to_format in ("run", "hugging_face"):
         with pytest.raises(UserError, match=match):
             converted(source, tmp_path / "out", to_format, **more)
         assert sorted(tmp_path.rglob("*")) == before

@@ -1,4 +1,4 @@
-"""A TensorFlow 1 graph of ALBERT that writes and reads checkpoints.
+"""A TensorFlow 1 graph of ALBERT that writes checkpoints.
 
 It follows the description of google-research/albert (names and shapes of
 variables, and the computation) and uses nothing of `albert_tf`. A model read
@@ -119,14 +119,6 @@ def write(
         )
     values.pop("global_step", None)
     return Written(values, outputs)
-
-
-def outputs_of(prefix, config):
-    """The graph's outputs with the variables of a checkpoint."""
-    with v1.Graph().as_default(), v1.Session() as session:
-        outputs = _build(config, "", True)
-        v1.train.Saver(v1.global_variables()).restore(session, str(prefix))
-        return session.run(outputs)
 
 
 def _build(config, scope, sentence_head):

@@ -7,8 +7,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from albert_tf.interop.hugging_face import CONFIG_FILE
-from albert_tf.interop.safetensors_files import WEIGHTS_FILE
+from albert_tf.interop.hugging_face import CONFIG_FILE, WEIGHTS_FILE
 from albert_tf.interop.weight_names import list_weights
 from tests.helpers.tiny_albert import TINY, VOCABULARY, random_weights
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_tf.interop.loading import LoadedModel
+from albert_tf.interop.formats import LoadedModel
 from albert_tf.records.encoding import encode
 from albert_tf.records.features import MASK_ID
 

@@ -20,9 +20,7 @@ from tests.helpers.tiny_albert import VOCABULARY
 
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".tar"])
-def test_an_archive_is_converted_to_a_run_and_back(
-    tmp_path, google_albert_dir, suffix
-):
+def test_an_archive_is_converted_to_a_run(tmp_path, google_albert_dir, suffix):
     archive = make_archive(tmp_path / f"albert_tiny{suffix}", google_albert_dir)
     read = google_albert.read(str(google_albert_dir))
     assert len(read.slots) == 2 * len(read.values)
@@ -35,11 +33,6 @@ def test_an_archive_is_converted_to_a_run_and_back(
     assert formats.find_format(str(tmp_path / "run")) == "run"
     settings = load_config(str(tmp_path / "run"))
     assert settings.training.output_dir == str(tmp_path / "run")
-
-    back = converted(tmp_path / "run", tmp_path / "back", verify=True)
-    assert_same(back, read)
-    kept = google_albert.read(str(tmp_path / "back" / "model.ckpt-900"))
-    assert_same(kept, read)
 
 
 def test_unpacked_files_are_removed(tmp_path, google_albert_dir, monkeypatch):
@@ -69,30 +62,35 @@ def entry(name, kind=tarfile.REGTYPE, target=""):
     return member
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "target", "message"),
-    [
-        ("/etc/albert_config.json", tarfile.REGTYPE, "", "an absolute path"),
-        ("a/../../b.model", tarfile.REGTYPE, "", ".* outside the destination"),
-        ("../b.index", tarfile.REGTYPE, "", ".* outside the destination"),
-        ("a/b.model", tarfile.SYMTYPE, "/etc/passwd", "a link"),
-        ("a/b.model", tarfile.LNKTYPE, "a/c.model", "a link"),
-        ("a/b.model", tarfile.CHRTYPE, "", ".* is a special file"),
-        ("a/b.model", tarfile.FIFOTYPE, "", ".* is a special file"),
-    ],
-)
-def test_an_archive_with_links_devices_or_paths_out_of_it_is_refused(
-    tmp_path, name, kind, target, message, monkeypatch
-):
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(place))
+@pytest.mark.parametrize("name", ["a/../../b.model", "../b.index"])
+def test_an_archive_with_paths_out_of_it_is_refused(tmp_path, name):
     archive = archive_of(
         tmp_path / "a.tar.gz",
         (entry("a/albert_config.json"), b"{}"),
-        (entry(name, kind, target), b"" if target else b"1"),
+        (entry(name), b"1"),
     )
-    refused(archive, tmp_path, f"Received: '{name}': {message}")
+    refused(archive, tmp_path, f"Received: '{name}': .* outside the dest")
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        (tarfile.SYMTYPE, "/etc/passwd"),
+        (tarfile.LNKTYPE, "a/c.model"),
+        (tarfile.CHRTYPE, ""),
+        (tarfile.FIFOTYPE, ""),
+    ],
+)
+def test_links_and_devices_are_not_unpacked(tmp_path, kind, target):
+    path = archive_of(
+        tmp_path / "a.tar.gz",
+        (entry("a/c.index"), b"1"),
+        (entry("a/b.model", kind, target), b""),
+        (entry("/a/d.model"), b"2"),
+    )
+    with archive.unpacked(str(path)) as directory:
+        found = sorted(p.name for p in pathlib.Path(directory).iterdir())
+    assert found == ["c.index", "d.model"]
 
 
 def test_an_archive_above_a_limit_is_refused(tmp_path, monkeypatch):
@@ -111,12 +109,6 @@ def test_an_archive_above_a_limit_is_refused(tmp_path, monkeypatch):
         tmp_path / "config.tar.gz", (entry("a/albert_config.json"), b"{     }")
     )
     refused(config, tmp_path, r"albert_config\.json in .* 5 bytes.*Received: 7")
-    twice = archive_of(
-        tmp_path / "twice.tar.gz",
-        (entry("a/checkpoint"), b"1"),
-        (entry("a/./checkpoint"), b"2"),
-    )
-    refused(twice, tmp_path, "a/checkpoint twice")
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
@@ -133,7 +125,7 @@ def test_a_header_above_the_limit_is_refused(tmp_path, kind):
 
 def test_names_that_no_file_can_have_are_refused(tmp_path):
     long = archive_of(tmp_path / "a.tgz", (entry("a" * 256 + "/b.model"), b""))
-    refused(long, tmp_path, "names that a file can have.*File name too long")
+    refused(long, tmp_path, "names of files inside it.*File name too long")
     member = entry("a")
     member.pax_headers = {"path": "a\0/b.model"}
     with tarfile.open(tmp_path / "b.tar", "w", format=tarfile.PAX_FORMAT) as f:
@@ -146,7 +138,9 @@ def test_names_that_no_file_can_have_are_refused(tmp_path):
         (entry("checkpoint"), b""),
         (entry("checkpoint/b.model"), b""),
     )
-    refused(inside, tmp_path, r"Received: checkpoint/b\.model: Not a directory")
+    refused(
+        inside, tmp_path, r"Received: 'checkpoint/b\.model': .*Not a directory"
+    )
     (tmp_path / "d.tar").mkdir()
     refused(tmp_path / "d.tar", tmp_path, "Received: a directory")
 

@@ -10,9 +10,21 @@ import tensorflow as tf
 
 from albert_tf.errors import UserError
 from albert_tf.interop import formats
+from albert_tf.runs.checkpoints import model_variables
 from albert_tf.runs.rollback import Rollback, Rollbacks
+from albert_tf.runs.trained_model import load_run
 from tests.helpers import google_albert_graph
-from tests.helpers.conversion import converted, make_archive, refused
+from tests.helpers.conversion import (
+    converted,
+    make_archive,
+    refused,
+    write_published,
+)
+from tests.helpers.exportable_run import (
+    MODEL,
+    write_records_files,
+    write_run,
+)
 from tests.helpers.google_albert_graph import CONFIG, GROUPS
 
 
@@ -160,5 +172,95 @@ def test_truncated_checkpoints_of_a_run_are_skipped(tmp_path, run_dir):
     for directory in parent.iterdir():
         os.truncate(directory / data, 1000)
     refused(
-        tmp_path / "run" / "checkpoints", tmp_path, "must be (intact|published)"
+        tmp_path / "run" / "checkpoints",
+        tmp_path,
+        "must be (intact|hugging_face)",
     )
+
+
+# --- loading ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """One model in every format: format -> path."""
+    directory = tmp_path_factory.mktemp("models")
+    paths = {"run": directory / "run"}
+    write_run(paths["run"])
+    write_records_files(paths["run"])
+    weights = formats.read_weights(str(paths["run"]))
+    paths["published"] = directory / "published"
+    write_published(weights, paths["published"])
+    paths["hugging_face"] = directory / "hugging_face"
+    converted(paths["run"], paths["hugging_face"])
+    return paths
+
+
+def values_of(model):
+    return {n: v.numpy() for n, v in model_variables(model).items()}
+
+
+@pytest.mark.parametrize("found", ["run", "published", "hugging_face"])
+def test_each_format_gives_the_same_model_and_tokenizer(models, found):
+    _, expected, _ = load_run(str(models["run"]))
+    model, tokenizer = formats.load(str(models[found]))
+    assert model.config == MODEL
+    loaded, values = values_of(model), values_of(expected)
+    assert set(loaded) == set(values)
+    for name, value in values.items():
+        np.testing.assert_array_equal(loaded[name], value)
+    assert tokenizer.vocab_size == MODEL.vocab_size
+    assert tokenizer.do_lower_case
+
+
+def test_a_step_is_chosen_by_its_number_or_its_path(models):
+    run_dir = str(models["run"])
+    _, expected, _ = load_run(run_dir, 20)
+    newest, _ = formats.load(run_dir)
+    for model, _ in (
+        formats.load(run_dir, checkpoint_step=20),
+        formats.load(f"{run_dir}/checkpoints/step-00000020"),
+    ):
+        bias = model.masked_lm.output_bias.numpy()
+        np.testing.assert_array_equal(
+            bias, expected.masked_lm.output_bias.numpy()
+        )
+        assert np.abs(bias - newest.masked_lm.output_bias.numpy()).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("found", "settings_file"),
+    [
+        ("run", "records_metadata.json"),
+        ("hugging_face", "tokenizer_config.json"),
+    ],
+)
+def test_a_cased_vocabulary_stays_cased(models, found, settings_file, tmp_path):
+    shutil.copytree(models[found], tmp_path / "cased")
+    path = tmp_path / "cased" / settings_file
+    settings = json.loads(path.read_text()) | {"do_lower_case": False}
+    path.write_text(json.dumps(settings))
+    assert not formats.load(str(tmp_path / "cased")).tokenizer.do_lower_case
+
+
+def test_only_a_conversion_warns_that_it_loses_the_case(
+    models, tmp_path, caplog
+):
+    folder, run = tmp_path / "folder", tmp_path / "run"
+    shutil.copytree(models["hugging_face"], folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"do_lower_case": False}
+    path.write_text(json.dumps(settings))
+
+    formats.load(str(folder))
+    assert "lower case" not in caplog.text
+    converted(folder, run)
+    assert f"{run} will not record" in caplog.text
+    assert formats.load(str(run)).tokenizer.do_lower_case
+
+
+def test_a_model_without_a_vocabulary_is_refused(models, tmp_path):
+    shutil.copytree(models["run"], tmp_path / "run")
+    (tmp_path / "run" / "spiece.model").unlink()
+    with pytest.raises(UserError, match=r"vocabulary, spiece\.model"):
+        formats.load(str(tmp_path / "run"))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import sys
 import warnings
 
 import numpy as np
@@ -13,14 +14,19 @@ import safetensors.numpy
 
 from albert_tf.errors import UserError
 from albert_tf.interop import hugging_face
-from albert_tf.interop.hugging_face import CONFIG_FILE
+from albert_tf.interop.hugging_face import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+)
 from albert_tf.interop.hugging_face_check import verify
-from albert_tf.interop.safetensors_files import WEIGHTS_FILE
+from albert_tf.interop.hugging_face_config import SHARED_SETTINGS
 from albert_tf.interop.weight_names import list_weights
 from tests.helpers.hugging_face_folder import (
     MODELS,
     assert_equal,
     assert_state,
+    change_config,
     change_tensors,
     make_weights,
     transformers_model,
@@ -265,3 +271,174 @@ def test_groups_that_transformers_would_round_are_refused(tmp_path):
         UserError, match="layer 33 of 44, with 20 groups, is in group 14"
     ):
         hugging_face.write(make_weights(config), str(tmp_path))
+
+
+# --- config.json ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "gelu_new, the tanh app.*v1 models say gelu"),
+        ({"hidden_act": "swish"}, 'hidden_act .* one of .*Received: "swish"'),
+        ({"hidden_act": ["tanh"]}, r'one of .*Received: \["tanh"\]'),
+        ({"layer_norm_eps": 1e-5}, "layer_norm_eps .* 1e-12.*Received: 1e-05"),
+        ({"model_type": "bert"}, 'model_type .* "albert".*Received: "bert"'),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"sentence_objective": "mlm"}, 'sop, nsp, none. Received: "mlm"'),
+        ({"hidden_size": 7}, "divisible by num_attention_heads"),
+        ({"hidden_size": 8}, r"shape \[6\], not \[8\] as in config.json"),
+        ({"vocab_size": 12}, r"shape \[11, 4\], not \[12, 4\]"),
+        ({"hidden_size": "6"}, "hidden_size"),
+        ({"num_hidden_layers": 44, "num_hidden_groups": 20}, "layer 33 of 44"),
+    ],
+)
+def test_an_unsupported_architecture_is_refused(folder, changes, message):
+    directory, _ = folder
+    change_config(directory, **changes)
+    with pytest.raises(UserError, match=message):
+        hugging_face.read(str(directory))
+
+
+@pytest.mark.parametrize("theirs", ["gelu_pytorch_tanh", "gelu_fast"])
+def test_other_names_of_gelu_by_tanh_are_read(folder, theirs):
+    directory, weights = folder
+    change_config(directory, hidden_act=theirs)
+    assert hugging_face.read(str(directory)).config == weights.config
+
+
+@pytest.mark.interop
+def test_missing_settings_have_the_defaults_of_transformers():
+    """Those of `AlbertConfig`, which are of an xxlarge model."""
+    import transformers
+
+    theirs = transformers.AlbertConfig().to_dict()
+    assert {name: theirs[name] for name in SHARED_SETTINGS} == SHARED_SETTINGS
+
+
+def test_missing_settings_do_not_have_our_defaults(folder):
+    """The default of hidden_size there is 4096; ours is 768."""
+    directory, _ = folder
+    config = '{"model_type": "albert", "embedding_size": 4}'
+    (directory / CONFIG_FILE).write_text(config)
+    with pytest.raises(UserError, match=r"\[6, 4\], not \[4096, 4\] as in"):
+        hugging_face.read(str(directory))
+
+
+# --- files of tensors --------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_truncated_file_is_refused(folder, kept):
+    path = folder[0] / WEIGHTS_FILE
+    content = path.read_bytes()[:kept]
+    path.write_bytes(content)
+    with pytest.raises(
+        UserError,
+        match=f"must be a complete safetensors .*: {len(content):,} byte",
+    ):
+        hugging_face.read(str(folder[0]))
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"]
+)
+def test_formats_that_can_run_code_are_refused(folder, name):
+    directory, _ = folder
+    (directory / WEIGHTS_FILE).rename(directory / name)
+    with pytest.raises(UserError, match=f"Received: {name}.* can run code"):
+        hugging_face.read(str(directory))
+    (directory / name).unlink()
+    with pytest.raises(UserError, match=r"model.safetensors. Received: none"):
+        hugging_face.read(str(directory))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../folder/model-1.safetensors",
+        "/etc/passwd.safetensors",
+        "sub/model-1.safetensors",
+        "..\\model-1.safetensors",
+        "model-1.bin",
+        None,
+    ],
+)
+def test_an_index_names_only_files_in_its_folder(folder, name):
+    directory, weights = folder
+    (directory / WEIGHTS_FILE).rename(directory / "model-1.safetensors")
+    index = directory / INDEX_FILE
+    index.write_text('{"weight_map": {"any": "model-1.safetensors"}}')
+    assert_equal(hugging_face.read(str(directory)), weights)
+    index.write_text(json.dumps({"weight_map": {"any": name}}))
+    with pytest.raises(UserError, match=r"\.safetensors files in its own"):
+        hugging_face.read(str(directory))
+    index.write_text('{"weight_map": {"any": "model-2.safetensors"}}')
+    with pytest.raises(UserError, match=r"model-2.* must exist"):
+        hugging_face.read(str(directory))
+    index.write_text("[]")
+    with pytest.raises(UserError, match="weight_map"):
+        hugging_face.read(str(directory))
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_shards_of_half_precision_are_read(tmp_path, dtype):
+    import torch
+
+    model = transformers_model("AlbertForPreTraining")
+    model = model.to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path, max_shard_size="2KB")
+    assert not (tmp_path / WEIGHTS_FILE).exists()
+    weights = hugging_face.read(str(tmp_path))
+    assert_state(weights, model.state_dict())
+
+
+# --- verify, which compares outputs with those of transformers ---------------
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [(name, "sop") for name in MODELS]
+    + [("groups", "nsp"), ("groups", "none")],
+)
+def test_transformers_gives_the_same_outputs(tmp_path, name, objective):
+    weights = make_weights(MODELS[name], objective)
+    hugging_face.write(weights, str(tmp_path))
+    assert max(verify(weights, str(tmp_path)).values()) < 1e-5
+
+
+@pytest.mark.interop
+def test_a_different_model_fails(folder):
+    """One weight of the last feed-forward layer differs by 0.001."""
+    directory, weights = folder
+    path = "albert/encoder/group_1_inner_group_1_ffn/output/bias"
+    changed = weights.values[path] + np.float32([0, 0, 1e-3, 0, 0, 0])
+    other = dataclasses.replace(
+        weights, values={**weights.values, path: changed}
+    )
+    with pytest.raises(UserError, match=r"which differ by up to .*(e-0|0\.0)"):
+        verify(other, str(directory))
+    nan = dataclasses.replace(
+        weights, values={**weights.values, path: changed * np.float32("nan")}
+    )
+    with pytest.raises(UserError, match="which differ by up to nan"):
+        verify(nan, str(directory))
+
+
+def test_verify_needs_the_extra_and_a_local_folder(folder, monkeypatch):
+    directory, weights = folder
+    with pytest.raises(UserError, match=r"must be local\. Received: gs://"):
+        verify(weights, "gs://bucket/folder")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match=r"torch .* installed.*\[interop\]"):
+        verify(weights, str(directory))
+
+
+@pytest.mark.interop
+def test_missing_weights_that_transformers_would_initialize_are_refused(folder):
+    directory, weights = folder
+    change_tensors(directory, lambda t: t.pop("predictions.dense.bias"))
+    with pytest.raises(UserError, match=r"missing_keys: predictions.dense"):
+        verify(weights, str(directory))

@@ -110,26 +110,25 @@ QUESTIONS = {
     ("kind", "settings"),
     [
         ("classification", {"max_seq_length": 5}),
+        ("regression", {"max_seq_length": 5}),
         ("multiple_choice", {"max_seq_length": 6, "max_qa_length": 3}),
         ("question_answering", QUESTIONS),
         ("question_answering", QUESTIONS | {"null_threshold": math.inf}),
     ],
 )
-def test_lengths_and_null_threshold_survive_a_conversion(
-    kind, settings, tmp_path
-):
+def test_a_fine_tuned_run_becomes_a_folder_and_back(kind, settings, tmp_path):
     """From run to folder and back. An infinite threshold answers all."""
     weights = random_weights(TINY, "none", head=HEADS[kind], settings=settings)
     run, folder, back = (str(tmp_path / name) for name in ("run", "hf", "back"))
     convert.write_run(weights, run, run)
     assert read_weights(run).settings == settings
 
-    convert.convert(
-        ConvertConfig(from_=run, to=folder, to_format="hugging_face")
-    )
+    convert.convert(ConvertConfig(from_=run, to=folder))
     convert.convert(ConvertConfig(from_=folder, to=back))
 
-    assert read_weights(back).settings == settings
+    read = read_weights(back)
+    assert_equal(read, weights)
+    assert (read.head, read.settings) == (weights.head, settings)
     text = (tmp_path / "hf" / "config.json").read_text()
     # Infinity is not JSON.
     stored = json.loads(text, parse_constant=lambda name: pytest.fail(name))
@@ -204,28 +203,3 @@ def test_the_number_of_choices_is_refused_for_other_models(tmp_path):
                 from_=str(tmp_path), to=str(tmp_path / "run"), num_choices=3
             )
         )
-
-
-def test_a_folder_becomes_a_run_and_back(weights, tmp_path):
-    folder, run, back = (tmp_path / name for name in ("hf", "run", "back"))
-    hugging_face.write(weights, str(folder))
-
-    convert.convert(ConvertConfig(from_=str(folder), to=str(run)))
-    convert.convert(
-        ConvertConfig(from_=str(run), to=str(back), to_format="hugging_face")
-    )
-
-    read = read_weights(str(run))
-    assert_equal(read, weights)
-    assert read.head == weights.head
-    assert_equal(read_weights(str(back)), weights)
-    for source, other in ((run, "hugging_face"), (folder, "run")):
-        message = f"cannot be written as published.*--to_format={other}"
-        with pytest.raises(UserError, match=message):
-            convert.convert(
-                ConvertConfig(
-                    from_=str(source),
-                    to=str(tmp_path / "google"),
-                    to_format="auto" if source == run else "published",
-                )
-            )

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.interop import archive, google_albert, safetensors_files
+from albert_tf.interop import archive, google_albert, hugging_face
 from albert_tf.interop.hugging_face_config import read_config
 from albert_tf.io import files, tfrecord
 from albert_tf.io.json_list import JsonList
@@ -36,6 +36,7 @@ from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoint_files, checkpoint_index
 from albert_tf.runs.rollback import Rollbacks
 from data_prep.text.lines import read_lines
+from tests.helpers.conversion import write_published
 from tests.helpers.google_albert_graph import CONFIG
 from tests.helpers.tiny_albert import random_weights
 
@@ -242,9 +243,7 @@ JSON_FILES = {
     ),
     "model.safetensors.index.json": (
         {"weight_map": {"a": "model-1.safetensors"}},
-        lambda path: safetensors_files.read_tensors(
-            str(pathlib.Path(path).parent)
-        ),
+        lambda path: hugging_face.read_tensors(str(pathlib.Path(path).parent)),
     ),
 }
 
@@ -301,13 +300,13 @@ def test_changed_safetensors_are_read_or_refused(tmp_path):
     from safetensors.numpy import save
 
     content = save({"a": np.ones((2, 3), np.float32), "b": np.ones(5)})
-    path = tmp_path / safetensors_files.WEIGHTS_FILE
+    path = tmp_path / hugging_face.WEIGHTS_FILE
 
     @fuzz(300)
     @hypothesis.given(EDITS)
     def check(edits):
         path.write_bytes(edit(content, edits))
-        refuse_or_read(safetensors_files.read_tensors, str(tmp_path))
+        refuse_or_read(hugging_face.read_tensors, str(tmp_path))
 
     check()
 
@@ -342,10 +341,10 @@ def check_file_of_checkpoint(path, values):
 
 
 def test_changed_google_checkpoints_are_read_or_refused(tmp_path):
-    weights = random_weights(ModelConfig.from_dict(CONFIG))
-    google_albert.write(weights, str(tmp_path))
-    assert len(list(tmp_path.iterdir())) == 4
-    for path in tmp_path.iterdir():
+    directory = tmp_path / "model"
+    write_published(random_weights(ModelConfig.from_dict(CONFIG)), directory)
+    assert len(list(directory.iterdir())) == 4
+    for path in directory.iterdir():
         check_file_of_google_checkpoint(path)
 
 
@@ -372,10 +371,9 @@ BYTES = st.lists(
 
 def test_an_index_with_valid_checksums_is_read_or_refused(tmp_path):
     """Without `check_index`, TensorFlow ends the process."""
-    google_albert.write(
-        random_weights(ModelConfig.from_dict(CONFIG)), str(tmp_path)
-    )
-    (path,) = tmp_path.glob("*.index")
+    directory = tmp_path / "model"
+    write_published(random_weights(ModelConfig.from_dict(CONFIG)), directory)
+    (path,) = directory.glob("*.index")
     content = path.read_bytes()
     # The footer begins with the offset of the block after that of the entries.
     assert content[-48] & 128 and not content[-47] & 128
@@ -391,7 +389,7 @@ def test_an_index_with_valid_checksums_is_read_or_refused(tmp_path):
         path.write_bytes(
             entries + checksum_of(bytes(entries)) + content[end + 4 :]
         )
-        refuse_or_read(google_albert.read, str(tmp_path))
+        refuse_or_read(google_albert.read, str(directory))
 
     check()
 

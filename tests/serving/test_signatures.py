@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from albert_tf.config import TextsConfig
 from albert_tf.finetuning.features import make_records
-from albert_tf.interop.loading import make_model
+from albert_tf.interop.formats import make_model
 from albert_tf.records.documents import WindowMaker, find_answers
 from albert_tf.records.encoding import encode
 from albert_tf.records.tokenization import Tokenizer

@@ -191,7 +191,7 @@ def commands(storage, source, tiny_records):
                     from_=f"{made}/run", to="gs://bucket/out/converted"
                 )
             ),
-            "out/converted/albert_config.json",
+            "out/converted/config.json",
         ),
         "report": (
             lambda: report.main(

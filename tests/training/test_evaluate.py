@@ -17,7 +17,7 @@ from albert_tf.input import (
 )
 from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import parse_records
-from albert_tf.interop.loading import load
+from albert_tf.interop.formats import load
 from albert_tf.records.features import SENTENCE_LABEL
 from albert_tf.runs.record_descriptions import describe_evaluation
 from albert_tf.training import evaluate, pretraining

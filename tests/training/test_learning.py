@@ -12,7 +12,7 @@ import itertools
 import pytest
 
 from albert_tf.config import ModelConfig
-from albert_tf.interop.loading import load
+from albert_tf.interop.formats import load
 from albert_tf.training.train import train
 from data_prep import build_tfrecords, train_tokenizer
 from data_prep.config import RecordsConfig, TokenizerConfig

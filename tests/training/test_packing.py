@@ -343,7 +343,7 @@ def test_a_run_on_packed_rows_is_converted_and_exported_as_any_other(
     """Its settings and its metadata say that its records are packed. A run on
     packed records also starts from its weights."""
     runs = tmp_path / "unpacked", tmp_path / "packed"
-    published, outputs, plans = [], [], []
+    converted_models, outputs, plans = [], [], []
     exportable_run.write_run(runs[0], steps=(20,))
     exportable_run.write_records_files(runs[0])
     shutil.copytree(*runs)
@@ -356,7 +356,8 @@ def test_a_run_on_packed_rows_is_converted_and_exported_as_any_other(
     assert load_json(file)["packing"] == "best_fit"
     for run_dir in runs:
         plans.append(plan_warm_start(run_dir, tiny_packed_records, tmp_path))
-        published.append(converted(run_dir, tmp_path / f"{run_dir.name}_tf1"))
+        folder = tmp_path / f"{run_dir.name}_folder"
+        converted_models.append(converted(run_dir, folder))
         export_dir = str(tmp_path / f"{run_dir.name}_export")
         export(
             ExportConfig(
@@ -374,7 +375,7 @@ def test_a_run_on_packed_rows_is_converted_and_exported_as_any_other(
                 segment_ids=tf.zeros_like(ids),
             )
         )
-    assert_same_weights(*published)
+    assert_same_weights(*converted_models)
     assert_same_weights(plans[1].weights, plans[0].weights)
     assert plans[1].sources == plans[0].sources
     np.testing.assert_array_equal(plans[1].kept_pieces, plans[0].kept_pieces)

@@ -13,12 +13,13 @@ from albert_tf.config import (
     InitializationConfig,
 )
 from albert_tf.errors import UserError
-from albert_tf.interop import formats, google_albert, hugging_face
+from albert_tf.interop import formats, hugging_face
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight, warm_start
 from albert_tf.training.saver import Saver
 from albert_tf.training.train import train
 from tests.helpers import tiny_run, tpu_bridge
+from tests.helpers.conversion import write_published
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
 from tests.helpers.warm_starts import (
     WITHOUT_EFFECT,
@@ -231,13 +232,12 @@ def test_a_dry_run_tries_the_weights(source, tiny_records, tmp_path, capsys):
     assert "needs: initial weights" in table
 
 
-@pytest.mark.parametrize("write", [hugging_face.write, google_albert.write])
+@pytest.mark.parametrize("write", [hugging_face.write, write_published])
 def test_a_run_starts_from_models_in_formats_of_other_projects(
     source, tiny_records, tmp_path, write
 ):
-    """This project has written the models."""
     there = tmp_path / "theirs"
-    write(formats.read_weights(str(source)), str(there))
+    write(formats.read_weights(str(source)), there)
     train(
         tiny_run.make_config(
             tiny_records,
