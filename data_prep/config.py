@@ -15,10 +15,6 @@ class CorpusConfig(Config):
     """The text that train_tokenizer and build_tfrecords read.
 
     Commands compare the text by its digest, so its source affects nothing.
-
-    Example:
-        >>> CorpusConfig(input_file=("corpus/*.txt.gz",)).input_format
-        'auto'
     """
 
     input_file: tuple[str, ...] = setting(
@@ -103,15 +99,7 @@ class CorpusConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig(CorpusConfig):
-    """Settings of `python -m data_prep.train_tokenizer`.
-
-    Example:
-        >>> config = TokenizerConfig(
-        ...     input_file=("corpus/*.txt.gz",), model_prefix="build/spm"
-        ... )
-        >>> config.vocab_size
-        30000
-    """
+    """Settings of `python -m data_prep.train_tokenizer`."""
 
     model_prefix: str = setting(
         "",
@@ -355,12 +343,7 @@ class RecordsConfig(CorpusConfig, MaskingConfig):
 
 @dataclasses.dataclass(frozen=True)
 class InspectConfig(Config):
-    """Settings of `python -m data_prep.inspect_records`.
-
-    Example:
-        >>> InspectConfig(input_file=("build/records",)).num_examples
-        2
-    """
+    """Settings of `python -m data_prep.inspect_records`."""
 
     input_file: tuple[str, ...] = setting(
         (),

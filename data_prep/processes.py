@@ -47,10 +47,6 @@ def count_workers(num_workers: int) -> int:
     Args:
         num_workers: 0 asks for one for each core that this process may use,
             which Slurm or taskset may limit.
-
-    Example:
-        >>> count_workers(3)
-        3
     """
     if num_workers:
         return num_workers

@@ -6,12 +6,7 @@ from tqdm import tqdm
 
 
 def show_bytes(description: str, num_bytes: int) -> Any:
-    """Returns a bar over input bytes, with rate and remaining time.
-
-    Args:
-        description: Text before the bar, e.g. "reading inputs".
-        num_bytes: Size of all inputs.
-    """
+    """Returns a bar over input bytes, with rate and remaining time."""
     return tqdm(
         desc=description,
         total=num_bytes,
@@ -22,13 +17,7 @@ def show_bytes(description: str, num_bytes: int) -> Any:
 
 
 def show_count(description: str, total: int, unit: str) -> Any:
-    """Returns a bar over items, with rate and remaining time.
-
-    Args:
-        description: Text before the bar, e.g. "writing shards".
-        total: Number of all items.
-        unit: Name of an item, e.g. "example".
-    """
+    """Returns a bar over items, each a `unit`, e.g. "example"."""
     return tqdm(
         desc=description,
         total=total,

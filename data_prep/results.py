@@ -38,12 +38,7 @@ def check_writable(path: str) -> None:
 
 
 def find_versions(config: CorpusConfig) -> dict[str, str]:
-    """Returns the versions that the result of a command depends on, by name.
-
-    Example:
-        >>> sorted(find_versions(CorpusConfig(sentence_breaker="sentencex")))
-        ['sentencepiece', 'sentencex', 'unicode']
-    """
+    """Returns the versions that the result of a command depends on, by name."""
     versions = {
         "sentencepiece": sentencepiece.__version__,
         "unicode": unicodedata.unidata_version,
@@ -65,13 +60,6 @@ def describe_differences(
 
     Returns:
         Part of an error message; an empty string if no value differs.
-
-    Example:
-        >>> describe_differences(
-        ...     {"settings": {"seed": 1}, "inputs_sha256": "ab"},
-        ...     {"settings": {"seed": 2}, "inputs_sha256": "cd"},
-        ... )
-        'seed was 1 and is 2; the text'
     """
     old = flatten(stored)
     return name_faults(

@@ -364,10 +364,6 @@ def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
     Args:
         num_bytes: Stored size of all sources.
         dupe_factor: Number of copies of the text.
-
-    Example:
-        >>> choose_unit_size(256_000_000, dupe_factor=1)
-        1000000
     """
     target = max(num_bytes // _TARGET_NUM_UNITS, _SMALLEST_UNIT)
     return min(target, _LARGEST_UNIT, max(1, _LARGEST_COPIES // dupe_factor))

@@ -280,12 +280,7 @@ def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:
 
 
 def _join_first(names: Sequence[str]) -> str:
-    """Formats the first names for messages, and the number of the others.
-
-    Example:
-        >>> _join_first(["a", "b", "c", "d", "e"])
-        'a, b, c and 2 more'
-    """
+    """Formats the first names for messages, and the number of the others."""
     others = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + others
 

@@ -63,13 +63,6 @@ class UnmaskedExamples(NamedTuple):
         headers: `HEADER`, `(examples,)`.
         tokens: uint16 or uint32, `(tokens of all examples,)`; for each
             example the first segment, then the second.
-
-    Example:
-        >>> headers = np.zeros(2, HEADER)
-        >>> headers["first_length"] = [2, 1]
-        >>> examples = UnmaskedExamples(headers, np.array([7, 8, 9], np.uint16))
-        >>> examples.take(np.array([1])).tokens
-        array([9], dtype=uint16)
     """
 
     headers: np.ndarray
@@ -121,12 +114,7 @@ def count_tokens(headers: np.ndarray) -> np.ndarray:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the smallest type that holds the ids of a vocabulary.
-
-    Example:
-        >>> token_dtype(30_000).name, token_dtype(120_000).name
-        ('uint16', 'uint32')
-    """
+    """Returns the smallest type that holds the ids of a vocabulary."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -201,10 +189,6 @@ def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
     """Returns TRAIN or EVAL, by a hash of the text of a document.
 
     Documents that differ only in case or line breaks get the same split.
-
-    Example:
-        >>> choose_split(["One document."], holdout_fraction=0.01)
-        'train'
     """
     words_digest = _digest(" ".join(sentences).lower())
     fraction = int.from_bytes(words_digest[:8], "little") / 2**64
@@ -214,12 +198,7 @@ def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
 def group_by_size(
     documents: Iterable[list[str]], size: int
 ) -> Iterator[list[list[str]]]:
-    """Groups documents; all groups but the last have `size` characters or more.
-
-    Example:
-        >>> list(group_by_size([["ab"], ["c", "d"], ["e"]], size=3))
-        [[['ab'], ['c', 'd']], [['e']]]
-    """
+    """Groups documents; all groups but the last have `size` characters."""
     group: list[list[str]] = []
     characters = 0
     for document in documents:

@@ -31,14 +31,6 @@ class SegmentPair(NamedTuple):
         label: 1 if the second segment precedes the first in the document
             (sop), or must be replaced by a segment of another document (nsp);
             else 0.
-
-    Example:
-        >>> document = ["it", "rains", "we", "stay", "in"]
-        >>> pair = SegmentPair(2, 5, 0, 2, label=1)  # swapped
-        >>> document[pair.first_begin : pair.first_end]
-        ['we', 'stay', 'in']
-        >>> document[pair.second_begin : pair.second_end]
-        ['it', 'rains']
     """
 
     first_begin: int
@@ -132,10 +124,6 @@ def cut_long_sentences(
         sentence_ends: int64, strictly increasing.
         word_starts: int64, increasing; indices of tokens that begin a word.
         longest: Sentences of up to this many tokens are not cut.
-
-    Example:
-        >>> cut_long_sentences(np.array([7, 30]), np.arange(0, 30, 3), 10)
-        [7, 18, 30]
     """
     if np.diff(sentence_ends, prepend=0).max() <= longest:
         return sentence_ends.tolist()

@@ -32,15 +32,7 @@ _LABELLED = {
 
 
 class Shard(NamedTuple):
-    """A file of records.
-
-    Attributes:
-        split: TRAIN or EVAL.
-
-    Example:
-        >>> Shard(TRAIN, "records/train/train-00000-of-00016.tfrecord").name
-        'train-00000-of-00016.tfrecord'
-    """
+    """A file of records of a split, TRAIN or EVAL."""
 
     split: str
     path: str
@@ -74,14 +66,6 @@ class BuiltRecords:
         duplicates: Number of duplicate documents by split; the first of
             equal documents does not count.
         shards: Content of each shard.
-
-    Example:
-        >>> built = BuiltRecords(np.array([3, 4]), Counter())
-        >>> for i in range(2):
-        ...     shard = Shard(TRAIN, f"train-0000{i}-of-00002.tfrecord")
-        ...     built.shards[shard] = ShardResult("e3b0c4", {"masked": 5})
-        >>> built.count(TRAIN)
-        Counter({'masked': 10})
     """
 
     piece_counts: np.ndarray
@@ -124,7 +108,6 @@ def choose_shards(
 
     Args:
         shards: All shards of the build.
-        split: TRAIN or EVAL.
         keys: uint64, `(examples,)`.
     """
     numbers = [i for i, shard in enumerate(shards) if shard.split == split]
@@ -245,10 +228,6 @@ def unigram_entropy(piece_counts: np.ndarray) -> float:
     Args:
         piece_counts: int64, `(vocab_size,)`; those of special pieces are
             ignored.
-
-    Example:
-        >>> round(unigram_entropy(np.array([9, 9, 9, 9, 9, 4, 4])), 3)
-        0.693
     """
     counts = piece_counts[FIRST_ORDINARY_ID:]
     probabilities = counts[counts > 0] / max(1, counts.sum())
@@ -258,11 +237,7 @@ def unigram_entropy(piece_counts: np.ndarray) -> float:
 def log_summary(
     split_dir: str, metadata: RecordsMetadata, num_labelled: int
 ) -> None:
-    """Logs counts and fractions of a split.
-
-    Args:
-        num_labelled: Number of examples with label 1.
-    """
+    """Logs counts of a split, of which `num_labelled` examples have label 1."""
     records = ""
     if metadata.packing != "none":
         records = f" packed into {metadata.num_rows} records"

@@ -147,12 +147,6 @@ def count_earlier_equals(headers: np.ndarray) -> np.ndarray:
 
     Returns:
         int64, `(examples,)`.
-
-    Example:
-        >>> headers = np.zeros(4, HEADER)
-        >>> headers["key"] = [3, 3, 3, 8]
-        >>> count_earlier_equals(headers)
-        array([0, 1, 2, 0])
     """
     differs = np.ones(len(headers), bool)
     keys, documents = headers["key"], headers["document"]

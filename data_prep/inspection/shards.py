@@ -8,7 +8,6 @@ import numpy as np
 
 from albert_tf.io.files import READ_ATTEMPTS, is_remote, open_existing
 from albert_tf.io.tfrecord import StoredRecord, read_records
-from albert_tf.records.features import EXAMPLE_NUMBERS
 from data_prep.inspection.checks import RecordRules, check_examples
 from data_prep.inspection.packed import find_packing_faults, unpack_rows
 from data_prep.inspection.parsing import parse_examples
@@ -71,7 +70,6 @@ class ShardReport:
             "restored", the token ids before masking; and for packed records
             "place", the number of the record in the shard, the number of the
             example in the record, from 1, and the number of its examples.
-        example_numbers: Numbers of the examples of packed records.
     """
 
     path: str
@@ -83,7 +81,6 @@ class ShardReport:
     examples: list[dict[str, np.ndarray]] = dataclasses.field(
         default_factory=list
     )
-    example_numbers: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
 def inspect_shard(_state: Any, task: ShardTask) -> ShardReport:
@@ -117,9 +114,6 @@ def _inspect_once(task: ShardTask) -> ShardReport:
         if batch:
             _inspect_batch(report, task, batch)
         report.sha256 = file.sha256_to_end()
-    if not report.num_faults:
-        _check_example_numbers(report)
-    report.example_numbers = []
     return report
 
 
@@ -142,7 +136,6 @@ def _inspect_batch(
         )
         features = unpacked.features
         rows = rows[intact_rows][unpacked.rows]
-        report.example_numbers.append(unpacked.numbers)
     places = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
     checked = check_examples(features, rules)
     for i, what in checked.faults.items():
@@ -168,25 +161,6 @@ def _inspect_batch(
                 [batch[rows[i]].number, places[i], size]
             )
         report.examples.append(example)
-
-
-def _check_example_numbers(report: ShardReport) -> None:
-    """Checks that the numbers of packed examples are 0, 1, 2, ..."""
-    if not report.example_numbers:
-        return
-    numbers = np.sort(np.concatenate(report.example_numbers))
-    differs = np.flatnonzero(numbers != np.arange(len(numbers)))
-    if len(differs):
-        first = int(differs[0])
-        report.faults.append(
-            Fault(
-                report.path,
-                f"{EXAMPLE_NUMBERS} must be each number from 0 to "
-                f"{len(numbers) - 1} once. Received: {numbers[first]} where "
-                f"{first} is expected",
-            )
-        )
-        report.num_faults += 1
 
 
 def _add_faults(

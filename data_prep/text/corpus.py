@@ -75,8 +75,6 @@ def check_and_digest(
     """Reads all inputs once, so that unreadable input is reported early.
 
     Args:
-        sources: The return value of `find_inputs`.
-        config: Format of the text, and what to do with invalid bytes.
         on_bytes: Called with the number of stored bytes of each read.
 
     Returns:
@@ -98,8 +96,6 @@ def read_documents(
     """Yields the documents of all sources, in order.
 
     Args:
-        sources: The return value of `find_inputs`.
-        config: Format of the text, and what to do with invalid bytes.
         on_bytes: Called with the number of stored bytes of each read.
         skipped: Counter of skipped lines and documents, and of cuts, by
             reason.

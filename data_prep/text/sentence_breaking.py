@@ -55,11 +55,6 @@ def break_sentences(lines: list[str], config: CorpusConfig) -> list[str]:
         lines: Stripped lines, none empty.
         config: `sentence_breaker` says whether a line is a sentence or a
             paragraph, `language` how sentences end.
-
-    Example:
-        >>> config = CorpusConfig(sentence_breaker="sentencex", language="en")
-        >>> break_sentences(["Dr. Watson came at 3 p.m. He stayed!"], config)
-        ['Dr. Watson came at 3 p.m.', 'He stayed!']
     """
     if config.sentence_breaker == "none":
         return lines
@@ -96,12 +91,7 @@ def check_language(config: CorpusConfig) -> None:
 
 
 def describe_breaking(config: CorpusConfig) -> dict[str, Any]:
-    """Returns what decides the sentences besides text and settings.
-
-    Example:
-        >>> describe_breaking(CorpusConfig(sentence_breaker="sentencex"))
-        {'window_characters': 2000, 'wide_space': 'as space'}
-    """
+    """Returns what decides the sentences besides text and settings."""
     if config.sentence_breaker == "none":
         return {}
     return {"window_characters": WINDOW_CHARACTERS, "wide_space": "as space"}

@@ -226,19 +226,34 @@ class TextFile:
                 "UTF-16LE -t UTF-8. Else remove the bytes, e.g. with tr -d "
                 "'\\000'.",
             )
-        try:
-            return line.content.decode()
-        except UnicodeDecodeError as error:
-            if config.on_bad_utf8 == "error":
-                raise UserError(
-                    f"{self.name} must be UTF-8",
-                    received=f"byte 0x{line.content[error.start]:02x} in "
-                    f"line {line.number}, at byte offset "
-                    f"{line.offset + error.start}",
-                    remedy="Convert the file, e.g. with iconv, or set "
-                    "--on_bad_utf8=replace or --on_bad_utf8=skip.",
-                ) from None
-        if config.on_bad_utf8 == "replace":
-            return line.content.decode(errors="replace")
-        skipped[SKIPPED_LINES] += 1
-        return None
+        where = f"in line {line.number}, at byte offset"
+        text = decode(line.content, self.name, where, line.offset, config)
+        if text is None:
+            skipped[SKIPPED_LINES] += 1
+        return text
+
+
+def decode(
+    content: bytes, name: str, where: str, offset: int, config: CorpusConfig
+) -> str | None:
+    """Returns the text of bytes, or None if `on_bad_utf8` skips them.
+
+    Args:
+        name: Name of the text for the error message.
+        where: Words before the offset of a byte there.
+        offset: Offset of the content.
+    """
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        if config.on_bad_utf8 == "error":
+            raise UserError(
+                f"{name} must be UTF-8",
+                received=f"byte 0x{content[error.start]:02x} {where} "
+                f"{offset + error.start}",
+                remedy="Convert the text, e.g. with iconv, or set "
+                "--on_bad_utf8=replace or --on_bad_utf8=skip.",
+            ) from None
+    if config.on_bad_utf8 == "replace":
+        return content.decode(errors="replace")
+    return None

@@ -14,6 +14,7 @@ from data_prep.text.sources import (
     SKIPPED_TEXTS,
     OnBytes,
     Skipped,
+    decode,
     lines_of_text,
 )
 
@@ -27,11 +28,6 @@ class DatasetPart:
         instruction: Read instruction, e.g. "train[2shard:3shard]".
         paths: Files of the split or shard.
         num_bytes: Size of the files.
-
-    Example:
-        >>> part = DatasetPart("ag_news/1.0.0", "train[2shard:3shard]", (), 0)
-        >>> part.name
-        'ag_news/1.0.0:train[2shard:3shard]'
     """
 
     dataset: str
@@ -73,34 +69,17 @@ class DatasetPart:
         total = max(1, builder.info.splits[self.instruction].num_examples)
         for number, element in enumerate(tfds.as_numpy(elements)):
             where = f"element {number} of {self.name}"
-            content = element[config.text_field]
-            text = _decode(content, where, config, skipped)
-            if text is not None:
+            text = decode(
+                element[config.text_field], where, "at byte offset", 0, config
+            )
+            if text is None:
+                skipped[SKIPPED_TEXTS] += 1
+            else:
                 yield from lines_of_text(text, where, config, skipped)
             done, before = (
                 self.num_bytes * n // total for n in (number + 1, number)
             )
             on_bytes(done - before)
-
-
-def _decode(
-    content: bytes, where: str, config: CorpusConfig, skipped: Skipped
-) -> str | None:
-    """Returns the text of an element, or None if it is skipped."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        if config.on_bad_utf8 == "error":
-            raise UserError(
-                f"{where} must be UTF-8",
-                received=f"byte 0x{content[error.start]:02x} at byte offset "
-                f"{error.start} of {config.text_field}",
-                remedy="Set --on_bad_utf8=replace or --on_bad_utf8=skip.",
-            ) from None
-    if config.on_bad_utf8 == "replace":
-        return content.decode(errors="replace")
-    skipped[SKIPPED_TEXTS] += 1
-    return None
 
 
 def find_dataset(config: CorpusConfig) -> list[DatasetPart]:

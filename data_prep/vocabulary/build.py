@@ -171,13 +171,6 @@ class SentenceSample:
     Attributes:
         threshold: Sentences of this priority or a larger one are dropped.
         num_characters: Number of characters of the kept sentences.
-
-    Example:
-        >>> sample = SentenceSample(max_sentences=2, max_characters=99)
-        >>> for priority, sentence in [(5, "One."), (9, "Two."), (1, "Three.")]:
-        ...     sample.add(priority, sentence)
-        >>> list(sample.take()), sample.threshold
-        (['Three.', 'One.'], 9)
     """
 
     def __init__(self, max_sentences: int, max_characters: int) -> None:

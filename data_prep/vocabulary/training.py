@@ -155,11 +155,6 @@ def make_rules(do_lower_case: bool) -> dict[str, str]:
     """Returns the characters that normalisation changes, with replacements.
 
     The rules are idempotent. They follow the Unicode version of this Python.
-
-    Example:
-        >>> rules = make_rules(do_lower_case=True)
-        >>> rules["É"], rules["Ⅳ"]
-        ('e', 'iv')
     """
     rules = {}
     for code_point in range(_FIRST_CODE_POINT, sys.maxunicode + 1):

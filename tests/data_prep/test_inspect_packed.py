@@ -234,16 +234,6 @@ def test_a_faulty_packed_record_is_named(records, capsys, name):
     assert expected in fault
 
 
-def test_an_example_that_is_in_two_records_is_found(records, capsys):
-    """Each record alone is without fault."""
-    contents = read_contents(records / SHARD)
-    contents[1] = contents[0]
-    write_contents(records / SHARD, contents)
-    assert inspect(records) == 1
-    output = capsys.readouterr().out
-    assert f"fault: {records / SHARD}: example_numbers must be each " in output
-
-
 def test_unpacked_records_among_packed_ones_are_named(records, built, capsys):
     contents = read_contents(records / SHARD)
     contents[2] = read_contents(built["none"] / SHARD)[2]

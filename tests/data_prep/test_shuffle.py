@@ -177,3 +177,8 @@ def test_duplicates_get_other_keys():
     assert len({77, *moved.tolist()}) == 4
     assert moved[2] == moved[3]
     assert (examples.headers["key"] == 77).all()
+
+
+def test_ids_of_large_vocabularies_fit_the_type_of_tokens():
+    assert token_dtype(1 << 16) == np.uint16
+    assert token_dtype((1 << 16) + 1) == np.uint32
