@@ -433,6 +433,7 @@ def test_the_documented_command_is_valid(cloud, monkeypatch):
     config = flags.parse(PretrainingConfig, values)
     assert config.training.output_dir == "gs://mine-albert/runs/base"
     # The run fits the slice, by the trainer's estimate.
-    assert "--accelerator_type=v5litepod-8" in block
+    (create,) = (c for c in commands_of(dry) if c[4] == "create")
+    assert "--accelerator-type=v5litepod-8" in create
     needed = sum(Pretraining(config).memory_per_replica(8).values())
     assert 1.5 * needed < TPU_CHIPS["v5e"].memory_bytes
