@@ -12,6 +12,7 @@ import pytest
 from absl import flags as absl_flags
 
 from albert_tf.config import PretrainingConfig, flags
+from albert_tf.errors import RETRY_STATUS, UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -174,6 +175,16 @@ def test_flags_in_the_text_exist():
 def test_generated_tables_are_fresh(document):
     generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))["generate"]
     assert generate(read(document)) == read(document), "run make docs"
+
+
+def test_the_table_of_exit_statuses_has_those_of_the_code():
+    from albert_tf.cluster.preemption import PREEMPTED_STATUS
+
+    listed = re.findall(r"^\| (\d+) \|", read("docs/runs.md"), re.M)
+    assert {*map(int, listed)} == {
+        *(0, UserError.exit_status, RETRY_STATUS),
+        *(flags.EXIT_INTERRUPTED, PREEMPTED_STATUS),
+    }
 
 
 def test_the_table_of_metrics_has_those_that_runs_log():
