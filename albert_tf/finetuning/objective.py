@@ -2,7 +2,7 @@
 
 import math
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +27,6 @@ from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.runs.directory import RECORDS_METADATA_FILE, has_checkpoints
 from albert_tf.training import cost, warm_start
-from albert_tf.training.listener import Listener, LogEvent
 from albert_tf.training.objective import (
     InitialWeights,
     Objective,
@@ -177,9 +176,14 @@ class Finetuning(Objective):
     def cost(self, metrics: Mapping[str, float]) -> float:
         return -metrics.get(self._score_name, -metrics["loss"])
 
-    def listeners(self, log_event: LogEvent) -> Sequence[Listener]:
+    def events_of_loop(
+        self, began_at: int, step: int, metrics: Mapping[str, float]
+    ) -> dict[str, dict[str, float]]:
         constant_loss = self._files.constant_loss[TRAIN]
-        return [ChanceWatch(self._config, constant_loss, log_event)]
+        facts = loss_at_chance(
+            self._config, constant_loss, began_at, step, metrics["loss"]
+        )
+        return {"loss_at_chance": facts} if facts else {}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         if "accuracy" not in metrics:
@@ -295,49 +299,40 @@ def _span_sums(
     }
 
 
-class ChanceWatch(Listener):
+def loss_at_chance(
+    config: FinetuningConfig,
+    constant_loss: float,
+    began_at: int,
+    step: int,
+    loss: float,
+) -> dict[str, float] | None:
     """Warns if the model has learned nothing after a tenth of the steps.
 
     It compares the loss with that of constant predictions once, at the end of
-    the first device loop after a tenth of the steps and after the warm-up.
+    the first device loop after a tenth of the steps and after the warm-up. A
+    run that resumes after that step does not warn again.
 
     Args:
         constant_loss: Loss of predictions that do not depend on the input.
+        began_at: The step at which the device loop began.
+        step: The step at which it ended.
+
+    Returns:
+        The facts of the event, or None.
     """
-
-    def __init__(
-        self,
-        config: FinetuningConfig,
-        constant_loss: float,
-        log_event: LogEvent,
-    ) -> None:
-        self._first_step = max(
-            config.training.num_train_steps // 10,
-            config.optimizer.num_warmup_steps,
-        )
-        self._constant_loss = constant_loss
-        self._log_event = log_event
-        self._loop_begin = 0
-
-    def on_loop_begin(self, step: int) -> None:
-        self._loop_begin = step
-
-    def on_loop_end(self, step: int, metrics: Mapping[str, float]) -> None:
-        # A run that resumes after this step does not warn again.
-        is_due = self._loop_begin < self._first_step <= step
-        if not is_due or metrics["loss"] < AT_CHANCE * self._constant_loss:
-            return
-        logging.warning(
-            "THE LOSS IS AT CHANCE at step %d: it is %.3f, and constant "
-            "predictions have a loss of %.3f. Check --init_checkpoint; lower "
-            "--learning_rate, use a larger --global_batch_size or a longer "
-            "--num_warmup_steps",
-            step,
-            metrics["loss"],
-            self._constant_loss,
-        )
-        self._log_event(
-            "loss_at_chance",
-            loss=metrics["loss"],
-            constant_loss=self._constant_loss,
-        )
+    first_step = max(
+        config.training.num_train_steps // 10, config.optimizer.num_warmup_steps
+    )
+    is_due = began_at < first_step <= step
+    if not is_due or loss < AT_CHANCE * constant_loss:
+        return None
+    logging.warning(
+        "THE LOSS IS AT CHANCE at step %d: it is %.3f, and constant "
+        "predictions have a loss of %.3f. Check --init_checkpoint; lower "
+        "--learning_rate, use a larger --global_batch_size or a longer "
+        "--num_warmup_steps",
+        step,
+        loss,
+        constant_loss,
+    )
+    return {"loss": loss, "constant_loss": constant_loss}

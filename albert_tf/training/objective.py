@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from albert_tf.input.record_format import Batch, RecordFormat
 from albert_tf.input.record_sets import RecordSet, TrainingData
-from albert_tf.training.listener import Listener, LogEvent
 
 Scalars = dict[str, tf.Tensor]
 
@@ -227,14 +226,21 @@ class Objective(abc.ABC):
         """
         return metrics["loss"]
 
-    def listeners(self, log_event: LogEvent) -> Sequence[Listener]:
-        """Objects that the training loop notifies; none by default.
+    def events_of_loop(
+        self, began_at: int, step: int, metrics: Mapping[str, float]
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Events to log after a device loop; none by default.
 
         Args:
-            log_event: Logs an event at the current step.
+            began_at: The step at which the loop began.
+            step: The step at which it ended.
+            metrics: Its metrics.
+
+        Returns:
+            The facts of each event, as JSON, by its kind.
         """
-        del log_event
-        return ()
+        del began_at, step, metrics
+        return {}
 
     @abc.abstractmethod
     def describe(self, metrics: Mapping[str, float]) -> str:

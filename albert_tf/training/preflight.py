@@ -6,8 +6,16 @@ program on the real devices, from the weights that the run would start or resume
 from. All files that the checks write are removed.
 """
 
+import contextlib
+import logging as python_logging
+import math
 import os
 import posixpath
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -22,42 +30,43 @@ from albert_tf.cluster.strategy import (
 from albert_tf.cluster.watchdog import guarded
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, first_line
+from albert_tf.input.damaged_records import READING_ERRORS
 from albert_tf.input.record_sets import TrainingData
+from albert_tf.io import faults, files
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, list_checkpoints
-from albert_tf.runs.rollback import find_divergence
-from albert_tf.training import cost, schedules, storage_checks
-from albert_tf.training.checklist import (
-    FAIL,
-    OK,
-    WARN,
-    Checklist,
-    format_bytes,
+from albert_tf.runs.checkpoint_files import (
+    BEST_DIR,
+    CHECKPOINTS_DIR,
+    list_checkpoints,
 )
+from albert_tf.runs.rollback import find_divergence
+from albert_tf.training import cost, schedules
 from albert_tf.training.objective import InitialWeights, Objective
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.storage_checks import StorageChecks
 from albert_tf.training.trainer import Trainer
-from albert_tf.training.trial_steps import Timed, try_steps
+
+OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
 
 # Waiting for batches for more than this fraction of the time gets a warning.
 WAITING_FRACTION = 0.1
 # Relative difference allowed between the loss of random weights and that of
 # uniform predictions.
 CHANCE_TOLERANCE = 0.1
+# Steps are timed for about TIMED_SECONDS, but at most TIMED_STEPS steps.
+TIMED_SECONDS, TIMED_STEPS = 10.0, 20
 
 TO_SAVE_MEMORY = (
     "Raise --gradient_accumulation_steps, or pass --remat or "
     "--precision=mixed_bfloat16, or use a smaller batch."
 )
 
-
 # Default remedies by check, for errors without a remedy. The objective has
 # those of records.
 REMEDIES = {
     "versions": "Install the versions that setup.py requires.",
-    "file systems": storage_checks.REMEDY,
+    "file systems": "Check the bucket's name and its permissions, the network "
+    "of this machine, and `gcloud auth application-default login`.",
     "output": "Choose another --output_dir, or fix its permissions.",
     "room": "Choose another --output_dir.",
     "run": "Choose another --output_dir.",
@@ -69,6 +78,36 @@ REMEDIES = {
     "workers": "See the tables of all workers.",
     "steps": "Fix the error, and rerun.",
 }
+
+
+class Row(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        verdict: OK, WARN, FAIL, or SKIP for a check that cannot run.
+        text: What was found.
+        remedy: What to do; "" prints no remedy.
+        name: Name of the row; "" for that of the check.
+    """
+
+    verdict: str
+    text: str
+    remedy: str = ""
+    name: str = ""
+
+
+class Timed(NamedTuple):
+    """Result of some steps.
+
+    Attributes:
+        means: Mean metrics.
+        seconds: Mean time of a step, by the clock of the host.
+        waiting_fraction: Fraction of that time spent waiting for batches.
+    """
+
+    means: dict[str, float]
+    seconds: float
+    waiting_fraction: float
 
 
 def run(
@@ -89,7 +128,7 @@ def run(
     try:
         return preflight.run()
     finally:
-        preflight.clean_up()
+        preflight.remove_directories()
 
 
 class Preflight:
@@ -109,59 +148,195 @@ class Preflight:
         strategy: tf.distribute.Strategy | None,
     ) -> None:
         self.config = config
-        self._given_strategy = strategy
         self.objective = objective
-        self._checks = Checklist(
-            {**REMEDIES, **objective.remedies}, TO_SAVE_MEMORY
-        )
-        self._storage = StorageChecks(config, objective, self._checks)
+        self._given_strategy = strategy
+        self._remedies = {**REMEDIES, **objective.remedies}
+        self._num_failed = 0
+        self._passed: set[str] = set()
+        self._made: list[str] = []  # directories, the innermost first
         self._examples_per_row = 1.0  # until the records are read
-
-    def clean_up(self) -> None:
-        """Removes the directories that the checks have made."""
-        self._storage.remove_directories()
 
     def run(self) -> int:
         """Runs all checks; returns the exit status."""
-        storage = self._storage
-        remote = ["file systems"] if storage.remote_paths() else []
-        self._checks.run("versions", self._versions)
+        remote = ("file systems",) if self._remote_paths() else ()
+        self._check("versions", self._versions)
         if remote:
-            self._checks.run("file systems", storage.check_file_systems)
-        self._checks.run("output", storage.check_output, *remote)
-        self._checks.run("room", storage.check_room, "output")
-        self._checks.run("records", self._records, *remote)
-        self._checks.run("held-out records", self._held_out, "records")
-        self._checks.run("run", self._run, "records")
-        self._checks.run("learning rate", self._learning_rate)
-        self._checks.run("devices", self._devices)
-        self._checks.run(
-            "initial weights", self._initial_weights, "run", "devices"
-        )
-        self._checks.run("batch", self._batch, "devices")
-        self._checks.run("memory", self._memory, "batch")
-        self._checks.run("workers", self._workers, "devices")
-        self._checks.run(
+            self._check("file systems", self._file_systems)
+        self._check("output", self._output, *remote)
+        self._check("room", self._room, "output")
+        self._check("records", self._records, *remote)
+        self._check("held-out records", self._held_out, "records")
+        self._check("run", self._run, "records")
+        self._check("learning rate", self._learning_rate)
+        self._check("devices", self._devices)
+        self._check("initial weights", self._initial_weights, "run", "devices")
+        self._check("batch", self._batch, "devices")
+        self._check("memory", self._memory, "batch")
+        self._check("workers", self._workers, "devices")
+        self._check(
             "steps",
             self._steps,
-            "records",
-            "run",
-            "initial weights",
-            "batch",
-            "workers",
+            *("records", "run", "initial weights", "batch", "workers"),
         )
-        if self._checks.num_failed:
-            print(f"\n{self._checks.num_failed} failed: fix them and rerun")
+        if self._num_failed:
+            print(f"\n{self._num_failed} failed: fix them and rerun")
             return 1
         print("\nnothing failed: the run can start")
         return 0
 
-    def _versions(self) -> None:
+    def _check(
+        self, name: str, check: Callable[[], Iterator[Row]], *needed: str
+    ) -> None:
+        """Runs a check and prints its rows.
+
+        Args:
+            check: It fails if it raises an error or yields a row with FAIL.
+            *needed: Names of the checks that must have passed before.
+        """
+        missing = [name for name in needed if name not in self._passed]
+        if missing:
+            self._print(
+                name, Row(SKIP, f"not checked, needs: {', '.join(missing)}")
+            )
+            return
+        num_failed, remedy = self._num_failed, self._remedies[name]
+        with _captured_warnings() as warnings:
+            try:
+                for row in check():
+                    self._print(name, row)
+            except UserError as error:
+                row = Row(FAIL, error.fault, error.remedy or remedy)
+                self._print(name, row)
+            except tf.errors.ResourceExhaustedError as error:
+                text = f"out of memory: {first_line(error)}"
+                self._print(name, Row(FAIL, text, TO_SAVE_MEMORY))
+            except (OSError, tf.errors.OpError) as error:
+                self._print(name, Row(FAIL, first_line(error), remedy))
+        if self._num_failed == num_failed:
+            self._passed.add(name)
+        for warning in warnings:
+            self._print(name, Row(WARN, warning))
+
+    def _print(self, name: str, row: Row) -> None:
+        self._num_failed += row.verdict == FAIL
+        width = max(map(len, self._remedies))
+        text = " ".join(row.text.split())
+        print(f"{row.verdict:4}  {row.name or name:{width}}  {text}")
+        if row.remedy:
+            print(f"{'':4}  {'':{width}}  -> {' '.join(row.remedy.split())}")
+        print(end="", flush=True)
+
+    def _versions(self) -> Iterator[Row]:
         for found in versions.check_installed():
             verdict = FAIL if found.remedy else OK
-            self._checks.add(verdict, found.name, found.version, found.remedy)
+            yield Row(verdict, found.version, found.remedy, found.name)
 
-    def _records(self) -> None:
+    # Directories.
+
+    def _remote_paths(self) -> list[str]:
+        """Directories and files on remote file systems like gs://."""
+        data, initial = self.config.data, self.config.initialization
+        patterns = [
+            *data.input_file,
+            *data.eval_input_file,
+            *(p for paths in data.datasets().values() for p in paths),
+        ]
+        paths = {
+            self.config.training.output_dir,
+            initial.init_checkpoint,
+            initial.init_vocabulary,
+            *(posixpath.dirname(pattern) for pattern in patterns),
+        }
+        return sorted(filter(files.is_remote, paths))
+
+    def _file_systems(self) -> Iterator[Row]:
+        """Checks that remote file systems answer; paths need not exist."""
+        for path in self._remote_paths():
+            try:
+                tf.io.gfile.exists(path)
+            except tf.errors.UnimplementedError as error:
+                yield Row(
+                    FAIL,
+                    f"{path}: TensorFlow {tf.__version__} reports: "
+                    f"{first_line(error)}",
+                    "For gs://, use TensorFlow's own release for Linux, which "
+                    "supports it, or pip install 'tensorflow[gcs-filesystem]'.",
+                )
+            except tf.errors.OpError as error:
+                explained = faults.explain(error)
+                if explained:
+                    yield Row(FAIL, explained.fault, explained.remedy)
+                else:
+                    remedy = self._remedies["file systems"]
+                    yield Row(FAIL, f"{path}: {first_line(error)}", remedy)
+            else:
+                yield Row(OK, f"{path} answers")
+
+    def _output(self) -> Iterator[Row]:
+        """Writes, reads and removes a file in the run directory."""
+        run_dir = self.config.training.output_dir
+        self._made = [d for d in parents(run_dir) if not files.exists(d)]
+        files.make_directories(run_dir)
+        # Other workers may do the same at the same time.
+        name = f"preflight-{socket.gethostname()}-{os.getpid()}"
+        probe = posixpath.join(run_dir, name)
+        content = os.urandom(1 << 16)
+        try:
+            # This writes a partial file and renames it, as a run does.
+            files.write_bytes(probe, content)
+            with files.open_existing(probe, "rb") as file:
+                read = file.read()
+        finally:
+            for path in (probe, probe + files.PARTIAL_SUFFIX):
+                files.remove(path)
+        if read != content:
+            raise UserError(
+                f"{run_dir} must return the bytes that were written",
+                received=f"{len(read)} different bytes",
+            )
+        yield Row(OK, f"{run_dir} can be written to")
+
+    def _room(self) -> Iterator[Row]:
+        """Checks that the disk has space for all checkpoints that are kept."""
+        training = self.config.training
+        run_dir, every = training.output_dir, training.keep_every_n_steps
+        if files.is_remote(run_dir):
+            yield Row(OK, "buckets have no limit")
+            return
+        # float32: the weights, and the two moments of each.
+        size = 3 * 4 * self.objective.num_parameters()
+        # The newest, the best, one that is being written, and multiples.
+        number = training.keep_checkpoint_max + 2
+        number += training.num_train_steps // every if every else 0
+        present = sum(
+            len(list_checkpoints(posixpath.join(run_dir, name)))
+            for name in (CHECKPOINTS_DIR, BEST_DIR)
+        )
+        needed = max(number - present, 1) * size
+        free = shutil.disk_usage(run_dir).free
+        fits = needed < free
+        yield Row(
+            OK if fits else FAIL,
+            f"{format_bytes(free)} free; {number} checkpoints of "
+            f"{format_bytes(size)}, {present} of them present, need "
+            f"{format_bytes(needed)}",
+            ""
+            if fits
+            else "Free disk space, or keep fewer checkpoints: see "
+            "--keep_checkpoint_max and --keep_every_n_steps.",
+        )
+
+    def remove_directories(self) -> None:
+        """Removes directories that were made here and are empty."""
+        for directory in self._made:
+            # Another worker may remove it at the same time.
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                if not tf.io.gfile.listdir(directory):
+                    files.remove_directory(directory)
+
+    # Records and run.
+
+    def _records(self) -> Iterator[Row]:
         data = self.objective.find_training_data()
         last_step = self.config.training.num_train_steps
         ends = [phase.first_step for phase in data.phases[1:]] + [last_step]
@@ -169,9 +344,8 @@ class Preflight:
             records = phase.records
             epoch = records.num_records / self.config.data.global_batch_size
             steps = max(min(end, last_step) - phase.first_step, 0)
-            self._checks.add(
+            yield Row(
                 OK if epoch >= 1 else WARN,
-                "records",
                 f"{phase.name or 'input_file'}: {records.num_records:,} in "
                 f"{len(records.files)} files, "
                 f"{self.objective.describe_records(records)[0]}; "
@@ -184,19 +358,15 @@ class Preflight:
         self.data = data
         self._examples_per_row = data.at(0).records.examples_per_row
 
-    def _held_out(self) -> None:
+    def _held_out(self) -> Iterator[Row]:
         held_out = self.objective.find_held_out(self.data)
         if held_out is None:
-            self._checks.add(
-                WARN,
-                "held-out records",
-                "none",
-                self.objective.remedies.get("held-out records", ""),
-            )
-            return
-        self._checks.add(OK, "held-out records", f"{held_out.num_records:,}")
+            remedy = self.objective.remedies.get("held-out records", "")
+            yield Row(WARN, "none", remedy)
+        else:
+            yield Row(OK, f"{held_out.num_records:,}")
 
-    def _run(self) -> None:
+    def _run(self) -> Iterator[Row]:
         """Checks that the run can resume, if its directory holds one."""
         training = self.config.training
         run_directory.check(self.config, self.data)
@@ -209,9 +379,9 @@ class Preflight:
             text = f"complete, at step {self.step:,}"
         elif found:
             text = f"resumes from step {self.step:,}"
-        self._checks.add(OK, "run", text)
+        yield Row(OK, text)
 
-    def _initial_weights(self) -> None:
+    def _initial_weights(self) -> Iterator[Row]:
         """Checks that the model of `--init_checkpoint` fits the run."""
         self.initial = self.objective.initial_weights(self.data)
         lines = ["random"]
@@ -220,31 +390,30 @@ class Preflight:
         if self.initial:
             lines = self.initial.describe()
         for line in lines:
-            self._checks.add(OK, "initial weights", line)
+            yield Row(OK, line)
 
-    def _learning_rate(self) -> None:
+    def _learning_rate(self) -> Iterator[Row]:
         line, warning = schedules.describe_learning_rate(
             self.config, self._examples_per_row
         )
         line = line.removeprefix("learning rate ")
-        self._checks.add(
-            WARN if warning else OK, "learning rate", line, warning
-        )
+        yield Row(WARN if warning else OK, line, warning)
 
-    def _devices(self) -> None:
+    # Devices.
+
+    def _devices(self) -> Iterator[Row]:
         strategy = self._given_strategy or make_strategy(
             self.config.distribution
         )
         self.strategy = strategy
-        self._checks.add(
+        yield Row(
             OK,
-            "devices",
             f"{strategy.num_replicas_in_sync} replicas of "
             f"{type(strategy).__name__}, here on "
             f"{', '.join(strategy.extended.worker_devices)}",
         )
 
-    def _batch(self) -> None:
+    def _batch(self) -> Iterator[Row]:
         data = self.config.data
         replicas = self.strategy.num_replicas_in_sync
         per_replica = per_replica_batch_size(
@@ -257,16 +426,15 @@ class Preflight:
             per_replica_batch_size(
                 "eval_batch_size", data.eval_batch_size, replicas
             )
-        self._checks.add(
+        yield Row(
             OK,
-            "batch",
             f"{data.global_batch_size:,} = {replicas} replicas x "
             f"{per_replica:,} "
             f"{'examples' if data.packing == 'none' else 'rows'}, in "
             f"{data.gradient_accumulation_steps} micro-batches",
         )
 
-    def _memory(self) -> None:
+    def _memory(self) -> Iterator[Row]:
         """Compares an estimate with the memory of a host of CPUs.
 
         TPUs and GPUs report the memory that the steps need.
@@ -283,15 +451,14 @@ class Preflight:
             f"{n} {format_bytes(size)}" for n, size in sizes.items()
         )
         fits = total < available
-        self._checks.add(
+        yield Row(
             OK if fits else WARN,
-            "memory",
             f"each replica needs about {format_bytes(total)}: {named}; memory "
             f"of the device: {format_bytes(available)}",
             "" if fits else f"If the steps run out of memory: {TO_SAVE_MEMORY}",
         )
 
-    def _workers(self) -> None:
+    def _workers(self) -> Iterator[Row]:
         """Fails on all workers if a check failed on one of them.
 
         Otherwise the workers without a failure would train steps, and wait for
@@ -302,27 +469,27 @@ class Preflight:
 
         def total() -> tf.Tensor:
             replica = tf.distribute.get_replica_context()
-            failed = tf.constant(float(self._checks.num_failed))
+            failed = tf.constant(float(self._num_failed))
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, failed)
 
         with guarded(self.config.distribution, self.strategy):
             totals = tf.function(self.strategy.run)(total)
             failed = self.strategy.experimental_local_results(totals)[0]
         if failed > 0:
-            where = (
-                "this worker" if self._checks.num_failed else "other workers"
-            )
+            where = "this worker" if self._num_failed else "other workers"
             raise UserError(
                 "all checks must pass on all workers before the workers train "
                 "steps together",
                 received=f"failed checks on {where}",
             )
-        self._checks.add(OK, "workers", "no check failed on any worker")
+        yield Row(OK, "no check failed on any worker")
 
-    def _steps(self) -> None:
+    # Steps.
+
+    def _steps(self) -> Iterator[Row]:
         """Trains real steps, and times them."""
         if self.step >= self.config.training.num_train_steps:
-            self._checks.add(OK, "steps", "no step is left to train")
+            yield Row(OK, "no step is left to train")
             return
         with guarded(self.config.distribution, self.strategy) as watchdog:
             trainer = Trainer(
@@ -335,46 +502,45 @@ class Preflight:
             trainer.start(self.initial)
             step = trainer.position.step
             logging.info("compiling the step, then timing a few steps")
-            first, timed = try_steps(trainer)
+            first = _train(trainer, 1)
+            number = int(TIMED_SECONDS / _train(trainer, 1).seconds)
+            timed = _train(trainer, min(max(number, 2), TIMED_STEPS))
         # The lowest loss is None if the first step begins other records.
-        self._judge_loss(first, step, trainer.position.lowest_loss)
-        self._report_speed(first, timed, step)
+        yield self._judge_loss(first, step, trainer.position.lowest_loss)
+        yield from self._report_speed(first, timed, step)
         peak = format_bytes(cost.peak_memory_bytes())
-        self._checks.add(
-            OK,
-            "memory in use",
-            f"{peak} at its peak, of {cost.memory_owner()}",
-        )
+        text = f"{peak} at its peak, of {cost.memory_owner()}"
+        yield Row(OK, text, name="memory in use")
 
     def _judge_loss(
         self, first: Timed, step: int, lowest_loss: float | None
-    ) -> None:
+    ) -> Row:
         """Checks the loss of the weights that the run starts from."""
         loss, norm = first.means["loss"], first.means["gradient_norm"]
         diverged = find_divergence(
             loss, norm, lowest_loss, self.config.training
         )
         if diverged:
-            self._checks.add(FAIL, "loss", diverged, "Lower --learning_rate.")
-            return
+            return Row(FAIL, diverged, "Lower --learning_rate.", "loss")
         text = f"{loss:.3f} at step {step}"
         chance = self.objective.chance_loss()
         if step or self.initial or chance is None:
-            self._checks.add(OK, "loss", text)
-            return
+            return Row(OK, text, name="loss")
         near = abs(loss - chance) < CHANCE_TOLERANCE * chance
-        self._checks.add(
+        return Row(
             OK if near else FAIL,
-            "loss",
             f"{text}, of random weights; uniform predictions give {chance:.3f}",
             ""
             if near
             else "Check that initializer_range in --albert_config_file is "
             "0.02, as in google-research/albert, and check the records with "
             "python -m data_prep.inspect_records.",
+            "loss",
         )
 
-    def _report_speed(self, first: Timed, timed: Timed, step: int) -> None:
+    def _report_speed(
+        self, first: Timed, timed: Timed, step: int
+    ) -> Iterator[Row]:
         config, seconds = self.config, timed.seconds
         flops = self.objective.flops_per_step()
         sequences = config.data.global_batch_size * self.objective.num_sequences
@@ -383,29 +549,83 @@ class Preflight:
         mfu = "MFU unknown: set --peak_tflops"
         if peak:
             mfu = f"MFU {flops / seconds / peak:.1%}"
-        self._checks.add(
+        yield Row(
             OK,
-            "steps",
             f"{seconds:.3g} s each, {tokens / seconds:,.0f} tokens/s; "
             f"{flops / 1e12:.3g} TFLOP each, {flops / seconds / 1e12:.3g} "
             f"TFLOP/s, {mfu}; compiled in {first.seconds:.0f} s",
         )
         slow = timed.waiting_fraction > WAITING_FRACTION
-        self._checks.add(
+        yield Row(
             WARN if slow else OK,
-            "input",
             f"{timed.waiting_fraction:.1%} of the time spent waiting for "
             "batches",
             "Move the records closer, or use a host with more CPU cores."
             if slow
             else "",
+            "input",
         )
         left = config.training.num_train_steps - step
         hours = seconds * left / 3600
-        self._checks.add(
+        yield Row(
             OK,
-            "complete run",
             f"{left:,} steps in about {hours:.3g} hours "
             f"({hours / 24:.2g} days), without checkpoints and "
             "evaluations",
+            name="complete run",
         )
+
+
+def _train(trainer: Trainer, number: int) -> Timed:
+    """Trains some steps, and saves nothing.
+
+    Raises:
+        UserError: If a record is damaged; the error names it.
+    """
+    position = trainer.position
+    position.clear_totals()
+    started = time.monotonic()
+    try:
+        trainer.advance(position.step + number)
+    except READING_ERRORS:
+        trainer.stream.check_intact(position.step, position.step + number)
+        raise
+    seconds = time.monotonic() - started
+    waited = position.times.input_seconds
+    return Timed(position.means(), seconds / number, waited / seconds)
+
+
+@contextlib.contextmanager
+def _captured_warnings() -> Iterator[list[str]]:
+    """Collects the warnings of a block instead of logging them."""
+    messages: list[str] = []
+
+    def capture(record: python_logging.LogRecord) -> bool:
+        if record.levelno < python_logging.WARNING:
+            return True
+        messages.append(record.getMessage())
+        return False
+
+    logger = logging.get_absl_logger()
+    logger.addFilter(capture)
+    try:
+        yield messages
+    finally:
+        logger.removeFilter(capture)
+
+
+def format_bytes(number: float) -> str:
+    """Formats a number of bytes, such as 1.4 GB."""
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = min(int(math.log10(max(number, 1)) / 3), len(units) - 1)
+    return f"{number / 1000**power:,.1f} {units[power]}"
+
+
+def parents(path: str) -> Iterator[str]:
+    """A directory and its parents, innermost first, without the bucket."""
+    top = ""
+    if files.is_remote(path):
+        top = "/".join(path.split("/")[:3])
+    while path not in (top, posixpath.dirname(path)):
+        yield path
+        path = posixpath.dirname(path)

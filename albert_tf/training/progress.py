@@ -1,19 +1,25 @@
-"""The progress line of training, and the metrics of its speed."""
+"""The progress line of training, the metrics of its speed, and profiles."""
 
+import dataclasses
+import posixpath
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from concurrent import futures
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
+from albert_tf.config import PretrainingConfig
+from albert_tf.errors import first_line
 from albert_tf.runs.log import (
+    TENSORBOARD_DIR,
     read_events,
     read_metrics,
     time_before_start_up,
 )
-from albert_tf.training.listener import Listener
-from albert_tf.training.step_times import StepTimes
 
 # Metrics that depend on the clock. All others are equal in all runs of the same
 # settings, interrupted or not.
@@ -39,6 +45,73 @@ TIMING_METRICS = (
 # The progress line reports waiting for input above this fraction of the time.
 SLOW_INPUT_FRACTION = 0.05
 
+# How long a slice is profiled: the estimated time of the steps, within these
+# limits. A longer profile would fill the memory of the hosts.
+SHORTEST_S = 1.0
+LONGEST_S = 20.0
+# How long the hosts may take, after the profiled time, to send their profiles.
+SENDING_S = 60.0
+
+
+@dataclasses.dataclass
+class StepTimes:
+    """Times of the steps since the last line of the log.
+
+    A checkpoint within a device loop stores them, so that the line of the loop
+    counts the steps of all processes.
+
+    Attributes:
+        seconds: Time of each step that compiled no program.
+        compiling_seconds: Time of each step that compiled a program, tracing
+            included. The other attributes leave these steps out.
+        input_seconds: Time that the steps waited for their batches.
+        cpu_seconds: CPU time of this process in the steps, in all threads,
+            input included.
+    """
+
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    compiling_seconds: list[float] = dataclasses.field(default_factory=list)
+    input_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, Any]) -> Self:
+        """Restores the times from the notes of a checkpoint.
+
+        Older versions noted no times, or did not separate the steps that
+        compiled a program.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{n: value for n, value in notes.items() if n in names})
+
+    @property
+    def total(self) -> float:
+        """The time of all steps."""
+        return sum(self.seconds) + sum(self.compiling_seconds)
+
+    def add_compiling(self, seconds: float) -> None:
+        """Adds a step that compiled a program."""
+        self.compiling_seconds.append(round(seconds, 6))
+
+    def add(self, times: np.ndarray, ended: float, cpu_seconds: float) -> None:
+        """Adds the times of steps that compiled no program.
+
+        Args:
+            times: `train_step.Steps.times`, float64, `(steps, 3)`.
+            ended: When the last step ended, in seconds since the epoch.
+            cpu_seconds: CPU time of this process in these steps.
+        """
+        requested, received, previous_finished = times.T
+        steps = np.diff(np.append(requested, ended))
+        self.seconds += steps.round(6).tolist()
+        # A batch that arrives while the previous step is computed costs
+        # nothing: the devices wait only once they have nothing else to do.
+        idle_since = np.maximum(requested, previous_finished)
+        idle_since[:1] = requested[:1]  # no previous step
+        waited = np.maximum(received - idle_since, 0.0)
+        self.input_seconds += float(waited.sum())
+        self.cpu_seconds += cpu_seconds
+
 
 class BatchContent(NamedTuple):
     """The mean content of a global batch.
@@ -59,7 +132,7 @@ class BatchContent(NamedTuple):
     useful_share: float | None = None
 
 
-class Progress(Listener):
+class Progress:
     """Measures speed, remaining time, and the fraction of useful time.
 
     Args:
@@ -75,17 +148,6 @@ class Progress(Listener):
     Attributes:
         was_steady: Whether the steps of the last metrics ran without
             compiling.
-
-    Example:
-        >>> content = BatchContent(tokens=4096, examples=8)
-        >>> progress = Progress(
-        ...     1000, lambda step: content, 10**9, None, "build/run", str
-        ... )
-        >>> metrics = progress.advance(
-        ...     StepTimes(seconds=[2.0, 2.0], input_seconds=1.0)
-        ... )
-        >>> metrics["steps_per_second"], metrics["input_bound_share"]
-        (0.5, 0.25)
     """
 
     was_steady = False
@@ -110,17 +172,13 @@ class Progress(Listener):
         self._run_dir = run_dir
         starts = [time_before_start_up(e) for e in read_events(run_dir)]
         self._first_start = min(starts, default=began or time.time())
-        self._count_kept()
+        self.recount()
 
-    def on_loop_begin(self, step: int) -> None:
+    def begin_loop(self, step: int) -> None:
         """Finds the content of the batches of this loop."""
         self._content = self._content_at(step)
 
-    def on_rollback(self, step: int) -> None:
-        """Drops the time of the steps that were rolled back."""
-        self._count_kept()
-
-    def _count_kept(self) -> None:
+    def recount(self) -> None:
         """Adds up the loop times in the log, which omits lost steps."""
         self._useful_seconds = sum(
             line.get("loop_seconds", 0.0)
@@ -230,3 +288,92 @@ def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+
+
+class Profiler:
+    """Profiles the steps of `--profile_steps`, for TensorBoard.
+
+    On a slice of several hosts, the chips belong to the servers of the hosts.
+    So the servers make the profile, for a number of seconds instead of steps.
+
+    Args:
+        log_event: Logs the end of the profile.
+        servers: HOST:PORT of the servers of a slice; () profiles this process.
+        is_active: Whether this process makes the profile.
+
+    Attributes:
+        steps_per_second: Of the last device loop; 0 before it.
+    """
+
+    def __init__(
+        self,
+        config: PretrainingConfig,
+        log_event: Callable[..., None],
+        servers: tuple[str, ...] = (),
+        is_active: bool = True,
+    ) -> None:
+        self._steps = config.training.profiled_steps() if is_active else None
+        self._directory = posixpath.join(
+            config.training.output_dir, TENSORBOARD_DIR
+        )
+        self._log_event = log_event
+        self._servers = servers
+        self._traced: futures.Future[None] | None = None
+        self.steps_per_second = 0.0
+        self._running = False
+
+    def begin_loop(self, step: int) -> None:
+        """Begins the profile if it is due at this step, or ends it."""
+        if self._steps is None:
+            return
+        first, last = self._steps
+        if step == first and not self._running:
+            self._start(last - first)
+        elif step >= last:
+            self.end()
+
+    def _start(self, num_steps: int) -> None:
+        self._running = True
+        if not self._servers:
+            tf.profiler.experimental.start(self._directory)
+            return
+        seconds = SHORTEST_S
+        if self.steps_per_second:
+            seconds = max(seconds, num_steps / self.steps_per_second)
+        self._traced = self._trace(min(seconds, LONGEST_S))
+
+    def _trace(self, seconds: float) -> futures.Future[None]:
+        """Requests profiles from the servers, in the background."""
+        traced: futures.Future[None] = futures.Future()
+
+        def trace() -> None:
+            try:
+                tf.profiler.experimental.client.trace(
+                    ",".join(f"grpc://{server}" for server in self._servers),
+                    self._directory,
+                    int(1000 * seconds),
+                )
+            except Exception as error:
+                traced.set_exception(error)
+            else:
+                traced.set_result(None)
+
+        # A process waits at its end for all threads, except for daemons. A
+        # silent host would keep the process alive.
+        threading.Thread(target=trace, name="profile", daemon=True).start()
+        return traced
+
+    def end(self) -> None:
+        """Ends the profile, if there is one."""
+        if not self._running:
+            return
+        self._running = False
+        if self._traced is None:
+            tf.profiler.experimental.stop()
+        else:
+            try:
+                self._traced.result(LONGEST_S + SENDING_S)
+            except (TimeoutError, tf.errors.OpError) as error:
+                logging.error("NO PROFILE of the slice: %s", first_line(error))
+                return
+        self._log_event("profile")

@@ -250,17 +250,7 @@ def open_run(
         objective.describe,
         began,
     )
-    run = Run(
-        config,
-        data,
-        strategy,
-        trainer,
-        evaluator,
-        stop,
-        run_log,
-        progress,
-        watchdog,
-    )
+    run = Run(trainer, evaluator, stop, run_log, progress)
     logging.info(
         "%s at step %d of %d",
         f"continuing from {resumed.path}" if resumed else "starting",
@@ -291,8 +281,8 @@ def open_run(
     if resumed is None:
         if chief:
             objective.write_report(run_dir, initial)
-        run.saver.save()
-        run.saver.finish(CHECKPOINTS_DIR)
+        run.save()
+        run.finish_saving(CHECKPOINTS_DIR)
     return run
 
 

@@ -1,7 +1,9 @@
 """The state of a run, and the program that advances it; also for dry runs."""
 
+import dataclasses
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Self
 
 import tensorflow as tf
 from absl import logging
@@ -19,7 +21,7 @@ from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training import schedules
 from albert_tf.training.objective import InitialWeights, Objective
-from albert_tf.training.position import Position
+from albert_tf.training.progress import StepTimes
 from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
     make_state,
@@ -27,13 +29,79 @@ from albert_tf.training.train_step import (
     metric_names,
 )
 
-# Number of steps in the second call of a program, which measures its speed. The
-# first call compiles.
-MEASURED_STEPS = 10
+# The first call of a program is one step, which compiles, and the second at
+# most this number of steps, from which the watchdog knows the usual time.
+SECOND_CALL_STEPS = 10
 
 # Seconds after which a device loop is reported as long: TensorFlow reads the
 # records, and retries for minutes when Cloud Storage does not answer.
 LONG_LOOP_S = 120.0
+
+
+@dataclasses.dataclass
+class Position:
+    """The position of a run: what a checkpoint holds besides the variables.
+
+    Attributes:
+        step: Number of steps done.
+        totals: Sums of the metrics over the steps since the last line of the
+            log, by name.
+        num_steps: Number of steps since the last line of the log. It is not 0
+            where the run was stopped within a device loop.
+        lowest_loss: The lowest mean loss in a line of the log, of the lines
+            of the current phase of the records; None before the first one.
+        to_evaluate: Whether the evaluation at this step was cut short, or
+            failed, and must be repeated.
+        learning_rate: The learning rate of the last step; 0 before the first
+            one.
+        times: Times of the steps since the last line of the log.
+    """
+
+    step: int
+    totals: dict[str, float]
+    num_steps: int = 0
+    lowest_loss: float | None = None
+    to_evaluate: bool = False
+    learning_rate: float = 0.0
+    times: StepTimes = dataclasses.field(default_factory=StepTimes)
+
+    @classmethod
+    def at_start(cls, metric_names: Iterable[str]) -> Self:
+        """The position of a new run."""
+        return cls(0, dict.fromkeys(metric_names, 0.0))
+
+    def to_notes(self, **facts: Any) -> dict[str, Any]:
+        """The notes of a checkpoint, as JSON; floats are restored bit for bit.
+
+        Args:
+            facts: Further notes, by key.
+        """
+        notes = dataclasses.asdict(self)
+        del notes["step"]  # the checkpoint stores it itself
+        return {**notes, **facts}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Moves to a checkpoint; other facts in its notes are ignored."""
+        notes = checkpoint.notes
+        self.step = checkpoint.step
+        # The checkpoint of another optimizer holds other metrics.
+        stored = notes.get("totals", {})
+        self.totals = {name: stored.get(name, 0.0) for name in self.totals}
+        self.num_steps = notes.get("num_steps", 0)
+        self.lowest_loss = notes.get("lowest_loss")
+        self.to_evaluate = notes.get("to_evaluate", False)
+        self.learning_rate = notes.get("learning_rate", 0.0)
+        self.times = StepTimes.from_notes(notes.get("times", {}))
+
+    def means(self) -> dict[str, float]:
+        """Mean metrics of the steps since the last line of the log."""
+        steps = max(self.num_steps, 1)
+        return {name: total / steps for name, total in self.totals.items()}
+
+    def clear_totals(self) -> None:
+        """Clears the sums and the times, after a line of the log."""
+        self.totals, self.num_steps = dict.fromkeys(self.totals, 0.0), 0
+        self.times = StepTimes()
 
 
 class Trainer:
@@ -66,9 +134,11 @@ class Trainer:
         owner: Owner | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
-        self._config = config
-        self._watchdog = watchdog or Watchdog()
-        self._strategy = strategy
+        self.config = config
+        self.objective = objective
+        self.data = data
+        self.strategy = strategy
+        self.watchdog = watchdog or Watchdog()
         run_dir = config.training.output_dir
         with values_on_first(strategy), strategy.scope():
             self.state = make_state(config, objective)
@@ -91,7 +161,7 @@ class Trainer:
             config.training.seed,
             self.rollbacks,
             objective.record_format,
-            self._watchdog,
+            self.watchdog,
         )
         self.position = Position.at_start(metric_names(config, objective))
         # None: not set yet; `values_on_first` sets it on one replica only.
@@ -120,7 +190,7 @@ class Trainer:
         checkpoint = self.restore()
         if checkpoint is not None:
             return checkpoint
-        run_directory.check_is_new(self._config.training.output_dir)
+        run_directory.check_is_new(self.config.training.output_dir)
         if initial is not None:
             initial.apply(self.state.variables())
         return None
@@ -134,6 +204,7 @@ class Trainer:
         checkpoint = self.store.restore(avoided=avoided)
         if checkpoint is not None:
             self.position.restore(checkpoint)
+            self._batches = None  # the next step opens the stream
         return checkpoint
 
     def advance(self, until: int) -> bool:
@@ -144,14 +215,6 @@ class Trainer:
         """
         position = self.position
         while position.step < until:
-            rates = self._dropout_rates()
-            if rates not in self._step_seconds:
-                logging.info(
-                    "building the training program: dropout %g (hidden) and "
-                    "%g (attention)",
-                    rates.hidden,
-                    rates.attention,
-                )
             self._scale_learning_rate()
             if self.stream.begins_phase(position.step):
                 # The losses of other records are not comparable.
@@ -159,81 +222,72 @@ class Trainer:
             self._open_batches()
             change = self.stream.next_change(position.step)
             end = until if change is None else min(change, until)
-            num_steps = self._length_of_call(rates, end - position.step)
-            compiled = rates in self._step_seconds
-            seconds = self._step_seconds.get(rates)
-            began, cpu_began = time.monotonic(), time.process_time()
-            usual_s = seconds and num_steps * seconds
-            activity = (
-                f"the device loop of {num_steps} steps from step "
-                f"{position.step} on"
-            )
-            with (
-                self._watchdog.limit(activity, usual_s),
-                log_long_waits(
-                    activity,
-                    "a new program is compiled, the records cannot be read, "
-                    "or the devices are slow",
-                    max(LONG_LOOP_S, 3 * (usual_s or 0.0)),
-                ),
-            ):
-                try:
-                    steps = self._train_steps(
-                        self._batches,
-                        {n: tf.constant(v) for n, v in position.totals.items()},
-                        tf.constant(num_steps),
-                        rates,
-                    )
-                    # Here the host waits for the devices.
-                    totals = {n: float(v) for n, v in steps.totals.items()}
-                except tf.errors.OpError:
-                    # A return to a checkpoint counts this time as lost.
-                    position.times.seconds.append(time.monotonic() - began)
-                    raise
-            ended, call_s = time.time(), time.monotonic() - began
-            cpu_s = time.process_time() - cpu_began
-            num_steps = int(steps.num_steps)
-            position.totals = totals
-            position.step += num_steps
-            position.num_steps += num_steps
-            position.learning_rate = float(steps.learning_rate)
-            if compiled:
-                position.times.add(steps.times.numpy(), ended, cpu_s)
-            else:
-                position.times.add_compiling(call_s)
-                logging.info(
-                    "compiled and trained step %d in %.0f s",
-                    position.step,
-                    call_s,
-                )
-            self._step_seconds[rates] = call_s / num_steps if compiled else None
-            if float(steps.stops):
+            if self._call_program(end - position.step):
                 return True
         return False
 
-    def _length_of_call(self, rates: DropoutRates, remaining: int) -> int:
-        """Number of steps of the next call of a program.
+    def _call_program(self, num_steps: int) -> bool:
+        """Trains up to `num_steps` steps; returns whether to stop.
 
-        The first two calls are short: one step, which compiles, and some that
-        measure the speed. The division into calls changes no result.
+        The division of a device loop into calls changes no result.
         """
-        if rates not in self._step_seconds:
-            return 1
-        if self._step_seconds[rates] is None:
-            return min(MEASURED_STEPS, remaining)
-        return remaining
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Measured step time of the program at this step; None if unknown."""
-        return self._step_seconds.get(self._dropout_rates())
-
-    def close_batches(self) -> None:
-        """Closes the stream; the next step opens it."""
-        self._batches = None
-
-    def _dropout_rates(self) -> DropoutRates:
-        return schedules.dropout_rates(self.position.step, self._config)
+        position = self.position
+        rates = schedules.dropout_rates(position.step, self.config)
+        is_new = rates not in self._step_seconds
+        if is_new:
+            num_steps = 1
+            logging.info(
+                "building the training program: dropout %g (hidden) and %g "
+                "(attention)",
+                rates.hidden,
+                rates.attention,
+            )
+        seconds = self._step_seconds.get(rates)
+        if seconds is None:
+            num_steps = min(num_steps, SECOND_CALL_STEPS)
+        usual_s = seconds and num_steps * seconds
+        activity = (
+            f"the device loop of {num_steps} steps from step {position.step} on"
+        )
+        began, cpu_began = time.monotonic(), time.process_time()
+        with (
+            self.watchdog.limit(activity, usual_s),
+            log_long_waits(
+                activity,
+                "a new program is compiled, the records cannot be read, or the "
+                "devices are slow",
+                max(LONG_LOOP_S, 3 * (usual_s or 0.0)),
+            ),
+        ):
+            try:
+                steps = self._train_steps(
+                    self._batches,
+                    {n: tf.constant(v) for n, v in position.totals.items()},
+                    tf.constant(num_steps),
+                    rates,
+                )
+                # Here the host waits for the devices.
+                totals = {n: float(v) for n, v in steps.totals.items()}
+            except tf.errors.OpError:
+                # A return to a checkpoint counts this time as lost.
+                position.times.seconds.append(time.monotonic() - began)
+                raise
+        ended, call_s = time.time(), time.monotonic() - began
+        cpu_s = time.process_time() - cpu_began
+        num_steps = int(steps.num_steps)
+        position.totals = totals
+        position.step += num_steps
+        position.num_steps += num_steps
+        position.learning_rate = float(steps.learning_rate)
+        if is_new:
+            position.times.add_compiling(call_s)
+            logging.info(
+                "compiled and trained step %d in %.0f s", position.step, call_s
+            )
+        else:
+            position.times.add(steps.times.numpy(), ended, cpu_s)
+        self._step_seconds[rates] = None if is_new else call_s / num_steps
+        return bool(float(steps.stops))
 
     def _scale_learning_rate(self) -> None:
         """Sets the factor of the learning rate at this step."""
@@ -253,9 +307,9 @@ class Trainer:
         if self._batches is not None and self._opened_at == origin:
             return
         self._opened_at = origin
-        with self._watchdog.limit("opening the records"):
+        with self.watchdog.limit("opening the records"):
             self._batches = device_iterators.iterate(
-                self._strategy.distribute_datasets_from_function(
+                self.strategy.distribute_datasets_from_function(
                     self.stream.open(step)
                 )
             )

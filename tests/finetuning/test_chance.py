@@ -12,7 +12,7 @@ from albert_tf.config.task import (
     FinetuningTrainingConfig,
 )
 from albert_tf.finetuning.features import constant_loss
-from albert_tf.finetuning.objective import ChanceWatch
+from albert_tf.finetuning.objective import loss_at_chance
 
 
 @pytest.mark.parametrize(
@@ -30,20 +30,16 @@ from albert_tf.finetuning.objective import ChanceWatch
 def test_a_loss_at_chance_after_a_tenth_of_the_steps_is_one_warning(
     ends, loss, is_reported, caplog
 ):
-    events = []
-    watch = ChanceWatch(
-        FinetuningConfig(
-            training=FinetuningTrainingConfig(num_train_steps=100),
-            optimizer=FinetuningOptimizerConfig(num_warmup_steps=5),
-        ),
-        constant_loss=1.0986,
-        log_event=lambda kind, **facts: events.append((kind, facts)),
+    config = FinetuningConfig(
+        training=FinetuningTrainingConfig(num_train_steps=100),
+        optimizer=FinetuningOptimizerConfig(num_warmup_steps=5),
     )
-    for begin, end in itertools.pairwise(ends):
-        watch.on_loop_begin(begin)
-        watch.on_loop_end(end, {"loss": loss})
-    said = ("loss_at_chance", {"loss": loss, "constant_loss": 1.0986})
-    assert events == [said] * is_reported
+    events = [
+        loss_at_chance(config, 1.0986, begin, end, loss)
+        for begin, end in itertools.pairwise(ends)
+    ]
+    said = {"loss": loss, "constant_loss": 1.0986}
+    assert list(filter(None, events)) == [said] * is_reported
     assert caplog.text.count("THE LOSS IS AT CHANCE") == is_reported
 
 

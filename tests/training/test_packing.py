@@ -28,6 +28,8 @@ from albert_tf.io.files import load_json, write_text
 from albert_tf.modeling import backbone
 from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.target import ProgramTarget
+from albert_tf.runs.checkpoint_files import list_checkpoints
+from albert_tf.runs.log import read_metrics
 from albert_tf.serving.export import export
 from albert_tf.training import (
     pretraining,
@@ -36,10 +38,12 @@ from albert_tf.training import (
 )
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.schedules import DropoutRates
+from albert_tf.training.train import train as train_run
 from data_prep import build_tfrecords
 from tests.helpers import exportable_run, packed_rows, tiny_model, tiny_run
 from tests.helpers.conversion import assert_same as assert_same_weights
 from tests.helpers.conversion import converted
+from tests.helpers.run_processes import lines_without_timing
 
 # In float32, relative: to the loss, and to the largest entry of a gradient.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 5e-6
@@ -334,6 +338,55 @@ def plan_warm_start(run_dir, records, tmp_path):
     )
     config = dataclasses.replace(config, model=model)
     return warm_start.read(config, find_training_data(config))
+
+
+@pytest.mark.slow
+def test_a_run_on_packed_records_resumes_exactly(
+    tiny_dynamic_packed_records, tmp_path, caplog
+):
+    """Two replicas give the same losses. Held-out records are not packed."""
+    records = tiny_dynamic_packed_records
+
+    def run(name, **changes):
+        config = tiny_run.make_config(
+            records,
+            tmp_path / name,
+            global_batch_size=8,
+            dropout_schedule="0:0.0",  # its masks differ by replica
+            **{**tiny_run.PACKING, **changes},
+        )
+        assert train_run(config) == 0
+
+    caplog.set_level("INFO", "absl")
+    run("alone")
+    metadata = json.loads((records / "train" / "metadata.json").read_text())
+    examples = metadata["num_examples"] / metadata["num_rows"]
+    assert f"8 rows hold {8 * examples:.0f} examples on average" in caplog.text
+    *lines, evaluation = read_metrics(str(tmp_path / "alone"))
+    assert evaluation["split"] == "eval"
+    for line in lines:
+        rate = line["examples_per_second"] / line["steps_per_second"]
+        assert rate == pytest.approx(8 * examples)
+        assert line["useful_share"] == pytest.approx(metadata["fill"], abs=1e-5)
+
+    # As if the checkpoints after step 4 were lost.
+    shutil.copytree(tmp_path / "alone", tmp_path / "resumed")
+    for checkpoint in list_checkpoints(str(tmp_path / "resumed/checkpoints")):
+        if checkpoint.step > 4:
+            shutil.rmtree(checkpoint.path)
+    run("resumed")
+    assert lines_without_timing(tmp_path / "resumed") == lines_without_timing(
+        tmp_path / "alone"
+    )
+
+    run("replicas", strategy="mirrored", num_logical_cpus=2)
+    np.testing.assert_allclose(
+        *(
+            [line["loss"] for line in read_metrics(str(tmp_path / name))]
+            for name in ("replicas", "alone")
+        ),
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ import shutil
 import pytest
 import tensorflow as tf
 
-from albert_tf.training import preflight, storage_checks
-from albert_tf.training.checklist import Checklist
+from albert_tf.training import preflight
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
@@ -206,7 +205,7 @@ def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
     checks, status = check_all(config, capsys)
     assert status == 1
     assert failed(checks) == {"room"}
-    assert "or raise --keep_every_n_steps." in checks["room"]
+    assert "see --keep_checkpoint_max" in checks["room"]
     # The newest 5, 4 kept forever, one being written, and the best.
     assert "11 checkpoints" in checks["room"]
     free, size, needed = (
@@ -215,38 +214,6 @@ def test_a_disk_must_hold_all_checkpoints(tiny_records, small_disk, capsys):
     assert free == pytest.approx(256 * 1.024, rel=0.02)
     assert needed == pytest.approx(11 * size, rel=0.01)
     assert not list(small_disk.iterdir())
-
-
-def test_a_setting_that_keeps_no_checkpoint_is_no_remedy(
-    tmp_path, small_disk, capsys
-):
-    """With keep_every_n_steps=0, a larger value would keep more."""
-    config = tiny_run.make_config(tmp_path, small_disk)
-    checks = storage_checks.StorageChecks(
-        config, Pretraining(config), Checklist({"room": ""})
-    )
-    checks.check_room()
-    printed = capsys.readouterr().out
-    assert printed.startswith("FAIL")
-    assert printed.endswith("or lower --keep_checkpoint_max.\n")
-
-
-@pytest.mark.parametrize(("minutes", "number"), [(0, 5), (1, 7)])
-def test_intervals_in_minutes_may_save_more_checkpoints(
-    tiny_records, tmp_path, capsys, minutes, number
-):
-    """At most 3 are kept, or the newest 5; one being written; the best."""
-    config = tiny_run.make_config(
-        tiny_records,
-        tmp_path,
-        save_checkpoints_steps=12,
-        save_checkpoints_minutes=minutes,
-    )
-    checks = storage_checks.StorageChecks(
-        config, Pretraining(config), Checklist({"room": ""})
-    )
-    checks.check_room()
-    assert f"free; {number} checkpoints" in capsys.readouterr().out
 
 
 def test_a_batch_above_the_number_of_records_gets_a_warning(
@@ -261,8 +228,8 @@ def test_a_batch_above_the_number_of_records_gets_a_warning(
     )
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     run = preflight.Preflight(config, Pretraining(config), strategy)
-    for check in (run._records, run._devices, run._batch):
-        check()
+    for name in ("records", "devices", "batch"):
+        run._check(name, getattr(run, f"_{name}"))
     checks = checks_of(capsys.readouterr().out)
     assert checks["records"].startswith("warn: ")
     assert "-> A batch holds some records more than" in checks["records"]
@@ -387,13 +354,13 @@ def test_unknown_file_systems_fail(tiny_records, capsys):
 
 
 def test_the_parents_of_a_path_end_below_the_bucket():
-    assert list(storage_checks.parents("gs://bucket/a/b")) == [
+    assert list(preflight.parents("gs://bucket/a/b")) == [
         "gs://bucket/a/b",
         "gs://bucket/a",
     ]
-    assert list(storage_checks.parents("/a/b")) == ["/a/b", "/a"]
-    assert list(storage_checks.parents("a/b")) == ["a/b", "a"]
-    assert list(storage_checks.parents("gs://bucket")) == []
+    assert list(preflight.parents("/a/b")) == ["/a/b", "/a"]
+    assert list(preflight.parents("a/b")) == ["a/b", "a"]
+    assert list(preflight.parents("gs://bucket")) == []
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 import functools
 import json
+import pathlib
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -12,13 +15,13 @@ from albert_tf.runs.checkpoint_files import Checkpoint
 from albert_tf.runs.log import RunLog
 from albert_tf.training import pretraining
 from albert_tf.training import progress as progress_module
-from albert_tf.training.position import Position
 from albert_tf.training.progress import (
     TIMING_METRICS,
     BatchContent,
     Progress,
+    StepTimes,
 )
-from albert_tf.training.step_times import StepTimes, waiting_seconds
+from albert_tf.training.trainer import Position
 
 
 def set_clock(monkeypatch, seconds):
@@ -124,9 +127,9 @@ def test_metrics_of_steps_by_hand(tmp_path):
 def test_a_batch_that_arrives_during_the_previous_step_costs_nothing():
     """Each step takes 2 s and asks for its batch when the last one begins."""
     early = np.array([[0.0, 1.0, 1.0], [1.0, 2.5, 3.0], [3.0, 4.5, 5.0]])
-    assert waiting_seconds(early) == 1.0  # for the first batch
+    assert times_of(early, 7.0).input_seconds == 1.0  # for the first batch
     late = np.array([[0.0, 1.0, 1.0], [1.0, 4.0, 3.0], [4.0, 6.0, 6.0]])
-    assert waiting_seconds(late) == 2.0
+    assert times_of(late, 8.0).input_seconds == 2.0
 
 
 def test_the_content_of_batches_is_that_of_their_records(tmp_path):
@@ -137,13 +140,13 @@ def test_the_content_of_batches_is_that_of_their_records(tmp_path):
             BatchContent(4000, 8) if step < 10 else BatchContent(4000, 20, 0.99)
         ),
     )
-    progress.on_loop_begin(0)
+    progress.begin_loop(0)
     times = times_of(step_times(0), 2)
     figures = progress.advance(times)
     assert figures["examples_per_second"] == 4
     assert not {"useful_share", "useful_tokens_per_second"} & set(figures)
 
-    progress.on_loop_begin(10)
+    progress.begin_loop(10)
     times = times_of(step_times(2), 4)
     figures = progress.advance(times)
     assert figures["examples_per_second"] == 10
@@ -254,7 +257,7 @@ def test_goodput_counts_steps_that_were_kept(monkeypatch, tmp_path):
 
     # Back to step 10: of 30 steps 20 were kept.
     log.rewind(10)
-    progress.on_rollback(10)
+    progress.recount()
     goodput = train(progress, log, 20, 1080.0, monkeypatch)
     assert goodput == pytest.approx(20 / 80)
 
@@ -315,3 +318,45 @@ def test_each_line_of_the_log_covers_the_steps_since_the_last_line():
     position.times.add(step_times(0, 50, wait=40), 100.0, cpu_seconds=90)
     position.clear_totals()
     assert position.times == StepTimes()
+
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+# A run of steps 2 to 4, in which the profiled hosts send nothing.
+SILENT_HOSTS = """
+import time
+import tensorflow as tf
+from albert_tf.config import PretrainingConfig
+from albert_tf.training import progress
+
+def trace(servers, directory, milliseconds):
+    print(f"profiles {servers}", flush=True)
+    time.sleep(1000)
+
+tf.profiler.experimental.client.trace = trace
+progress.LONGEST_S = progress.SENDING_S = 0.1
+config = PretrainingConfig.from_dict(
+    {"training": {"output_dir": "run", "profile_steps": "2:4"}}
+)
+profiler = progress.Profiler(
+    config, lambda kind: print("event", kind), ("one:8466", "two:8466")
+)
+profiler.begin_loop(2)
+profiler.end()
+print("ends", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_silent_host_does_not_keep_a_finished_process_alive():
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT_HOSTS],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "profiles grpc://one:8466,grpc://two:8466\nends\n"
+    assert "NO PROFILE of the slice: TimeoutError" in done.stderr

@@ -1,415 +1,558 @@
-"""The outer loop of a run, with a trainer that only counts steps."""
+"""The loop of a run: evaluations, checkpoints, stops and returns.
 
+The runs are real, in this process. Faults are injected below the loop.
+"""
+
+import collections
 import errno
 import math
-import types
+import shutil
+import time
 
+import keras
 import pytest
 import tensorflow as tf
 
 from albert_tf.cluster.preemption import StopRequest
-from albert_tf.cluster.watchdog import Watchdog
-from albert_tf.config import PretrainingConfig, TrainingConfig
-from albert_tf.errors import UserError
-from albert_tf.input.record_sets import Phase, TrainingData
+from albert_tf.cluster.strategy import make_strategy
+from albert_tf.errors import RetryError, UserError
 from albert_tf.runs import checkpoint_files
-from albert_tf.runs.checkpoint_files import Checkpoint
-from albert_tf.runs.checkpoints import CheckpointStore
-from albert_tf.runs.log import RunLog, read_events, read_metrics
+from albert_tf.runs.checkpoint_files import list_checkpoints
+from albert_tf.runs.log import DURATIONS, RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import Rollbacks
-from albert_tf.training.listener import Listener
-from albert_tf.training.position import Position
-from albert_tf.training.recovery import MAX_REREADS, Recovery
-from albert_tf.training.run import Run
-from albert_tf.training.step_times import StepTimes
+from albert_tf.training import cost, evaluate
+from albert_tf.training import run as run_module
+from albert_tf.training import train as train_module
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.run import MAX_REREADS
+from albert_tf.training.train import open_run, train
+from albert_tf.training.trainer import Trainer
+from tests.helpers import tiny_run
+from tests.helpers.limits import Limits
+from tests.helpers.run_processes import lines_without_timing
 
 
-class CountingTrainer:
-    """A trainer that only counts steps."""
-
-    def __init__(self, step):
-        self.position = Position.at_start(["loss", "gradient_norm"])
-        self.position.step = step
-        self.rollbacks = ()
-        self.boundaries, self.saved = [], []
-        self.state = types.SimpleNamespace(
-            objective=types.SimpleNamespace(
-                listeners=lambda log_event: (), cost=lambda metrics: 1.0
-            )
-        )
-        self.store = types.SimpleNamespace(
-            save=self.save,
-            save_best=self.save_best,
-            seconds_stalled=0.0,
-            best_is_of=lambda evaluation: True,
-            wait=lambda: None,
-            save_errors={},
-        )
-
-    def save(self, step, notes):
-        """As for a step that was just saved as the best: it does not wait."""
-        self.saved.append(step)
-        self.store.seconds_stalled = 0.0
-        return True
-
-    def save_best(self, step, notes, loss, evaluation):
-        """Every checkpoint is the best, and training waits 5 s for it."""
-        self.store.seconds_stalled = 5.0
-        return True
-
-    def advance(self, until):
-        self.boundaries.append(until)
-        self.position.step = until
-        return False
+def steps_of(directory):
+    return [c.step for c in list_checkpoints(str(directory))]
 
 
-class StoppedTrainer(CountingTrainer):
-    """A trainer that gets a request to stop in its first step."""
-
-    def __init__(self, loss):
-        super().__init__(0)
-        self._loss = loss
-
-    def advance(self, until):
-        self.position.step += 1
-        self.position.num_steps += 1
-        self.position.totals["loss"] = self._loss
-        return True
+def events_of(run_dir, kind):
+    return [e for e in read_events(str(run_dir)) if e["event"] == kind]
 
 
-class NoProgress(Listener):
-    was_steady = True
-
-    def advance(self, times):
-        return {"step_seconds_median": 1.0, "steps_per_second": 1.0}
-
-    def log(self, step, metrics):
-        pass
+def lines_of(run_dir, split):
+    return [x for x in read_metrics(str(run_dir)) if x["split"] == split]
 
 
-class EventLog:
-    """A log that keeps the events, each with its facts."""
-
-    def __init__(self):
-        self.events = []
-
-    def write(self, split, step, metrics):
-        pass
-
-    def write_event(self, kind, step, **facts):
-        self.events.append((kind, step, facts))
-
-    def finish(self):
-        pass
+def run_with(config, stop, objective=None):
+    objective = objective or Pretraining(config)
+    data = objective.find_training_data()
+    return open_run(
+        config,
+        objective,
+        data,
+        objective.find_held_out(data),
+        make_strategy(config.distribution),
+        stop,
+    ).train()
 
 
-@pytest.fixture
-def train(tmp_path):
-    """Trains from a step to 100; returns the trainer.
-
-    By default, the store of the trainer only notes the steps. `notes` are those
-    of the checkpoint that the run resumes from.
-    """
-
-    def train_from(
-        step,
-        evaluator=None,
-        run_log=None,
-        store=None,
-        notes=None,
-        **settings,
-    ):
-        config = PretrainingConfig.from_dict(
-            {
-                "optimizer": {"num_warmup_steps": 0},
-                "training": {
-                    "output_dir": str(tmp_path),
-                    "num_train_steps": 100,
-                    **settings,
-                },
-            }
-        )
-        trainer = CountingTrainer(step)
-        trainer.position.restore(Checkpoint("", step, notes or {}))
-        trainer.store = store or trainer.store
-        trainer.rollbacks = Rollbacks.read(str(tmp_path))
-        run = Run(
-            config,
-            TrainingData((Phase(0, "all", None),)),
-            tf.distribute.OneDeviceStrategy("CPU:0"),
-            trainer,
-            evaluator,
-            StopRequest(tf.Variable(0.0)),
-            run_log,
-            NoProgress(),
-            Watchdog(),
-        )
-        assert run.train() == 0
-        return trainer
-
-    return train_from
+def requested_stop():
+    """A request that is there before the first step, which is still done."""
+    stop = StopRequest(tf.Variable(0.0))
+    stop.set("a test", 143)
+    return stop
 
 
-@pytest.fixture
-def start_run(train, tmp_path):
-    """A function that starts a run, by default one that is complete.
-
-    Its checkpoints are real, and its held-out loss is the number of its
-    evaluations.
-    """
-    losses = []
-
-    def evaluate(step, run_log):
-        losses.append(len(losses) + 1)
-        if run_log:
-            run_log.write("eval", step, {"loss": losses[-1]})
-        return {"loss": losses[-1]}
-
-    def start(step=100, notes=None, **examples):
-        log = RunLog.open(
-            str(tmp_path), step, num_unlogged=(notes or {}).get("num_steps", 0)
-        )
-        store = CheckpointStore(str(tmp_path), {"kernel": tf.Variable(1.0)})
-        evaluator = types.SimpleNamespace(
-            run_and_log=evaluate, examples=examples
-        )
-        train(
-            step,
-            evaluator=evaluator,
-            run_log=log,
-            store=store,
-            notes=notes,
-        )
-
-    return start
+# --- evaluations ------------------------------------------------------------
 
 
-def held_out_losses(run_dir):
-    lines = read_metrics(str(run_dir))
-    return [line["loss"] for line in lines if line["split"] == "eval"]
-
-
-def evaluations_in(directory):
-    found = checkpoint_files.list_checkpoints(str(directory))
-    return [(c.step, c.notes["evaluation"]) for c in found]
-
-
-def test_a_complete_run_logs_an_evaluation_only_if_the_log_has_none(
-    start_run, tmp_path
+def test_a_complete_run_is_evaluated_once_on_each_set_of_examples(
+    tiny_records, tmp_path
 ):
-    """It was trained without held-out records, and is started with them."""
-    start_run(max_eval_steps=3)
-    start_run(max_eval_steps=3)
-    assert held_out_losses(tmp_path) == [1]
-    kinds = [event["event"] for event in read_events(str(tmp_path))]
-    assert kinds == ["checkpoint", "finish", "finish"]
+    """It was trained without held-out records, and is started with them. The
+    evaluation of other examples replaces the line and the best checkpoint."""
 
+    def start(**changes):
+        config = tiny_run.make_config(
+            tiny_records, tmp_path, num_train_steps=2, **changes
+        )
+        assert train(config) == 0
 
-def test_a_complete_run_is_evaluated_on_other_held_out_examples(
-    start_run, tmp_path
-):
-    """The new line replaces that of the examples before, although it is
-    higher."""
-    start_run(max_eval_steps=3)
+    start(eval_input_file=())
+    trained = lines_of(tmp_path, "train")
+    start(max_eval_steps=2)
+    (first,) = lines_of(tmp_path, "eval")
+    start(max_eval_steps=2)
+    assert lines_of(tmp_path, "eval") == [first]
+    kinds = [
+        event["event"]
+        for event in read_events(str(tmp_path))
+        if event["event"] not in ("start", "resume")
+    ]
+    assert kinds == [
+        *["checkpoint", "checkpoint", "finish"],
+        *["checkpoint", "finish"],  # the best
+        "finish",
+    ]
     for _ in range(2):
-        start_run(max_eval_steps=5)
-    assert held_out_losses(tmp_path) == [2]
-    assert evaluations_in(tmp_path / "best") == [(100, {"max_eval_steps": 5})]
+        start(max_eval_steps=1)
+        (second,) = lines_of(tmp_path, "eval")
+        assert second["loss"] != first["loss"]
+    (best,) = list_checkpoints(str(tmp_path / "best"))
+    assert best.notes["evaluation"]["max_eval_steps"] == 1
+    assert lines_of(tmp_path, "train") == trained
+
+
+@pytest.fixture
+def fail_to_write(monkeypatch):
+    """A function that lets writes of checkpoints in a directory fail."""
+
+    def fail(parent):
+        write = checkpoint_files.write_checkpoint
+
+        def write_others(directory, *content):
+            if f"/{parent}/" in directory:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(directory, *content)
+
+        monkeypatch.setattr(checkpoint_files, "write_checkpoint", write_others)
+
+    return fail
 
 
 def test_the_next_start_saves_a_best_checkpoint_that_was_not_written(
-    start_run, tmp_path, monkeypatch
+    tiny_records, tmp_path, fail_to_write, monkeypatch
 ):
     """Its evaluation is in the log. The regular checkpoint, which is written
     later, does not hide the error."""
-    write = checkpoint_files.write_checkpoint
-
-    def fail_for_the_best(directory, *content):
-        if "/best/" in directory:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(directory, *content)
-
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr(
-            checkpoint_files, "write_checkpoint", fail_for_the_best
-        )
-        with pytest.raises(
-            UserError,
-            match=r"best/step-00000100 must .* run the same command again",
-        ):
-            start_run(step=90)
-    (regular,) = checkpoint_files.list_checkpoints(
-        str(tmp_path / "checkpoints")
-    )
-    assert regular.step == 100
-    assert held_out_losses(tmp_path) == [1]
-    start_run()
-    assert evaluations_in(tmp_path / "best") == [(100, {})]
-    assert held_out_losses(tmp_path) == [1]
+    config = tiny_run.make_config(tiny_records, tmp_path, num_train_steps=2)
+    fail_to_write("best")
+    with pytest.raises(
+        UserError,
+        match=r"best/step-00000002 must .* run the same command again",
+    ):
+        train(config)
+    monkeypatch.undo()
+    assert steps_of(tmp_path / "checkpoints")[-1] == 2
+    (line,) = lines_of(tmp_path, "eval")
+    train(config)
+    assert steps_of(tmp_path / "best") == [2]
+    assert lines_of(tmp_path, "eval") == [line]
 
 
-# Of a checkpoint within a loop.
-WITHIN_LOOP = {
-    "num_steps": 2,
-    "totals": {"loss": 6.0, "gradient_norm": 1.0},
-    "learning_rate": 0.25,
-}
-
-
-def test_a_last_step_within_the_loop_of_a_longer_run_is_logged(
-    start_run, tmp_path
+@pytest.mark.parametrize("parent", ["best", "checkpoints"])
+def test_only_an_error_of_its_own_checkpoint_ends_a_stopped_run(
+    tiny_records, tmp_path, fail_to_write, monkeypatch, parent
 ):
-    """Once, even if the run is started again: its checkpoint stays the same."""
-    log = RunLog.open(str(tmp_path), 0)
-    log.write("train", 98, {"loss": 4.0})
-    for _ in range(2):
-        start_run(notes=WITHIN_LOOP)
-    assert held_out_losses(tmp_path) == [1]
-    before, line = (
-        line for line in read_metrics(str(tmp_path)) if line["split"] == "train"
+    """After one of best/, a scheduler still starts the command again."""
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=4, eval_every_n_steps=2
     )
-    assert before == {"split": "train", "step": 98, "loss": 4.0}
-    assert line["step"] == 100
-    assert line["loss"] == 6 / 2
-    assert line["learning_rate"] == 0.25
-
-
-def test_the_divergence_of_such_a_last_loop_is_found(start_run):
-    diverged = {**WITHIN_LOOP, "totals": {"loss": math.nan}}
-    with pytest.raises(UserError, match=r"finite.*loss nan .* at step 100"):
-        start_run(notes=diverged)
-
-
-def stop(trainer, run_dir):
-    """Trains until the trainer is stopped; returns the exit status."""
     stop = StopRequest(tf.Variable(0.0))
-    stop.set("a test", 143)
-    run = Run(
-        PretrainingConfig(training=TrainingConfig(output_dir=str(run_dir))),
-        TrainingData((Phase(0, "all", None),)),
-        tf.distribute.OneDeviceStrategy("CPU:0"),
-        trainer,
-        None,
-        stop,
-        None,
-        NoProgress(),
-        Watchdog(),
+    evaluate_all = evaluate.Evaluator.run_and_log
+
+    def evaluate_and_stop(*arguments):
+        metrics = evaluate_all(*arguments)
+        fail_to_write(parent)
+        stop.set("a test", 143)
+        return metrics
+
+    monkeypatch.setattr(evaluate.Evaluator, "run_and_log", evaluate_and_stop)
+    if parent == "best":
+        assert run_with(config, stop) == 143
+        assert not steps_of(tmp_path / "best")
+    else:
+        with pytest.raises(UserError, match=r"checkpoints/step-.* must be"):
+            run_with(config, stop)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut_at", [4, 12])
+def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
+    tiny_records, tmp_path, monkeypatch, cut_at
+):
+    """Even if that process is interrupted, too. It is logged once.
+
+    A process without held-out records leaves it out.
+    """
+
+    def config(name, **changes):
+        changes = {"eval_every_n_steps": 4, **changes}
+        return tiny_run.make_config(tiny_records, tmp_path / name, **changes)
+
+    train(config("alone"))
+    with monkeypatch.context() as patch:
+        evaluate_whole = evaluate.Evaluator._collect
+        for _ in range(2):
+            stop = StopRequest(tf.Variable(0.0))
+
+            def evaluate_and_stop(evaluator, stop=stop):
+                seen = read_metrics(str(tmp_path / "cut"))
+                if seen[-1]["step"] == cut_at:
+                    stop.set("a test", 143)
+                return evaluate_whole(evaluator)
+
+            patch.setattr(evaluate.Evaluator, "_collect", evaluate_and_stop)
+            assert run_with(config("cut"), stop) == 143
+            last = lines_without_timing(tmp_path / "cut")[-1]
+            assert last["split"] == "train"
+            assert steps_of(tmp_path / "cut/checkpoints")[-1] == cut_at
+    shutil.copytree(tmp_path / "cut", tmp_path / "without")
+    without = config("without", eval_input_file=(), eval_every_n_steps=0)
+    assert train(without) == 0
+    assert train(config("cut")) == 0
+    assert lines_without_timing(tmp_path / "cut") == lines_without_timing(
+        tmp_path / "alone"
     )
-    return run.train()
 
 
-@pytest.mark.parametrize(("loss", "saved"), [(math.nan, []), (3.0, [1])])
+@pytest.mark.slow
+@pytest.mark.parametrize("failed_at", [4, 12])
+def test_after_a_failed_evaluation_only_the_evaluation_is_repeated(
+    tiny_records, tmp_path, failed_at
+):
+    """A shard of the held-out records is damaged, and later repaired."""
+    shutil.copytree(tiny_records, tmp_path / "records")
+    (shard,) = (tmp_path / "records/eval").glob("*.tfrecord")
+
+    def config(name):
+        return tiny_run.make_config(
+            tmp_path / "records",
+            tmp_path / name,
+            eval_every_n_steps=failed_at,
+            save_checkpoints_steps=100,
+        )
+
+    train(config("alone"))
+    intact = shard.read_bytes()
+    shard.write_bytes(intact[:100])
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"record 0 of {shard}"):
+            train(config("failed"))
+        checkpoints = list_checkpoints(str(tmp_path / "failed/checkpoints"))
+        assert [c.step for c in checkpoints] == [0, failed_at]
+        assert checkpoints[-1].notes["to_evaluate"]
+    shard.write_bytes(intact)
+    assert train(config("failed")) == 0
+    assert lines_without_timing(tmp_path / "failed") == lines_without_timing(
+        tmp_path / "alone"
+    )
+
+
+# --- checkpoints ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "saved"),
+    [
+        ({"save_checkpoints_minutes": 1e-9}, [0, 2, 4, 5, 6, 8, 10, 12]),
+        ({"save_checkpoints_minutes": 60.0}, [0, 5, 10, 12]),
+        ({"keep_every_n_steps": 3}, [0, 3, 5, 6, 9, 10, 12]),
+    ],
+    ids=str,
+)
+def test_checkpoints_are_also_saved_after_minutes_and_at_multiples(
+    tmp_path, changes, saved
+):
+    """After minutes at the end of a device loop, which that does not change."""
+    train(
+        tiny_run.make_synthetic_config(
+            tmp_path, save_checkpoints_steps=5, **changes
+        )
+    )
+    found = [event["step"] for event in events_of(tmp_path, "checkpoint")]
+    assert found == saved
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_newest_checkpoints_multiples_and_the_best(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        num_train_steps=20,
+        save_checkpoints_steps=2,
+        keep_checkpoint_max=2,
+        keep_every_n_steps=8,
+        eval_every_n_steps=4,
+    )
+    train(config)
+    assert steps_of(tmp_path / "checkpoints") == [8, 16, 18, 20]
+    held_out = {
+        line["loss"]: line["step"]
+        for line in read_metrics(str(tmp_path))
+        if line["split"] == "eval"
+    }
+    assert len(held_out) == 5
+    # The wait for each checkpoint is logged, also for the best.
+    at_end = [
+        (event["best"], event["stalled_s"] >= 0)
+        for event in events_of(tmp_path, "checkpoint")
+        if event["step"] == 20
+    ]
+    assert at_end[-1] == (False, True)
+    assert [best for best, _ in at_end] in ([False], [True, False])
+    assert steps_of(tmp_path / "best") == [held_out[min(held_out)]]
+
+
+# --- stops ------------------------------------------------------------------
+
+
+def test_a_last_step_within_the_loop_of_a_longer_run_is_logged(tmp_path):
+    """Once, even if the run is started again: its checkpoint stays the same."""
+    config = tiny_run.make_synthetic_config(tmp_path, num_warmup_steps=1)
+    assert run_with(config, requested_stop()) == 143
+    assert not lines_of(tmp_path, "train")
+    (_, checkpoint) = list_checkpoints(str(tmp_path / "checkpoints"))
+    notes = checkpoint.notes
+    assert (checkpoint.step, notes["num_steps"]) == (1, 1)
+    shorter = config.replace(num_train_steps=1, allow_config_change=True)
+    for _ in range(2):
+        assert train(shorter) == 0
+    (line,) = lines_of(tmp_path, "train")
+    assert line["step"] == 1
+    assert line["loss"] == notes["totals"]["loss"]
+    assert line["learning_rate"] == notes["learning_rate"]
+
+
+class NotANumber(Pretraining):
+    def metrics(self, sums):
+        return {**super().metrics(sums), "loss": tf.constant(math.nan)}
+
+
+@pytest.mark.parametrize("objective", [NotANumber, Pretraining])
 def test_a_run_that_has_diverged_saves_nothing_when_it_is_stopped(
-    tmp_path, caplog, loss, saved
+    tmp_path, caplog, objective
 ):
     """It would continue from weights that are not finite."""
-    trainer = StoppedTrainer(loss)
-    assert stop(trainer, tmp_path) == 143
-    assert trainer.saved == saved
-    assert ("NO CHECKPOINT SAVED at step 1" in caplog.text) == (not saved)
+    config = tiny_run.make_synthetic_config(tmp_path)
+    assert run_with(config, requested_stop(), objective(config)) == 143
+    diverged = objective is NotANumber
+    assert steps_of(tmp_path / "checkpoints") == ([0] if diverged else [0, 1])
+    assert ("NO CHECKPOINT SAVED at step 1" in caplog.text) == diverged
 
 
-def test_only_an_error_of_its_own_checkpoint_ends_a_stopped_run(tmp_path):
-    """After one of best/, a scheduler still starts the command again."""
-    trainer = StoppedTrainer(3.0)
-    trainer.store.save_errors["best"] = UserError("best/ must be written")
-    assert stop(trainer, tmp_path) == 143
-    trainer = StoppedTrainer(3.0)
-    trainer.store.save_errors["checkpoints"] = UserError("it must be written")
-    with pytest.raises(UserError, match="it must be written"):
-        stop(trainer, tmp_path)
-
-
-def test_reads_that_fail_at_later_steps_are_not_counted_together():
-    """Storage may fail now and then in a run of months."""
-    position = Position(10, {}, times=StepTimes([]))
-    recovery = Recovery(
-        PretrainingConfig(),
-        types.SimpleNamespace(
-            position=position,
-            stream=types.SimpleNamespace(check_intact=lambda *_: None),
-            store=types.SimpleNamespace(wait=lambda: None),
-            restore=lambda avoided: True,
-            close_batches=lambda: None,
-        ),
-        tf.distribute.OneDeviceStrategy("CPU:0"),
-        None,
-        (),
-        lambda *_, **__: None,
-        Watchdog(),
+@pytest.mark.slow
+def test_time_between_processes_does_not_count_as_goodput(
+    tiny_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=40, eval_input_file=()
     )
-    error = tf.errors.DataLossError(None, None, "a bit")
-    for step in range(10, 10 + 3 * MAX_REREADS):
-        position.step = step
-        recovery.read_again(error, step + 2)
-    for _ in range(MAX_REREADS - 1):
-        recovery.read_again(error, step + 2)
+    assert run_with(config, requested_stop()) == 143
+    time.sleep(5)
+    # As if its command had begun 1000 s before.
+    train(config, began=time.time() - 1000)
+    _, resume = (
+        event
+        for event in read_events(str(tmp_path))
+        if event["event"] in ("start", "resume")
+    )
+    assert 1000 < resume["start_up_s"] < 2000
+    lines = read_metrics(str(tmp_path))
+    goodputs = [line["goodput"] for line in lines[1:]]
+    useful = sum(line["loop_seconds"] for line in lines)
+    assert all(0 < goodput < 1 for goodput in goodputs)
+    assert goodputs[-1] < useful / 5
+    # Both steps of the first loop were the first ones of a process.
+    assert lines[0]["cpu_seconds"] == 0
+    assert all(line["cpu_seconds"] > 0 for line in lines[1:])
+    # So how long a step takes was not known yet.
+    assert lines[0]["loop_seconds"] == lines[0]["goodput"] == 0
+    # The first process has trained the first step of the first loop.
+    seconds = lines[0]["compile_seconds"]
+    assert seconds * lines[0]["steps_per_second"] == pytest.approx(2)
+
+
+# --- returns to a checkpoint ------------------------------------------------
+
+
+def test_failed_reads_of_intact_records_are_repeated_some_times(
+    tiny_records, tmp_path, monkeypatch
+):
+    """Storage may fail now and then in a run of months: only failures at the
+    same steps are counted together. The log says how much time was lost."""
+    config = tiny_run.make_config(tiny_records, tmp_path, eval_input_file=())
+    failures = collections.Counter({6: MAX_REREADS, 8: MAX_REREADS, 10: 99})
+    advance, limits, lost = Trainer.advance, Limits(), []
+    monkeypatch.setattr(train_module, "watch", lambda *_: limits)
+
+    def fail_sometimes(trainer, until):
+        step = trainer.position.step
+        if not failures[step]:
+            return advance(trainer, until)
+        failures[step] -= 1
+        trainer.position.times.seconds.append(2.0)
+        lost.append(
+            sum(
+                line.get(name, 0.0)
+                for line in read_metrics(str(tmp_path))
+                for name in DURATIONS
+                if line["step"] > step // 4 * 4
+            )
+            + 2.0
+        )
+        raise tf.errors.DataLossError(None, None, "a bit")
+
+    monkeypatch.setattr(Trainer, "advance", fail_sometimes)
     with pytest.raises(tf.errors.DataLossError):
-        recovery.read_again(error, step + 2)
-
-
-@pytest.mark.parametrize("kind", ["rollback", "read_again"])
-def test_a_return_to_a_checkpoint_logs_the_time_that_it_loses(tmp_path, kind):
-    """The checkpoint is of step 5, and the lines of the log of 4 and 8."""
-    log = RunLog.open(str(tmp_path), step=0)
-    log.write("train", 4, {"loop_seconds": 100.0})
-    log.write("train", 8, {"loop_seconds": 40.0, "compile_seconds": 20.0})
-    log.write("eval", 8, {"evaluation_seconds": 8.0})
-    position = Position(10, {}, times=StepTimes([4.0, 2.0]))
-    events = {}
-
-    def restore(avoided):
-        # The checkpoint holds the time of step 5, which line 8 includes.
-        position.step, position.times = 5, StepTimes([1.0])
-        return True
-
-    recovery = Recovery(
-        PretrainingConfig(training=TrainingConfig(on_divergence="rollback")),
-        types.SimpleNamespace(
-            position=position,
-            rollbacks=Rollbacks.read(str(tmp_path)),
-            stream=types.SimpleNamespace(check_intact=lambda *_: None),
-            store=types.SimpleNamespace(wait=lambda: None),
-            restore=restore,
-            close_batches=lambda: None,
-        ),
-        tf.distribute.OneDeviceStrategy("CPU:0"),
-        log,
-        (),
-        lambda kind, **facts: events.update({kind: facts}),
-        Watchdog(),
-    )
-    if kind == "rollback":
-        recovery.roll_back("loss nan", {})
-    else:
-        recovery.read_again(tf.errors.DataLossError(None, None, "a bit"), 12)
-    assert events[kind]["lost_s"] == 40 + 20 + 8 + 4 + 2 - 1
-
-
-def test_checkpoints_that_are_kept_for_ever_are_saved(train):
-    """Multiples of 30 are no multiples of 40, the interval of the others."""
-    often = {"save_checkpoints_steps": 40, "keep_every_n_steps": 30}
-    expected = [30, 40, 60, 80, 90, 100]
-    assert train(0, **often).saved == expected
-    assert train(50, **often).saved == expected[2:]
-
-
-def test_without_held_out_records_an_interrupted_evaluation_is_skipped(train):
-    """The process that was interrupted had held-out records."""
-    trainer = train(40, notes={"to_evaluate": True})
-    assert trainer.position.step == 100
-
-
-def test_the_wait_for_each_checkpoint_is_logged_also_for_the_best(train):
-    """The best one and the regular one of the last step share a copy."""
-    log = EventLog()
-    evaluator = types.SimpleNamespace(
-        run_and_log=lambda step, log: {"loss": 1}, examples={}
-    )
-    train(20, evaluator=evaluator, run_log=log, save_checkpoints_steps=60)
-    waits = [
-        (step, facts["best"], facts["stalled_s"])
-        for kind, step, facts in log.events
-        if kind == "checkpoint"
+        train(config)
+    steps = [6] * MAX_REREADS + [8] * MAX_REREADS + [10] * (MAX_REREADS + 1)
+    assert len(lost) == len(steps)
+    events = events_of(tmp_path, "read_again")
+    assert [event["step"] for event in events] == [
+        step // 4 * 4 for step in steps[:-1]
     ]
-    assert waits == [(60, False, 0.0), (100, True, 5.0), (100, False, 0.0)]
+    assert [event["lost_s"] for event in events] == pytest.approx(lost[:-1])
+    assert limits.seen.count("the return to a checkpoint") == len(events)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_cancelled_sum_of_replicas_asks_for_another_start(
+    tiny_records, tmp_path, monkeypatch, is_damaged
+):
+    """A replica that cannot read may cancel the sum of the other one.
+
+    Then TensorFlow refuses all sums of that process.
+    """
+    records = shutil.copytree(tiny_records, tmp_path / "records")
+    for shard in (records / "train").glob("*.tfrecord"):
+        content = bytearray(shard.read_bytes())
+        content[52] ^= is_damaged
+        shard.write_bytes(content)
+
+    def cancel(*_arguments):
+        raise tf.errors.CancelledError(None, None, "Collective ops is aborted")
+
+    config = tiny_run.make_config(
+        records, tmp_path / "run", strategy="mirrored", num_logical_cpus=2
+    )
+    monkeypatch.setattr(Trainer, "advance", cancel)
+    with pytest.raises(UserError) as raised:
+        train(config)
+    assert isinstance(raised.value, RetryError) != is_damaged
+    remedy = "Copy the shard" if is_damaged else "Start the same command again"
+    assert remedy in str(raised.value)
+
+
+def test_a_cancelled_operation_of_one_replica_is_no_such_sum(
+    tiny_records, tmp_path, monkeypatch
+):
+    """Nor is that of several hosts, which `name_lost_workers` explains."""
+
+    def cancel(*_arguments):
+        raise tf.errors.CancelledError(None, None, "a host is lost")
+
+    monkeypatch.setattr(Trainer, "advance", cancel)
+    with pytest.raises(tf.errors.CancelledError, match="a host is lost"):
+        train(tiny_run.make_config(tiny_records, tmp_path))
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(
+    ("killed_in", "resumed_from"),
+    [((Rollbacks, "add"), 8), ((RunLog, "rewind"), 4), (None, 4)],
+    ids=["rollbacks.json", "log", "not killed"],
+)
+def test_the_log_of_a_process_killed_in_a_rollback_has_no_gap(
+    tmp_path, monkeypatch, killed_in, resumed_from
+):
+    """At step 12, a run diverges twice. The second rollback returns to step 4,
+    and the process is killed there. The next process logs on."""
+    config = tiny_run.make_synthetic_config(
+        tmp_path, num_train_steps=14, on_divergence="rollback"
+    )
+    advance, ends = Trainer.advance, []
+
+    def note_the_end(trainer, until):
+        stops = advance(trainer, until)
+        ends.append(trainer.position.step)
+        return stops
+
+    def diverge_twice(*_):
+        return "loss nan" if ends[-1] == 12 and ends.count(12) < 3 else ""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "advance", note_the_end)
+        patch.setattr(run_module, "find_divergence", diverge_twice)
+        if killed_in:
+            owner, name = killed_in
+            call = getattr(owner, name)
+
+            def call_or_die(*arguments, **others):
+                if ends.count(12) == 2:
+                    raise KilledError
+                return call(*arguments, **others)
+
+            patch.setattr(owner, name, call_or_die)
+            with pytest.raises(KilledError):
+                train(config)
+        else:
+            assert train(config) == 0
+    rollbacks = [e["resumed_from"] for e in events_of(tmp_path, "rollback")]
+    assert rollbacks == ([8] if killed_in else [8, 4])
+    assert train(config) == 0
+    (resume,) = events_of(tmp_path, "resume")
+    assert resume["step"] == (resumed_from if killed_in else 14)
+    logged = [line["step"] for line in lines_of(tmp_path, "train")]
+    assert logged == list(range(2, 15, 2))
+
+
+# --- scheduled changes, and what a start logs ------------------------------
+
+
+@pytest.mark.parametrize("can_reset", [True, False])
+def test_a_change_of_dropout_is_compared(
+    can_reset, monkeypatch, tmp_path, caplog
+):
+    """Without memory on a device whose peak includes the time before."""
+    caplog.set_level("INFO", "absl")
+    monkeypatch.setattr(cost, "reset_peak_memory", lambda: can_reset)
+    train(
+        tiny_run.make_synthetic_config(
+            tmp_path, num_train_steps=8, dropout_schedule="0:0.1,4:0.0"
+        )
+    )
+    (event,) = events_of(tmp_path, "dropout")
+    assert (event["step"], event["before"], event["after"]) == (4, 0.1, 0.0)
+    (line,) = (x for x in caplog.messages if x.startswith("dropout 0.1 -> 0:"))
+    assert ("peak memory of" in line) == can_reset
+
+
+@pytest.mark.parametrize("steps", ["4:6", "8:99"])
+def test_profiled_steps_leave_a_trace(tiny_records, tmp_path, steps):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, profile_steps=steps, eval_input_file=()
+    )
+    train(config)
+    traces = list((tmp_path / "tensorboard").rglob("*.xplane.pb"))
+    assert traces and all(trace.stat().st_size for trace in traces)
+    assert "profile" in [e["event"] for e in read_events(str(tmp_path))]
+
+
+@pytest.mark.slow
+def test_a_start_logs_the_software_and_warns_if_it_has_changed(
+    tiny_records, tmp_path, monkeypatch, caplog
+):
+    config = tiny_run.make_config(
+        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
+    )
+    train(config)
+    train(config)  # resumed after its last step
+    assert "other software" not in caplog.text
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_a=1")
+    train(config)
+    (warning,) = [x for x in caplog.messages if "other software" in x]
+    assert "(LIBTPU_INIT_ARGS: none before, now --xla_a=1)" in warning
+    *_, first, last = (
+        event["software"]
+        for event in read_events(str(tmp_path))
+        if "software" in event
+    )
+    assert first["keras"] == keras.__version__
+    assert last == {**first, "LIBTPU_INIT_ARGS": "--xla_a=1"}

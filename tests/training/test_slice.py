@@ -169,11 +169,3 @@ def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
         assert "THE RUN HANGS: the device loop of" in run.log()
     if not hosts.has_own_network:
         pytest.skip("no network namespaces: the last host was only stopped")
-
-
-def damage_records(records):
-    """Changes a byte of the first record of each training shard."""
-    for shard in (records / "train").glob("*.tfrecord"):
-        content = bytearray(shard.read_bytes())
-        content[52] ^= 1
-        shard.write_bytes(content)

@@ -41,26 +41,6 @@ def test_dropout_is_removed_where_the_schedule_says(tiny_records, tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_training_learns(tiny_records, tmp_path):
-    config = tiny_run.make_config(
-        tiny_records,
-        tmp_path,
-        num_train_steps=40,
-        steps_per_loop=4,
-        fuse_on_cpu=True,
-    )
-    train(config)
-    losses = [
-        line["masked_lm_loss"]
-        for line in read_metrics(str(tmp_path))
-        if line["split"] == "train"
-    ]
-    # Uniform predictions give ln 400 = 5.99.
-    assert losses[0] == pytest.approx(np.log(400), abs=0.15)
-    assert losses[-1] < losses[0] - 0.3
-
-
 def assert_same_run(one, other):
     """Weights, moments and logged metrics are the same bit for bit."""
     assert lines_without_timing(one) == lines_without_timing(other)
@@ -248,36 +228,6 @@ def test_a_new_run_has_a_complete_checkpoint_before_it_trains(
     assert train(tiny_run.make_synthetic_config(tmp_path)) == [0]
 
 
-@pytest.mark.parametrize(
-    ("minutes", "saved"),
-    [(1e-9, [0, 2, 4, 5, 6, 8, 10, 12]), (60.0, [0, 5, 10, 12])],
-)
-def test_a_checkpoint_is_also_saved_after_minutes(tmp_path, minutes, saved):
-    """At the end of a device loop, which it does not change."""
-    config = tiny_run.make_synthetic_config(
-        tmp_path,
-        save_checkpoints_steps=5,
-        save_checkpoints_minutes=minutes,
-    )
-    train(config)
-    found = [
-        event["step"]
-        for event in read_events(str(tmp_path))
-        if event["event"] == "checkpoint"
-    ]
-    assert found == saved
-
-
-@pytest.mark.slow
-def test_a_finished_run_is_not_trained_again(tiny_records, tmp_path):
-    config = tiny_run.make_config(tiny_records, tmp_path)
-    train(config)
-    before = (tmp_path / "metrics.jsonl").read_text()
-
-    assert train(config) == 0
-    assert (tmp_path / "metrics.jsonl").read_text() == before
-
-
 def test_a_batch_that_does_not_divide_names_the_nearest(tiny_records, tmp_path):
     config = tiny_run.make_config(
         tiny_records,
@@ -370,7 +320,7 @@ def test_a_limit_that_masks_fewer_tokens_than_wanted_is_a_warning(
     assert ("max_predictions_per_seq" in caplog.text) == bool(needed)
 
     checks = preflight.Preflight(config, objective, None)
-    checks._checks.run("records", checks._records)
+    checks._check("records", checks._records)
     assert (warning in capsys.readouterr().out) == bool(needed)
 
 
@@ -461,16 +411,41 @@ def test_a_diverged_run_rolls_back_and_resumes_exactly(tiny_records, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_run_directory_holds_the_resolved_configuration(
-    tiny_records, tmp_path
+def test_a_data_schedule_gives_the_same_run_however_it_is_interrupted(
+    tiny_records, tiny_dynamic_records, tmp_path
 ):
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
-    )
-    train(config)
+    """Phases of masked records, of records without masks, of masked ones."""
 
-    assert json.loads((tmp_path / "config.json").read_text()) == (
-        config.to_dict()
-    )
-    vocabulary = (tiny_records / "train" / "spiece.model").read_bytes()
-    assert (tmp_path / "spiece.model").read_bytes() == vocabulary
+    def run(name):
+        return RunProcesses(
+            tiny_run.make_config(
+                tiny_records,
+                tmp_path / name,
+                input_file=(),
+                dataset=(
+                    f"a={tiny_records}/train/*.tfrecord",
+                    f"b={tiny_dynamic_records}/train/*.tfrecord",
+                ),
+                data_schedule="0:a,33:b,70:a",
+                num_train_steps=120,
+                steps_per_loop=10,
+                save_checkpoints_steps=7,
+            ),
+            tmp_path,
+        )
+
+    alone, killed = run("alone"), run("killed")
+    killed.wait_for_step(40)
+    killed.kill()
+    again = run("killed")
+    assert again.wait() == alone.wait() == [0], again.log()
+    lines = lines_without_timing(tmp_path / "alone")
+    assert lines == lines_without_timing(tmp_path / "killed")
+    steps = [line["step"] for line in lines if line["split"] == "train"]
+    assert {33, 70} <= set(steps)
+    switches = [
+        (event["step"], event["name"])
+        for event in read_events(str(tmp_path / "alone"))
+        if event["event"] == "data"
+    ]
+    assert switches == [(33, "b"), (70, "a")]

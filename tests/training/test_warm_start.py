@@ -1,5 +1,7 @@
 """Runs that start from the weights of another model."""
 
+import collections
+import dataclasses
 import math
 import re
 import shutil
@@ -7,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf.cluster.replicas import Replicas
 from albert_tf.config import (
@@ -14,17 +17,26 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.interop import formats, hugging_face
+from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight, warm_start
-from albert_tf.training.saver import Saver
+from albert_tf.training.run import Run
 from albert_tf.training.train import train
 from tests.helpers import tiny_run, tpu_bridge
 from tests.helpers.conversion import write_published
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
 from tests.helpers.warm_starts import (
+    PIECE_BIAS,
+    PIECES,
+    POSITIONS,
     WITHOUT_EFFECT,
     assert_same_values,
+    find_train_records,
     is_moment,
+    model_of,
+    moments_and,
+    other_config,
+    pieces_of,
     report_of,
     values_of,
     weights_in,
@@ -126,12 +138,12 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(
     class Killed(BaseException):
         pass
 
-    def kill(saver):
+    def kill(run):
         raise Killed
 
     train(config("alone"))
     with monkeypatch.context() as patch:
-        patch.setattr(Saver, "save", kill)
+        patch.setattr(Run, "save", kill)
         with pytest.raises(Killed):
             train(config("killed"))
     assert (tmp_path / "killed/warm_start.json").exists()
@@ -285,3 +297,452 @@ def test_settings_of_a_warm_start_need_a_checkpoint(name):
     with pytest.raises(UserError, match=f"{name} needs --init_checkpoint"):
         InitializationConfig(**{name: value})
     InitializationConfig(init_checkpoint="a", **{name: value})
+
+
+# --- other vocabularies -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def continued(source, other_records, tmp_path_factory):
+    """A run that starts from `source` and trains on `other_records`."""
+    run_dir = tmp_path_factory.mktemp("continued")
+    train(
+        other_config(
+            other_records,
+            run_dir,
+            init_checkpoint=str(source),
+            init_optimizer_state=True,
+        )
+    )
+    return run_dir
+
+
+def test_rows_of_pieces_in_both_vocabularies_are_kept(
+    source, continued, other_records, tmp_path
+):
+    """New pieces start at the mean of these, plus the values of a new run."""
+    train(other_config(other_records, tmp_path))
+    old, initial = values_of(source, 12), values_of(tmp_path, 0)
+    now = values_of(continued, 0)
+    pieces_there = pieces_of(source)
+    pieces_here = pieces_of(other_records / "train")
+    kept = [p for p in pieces_here if p in set(pieces_there)]
+    assert 20 < len(kept) < 280
+    for path in (PIECES, PIECE_BIAS):
+        mean = np.mean([old[path][pieces_there.index(p)] for p in kept], axis=0)
+        for i, piece in enumerate(pieces_here):
+            if piece in kept:
+                there = pieces_there.index(piece)
+                expected = {p: old[p][there] for p in moments_and(path)}
+            else:
+                expected = dict.fromkeys(moments_and(path), 0.0)
+                expected[path] = mean + initial[path][i]
+            for name, value in expected.items():
+                np.testing.assert_allclose(
+                    now[name][i], value, atol=1e-7, err_msg=f"{name} {piece}"
+                )
+    assert not initial[PIECE_BIAS].any()
+    others = set(old) - {*moments_and(PIECES), *moments_and(PIECE_BIAS), "step"}
+    assert_same_values(now, old, others)
+
+    counts = collections.Counter()
+    for record in tf.data.TFRecordDataset(
+        [str(p) for p in other_records.glob("train/*.tfrecord")]
+    ).as_numpy_iterator():
+        example = tf.train.Example.FromString(record)
+        ids = example.features.feature["input_ids"].int64_list.value
+        counts.update(pieces_here[i] for i in ids if i >= 5)
+    report = report_of(continued)["pieces"]
+    share = report.pop("kept_share_of_records")
+    assert report == {
+        "kept": len(kept),
+        "new": 300 - len(kept),
+        "dropped": 400 - len(kept),
+    }
+    assert 0.3 < share < 1
+    assert share == pytest.approx(
+        sum(counts[p] for p in kept) / counts.total(), rel=1e-6
+    )
+
+
+def test_new_values_are_a_function_of_the_seed(
+    source, continued, other_records, tmp_path
+):
+    """Another seed changes the embeddings of new pieces, and nothing else."""
+    train(
+        other_config(
+            other_records,
+            tmp_path,
+            init_checkpoint=str(source),
+            init_optimizer_state=True,
+            seed=2,
+        )
+    )
+    one, other = values_of(continued, 0), values_of(tmp_path, 0)
+    pieces_there = set(pieces_of(source))
+    pieces_here = pieces_of(other_records / "train")
+    kept = [piece in pieces_there for piece in pieces_here]
+    assert_same_values(other, one, set(one) - {PIECES})
+    differs = (other[PIECES] != one[PIECES]).any(axis=1)
+    np.testing.assert_array_equal(differs, np.logical_not(kept))
+
+
+def test_the_same_pieces_in_another_file_are_the_same(tiny_records, tmp_path):
+    """The file has a field that SentencePiece does not know."""
+    content = (tiny_records / "train/spiece.model").read_bytes()
+    # Field 1000, a number.
+    (tmp_path / "spiece.model").write_bytes(content + b"\xc0\x3e\x01")
+    assert pieces_of(tmp_path) == pieces_of(tiny_records / "train")
+
+    config = tiny_run.make_config(tiny_records, tmp_path, init_checkpoint="a")
+    planned = warm_start.plan(
+        config,
+        find_train_records(tiny_records, config),
+        weights_of(config.model, tmp_path / "spiece.model"),
+    )
+    assert planned.kept_pieces is None
+    assert planned.report["pieces"]["new"] == 0
+
+
+@pytest.fixture
+def records_without_metadata(tiny_records, tmp_path):
+    """Records without metadata, as google-research/albert writes them."""
+    shutil.copytree(tiny_records / "train", tmp_path / "copy/train")
+    (tmp_path / "copy/train/metadata.json").unlink()
+    (tmp_path / "copy/train/spiece.model").unlink()
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("unknown", ["model", "records"])
+def test_an_unknown_vocabulary_of_the_same_size_gives_a_warning(
+    tiny_records, records_without_metadata, tmp_path, caplog, unknown
+):
+    records, vocabulary, whose = tiny_records, "", "VOCABULARY OF a IS NOT"
+    remedy = "--init_vocabulary"
+    if unknown == "records":
+        records, whose = records_without_metadata, "OF the records IS NOT"
+        vocabulary = tiny_records / "train/spiece.model"
+        remedy = "data_prep.build_tfrecords"
+    config = tiny_run.make_config(records, tmp_path, init_checkpoint="a")
+    found = find_train_records(records, config)
+    caplog.clear()
+    planned = warm_start.plan(
+        config, found, weights_of(config.model, vocabulary)
+    )
+    assert planned.kept_pieces is None
+    assert not planned.report["vocabularies_known"]
+    (warning,) = caplog.records
+    assert whose in warning.getMessage()
+    assert "400 pieces" in warning.getMessage()
+    assert remedy in warning.getMessage()
+
+
+def test_an_unknown_vocabulary_of_another_size_is_refused(
+    tiny_records, other_records, records_without_metadata, tmp_path
+):
+    """Unless --init_vocabulary names it."""
+    config = other_config(other_records, tmp_path, init_checkpoint="a")
+    found = find_train_records(other_records, config)
+    weights = weights_of(tiny_run.MODEL)
+    with pytest.raises(
+        UserError, match="400 pieces in the model and 300 in"
+    ) as error:
+        warm_start.plan(config, found, weights)
+    assert "--init_vocabulary" in error.value.remedy
+    named = other_config(
+        other_records,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(tiny_records / "train/spiece.model"),
+    )
+    planned = warm_start.plan(named, found, weights)
+    assert 20 < len(planned.kept_pieces.run_ids) < 280
+
+    config = tiny_run.make_config(
+        records_without_metadata,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(other_records / "train/spiece.model"),
+    )
+    found = find_train_records(records_without_metadata, config)
+    weights = weights_of(dataclasses.replace(tiny_run.MODEL, vocab_size=300))
+    with pytest.raises(
+        UserError, match="300 pieces in the model and 400 in"
+    ) as error:
+        warm_start.plan(config, found, weights)
+    assert "data_prep" in error.value.remedy
+
+
+def test_a_vocabulary_of_another_size_than_the_model_is_refused(
+    tiny_records, other_records, tmp_path
+):
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(other_records / "train/spiece.model"),
+    )
+    found = find_train_records(tiny_records, config)
+    with pytest.raises(UserError, match="300 pieces, and 400 in the model"):
+        warm_start.plan(config, found, weights_of(config.model))
+
+
+def test_a_vocabulary_that_contradicts_the_models_own_is_refused(
+    tiny_records, tmp_path
+):
+    """Even with as many pieces, as if the records' vocabulary were given."""
+    ours = tiny_records / "train/spiece.model"
+    model = sentencepiece_model_pb2.ModelProto.FromString(ours.read_bytes())
+    model.pieces[100].piece, model.pieces[101].piece = (
+        model.pieces[101].piece,
+        model.pieces[100].piece,
+    )
+    theirs = tmp_path / "theirs.model"
+    theirs.write_bytes(model.SerializeToString())
+    config = tiny_run.make_config(
+        tiny_records,
+        tmp_path,
+        init_checkpoint="a",
+        init_vocabulary=str(ours),
+    )
+    found = find_train_records(tiny_records, config)
+    with pytest.raises(UserError, match=r"spiece\.model, and .*theirs\.model"):
+        warm_start.plan(config, found, weights_of(config.model, theirs))
+    (tmp_path / "same.model").write_bytes(ours.read_bytes())
+    planned = warm_start.plan(
+        config, found, weights_of(config.model, tmp_path / "same.model")
+    )
+    assert planned.kept_pieces is None
+
+
+def test_records_next_to_another_vocabulary_are_refused(
+    tiny_records, other_records, tmp_path
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(other_records, copy)
+    shutil.copy(tiny_records / "train/spiece.model", copy / "train")
+    config = other_config(copy, tmp_path, init_checkpoint="a")
+    there = weights_of(tiny_run.MODEL, tiny_records / "train/spiece.model")
+    with pytest.raises(UserError, match="vocabulary of the records next to it"):
+        warm_start.plan(config, find_train_records(copy, config), there)
+
+
+# --- other layers, positions and heads --------------------------------------
+
+
+def applied(planned, here, objective="sop"):
+    """The values that the plan assigns to variables that were all 9."""
+    variables = {}
+    for weight in list_weights(here, objective):
+        for path in moments_and(weight.path):
+            variables[path] = tf.Variable(np.full(weight.shape, 9, np.float32))
+    planned.apply(variables)
+    return {path: v.numpy() for path, v in variables.items()}
+
+
+# The models there and here; for each group or layer here, the number of that
+# which it starts from, by hand: by relative depth, or with --init_from_group0.
+DEPTHS = {
+    "a group that all layers share": (
+        model_of(6),
+        model_of(12),
+        {"group": [0]},
+        {"group": [0]},
+    ),
+    "twice as many groups": (
+        model_of(6, 6),
+        model_of(12, 12),
+        {"group": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]},
+        {"group": [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]},
+    ),
+    "as many groups, of layers that do not divide": (
+        model_of(3, 2),
+        model_of(4, 2),
+        {"group": [0, 1]},
+        {"group": [0, 1]},
+    ),
+    "fewer groups": (
+        model_of(6, 6),
+        model_of(3, 3),
+        {"group": [0, 2, 4]},
+        {"group": [0, 1, 2]},
+    ),
+    "groups of one that all layers shared": (
+        model_of(6),
+        model_of(12, 3),
+        {"group": [0, 0, 0]},
+        {"group": [0, 0, 0]},
+    ),
+    "layers that do not share": (
+        model_of(2, sharing="none"),
+        model_of(4, sharing="none"),
+        {"layer": [0, 0, 1, 1]},
+        {"layer": [0, 1, 0, 0]},
+    ),
+    "no divisor": (
+        model_of(3, 3),
+        model_of(4, 4),
+        {"group": [0, 0, 1, 2]},
+        {"group": [0, 1, 2, 0]},
+    ),
+}
+
+
+@pytest.mark.parametrize("from_group0", [False, True])
+@pytest.mark.parametrize("case", DEPTHS)
+def test_layers_start_from_layers_of_the_same_relative_depth(
+    plan_for, case, from_group0
+):
+    there, here, *expected = DEPTHS[case]
+    ((owner, taken),) = expected[from_group0].items()
+    weights = weights_of(there, slots=True)
+    values = applied(
+        plan_for(
+            here,
+            weights,
+            init_from_group0=from_group0,
+            init_optimizer_state=True,
+        ),
+        here,
+    )
+    old = {**weights.values, **weights.slots}
+    seen = set()
+    for path, value in values.items():
+        match = re.search(rf"/{owner}_(\d+)_", path)
+        source = path
+        if match:
+            number = int(match[1])
+            seen.add(number)
+            source = path.replace(match[0], f"/{owner}_{taken[number]}_")
+        np.testing.assert_array_equal(value, old[source], path)
+    assert seen == set(range(len(taken)))
+
+
+def test_unshared_layers_start_from_their_former_group(plan_for):
+    """Feed-forward layers take those of their group; attention stays shared."""
+    there, here = model_of(12, 3), model_of(12, sharing="attention")
+    weights = weights_of(there)
+    planned = plan_for(here, weights)
+    values = applied(planned, here)
+    kernel = "albert/encoder/{}_inner_group_0_{}/output/kernel"
+    for layer in range(12):
+        np.testing.assert_array_equal(
+            values[kernel.format(f"layer_{layer}", "ffn")],
+            weights.values[kernel.format(f"group_{layer // 4}", "ffn")],
+        )
+    np.testing.assert_array_equal(
+        values[kernel.format("group_0", "attention")],
+        weights.values[kernel.format("group_0", "attention")],
+    )
+    taken = planned.report["layers"]["taken_from"]
+    assert taken["layer_11_inner_group_0_ffn"] == "group_2_inner_group_0_ffn"
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (model_of(4, 2), model_of(4, 4)),
+        (model_of(4, 1), model_of(4, 2)),
+        (model_of(4, 2, inner_group_num=2), model_of(4, 4, inner_group_num=2)),
+        (model_of(4, 2), model_of(4, 4, inner_group_num=2)),
+        (model_of(4, 4, inner_group_num=2), model_of(4, 4)),
+    ],
+)
+def test_init_from_group0_matches_google_research(plan_for, there, here):
+    """Its rule, on its names: the same name, or else group 0."""
+    weights = weights_of(there)
+    planned = plan_for(here, weights, init_from_group0=True)
+    values = applied(planned, here)
+    published = {
+        w.google_albert: weights.values[w.path] for w in list_weights(there)
+    }
+    fresh = set()
+    for weight in list_weights(here):
+        name = weight.google_albert
+        if name not in published:
+            name = re.sub(r"/group_\d+/", "/group_0/", name)
+        if name in published:
+            np.testing.assert_array_equal(
+                values[weight.path], published[name], weight.path
+            )
+        else:
+            fresh.add(weight.path)
+            assert (values[weight.path] == 9).all()
+    assert set(planned.report["initialized"]) == fresh
+    assert bool(fresh) == (here.inner_group_num > there.inner_group_num)
+    assert all("inner_group_1" in path for path in planned.report["unused"])
+    assert bool(planned.report["unused"]) == (
+        here.inner_group_num < there.inner_group_num
+    )
+
+
+@pytest.mark.parametrize("number", [24, 32, 40, 80])
+def test_new_positions_repeat_the_old_ones(plan_for, number):
+    """Their moments are zero; surplus positions are dropped."""
+    here = model_of(2, max_position_embeddings=number)
+    weights = weights_of(tiny_run.MODEL, slots=True)
+    planned = plan_for(here, weights, init_optimizer_state=True)
+    values = applied(planned, here)
+    for position in range(number):
+        np.testing.assert_array_equal(
+            values[POSITIONS][position],
+            weights.values[POSITIONS][position % 32],
+        )
+        for path in (f"{POSITIONS}/m", f"{POSITIONS}/v"):
+            expected = weights.slots[path][position] if position < 32 else 0
+            np.testing.assert_array_equal(values[path][position], expected)
+    assert planned.report["positions"] == {"here": number, "there": 32}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "fresh", "unused"),
+    [
+        ("sop", "sop", set(), set()),
+        ("sop", "nsp", {"sentence"}, {"sentence"}),
+        ("nsp", "sop", {"sentence"}, {"sentence"}),
+        ("sop", "none", {"sentence", "pooler"}, set()),
+        ("none", "sop", set(), {"sentence", "pooler"}),
+        ("none", "none", set(), set()),
+    ],
+)
+def test_a_head_for_another_task_is_newly_initialised(
+    plan_for, here, there, fresh, unused
+):
+    weights = weights_of(tiny_run.MODEL, objective=there, slots=True)
+    planned = plan_for(
+        tiny_run.MODEL, weights, objective=here, init_optimizer_state=True
+    )
+    values = applied(planned, tiny_run.MODEL, here)
+    initialized = {path.split("/")[1] for path in planned.report["initialized"]}
+    assert initialized == fresh
+    assert {path.split("/")[1] for path in planned.report["unused"]} == unused
+    for weight in list_weights(tiny_run.MODEL, here):
+        for path in moments_and(weight.path):
+            untouched = (values[path] == 9).all()
+            assert untouched == (weight.path.split("/")[1] in fresh), path
+
+
+def test_requested_moments_must_exist(plan_for):
+    weights = weights_of(tiny_run.MODEL)
+    with pytest.raises(UserError, match="init_optimizer_state needs"):
+        plan_for(tiny_run.MODEL, weights, init_optimizer_state=True)
+    assert plan_for(tiny_run.MODEL, weights)
+
+
+def test_the_description_names_everything_that_changed(plan_for):
+    weights = weights_of(model_of(4, 2), objective="none")
+    here = model_of(8, 4, max_position_embeddings=64)
+    lines = plan_for(here, weights).describe()
+    text = "; ".join(lines)
+    assert "64 positions from 32" in text
+    assert "8 layers from 4" in text
+    assert (
+        "group_1 from group_0, group_2 from group_1, group_3 from group_1"
+        in text
+    )
+    assert "missing in the checkpoint and newly initialised" in text
+    assert "albert/pooler, albert/sentence" in text
+    same = weights_of(tiny_run.MODEL)
+    assert plan_for(tiny_run.MODEL, same).describe() == [
+        "starting from the weights of a"
+    ]
