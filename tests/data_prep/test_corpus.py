@@ -204,7 +204,6 @@ def test_the_first_pass_finds_bad_utf8(tmp_path, name, end):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
-@pytest.mark.parametrize("on_bad_utf8", ["error", "replace", "skip"])
 @pytest.mark.parametrize(
     ("encoding", "message"),
     [
@@ -213,14 +212,12 @@ def test_the_first_pass_finds_bad_utf8(tmp_path, name, end):
         ("utf-16-be", r"zero byte in line 1, at byte offset 0\..*iconv"),
     ],
 )
-def test_the_first_pass_finds_utf16(
-    tmp_path, name, on_bad_utf8, encoding, message
-):
+def test_the_first_pass_finds_utf16(tmp_path, name, encoding, message):
     """Without a byte order mark, ASCII text is valid UTF-8."""
     path = tmp_path / name
     content = '{"text": "One a."}\n'.encode(encoding)
     path.write_bytes(gzip.compress(content) if ".gz" in name else content)
-    config = CorpusConfig(input_file=(str(path),), on_bad_utf8=on_bad_utf8)
+    config = CorpusConfig(input_file=(str(path),), on_bad_utf8="skip")
     found = corpus.find_inputs(config)
     with pytest.raises(UserError, match=message):
         corpus.check_and_digest(found, config, check_num_bytes)
@@ -284,12 +281,11 @@ def test_json_lines_are_documents(tmp_path):
         ('["text"]', r"line 2 of .*must be an object with a string"),
     ],
 )
-@pytest.mark.parametrize("on_bad_utf8", ["error", "replace", "skip"])
-def test_bad_json_is_refused(tmp_path, line, expected, on_bad_utf8):
+def test_bad_json_is_refused(tmp_path, line, expected):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "Good."}\n' + line)
     with pytest.raises(UserError, match=expected):
-        read([path], on_bad_utf8)
+        read([path], "skip")
 
 
 def test_unpaired_surrogates_follow_on_bad_utf8(tmp_path):

@@ -31,13 +31,6 @@ def names(output_dir):
     return {p.name for p in output_dir.rglob("*") if p.is_file()}
 
 
-def test_build_keeps_its_own_shards(tmp_path):
-    fill(tmp_path)
-    before = names(tmp_path)
-    directory.begin_build(str(tmp_path), {"inputs_sha256": "ab"})
-    assert names(tmp_path) == before
-
-
 def test_shards_and_notes_of_another_build_are_removed(tmp_path):
     fill(tmp_path)
     directory.begin_build(str(tmp_path), {"inputs_sha256": "cd"})

@@ -1,7 +1,5 @@
 """Parsing of examples, compared with TensorFlow's parser."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -55,109 +53,6 @@ def test_parsing_reverses_serializing():
     assert not parsed.faults
     for name, values in features.items():
         np.testing.assert_array_equal(parsed.features[name], values)
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        [0, 1, 127, 128, 16383],
-        [2**28 - 1, 2**28, 2**31, 2**32, 2**35],
-        [-1, -(2**63), 2**63 - 1, 0, 5],
-    ],
-)
-def test_integers_of_any_size_are_parsed(ids):
-    features = INTACT | {"ids": ids}
-    parsed = parse(make_example(**INTACT), make_example(**features))
-    assert parsed.features["ids"].tolist() == [INTACT["ids"], ids]
-
-
-def join(entries):
-    content = b"".join(entries)
-    return b"\x0a" + bytes([len(content)]) + content
-
-
-def make_entry(name, values):
-    """A map entry: a message with one feature, without its two-byte header."""
-    return make_example(**{name: values})[2:]
-
-
-def test_features_may_come_in_any_order():
-    contents = [
-        join(make_entry(name, INTACT[name]) for name in names)
-        for names in itertools.permutations(INTACT)
-    ]
-    assert len(set(contents)) == 6
-    parsed = parse(*contents)
-    for name, values in INTACT.items():
-        assert parsed.features[name].tolist() == [values] * 6
-
-
-def make_packed(name, list_tag, values):
-    """A map entry whose list has the bytes `values` as packed values."""
-    content = b"\x0a" + bytes([len(values)]) + values
-    for tag in (list_tag, b"\x12"):
-        content = tag + bytes([len(content)]) + content
-    key = b"\x0a" + bytes([len(name)]) + name
-    return b"\x0a" + bytes([len(key + content)]) + key + content
-
-
-def make_split_entry():
-    """A map entry for ids whose value is in two parts, to be merged."""
-    lists = [
-        make_packed(b"ids", b"\x1a", part)[7:]
-        for part in (b"\x01\x02", b"\x03\x04\x05")
-    ]
-    content = b"\x0a\x03ids" + b"".join(lists)
-    return b"\x0a" + bytes([len(content)]) + content
-
-
-def test_unusual_encodings_are_parsed_as_tensorflow_parses_them():
-    """Unpacked integers; a value before its key; a repeated feature, of which
-    the last one counts; a list in two parts; unknown fields."""
-    entries = [make_entry(name, values) for name, values in INTACT.items()]
-    int64_list = b"".join(b"\x08" + bytes([i]) for i in (7, 8, 9, 1, 2))
-    feature = b"\x1a" + bytes([len(int64_list)]) + int64_list
-    entry = b"\x12" + bytes([len(feature)]) + feature + b"\x0a\x03ids"
-    unusual = b"\x0a" + bytes([len(entry)]) + entry
-    contents = {
-        join([unusual, *entries[1:]]): [7, 8, 9, 1, 2],
-        join([make_entry("ids", [9] * 5), *entries]): INTACT["ids"],
-        join([*entries, make_entry("ids", [9] * 5)]): [9] * 5,
-        join(entries) + b"\x78\x01": INTACT["ids"],
-        join([make_split_entry(), *entries[1:]]): [1, 2, 3, 4, 5],
-    }
-    for content, ids in contents.items():
-        example = tf.train.Example.FromString(content)
-        assert example.features.feature["ids"].int64_list.value == ids
-    parsed = parse(*contents)
-    assert parsed.features["ids"].tolist() == list(contents.values())
-    assert not parsed.faults
-
-
-@pytest.mark.parametrize(
-    ("entry", "name"),
-    [
-        (make_packed(b"ids", b"\x1a", b"\x01\x02\x03\x04\x05\x80"), "ids"),
-        (
-            make_packed(b"ids", b"\x1a", b"\x01" * 4 + b"\x80" * 10 + b"\x01"),
-            "ids",
-        ),
-        (make_packed(b"weights", b"\x12", bytes(13)), "weights"),
-    ],
-)
-def test_broken_values_are_refused(entry, name):
-    """Even if the declared number of complete values precedes the broken one.
-    The next message is parsed."""
-    intact = [
-        make_entry(other, INTACT[other]) for other in INTACT if other != name
-    ]
-    broken = join([entry, *intact])
-    with pytest.raises(DecodeError):
-        tf.train.Example.FromString(broken)
-    parsed = parse(make_example(**INTACT), broken, make_example(**INTACT))
-    assert list(parsed.faults) == [1]
-    assert parsed.faults[1].startswith("must be a tf.train.Example")
-    assert parsed.features["ids"].tolist() == [INTACT["ids"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Vocabularies whose model normalises text itself."""
 
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -215,26 +213,15 @@ def test_uncovered_characters_are_spelled_as_bytes(self_contained):
     assert not any("<0x" in without.id_to_piece(i) for i in range(2600))
 
 
-@pytest.mark.slow
-def test_self_contained_model_is_the_same_in_another_process(
+def test_equal_text_gives_an_equal_self_contained_model(
     self_contained, tmp_path
 ):
-    """With another directory for temporary files."""
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "data_prep.train_tokenizer",
-            f"--input_file={','.join(MULTILINGUAL)}",
-            f"--model_prefix={tmp_path}/spm",
-            "--vocabulary_kind=self_contained",
-            "--byte_fallback",
-            "--vocab_size=2600",
-            "--on_bad_utf8=replace",
-        ],
-        check=True,
-        env={"PATH": "", "TMPDIR": str(tmp_path)},
+    """Each training has another path of the normalisation rules."""
+    again = train(
+        MULTILINGUAL,
+        tmp_path / "spm",
+        vocabulary_kind="self_contained",
+        byte_fallback=True,
+        vocab_size=2600,
     )
-    assert (tmp_path / "spm.model").read_bytes() == pathlib.Path(
-        self_contained[True, True]
-    ).read_bytes()
+    assert again == pathlib.Path(self_contained[True, True]).read_bytes()
