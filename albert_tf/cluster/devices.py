@@ -49,11 +49,6 @@ class TPUChip:
         subsystem_id: Subsystem device id on the PCI bus, where two versions
             have the same `pci_id`; "" otherwise. From tpu_info/device.py of
             AI-Hypercomputer/cloud-accelerator-diagnostics.
-
-    Example:
-        >>> chip = TPU_CHIPS["v5e"]
-        >>> chip.cores, chip.peak_flops / 1e12, chip.memory_bytes / 2**30
-        (1, 197.0, 15.75)
     """
 
     pci_id: str
@@ -74,12 +69,6 @@ class TPUChip:
             The chip with so many cores: itself, or one with twice its cores,
             each with half the memory and half the peak; None for any
             other number of devices.
-
-        Example:
-            >>> TPU_CHIPS["v4"].with_devices(1).peak_flops / 1e12
-            275.0
-            >>> TPU_CHIPS["v4"].with_devices(2).peak_flops / 1e12
-            137.5
         """
         if devices_per_chip == self.cores:
             return self

@@ -15,9 +15,7 @@ from albert_tf.config.data import (
     MaskingConfig,
     SequenceConfig,
 )
-from albert_tf.config.distribution import DistributionConfig
 from albert_tf.config.model import PARAMETER_SHARING, ModelConfig
-from albert_tf.config.optimizer import OptimizerConfig
 from albert_tf.config.settings import (
     Config,
     fields_with_types,
@@ -33,7 +31,9 @@ from albert_tf.config.task import (
     TaskHeadConfig,
 )
 from albert_tf.config.training import (
+    DistributionConfig,
     InitializationConfig,
+    OptimizerConfig,
     PretrainingConfig,
     TrainingConfig,
 )

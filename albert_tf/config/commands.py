@@ -77,15 +77,7 @@ class ConvertConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class ExportConfig(Config):
-    """Settings of `python -m albert_tf.export_saved_model`.
-
-    Example:
-        >>> config = ExportConfig(
-        ...     run_dir="build/demo/run", export_dir="build/demo/saved_model"
-        ... )
-        >>> config.text_signatures
-        True
-    """
+    """Settings of `python -m albert_tf.export_saved_model`."""
 
     run_dir: str = setting(
         "",

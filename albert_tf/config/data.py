@@ -10,15 +10,7 @@ SENTENCE_OBJECTIVES = ("sop", "nsp", "none")
 
 @dataclasses.dataclass(frozen=True)
 class SequenceConfig(Config):
-    """Lengths of a record, for building records and for training.
-
-    Example:
-        >>> SequenceConfig(max_seq_length=64, max_predictions_per_seq=77)
-        Traceback (most recent call last):
-        ...
-        albert_tf.errors.UserError: max_predictions_per_seq must be below
-        max_seq_length. Received: 77 and 64.
-    """
+    """Lengths of a record, for building records and for training."""
 
     max_seq_length: int = setting(
         512,
@@ -66,13 +58,6 @@ class MaskingConfig(SequenceConfig):
     """Masking, for building records and for training.
 
     Training masks only records that are built with --masking=dynamic.
-
-    Example:
-        >>> config = MaskingConfig(
-        ...     max_seq_length=128, max_predictions_per_seq=20, ngram=1
-        ... )
-        >>> config.max_seq_length, config.ngram
-        (128, 1)
     """
 
     masked_lm_prob: float = setting(
@@ -100,15 +85,6 @@ class MaskingConfig(SequenceConfig):
         Returns:
             A warning; "" if an example of L tokens may have as many masked
             tokens as `masked_lm_prob` says.
-
-        Example:
-            >>> config = MaskingConfig(masked_lm_prob=0.3)
-            >>> print(config.describe_missing_predictions())
-            masked_lm_prob=0.3 of 512 tokens are 154, but
-            max_predictions_per_seq=77 masks at most 77: set
-            --max_predictions_per_seq=154
-            >>> MaskingConfig().describe_missing_predictions()
-            ''
         """
         allowed = self.max_predictions_per_seq
         needed = round(self.masked_lm_prob * self.max_seq_length)
@@ -243,14 +219,7 @@ class DataConfig(MaskingConfig):
             )
 
     def evaluation_limits(self) -> dict[str, int]:
-        """The settings that limit an evaluation to some held-out examples.
-
-        Example:
-            >>> DataConfig(max_eval_steps=100).evaluation_limits()
-            {'max_eval_steps': 100, 'eval_batch_size': 64}
-            >>> DataConfig(max_eval_steps=0).evaluation_limits()
-            {'max_eval_steps': 0}
-        """
+        """The settings that limit an evaluation to some held-out examples."""
         if not self.max_eval_steps:  # all examples, in batches of any size
             return {"max_eval_steps": 0}
         return {

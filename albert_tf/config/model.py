@@ -222,13 +222,6 @@ class ModelConfig(Config):
         Raises:
             UserError: For an unknown name, a value of the wrong type, or
                 values that contradict each other.
-
-        Example:
-            >>> model = ModelConfig().with_overrides(
-            ...     ["embedding_size=64,parameter_sharing=attention"]
-            ... )
-            >>> model.embedding_size, model.parameter_sharing
-            (64, 'attention')
         """
         types = override_types()
         values: dict[str, Any] = {}

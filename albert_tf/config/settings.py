@@ -110,18 +110,6 @@ def inherited(config_class: type, name: str, **changes: Any) -> Any:
 
     Args:
         changes: `default`, or further arguments of `setting`.
-
-    Example:
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class BatchConfig(Config):
-        ...     batch_size: int = setting(8, "Examples in a step.", at_least=1)
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class SmallBatchConfig(BatchConfig):
-        ...     batch_size: int = inherited(
-        ...         BatchConfig, "batch_size", default=2
-        ...     )
-        >>> SmallBatchConfig()
-        SmallBatchConfig(batch_size=2)
     """
     field = {f.name: f for f in dataclasses.fields(config_class)}[name]
     default = changes.pop("default", field.default)
@@ -174,21 +162,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Base class of settings; checks type, choice and range of each value.
-
-    Example:
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class BatchConfig(Config):
-        ...     batch_size: int = setting(8, "Number of examples in a step.")
-        >>> BatchConfig.from_dict({"batch_size": 4}).to_dict()
-        {'batch_size': 4}
-        >>> BatchConfig().replace(batch_size=2)
-        BatchConfig(batch_size=2)
-        >>> BatchConfig.from_dict({"batch": 4}, source="run/config.json")
-        Traceback (most recent call last):
-        albert_tf.errors.UserError: run/config.json: unknown key batch. Known
-        keys: batch_size.
-    """
+    """Base class of settings; checks type, choice and range of each value."""
 
     def __post_init__(self) -> None:
         for field, field_type in fields_with_types(type(self)):
@@ -304,10 +278,6 @@ def parse_phases(
 
     Raises:
         ValueError: If the schedule is malformed.
-
-    Example:
-        >>> parse_phases("0:0.1,1000:0.0", float)
-        ((0, 0.1), (1000, 0.0))
     """
     phases: list[tuple[int, ValueT]] = []
     for phase in text.split(",") if text else ():

@@ -1,26 +1,208 @@
-"""Settings of a run: initial weights, schedule, checkpoints, evaluation."""
+"""Settings of a run: optimizer, devices, initial weights, checkpoints."""
 
 import dataclasses
 
 from albert_tf.config.data import SENTENCE_OBJECTIVES, DataConfig
-from albert_tf.config.distribution import DistributionConfig
 from albert_tf.config.model import ModelConfig
-from albert_tf.config.optimizer import OptimizerConfig
 from albert_tf.config.settings import Config, parse_phases, setting
 from albert_tf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class InitializationConfig(Config):
-    """Initial weights of a new run; a continued run loads its checkpoint.
+class OptimizerConfig(Config):
+    """The optimizer; defaults are those of google-research/albert."""
 
-    Example:
-        >>> InitializationConfig(init_optimizer_state=True)
-        Traceback (most recent call last):
-        ...
-        albert_tf.errors.UserError: init_optimizer_state needs
-        --init_checkpoint. Received: True.
-    """
+    optimizer: str = setting(
+        "lamb",
+        "LAMB, as in google-research/albert, or AdamW.",
+        choices=("lamb", "adamw"),
+        affects="result",
+    )
+    learning_rate: float = setting(
+        0.00176,
+        "Peak learning rate; the default suits a global batch size of 4096.",
+        at_least=0,
+        affects="result",
+    )
+    num_warmup_steps: int = setting(
+        3125,
+        "Number of steps of linear warm-up.",
+        at_least=0,
+        affects="result",
+    )
+    poly_power: float = setting(
+        1.0,
+        "Power of the polynomial decay of the learning rate, which reaches 0 "
+        "at num_train_steps; 1 is linear decay.",
+        at_least=0,
+        affects="result",
+    )
+    num_decay_steps: int = setting(
+        0,
+        "Number of steps at the end in which the learning rate decays, e.g. "
+        "1000; between warm-up and decay it stays at its peak (trapezoidal or "
+        "warmup-stable-decay schedule; Zhai et al., 2022; Haegele et al., "
+        "2024). At most num_train_steps - num_warmup_steps. 0: the decay "
+        "counts from step 0, as in google-research/albert.",
+        at_least=0,
+        affects="result",
+    )
+    weight_decay_rate: float = setting(
+        0.01,
+        "Rate of weight decay; LayerNorm parameters and biases are not "
+        "decayed.",
+        at_least=0,
+        affects="result",
+    )
+    beta_1: float = setting(
+        0.9,
+        "Decay rate of the mean of the gradients.",
+        at_least=0,
+        below=1,
+        affects="result",
+    )
+    beta_2: float = setting(
+        0.999,
+        "Decay rate of the mean of the squared gradients.",
+        at_least=0,
+        below=1,
+        affects="result",
+    )
+    epsilon: float = setting(
+        1e-6,
+        "Number added to the root of the mean of the squared gradients.",
+        at_least=1e-20,
+        affects="result",
+    )
+    clip_norm: float = setting(
+        1.0,
+        "Largest global norm of the gradients; gradients above it are scaled "
+        "down. 0 does not clip.",
+        at_least=0,
+        affects="result",
+    )
+    clip_scope: str = setting(
+        "global",
+        "Which gradients to clip: global clips those of the global batch; "
+        "per_replica clips those of each replica before they are averaged, as "
+        "in google-research/albert.",
+        choices=("global", "per_replica"),
+        affects="result",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributionConfig(Config):
+    """Devices, number formats and compilation."""
+
+    strategy: str = setting(
+        "auto",
+        "tf.distribute strategy. auto selects tpu if this machine has a TPU or "
+        "tpu_name is not local; otherwise multi_worker if TF_CONFIG is set; "
+        "otherwise mirrored if this machine has several GPUs or "
+        "num_logical_cpus is above 1; otherwise one_device.",
+        choices=("auto", "tpu", "mirrored", "multi_worker", "one_device"),
+        affects="nothing",
+    )
+    tpu_name: str = setting(
+        "local",
+        "TPU to connect to: local for the TPU of this machine, a TPU VM that "
+        "is not part of a larger slice; or grpc://HOST:8470,... for the "
+        "servers of all hosts of a slice.",
+        affects="nothing",
+    )
+    num_logical_cpus: int = setting(
+        1,
+        "Number of logical devices that the CPU is split into, to try "
+        "--strategy=mirrored on a machine without accelerators.",
+        at_least=1,
+        affects="nothing",
+    )
+    precision: str = setting(
+        "float32",
+        "Keras dtype policy of the encoder. With mixed_bfloat16, variables, "
+        "LayerNorm, softmax, logits and the optimizer's update stay float32.",
+        choices=("float32", "mixed_bfloat16"),
+        affects="result",
+    )
+    remat: bool = setting(
+        False,
+        "Compute each block a second time in the backward pass instead of "
+        "keeping its activations. This needs less memory and about a third "
+        "more time; the gradients are the same.",
+        affects="nothing",
+    )
+    jit_compile: bool = setting(
+        True,
+        "On GPUs, let XLA compile the forward and the backward pass. "
+        "--nojit_compile runs their operations one by one, which should be "
+        "slower. On TPUs, the step is always compiled; for CPUs, see "
+        "--fuse_on_cpu.",
+        affects="nothing",
+    )
+    fuse_on_cpu: bool = setting(
+        True,
+        "On CPUs, let XLA compile the operations between matrix products. "
+        "--nofuse_on_cpu runs them one by one, which is slower.",
+        affects="nothing",
+    )
+    recompute_logit_gradients: bool = setting(
+        False,
+        "On TPUs, compute the gradients of the masked-LM logits wherever they "
+        "are read, instead of storing them. The results are the same except "
+        "for rounding. By the TPU compiler's estimate, base takes 1 % fewer "
+        "cycles with it on v5e.",
+        affects="nothing",
+    )
+    float32_score_gradients: bool = setting(
+        False,
+        "On TPUs, store the gradients of attention scores in float32 instead "
+        "of bfloat16, with the same results. Use it where docs/tpu.md lists "
+        "it for the recipe: the compiler estimates fewer cycles there.",
+        affects="nothing",
+    )
+    plain_formulas: bool = setting(
+        False,
+        "Compute the model by its plain formulas, without the kernels of "
+        "albert_tf/modeling/kernels. This is slower and needs more memory; the "
+        "results are the same except for rounding. Use it to find out whether "
+        "a kernel is wrong.",
+        affects="nothing",
+    )
+    worker_timeout_s: int = setting(
+        600,
+        "Time in seconds after which a worker that does not answer counts as "
+        "lost, and the job ends; also the longest time to connect to the "
+        "servers of a TPU slice.",
+        at_least=1,
+        affects="nothing",
+    )
+    hang_timeout_s: int = setting(
+        1800,
+        "Longest time in seconds that a run on TPUs or with several workers "
+        "may take to start, to compile, to evaluate one batch, to save a "
+        "checkpoint or return to one, or to search a shard for damaged "
+        "records. A device loop that is already compiled may take ten times "
+        "its usual time, and at least 5 minutes (or hang_timeout_s, if that "
+        "is less). A run that takes longer counts as hung: it logs the stack "
+        "of each thread and exits with status 75. 0: no limit.",
+        at_least=0,
+        affects="nothing",
+    )
+    peak_tflops: float = setting(
+        0.0,
+        "Peak of one device, in 10^12 floating-point operations per second, "
+        "e.g. 197 for TPU v5e in bfloat16. The log reports the fraction of "
+        "the peak that training reaches (MFU). 0 uses the known peak of a TPU "
+        "or GPU, and logs no MFU for other devices.",
+        at_least=0,
+        affects="nothing",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class InitializationConfig(Config):
+    """Initial weights of a new run; a continued run loads its checkpoint."""
 
     # These settings act at step 0 only. They are still declared to affect the
     # "result": a user who changes one later expects an effect, and gets an
@@ -68,17 +250,7 @@ class InitializationConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig(Config):
-    """Length, checkpoints, recovery and logging of a run.
-
-    Example:
-        >>> config = TrainingConfig(
-        ...     dropout_schedule="0:0.1,1000000:0.0", profile_steps="1000:1020"
-        ... )
-        >>> config.dropout_phases()
-        ((0, 0.1), (1000000, 0.0))
-        >>> config.profiled_steps()
-        (1000, 1020)
-    """
+    """Length, checkpoints, recovery and logging of a run."""
 
     mode: str = setting(
         "train",

@@ -62,17 +62,6 @@ class AdamW:
         slots: The moments, by `"<variable path>/m"` and
             `"<variable path>/v"`, each float32 of its variable's shape.
 
-    Example:
-        >>> weights = keras.Variable([1.0, -1.0], name="kernel")
-        >>> optimizer = AdamW(OptimizerConfig(weight_decay_rate=0.0))
-        >>> optimizer.build([weights])
-        >>> gradient = tf.constant([0.1, 0.2])
-        >>> metrics = optimizer.apply([gradient], tf.constant(0.1))
-        >>> sorted(optimizer.slots)
-        ['kernel/m', 'kernel/v']
-        >>> sorted(metrics)
-        ['update_norm']
-
     Reference:
         [Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101); bias
         correction is left out as in google-research/albert.

@@ -59,13 +59,7 @@ PAPER_CROSS_REFERENCE = {
 
 
 class Pretraining(Objective):
-    """Masked language modeling, and a sentence objective unless it is "none".
-
-    Example:
-        >>> from albert_tf.config import PretrainingConfig
-        >>> Pretraining(PretrainingConfig()).metric_names[:2]
-        ('loss', 'masked_lm_loss')
-    """
+    """Masked language modeling, and a sentence objective unless it is none."""
 
     remedies: ClassVar = {
         "records": "Build them again with python -m data_prep.build_tfrecords "
@@ -317,13 +311,7 @@ def _ratio(
 
 
 def describe(values: Mapping[str, float], sentence_objective: str) -> str:
-    """Formats metrics as one line of text.
-
-    Example:
-        >>> values = {"masked_lm_loss": 4.0, "masked_lm_accuracy": 0.281}
-        >>> describe(values, "none")
-        'mlm 4.000 (28.1%)'
-    """
+    """Formats metrics as one line of text."""
     parts = [
         f"mlm {values['masked_lm_loss']:.3f} "
         f"({values['masked_lm_accuracy']:.1%})"
@@ -345,10 +333,6 @@ def describe_reference(
         sentence_objective: Sentence objective of the model.
         objective_of_records: Sentence objective of the held-out records; "" if
             it is that of the model.
-
-    Example:
-        >>> describe_reference("sop", "nsp")
-        'paper, base after 125k steps (Table 5): mlm 54.0%, nsp 78.9% accuracy'
     """
     accuracies = PAPER_REFERENCE[sentence_objective]
     parts = [f"mlm {accuracies['masked_lm_accuracy']:.1%}"]

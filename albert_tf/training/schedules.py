@@ -157,16 +157,6 @@ def dropout_rates(step: int, config: PretrainingConfig) -> DropoutRates:
 
     `--dropout_schedule` sets both rates. Without it, they are those of the
     architecture.
-
-    Example:
-        >>> from albert_tf.config import TrainingConfig
-        >>> config = PretrainingConfig(
-        ...     training=TrainingConfig(dropout_schedule="0:0.1,1000:0.0")
-        ... )
-        >>> dropout_rates(999, config)
-        DropoutRates(hidden=0.1, attention=0.1)
-        >>> next_dropout_change(999, config)
-        1000
     """
     phases = config.training.dropout_phases()
     if not phases:
