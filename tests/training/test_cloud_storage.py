@@ -1,35 +1,22 @@
 """Commands on gs://, with faults; see tests/helpers/fake_gcs.py."""
 
-import contextlib
 import dataclasses
-import http.client
-import json
-import pathlib
-import socket
-import ssl
-import urllib.parse
-from collections import Counter
 
 import pytest
 import tensorflow as tf
 
-from albert_tf.config.commands import ConvertConfig, ReportConfig
 from albert_tf.errors import UserError
-from albert_tf.interop.convert import convert
 from albert_tf.io import faults, files
 from albert_tf.io.buckets import check_bucket
 from albert_tf.io.ownership import own
-from albert_tf.report import __main__ as report
 from albert_tf.runs.checkpoint_files import COMMIT_FILE
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.log import RunLog, read_events, read_metrics
-from albert_tf.training.evaluate import evaluate_run
 from albert_tf.training.train import train
-from data_prep import build_tfrecords, inspect_records
-from data_prep.config import InspectConfig
+from data_prep import build_tfrecords
 from tests.helpers import tiny_run
-from tests.helpers.fake_gcs import TOKEN, Rule
-from tests.helpers.run_processes import PATIENCE_S, check_same_run
+from tests.helpers.fake_gcs import Rule
+from tests.helpers.run_processes import check_same_run
 from tests.helpers.small_builds import read_files
 
 pytestmark = pytest.mark.slow
@@ -197,27 +184,6 @@ def test_lines_that_an_upload_refuses_are_written_later(storage):
     assert [event["event"] for event in read_events(RUN)] == ["start", "stop"]
 
 
-def test_commands_read_again_what_looks_damaged(
-    storage, source, tiny_records, capsys, monkeypatch
-):
-    monkeypatch.setattr(files, "REREAD_WAIT_S", 0)
-    run, records = "gs://bucket/copy/run", "gs://bucket/copy/records"
-    storage.put_files(source, "copy/run")
-    storage.put_files(tiny_records, "copy/records")
-    evaluate_run(tiny_run.make_config(records, run))
-    assert json.loads(capsys.readouterr().out)["step"] == 12
-    storage.set_rules([Rule("read", SHARD, times=1, action="flip")])
-    inspected = InspectConfig(input_file=(records,), num_workers=1)
-    assert not inspect_records.main(inspected)
-    assert storage.num_faults() == 1
-    convert(ConvertConfig(from_=run, to="gs://bucket/converted"))
-    assert Counter(map(pathlib.Path, storage.read("converted/")))
-    report.main(
-        ReportConfig(run_dirs=(run,), output_file=("gs://bucket/report.html",))
-    )
-    assert b"<html" in storage.read("report.html")[""]
-
-
 FAULTS = {
     "the bucket is missing": ([], "gs://none", ["gs://none", "must exist"]),
     "no permission for the bucket": (
@@ -288,36 +254,6 @@ def test_a_successor_takes_over(storage):
             first.check()
         first.release()
         second.check()
-
-
-def test_an_upload_of_a_killed_client_has_no_effect(storage):
-    """The storage of the tests must behave like Google's here."""
-    environment = storage.environment()
-    proxy = urllib.parse.urlsplit(environment["https_proxy"])
-    tls = ssl.create_default_context(cafile=environment["CURL_CA_BUNDLE"])
-    for headers, sent in (
-        ({"Content-Length": "9"}, b"half"),
-        ({"Transfer-Encoding": "chunked"}, b"4\r\nhalf\r\n"),
-    ):
-        client = http.client.HTTPSConnection(
-            proxy.hostname, proxy.port, timeout=PATIENCE_S, context=tls
-        )
-        client.set_tunnel("www.googleapis.com")
-        token = {"Authorization": f"Bearer {TOKEN}"}
-        begin = "/upload/storage/v1/b/bucket/o?uploadType=resumable&name=a"
-        client.request("POST", begin, headers=token)
-        upload = client.getresponse()
-        upload.read()
-        client.putrequest("PUT", upload.headers["Location"])
-        for name, value in {**token, **headers}.items():
-            client.putheader(name, value)
-        client.endheaders()
-        client.send(sent)
-        client.sock.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionError):
-            client.sock.recv(1)  # until the storage has closed the connection
-        client.close()
-        assert not storage.read("a")
 
 
 def test_damaged_json_is_read_again(storage, monkeypatch):

@@ -137,15 +137,6 @@ def test_every_fault_is_in_the_table(tiny_records, tmp_path, capsys):
     assert (tmp_path / "run").read_text() == "a file"
 
 
-def test_the_output_itself_may_not_be_a_file(tiny_records, tmp_path, capsys):
-    (tmp_path / "run").write_text("a file")
-    config = tiny_run.make_config(tiny_records, tmp_path / "run")
-    checks, status = check_all(config, capsys)
-    assert status == 1
-    assert "output" in failed(checks)
-    assert (tmp_path / "run").read_text() == "a file"
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
