@@ -3,9 +3,12 @@
 import dataclasses
 import json
 import math
+import operator
 import re
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags as absl_flags
 
 from albert_tf.cluster.strategy import make_strategy
@@ -14,11 +17,25 @@ from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import Finetuning
-from albert_tf.finetuning.predict import hold_out
-from albert_tf.finetuning.run import _make_features, run
+from albert_tf.finetuning.predict import _wanted_step, best_threshold, hold_out
+from albert_tf.finetuning.run import (
+    _make_features,
+    best_run,
+    run,
+    summarize,
+    task_of_run,
+)
 from albert_tf.finetuning.scores import score_answers
+from albert_tf.finetuning.tasks import TASKS, Task, find_task
+from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
+from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import list_weights
+from albert_tf.records.documents import Question
+from albert_tf.runs.checkpoints import CheckpointStore
+from albert_tf.runs.directory import write_config
 from albert_tf.runs.log import read_events, read_metrics
+from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_task
 
@@ -393,3 +410,276 @@ def test_held_out_documents_choose_the_null_threshold(
     scores = printed()[-1]
     empty = sum(not answers[q.id] for q in examples.examples if q.is_impossible)
     assert scores["NoAns_exact"] == pytest.approx(100 * empty / 6)
+
+
+# --- GLUE --------------------------------------------------------------------
+
+
+# The labels of MNLI and of RTE, in place of colours.
+MNLI = {"red": "neutral", "green": "entailment", "blue": "contradiction"}
+RTE = {"green": "entailment", "red": "not_entailment"}
+
+
+def write_glue(directory, names, labels, column):
+    """Writes GLUE files about colours of houses; `column` has the labels."""
+    directory.mkdir()
+    for name in names:
+        lines = [f"index\tsentence1\tsentence2\t{column}"]
+        lines += [
+            f"{i}\t{example['text']}\tA house.\t{labels[example['label']]}"
+            for i, example in enumerate(tiny_task.classification())
+            if example["label"] in labels
+        ]
+        (directory / name).write_text("\n".join(lines) + "\n")
+
+
+def glue_config(tiny_tasks, task, run_dir, **changes):
+    """Settings of a task whose files are in a directory next to the run."""
+    config = tiny_task.make_config(
+        "classification",
+        tiny_tasks,
+        run_dir,
+        task=task,
+        train_file="",
+        dev_file="",
+        data_dir=str(run_dir.parent / task),
+    )
+    return config.replace(**tiny_task.SHORT | changes)
+
+
+@pytest.mark.slow
+def test_a_run_of_mnli_predicts_ax_and_starts_rte(
+    tiny_tasks, tmp_path, printed
+):
+    """The head of MNLI has three outputs, so RTE needs a new head."""
+    mnli = ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")
+    write_glue(tmp_path / "mnli", mnli, MNLI, "gold_label")
+    write_glue(tmp_path / "ax", ["diagnostic.tsv"], MNLI, "unused")
+    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
+    first, second = tmp_path / "run", tmp_path / "second"
+
+    assert run(glue_config(tiny_tasks, "mnli", first)) == 0
+    printed()
+    assert run(glue_config(tiny_tasks, "mnli", first, mode="eval")) == 0
+    evaluations = printed()
+    assert [e["split"] for e in evaluations] == ["dev", "dev_mismatched"]
+    assert evaluations[0]["accuracy"] == evaluations[1]["accuracy"]
+
+    assert run(glue_config(tiny_tasks, "ax", first, mode="predict")) == 0
+    header, *lines = (first / "predictions/AX.tsv").read_text().splitlines()
+    assert header == "index\tprediction"
+    numbers, labels = zip(*(line.split("\t") for line in lines), strict=True)
+    assert numbers == tuple(str(i) for i in range(18))
+    assert set(labels) <= set(MNLI.values())
+    right = [MNLI[example["label"]] for example in tiny_task.classification()]
+    accuracy = sum(map(operator.eq, labels, right)) / 18
+    assert accuracy == pytest.approx(evaluations[0]["accuracy"])
+
+    rte = glue_config(tiny_tasks, "rte", second, init_checkpoint=str(first))
+    assert run(rte) == 0
+    head = ["albert/classifier/bias", "albert/classifier/kernel"]
+    report = json.loads((second / "warm_start.json").read_text())
+    assert (report["initialized"], sorted(report["replaced"])) == ([], head)
+    assert read_weights(str(second)).head.labels == tuple(RTE.values())
+
+    # The head of the same labels is kept.
+    weights = read_weights(str(first))
+    config = dataclasses.replace(rte, model=weights.config, head=weights.head)
+    report = base_model.plan_start(config, weights).report
+    assert (report["initialized"], report["replaced"]) == ([], [])
+
+
+def test_a_task_that_starts_from_mnli_says_so(tiny_tasks, tmp_path, caplog):
+    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
+    config = glue_config(
+        tiny_tasks,
+        "rte",
+        tmp_path / "run",
+        strategy="mirrored",
+        num_logical_cpus=2,
+        global_batch_size=7,
+    )
+    # Ends before the training, but after the warning.
+    with pytest.raises(UserError, match="global_batch_size must be divisible"):
+        run(config)
+    assert "the paper fine-tunes on mnli before rte" in caplog.text
+
+
+def test_a_missing_file_to_predict_is_named_before_the_training(
+    tiny_tasks, tmp_path
+):
+    write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
+    settings = {"mode": "train_and_predict", "dev_file": ""}
+    config = glue_config(tiny_tasks, "rte", tmp_path / "run", **settings)
+    with pytest.raises(UserError, match=r"must contain test.tsv, the test"):
+        run(config)
+    config = tiny_task.make_config(
+        "classification", tiny_tasks, tmp_path / "run", **settings
+    )
+    with pytest.raises(UserError, match="must have a file for dev"):
+        run(config)
+    assert not (tmp_path / "run").exists()
+
+
+# --- runs that are trained ---------------------------------------------------
+
+
+def write_settings(run_dir, config, **head):
+    """The settings that a run with this configuration stores."""
+    head = TaskHeadConfig(**{"kind": config.task.task, **head})
+    write_config(str(run_dir), dataclasses.replace(config, head=head))
+
+
+def write_scores(run_dir, config, labels, **scores):
+    """The settings and the last evaluation of a run."""
+    write_settings(run_dir, config, kind="classification", labels=labels)
+    line = json.dumps({"split": "eval", "step": 9, **scores})
+    (run_dir / "metrics.jsonl").write_text(line + "\n")
+
+
+def test_the_best_run_of_mnli_predicts_ax(tiny_tasks, tmp_path):
+    """The runs have the accuracy of MNLI, not the score of AX."""
+    labels = TASKS["mnli"].labels
+    runs = tiny_task.make_config(
+        "classification", tiny_tasks, tmp_path / "runs", num_runs=3
+    )
+    config, ax = runs.replace(task="mnli"), runs.replace(task="ax")
+    for number, accuracy in enumerate((0.5, 0.75, 0.25), 1):
+        write_scores(
+            tmp_path / f"runs/run-{number}", config, labels, accuracy=accuracy
+        )
+    assert best_run(ax) == str(tmp_path / "runs/run-2")
+
+    write_scores(tmp_path / "runs/run-3", config, labels, loss=1.0)
+    with pytest.raises(UserError, match=r"no accuracy in .*runs/run-3"):
+        best_run(ax)
+
+
+@pytest.mark.parametrize(
+    "source", [{"train_file": "a.tsv"}, {"data_dir": "AX"}, {"tfds": "glue/ax"}]
+)
+def test_ax_is_not_trained_on(source, tmp_path):
+    config = tiny_task.make_config("classification", tmp_path, tmp_path)
+    files = {"task": "ax", "train_file": "", "dev_file": "", **source}
+    with pytest.raises(
+        UserError,
+        match=r"--task=ax has no training set. Train on --task=mnli",
+    ):
+        run(config.replace(**files))
+
+
+def test_the_best_squared_error_is_the_smallest(tmp_path):
+    scores = [(0.5, 2.0), (0.75, 1.0), (0.25, 4.0)]
+    for number, (pearson, error) in enumerate(scores):
+        (tmp_path / str(number)).mkdir()
+        line = {"split": "eval", "step": 9, "pearson": pearson}
+        (tmp_path / str(number) / "metrics.jsonl").write_text(
+            json.dumps(line | {"mean_squared_error": error}) + "\n"
+        )
+    directories = [str(tmp_path / str(number)) for number in range(3)]
+    task = Task(
+        "regression", "regression", metrics=("pearson", "mean_squared_error")
+    )
+    summary = summarize(directories, task)
+    assert summary["best"] == {"pearson": 0.75, "mean_squared_error": 1.0}
+    assert summary["median"] == {"pearson": 0.5, "mean_squared_error": 2.0}
+
+
+@pytest.mark.slow
+def test_a_converted_run_takes_the_number_of_choices_from_the_data(
+    tiny_tasks, tmp_path, printed
+):
+    """transformers does not store it, and the weights score any number."""
+    head = TaskHeadConfig("multiple_choice", num_choices=2)
+    rng = np.random.default_rng(0)
+    values = {
+        weight.path: rng.normal(size=weight.shape).astype(np.float32)
+        for weight in list_weights(tiny_task.MODEL, head=head)
+    }
+    vocabulary = str(tiny_tasks / "model" / "spiece.model")
+    weights = ModelWeights(
+        tiny_task.MODEL, "none", values, vocabulary=vocabulary, head=head
+    )
+    run_dir = str(tmp_path / "run")
+    write_run(weights, run_dir, run_dir)
+    config = tiny_task.make_config("multiple_choice", tiny_tasks, run_dir)
+
+    assert run(config.replace(mode="eval")) == 0
+
+    (scores,) = printed()
+    assert scores["total"] == 18
+
+    # A run that is trained here knows it.
+    write_settings(run_dir, config, num_choices=2)
+    with pytest.raises(UserError, match=r"must have 2 choices. Received: 3"):
+        run(config.replace(mode="eval"))
+
+
+@pytest.mark.parametrize("mode", ["predict", "eval"])
+@pytest.mark.parametrize(("trained", "given"), [("pair", ""), ("", "pair")])
+def test_a_run_of_pairs_predicts_pairs_only(
+    tiny_tasks, tmp_path, mode, trained, given
+):
+    config = tiny_task.make_config("regression", tiny_tasks, tmp_path)
+    config = config.replace(text_pair_column=trained)
+    write_settings(tmp_path, config)
+    message = (
+        "trained on pairs of texts, .* Set --text_pair_column=pair"
+        if trained
+        else "trained on single texts, .* Omit --text_pair_column"
+    )
+    with pytest.raises(UserError, match=message):
+        run(config.replace(mode=mode, text_pair_column=given))
+
+
+def test_texts_that_are_cut_otherwise_than_in_training_are_named(
+    tiny_tasks, tmp_path, caplog
+):
+    config = tiny_task.make_config("question_answering", tiny_tasks, tmp_path)
+    write_settings(tmp_path, config)
+    same = config.replace(max_seq_length=512, max_qa_length=99)
+    task_of_run(same, find_task(config.task), str(tmp_path))
+    assert "otherwise" not in caplog.text
+
+    other = config.replace(max_seq_length=64, doc_stride=7, max_query_length=9)
+    task_of_run(other, find_task(config.task), str(tmp_path))
+
+    assert (
+        "--doc_stride was 128 and is 7; --max_query_length was 16 and is 9; "
+        "sequences had up to 96 tokens and --max_seq_length is 64"
+    ) in caplog.text
+
+
+# --- checkpoint and null threshold of predictions ----------------------------
+
+
+def test_a_discarded_checkpoint_is_not_used_as_the_best(tmp_path):
+    store = CheckpointStore(str(tmp_path), {"kernel": tf.Variable([1.0])})
+    store.save_best(6, {}, 2.0)
+    store.wait()
+    config = FinetuningConfig.from_dict(
+        {"training": {"output_dir": str(tmp_path), "checkpoint": "best"}}
+    )
+    assert _wanted_step(config) == 6
+    Rollbacks.read(str(tmp_path)).add(Rollback(8, 5, 3, 1.0, "nan"))
+    with pytest.raises(UserError, match="checkpoint=best needs a checkpoint"):
+        _wanted_step(config)
+
+
+@pytest.mark.parametrize(("first_answer", "answered"), [("no", 0), ("yes", 1)])
+def test_the_best_threshold_gives_the_best_f1(first_answer, answered):
+    """Also if it is best to answer no question, and all odds are negative."""
+    questions = [
+        Question("a", "Is it?", "yes", (("yes", 0),), False),
+        Question("b", "Is it?", "yes", (), True),
+        Question("c", "Is it?", "yes", (), True),
+    ]
+    answers = {"a": first_answer, "b": "yes", "c": "yes"}
+    odds = {"a": -7.0, "b": -5.0, "c": -2.0}
+    best = score_answers(questions, answers, odds)
+
+    threshold = best_threshold(best, list(odds.values()))
+
+    scores = score_answers(questions, answers, odds, threshold)
+    assert scores["f1"] == best["best_f1"]
+    assert sum(value <= threshold for value in odds.values()) == answered

@@ -1,12 +1,52 @@
-import dataclasses
-import math
+"""Scores, the files that they are computed from, and the command."""
 
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import hypothesis
 import numpy as np
 import pytest
+from absl import flags as absl_flags
+from hypothesis import strategies as st
 
-from albert_tf.config.task import TaskConfig
-from albert_tf.finetuning.scores import score
+from albert_tf.config import flags
+from albert_tf.config.task import ColumnsConfig, ScoreConfig, TaskConfig
+from albert_tf.errors import UserError
+from albert_tf.finetuning.examples import ExampleSet, TextExample, read_examples
+from albert_tf.finetuning.predictions import (
+    read_predictions,
+    read_values,
+    write_answers,
+    write_predictions,
+)
+from albert_tf.finetuning.score import compute_scores
+from albert_tf.finetuning.scores import (
+    exact_match,
+    normalize_answer,
+    score,
+    score_answers,
+    word_f1,
+)
 from albert_tf.finetuning.tasks import TASKS, find_task
+from albert_tf.records.documents import (
+    Answer,
+    Candidate,
+    Question,
+    QuestionAnswer,
+)
+from tests.finetuning.conftest import EXCERPTS
+from tests.helpers.make_squad_scores import (
+    SCORES_FILE,
+    make_predictions,
+    read_questions,
+    without_some,
+)
+
+# --- scores of classes and values --------------------------------------------
+
 
 LABELS = np.array([1, 1, 1, 0, 0, 0, 0, 1])
 PREDICTIONS = np.array([1, 1, 0, 0, 0, 1, 0, 0])
@@ -53,3 +93,455 @@ def test_every_task_has_scores():
     for task in (*TASKS.values(), find_task(own)):
         if task.kind != "question_answering":
             assert score(task, LABELS, PREDICTIONS)[task.metrics[0]] < 1
+
+
+# --- answers -----------------------------------------------------------------
+
+
+def question(name, *answers):
+    golds = tuple(Answer(text, 0) for text in answers)
+    return Question(name, "?", "", golds, not answers)
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("The  U.S.A.'s army", "usas army"),
+        ("a-an-the", "aanthe"),  # punctuation goes first
+        ("Theory of an apple", "theory of apple"),
+        ("the", ""),
+        # Only ASCII punctuation is removed.
+        ("“São” a", "“são”"),
+        ("1,000 %", "1000"),
+    ],
+)
+def test_answers_are_normalised_by_the_official_rules(text, normalized):
+    assert normalize_answer(text) == normalized
+
+
+def test_f1_counts_repeated_words_once_for_each_match():
+    # 2 shared words; precision 2/3, recall 2/2.
+    assert word_f1("go go go", "go go") == pytest.approx(0.8)
+    assert word_f1("dog", "cat") == 0
+
+
+def test_the_best_of_several_right_answers_counts():
+    scores = score_answers(
+        [question("q", "cat", "big dog")],
+        {"q": "the dog!"},
+        may_be_unanswerable=False,
+    )
+    assert (scores["exact"], scores["f1"]) == (0, pytest.approx(200 / 3))
+
+
+def test_an_unanswered_question_scores_0_in_version_1(caplog):
+    scores = score_answers(
+        [question("q", "dog"), question("r", "cat")],
+        {"q": "dog", "other": "x"},
+        may_be_unanswerable=False,
+    )
+    assert scores == {"exact": 50, "f1": 50, "total": 2}
+    assert "no prediction for 1 of 2 questions, which score 0: r" in caplog.text
+
+
+def test_two_answers_without_words_differ_between_the_versions():
+    """Version 1.1: equal, but no shared word. Version 2.0: both mean that
+    there is no answer, though the question counts as answerable."""
+    asked, predictions = [question("q", "The")], {"q": "a"}
+    one = score_answers(asked, predictions, may_be_unanswerable=False)
+    two = score_answers(asked, predictions)
+    assert (one["exact"], one["f1"]) == (100, 0)
+    assert (two["exact"], two["f1"], two["HasAns_total"]) == (100, 100, 1)
+    # A right answer without words counts only if there is no other one.
+    asked = [question("q", "The", "dog")]
+    assert score_answers(asked, {"q": ""})["exact"] == 0
+
+
+def test_answers_above_the_threshold_count_as_none():
+    asked = [question("a", "dog"), question("b", "cat"), question("c")]
+    predictions = {"a": "dog", "b": "cat", "c": "cow"}
+    odds = {"a": 0.5, "b": 2, "c": 1.5}
+    scores = score_answers(asked, predictions, odds)
+    assert scores["HasAns_exact"] == 50  # b is lost
+    assert scores["NoAns_exact"] == 100
+    assert scores["exact"] == pytest.approx(200 / 3)
+    all_answered = score_answers(asked, predictions, odds, na_prob_thresh=3)
+    assert all_answered["HasAns_exact"] == 100
+    assert all_answered["NoAns_exact"] == 0
+
+
+def test_the_best_threshold_equals_one_computed_by_hand():
+    """If all are null, 1 of 4 is right: c. Without null for a: 2 are right; for
+    b, too: 2, since b is wrong; for c: 1; for d: 2. The best is 2 of 4, at the
+    odds of a."""
+    asked = [question(n, "dog") for n in "abd"] + [question("c")]
+    predictions = {"a": "dog", "b": "cat", "c": "cow", "d": "dog"}
+    odds = {"a": -2.0, "b": -1.0, "c": 0.5, "d": 4.0}
+    scores = score_answers(asked, predictions, odds)
+    assert (scores["best_exact"], scores["best_exact_thresh"]) == (50, -2)
+    no_odds = score_answers(asked, predictions)
+    assert not [key for key in no_odds if key.startswith("best")]
+
+
+def test_if_no_threshold_beats_null_the_threshold_is_0():
+    scores = score_answers([question("c")], {"c": "cow"}, {"c": -5.0})
+    assert (scores["best_f1"], scores["best_f1_thresh"]) == (100, 0)
+
+
+OFFICIAL = json.loads(SCORES_FILE.read_text())
+
+
+@pytest.mark.parametrize("seed", range(len(OFFICIAL)))
+def test_awkward_predictions_score_as_with_the_official_scripts(seed, squad):
+    """Real questions; empty answers, articles, punctuation, Unicode, ties of
+    null odds, and, for version 1.1, questions without a prediction."""
+    predictions, null_odds = make_predictions(read_questions(), seed)
+    answerable, kept = without_some(read_questions(), predictions, seed)
+    names = {question["id"] for question in answerable}
+
+    scores = {
+        "1.1": score_answers(
+            [question for question in squad.examples if question.id in names],
+            kept,
+            may_be_unanswerable=False,
+        ),
+        "2.0": score_answers(squad.examples, predictions),
+        "2.0 with null odds": score_answers(
+            squad.examples, predictions, null_odds
+        ),
+    }
+
+    assert scores.keys() == OFFICIAL[seed].keys()
+    for version, expected in OFFICIAL[seed].items():
+        assert scores[version] == pytest.approx(expected, rel=1e-12), version
+
+
+WORDS = st.lists(
+    st.sampled_from(["the", "dog", "Dog.", "a", "cat"]), max_size=3
+)
+TEXTS = WORDS.map(" ".join)
+
+
+@hypothesis.given(TEXTS, TEXTS)
+def test_scores_of_two_texts_are_symmetric_and_agree(one, other):
+    assert word_f1(one, other) == pytest.approx(word_f1(other, one))
+    assert exact_match(one, other) == exact_match(other, one)
+    if exact_match(one, other) and normalize_answer(one):
+        assert word_f1(one, other) == 1
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.given(
+    st.lists(
+        st.tuples(
+            st.lists(TEXTS.filter(bool), max_size=2),
+            # A wordless answer such as "the" is not "", but scores like it.
+            TEXTS.filter(lambda text: not text or normalize_answer(text)),
+            st.floats(-3, 3).map(lambda odds: round(odds, 3)),
+        ),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda entry: entry[2],
+    )
+)
+def test_the_best_threshold_is_the_best_of_all(entries):
+    """No threshold among the odds gives a higher score."""
+    asked = [question(str(i), *e[0]) for i, e in enumerate(entries)]
+    predictions = {str(i): e[1] for i, e in enumerate(entries)}
+    odds = {str(i): e[2] for i, e in enumerate(entries)}
+    found = score_answers(asked, predictions, odds)
+    for key in ("exact", "f1"):
+        at = {
+            threshold: score_answers(
+                asked, predictions, odds, na_prob_thresh=threshold
+            )[key]
+            for threshold in [-9.0, *odds.values()]
+        }
+        assert found[f"best_{key}"] >= max(at.values()) - 1e-9
+        reached = found[f"best_{key}_thresh"]
+        if reached in odds.values() and all(q.answers for q in asked):
+            assert at[reached] == pytest.approx(found[f"best_{key}"])
+
+
+def test_predictions_for_other_questions_are_refused():
+    asked = [question("q1", "dog"), question("q2", "dog")]
+    with pytest.raises(UserError, match=r"none for 2 of 2 questions: q1; q2"):
+        score_answers(asked, {"x": "dog"}, may_be_unanswerable=False)
+    with pytest.raises(UserError, match=r"none for 1 of 2 questions: q2"):
+        score_answers(asked, {"q1": "dog"})
+    both = {"q1": "dog", "q2": "dog"}
+    with pytest.raises(UserError, match=r"null_odds_file must .* q1"):
+        score_answers(asked, both, {"q2": 0.0})
+    with pytest.raises(UserError, match=r"predictions_file .*None for q1"):
+        score_answers(asked, both | {"q1": None})
+
+
+def test_null_odds_have_no_effect_in_version_1(caplog):
+    asked = [question("q", "dog")]
+    scores = score_answers(
+        asked, {"q": "dog"}, {"x": 1.0}, may_be_unanswerable=False
+    )
+    assert scores == {"exact": 100, "f1": 100, "total": 1}
+    assert not caplog.text
+
+
+# --- files of predictions, and the command -----------------------------------
+
+
+SQUAD = str(EXCERPTS / "squad-v2.0-excerpt.json")
+QNLI = str(EXCERPTS / "qnli-excerpt.tsv")
+
+
+def scores_of(task, data_file, predictions_file, **settings):
+    return compute_scores(
+        ScoreConfig(
+            task=ColumnsConfig(task=task),
+            data_file=str(data_file),
+            predictions_file=str(predictions_file),
+            **settings,
+        )
+    )
+
+
+@pytest.fixture
+def answers(squad):
+    """Right answers to all answerable questions, and wrong ones to others."""
+    return [
+        QuestionAnswer(
+            question.id,
+            (
+                Candidate(
+                    question.answers[0].text if question.answers else "wrong",
+                    0,
+                    5,
+                    1.5,
+                    1.0,
+                ),
+            ),
+            0.0,
+            -2.0 if question.answers else 3.0,
+        )
+        for question in squad.examples
+    ]
+
+
+def test_written_answers_are_scored(tmp_path, answers):
+    write_answers(str(tmp_path), answers)
+    scores = scores_of("squad_v2", SQUAD, tmp_path / "predictions.json")
+    assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (100, 0)
+    assert scores["exact"] == pytest.approx(100 * 55 / 114)
+    with_odds = scores_of(
+        "squad_v2",
+        SQUAD,
+        tmp_path / "predictions.json",
+        null_odds_file=str(tmp_path / "null_odds.json"),
+    )
+    assert with_odds["exact"] == with_odds["best_f1"] == 100
+    assert with_odds["best_f1_thresh"] == -2
+    (nbest,) = json.loads((tmp_path / "nbest.json").read_text())[answers[0].id]
+    assert nbest == {
+        "text": answers[0].text(),
+        "begin": 0,
+        "end": 5,
+        "score": 1.5,
+        "probability": 1.0,
+    }
+
+
+def test_the_null_threshold_applies_to_the_written_predictions(
+    tmp_path, answers
+):
+    write_answers(str(tmp_path), answers, null_threshold=0.0)
+    scores = scores_of("squad_v2", SQUAD, tmp_path / "predictions.json")
+    assert scores["exact"] == 100
+
+
+def test_predictions_of_classes_are_written_and_scored(tmp_path):
+    config = TaskConfig(task="qnli", dev_file=QNLI)
+    examples = read_examples(config, "dev")
+    labels = np.array([example.label for example in examples.examples])
+    predictions = labels.copy()
+    predictions[:5] = 1 - predictions[:5]
+    path = tmp_path / "QNLI.tsv"
+    write_predictions(str(path), examples, predictions)
+    assert path.read_text().splitlines()[:2] == [
+        "index\tprediction",
+        "0\tnot_entailment",
+    ]
+    assert scores_of("qnli", QNLI, path) == {"accuracy": 0.75, "total": 20}
+
+
+def test_a_choice_after_z_is_called_by_its_number(tmp_path):
+    """As in label_column: a letter, or a number from 0."""
+    task = dataclasses.replace(TASKS["race"], num_choices=28)
+    rows = [TextExample(str(i), "a", "b", None) for i in range(3)]
+    examples = ExampleSet(task, "test", "f", examples=rows)
+    path = str(tmp_path / "p.tsv")
+    write_predictions(path, examples, np.array([25, 26, 27]))
+    assert read_values(path, examples) == ["Z", "26", "27"]
+    assert read_predictions(path, examples).tolist() == [25, 26, 27]
+
+
+def test_values_of_stsb_are_written_within_its_range(tmp_path):
+    rows = [TextExample(str(i), "a", "b", None) for i in range(3)]
+    examples = ExampleSet(TASKS["stsb"], "test", "f", examples=rows)
+    write_predictions(
+        str(tmp_path / "p.tsv"), examples, np.array([-0.3, 2.12345, 5.7])
+    )
+    assert (tmp_path / "p.tsv").read_text() == (
+        "index\tprediction\n0\t0.000\n1\t2.123\n2\t5.000\n"
+    )
+    own = dataclasses.replace(TASKS["stsb"], name="regression")
+    examples = ExampleSet(own, "test", "f", examples=rows[:1])
+    write_predictions(str(tmp_path / "p.tsv"), examples, np.array([-0.3]))
+    assert (tmp_path / "p.tsv").read_text().endswith("0\t-0.300\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("index\tprediction\n0\tentailment\n", "1 is missing; 2 is missing"),
+        ("id,label\n", "two columns, index and prediction.*'id,label'"),
+        (
+            "index\tprediction\n" + "".join(f"{i}\tyes\n" for i in range(20)),
+            "must be one of entailment, not_entailment. Received: 'yes'",
+        ),
+        (
+            "index\tprediction\n"
+            + "".join(f"{i}\tentailment\n" for i in range(21)),
+            "20 is unknown",
+        ),
+        (
+            "index\tprediction\n3\tentailment\n"
+            + "".join(f"{i}\tnot_entailment\n" for i in range(20)),
+            "3 is repeated",
+        ),
+    ],
+)
+def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
+    path = tmp_path / "p.tsv"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        scores_of("qnli", QNLI, path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "accuracy", "f1_macro"),
+    [
+        # F1 of pos, neg and neutral: 1, 0 and 0.
+        (("pos", "neg", "pos"), 2 / 3, 1 / 3),
+        # F1 of pos and neutral: 4 / 5 and 0.
+        (("pos", "pos", "pos"), 2 / 3, 2 / 5),
+    ],
+)
+def test_a_predicted_class_may_be_missing_from_the_data_file(
+    tmp_path, labels, accuracy, f1_macro
+):
+    data, predictions = tmp_path / "dev.csv", tmp_path / "p.tsv"
+    rows = [f"text {number},{label}" for number, label in enumerate(labels)]
+    data.write_text("\n".join(["text,label", *rows, ""]))
+    lines = ["index\tprediction", "0\tpos", "1\tneutral", "2\tpos", ""]
+    predictions.write_text("\n".join(lines))
+    assert scores_of("classification", data, predictions) == {
+        "accuracy": pytest.approx(accuracy),
+        "f1_macro": pytest.approx(f1_macro),
+        "total": 3,
+    }
+    predictions.write_text("\n".join(lines).replace("neutral", ""))
+    with pytest.raises(UserError, match=r"prediction in .* must be one of"):
+        scores_of("classification", data, predictions)
+
+
+def test_predictions_that_are_no_object_are_refused(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text("[]")
+    with pytest.raises(UserError, match=r"p.json must be a JSON object"):
+        scores_of("squad_v2", SQUAD, path)
+
+
+def test_the_command_has_the_flags_that_it_reads():
+    """Files, task and columns; no training file, lengths or windows."""
+    flag_values = absl_flags.FlagValues()
+    flags.define(ScoreConfig, flag_values)
+    names = {name for name in flag_values if not name.endswith("_column")}
+    assert names == {
+        *("task", "data_file", "predictions_file", "choice_columns"),
+        *("null_odds_file", "best_answers_file", "na_prob_thresh"),
+    }
+
+
+def test_empty_answers_with_null_odds_are_warned_of(tmp_path, answers, caplog):
+    """A threshold may have replaced them already. The warning names the flag
+    for the answers without it."""
+    odds = str(tmp_path / "null_odds.json")
+
+    def score():
+        caplog.clear()
+        path = tmp_path / "predictions.json"
+        scores_of("squad_v2", SQUAD, path, null_odds_file=odds)
+        return caplog.text
+
+    write_answers(str(tmp_path), answers)
+    assert "--best_answers_file" not in score()
+    write_answers(str(tmp_path), answers, null_threshold=0.0)
+    assert "--best_answers_file" in score()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "best_answers_file needs null_odds_file"),
+        (
+            {"null_odds_file": "n.json", "na_prob_thresh": 2.0},
+            "na_prob_thresh must not be combined with best_answers_file",
+        ),
+    ],
+)
+def test_settings_that_best_answers_exclude_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        ScoreConfig(best_answers_file="b.json", **settings)
+
+
+@pytest.mark.slow
+def test_the_command_prints_one_json_object(tmp_path, answers):
+    write_answers(str(tmp_path), answers)
+    command = [
+        *(sys.executable, "-m", "albert_tf.finetuning.score"),
+        *("--task=squad_v2", f"--data_file={SQUAD}"),
+        f"--predictions_file={tmp_path}/predictions.json",
+    ]
+    output = subprocess.run(command, capture_output=True, check=True).stdout
+    assert json.loads(output)["HasAns_exact"] == 100
+    command[-1] += "x"
+    failed = subprocess.run(
+        command, capture_output=True, check=False, text=True
+    )
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: ") and "must exist" in failed.stderr
+
+
+def test_predictions_for_both_levels_of_race_are_scored(tmp_path):
+    """The command reads the directory of a split, or that of a level."""
+    race = tmp_path / "RACE"
+    for level, answer in {"middle": "C", "high": "A"}.items():
+        (race / "dev" / level).mkdir(parents=True)
+        passage = {
+            "id": level,
+            "article": "Tom fell into the river.",
+            "questions": ["How is he?"],
+            "options": [["dry", "glad", "wet", "old"]],
+            "answers": [answer],
+        }
+        (race / "dev" / level / "1.txt").write_text(json.dumps(passage))
+    path = tmp_path / "dev.tsv"
+    path.write_text("index\tprediction\nmiddle-0\tC\nhigh-0\tB\n")
+    expected = {"accuracy": 0.5, "total": 2}
+    assert scores_of("race", race / "dev", path) == expected
+
+    path.write_text("index\tprediction\nhigh-0\tA\n")
+    expected = {"accuracy": 1.0, "total": 1}
+    assert scores_of("race_high", race / "dev", path) == expected
+    assert scores_of("race_high", race / "dev/high", path) == expected
+    with pytest.raises(UserError, match="must have files") as refused:
+        scores_of("race", race, path)
+    assert "--data_dir" not in str(refused.value)  # a flag of another command
