@@ -10,9 +10,11 @@ from albert_tf.modeling.attention_bias import attention_bias
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
 from albert_tf.modeling.encoder import Encoder
 from albert_tf.modeling.heads import Pooler
-from albert_tf.modeling.kernels.layouts import num_unused_positions
 from albert_tf.modeling.layers import Embeddings, initializer
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
+
+# The registers of a TPU.
+_LANES, _SUBLANES = 128, 8
 
 
 class BackboneOutputs(NamedTuple):
@@ -166,7 +168,7 @@ class AlbertBackbone(keras.layers.Layer):
             return None
         before, after = self._num_pooled(cls_positions), 0
         if target.is_tpu:
-            after = num_unused_positions(
+            after = _num_unused_positions(
                 before + output_positions.shape[1], input_ids.shape[1]
             )
         if before and cls_positions is not None:
@@ -227,3 +229,23 @@ def restarted_positions(
     example = tf.maximum(input_mask - 1, 0)
     first = tf.gather(cls_positions, example, batch_dims=1)
     return tf.range(tf.shape(input_mask)[1]) - first
+
+
+def _num_unused_positions(num_positions: int, length: int) -> int:
+    """Number of positions to add to those that the heads read, on a TPU.
+
+    The registers of a TPU hold these positions as padding in any case. If they
+    are part of the program, the compiler finds a better schedule.
+
+    Args:
+        num_positions: Positions that the heads read of each row.
+        length: Positions of a row.
+    """
+    filled = _round_up(num_positions, _LANES)
+    if filled >= length:
+        filled = _round_up(num_positions, _SUBLANES)
+    return filled - num_positions
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return number + -number % multiple

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from albert_tf.modeling.device import Device
+from albert_tf.modeling.target import ProgramTarget
 
 
 class Masks(NamedTuple):
@@ -81,7 +81,7 @@ class Dropout:
     attention_rate: float = 0.0
     seed: tf.Tensor | None = None
 
-    def hidden_masks(self, site: int, target: Device) -> Masks:
+    def hidden_masks(self, site: int, target: ProgramTarget) -> Masks:
         """Masks of embeddings or of the output of a sublayer.
 
         Args:
@@ -90,11 +90,11 @@ class Dropout:
         """
         return self._masks(self.hidden_rate, site, target)
 
-    def attention_masks(self, site: int, target: Device) -> Masks:
+    def attention_masks(self, site: int, target: ProgramTarget) -> Masks:
         """Masks of attention probabilities; `site` as in `hidden_masks`."""
         return self._masks(self.attention_rate, site, target)
 
-    def _masks(self, rate: float, site: int, target: Device) -> Masks:
+    def _masks(self, rate: float, site: int, target: ProgramTarget) -> Masks:
         if not rate:
             return Masks()
         if target.computes_masks:

@@ -22,7 +22,6 @@ from albert_tf.modeling.layers import (
     add_bias,
     initializer,
 )
-from albert_tf.modeling.remat import remat
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 
 # Attention probabilities, attention output, feed-forward output.
@@ -179,3 +178,25 @@ def _apply_block(
         output_positions=output_positions,
     )
     return feed_forward(hidden, dropout=dropout, site=site + 2, target=target)
+
+
+def remat(
+    function: Callable[[tf.Tensor], tf.Tensor],
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function whose activations are not kept for the backward pass.
+
+    The backward pass computes the function a second time from its argument.
+    The result must be the same each time, which holds for blocks whose
+    dropout is a function of seed and site.
+
+    Args:
+        function: Takes one tensor; may read variables. Other tensors that it
+            reads are constants to it: they get no gradient.
+
+    Returns:
+        A function with the same value and gradients.
+
+    Reference:
+        [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
+    """
+    return tf.recompute_grad(function)

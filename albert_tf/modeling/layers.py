@@ -22,7 +22,10 @@ import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.modeling import gradient_sums
+from albert_tf.modeling import (
+    gradient_sums,
+    kernels,  # noqa: F401 (adds the kernels to KERNELS)
+)
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
 from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
 

@@ -7,14 +7,25 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from albert_tf.config import DistributionConfig
-from albert_tf.modeling import kernels
-from albert_tf.modeling.device import Device
 
 FormulaT = TypeVar("FormulaT", bound=Callable[..., Any])
 
+# Kernels by the name of the formula that they replace; `kernels` adds them.
+KERNELS: dict[str, Callable[..., Any]] = {}
+KERNEL_NAMES = frozenset(
+    {
+        "add_bias",
+        "attention",
+        "bias_dropout_add_norm",
+        "bias_gelu",
+        "layer_norm",
+        "remat",
+    }
+)
+
 
 @dataclasses.dataclass(frozen=True)
-class ProgramTarget(Device):
+class ProgramTarget:
     """The device of a program, and the kernels that it uses.
 
     Attributes:
@@ -36,7 +47,12 @@ class ProgramTarget(Device):
         True
     """
 
-    kernels: frozenset[str] = frozenset(kernels.KERNELS)
+    device_type: str = "CPU"
+    fuse: bool = False
+    jit_compile: bool = False
+    recomputes_logit_gradients: bool = False
+    float32_score_gradients: bool = False
+    kernels: frozenset[str] = KERNEL_NAMES
 
     @classmethod
     def from_config(
@@ -62,8 +78,29 @@ class ProgramTarget(Device):
             and config.recompute_logit_gradients,
             float32_score_gradients=uses_tpu_kernels
             and config.float32_score_gradients,
-            kernels=frozenset(() if config.plain_formulas else kernels.KERNELS),
+            kernels=frozenset() if config.plain_formulas else KERNEL_NAMES,
         )
+
+    @property
+    def is_tpu(self) -> bool:
+        """Whether the program runs on TPUs."""
+        return self.device_type == "TPU"
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA compiles the complete forward and backward pass."""
+        return self.is_tpu or self.jit_compile
+
+    @property
+    def computes_masks(self) -> bool:
+        """Whether dropout masks are computed by arithmetic.
+
+        A compiler merges that arithmetic into the operation that reads the
+        mask. Without a compiler, TensorFlow's random number generator is
+        faster. The choice does not depend on the kernels in use, so a program
+        without kernels drops the same entries.
+        """
+        return self.is_compiled or self.fuse
 
     @property
     def has_products_by_heads(self) -> bool:
@@ -82,7 +119,7 @@ class ProgramTarget(Device):
         name = getattr(formula, "__name__", "")
         if name not in self.kernels:
             return formula
-        kernel = functools.partial(kernels.KERNELS[name], target=self)
+        kernel = functools.partial(KERNELS[name], target=self)
         return cast(FormulaT, kernel)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.modeling import attention, layers, remat
+from albert_tf.modeling import attention, encoder, layers
 from albert_tf.modeling.attention_bias import ExampleNumbers
 from albert_tf.modeling.dropout import Dropout
 from albert_tf.modeling.kernels import KERNELS
@@ -20,7 +20,7 @@ FORMULAS = {
         layers.bias_dropout_add_norm,
         layers.bias_gelu,
         layers.layer_norm,
-        remat.remat,
+        encoder.remat,
     )
 }
 TARGETS = {

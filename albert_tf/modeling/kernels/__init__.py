@@ -8,19 +8,16 @@ The loss in `cross_entropy` needs other arguments than the formula, so it is not
 in `KERNELS`, and `training/pretraining.py` selects it.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from albert_tf.modeling.kernels.activation import bias_gelu
 from albert_tf.modeling.kernels.attention import attention
-from albert_tf.modeling.kernels.bias import add_bias
+from albert_tf.modeling.kernels.bias import add_bias, bias_gelu
 from albert_tf.modeling.kernels.layer_norm import (
     bias_dropout_add_norm,
     layer_norm,
 )
 from albert_tf.modeling.kernels.remat import remat
+from albert_tf.modeling.target import KERNELS
 
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS |= {
     kernel.__name__: kernel
     for kernel in (
         add_bias,

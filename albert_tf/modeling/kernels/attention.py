@@ -10,7 +10,6 @@ from albert_tf.modeling.attention_bias import (
     ExampleNumbers,
     add_to_scores,
 )
-from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks, keep_prob
 from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.kernels.bias import bias_gradient
@@ -18,6 +17,7 @@ from albert_tf.modeling.kernels.xla import (
     optimization_barrier,
     store_in_float32,
 )
+from albert_tf.modeling.target import ProgramTarget
 
 Projected = tuple[tf.Tensor, tf.Tensor]
 
@@ -30,7 +30,7 @@ def attention(
     masks: Masks,
     num_heads: int,
     *,
-    target: Device,
+    target: ProgramTarget,
 ) -> tf.Tensor:
     """`attention.attention`, with a memory layout that suits the device.
 
@@ -179,7 +179,7 @@ def attend(
     value: tf.Tensor,
     attention_bias: AttentionBias,
     masks: Masks,
-    target: Device,
+    target: ProgramTarget,
 ) -> tf.Tensor:
     """softmax(Q K^T + bias) V, with dropout of the probabilities.
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.modeling.device import Device
 from albert_tf.modeling.dropout import Masks
 from albert_tf.modeling.fusion import fused
 from albert_tf.modeling.kernels.bias import bias_gradient
 from albert_tf.modeling.kernels.xla import optimization_barrier
+from albert_tf.modeling.target import ProgramTarget
 
 
 def layer_norm(
@@ -17,7 +17,7 @@ def layer_norm(
     beta: tf.Tensor,
     epsilon: float,
     *,
-    target: Device,
+    target: ProgramTarget,
 ) -> tf.Tensor:
     """`layers.layer_norm`, whose gradient reads `x` less often."""
     del target
@@ -48,7 +48,7 @@ def bias_dropout_add_norm(
     epsilon: float,
     masks: Masks,
     *,
-    target: Device,
+    target: ProgramTarget,
 ) -> tf.Tensor:
     """`layers.bias_dropout_add_norm`: one pass forward and one backward.
 

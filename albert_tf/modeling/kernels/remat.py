@@ -5,14 +5,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.modeling.device import Device
 from albert_tf.modeling.kernels.xla import optimization_barrier
+from albert_tf.modeling.target import ProgramTarget
 
 
 def remat(
-    function: Callable[[tf.Tensor], tf.Tensor], *, target: Device
+    function: Callable[[tf.Tensor], tf.Tensor], *, target: ProgramTarget
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """`remat.remat`; if XLA compiles it, with a barrier before recomputation.
+    """`encoder.remat`; if XLA compiles it, with a barrier before recomputation.
 
     Some releases of XLA detect that `tf.recompute_grad` computes the same
     values twice, and keep the first result: libtpu 0.0.51 does, 0.0.42 does
