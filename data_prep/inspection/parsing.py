@@ -150,15 +150,11 @@ def _find_fault(
         )
     names = [feature.name for feature in features]
     if lists.keys() != set(names):
-        missing = ", ".join(sorted(set(names) - lists.keys()))
-        extra = ", ".join(sorted(lists.keys() - set(names)))
-        received = [
-            *([f"{missing} missing"] if missing else []),
-            *([f"{extra} in addition"] if extra else []),
-        ]
+        missing = [f"{n} missing" for n in sorted(set(names) - lists.keys())]
+        extra = [f"{n} in addition" for n in sorted(lists.keys() - set(names))]
         return (
             f"must hold the features {', '.join(names)}. "
-            f"Received: {'; '.join(received)}"
+            f"Received: {', '.join(missing + extra)}"
         )
     for feature in features:
         dtype, values = lists[feature.name]

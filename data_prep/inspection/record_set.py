@@ -90,14 +90,11 @@ def open_set(
         rules = _learn_rules(shards)
     else:
         rules = RecordRules(
-            max_seq_length=metadata.max_seq_length,
-            max_predictions_per_seq=metadata.max_predictions_per_seq,
-            masking=metadata.masking,
-            vocab_size=metadata.vocab_size,
-            sentence_objective=metadata.sentence_objective,
-            masked_lm_prob=metadata.masked_lm_prob,
-            packing=metadata.packing,
-            max_examples_per_row=metadata.max_examples_per_row,
+            **{
+                field.name: getattr(metadata, field.name)
+                for field in dataclasses.fields(RecordRules)
+                if field.name != "starts_word"
+            }
         )
     if tokenizer is not None:
         rules = dataclasses.replace(
