@@ -31,24 +31,6 @@ class ModelWeights:
             and the sentence objective "none"; None for a pretrained model.
         settings: How a fine-tuned model reads text and answers, as in
             `hugging_face_config.TASK_SETTINGS`; empty if unknown.
-
-    Example:
-        >>> import numpy as np
-        >>> from albert_tf.config import ModelConfig
-        >>> config = ModelConfig(
-        ...     vocab_size=20, embedding_size=2, hidden_size=4,
-        ...     num_attention_heads=1, intermediate_size=8,
-        ...     parameter_sharing="none",
-        ... )
-        >>> values = {
-        ...     weight.path: np.zeros(weight.shape, np.float32)
-        ...     for weight in list_weights(config)
-        ... }
-        >>> weights = ModelWeights(config, "sop", values)
-        >>> weights.num_parameters
-        3212
-        >>> weights.regrouped().config.num_hidden_groups
-        12
     """
 
     config: ModelConfig

@@ -175,16 +175,6 @@ def list_weights(
         sentence_objective: "none" is a model without pooler and sentence
             head.
         head: The head of a fine-tuned model, which has no pretraining heads.
-
-    Example:
-        >>> from albert_tf.config import ModelConfig
-        >>> weights = list_weights(ModelConfig())
-        >>> weights[0].path, weights[0].shape
-        ('albert/embeddings/word_embeddings', (30000, 128))
-        >>> weights[0].hugging_face
-        'albert.embeddings.word_embeddings.weight'
-        >>> sum(weight.path.startswith("albert/encoder") for weight in weights)
-        18
     """
     heads: list[_Layer] = []
     for name in _head_layers(sentence_objective, head):

@@ -95,19 +95,7 @@ class _HeadsProjection(Projection):
 
 
 class ToHeads(_HeadsProjection):
-    """The projection of queries, keys or values.
-
-    Example:
-        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
-        >>> projection = ToHeads(config, name="query", dtype="float32")
-        >>> projection.build()
-        >>> product, _ = projection(tf.ones([1, 4, 6]))
-        >>> by_heads, _ = projection(
-        ...     tf.ones([1, 4, 6]), target=ProgramTarget("TPU")
-        ... )
-        >>> product.shape, by_heads.shape
-        (TensorShape([1, 4, 6]), TensorShape([1, 2, 3, 4]))
-    """
+    """The projection of queries, keys or values."""
 
     def call(
         self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
@@ -129,18 +117,7 @@ class ToHeads(_HeadsProjection):
 
 
 class FromHeads(_HeadsProjection):
-    """The projection of the context of all heads.
-
-    Example:
-        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
-        >>> projection = FromHeads(config, name="output", dtype="float32")
-        >>> projection.build()
-        >>> product, _ = projection(
-        ...     tf.ones([1, 2, 3, 4]), target=ProgramTarget("TPU")
-        ... )
-        >>> product.shape
-        TensorShape([1, 4, 6])
-    """
+    """The projection of the context of all heads."""
 
     def call(
         self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
@@ -167,18 +144,6 @@ class SelfAttention(keras.layers.Layer):
     Query, key and value are three kernels of `(H, H)`, as in
     google-research/albert: LAMB scales the update of each kernel by its norm,
     so a single kernel of `(H, 3 H)` would train differently.
-
-    Example:
-        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
-        >>> layer = SelfAttention(config, name="attention", dtype="float32")
-        >>> layer.build()
-        >>> hidden = tf.ones([1, 4, 6])
-        >>> from albert_tf.modeling.attention_bias import attention_bias
-        >>> bias = attention_bias(tf.constant([[1, 1, 1, 0]]))
-        >>> layer(hidden, bias).shape
-        TensorShape([1, 4, 6])
-        >>> layer(hidden, bias, output_positions=tf.constant([[0]])).shape
-        TensorShape([1, 1, 6])
     """
 
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:

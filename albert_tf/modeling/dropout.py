@@ -17,14 +17,6 @@ class Masks(NamedTuple):
         computed: Whether the random bits are computed from the index of each
             entry; otherwise TensorFlow generates them. The two methods give
             different masks.
-
-    Example:
-        >>> masks = Masks(rate=0.5, seed=tf.constant([3, 4]), computed=True)
-        >>> masks.keep(tf.constant([2, 3])).numpy().tolist()
-        [[False, True, False], [True, True, True]]
-        >>> x = tf.ones([2, 3])
-        >>> Masks(rate=0.0).apply(x) is x  # no operation
-        True
     """
 
     rate: float = 0.0
@@ -68,13 +60,6 @@ class Dropout:
         attention_rate: Dropout rate of attention probabilities.
         seed: int32, `(2,)`; differs by step and replica. May be None if both
             rates are 0.
-
-    Example:
-        >>> from albert_tf.modeling.target import ProgramTarget
-        >>> dropout = Dropout(hidden_rate=0.5, seed=tf.constant([3, 4]))
-        >>> masks = dropout.hidden_masks(site=0, target=ProgramTarget("TPU"))
-        >>> masks.apply(tf.ones([8])).numpy().tolist()
-        [0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 2.0, 0.0]
     """
 
     hidden_rate: float = 0.0

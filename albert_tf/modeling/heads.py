@@ -23,14 +23,6 @@ class Pooler(Projection):
 
     The backbone sets its `kernel_initializer` before `build()`.
 
-    Example:
-        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
-        >>> pooler = Pooler(config)
-        >>> pooler.kernel_initializer = initializer(config)
-        >>> pooler.build()
-        >>> pooler(tf.ones([3, 6])).shape
-        TensorShape([3, 6])
-
     Reference:
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.
     """
@@ -60,19 +52,6 @@ class Pooler(Projection):
 
 class MaskedLanguageModelHead(keras.layers.Layer):
     """Predicts the tokens at masked positions with the word embeddings.
-
-    Example:
-        >>> config = ModelConfig(
-        ...     vocab_size=11, embedding_size=4, hidden_size=6,
-        ...     num_attention_heads=2,
-        ... )
-        >>> head = MaskedLanguageModelHead(config)
-        >>> head.build()
-        >>> product, bias = head(
-        ...     tf.ones([1, 2, 6]), word_embeddings=tf.ones([11, 4])
-        ... )
-        >>> product.shape, bias.shape
-        (TensorShape([1, 2, 11]), TensorShape([11]))
 
     Reference:
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.1.
@@ -128,13 +107,6 @@ class SentenceHead(keras.layers.Layer):
 
     Sentence order: 0 in order, 1 swapped. Next sentence: 0 next, 1 from
     another document.
-
-    Example:
-        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
-        >>> head = SentenceHead(config)
-        >>> head.build()
-        >>> head(tf.ones([3, 6])).shape
-        TensorShape([3, 2])
 
     Reference:
         [Lan et al., 2020](https://arxiv.org/abs/1909.11942), section 3.1,

@@ -155,13 +155,6 @@ class Projection(keras.layers.Layer):
         width: Width of the result.
         kernel_initializer: Initializer of `W`; `b` starts at 0.
         name: Part of the variables' paths.
-
-    Example:
-        >>> projection = Projection(2, 3, "ones")
-        >>> projection.build()
-        >>> product, bias = projection(tf.constant([[[1.0, 2.0]]]))
-        >>> add_bias(product, bias).numpy().tolist()
-        [[[3.0, 3.0, 3.0]]]
     """
 
     def __init__(
@@ -228,15 +221,7 @@ class _Norm(keras.layers.Layer):
 
 
 class LayerNorm(_Norm):
-    """LayerNorm over the last axis, float32 under every precision policy.
-
-    Example:
-        >>> norm = LayerNorm(2)
-        >>> norm.build()
-        >>> x = tf.constant([[1.0, 3.0], [20.0, 10.0]])
-        >>> norm(x).numpy().round(3).tolist()
-        [[-1.0, 1.0], [1.0, -1.0]]
-    """
+    """LayerNorm over the last axis, float32 under every precision policy."""
 
     def call(
         self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
@@ -255,16 +240,7 @@ class LayerNorm(_Norm):
 
 
 class AddAndNorm(_Norm):
-    """The end of a sublayer: bias, dropout, residual and LayerNorm.
-
-    Example:
-        >>> norm = AddAndNorm(2)
-        >>> norm.build()
-        >>> residual = tf.constant([[[1.0, 2.0]]])
-        >>> product, bias = tf.constant([[[6.0, 1.0]]]), tf.constant([0.0, 1.0])
-        >>> norm(residual, product, bias).numpy().round(3).tolist()
-        [[[1.0, -1.0]]]
-    """
+    """The end of a sublayer: bias, dropout, residual and LayerNorm."""
 
     def call(
         self,
@@ -302,14 +278,6 @@ class Embeddings(keras.layers.Layer):
 
     Always float32: the gradient of a segment's embedding is a sum over half
     of all positions, for which bfloat16 is not precise enough.
-
-    Example:
-        >>> config = ModelConfig(vocab_size=11, embedding_size=4)
-        >>> embeddings = Embeddings(config)
-        >>> embeddings.build()
-        >>> ids = tf.constant([[2, 5, 3]])
-        >>> embeddings(ids, segment_ids=tf.zeros_like(ids)).shape
-        TensorShape([1, 3, 4])
     """
 
     def __init__(self, config: ModelConfig, name: str = "embeddings") -> None:
@@ -379,15 +347,6 @@ class FeedForward(keras.layers.Layer):
     """The feed-forward sublayer, with residual and LayerNorm.
 
     `LayerNorm(x + dropout(gelu(x W_1 + b_1) W_2 + b_2))` at each position.
-
-    Example:
-        >>> config = ModelConfig(
-        ...     hidden_size=6, num_attention_heads=2, intermediate_size=8
-        ... )
-        >>> feed_forward = FeedForward(config, name="ffn", dtype="float32")
-        >>> feed_forward.build()
-        >>> feed_forward(tf.ones([1, 3, 6])).shape
-        TensorShape([1, 3, 6])
     """
 
     def __init__(self, config: ModelConfig, name: str, dtype: str) -> None:

@@ -39,12 +39,6 @@ class ProgramTarget:
         float32_score_gradients: Whether the gradients of attention scores are
             stored in float32, whatever the compute dtype. Only for TPUs.
         kernels: Names of the formulas that are replaced by their kernels.
-
-    Example:
-        >>> ProgramTarget("TPU").computes_masks
-        True
-        >>> ProgramTarget(kernels=frozenset()).fastest(sum) is sum
-        True
     """
 
     device_type: str = "CPU"

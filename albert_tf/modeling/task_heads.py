@@ -36,13 +36,6 @@ class ClassificationHead(Projection):
         dropout_rate: Dropout rate of the pooled output.
         name: Part of the variables' paths.
 
-    Example:
-        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
-        >>> head = ClassificationHead(config, num_outputs=3)
-        >>> head.build()
-        >>> head(tf.ones([5, 6])).shape
-        TensorShape([5, 3])
-
     Reference:
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 4.1.
     """
@@ -86,14 +79,6 @@ class ClassificationHead(Projection):
 class SpanHead(Projection):
     """One dense layer that scores every token as start and as end of an answer.
 
-    Example:
-        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
-        >>> head = SpanHead(config)
-        >>> head.build()
-        >>> start_logits, end_logits = head(tf.ones([3, 7, 6]))
-        >>> start_logits.shape
-        TensorShape([3, 7])
-
     Reference:
         [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 4.2.
     """
@@ -129,17 +114,6 @@ class BeamSpanHead(keras.layers.Layer):
     Args:
         dropout_rate: Dropout rate before the last layer of answerability.
         name: Part of the variables' paths.
-
-    Example:
-        >>> config = ModelConfig(hidden_size=6, num_attention_heads=2)
-        >>> head = BeamSpanHead(config)
-        >>> head.build()
-        >>> outputs = head(tf.ones([3, 7, 6]), p_mask=tf.zeros([3, 7]))
-        >>> sorted(outputs)
-        ['end_log_probs', 'end_positions', 'null_logits', 'start_log_probs',
-         'start_logits', 'start_positions']
-        >>> outputs["end_positions"].shape
-        TensorShape([3, 5, 5])
 
     Reference:
         [Lan et al., 2020](https://arxiv.org/abs/1909.11942), appendix A.3,
