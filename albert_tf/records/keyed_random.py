@@ -30,22 +30,18 @@ def random_bits(keys: Array, counters: Any, ops: Any = array_ops) -> Array:
 
     Returns:
         uint64. The values may serve as keys.
-
-    Example:
-        >>> keys = np.array([1234567, 7], np.uint64)
-        >>> random_bits(keys, 0).tolist()
-        [6457827717110365317, 7191089600892374487]
     """
     if isinstance(counters, int):
         # NumPy warns if a scalar overflows, but not if an array does.
         counters = np.array([counters])
     bits = keys + (ops.cast(counters, "uint64") + np.uint64(1)) * _GOLDEN
-    bits = (bits ^ ops.right_shift(bits, 30)) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ ops.right_shift(bits, 27)) * np.uint64(0x94D049BB133111EB)
-    return bits ^ ops.right_shift(bits, 31)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = bits ^ ops.right_shift(bits, np.uint64(shift))
+        bits = bits * np.uint64(factor)
+    return bits ^ ops.right_shift(bits, np.uint64(31))
 
 
 def random_uniform(keys: Array, counters: Any, ops: Any = array_ops) -> Array:
     """Returns float64 in [0, 1) for each pair of a key and a counter."""
-    bits = ops.right_shift(random_bits(keys, counters, ops), 11)
+    bits = ops.right_shift(random_bits(keys, counters, ops), np.uint64(11))
     return ops.cast(bits, "float64") * 2.0**-53

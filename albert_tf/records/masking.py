@@ -11,12 +11,12 @@ several; the masks of an example do not depend on the other examples of its row.
 
 1. `_find_words`: a token whose boundary mark is set begins a word. A special
    token ends a segment; the token after it begins a word, marked or not.
-2. `spans.tile_with_spans`: consecutive spans cover the words of each example.
+2. `draw_first_words`: consecutive spans cover the words of each example.
    Their lengths are drawn from p(n). The first length of an example is drawn
    from the distribution of the words that remain in the span around a random
    word, so that each word is equally likely to begin a span. A span ends where
    a segment ends.
-3. `spans.take_spans`: the spans of an example are shuffled and taken while
+3. `take_spans`: the spans of an example are shuffled and taken while
    they fit the budget. A span that does not fit is skipped; a smaller span
    after it may still fit.
 4. `_draw_replacements`: a taken token becomes `[MASK]` (80 %), stays as it is
@@ -34,13 +34,6 @@ import numpy as np
 from albert_tf.records import array_ops
 from albert_tf.records.features import MASK_ID, PAD_ID, SPECIAL_PIECES, UNK_ID
 from albert_tf.records.keyed_random import random_bits, random_uniform
-from albert_tf.records.spans import (
-    Examples,
-    Spans,
-    measure_spans,
-    take_spans,
-    tile_with_spans,
-)
 
 # A NumPy array or a tensor.
 Array = Any
@@ -153,19 +146,22 @@ def mask_batch(
     """
     if example_numbers is None:
         example_numbers = ops.cast(input_ids != PAD_ID, "int32")
-    examples = Examples(example_numbers, max_examples_per_row, ops)
+    examples = _Examples(example_numbers, max_examples_per_row, ops)
     opens_segment, opens_word = _find_words(input_ids, token_boundary, ops)
-    opens_span = tile_with_spans(
-        opens_segment,
-        opens_word,
-        examples,
+    first_words = draw_first_words(
         random_bits(keys, _SPAN_LENGTH, ops),
+        examples.count(opens_word),
         ngram,
         ops,
     )
+    opens_span = ops.put(
+        ops.reshape(opens_segment, (-1,)),
+        ops.take(ops.flatnonzero(opens_word), first_words),
+        True,
+    )
     is_maskable = input_ids >= FIRST_ORDINARY_ID
     is_exception = ~is_maskable & (input_ids != PAD_ID)
-    spans = measure_spans(opens_span, is_exception, examples, ops)
+    spans = _measure_spans(opens_span, is_exception, examples, ops)
     span_keys = _keys_at(spans.examples, keys, _SPAN_ORDER, ops)
     taken = take_spans(
         spans.examples,
@@ -197,9 +193,317 @@ def _find_words(
         Two arrays, bool, `(batch, length)`.
     """
     special = (input_ids < FIRST_ORDINARY_ID) & (input_ids != UNK_ID)
-    opens_segment = ops.shift_columns(special, True) & ~special
+    is_first = np.ones((special.shape[0], 1), bool)
+    opens_segment = ops.concat([is_first, special[:, :-1]], 1) & ~special
     opens_word = opens_segment | (ops.cast(token_boundary, "bool") & ~special)
     return opens_segment, opens_word
+
+
+class _Examples:
+    """The examples of a batch, whose rows hold one or several of them.
+
+    With at most K examples per row, example n of row r has index
+    `r * K + n - 1`. A row with fewer examples leaves indices unused.
+
+    Args:
+        numbers: int, `(batch, length)`, the number of the example of each
+            token, from 1 on, and 0 for padding. The examples of a row follow
+            one another without a gap, and padding follows the last one.
+        max_per_row: K.
+
+    Attributes:
+        num_tokens: int64, `(batch * K,)`; 0 for an unused index.
+        begins: int64, `(batch * K,)`, index of the first token in the flattened
+            batch.
+    """
+
+    def __init__(self, numbers: Array, max_per_row: int, ops: Any) -> None:
+        self._shape = (numbers.shape[0], max_per_row)
+        self._ops = ops
+        # The padding of a row is one more group, its first.
+        num_rows, length = numbers.shape
+        rows = np.arange(num_rows)[:, np.newaxis]
+        groups = ops.cast(numbers, "int64") + rows * (max_per_row + 1)
+        self._groups = ops.reshape(groups, (-1,))
+        self.num_tokens = self.count(numbers > 0)
+        counts = ops.reshape(self.num_tokens, self._shape)
+        begins = ops.cumsum(counts, 1) - counts + rows * length
+        self.begins = ops.reshape(begins, (num_rows * max_per_row,))
+
+    def count(self, flags: Array) -> Array:
+        """Number of tokens of each example whose flag is True.
+
+        Args:
+            flags: bool, `(batch, length)`; False for padding.
+
+        Returns:
+            int64, `(batch * K,)`.
+        """
+        ops = self._ops
+        num_rows, max_per_row = self._shape
+        if max_per_row == 1:  # takes a third of the time
+            return ops.count_nonzero(flags, 1)
+        num_groups = num_rows * (max_per_row + 1)
+        counts = ops.bincount(
+            self._groups, ops.reshape(flags, (-1,)), num_groups
+        )
+        counts = ops.reshape(counts, (num_rows, max_per_row + 1))[:, 1:]
+        return ops.reshape(counts, (num_rows * max_per_row,))
+
+    def locate(self, tokens: Array) -> tuple[Array, Array]:
+        """Returns the example of each token and the position in the example.
+
+        Args:
+            tokens: int64, indices in the flattened batch; not of padding.
+
+        Returns:
+            Two int64 arrays of the shape of `tokens`.
+        """
+        groups = self._ops.take(self._groups, tokens)
+        rows = groups // (self._shape[1] + 1)
+        examples = groups - rows - 1
+        return examples, tokens - self._ops.take(self.begins, examples)
+
+
+class _Spans(NamedTuple):
+    """The spans of all examples, example by example.
+
+    Attributes:
+        examples: int64, `(spans,)`, indices as in `_Examples`, nondecreasing.
+        begins: int64, `(spans,)`, index of the first token in the flattened
+            batch, increasing.
+        positions: int64, `(spans,)`, position of the first token in its
+            example.
+        lengths: int64, `(spans,)`, number of tokens.
+        sizes: int64, `(spans,)`, number of maskable tokens; may be 0.
+    """
+
+    examples: Array
+    begins: Array
+    positions: Array
+    lengths: Array
+    sizes: Array
+
+
+def draw_first_words(
+    keys: Array, num_words: Array, ngram: int, ops: Any = array_ops
+) -> Array:
+    """Draws span lengths and returns the words that begin a span.
+
+    Args:
+        keys: uint64, `(examples,)`.
+        num_words: int64, `(examples,)`, number of words in each example.
+        ngram: Maximum number of words in a span.
+
+    Returns:
+        int64, increasing; indices among the words of all examples, without the
+        first word of each example.
+    """
+    probabilities = 1 / np.arange(1, ngram + 1)
+    probabilities = probabilities / probabilities.sum()
+    # P(the span around a random word has r words from that word on).
+    residual = np.cumsum(probabilities[::-1])[::-1]
+    residual = residual / residual.sum()
+    # Each example gets as many draws as it has words. Draws that lead beyond
+    # its end are dropped. The random bits are compared as integers, which
+    # saves their conversion to floats.
+    draws = ops.ranges(num_words)
+    bits = random_bits(ops.repeat(keys, num_words), draws, ops)
+    is_first = draws == 0
+    lengths = ops.cast(bits >= np.uint64(0), "int64")
+    for first, later in zip(
+        np.cumsum(residual)[:-1], np.cumsum(probabilities)[:-1], strict=True
+    ):
+        is_longer = (is_first & (bits >= np.uint64(first * 2.0**64))) | (
+            ~is_first & (bits >= np.uint64(later * 2.0**64))
+        )
+        lengths = lengths + ops.cast(is_longer, "int64")
+    # Cumulative lengths run over all examples. In each example, the lengths
+    # drawn before it are replaced by the number of words before it.
+    total_lengths = ops.cumsum(lengths)
+    ends = ops.cumsum(num_words)
+    firsts = ends - num_words
+    drawn_before = ops.take(
+        ops.concat([np.array([0]), total_lengths], 0), firsts
+    )
+    begins = total_lengths + ops.repeat(firsts - drawn_before, num_words)
+    is_in_example = begins < ops.repeat(ends, num_words)
+    return ops.take(begins, ops.flatnonzero(is_in_example))
+
+
+def _measure_spans(
+    opens_span: Array, is_exception: Array, examples: _Examples, ops: Any
+) -> _Spans:
+    """Counts the tokens and the maskable tokens of each span.
+
+    A span extends to the beginning of the next one, or to the end of its
+    example.
+
+    Args:
+        opens_span: bool, `(batch * length,)`, the first token of each span.
+        is_exception: bool, `(batch, length)`, the tokens that are neither
+            maskable nor padding. They are few, so each is looked up.
+        examples: The examples of the batch.
+    """
+    num_rows, length = is_exception.shape
+    begins = ops.flatnonzero(opens_span)
+    of_spans, positions = examples.locate(begins)
+    num_left = ops.take(examples.num_tokens, of_spans) - positions
+    next_begins = ops.concat([begins[1:], np.array([num_rows * length])], 0)
+    lengths = ops.minimum(next_begins - begins, num_left)
+    exceptions = ops.flatnonzero(is_exception)
+    # The number of spans that begin up to the exception. The last of them holds
+    # the exception, or ended before it if the exception begins an example.
+    numbers = ops.searchsorted(begins, exceptions)
+    ends = ops.concat([np.array([0]), begins + lengths], 0)
+    is_in_span = exceptions < ops.take(ends, numbers)
+    num_exceptions = ops.bincount(
+        ops.take(numbers, ops.flatnonzero(is_in_span)), None, ops.size(ends)
+    )[1:]
+    sizes = lengths - num_exceptions
+    return _Spans(of_spans, begins, positions, lengths, sizes)
+
+
+def take_spans(
+    examples: Array,
+    sizes: Array,
+    order_bits: Array,
+    budgets: Array,
+    max_predictions: int,
+    ops: Any = array_ops,
+) -> Array:
+    """Takes spans in random order while they fit the budget of their example.
+
+    If nothing fits in an example, its first span of at most `max_predictions`
+    tokens is taken.
+
+    Args:
+        examples: int64, `(spans,)`, the examples of the spans, nondecreasing.
+        sizes: int64, `(spans,)`, number of maskable tokens.
+        order_bits: uint64, `(spans,)`, random; their upper 32 bits are the
+            order of the spans of an example.
+        budgets: int64, `(examples,)`, number of tokens to mask.
+        max_predictions: Maximum number of masked tokens in an example.
+
+    Returns:
+        int64, increasing; the indices of the spans taken.
+    """
+    num_examples = budgets.shape[0]
+    order = ops.right_shift(order_bits, np.uint64(32))
+    # About twice as many spans as the budgets need come first. After them, few
+    # examples have a part of their budget left. Only in these are the remaining
+    # spans sorted, too.
+    limit = ops.total(budgets) * 2**33 // (ops.total(sizes) + 1)
+    comes_first = order < ops.cast(limit, "uint64")
+    taken = ops.zeros(ops.size(examples), "bool")
+    left = budgets
+    for candidates in (comes_first, ~comes_first):
+        spans = ops.flatnonzero(candidates & ops.take(left > 0, examples))
+        spans = _shuffle_within_examples(
+            spans, examples, order, num_examples, ops
+        )
+        taken, left = _take_what_fits(spans, examples, sizes, left, taken, ops)
+    # An example of which no span fits the budget has all of it left.
+    is_candidate = (sizes > 0) & (sizes <= max_predictions)
+    spans = _shuffle_within_examples(
+        ops.flatnonzero(is_candidate & ops.take(left == budgets, examples)),
+        examples,
+        order,
+        num_examples,
+        ops,
+    )
+    counts = ops.bincount(ops.take(examples, spans), None, num_examples)
+    numbers = ops.ranges(counts)
+    exceptions = ops.take(spans, ops.flatnonzero(numbers == 0))
+    return ops.flatnonzero(ops.put(taken, exceptions, True))
+
+
+def _shuffle_within_examples(
+    spans: Array, examples: Array, order: Array, num_examples: int, ops: Any
+) -> Array:
+    """Puts some spans of each example in their random order.
+
+    Args:
+        spans: int64, increasing; indices of spans.
+        examples: int64, `(spans,)`, of all spans, nondecreasing.
+        order: uint64, `(spans,)`, random, below 2**32.
+
+    Returns:
+        int64; `spans` in the order of their examples, then of `order`.
+    """
+    groups = ops.take(examples, spans)
+    counts = ops.bincount(groups, None, num_examples)
+    # 16 bits of the example, 32 random bits, 16 bits of the span's number in
+    # the example: sorting integers is several times faster than an argsort.
+    sort_keys = ops.sort(
+        ops.cast(groups, "uint64") * np.uint64(2**48)
+        + ops.take(order, spans) * np.uint64(2**16)
+        + ops.cast(ops.ranges(counts), "uint64")
+    )
+    numbers = ops.cast(sort_keys & np.uint64(2**16 - 1), "int64")
+    firsts = ops.repeat(ops.cumsum(counts) - counts, counts)
+    return ops.take(spans, firsts + numbers)
+
+
+def _take_what_fits(
+    spans: Array,
+    examples: Array,
+    sizes: Array,
+    budgets: Array,
+    taken: Array,
+    ops: Any,
+) -> tuple[Array, Array]:
+    """Takes each span that fits what the spans before it leave of a budget.
+
+    An iteration takes, in every example, all spans up to the first that does
+    not fit. What is left of a budget never grows, so a skipped span never fits
+    later, and the result is as if spans were tried one by one. Few iterations
+    are needed, since spans have few different sizes.
+
+    Args:
+        spans: int64, indices of the spans to try, in shuffled order.
+        examples: int64, `(spans,)`, the examples of all spans, nondecreasing.
+        sizes: int64, `(spans,)`, numbers of maskable tokens of all spans.
+        budgets: int64, `(examples,)`.
+        taken: bool, `(spans,)`, of all spans.
+
+    Returns:
+        `taken` with the spans taken; and int64, `(examples,)`: what is left of
+        the budgets.
+    """
+    num_examples = budgets.shape[0]
+
+    def take_more(
+        spans: Array, examples: Array, sizes: Array, left: Array, taken: Array
+    ) -> tuple[Array, ...]:
+        # Cumulative sizes run over all examples, so an end includes the sizes
+        # of the examples before.
+        size_of_example = ops.bincount(examples, sizes, num_examples)
+        ends = ops.cumsum(size_of_example) - size_of_example + left
+        fits = ops.cumsum(sizes) <= ops.take(ends, examples)
+        now = ops.flatnonzero(fits)
+        left = left - ops.bincount(
+            ops.take(examples, now), ops.take(sizes, now), num_examples
+        )
+        taken = ops.put(taken, ops.take(spans, now), True)
+        later = ops.flatnonzero(~fits & (sizes <= ops.take(left, examples)))
+        return (
+            ops.take(spans, later),
+            ops.take(examples, later),
+            ops.take(sizes, later),
+            left,
+            taken,
+        )
+
+    *_, left, taken = ops.loop_until_empty(
+        take_more,
+        spans,
+        ops.take(examples, spans),
+        ops.take(sizes, spans),
+        budgets,
+        taken,
+    )
+    return taken, left
 
 
 def _find_budgets(
@@ -211,7 +515,7 @@ def _find_budgets(
 
 
 def _list_tokens(
-    spans: Spans, taken: Array, input_ids: Array, is_maskable: Array, ops: Any
+    spans: _Spans, taken: Array, input_ids: Array, is_maskable: Array, ops: Any
 ) -> _Tokens:
     """Lists the maskable tokens of the spans taken."""
     lengths = ops.take(spans.lengths, taken)
@@ -223,7 +527,7 @@ def _list_tokens(
 
 def _draw_replacements(
     tokens: _Tokens,
-    examples: Examples,
+    examples: _Examples,
     keys: Array,
     vocab_size: int,
     ops: Any,
@@ -253,14 +557,13 @@ def _make_batch(
     """Puts the replacements, and the predictions of each row, in place."""
     num_rows, length = input_ids.shape
     masked_ids = ops.put(
-        ops.reshape(ops.copy(input_ids), (-1,)), tokens.indices, replacements
+        ops.reshape(input_ids, (-1,)), tokens.indices, replacements
     )
     rows = tokens.indices // length
     columns = tokens.indices - rows * length
-    numbers = ops.ranges(ops.count_by(rows, num_rows))
+    numbers = ops.ranges(ops.bincount(rows, None, num_rows))
     ops.check(
-        ops.max(numbers) < num_slots,
-        "a row must have a slot for each masked token",
+        numbers < num_slots, "a row must have a slot for each masked token"
     )
     slots = rows * num_slots + numbers
 

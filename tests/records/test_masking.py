@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from albert_tf.input import tensor_ops
 from albert_tf.records import array_ops
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
-from albert_tf.records.masking import MaskedBatch, mask_batch
+from albert_tf.records.masking import (
+    MaskedBatch,
+    draw_first_words,
+    mask_batch,
+    take_spans,
+)
 
 VOCAB_SIZE = 997
 
@@ -48,14 +53,9 @@ def mask_with(ops, ids, boundary, keys=None, **settings):
     return MaskedBatch(*map(np.asarray, mask_batch(*rows, **settings)))
 
 
-@pytest.fixture(params=[array_ops, tensor_ops], ids=["numpy", "tensorflow"])
-def mask(request):
-    """`mask_batch` in NumPy and in TensorFlow, with the settings above."""
-
-    def mask(*rows, **settings):
-        return mask_with(request.param, *rows, **settings)
-
-    return mask
+def mask(*rows, **settings):
+    """Masks in NumPy; the Hypothesis tests compare TensorFlow with it."""
+    return mask_with(array_ops, *rows, **settings)
 
 
 def assert_equal(batch, other_batch):
@@ -79,7 +79,7 @@ def number_words(ids, boundary):
     return words
 
 
-def test_every_word_is_masked_equally_often(mask):
+def test_every_word_is_masked_equally_often():
     """Except for words at the ends of a segment: their spans are shorter and
     fit the rest of a budget a little more often."""
     num_rows, length = 20_000, 48
@@ -98,7 +98,7 @@ def test_every_word_is_masked_equally_often(mask):
     np.testing.assert_allclose(rates[ends], mean, rtol=0.15)
 
 
-def test_masked_tokens_are_replaced_80_10_10(mask):
+def test_masked_tokens_are_replaced_80_10_10():
     rng = np.random.default_rng(3)
     ids, boundary = make_rows(rng, 4000, 64)
     masked = mask(ids, boundary)
@@ -123,7 +123,7 @@ def test_masked_tokens_are_replaced_80_10_10(mask):
     np.testing.assert_array_equal(others, ids)
 
 
-def test_random_replacements_are_uniform_over_ordinary_pieces(mask):
+def test_random_replacements_are_uniform_over_ordinary_pieces():
     """Ids 5 to 16 of a vocabulary of 17 pieces, each with probability 1/12."""
     rng = np.random.default_rng(4)
     ids = np.full((8000, 40), 99, np.int32)  # not in the vocabulary
@@ -137,7 +137,7 @@ def test_random_replacements_are_uniform_over_ordinary_pieces(mask):
     np.testing.assert_allclose(counts[5:], len(drawn) / 12, atol=4 * sigma)
 
 
-def test_special_tokens_are_never_masked(mask):
+def test_special_tokens_are_never_masked():
     rng = np.random.default_rng(5)
     ids, boundary = make_rows(rng, 500, 40, unknown=0.2)
     masked = mask(ids, boundary, masked_lm_prob=0.9)
@@ -147,7 +147,7 @@ def test_special_tokens_are_never_masked(mask):
     np.testing.assert_array_equal(masked.input_ids[unchanged], ids[unchanged])
 
 
-def test_an_unknown_token_stays_while_the_rest_of_its_word_is_masked(mask):
+def test_an_unknown_token_stays_while_the_rest_of_its_word_is_masked():
     ids = np.array([[CLS_ID, 8, UNK_ID, 9, SEP_ID]], np.int32)
     boundary = np.array([[1, 1, 0, 0, 1]])
     masked = mask(ids, boundary, masked_lm_prob=0.4)
@@ -156,7 +156,7 @@ def test_an_unknown_token_stays_while_the_rest_of_its_word_is_masked(mask):
     assert masked.weights[0, :3].tolist() == [1, 1, 0]
 
 
-def test_words_end_at_a_separator(mask):
+def test_words_end_at_a_separator():
     """The token after [SEP] begins a word, even without a boundary mark. In
     google-research/albert it is masked with the word before [SEP]."""
     ids = np.array([[CLS_ID, 8, 9, SEP_ID, 10, 11, SEP_ID]] * 200, np.int32)
@@ -167,7 +167,7 @@ def test_words_end_at_a_separator(mask):
     assert (masked.weights.sum(axis=1) == 2).all()
 
 
-def test_a_word_that_exceeds_the_budget_is_masked_if_nothing_fits(mask):
+def test_a_word_that_exceeds_the_budget_is_masked_if_nothing_fits():
     """A word of 6 tokens and a budget of 1: it is masked if
     `max_predictions_per_seq` is at least 6."""
     ids = np.array([[CLS_ID, 8, 9, 10, 11, 12, 13, SEP_ID]], np.int32)
@@ -176,7 +176,7 @@ def test_a_word_that_exceeds_the_budget_is_masked_if_nothing_fits(mask):
     assert mask(ids, boundary, max_predictions_per_seq=5).weights.sum() == 0
 
 
-def test_the_budget_is_at_least_one_token(mask):
+def test_the_budget_is_at_least_one_token():
     """1 % of 9 tokens rounds to 0, so the budget is 1. The only word of one
     token fits it, and no other word is masked."""
     ids = np.array([[CLS_ID, 8, 9, 10, 11, 12, 13, 14, SEP_ID]] * 50, np.int32)
@@ -186,7 +186,7 @@ def test_the_budget_is_at_least_one_token(mask):
     assert (masked.weights.sum(axis=1) == 1).all()
 
 
-def test_masks_do_not_depend_on_the_other_rows_of_a_batch(mask):
+def test_masks_do_not_depend_on_the_other_rows_of_a_batch():
     rng = np.random.default_rng(6)
     ids, boundary = make_rows(rng, 11, 50)
     keys = rng.integers(0, 2**64, 11, dtype=np.uint64)
@@ -347,14 +347,13 @@ def unpack_masks(masked, numbers):
     return found
 
 
-@pytest.mark.parametrize("ops", [array_ops, tensor_ops])
-def test_masks_of_a_packed_example_do_not_depend_on_the_rest_of_its_row(ops):
+def test_masks_of_a_packed_example_do_not_depend_on_the_rest_of_its_row():
     """Nor on its place in the row. They are those of an unpacked row."""
     rng = np.random.default_rng(9)
     ids, boundary = make_rows(rng, 7, 40)
     keys = rng.integers(0, 2**64, 7, dtype=np.uint64)
     settings = {"max_predictions_per_seq": 40}
-    alone = mask_with(ops, ids, boundary, keys, **settings)
+    alone = mask(ids, boundary, keys, **settings)
     expected = {
         example: masks
         for (example, _), masks in unpack_masks(
@@ -367,14 +366,14 @@ def test_masks_of_a_packed_example_do_not_depend_on_the_rest_of_its_row(ops):
         [[6, 5, 4, 3, 2, 1, 0]],
     ):
         *batch, packed_keys = pack_rows(ids, boundary, keys, rows, 250, 7)
-        masked = mask_packed(ops, *batch, packed_keys, **settings)
+        masked = mask_packed(array_ops, *batch, packed_keys, **settings)
         assert masked.positions.shape == (len(rows), 40 + 7 - 1)
         found = unpack_masks(masked, batch[2])
         assert len(found) == 7
         for (row, number), masks in found.items():
             assert masks == expected[rows[row][number - 1]]
     packed_keys += np.uint64(1)
-    other = mask_packed(ops, *batch, packed_keys, **settings)
+    other = mask_packed(array_ops, *batch, packed_keys, **settings)
     assert (other.positions != masked.positions).any()
 
 
@@ -462,3 +461,61 @@ def test_budgets_of_packed_rows_fit_their_slots():
         masked = mask_packed(array_ops, *batch, keys, **settings)
         budgets = [max(1, round(0.15 * size)) for size in sizes]
         assert masked.weights.sum() == sum(budgets)
+
+
+def draw_opens_span(num_rows, num_words):
+    """bool, `(num_rows, num_words)`; the words that begin a span."""
+    keys = np.random.default_rng(1).integers(
+        0, 2**64, num_rows, dtype=np.uint64
+    )
+    counts = np.full(num_rows, num_words)
+    first_words = draw_first_words(keys, counts, 3)
+    opens_span = np.zeros(num_rows * num_words, bool)
+    opens_span[np.asarray(first_words)] = True
+    assert opens_span.sum() == len(first_words)
+    return opens_span.reshape(num_rows, num_words)
+
+
+def test_drawn_spans_have_the_lengths_of_the_paper():
+    """Spans that end before the row does; within 4 standard deviations."""
+    rows, columns = np.nonzero(draw_opens_span(5000, 40))
+    same_row = rows[:-1] == rows[1:]
+    # A row may end within a span that begins less than 3 words before its
+    # end. Only spans that begin earlier are counted.
+    complete = same_row & (columns[:-1] <= 36)
+    lengths = np.diff(columns)[complete]
+    assert len(lengths) > 50_000
+    for n, probability in ((1, 6 / 11), (2, 3 / 11), (3, 2 / 11)):
+        sigma = np.sqrt(probability * (1 - probability) / len(lengths))
+        assert abs((lengths == n).mean() - probability) < 4 * sigma
+
+
+def test_every_word_begins_a_span_equally_often():
+    """The mean length is 18/11 words, so 11/18 of the words begin a span. The
+    second word of a row begins one as often as the tenth."""
+    num_rows = 20_000
+    rates = draw_opens_span(num_rows, 12).mean(axis=0)[1:]
+    sigma = np.sqrt(11 / 18 * 7 / 18 / num_rows)
+    np.testing.assert_allclose(rates, 11 / 18, atol=4 * sigma)
+
+
+# The budgets of all rows are half of the tokens, or a twentieth.
+@pytest.mark.parametrize("num_spans", [40, 400])
+def test_spans_are_taken_in_random_order_while_they_fit(num_spans):
+    """As by a loop over the spans in the order of their random bits."""
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        rows = np.sort(rng.integers(0, 4, num_spans))
+        sizes = rng.integers(0, 9, num_spans)
+        bits = rng.integers(0, 2**64, num_spans, dtype=np.uint64)
+        budgets = rng.integers(9, 25, 4)
+        expected = np.zeros(num_spans, bool)
+        left = budgets.copy()
+        for span in np.argsort(bits):
+            if 0 < sizes[span] <= left[rows[span]]:
+                expected[span] = True
+                left[rows[span]] -= sizes[span]
+        taken = take_spans(rows, sizes, bits, budgets, 30)
+        # A span without maskable tokens makes no difference.
+        taken = taken[sizes[taken] > 0]
+        np.testing.assert_array_equal(taken, np.flatnonzero(expected))
