@@ -104,7 +104,7 @@ def of_run(run_dir: str) -> BaseModel:
     path = posixpath.join(run_dir, run_directory.RECORDS_METADATA_FILE)
     stored = load_json_if_any(path) or {}
     tokenizer = Tokenizer(vocabulary, stored.get("do_lower_case"))
-    features.check_agreement(
+    features.check_values_match(
         vocabulary,
         {"sha256": tokenizer.sha256},
         {"sha256": stored.get("vocabulary_sha256", tokenizer.sha256)},
@@ -121,7 +121,7 @@ def _check_architecture(
     """Refuses an `albert_config_file` of another model."""
     if config.model == ModelConfig():  # not given
         return
-    features.check_agreement(
+    features.check_values_match(
         config.initialization.init_checkpoint,
         dataclasses.asdict(weights.config),
         {name: getattr(config.model, name) for name in SAME_SETTINGS},

@@ -18,9 +18,9 @@ from albert_tf.config import DataConfig
 from albert_tf.input import damaged_records, synthetic
 from albert_tf.input.lanes import Lane
 from albert_tf.input.pipeline import training_dataset
-from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
+from albert_tf.records.features import features_to_read
 
 # Batches that the pipeline may have read ahead of the step that failed.
 READ_AHEAD_BATCHES = 64
@@ -64,18 +64,6 @@ class BatchStream:
             format of pretraining.
         watchdog: Ends the process if a search for damage hangs; None sets no
             limits.
-
-    Example:
-        >>> wiki = RecordSet(("wiki",), (4,), ("",), None, "", (("wiki",),))
-        >>> books = RecordSet(("books",), (2,), ("",), None, "", (("books",),))
-        >>> data = TrainingData(
-        ...     (Phase(0, "wiki", wiki), Phase(100, "books", books))
-        ... )
-        >>> stream = BatchStream(data, DataConfig(), seed=1)
-        >>> stream.locate(107).phase.name, stream.locate(107).batch
-        ('books', 7)
-        >>> stream.next_change(0)
-        100
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from albert_tf.errors import UserError, name_faults
 from albert_tf.input.record_format import RecordFormat, as_batch, parse_stored
 from albert_tf.input.record_sets import RecordSet
 from albert_tf.io import faults
-from albert_tf.io.long_waits import log_long_waits
+from albert_tf.io.files import log_long_waits
 from albert_tf.io.tfrecord import read_records
 
 # TensorFlow's errors for a wrong checksum; for a record with other features,

@@ -25,14 +25,6 @@ class Lane(NamedTuple):
         seed: Seed of its order.
         block_size: Number of consecutive records that are shuffled together.
         width: Number of records that the lane adds to each batch.
-
-    Example:
-        >>> files = ("a", "b", "c", "d")
-        >>> records = RecordSet(files, (9,) * 4, ("",) * 4, None, "", (files,))
-        >>> config = DataConfig(global_batch_size=6, input_lanes=2)
-        >>> lane = Lane.of(1, records, config, seed=7)
-        >>> lane.records.files, lane.width, lane.block_size
-        (('b', 'd'), 3, 8192)
     """
 
     records: RecordSet

@@ -15,10 +15,13 @@ from typing import Protocol
 import tensorflow as tf
 
 from albert_tf.config import DataConfig, SequenceConfig
-from albert_tf.input import packed_rows, tensor_ops
-from albert_tf.input.record_files import features_to_read
+from albert_tf.input import tensor_ops
 from albert_tf.input.record_sets import RecordSet
-from albert_tf.records.features import SENTENCE_LABEL
+from albert_tf.records.features import (
+    CLS_ID,
+    SENTENCE_LABEL,
+    features_to_read,
+)
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
 
@@ -59,12 +62,6 @@ class RecordFormat:
         find_faults: `batch -> faults`, applied to each parsed batch. The
             faults are bool tensors `(batch,)` by description: whether a record
             has the fault, and so is damaged. None finds no faults.
-
-    Example:
-        >>> from albert_tf.records.features import Feature
-        >>> answers = RecordFormat([Feature("answer", "int64")], {"answer": 4})
-        >>> answers.limits["answer"]
-        4
     """
 
     features: Sequence[StoredFeature]
@@ -123,14 +120,73 @@ def pretraining_format(
     }
     if vocab_size is not None:
         limits |= {"input_ids": vocab_size, "masked_lm_ids": vocab_size}
-    if not is_packed:  # `packed_rows.find_faults` checks those of packed rows
+    if not is_packed:  # `find_faults_of_rows` checks those of packed rows
         limits[SENTENCE_LABEL] = 2
     return RecordFormat(
         features_to_read(records.masking, records.packing),
         limits,
         mask if records.masking == "dynamic" else None,
-        packed_rows.find_faults if is_packed else None,
+        find_faults_of_rows if is_packed else None,
     )
+
+
+def find_faults_of_rows(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Checks the examples of packed rows.
+
+    Training on a row with wrong example numbers or positions raises no error,
+    but tokens attend to other examples or have wrong positions.
+    `data_prep.inspect_records` checks more.
+
+    Args:
+        batch: The features of packed records, `(batch, length)` each; a row
+            of zeros has no examples.
+
+    Returns:
+        bool, `(batch,)`, by description of a fault: whether a row has it.
+    """
+    numbers = batch["input_mask"]
+    before = tf.pad(numbers[:, :-1], [[0, 0], [1, 0]])
+    starts = (numbers > 0) & (numbers != before)
+    # Padding follows the last example.
+    follows_padding = tf.pad(
+        before[:, 1:] == 0, [[0, 0], [1, 0]], constant_values=False
+    )
+    continues = (numbers == before) | (numbers == 0)
+    increases = (numbers == before + 1) & ~follows_padding
+
+    slots = tf.range(1, batch["next_sentence_positions"].shape[1] + 1)
+    is_slot = numbers[:, tf.newaxis, :] == slots[:, tf.newaxis]
+    # The first position of each example; 0 for an unused slot.
+    positions = tf.argmax(tf.cast(is_slot, tf.int8), 2, tf.int32)
+    weights = tf.cast(tf.reduce_any(is_slot, 2), tf.float32)
+
+    labels = batch[SENTENCE_LABEL]
+    faults = {
+        "input_mask must be at most max_examples_per_row": (
+            numbers > slots[-1]
+        ),
+        "input_mask must number the examples 1, 2, ... without a gap, and be "
+        "0 for padding": ~(continues | increases),
+        "next_sentence_positions must be those of the [CLS] tokens": (
+            positions != batch["next_sentence_positions"]
+        ),
+        "input_ids must begin each example with [CLS]": (
+            starts & (batch["input_ids"] != CLS_ID)
+        ),
+        f"{SENTENCE_LABEL} must be 0 or 1": (labels < 0) | (labels > 1),
+        "next_sentence_weights must be 1 for the examples of the row, and 0 "
+        "for other slots": weights != batch["next_sentence_weights"],
+    }
+    if "masked_lm_positions" in batch:
+        of_padding = (
+            tf.gather(numbers, batch["masked_lm_positions"], batch_dims=1) == 0
+        )
+        faults["masked_lm_positions must not be those of padding"] = (
+            of_padding & (batch["masked_lm_weights"] > 0)
+        )
+    return {
+        fault: tf.reduce_any(found, axis=1) for fault, found in faults.items()
+    }
 
 
 def parse_records(

@@ -1,20 +1,44 @@
-"""The record sets of a run, checked against its settings.
+"""The records of a run, checked against its settings.
 
 Shards are found by file name and checked against the `metadata.json` in their
-directory before any device is initialized. A run trains on one set of records
-(`--input_file`), or changes sets at given steps (`--data_schedule`).
+directory before any device is initialized. google-research/albert writes no
+metadata: the records of such shards are counted by reading them, and the first
+record of each shard shows the lengths of the features. A run trains on one set
+of records (`--input_file`), or changes sets at given steps (`--data_schedule`).
 """
 
 import dataclasses
+import itertools
+import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from albert_tf.config import PretrainingConfig
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from tqdm import tqdm
+
+from albert_tf.config import DataConfig, PretrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input import record_files
-from albert_tf.input.lane_checks import check_lanes
+from albert_tf.io.files import (
+    DamagedFileError,
+    find,
+    is_remote,
+    open_existing,
+    read_again_if_damaged,
+)
+from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
+
+# The name that `_describe_packing` gives to unpacked records.
+_UNPACKED = "packing=none"
+
+# The metadata of each directory; None for records of google-research/albert.
+_MetadataByDirectory = Mapping[str, features.RecordsMetadata | None]
+
+# These settings decide how many masked tokens a packed row can have.
+_MASKING = ("masked_lm_prob", "ngram", "max_predictions_per_seq")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,35 +179,13 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingData:
-    """All phases of a run, in order; the first one begins at step 0.
-
-    Example:
-        >>> wiki = RecordSet(("wiki",), (4,), ("",), None, "", (("wiki",),))
-        >>> books = RecordSet(("books",), (2,), ("",), None, "", (("books",),))
-        >>> data = TrainingData(
-        ...     (Phase(0, "wiki", wiki), Phase(100, "books", books))
-        ... )
-        >>> data.at(99).name, data.at(100).name
-        ('wiki', 'books')
-        >>> data.next_change(0)
-        100
-    """
+    """All phases of a run, in order; the first one begins at step 0."""
 
     phases: tuple[Phase, ...]
 
     def at(self, step: int) -> Phase:
         """Returns the phase of the batch of `step`."""
         return [p for p in self.phases if p.first_step <= step][-1]
-
-    def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of each file, or "" where it is not known."""
-        return {
-            file: checksum
-            for phase in self.phases
-            for file, checksum in zip(
-                phase.records.files, phase.records.checksums, strict=True
-            )
-        }
 
     def next_change(self, step: int) -> int | None:
         """Returns the first step after `step` that begins a phase, or None."""
@@ -204,10 +206,12 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     data = config.data
     if not data.data_schedule:
         records = find_records("input_file", data.input_file, config)
-        records = dataclasses.replace(
-            records, sets=_by_directory(records.files)
-        )
-        _check_lanes("input_file", records, data.input_lanes)
+        directories: dict[str, list[str]] = {}
+        for file in records.files:
+            directories.setdefault(posixpath.dirname(file), []).append(file)
+        sets = tuple(map(tuple, directories.values()))
+        records = dataclasses.replace(records, sets=sets)
+        _check_shards_of_lanes("input_file", records, data.input_lanes)
         return TrainingData((Phase(0, "", records),))
     files = data.datasets()
     phases: list[Phase] = []
@@ -217,23 +221,11 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
         records = _find_sets(
             {f"dataset {name}": files[name] for name in names}, config
         )
-        _check_lanes("dataset", records, data.input_lanes)
+        _check_shards_of_lanes("dataset", records, data.input_lanes)
         for phase in phases:
             check_same_text(records, phase.records)
         phases.append(Phase(first_step, "+".join(names), records))
     return TrainingData(tuple(phases))
-
-
-def _check_lanes(name: str, records: RecordSet, num_lanes: int) -> None:
-    count_of = dict(zip(records.files, records.counts, strict=True))
-    check_lanes(name, records.sets, count_of, num_lanes)
-
-
-def _by_directory(files: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    directories: dict[str, list[str]] = {}
-    for file in files:
-        directories.setdefault(posixpath.dirname(file), []).append(file)
-    return tuple(map(tuple, directories.values()))
 
 
 def find_held_out(config: PretrainingConfig) -> RecordSet:
@@ -294,6 +286,48 @@ def find_records(
     return _find_sets({name: patterns}, config, may_be_unpacked)
 
 
+def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
+    """Checks that the held-out set fits the training records.
+
+    Raises:
+        UserError: If a file is in both sets, possibly under different paths,
+            or if their vocabularies or lower-casing differ.
+    """
+    of_train = set().union(*_identities(train).values())
+    in_both = [
+        file for file, own in _identities(held_out).items() if own & of_train
+    ]
+    if in_both:
+        raise UserError(
+            "eval_input_file must hold no file of input_file",
+            received=", ".join(in_both[:3]),
+        )
+    if train.metadata is None or held_out.metadata is None:
+        return
+    check_same_text(held_out, train)
+    if train.metadata.inputs_sha256 != held_out.metadata.inputs_sha256:
+        logging.warning(
+            "%s and %s come from different builds, so documents of one may "
+            "also be in the other",
+            train.directory,
+            held_out.directory,
+        )
+
+
+def _identities(records: RecordSet) -> dict[str, set[str]]:
+    """The path and the checksum, if known, of each file that has records."""
+    return {
+        file: {
+            file if is_remote(file) else os.path.realpath(file),
+            checksum or file,
+        }
+        for file, count, checksum in zip(
+            records.files, records.counts, records.checksums, strict=True
+        )
+        if count
+    }
+
+
 def _find_sets(
     patterns_by_set: Mapping[str, Sequence[str]],
     config: PretrainingConfig,
@@ -301,49 +335,324 @@ def _find_sets(
 ) -> RecordSet:
     """Finds the records of several datasets; see `find_records`."""
     name = ", ".join(patterns_by_set)
-    sets = record_files.match_files(patterns_by_set)
-    files = sorted(file for set_files in sets for file in set_files)
+    sets = _match_files(patterns_by_set)
+    files = sorted(itertools.chain.from_iterable(sets))
     metadata_of = {
-        directory: record_files.read_metadata(directory)
-        for directory in sorted({posixpath.dirname(file) for file in files})
+        directory: _read_metadata_if_any(directory)
+        for directory in sorted(set(map(posixpath.dirname, files)))
     }
-    record_files.check_packing(name, metadata_of, config.data, may_be_unpacked)
-    for directory, metadata in metadata_of.items():
-        if metadata is not None:
-            record_files.check_metadata(directory, metadata, config)
-    counts = record_files.count_files(files, metadata_of, config.data)
+    _check_packing(name, metadata_of, config.data, may_be_unpacked)
+    known = {d: m for d, m in metadata_of.items() if m is not None}
+    for directory, stored in known.items():
+        _check_settings(directory, stored, config)
+    listings = [metadata_of[posixpath.dirname(file)] for file in files]
+    progress = tqdm(
+        files, desc="counting records", disable=None not in listings
+    )
+    counts = tuple(
+        _count_records(file, listing, config.data)
+        for file, listing in zip(progress, listings, strict=True)
+    )
     if not sum(counts):
         raise UserError(
             f"{name} must hold records",
-            received=f"no record in {', '.join(files[:3])}"
-            + (", ..." if len(files) > 3 else ""),
+            received=f"no record in {_name_first(files)}",
         )
     # Vocabulary and lengths are those of the first directory with metadata.
-    directory, first = next(
-        (item for item in metadata_of.items() if item[1] is not None),
-        next(iter(metadata_of.items())),
-    )
-    examples_per_row, useful_share = record_files.mean_content(
-        files, counts, metadata_of
-    )
+    directory = min(known or metadata_of)
+    metadata = metadata_of[directory]
+    if metadata is not None:
+        # Weighted by tokens, the mean entropy is the masked-LM loss of a model
+        # that knows which directory an example is from, and the frequencies of
+        # the pieces there.
+        mean = np.average(
+            [m.unigram_entropy_nats for m in known.values()],
+            weights=[max(m.num_pieces, 1) for m in known.values()],
+        )
+        metadata = dataclasses.replace(
+            metadata, unigram_entropy_nats=float(mean)
+        )
+    examples_per_row, useful_share = _mean_content(counts, listings)
     records = RecordSet(
         files=tuple(files),
         counts=counts,
         checksums=tuple(
-            record_files.checksum(file, metadata_of) for file in files
+            m.checksums.get(posixpath.basename(file), "") if m else ""
+            for file, m in zip(files, listings, strict=True)
         ),
-        metadata=first and record_files.with_mean_entropy(first, metadata_of),
+        metadata=metadata,
         directory=directory,
         sets=sets,
         examples_per_row=examples_per_row,
         useful_share=useful_share,
     )
-    _check_agreement(name, records, metadata_of)
+    _check_directories_match(name, records, metadata_of)
     return records
 
 
-def _check_agreement(
-    name: str, records: RecordSet, metadata_of: record_files.MetadataByDirectory
+def _match_files(
+    patterns_by_set: Mapping[str, Sequence[str]],
+) -> tuple[tuple[str, ...], ...]:
+    """Finds the files of each dataset, sorted.
+
+    A file that several datasets match belongs to the first of them. A dataset
+    whose files all belong to others is left out.
+    """
+    found: set[str] = set()
+    sets = []
+    for name, patterns in patterns_by_set.items():
+        matches = _matching_files(name, patterns) - found
+        if matches:
+            sets.append(tuple(sorted(matches)))
+            found |= matches
+    return tuple(sets)
+
+
+def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
+    if not patterns:
+        raise UserError(
+            f"{name} must name files of records",
+            received="none",
+            remedy="Set files or globs, e.g. records/train/*.tfrecord.",
+        )
+    files: set[str] = set()
+    for pattern in patterns:
+        # A directory among them would have no shard in its metadata.
+        matches = find(pattern, remote_directories=True)
+        if not matches:
+            raise UserError(
+                f"{name} must match files",
+                received=f"no file at {pattern}",
+                remedy="Build records with python -m "
+                "data_prep.build_tfrecords.",
+            )
+        files.update(matches)
+    return files
+
+
+def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
+    """Reads the metadata of a directory.
+
+    Returns:
+        None for a directory without metadata, as google-research/albert writes.
+
+    Raises:
+        UserError: If the directory belongs to an unfinished build.
+    """
+    path = posixpath.join(directory, features.METADATA_FILE)
+    if tf.io.gfile.exists(path):
+        return features.read_metadata(directory)
+    unfinished = posixpath.join(
+        posixpath.dirname(directory), features.UNFINISHED_FILE
+    )
+    if tf.io.gfile.exists(unfinished):
+        raise UserError(
+            f"the records of {directory} must be complete",
+            received=f"{unfinished} of a build that has not ended",
+            remedy="Run python -m data_prep.build_tfrecords again.",
+        )
+    logging.warning(
+        "%s has no %s: its records are read as records of "
+        "google-research/albert, and their vocabulary is not checked",
+        directory or ".",
+        features.METADATA_FILE,
+    )
+    return None
+
+
+def _check_settings(
+    directory: str,
+    metadata: features.RecordsMetadata,
+    config: PretrainingConfig,
+) -> None:
+    """Checks the metadata of a directory against the settings of a run.
+
+    Raises:
+        UserError: If they differ.
+    """
+    wanted: dict[str, object] = {
+        "max_seq_length": config.data.max_seq_length,
+        "vocab_size": config.model.vocab_size,
+    }
+    if metadata.masking == "static":
+        wanted["max_predictions_per_seq"] = config.data.max_predictions_per_seq
+    if config.training.sentence_objective != "none":
+        wanted["sentence_objective"] = config.training.sentence_objective
+    path = posixpath.join(directory, features.METADATA_FILE)
+    stored = dataclasses.asdict(metadata)
+    features.check_values_match(path, stored, wanted)
+    if metadata.masking == "dynamic" and metadata.packing != "none":
+        features.check_values_match(
+            path,
+            stored,
+            {name: getattr(config.data, name) for name in _MASKING},
+            remedy="The build packed each row so that the masks of its "
+            "settings fit into the slots of the row. Set "
+            + " ".join(f"--{name}={stored[name]}" for name in _MASKING)
+            + ", build the records again, or use unpacked records, which have "
+            "slots for any masking.",
+        )
+
+
+def _check_packing(
+    name: str,
+    metadata_of: _MetadataByDirectory,
+    config: DataConfig,
+    may_be_unpacked: bool,
+) -> None:
+    """Checks that all records are packed alike, as the settings say.
+
+    Args:
+        name: The setting that names the records.
+        metadata_of: The metadata of their directories.
+        may_be_unpacked: Whether unpacked records always fit.
+
+    Raises:
+        UserError: If they are packed differently.
+    """
+    found = {
+        directory: _describe_packing(metadata)
+        for directory, metadata in metadata_of.items()
+    }
+    if len(set(found.values())) > 1:
+        raise UserError(
+            f"{name} must hold records of one packing",
+            received="; ".join(
+                f"{packing} in {directory}"
+                for directory, packing in found.items()
+            ),
+            remedy="Build all of them with the same --packing and "
+            "--max_examples_per_row.",
+        )
+    (directory, packing), *_ = found.items()
+    wanted = _describe_packing(config)
+    if packing == wanted or (packing == _UNPACKED and may_be_unpacked):
+        return
+    if metadata_of[directory] is None:
+        received = (
+            f"{directory or '.'} without {features.METADATA_FILE}, which says "
+            "how records are packed"
+        )
+        remedy = (
+            "Copy it from the directory of the build. For records of "
+            "google-research/albert, set --packing=none."
+        )
+    else:
+        path = posixpath.join(directory, features.METADATA_FILE)
+        received = f"{packing} in {path}"
+        remedy = (
+            f"Set --{packing.replace(', ', ' --')}, or build the records "
+            "again. For packed records, add "
+            "--flagfile=configs/pretrain/include/packed.flags to a recipe."
+        )
+    raise UserError(f"{name} must hold records of {wanted}", received, remedy)
+
+
+def _describe_packing(
+    settings: features.RecordsMetadata | DataConfig | None,
+) -> str:
+    """Names the packing of records; None stands for google-research/albert."""
+    if settings is None or settings.packing == "none":
+        return _UNPACKED
+    return (
+        f"packing={settings.packing}, "
+        f"max_examples_per_row={settings.max_examples_per_row}"
+    )
+
+
+def _count_records(
+    file: str, metadata: features.RecordsMetadata | None, config: DataConfig
+) -> int:
+    """Number of records of a file: the number in its metadata, if it has one.
+
+    A file without metadata is read, without initializing devices.
+    """
+    if metadata is not None:
+        try:
+            return metadata.shards[posixpath.basename(file)]
+        except KeyError:
+            raise UserError(
+                f"{features.METADATA_FILE} must list {file}, which is in the "
+                "same directory",
+                received=", ".join(metadata.shards),
+                remedy="Narrow the glob to the shards of one build.",
+            ) from None
+
+    def count() -> int:
+        number = 0
+        with open_existing(file, "rb") as opened:
+            for record in read_records(opened):
+                if record.fault:
+                    raise DamagedFileError(
+                        f"{file} must be an intact TFRecord file",
+                        received=f"record {record.number}, at byte "
+                        f"{record.offset}: {record.fault}",
+                        remedy="Copy or build it again.",
+                    )
+                if not number:
+                    _check_lengths(file, record.content, config)
+                number += 1
+        return number
+
+    return read_again_if_damaged(count, file)
+
+
+def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
+    example = tf.train.Example.FromString(serialized)
+    if "next_sentence_positions" in example.features.feature:
+        raise UserError(
+            f"{features.METADATA_FILE} must be in the directory of packed "
+            "records",
+            received=f"{file}, a shard of packed records, without it",
+            remedy="Copy it from the directory of the build.",
+        )
+    stored = {}
+    for feature in features.FEATURES:
+        values = example.features.feature[feature.name]
+        stored[feature.name] = len(
+            values.float_list.value
+            if feature.dtype == "float32"
+            else values.int64_list.value
+        )
+    features.check_values_match(
+        f"the lengths of the features in {file}",
+        stored,
+        {
+            feature.name: feature.length(config)
+            for feature in features.features_to_read("static")
+        },
+        remedy="Set --max_seq_length and --max_predictions_per_seq to the "
+        "lengths of the records.",
+    )
+
+
+def _mean_content(
+    counts: Sequence[int],
+    listings: Sequence[features.RecordsMetadata | None],
+) -> tuple[float, float | None]:
+    """Returns the mean content of a record, according to the metadata.
+
+    Args:
+        counts: Number of records in each file.
+        listings: The metadata of each file.
+
+    Returns:
+        The number of examples, and the fraction of the positions that hold
+        tokens; 1 and None if a file has no metadata.
+    """
+    examples = tokens = positions = 0.0
+    for metadata, count in zip(listings, counts, strict=True):
+        if metadata is None:
+            return 1.0, None
+        share = count / max(metadata.num_rows, 1)
+        examples += share * metadata.num_examples
+        tokens += share * metadata.num_pieces
+        positions += count * metadata.max_seq_length
+    return examples / sum(counts), tokens / positions
+
+
+def _check_directories_match(
+    name: str, records: RecordSet, metadata_of: _MetadataByDirectory
 ) -> None:
     """Checks that all directories share one masking and one vocabulary."""
     without_masks = [
@@ -364,10 +673,48 @@ def _check_agreement(
 
 def check_same_text(records: RecordSet, other: RecordSet) -> None:
     """Checks that two sets share vocabulary and lower-casing, where known."""
-    features.check_agreement(
+    features.check_values_match(
         records.directory or ".",
         records.text_settings(),
         other.text_settings() if records.metadata else {},
         other=other.directory or ".",
         remedy="Build both with the same --spm_model_file and --do_lower_case.",
     )
+
+
+def _check_shards_of_lanes(
+    name: str, records: RecordSet, num_lanes: int
+) -> None:
+    """Checks that all lanes get equally many shards, and records.
+
+    Args:
+        name: The setting that names the shards.
+        records: Lane k reads the shards k, k + num_lanes, ... of each set.
+
+    Raises:
+        UserError: If the number of shards is not divisible, or if all shards
+            of a lane are empty: the lane could not fill its rows of a batch.
+    """
+    for files in records.sets:
+        if len(files) % num_lanes:
+            raise UserError(
+                f"the number of shards of {name} must be divisible by "
+                f"input_lanes={num_lanes}, in each directory or dataset",
+                received=f"{len(files)} shards, beginning with {files[0]}",
+                remedy="Build the records with another --num_shards, or change "
+                "--input_lanes.",
+            )
+    for lane in range(num_lanes):
+        of_lane = records.lane(lane, num_lanes)
+        if not of_lane.num_records:
+            raise UserError(
+                f"each of the input_lanes={num_lanes} lanes must hold records "
+                f"of {name}",
+                received=f"no record in {_name_first(of_lane.files)}",
+                remedy="Build the records with fewer --num_shards, or lower "
+                "--input_lanes.",
+            )
+
+
+def _name_first(files: Sequence[str]) -> str:
+    return ", ".join(files[:3]) + (", ..." if len(files) > 3 else "")

@@ -67,14 +67,6 @@ class Feature:
             `per_example`.
         per_example: Whether the length is K. If nothing is set, the length
             is 1.
-
-    Example:
-        >>> from albert_tf.config import SequenceConfig
-        >>> shape = SequenceConfig(
-        ...     max_seq_length=128, max_predictions_per_seq=20
-        ... )
-        >>> Feature("input_ids", "int64", per_token=True).length(shape)
-        128
     """
 
     name: str
@@ -184,6 +176,25 @@ def stored_features(masking: str, packing: str = "none") -> tuple[Feature, ...]:
     return tuple(f for f in features if f.name not in MASK_FEATURES)
 
 
+def features_to_read(
+    masking: str, packing: str = "none"
+) -> tuple[Feature, ...]:
+    """Returns the features that the trainer reads from records.
+
+    Args:
+        masking: "static" or "dynamic", as the records were built.
+        packing: "none" or "best_fit", as the records were built.
+    """
+    unread = {EXAMPLE_NUMBERS}
+    if masking == "static":
+        unread.add("token_boundary")
+    return tuple(
+        feature
+        for feature in stored_features(masking, packing)
+        if feature.name not in unread
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordsMetadata:
     """The contents of `metadata.json`, which describes the shards next to it.
@@ -282,13 +293,6 @@ def read_metadata(records_dir: str) -> RecordsMetadata:
 
     Raises:
         UserError: If the file is missing, has another schema, or lacks keys.
-
-    Example:
-        >>> metadata = read_metadata("records/train")  # doctest: +SKIP
-        >>> metadata.masking, metadata.max_seq_length  # doctest: +SKIP
-        ('static', 64)
-        >>> sum(metadata.shards.values())  # doctest: +SKIP
-        11
     """
     path = posixpath.join(records_dir, METADATA_FILE)
     values = load_json(path)
@@ -341,7 +345,7 @@ def _has_type(value: object, wanted: object) -> bool:
     return type(value) is wanted or (wanted is float and type(value) is int)
 
 
-def check_agreement(
+def check_values_match(
     where: str,
     stored: Mapping[str, Any],
     wanted: Mapping[str, Any],

@@ -113,18 +113,6 @@ class Tokenizer:
     Raises:
         UserError: If the file is missing, is not a SentencePiece model, has
             different special ids, or contradicts `do_lower_case`.
-
-    Example:
-        >>> tokenizer = Tokenizer("30k-clean.model")  # doctest: +SKIP
-        >>> encoded = tokenizer.encode_batch(  # doctest: +SKIP
-        ...     ["In 2011, we", "the"]
-        ... )
-        >>> encoded.ids.tolist()  # doctest: +SKIP
-        [19, 542, 15, 95, 14]
-        >>> encoded.ends.tolist()  # doctest: +SKIP
-        [4, 5]
-        >>> tokenizer.id_to_piece(542)  # doctest: +SKIP
-        '▁2011'
     """
 
     def __init__(

@@ -17,7 +17,6 @@ from absl import logging
 
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import record_sets, synthetic
-from albert_tf.input.held_out import check_held_out
 from albert_tf.input.record_format import (
     Batch,
     RecordFormat,
@@ -91,7 +90,7 @@ class Pretraining(Objective):
             return None
         held_out = record_sets.find_held_out(self._config)
         for phase in data.phases if data else ():
-            check_held_out(phase.records, held_out)
+            record_sets.check_held_out(phase.records, held_out)
         return held_out
 
     def record_format(self, records: RecordSet) -> RecordFormat:

@@ -242,7 +242,7 @@ def plan(
     """
     settings = config.initialization
     here, there = config.model, weights.config
-    features.check_agreement(
+    features.check_values_match(
         settings.init_checkpoint,
         dataclasses.asdict(there),
         {name: getattr(here, name) for name in SAME_SETTINGS},

@@ -1,4 +1,3 @@
-import signal
 import time
 
 import pytest
@@ -6,10 +5,8 @@ import tensorflow as tf
 
 from albert_tf.input import device_iterators, pipeline, record_sets
 from albert_tf.input.record_format import pretraining_format
-from albert_tf.runs.log import read_events
 from albert_tf.training.train import train
 from tests.helpers import tiny_run
-from tests.helpers.run_processes import RunProcesses
 
 # A tuning thread sleeps for 10 ms, then 20 ms, and so on. At this age of the
 # iterator it would sleep for 5 to 10 s more.
@@ -36,23 +33,6 @@ def test_old_iterators_close_at_once(tiny_records):
         began = time.monotonic()
         del iterators[-1]
         assert time.monotonic() - began < PROMPT_S
-
-
-@pytest.mark.slow
-def test_a_run_that_has_stopped_ends_within_seconds(tiny_records, tmp_path):
-    """A busy machine takes some seconds to end a process that waits for
-    nothing, so only the test above detects a tuning thread."""
-    config = tiny_run.make_config(
-        tiny_records, tmp_path / "run", num_train_steps=1_000_000
-    )
-    processes = RunProcesses(config, tmp_path, forked=False)
-    processes.wait_for_step(2)
-    processes.signal(signal.SIGTERM)
-    assert processes.wait() == [128 + signal.SIGTERM]
-    ended = time.time()
-    last = read_events(config.training.output_dir)[-1]
-    assert last["event"] == "stop"
-    assert ended - last["time"] < 4 * PROMPT_S
 
 
 def test_no_iterator_of_a_run_has_a_tuning_thread(

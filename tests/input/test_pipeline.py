@@ -8,7 +8,6 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.input import pipeline
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.record_files import features_to_read
 from albert_tf.input.record_format import parse_records, pretraining_format
 from albert_tf.input.record_sets import (
     Phase,
@@ -16,6 +15,7 @@ from albert_tf.input.record_sets import (
     find_records,
     find_training_data,
 )
+from albert_tf.records.features import features_to_read
 from albert_tf.records.keyed_random import random_bits
 from albert_tf.records.masking import mask_batch
 from tests.helpers import tiny_run
@@ -137,11 +137,7 @@ def test_hosts_and_replicas_share_the_batch_of_a_single_replica(
     shared = []
     for step in range(4):
         for host in range(2):
-            context = tf.distribute.InputContext(
-                num_input_pipelines=2,
-                input_pipeline_id=host,
-                num_replicas_in_sync=4,
-            )
+            context = tf.distribute.InputContext(2, host, 4)
             # Two replicas per host, so two elements per step.
             batches = take(records, config, 3, 8, context)
             assert all(len(b["input_ids"]) == 2 for b in batches)
@@ -170,33 +166,11 @@ def test_each_lane_fills_its_rows_from_its_own_shards(records, config):
         assert of_lane[:count] != stored
 
 
-def context_of(host, num_hosts, num_replicas):
-    return tf.distribute.InputContext(num_hosts, host, num_replicas)
-
-
-@pytest.mark.parametrize(
-    ("num_hosts", "num_replicas"), [(1, 2), (2, 4), (3, 6), (6, 6)]
-)
+@pytest.mark.parametrize(("num_hosts", "num_replicas"), [(2, 4), (6, 6)])
 def test_lanes_give_the_same_batch_on_any_number_of_hosts(
     records, config, num_hosts, num_replicas
 ):
-    """A host reads one lane, several, half of one, or one and a half."""
-    assert_hosts_share_batches(records, config, num_hosts, num_replicas)
-
-
-@pytest.mark.slow
-def test_lanes_of_packed_records_without_masks_do_not_depend_on_hosts(
-    tiny_dynamic_packed_records, tmp_path
-):
-    config = tiny_run.make_config(
-        tiny_dynamic_packed_records, tmp_path, **tiny_run.PACKING
-    )
-    found = find_records("input_file", config.data.input_file, config)
-    assert_hosts_share_batches(found, config, num_hosts=2, num_replicas=4)
-
-
-def assert_hosts_share_batches(records, config, num_hosts, num_replicas):
-    """Whether a run starts with these hosts or continues with them."""
+    """A host reads one and a half lanes, or a half, from the start or later."""
     alone = rows(take(records, config, 0, 12, **LANES))
     per_host = num_replicas // num_hosts
     for start in (0, 9):
@@ -206,7 +180,7 @@ def assert_hosts_share_batches(records, config, num_hosts, num_replicas):
                 config,
                 start,
                 3 * per_host,
-                context_of(host, num_hosts, num_replicas),
+                tf.distribute.InputContext(num_hosts, host, num_replicas),
                 **LANES,
             )
             for host in range(num_hosts)
@@ -226,9 +200,10 @@ def test_a_host_reads_no_shards_of_other_lanes(records, config):
     others_gone = dataclasses.replace(
         records, files=tuple(gone), sets=(tuple(gone),)
     )
-    assert take(others_gone, config, 0, 2, context_of(1, 3, 3), **LANES)
+    first, second, _ = (tf.distribute.InputContext(3, n, 3) for n in range(3))
+    assert take(others_gone, config, 0, 2, second, **LANES)
     with pytest.raises(tf.errors.NotFoundError):
-        take(others_gone, config, 0, 2, context_of(0, 3, 3), **LANES)
+        take(others_gone, config, 0, 2, first, **LANES)
 
 
 def test_lanes_must_divide_the_batch_and_the_shards(config):
@@ -278,15 +253,9 @@ def sets_of(stream, records, config):
     return [set_of(row) for row in stream]
 
 
-@pytest.mark.parametrize("block_size", [1, 50])
-def test_joined_sets_alternate_in_proportion_to_their_sizes(
-    joined, config, block_size
-):
-    """In blocks of one record, and in shuffled blocks of 50."""
+def test_joined_sets_alternate_in_proportion_to_their_sizes(joined, config):
     total = joined.num_records
-    batches = take(
-        joined, config, 0, -(-2 * total // 8), shuffle_block_size=block_size
-    )
+    batches = take(joined, config, 0, -(-2 * total // 8), shuffle_block_size=1)
     stream = rows(batches)
     stored = stored_rows(joined.files, config.data)
     assert sorted(stream[:total]) == sorted(stored)
@@ -301,20 +270,17 @@ def test_joined_sets_alternate_in_proportion_to_their_sizes(
     assert unknown[-1] < len(stream) / 20
     for number, size in enumerate(sizes):
         seen = np.cumsum(numbers == number)
-        for end in range(block_size - 1, total, block_size):
+        for end in range(total):
             expected = (end + 1) * size / total
             # `num_of_sets` rounds the numbers of the sets before this one.
             assert expected - 2 - unknown[end] <= seen[end] <= expected + 2
 
 
-@pytest.mark.parametrize("block_size", [1, 50])
 def test_the_batch_of_a_step_of_a_mixture_does_not_depend_on_the_start(
-    joined, config, block_size
+    joined, config
 ):
     """Also in the last blocks, when a set may have no records left."""
-    batches = functools.partial(
-        take, joined, config, shuffle_block_size=block_size
-    )
+    batches = functools.partial(take, joined, config, shuffle_block_size=50)
     epoch = joined.num_records // 8
     straight = rows(batches(0, 2 * epoch))
     for step in (3, epoch // 2, epoch - 7, epoch - 1, epoch, epoch + 2):
@@ -472,11 +438,7 @@ def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
     shared = []
     for step_of_three in range(3):
         for host in range(2):
-            context = tf.distribute.InputContext(
-                num_input_pipelines=2,
-                input_pipeline_id=host,
-                num_replicas_in_sync=4,
-            )
+            context = tf.distribute.InputContext(2, host, 4)
             batches = take(dynamic, config, step, 6, context)
             shared += rows(batches[2 * step_of_three : 2 * step_of_three + 2])
     assert shared == straight

@@ -9,7 +9,6 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.input import record_sets
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.held_out import check_held_out
 from tests.helpers import tiny_run
 
 
@@ -169,7 +168,7 @@ def test_a_held_out_set_with_another_vocabulary_is_refused(
     )
     pair = f"{other} must agree with {tiny_records}/train. Received: {name} "
     with pytest.raises(UserError, match=f"{pair}{value!r} and") as error:
-        check_held_out(records, held_out)
+        record_sets.check_held_out(records, held_out)
     assert "the same --spm_model_file and --do_lower_case" in str(error.value)
     both = [*config.data.input_file, f"{other}/*.tfrecord"]
     with pytest.raises(
@@ -180,7 +179,7 @@ def test_a_held_out_set_with_another_vocabulary_is_refused(
 
 def test_training_records_are_refused_as_held_out_set(records):
     with pytest.raises(UserError, match="eval_input_file must hold no file"):
-        check_held_out(records, records)
+        record_sets.check_held_out(records, records)
 
 
 @pytest.mark.parametrize("is_link", [False, True])
@@ -200,7 +199,7 @@ def test_training_records_are_recognised_under_another_path(
         "eval_input_file", [f"{other}/*.tfrecord"], config
     )
     with pytest.raises(UserError, match="no file of input_file"):
-        check_held_out(records, held_out)
+        record_sets.check_held_out(records, held_out)
 
 
 def test_the_shards_of_an_unfinished_build_are_refused(

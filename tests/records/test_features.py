@@ -1,5 +1,4 @@
 import dataclasses
-import hashlib
 import json
 
 import pytest
@@ -12,12 +11,10 @@ from albert_tf.records.features import (
     PACKED_FEATURES,
     SPECIAL_PIECES,
     RecordsMetadata,
-    check_agreement,
+    check_values_match,
     read_metadata,
-    sha256_of,
     stored_features,
 )
-from tests.helpers.docstring_example import run_example
 
 METADATA = RecordsMetadata(
     max_seq_length=64,
@@ -168,26 +165,9 @@ def test_an_error_names_each_difference_with_both_values():
     stored = {"max_seq_length": 64, "vocabulary_sha256": "ab", "seed": 1}
     wanted = {"max_seq_length": 512, "vocabulary_sha256": "cd", "seed": 1}
     with pytest.raises(UserError) as refused:
-        check_agreement("records/metadata.json", stored, wanted)
+        check_values_match("records/metadata.json", stored, wanted)
     message = str(refused.value)
     assert message.startswith("records/metadata.json must agree")
     assert "max_seq_length 64 and 512" in message
     assert "vocabulary_sha256 'ab' and 'cd'" in message
     assert "seed" not in message
-
-
-def test_stored_values_that_are_not_wanted_are_ignored():
-    check_agreement("x", {"max_seq_length": 64, "ngram": 3}, {"ngram": 3})
-
-
-def test_sha256_of_is_the_hexadecimal_digest():
-    assert sha256_of(b"albert") == hashlib.sha256(b"albert").hexdigest()
-
-
-def test_the_example_of_read_metadata_gives_what_it_shows(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "records" / "train").mkdir(parents=True)
-    write_metadata(tmp_path / "records" / "train", METADATA.to_json())
-    monkeypatch.chdir(tmp_path)
-    run_example(read_metadata)

@@ -1,6 +1,5 @@
 import gzip
 import io
-import os
 import pathlib
 
 import numpy as np
@@ -11,7 +10,6 @@ import tensorflow_text
 from albert_tf.errors import UserError
 from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
 from albert_tf.records.tokenization import Tokenizer, normalize
-from tests.helpers.docstring_example import run_example
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 
@@ -199,10 +197,3 @@ def test_an_error_names_a_file_that_is_not_a_model(tmp_path):
     (tmp_path / "text.model").write_text("no model")
     with pytest.raises(UserError, match=r"text.model must be a SentencePiece"):
         Tokenizer(str(tmp_path / "text.model"))
-
-
-def test_the_example_of_the_tokenizer_gives_what_it_shows(
-    vocabulary_file, monkeypatch
-):
-    monkeypatch.chdir(os.path.dirname(vocabulary_file))
-    run_example(Tokenizer)
