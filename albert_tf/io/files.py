@@ -6,10 +6,12 @@ commands on local files start at once.
 
 import contextlib
 import errno
+import functools
 import glob
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -18,8 +20,6 @@ from absl import logging
 
 from albert_tf.errors import UserError
 from albert_tf.io import faults
-from albert_tf.io.buckets import check_bucket
-from albert_tf.io.long_waits import log_long_waits
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -129,6 +129,33 @@ def make_directories(path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
 
+@functools.cache
+def check_bucket(path: str) -> None:
+    """Checks that the bucket of a path on gs:// exists.
+
+    Raises:
+        UserError: If it does not exist.
+        tf.errors.OpError: If its metadata cannot be read, e.g. for lack of
+            permission.
+    """
+    if not path.startswith("gs://"):
+        return
+    bucket = "/".join(path.split("/")[:3]) + "/"
+    if path != bucket:
+        check_bucket(bucket)  # asks once for each bucket
+        return
+    import tensorflow as tf
+
+    try:
+        tf.io.gfile.stat(bucket)
+    except tf.errors.NotFoundError:
+        raise faults.missing_bucket(bucket) from None
+    except tf.errors.OpError as error:
+        # For a bucket, TensorFlow does not say what it requested.
+        request = f"\n\t when reading metadata of {bucket}"
+        raise type(error)(None, None, error.message + request) from None
+
+
 def remove(path: str) -> None:
     """Removes a file, if it exists."""
     if is_remote(path):
@@ -233,13 +260,7 @@ def _load_json(path: str) -> Any:
 
 
 class DamagedFileError(UserError):
-    """A file does not have the content that it must have.
-
-    Example:
-        >>> raise DamagedFileError("a.json must be JSON")
-        Traceback (most recent call last):
-        albert_tf.io.files.DamagedFileError: a.json must be JSON.
-    """
+    """A file does not have the content that it must have."""
 
 
 def read_again_if_damaged(read: Callable[[], Result], path: str) -> Result:
@@ -266,6 +287,36 @@ def read_again_if_damaged(read: Callable[[], Result], path: str) -> Result:
             logging.warning("reading %s again: %s", path, error)
             time.sleep(attempt * REREAD_WAIT_S)
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def log_long_waits(
+    activity: str, causes: str, interval_s: float
+) -> Iterator[None]:
+    """Logs a warning every `interval_s` during the block.
+
+    Args:
+        activity: What the block does, for the log.
+        causes: Why that may take long.
+        interval_s: Seconds between two warnings.
+    """
+    ended = threading.Event()
+
+    def log() -> None:
+        began = time.monotonic()
+        while not ended.wait(interval_s):
+            logging.warning(
+                "%s has taken %.0f s so far: %s",
+                activity,
+                time.monotonic() - began,
+                causes,
+            )
+
+    threading.Thread(target=log, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 @contextlib.contextmanager

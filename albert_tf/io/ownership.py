@@ -37,17 +37,6 @@ class Owner:
         directory: The output directory; "" if `identity` is "".
         identity: The id of this command in `owner.json`; "" if a lock on the
             directory makes checks unnecessary.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     with own(directory) as owner:
-        ...         owner.check()
-        ...         with own(directory):
-        ...             pass
-        Traceback (most recent call last):
-        albert_tf.errors.UserError: the output directory ... must be used by
-        one command at a time. Received: another command that uses it...
     """
 
     def __init__(self, directory: str = "", identity: str = "") -> None:

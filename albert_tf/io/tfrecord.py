@@ -39,15 +39,6 @@ class TFRecordWriter:
         num_records: Number of records passed to `write`.
         num_bytes: Number of bytes written to the file, without the records
             that are still in memory.
-
-    Example:
-        >>> import io
-        >>> file = io.BytesIO()
-        >>> with TFRecordWriter(file) as writer:
-        ...     writer.write(b"first")
-        ...     writer.write(b"second")
-        >>> writer.num_records, writer.num_bytes
-        (2, 43)
     """
 
     def __init__(self, file: Any) -> None:

@@ -60,15 +60,6 @@ class Checkpoint:
         sizes: Size in bytes of each file, by name.
         fault: Damage of `checkpoint.json`; "" if that file is intact. Only
             `read_values` checks the other files.
-
-    Example:
-        >>> import tempfile
-        >>> values = {"albert/pooler/bias": np.ones(3, np.float32)}
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     write_checkpoint(f"{directory}/step-00001000", 1000, {}, values)
-        ...     [checkpoint] = list_checkpoints(directory)
-        ...     checkpoint.step, list(read_values(checkpoint))
-        (1000, ['albert/pooler/bias'])
     """
 
     path: str

@@ -18,6 +18,8 @@ a run may resume with the new value: see `config/settings.py`.
 
 import math
 import posixpath
+from collections import Counter
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -50,10 +52,6 @@ from albert_tf.runs.checkpoint_files import (
     list_checkpoints,
 )
 from albert_tf.runs.checkpoints import CheckpointStore
-from albert_tf.runs.record_descriptions import (
-    describe_differences,
-    describe_records,
-)
 from albert_tf.runs.rollback import Rollbacks
 
 CONFIG_FILE = "config.json"
@@ -91,10 +89,10 @@ def check(config: PretrainingConfig, data: TrainingData) -> None:
     for phase in data.phases:
         check_vocabulary(run_dir, phase.records)
     path = posixpath.join(run_dir, TRAINING_RECORDS_FILE)
-    stored, now = load_json_if_any(path), describe_records(data)
+    stored, now = load_json_if_any(path), _describe_records(data)
     if stored is not None and stored != now:
         _refuse_unless_allowed(
-            path, describe_differences(stored, now), config.training
+            path, _describe_changed_records(stored, now), config.training
         )
 
 
@@ -165,7 +163,7 @@ def check_vocabulary(run_dir: str, records: RecordSet) -> None:
                 vocabulary,
             )
         return
-    features.check_agreement(
+    features.check_values_match(
         records.directory or ".",
         settings,
         {name: known[name] for name in settings if name in known},
@@ -186,7 +184,7 @@ def write(config: PretrainingConfig, data: TrainingData) -> None:
     records = data.phases[0].records
     write_config(run_dir, config)
     write_json(
-        posixpath.join(run_dir, TRAINING_RECORDS_FILE), describe_records(data)
+        posixpath.join(run_dir, TRAINING_RECORDS_FILE), _describe_records(data)
     )
     metadata = posixpath.join(run_dir, RECORDS_METADATA_FILE)
     kept_vocabulary = posixpath.join(run_dir, features.TOKENIZER_FILE)
@@ -323,15 +321,96 @@ def _refuse_unless_allowed(
     )
 
 
+def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
+    """Describes the shards of each phase in the order of `RecordSet.files`.
+
+    Directories are left out. If there are several datasets, the dataset of each
+    shard is given, too.
+    """
+
+    def sets(records: RecordSet) -> dict[str, list[int]]:
+        set_of = {
+            file: number
+            for number, files in enumerate(records.sets)
+            for file in files
+        }
+        numbers = [set_of[file] for file in records.files]
+        return {"sets": numbers} if len(records.sets) > 1 else {}
+
+    return [
+        {
+            "first_step": phase.first_step,
+            "shards": _describe_shards(phase.records),
+            **sets(phase.records),
+        }
+        for phase in data.phases
+    ]
+
+
+def _describe_shards(records: RecordSet) -> list[list[Any]]:
+    """Name, number of records and checksum of each shard."""
+    return [
+        [posixpath.basename(file), count, checksum]
+        for file, count, checksum in zip(
+            records.files, records.counts, records.checksums, strict=True
+        )
+    ]
+
+
+def describe_held_out(
+    config: PretrainingConfig, held_out: RecordSet
+) -> dict[str, Any]:
+    """Describes the examples of an evaluation, as JSON.
+
+    The losses of two evaluations are comparable if they have the same
+    description. Directories are left out.
+    """
+    return {
+        "shards": _describe_shards(held_out),
+        **config.data.evaluation_limits(),
+    }
+
+
+def _describe_changed_records(stored: list[Any], now: list[Any]) -> str:
+    """Names the first difference of two results of `_describe_records`."""
+    if len(stored) != len(now):
+        return f"{len(stored)} phases of data before and {len(now)} now"
+    for before, after in zip(stored, now, strict=True):
+        old_shards, new_shards = (
+            Counter(map(tuple, phase["shards"])) for phase in (before, after)
+        )
+        missing = [name for name, *_ in (old_shards - new_shards).elements()]
+        added = [name for name, *_ in (new_shards - old_shards).elements()]
+        if missing or added:
+            return (
+                f"from step {after['first_step']}: missing shards: "
+                f"{_name_first(missing)}; new shards: {_name_first(added)}"
+            )
+        if before["shards"] != after["shards"]:
+            return (
+                f"from step {after['first_step']}: the same shards, but their "
+                "paths sort in another order, so they are read in another "
+                "order"
+            )
+        if before.get("sets") != after.get("sets"):
+            return (
+                f"from step {after['first_step']}: the same shards, but in "
+                "other datasets, so their records alternate differently"
+            )
+    return "the phases of data begin at other steps"
+
+
+def _name_first(names: list[str], number: int = 3) -> str:
+    rest = len(names) - number
+    listed = ", ".join(names[:number]) or "none"
+    return f"{listed} and {rest} more" if rest > 0 else listed
+
+
 def null_threshold(run_dir: str, config: FinetuningConfig) -> float:
     """The threshold of the null odds, above which a question has no answer.
 
     It is stored in the run, or else in its settings. It is infinite for a task
     in which every question has an answer.
-
-    Example:
-        >>> null_threshold("runs/none", FinetuningConfig())
-        0.0
     """
     if config.task.task == ALWAYS_ANSWERABLE:
         return math.inf

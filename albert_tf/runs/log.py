@@ -294,11 +294,6 @@ def time_before_start_up(event: Mapping[str, Any]) -> float:
 
     Returns:
         Seconds since the epoch. For other events, the time of the event.
-
-    Example:
-        >>> event = {"time": 60.0, "event": "start", "start_up_s": 9.5}
-        >>> time_before_start_up(event)
-        50.5
     """
     return event["time"] - sum(event.get(fact, 0.0) for fact in START_UP_FACTS)
 

@@ -11,10 +11,13 @@ Reference:
 
 import dataclasses
 import math
+import posixpath
+from collections.abc import Iterable, Iterator
+from typing import Self
 
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.io.json_list import JsonList
+from albert_tf.io.files import load_json_if_any, write_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +41,12 @@ class Rollback:
     reason: str
 
 
-class Rollbacks(JsonList[Rollback]):
+class Rollbacks:
     """The rollbacks of a run so far, in the order in which they happened.
+
+    Args:
+        path: The file that `add` writes.
+        items: The rollbacks.
 
     Example:
         >>> rollback = Rollback(
@@ -54,9 +61,34 @@ class Rollbacks(JsonList[Rollback]):
     """
 
     FILE_NAME = "rollbacks.json"
-    ITEM_TYPE = Rollback
-    CONTENT = "the rollbacks of the run"
-    REMEDY = "Restore the file: the data of each step depends on it."
+
+    def __init__(self, path: str, items: Iterable[Rollback] = ()) -> None:
+        self._path = path
+        self._items = list(items)
+
+    @classmethod
+    def read(cls, run_dir: str) -> Self:
+        """Reads the rollbacks of a run; none if it has no such file.
+
+        Raises:
+            UserError: If the file is damaged.
+        """
+        path = posixpath.join(run_dir, cls.FILE_NAME)
+        try:
+            items = [Rollback(**item) for item in load_json_if_any(path) or ()]
+        except TypeError as error:
+            raise UserError(
+                f"{path} must hold the rollbacks of the run",
+                received=str(error),
+                remedy="Restore the file: the data of each step depends on it.",
+            ) from None
+        return cls(path, items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Rollback]:
+        return iter(self._items)
 
     @property
     def newest(self) -> Rollback | None:
@@ -74,7 +106,9 @@ class Rollbacks(JsonList[Rollback]):
 
     def add(self, rollback: Rollback, writes: bool = True) -> None:
         """Adds a rollback; `writes` says whether to write the file."""
-        self.extend([rollback], writes)
+        self._items.append(rollback)
+        if writes:
+            write_json(self._path, list(map(dataclasses.asdict, self._items)))
 
     def skipped_steps(self, step: int, phase_start: int = 0) -> int:
         """Number of batches skipped before `step`.

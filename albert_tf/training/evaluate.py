@@ -30,7 +30,6 @@ from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs import trained_model
 from albert_tf.runs.log import RunLog
-from albert_tf.runs.record_descriptions import describe_evaluation
 from albert_tf.training.objective import Objective, Scalars
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train_step import first_replica_values, read_flag
@@ -64,7 +63,7 @@ class Evaluator:
         self._config = config
         self._objective = objective
         self._held_out = held_out
-        self.examples = describe_evaluation(config, held_out)
+        self.examples = run_directory.describe_held_out(config, held_out)
         self._strategy = strategy
         self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(

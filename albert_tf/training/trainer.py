@@ -14,7 +14,7 @@ from albert_tf.config import PretrainingConfig
 from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import TrainingData
-from albert_tf.io.long_waits import log_long_waits
+from albert_tf.io.files import log_long_waits
 from albert_tf.io.ownership import Owner
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore

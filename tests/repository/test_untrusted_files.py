@@ -29,12 +29,11 @@ from albert_tf.errors import UserError
 from albert_tf.interop import archive, google_albert, hugging_face
 from albert_tf.interop.hugging_face_config import read_config
 from albert_tf.io import files, tfrecord
-from albert_tf.io.json_list import JsonList
 from albert_tf.io.tfrecord import TFRecordWriter, read_records
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import checkpoint_files, checkpoint_index
-from albert_tf.runs.rollback import Rollbacks
+from albert_tf.runs.rollback import Rollback, Rollbacks
 from data_prep.text.lines import read_lines
 from tests.helpers.conversion import write_published
 from tests.helpers.google_albert_graph import CONFIG
@@ -214,11 +213,6 @@ METADATA = {
 }
 
 
-class Notes(JsonList):
-    FILE_NAME, ITEM_TYPE = "notes.json", Rollbacks.ITEM_TYPE
-    CONTENT, REMEDY = "notes", ""
-
-
 def read_run_config(path):
     return PretrainingConfig.from_dict(files.load_json(path), source=path)
 
@@ -237,9 +231,9 @@ JSON_FILES = {
         METADATA,
         lambda path: features.read_metadata(str(pathlib.Path(path).parent)),
     ),
-    "notes.json": (
-        [{"step": 1}, {"step": 2}],
-        lambda path: Notes.read(str(pathlib.Path(path).parent)),
+    "rollbacks.json": (
+        [dataclasses.asdict(Rollback(20, 10, 10, 0.5, "loss nan"))],
+        lambda path: Rollbacks.read(str(pathlib.Path(path).parent)),
     ),
     "model.safetensors.index.json": (
         {"weight_map": {"a": "model-1.safetensors"}},

@@ -68,14 +68,6 @@ def test_a_shard_given_twice_counts_as_new(run, tiny_records, tmp_path, caplog):
     )
 
 
-def test_changing_to_the_held_out_records_is_refused(run, tiny_records, caplog):
-    held_out = (f"{tiny_records}/eval/*.tfrecord",)
-    assert refused(run, caplog, input_file=held_out) == (
-        f"from step 0: missing shards: {FIRST}, {SECOND}, {THIRD}; "
-        "new shards: eval-00000-of-00001.tfrecord"
-    )
-
-
 def test_rebuilt_shards_of_the_same_names_are_refused(
     run, tiny_records, tmp_path, caplog
 ):
@@ -241,14 +233,3 @@ def test_the_vocabulary_of_a_converted_model_is_compared(
     (tmp_path / "run" / "spiece.model").unlink()
     run_directory.check_evaluation(other, find_held_out(other))
     assert "is not compared with that of the model" in caplog.text
-
-
-def test_evaluation_on_another_vocabulary_is_refused(
-    run, tiny_records, tmp_path
-):
-    pattern = copy_records(
-        tiny_records, tmp_path / "copy", vocabulary_sha256="0" * 64
-    )
-    other = run(eval_input_file=(pattern,))
-    with pytest.raises(UserError, match="Received: vocabulary_sha256 '000"):
-        run_directory.check_evaluation(other, find_held_out(other))

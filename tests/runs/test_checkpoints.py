@@ -56,21 +56,8 @@ def test_variables_and_notes_are_restored_bit_for_bit(tmp_path):
         np.testing.assert_array_equal(restored[name], variable)
 
 
-def test_tensorflow_reads_the_variables_by_path(tmp_path):
-    store, variables = store_of(tmp_path, {"albert/encoder/kernel": (2, 5)})
-    variables["albert/encoder/kernel"].assign(tf.fill((2, 5), 3.0))
-    save(store, 1)
-    reader = tf.train.load_checkpoint(
-        str(tmp_path / "checkpoints" / "step-00000001" / "variables")
-    )
-    assert (reader.get_tensor("albert/encoder/kernel") == 3.0).all()
-
-
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_all_replicas_are_restored(tmp_path, replicas):
-    strategy = tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(replicas)]
-    )
+def test_all_replicas_are_restored(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         store, variables = store_of(tmp_path, {"kernel": (2, 3)})
     variables["kernel"].assign(tf.fill((2, 3), 5.0))
@@ -98,11 +85,6 @@ def test_workers_other_than_the_chief_write_nothing(tmp_path):
     save(store, 3)
     store.save_best(3, {}, 1.0)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_new_run_has_nothing_to_restore(tmp_path):
-    store, _ = store_of(tmp_path, {"kernel": (2,)})
-    assert store.restore() is None
 
 
 def test_the_newest_are_kept_and_any_kept_step_can_be_restored(tmp_path):

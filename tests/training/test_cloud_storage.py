@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from albert_tf.errors import UserError
 from albert_tf.io import faults, files
-from albert_tf.io.buckets import check_bucket
 from albert_tf.io.ownership import own
 from albert_tf.runs.checkpoint_files import COMMIT_FILE
 from albert_tf.runs.checkpoints import CheckpointStore
@@ -225,7 +224,7 @@ def test_errors_that_a_person_can_fix_are_one_line(
     config = tiny_run.make_config(RECORDS, f"{bucket}/new/run")
     for main, changed in ((build_tfrecords.main, build), (train, config)):
         storage.set_rules(rules)
-        check_bucket.cache_clear()
+        files.check_bucket.cache_clear()
         with pytest.raises((UserError, tf.errors.OpError)) as error:
             main(changed)
         explained = str(faults.explain(error.value))
@@ -236,7 +235,7 @@ def test_errors_that_a_person_can_fix_are_one_line(
 def test_a_missing_file_is_named_without_a_permission_for_the_bucket(storage):
     """Roles that only read objects do not have it."""
     storage.set_rules([Rule("bucket", status=403)])
-    check_bucket.cache_clear()
+    files.check_bucket.cache_clear()
     with pytest.raises(FileNotFoundError, match="no such file"):
         files.open_existing("gs://bucket/none.txt")
 
