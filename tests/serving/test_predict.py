@@ -1,6 +1,5 @@
 """`python -m albert_tf.predict`: exported models asked in this process."""
 
-import json
 import os
 import re
 import subprocess
@@ -19,23 +18,6 @@ from albert_tf.serving.predict import (
 )
 from tests.helpers.exportable_task import write_task_run
 from tests.helpers.served_model import filled_lines
-
-
-@pytest.mark.slow
-def test_predict_prints_an_answer_for_each_text_and_question(
-    exported_task, capsys
-):
-    directory = exported_task("plain").saved_model_dir
-    texts = ("Basel lies on the Rhine.", "The Café is in Zürich.")
-    questions = ("Where is it?", "Where is Basel?")
-    print_predictions(
-        PredictConfig(saved_model_dir=directory, text=texts, question=questions)
-    )
-    lines = map(json.loads, capsys.readouterr().out.splitlines())
-    for answer, text in zip(
-        lines, [t for t in texts for _ in "ab"], strict=True
-    ):
-        assert answer["answer"] == text[answer["start"] : answer["end"]]
 
 
 @pytest.mark.slow
