@@ -465,11 +465,7 @@ def _check_settings(
     metadata: features.RecordsMetadata,
     config: PretrainingConfig,
 ) -> None:
-    """Checks the metadata of a directory against the settings of a run.
-
-    Raises:
-        UserError: If they differ.
-    """
+    """Checks the metadata of a directory against the settings of a run."""
     wanted: dict[str, object] = {
         "max_seq_length": config.data.max_seq_length,
         "vocab_size": config.model.vocab_size,
@@ -500,16 +496,7 @@ def _check_packing(
     config: DataConfig,
     may_be_unpacked: bool,
 ) -> None:
-    """Checks that all records are packed alike, as the settings say.
-
-    Args:
-        name: The setting that names the records.
-        metadata_of: The metadata of their directories.
-        may_be_unpacked: Whether unpacked records always fit.
-
-    Raises:
-        UserError: If they are packed differently.
-    """
+    """Checks that all records are packed alike, as the settings say."""
     found = {
         directory: _describe_packing(metadata)
         for directory, metadata in metadata_of.items()
@@ -630,15 +617,10 @@ def _mean_content(
     counts: Sequence[int],
     listings: Sequence[features.RecordsMetadata | None],
 ) -> tuple[float, float | None]:
-    """Returns the mean content of a record, according to the metadata.
+    """The mean number of examples of a record, and the share of its tokens.
 
-    Args:
-        counts: Number of records in each file.
-        listings: The metadata of each file.
-
-    Returns:
-        The number of examples, and the fraction of the positions that hold
-        tokens; 1 and None if a file has no metadata.
+    The arguments are the number of records and the metadata of each file. The
+    share is that of the positions. Without metadata, they are 1 and None.
     """
     examples = tokens = positions = 0.0
     for metadata, count in zip(listings, counts, strict=True):
@@ -687,13 +669,7 @@ def _check_shards_of_lanes(
 ) -> None:
     """Checks that all lanes get equally many shards, and records.
 
-    Args:
-        name: The setting that names the shards.
-        records: Lane k reads the shards k, k + num_lanes, ... of each set.
-
-    Raises:
-        UserError: If the number of shards is not divisible, or if all shards
-            of a lane are empty: the lane could not fill its rows of a batch.
+    A lane whose shards are all empty could not fill its rows of a batch.
     """
     for files in records.sets:
         if len(files) % num_lanes:

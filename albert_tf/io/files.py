@@ -263,30 +263,32 @@ class DamagedFileError(UserError):
     """A file does not have the content that it must have."""
 
 
-def read_again_if_damaged(read: Callable[[], Result], path: str) -> Result:
+def read_again_if_damaged(
+    read: Callable[[], Result],
+    path: str,
+    damage: type[Exception] = DamagedFileError,
+) -> Result:
     """Reads a file; a remote file up to three times if it looks damaged.
 
     Args:
-        read: Reads the file; called again after a `DamagedFileError`, and after
-            an incomplete read of gs://.
+        read: Reads the file; called again after an incomplete read of gs://.
         path: The file. A local file is read once.
+        damage: An error after which `read` is called again, too.
 
     Returns:
         The result of the first read without such an error.
     """
-    for attempt in range(1, READ_ATTEMPTS + 1):
+    for attempt in range(1, READ_ATTEMPTS if is_remote(path) else 1):
         try:
             return read()
         except Exception as error:
-            may_be_intact = is_remote(path) and (
-                isinstance(error, DamagedFileError)
-                or faults.is_incomplete_read(error)
-            )
-            if not may_be_intact or attempt == READ_ATTEMPTS:
+            if not (
+                isinstance(error, damage) or faults.is_incomplete_read(error)
+            ):
                 raise
             logging.warning("reading %s again: %s", path, error)
             time.sleep(attempt * REREAD_WAIT_S)
-    raise AssertionError("unreachable")
+    return read()
 
 
 @contextlib.contextmanager

@@ -36,12 +36,6 @@ def truncate_pair(
     """Cuts the ends of two texts until they have at most `room` tokens.
 
     The longer text is cut first; of two equally long ones, the second.
-
-    Example:
-        >>> truncate_pair([1, 2, 3, 4], [5, 6, 7, 8], 5)
-        ([1, 2, 3], [5, 6])
-        >>> truncate_pair([1, 2, 3, 4], [5], 3)
-        ([1, 2], [5])
     """
     first = first[: max(room - len(second), (room + 1) // 2)]
     return first, second[: room - len(first)]
@@ -134,16 +128,6 @@ def encode(
     Raises:
         ValueError: If `texts` and `text_pairs` differ in length, or if
             `max_seq_length` has no room for `[CLS]` and `[SEP]`.
-
-    Example:
-        >>> class WordLengths:  # in place of a Tokenizer
-        ...     def encode_with_masks(self, text):
-        ...         return [100 + len(word) for word in text.split()]
-        >>> inputs = encode(WordLengths(), ["It rains", "Fine"])
-        >>> inputs.input_ids.tolist()
-        [[2, 102, 105, 3], [2, 104, 3, 0]]
-        >>> inputs.input_mask.tolist()
-        [[1, 1, 1, 1], [1, 1, 1, 0]]
     """
     firsts = [tokenizer.encode_with_masks(text) for text in texts]
     seconds = None

@@ -20,7 +20,6 @@ import dataclasses
 import json
 import posixpath
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,9 +31,8 @@ from absl import logging
 from albert_tf.errors import UserError, first_line
 from albert_tf.io import faults, files
 from albert_tf.io.files import (
-    READ_ATTEMPTS,
     flush_to_disk,
-    is_remote,
+    read_again_if_damaged,
     write_text,
 )
 from albert_tf.runs.checkpoint_index import check_index
@@ -92,10 +90,6 @@ def list_checkpoints(directory: str) -> list[Checkpoint]:
     for name in list_step_directories(directory):
         path = posixpath.join(directory, name)
         checkpoint = _read_commit(path, int(name.removeprefix("step-")))
-        for attempt in range(1, READ_ATTEMPTS if is_remote(path) else 1):
-            if checkpoint is not None and checkpoint.fault:
-                time.sleep(attempt * files.REREAD_WAIT_S)
-                checkpoint = _read_commit(path, checkpoint.step)
         if checkpoint is not None:  # None: not complete
             found.append(checkpoint)
     return sorted(found, key=lambda checkpoint: checkpoint.step)
@@ -103,18 +97,25 @@ def list_checkpoints(directory: str) -> list[Checkpoint]:
 
 def _read_commit(path: str, step: int) -> Checkpoint | None:
     """Reads `checkpoint.json`; returns None if there is no such file."""
+
+    def read() -> Checkpoint:
+        try:
+            with tf.io.gfile.GFile(posixpath.join(path, COMMIT_FILE)) as file:
+                text = file.read()
+        except UnicodeDecodeError:
+            text = ""
+        except tf.errors.InternalError as error:
+            if not faults.is_incomplete_read(error):
+                raise
+            text = ""
+        return _parse_commit(path, step, text)
+
     try:
-        with tf.io.gfile.GFile(posixpath.join(path, COMMIT_FILE)) as file:
-            text = file.read()
+        return read_again_if_damaged(read, path, TornCheckpointError)
     except tf.errors.NotFoundError:
         return None
-    except UnicodeDecodeError:
-        text = ""
-    except tf.errors.InternalError as error:
-        if not faults.is_incomplete_read(error):
-            raise
-        text = ""
-    return _parse_commit(path, step, text)
+    except TornCheckpointError as error:
+        return Checkpoint(path, step, fault=str(error))
 
 
 def list_step_directories(directory: str) -> list[str]:
@@ -136,12 +137,16 @@ def _format_commit(
 
 
 def _parse_commit(path: str, step: int, text: str) -> Checkpoint:
-    """Parses `checkpoint.json`; a damaged text gives a `Checkpoint.fault`."""
+    """Parses `checkpoint.json`.
+
+    Raises:
+        TornCheckpointError: If it is damaged.
+    """
     with contextlib.suppress(ValueError, TypeError, KeyError):
         values = json.loads(text)["checkpoint"]
         if values["step"] == step and text == _format_commit(**values):
             return Checkpoint(path, **values)
-    return Checkpoint(path, step, fault=f"{COMMIT_FILE} is damaged")
+    raise TornCheckpointError(f"{COMMIT_FILE} is damaged")
 
 
 def write_checkpoint(
@@ -213,14 +218,11 @@ def read_values(
         TornCheckpointError: If files are missing or damaged.
         UserError: If a variable is missing or has another shape.
     """
-    attempts = READ_ATTEMPTS if is_remote(checkpoint.path) else 1
-    for attempt in range(1, attempts):
-        try:
-            return _read_values(checkpoint, variables)
-        except TornCheckpointError as error:
-            logging.warning("reading %s again: %s", checkpoint.path, error)
-            time.sleep(attempt * files.REREAD_WAIT_S)
-    return _read_values(checkpoint, variables)
+    return read_again_if_damaged(
+        lambda: _read_values(checkpoint, variables),
+        checkpoint.path,
+        TornCheckpointError,
+    )
 
 
 def _read_values(

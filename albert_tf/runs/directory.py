@@ -253,7 +253,13 @@ def _check_origin(run_dir: str, newest: Checkpoint) -> None:
 def _check_settings(
     run_dir: str, stored: PretrainingConfig, config: PretrainingConfig
 ) -> None:
-    _check_architecture(run_dir, stored, config)
+    changed = _changed(stored, config, "model")
+    if changed:
+        raise UserError(
+            f"the run in {run_dir} must resume with its own settings",
+            received=changed,
+            remedy="Choose another --output_dir or restore the settings.",
+        )
     changed = _changed(stored, config, "result")
     if changed:
         _refuse_unless_allowed(run_dir, changed, config.training)
@@ -276,18 +282,6 @@ def _check_last_step(run_dir: str, config: TrainingConfig) -> None:
             received=config.num_train_steps,
             remedy="Raise it, choose another --output_dir, or move the later "
             "checkpoints to another directory.",
-        )
-
-
-def _check_architecture(
-    run_dir: str, stored: PretrainingConfig, config: PretrainingConfig
-) -> None:
-    changed = _changed(stored, config, "model")
-    if changed:
-        raise UserError(
-            f"the run in {run_dir} must resume with its own settings",
-            received=changed,
-            remedy="Choose another --output_dir or restore the settings.",
         )
 
 
@@ -329,13 +323,13 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
     """
 
     def sets(records: RecordSet) -> dict[str, list[int]]:
-        set_of = {
-            file: number
-            for number, files in enumerate(records.sets)
-            for file in files
-        }
-        numbers = [set_of[file] for file in records.files]
-        return {"sets": numbers} if len(records.sets) > 1 else {}
+        if len(records.sets) == 1:
+            return {}
+        numbers = [
+            [file in files for files in records.sets].index(True)
+            for file in records.files
+        ]
+        return {"sets": numbers}
 
     return [
         {
