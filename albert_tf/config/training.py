@@ -14,8 +14,24 @@ class OptimizerConfig(Config):
 
     optimizer: str = setting(
         "lamb",
-        "LAMB, as in google-research/albert, or AdamW.",
-        choices=("lamb", "adamw"),
+        "lamb, as in google-research/albert; adamw; or muon, which updates the "
+        "kernels of attention and feed-forward layer by Muon and all other "
+        "weights by muon_rest.",
+        choices=("lamb", "adamw", "muon"),
+        affects="result",
+    )
+    muon_rest: str = setting(
+        "adamw",
+        "With optimizer=muon, the optimizer of embeddings, heads, biases and "
+        "LayerNorm: adamw or lamb.",
+        choices=("adamw", "lamb"),
+        affects="result",
+    )
+    muon_momentum: float = setting(
+        0.95,
+        "Decay rate of the mean of the gradients that Muon uses.",
+        at_least=0,
+        below=1,
         affects="result",
     )
     learning_rate: float = setting(
@@ -89,6 +105,12 @@ class OptimizerConfig(Config):
         choices=("global", "per_replica"),
         affects="result",
     )
+
+    @property
+    def has_trust_ratios(self) -> bool:
+        """Whether LAMB updates some weights."""
+        name = self.muon_rest if self.optimizer == "muon" else self.optimizer
+        return name == "lamb"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from albert_tf.config import (
 )
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.records.features import SENTENCE_LABEL, stored_features
+from albert_tf.training.optimizers import BLOCK_KERNELS
 
 PROCESS_STATUS = pathlib.Path("/proc/self/status")
 
@@ -159,10 +160,17 @@ def estimate_memory(
     else:
         kept = blocks * block
     logits = 4 * rows * num_logits
+    moments = 2 * weights
+    if config.optimizer.optimizer == "muon":  # one moment of each kernel
+        moments -= 4 * sum(
+            math.prod(weight.shape)
+            for weight in list_weights(model)
+            if BLOCK_KERNELS.search(weight.path)
+        )
     return {
         "weights": weights,
         "gradients": weights,
-        "moments": 2 * weights,
+        "moments": moments,
         "activations": kept,
         "logits": 3 * logits,
     }

@@ -1,23 +1,34 @@
-"""LAMB and AdamW as google-research/albert implements them.
+"""LAMB and AdamW as google-research/albert implements them, and Muon.
 
 The classes of the same names in `keras.optimizers` differ: they correct the
 bias of the moments, apply weight decay outside LAMB's trust ratio, adapt
 LayerNorm and biases, and clip the gradients of each replica separately. The
-classes here are plain Python over `tf.Variable`s: the trainer reduces and clips
-the gradients, the optimizer applies them.
+Muon of Keras stores two moments of each matrix, and takes all matrices but
+those that the user excludes. The classes here are plain Python over
+`tf.Variable`s: the trainer reduces and clips the gradients, the optimizer
+applies them.
 """
 
+import dataclasses
+import math
 import re
 from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from albert_tf.config import OptimizerConfig
+from albert_tf.errors import UserError
 from albert_tf.modeling.fusion import fused
 
 # Variables whose path contains one of these are neither decayed nor adapted.
 EXCLUDED = re.compile("LayerNorm|layer_norm|bias")
+
+# The matrices that Muon updates: query, key, value and output of attention, and
+# the two of the feed-forward layer. Not the embeddings and their projection,
+# the pooler and the heads.
+BLOCK_KERNELS = re.compile(r"encoder/.*_(attention|ffn)/\w+/kernel$")
 
 
 @fused
@@ -45,6 +56,17 @@ def _updated(
     weights: tf.Tensor, rate: tf.Tensor, update: tf.Tensor
 ) -> tf.Tensor:
     return weights - rate * update
+
+
+def _make_slot(name: str, shape: Sequence[int]) -> tf.Variable:
+    # Without aggregation, each replica assigns its own copy and nothing is
+    # communicated. Keras creates weights the same way.
+    return tf.Variable(
+        tf.zeros(shape),
+        trainable=False,
+        name=name,
+        aggregation=tf.VariableAggregation.NONE,
+    )
 
 
 class AdamW:
@@ -86,14 +108,7 @@ class AdamW:
                 name = f"{variable.path}/{moment}"
                 if name in self.slots:
                     raise ValueError(f"Two variables are {variable.path}")
-                # Without aggregation, each replica assigns its own copy and
-                # nothing is communicated. Keras creates weights the same way.
-                self.slots[name] = tf.Variable(
-                    tf.zeros(variable.shape),
-                    trainable=False,
-                    name=name,
-                    aggregation=tf.VariableAggregation.NONE,
-                )
+                self.slots[name] = _make_slot(name, variable.shape)
 
     def apply(
         self,
@@ -101,6 +116,7 @@ class AdamW:
         learning_rate: tf.Tensor,
         gradient_scale: tf.Tensor | float = 1.0,
         fuse: bool = False,
+        product_dtype: tf.DType = tf.float32,
     ) -> dict[str, tf.Tensor]:
         """Updates the variables; call it on every replica.
 
@@ -115,12 +131,14 @@ class AdamW:
                 all gradients are multiplied; this clips them.
             fuse: Whether XLA compiles the arithmetic, as
                 `ProgramTarget.fuse` says.
+            product_dtype: Type of the operands of Muon's matrix products.
 
         Returns:
             float32 scalars: `update_norm`, the norm of the change of all
             weights, and over the variables that have a trust ratio,
             `trust_ratio_min`, `trust_ratio_mean` and `trust_ratio_max`.
         """
+        del product_dtype
         norms, ratios = [], []
         for variable, gradient in zip(self._variables, gradients, strict=True):
             norm, ratio = self._apply_one(
@@ -208,6 +226,161 @@ class Lamb(AdamW):
         return tf.where(ratio > 0, ratio, 1.0)
 
 
-def make_optimizer(config: OptimizerConfig) -> AdamW:
+class Muon:
+    """Muon for the kernels of the blocks, AdamW or LAMB for all other weights.
+
+    Muon updates the kernels of attention and feed-forward layer, which all
+    layers of a group share. With gradient g, weights w of a matrix of r rows
+    and c columns, and learning rate l:
+
+        m = muon_momentum m + (1 - muon_momentum) g
+        n = muon_momentum m + (1 - muon_momentum) g
+        w = w - l (0.2 sqrt(max(r, c)) orthogonalize(n) + weight_decay_rate w)
+
+    The root gives the entries of the update the size that those of AdamW have,
+    so that both need learning rates of the same size.
+
+    Attributes:
+        slots: `"<variable path>/m"` of Muon's matrices, and the slots of the
+            optimizer of all other variables.
+
+    Reference:
+        [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/);
+        scale and decay: [Liu et al., 2025](https://arxiv.org/abs/2502.16982).
+    """
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        self._config = config
+        self._rest = make_optimizer(
+            dataclasses.replace(config, optimizer=config.muon_rest)
+        )
+        # Positions in the list of all variables.
+        self._matrices: dict[int, keras.Variable] = {}
+        self.slots: dict[str, tf.Variable] = {}
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the moments; see `AdamW.build`.
+
+        Raises:
+            UserError: If no variable is a kernel of a block.
+        """
+        self._matrices = {
+            i: variable
+            for i, variable in enumerate(variables)
+            if BLOCK_KERNELS.search(variable.path)
+        }
+        if not self._matrices:
+            raise UserError(
+                "optimizer=muon needs a model with kernels of blocks",
+                received=f"{len(variables)} other weights",
+                remedy="Use --optimizer=adamw or lamb.",
+            )
+        self._rest.build(
+            [v for i, v in enumerate(variables) if i not in self._matrices]
+        )
+        for variable in self._matrices.values():
+            name = f"{variable.path}/m"
+            self.slots[name] = _make_slot(name, variable.shape)
+        self.slots |= self._rest.slots
+        logging.info(
+            "Muon updates %d kernels of the blocks (%d parameters), %s the "
+            "other weights",
+            len(self._matrices),
+            sum(math.prod(v.shape) for v in self._matrices.values()),
+            self._config.muon_rest,
+        )
+
+    def apply(
+        self,
+        gradients: Sequence[tf.Tensor],
+        learning_rate: tf.Tensor,
+        gradient_scale: tf.Tensor | float = 1.0,
+        fuse: bool = False,
+        product_dtype: tf.DType = tf.float32,
+    ) -> dict[str, tf.Tensor]:
+        """Updates the variables; see `AdamW.apply`."""
+        metrics = self._rest.apply(
+            [g for i, g in enumerate(gradients) if i not in self._matrices],
+            learning_rate,
+            gradient_scale,
+            fuse=fuse,
+        )
+        momentum = self._config.muon_momentum
+        # Matrices of one shape, or of its transpose, share their products.
+        batches: dict[tuple[int, int], list[tuple[int, tf.Tensor]]] = {}
+        for i, variable in self._matrices.items():
+            gradient = gradients[i] * gradient_scale
+            slot = self.slots[f"{variable.path}/m"]
+            m = momentum * slot + (1 - momentum) * gradient
+            slot.assign(m)
+            update = momentum * m + (1 - momentum) * gradient
+            rows, columns = variable.shape
+            if rows > columns:
+                update = tf.transpose(update)
+            shape = min(rows, columns), max(rows, columns)
+            batches.setdefault(shape, []).append((i, update))
+        norms = [metrics["update_norm"]]
+        for (_, columns), batch in batches.items():
+            places, updates = zip(*batch, strict=True)
+            factors = orthogonalize(tf.stack(updates), product_dtype)
+            for i, update in zip(places, tf.unstack(factors), strict=True):
+                norms.append(
+                    self._apply_one(
+                        self._matrices[i],
+                        0.2 * math.sqrt(columns) * update,
+                        learning_rate,
+                        fuse,
+                    )
+                )
+        return {**metrics, "update_norm": tf.norm(norms)}
+
+    def _apply_one(
+        self,
+        variable: keras.Variable,
+        update: tf.Tensor,
+        learning_rate: tf.Tensor,
+        fuse: bool,
+    ) -> tf.Tensor:
+        """Changes a matrix; returns the norm of the change."""
+        rows, columns = variable.shape
+        if rows > columns:
+            update = tf.transpose(update)
+        weights = tf.convert_to_tensor(variable.value)
+        update += self._config.weight_decay_rate * weights
+        variable.value.assign(
+            _updated(weights, learning_rate, update, fuse=fuse)
+        )
+        return learning_rate * tf.linalg.global_norm([update])
+
+
+def orthogonalize(
+    matrices: tf.Tensor, product_dtype: tf.DType = tf.float32
+) -> tf.Tensor:
+    """Replaces the singular values of matrices by values near 1.
+
+    Five Newton-Schulz iterations with the coefficients of Jordan et al. map
+    singular values above 0.002 of the norm to values between 0.68 and 1.14.
+    Smaller ones become at most that, and 0 stays 0.
+
+    Args:
+        matrices: float32, `(..., rows, columns)`, with rows <= columns, so
+            that the products are small.
+        product_dtype: Type of the operands of the products.
+
+    Returns:
+        float32, of the same shape.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    norms = tf.norm(matrices, axis=(-2, -1), keepdims=True)
+    x = tf.cast(tf.math.divide_no_nan(matrices, norms), product_dtype)
+    for _ in range(5):
+        squares = tf.matmul(x, x, transpose_b=True)
+        x = a * x + tf.matmul(b * squares + c * squares @ squares, x)
+    return tf.cast(x, tf.float32)
+
+
+def make_optimizer(config: OptimizerConfig) -> AdamW | Muon:
     """Creates the optimizer of `config.optimizer`; it is not built yet."""
-    return {"lamb": Lamb, "adamw": AdamW}[config.optimizer](config)
+    return {"lamb": Lamb, "adamw": AdamW, "muon": Muon}[config.optimizer](
+        config
+    )

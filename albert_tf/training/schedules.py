@@ -18,6 +18,9 @@ PAPER_WARMUP_STEPS = 3125
 # warm-up would take a large fraction of their steps.
 FAR_RATE, FAR_WARMUP, LONG_RUN_STEPS = 2.0, 4.0, 10_000
 
+# Small models learn best with Muon at about 0.001.
+LARGEST_MUON_RATE = 0.0015
+
 
 class DropoutRates(NamedTuple):
     """Dropout rates of one step.
@@ -112,6 +115,14 @@ def describe_learning_rate(
     )
     if optimizer.num_decay_steps:
         line += f", decaying in the last {optimizer.num_decay_steps} steps"
+    if optimizer.optimizer == "muon":
+        if optimizer.learning_rate <= LARGEST_MUON_RATE:
+            return line, ""
+        return line, (
+            f"learning_rate {optimizer.learning_rate:g} is one for LAMB: Muon "
+            "takes rates like AdamW's, e.g. --learning_rate=0.001 for a small "
+            "model"
+        )
     if optimizer.optimizer != "lamb":
         return line, ""
     scaled = scaled_learning_rate(batch_size)

@@ -24,7 +24,7 @@ from albert_tf.modeling.target import ProgramTarget
 from albert_tf.runs import checkpoints
 from albert_tf.training import schedules
 from albert_tf.training.objective import Objective, Scalars
-from albert_tf.training.optimizers import AdamW, make_optimizer
+from albert_tf.training.optimizers import AdamW, Muon, make_optimizer
 from albert_tf.training.schedules import DropoutRates
 
 
@@ -45,7 +45,7 @@ class TrainState:
 
     objective: Objective
     model: keras.layers.Layer
-    optimizer: AdamW
+    optimizer: AdamW | Muon
     step: tf.Variable
     learning_rate_scale: tf.Variable
 
@@ -118,7 +118,7 @@ def metric_names(
         *objective.metric_names,
         "gradient_norm",
         "update_norm",
-        *(adapted if config.optimizer.optimizer == "lamb" else ()),
+        *(adapted if config.optimizer.has_trust_ratios else ()),
     )
 
 
@@ -281,6 +281,13 @@ def make_replica_step(
         config.distribution.remat or config.distribution.plain_formulas
     )
 
+    # CPUs multiply bfloat16 slowly.
+    product_dtype = tf.float32
+    if device_type != "CPU" and (
+        config.distribution.precision == "mixed_bfloat16"
+    ):
+        product_dtype = tf.bfloat16
+
     @tf.autograph.experimental.do_not_convert
     def update(gradients: list[tf.Tensor], learning_rate: tf.Tensor) -> Scalars:
         """Clips, updates all variables, and returns the norms."""
@@ -289,7 +296,11 @@ def make_replica_step(
         if clip_norm and not clips_each_replica:
             scale = _clip_factor(gradient_norm, clip_norm)
         update_metrics = state.optimizer.apply(
-            gradients, learning_rate, scale, fuse=target.fuse
+            gradients,
+            learning_rate,
+            scale,
+            fuse=target.fuse,
+            product_dtype=product_dtype,
         )
         return {"gradient_norm": gradient_norm, **update_metrics}
 

@@ -11,10 +11,13 @@ Reference:
     Algorithm 2. google-research/albert changes both: it does not correct the
     bias of the moments, neither decays nor adapts LayerNorm and biases, and
     decays the learning rate linearly from step 0.
+    Muon: [Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/) and
+    [Liu et al., 2025](https://arxiv.org/abs/2502.16982).
 """
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +30,11 @@ from albert_tf.interop.weight_names import Weight, list_weights
 
 Values = dict[str, np.ndarray]
 
+# The matrices that Muon updates, by transformers' names.
+BLOCK_KERNEL = re.compile(
+    r"albert_layers.*(query|key|value|dense|ffn|ffn_output)\.weight$"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -36,7 +44,7 @@ class Recipe:
     on what implementations in PyTorch often do, which changes a run.
 
     Attributes:
-        optimizer: "lamb" or "adamw".
+        optimizer: "lamb", "adamw", or "muon", with AdamW for the rest.
         learning_rate: The peak.
         clip_norm: Maximum global norm of the gradients.
         bias_correction: Whether the moments' bias is corrected.
@@ -227,6 +235,15 @@ def update(
     for name, parameter in parameters.items():
         gradient = parameter.grad * scale
         m, v = moments[name]
+        if recipe.optimizer == "muon" and BLOCK_KERNEL.search(name):
+            # Liu et al., 2025, Algorithm 1. A linear layer of PyTorch has the
+            # transposed kernel, whose factor is the transposed factor.
+            m.copy_(0.95 * m + gradient)
+            update = _newton_schulz(0.95 * m + gradient)
+            update = update * 0.2 * math.sqrt(max(parameter.shape))
+            update = update + recipe.weight_decay_rate * parameter
+            parameter.sub_(rate * update)
+            continue
         m.copy_(recipe.beta_1 * m + (1 - recipe.beta_1) * gradient)
         v.copy_(recipe.beta_2 * v + (1 - recipe.beta_2) * gradient.square())
         m_scale = v_scale = 1.0
@@ -244,6 +261,16 @@ def update(
             if recipe.decay_outside:
                 update = update + decay
         parameter.sub_(rate * update)
+
+
+def _newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
+    """Jordan et al., 2024, in float64."""
+    x = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        a = x @ x.T
+        b = -4.7750 * a + 2.0315 * a @ a
+        x = 3.4445 * x + b @ x
+    return x.float()
 
 
 def _trust_ratio(weights: torch.Tensor, update: torch.Tensor) -> float:

@@ -14,6 +14,7 @@ from albert_tf.config import (
     DataConfig,
     DistributionConfig,
     ModelConfig,
+    OptimizerConfig,
     PretrainingConfig,
 )
 from albert_tf.modeling.pretrainer import AlbertPretrainer
@@ -209,6 +210,12 @@ def test_activation_memory_matches_the_paper():
     assert parts["logits"] == 3 * 4 * (4 * 20 * 30_000)
     assert parts["gradients"] == parts["weights"]
     assert parts["moments"] == 2 * parts["weights"]
+
+    # BERT-base: 12 layers of four H x H and two H x 4 H kernels, H = 768.
+    muon = OptimizerConfig(optimizer="muon")
+    muon = dataclasses.replace(settings(parts=4), optimizer=muon)
+    of_muon = Pretraining(muon).memory_per_replica(2)
+    assert parts["moments"] - of_muon["moments"] == 4 * 12 * 12 * 768**2
 
     # A packed row has 20 + 8 - 1 slots.
     packed = settings(parts=4)

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import functools
 import re
 
@@ -7,14 +8,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import OptimizerConfig
+from albert_tf.config import OptimizerConfig, PretrainingConfig
+from albert_tf.errors import UserError
+from albert_tf.training import optimizers
 from albert_tf.training.optimizers import make_optimizer
+from albert_tf.training.pretraining import Pretraining
+from albert_tf.training.train_step import make_state
+from tests.helpers import tiny_run
 
 STEPS = 50
 CONFIG = {
     "lamb": OptimizerConfig(optimizer="lamb"),
     "adamw": OptimizerConfig(optimizer="adamw", weight_decay_rate=0.3),
+    "muon": OptimizerConfig(optimizer="muon", weight_decay_rate=0.3),
+    "muon_lamb": OptimizerConfig(optimizer="muon", muon_rest="lamb"),
 }
+BLOCK = "albert/encoder/group_0_inner_group_0"
 SHAPES = {
     "encoder/dense/kernel": (3, 5),
     "encoder/dense/bias": (5,),
@@ -25,6 +34,10 @@ SHAPES = {
     "heads/sop/kernel": (2, 3),
     # Its gradient is zero throughout.
     "pooler/unused/kernel": (4, 3),
+    # Muon updates these, in one product for both shapes of the second kind.
+    f"{BLOCK}_attention/query/kernel": (5, 5),
+    f"{BLOCK}_ffn/intermediate/kernel": (3, 7),
+    f"{BLOCK}_ffn/output/kernel": (7, 3),
 }
 
 
@@ -47,19 +60,43 @@ def rates():
     return 0.02 * np.linspace(0, 1, STEPS)
 
 
+def muon_factor(matrix):
+    """What Muon makes of a matrix, by its singular values, in float64."""
+    u, singular, v = np.linalg.svd(matrix, full_matrices=False)
+    singular /= np.linalg.norm(singular) or 1
+    is_large = singular > 0.002
+    for _ in range(5):
+        singular = (
+            3.4445 * singular - 4.7750 * singular**3 + 2.0315 * singular**5
+        )
+    # The band of Jordan et al.
+    assert np.all((singular[is_large] > 0.68) & (singular[is_large] < 1.21))
+    return u @ np.diag(singular) @ v
+
+
 def train_numpy(config):
     """Weights and moments after all steps, in float64, by the formulas."""
+    uses_muon = config.optimizer == "muon"
+    uses_lamb = "lamb" in (config.optimizer, uses_muon and config.muon_rest)
     weights = initial_weights()
     m = {path: np.zeros(shape) for path, shape in SHAPES.items()}
     v = {path: np.zeros(shape) for path, shape in SHAPES.items()}
     for gradients, rate in zip(gradients_of_each_step(), rates(), strict=True):
         for path, g in gradients.items():
+            if uses_muon and path.startswith(BLOCK):
+                m[path] = 0.95 * m[path] + 0.05 * g
+                change = muon_factor(0.95 * m[path] + 0.05 * g)
+                change *= 0.2 * np.sqrt(max(g.shape))
+                change += config.weight_decay_rate * weights[path]
+                weights[path] = weights[path] - rate * change
+                v.pop(path, None)
+                continue
             m[path] = 0.9 * m[path] + 0.1 * g
             v[path] = 0.999 * v[path] + 0.001 * g**2
             change = m[path] / (np.sqrt(v[path]) + 1e-6)
             if not re.search("LayerNorm|layer_norm|bias", path):
                 change = change + config.weight_decay_rate * weights[path]
-                if config.optimizer == "lamb":
+                if uses_lamb:
                     long = np.sqrt(np.sum(weights[path] ** 2))
                     wide = np.sqrt(np.sum(change**2))
                     if long > 0 and wide > 0:
@@ -129,7 +166,10 @@ def test_50_steps_match_the_formula(name):
         slots = variables.optimizer.slots
         np.testing.assert_allclose(value, weights[path], atol=5e-6)
         np.testing.assert_allclose(slots[f"{path}/m"], m[path], atol=1e-6)
-        np.testing.assert_allclose(slots[f"{path}/v"], v[path], atol=1e-6)
+        # Muon has no second moment.
+        assert (f"{path}/v" in slots) == (path in v)
+        if path in v:
+            np.testing.assert_allclose(slots[f"{path}/v"], v[path], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CONFIG)
@@ -138,7 +178,7 @@ def test_replicas_stay_equal_and_match_one(name, mirrored_two):
     two = train(CONFIG[name], strategy=mirrored_two)
 
     for path, variable in two.by_path.items():
-        slot = two.optimizer.slots[f"{path}/v"]
+        slot = two.optimizer.slots[f"{path}/m"]
         for kept in (variable.value, slot):
             first, second = mirrored_two.experimental_local_results(kept)
             assert first.device != second.device
@@ -146,10 +186,11 @@ def test_replicas_stay_equal_and_match_one(name, mirrored_two):
         np.testing.assert_allclose(variable.numpy(), one[path], atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["lamb", "muon"])
 @pytest.mark.parametrize("how", ["jit_compile", "fuse"])
-def test_compiled_steps_are_equal(how):
-    compiled = train(CONFIG["lamb"], **{how: True}).values()
-    for path, value in train(CONFIG["lamb"]).values().items():
+def test_compiled_steps_are_equal(how, name):
+    compiled = train(CONFIG[name], **{how: True}).values()
+    for path, value in train(CONFIG[name]).values().items():
         np.testing.assert_allclose(compiled[path], value, atol=5e-6)
 
 
@@ -165,7 +206,7 @@ def test_gradient_scale_multiplies_all_gradients():
         np.testing.assert_array_equal(scaled.by_path[path], value)
 
 
-@pytest.mark.parametrize("name", CONFIG)
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
 def test_layer_norm_and_bias_are_excluded_by_path(name):
     """Without a gradient, only weight decay changes a weight."""
     ones = np.ones(3)
@@ -264,10 +305,11 @@ def test_metrics_are_equal_on_replicas_and_match_one(name, mirrored_two):
         np.testing.assert_allclose(first, one[figure], rtol=1e-6)
 
 
-def test_training_resumes_from_slots():
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_training_resumes_from_slots(name):
     """25 steps, then 25 of another optimizer with these slots, equal 50."""
-    whole = train(CONFIG["lamb"]).values()
-    halves = [Variables(CONFIG["lamb"]), Variables(CONFIG["lamb"])]
+    whole = train(CONFIG[name]).values()
+    halves = [Variables(CONFIG[name]), Variables(CONFIG[name])]
     for number, (gradients, rate) in enumerate(
         zip(gradients_of_each_step(), rates(), strict=True)
     ):
@@ -286,3 +328,80 @@ def test_two_variables_with_the_same_path_are_refused():
     twins = [keras.Variable(np.ones(2), name="kernel") for _ in range(2)]
     with pytest.raises(ValueError, match="Two variables are kernel"):
         make_optimizer(CONFIG["lamb"]).build(twins)
+
+
+# Of one matrix each: query's is square, the other one has more rows.
+DEGENERATE = {
+    "zero": np.zeros((7, 3)),
+    "rank 1": np.outer(np.arange(7.0), [1, 2, 0]),
+    "tiny": np.full((7, 3), 1e-15),
+    "scaled identity": 1e4 * np.eye(7, 3),
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_muon_takes_any_gradient(name):
+    gradient = DEGENERATE[name]
+    variable = make_variable(f"{BLOCK}_ffn/output/kernel", np.zeros((7, 3)))
+    optimizer = make_optimizer(OptimizerConfig(optimizer="muon"))
+    optimizer.build([variable])
+
+    metrics = optimizer.apply(
+        [as_float32({"": gradient})[""]], tf.constant(1.0)
+    )
+
+    expected = -0.2 * np.sqrt(7) * muon_factor(gradient)
+    np.testing.assert_allclose(variable, expected, atol=1e-5)
+    norm = np.linalg.norm(expected)
+    np.testing.assert_allclose(metrics["update_norm"], norm, rtol=1e-5)
+
+
+def test_bfloat16_products_give_the_factor_to_their_precision():
+    """bfloat16 has 8 bits; five iterations enlarge the errors."""
+    random = np.random.default_rng(0)
+    matrices = random.normal(size=(2, 24, 40)).astype("float32")
+
+    rounded = optimizers.orthogonalize(tf.constant(matrices), tf.bfloat16)
+
+    for matrix, factor in zip(matrices, rounded, strict=True):
+        difference = np.linalg.norm(factor - muon_factor(matrix))
+        assert 1e-3 < difference / np.linalg.norm(factor) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "number"),
+    [
+        ({}, 6),
+        ({"num_hidden_layers": 2, "num_hidden_groups": 2}, 12),
+        ({"num_hidden_layers": 3, "parameter_sharing": "none"}, 18),
+        ({"num_hidden_layers": 3, "parameter_sharing": "attention"}, 10),
+    ],
+)
+def test_muon_updates_the_kernels_of_the_blocks(architecture, number):
+    model = dataclasses.replace(tiny_run.MODEL, **architecture)
+    config = PretrainingConfig(
+        model=dataclasses.replace(model, max_position_embeddings=512),
+        optimizer=OptimizerConfig(optimizer="muon"),
+    )
+    state = make_state(config, Pretraining(config))
+
+    slots = state.optimizer.slots.keys()
+    variables = state.model.trainable_variables
+    muons = [v for v in variables if f"{v.path}/v" not in slots]
+    assert len(muons) == number
+    hidden, intermediate = model.hidden_size, model.intermediate_size
+    assert {tuple(sorted(v.shape)) for v in muons} == {
+        (hidden, hidden),
+        (hidden, intermediate),
+    }
+    assert all(
+        v.path.split("/")[-2]
+        in {"query", "key", "value", "output", "intermediate"}
+        for v in muons
+    )
+
+
+def test_muon_needs_kernels_of_blocks():
+    optimizer = make_optimizer(OptimizerConfig(optimizer="muon"))
+    with pytest.raises(UserError, match="Received: 1 other weights"):
+        optimizer.build([make_variable("pooler/kernel", np.ones((2, 3)))])

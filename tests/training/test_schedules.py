@@ -163,6 +163,10 @@ def test_a_short_warmup_gives_a_warning():
     assert "learning_rate is" not in warning
 
 
+def test_muon_at_the_rate_of_lamb_gives_a_warning():
+    assert "e.g. --learning_rate=0.001" in advice(4096, optimizer="muon")[1]
+
+
 @pytest.mark.parametrize(
     ("batch_size", "settings"),
     [
@@ -171,6 +175,7 @@ def test_a_short_warmup_gives_a_warning():
         (512, {"learning_rate": 0.0006}),
         (4096, {"num_warmup_steps": 800}),  # 0.256 of 3125
         (512, {"optimizer": "adamw", "learning_rate": 1e-4}),
+        (512, {"optimizer": "muon", "learning_rate": 1e-3}),
         (32, {"steps": 9_999, "num_warmup_steps": 100}),
     ],
 )
