@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import ModelConfig
 from albert_tf.modeling.attention import (
     SelfAttention,
     attention,
@@ -74,43 +73,6 @@ def test_attention_is_that_of_the_paper(rate):
         )
 
 
-def test_a_sublayer_adds_the_projected_context_and_normalises():
-    random = np.random.default_rng(0)
-    layer = SelfAttention(CONFIG, "attention", "float32")
-    layer.build()
-    for weight in layer.trainable_variables:
-        weight.assign(weight + random.normal(size=weight.shape, scale=0.3))
-    hidden = tf.constant(random.normal(size=(2, 7, 24)), tf.float32)
-    bias = tf.zeros([2, 1, 1, 7])
-
-    projections = layer.query(hidden), layer.key(hidden), layer.value(hidden)
-    context = attention(*projections, bias, Masks(), 3).numpy()
-    output = layer.output_projection
-    total = context @ output.kernel.numpy() + output.bias.numpy()
-    total += hidden.numpy()
-    centred = total - total.mean(-1, keepdims=True)
-    expected = centred / total.std(-1, keepdims=True)
-    expected *= layer.layer_norm.gamma.numpy()
-    expected += layer.layer_norm.beta.numpy()
-    np.testing.assert_allclose(layer(hidden, bias), expected, atol=2e-5)
-
-    chosen = layer(hidden, bias, output_positions=tf.constant([[6, 2]] * 2))
-    np.testing.assert_allclose(chosen, expected[:, [6, 2]], atol=2e-5)
-
-
-def test_each_kernel_starts_truncated_at_two_deviations():
-    """Truncation at 2 multiplies the standard deviation by 0.87963."""
-    layer = SelfAttention(ModelConfig(hidden_size=240), "attention", "float32")
-    layer.build()
-    query, key = layer.query.kernel.numpy(), layer.key.kernel.numpy()
-
-    assert 0.0395 < np.abs(query).max() <= 0.04
-    # n = 57,600: the deviation of the estimate is below 0.3 %.
-    assert query.std() == pytest.approx(0.02 * 0.87963, rel=0.012)
-    assert np.abs(np.corrcoef(query.ravel(), key.ravel())[0, 1]) < 0.02
-    assert not layer.query.bias.numpy().any()
-
-
 def test_a_position_of_a_packed_row_attends_to_its_own_example():
     """A change of a token changes the outputs of its example only.
 
@@ -141,25 +103,3 @@ def test_a_position_of_a_packed_row_attends_to_its_own_example():
         same &= np.arange(2)[:, None] == row
         assert (difference.max(axis=-1)[same] > 1e-4).all()
         assert difference.max(axis=-1)[~same].max() < 1e-6
-
-
-def test_no_position_attends_to_padding():
-    """A changed token changes the outputs of others; changed padding does
-    not."""
-    rng = np.random.default_rng(0)
-    layer = SelfAttention(CONFIG, "attention", "float32")
-    layer.build()
-    mask = np.array([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0]])
-    bias = attention_bias(tf.constant(mask))
-    hidden = rng.normal(size=(2, 7, 24)).astype(np.float32)
-
-    def attend(position):
-        changed = hidden.copy()
-        changed[0, position] += 3.0
-        return layer(tf.constant(changed), bias).numpy()
-
-    plain = layer(tf.constant(hidden), bias).numpy()
-    np.testing.assert_array_equal(bias[:, 0, 0], -10_000.0 * (1 - mask))
-    np.testing.assert_allclose(attend(5)[0, :4], plain[0, :4], atol=1e-6)
-    assert np.abs(attend(3)[0, :3] - plain[0, :3]).max() > 1e-4
-    np.testing.assert_allclose(attend(3)[1], plain[1], atol=1e-6)

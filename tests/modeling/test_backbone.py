@@ -78,14 +78,6 @@ def test_outputs_at_some_positions_are_those_of_the_complete_sequence():
     )
 
 
-def test_the_pooled_output_is_an_activated_projection_of_the_first_token():
-    backbone = build()
-    sequence, pooled = backbone(*inputs())
-    kernel, bias = backbone.pooler.kernel.numpy(), backbone.pooler.bias.numpy()
-    expected = np.tanh(sequence.numpy()[:, 0] @ kernel + bias)
-    np.testing.assert_allclose(pooled, expected, atol=1e-6)
-
-
 def test_a_backbone_is_made_again_from_its_config():
     backbone = AlbertBackbone(
         CONFIG, "mixed_bfloat16", remat=True, has_pooler=False, name="other"

@@ -69,15 +69,6 @@ def test_examples_drop_their_attention_independently(target):
 
 
 @on_both
-def test_attention_has_its_own_dropout_rate(target):
-    n, rate = 100_000, 0.4
-    keep = attention_masks(rate, target).keep(tf.constant([n]))
-
-    deviation = math.sqrt(rate * (1 - rate) / n)
-    assert abs(np.mean(~keep.numpy()) - rate) < 4 * deviation
-
-
-@on_both
 def test_a_dropout_mask_is_a_function_of_seed_and_site(target):
     """A second draw gives the same mask; other sites are independent."""
 

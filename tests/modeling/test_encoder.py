@@ -1,7 +1,6 @@
 import collections
 import dataclasses
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -44,36 +43,6 @@ def test_a_layer_uses_group_floor_of_layer_groups_over_layers(
     assert expected == [config.group_of_layer(layer) for layer in range(layers)]
 
 
-@pytest.mark.parametrize(
-    ("sharing", "attentions", "feed_forwards"),
-    [("all", 1, 1), ("attention", 1, 3), ("ffn", 3, 1), ("none", 3, 3)],
-)
-def test_sharing_makes_one_sublayer_or_one_per_layer(
-    sharing, attentions, feed_forwards
-):
-    blocks = build(parameter_sharing=sharing).blocks
-    assert len(blocks) == 3
-    assert len({id(attention) for attention, _ in blocks}) == attentions
-    assert len({id(feed_forward) for _, feed_forward in blocks}) == (
-        feed_forwards
-    )
-
-
-def test_groups_and_inner_groups_repeat_in_the_order_of_layers():
-    """Layer by layer, all inner blocks of the layer's group."""
-    blocks = build(
-        num_hidden_layers=3, num_hidden_groups=2, inner_group_num=2
-    ).blocks
-    assert [attention.name for attention, _ in blocks] == [
-        "group_0_inner_group_0_attention",
-        "group_0_inner_group_1_attention",
-        "group_0_inner_group_0_attention",
-        "group_0_inner_group_1_attention",
-        "group_1_inner_group_0_attention",
-        "group_1_inner_group_1_attention",
-    ]
-
-
 def test_a_variable_is_named_after_the_group_or_the_layer_that_owns_it():
     encoder = build(parameter_sharing="attention", num_hidden_layers=2)
     assert layer_names(encoder) == [
@@ -82,14 +51,6 @@ def test_a_variable_is_named_after_the_group_or_the_layer_that_owns_it():
         "layer_0_inner_group_0_ffn",
         "layer_1_inner_group_0_ffn",
     ]
-
-
-def test_embeddings_as_wide_as_the_encoder_are_not_projected():
-    """As published, and as in BERT."""
-    assert build(embedding_size=24).projection is None
-    assert "embedding_hidden_mapping_in" not in layer_names(
-        build(embedding_size=24)
-    )
 
 
 def test_every_application_of_dropout_has_its_own_site():
@@ -144,15 +105,3 @@ def test_the_last_block_computes_only_keys_and_values_everywhere(layers, remat):
     }
     assert products == {shape: n for shape, n in expected.items() if n}
     assert concrete.structured_outputs.shape == (2, 3, 24)
-
-
-def test_a_further_shared_layer_changes_the_output_but_adds_no_parameter():
-    rng = np.random.default_rng(0)
-    embedded = tf.constant(rng.normal(size=(2, 5, 16)), tf.float32)
-    bias = attention_bias(tf.ones((2, 5), tf.int32))
-    two, three = build(num_hidden_layers=2), build(num_hidden_layers=3)
-    for ours, theirs in zip(three.variables, two.variables, strict=True):
-        ours.assign(theirs)
-
-    difference = three(embedded, bias) - two(embedded, bias)
-    assert np.abs(difference).max() > 1e-3

@@ -8,39 +8,23 @@ from albert_tf.modeling.target import ProgramTarget
 
 
 @pytest.mark.parametrize(
-    ("settings", "device_type", "fuses"),
+    ("settings", "device_type", "fuses", "compiles"),
     [
-        ({}, "CPU", True),
-        ({}, "TPU", False),
-        ({}, "GPU", False),
-        ({"fuse_on_cpu": False}, "CPU", False),
+        ({}, "CPU", True, False),
+        ({}, "TPU", False, False),
+        ({}, "GPU", False, True),
+        ({"fuse_on_cpu": False}, "CPU", False, False),
+        ({"jit_compile": False}, "GPU", False, False),
     ],
 )
-def test_programs_for_cpus_are_fused_unless_a_setting_forbids_it(
-    settings, device_type, fuses
+def test_cpus_fuse_and_gpus_compile_unless_a_setting_forbids_it(
+    settings, device_type, fuses, compiles
 ):
     config = DistributionConfig(**settings)
     target = ProgramTarget.from_config(config, device_type)
     assert target.device_type == device_type
-    assert target.fuse == fuses
+    assert (target.fuse, target.jit_compile) == (fuses, compiles)
     assert target.kernels == frozenset(KERNELS)
-
-
-@pytest.mark.parametrize(
-    ("settings", "device_type", "compiles"),
-    [
-        ({}, "GPU", True),
-        ({"jit_compile": False}, "GPU", False),
-        ({}, "CPU", False),
-        ({}, "TPU", False),
-    ],
-)
-def test_programs_for_gpus_are_compiled_unless_a_setting_forbids_it(
-    settings, device_type, compiles
-):
-    config = DistributionConfig(**settings)
-    target = ProgramTarget.from_config(config, device_type)
-    assert target.jit_compile == compiles
 
 
 @pytest.mark.parametrize(
