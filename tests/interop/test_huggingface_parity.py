@@ -11,13 +11,8 @@ from albert_tf.config import ModelConfig
 from albert_tf.training.pretraining import pretraining_sums
 from tests.helpers.make_huggingface_arrays import (
     CASES,
-    STORED,
     TESTDATA,
     build_model,
-    random_batch,
-    random_weights,
-    run_huggingface,
-    shapes_of,
 )
 
 
@@ -45,15 +40,7 @@ def run_ours(config, weights, batch):
     }
 
 
-def assert_same(ours, theirs):
-    assert set(ours) == set(theirs)
-    for name, values in theirs.items():
-        np.testing.assert_allclose(
-            ours[name], values, rtol=1e-5, atol=1e-5, err_msg=name
-        )
-
-
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", CASES)
 def test_the_model_agrees_with_stored_answers_of_hugging_face(name):
     """Hidden states, logits and losses, float32, to 1e-5."""
     path = os.path.join(TESTDATA, f"huggingface_{name}.npz")
@@ -67,22 +54,8 @@ def test_the_model_agrees_with_stored_answers_of_hugging_face(name):
 
     ours = run_ours(config, stored["weights"], stored["batch"])
 
-    assert_same(ours, stored["outputs"])
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize("name", CASES)
-def test_the_model_agrees_with_hugging_face(name):
-    """Each kind of sharing, with padding, to 1e-5, on new random weights."""
-    config, seed = CASES[name], 7
-    weights = random_weights(shapes_of(build_model(config)), seed)
-    batch = random_batch(config, seed)
-
-    theirs = run_huggingface(config, weights, batch)
-
-    assert_same(run_ours(config, weights, batch), theirs)
-    # The case that must change: the padding is seen.
-    batch["input_mask"] = np.ones_like(batch["input_mask"])
-    seen = run_ours(config, weights, batch)
-    difference = np.abs(seen["sequence_output"] - theirs["sequence_output"])
-    assert difference.max() > 1e-2
+    assert set(ours) == set(stored["outputs"])
+    for key, values in stored["outputs"].items():
+        np.testing.assert_allclose(
+            ours[key], values, rtol=1e-5, atol=1e-5, err_msg=key
+        )
