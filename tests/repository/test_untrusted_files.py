@@ -13,9 +13,9 @@ import io
 import json
 import math
 import pathlib
+import shutil
 import struct
 import tarfile
-import tempfile
 import tracemalloc
 
 import hypothesis
@@ -137,6 +137,20 @@ def refuse_or_read(read, *arguments):
         return read(*arguments)
 
 
+def fuzz_file(path, max_examples, read, *arguments):
+    """Damages a file in many ways; each time, it is read or refused."""
+    content = path.read_bytes()
+
+    @fuzz(max_examples)
+    @hypothesis.given(EDITS)
+    def check(edits):
+        path.write_bytes(edit(content, edits))
+        refuse_or_read(read, *arguments)
+
+    check()
+    path.write_bytes(content)
+
+
 @fuzz(625)
 @hypothesis.given(EDITS)
 def test_damage_of_records_is_reported(edits):
@@ -171,18 +185,11 @@ PACK = {
 
 
 @pytest.mark.parametrize("suffix", PACK)
-def test_changed_text_is_read_or_refused(suffix):
+def test_changed_text_is_read_or_refused(suffix, tmp_path):
+    path = tmp_path / f"corpus{suffix}"
     text = "Ein Satz.\r\nΣigma\n\n\ufeffend".encode() * 40
-    with tempfile.TemporaryDirectory() as directory:
-        path = pathlib.Path(directory, "corpus" + suffix)
-
-        @fuzz(250)
-        @hypothesis.given(EDITS)
-        def check(edits):
-            path.write_bytes(edit(PACK[suffix](text), edits))
-            refuse_or_read(lambda: list(read_lines(str(path), len, 99)))
-
-        check()
+    path.write_bytes(PACK[suffix](text))
+    fuzz_file(path, 250, lambda: list(read_lines(str(path), len, 99)))
 
 
 def test_text_that_expands_is_read_in_bounded_memory(tmp_path):
@@ -243,29 +250,23 @@ JSON_FILES = {
 
 
 @pytest.mark.parametrize("name", JSON_FILES)
-def test_changed_json_is_read_or_refused(name):
+def test_changed_json_is_read_or_refused(name, tmp_path):
     content, read = JSON_FILES[name]
-    with tempfile.TemporaryDirectory() as directory:
-        path = pathlib.Path(directory, name)
+    path = tmp_path / name
 
-        @fuzz(250)
-        @hypothesis.given(JSON_EDITS)
-        def check_values(edits):
-            path.write_text(json.dumps(edit_json(content, edits)))
-            refuse_or_read(read, str(path))
+    @fuzz(250)
+    @hypothesis.given(JSON_EDITS)
+    def check_values(edits):
+        path.write_text(json.dumps(edit_json(content, edits)))
+        refuse_or_read(read, str(path))
 
-        @fuzz(100)
-        @hypothesis.given(EDITS)
-        def check_bytes(edits):
-            path.write_bytes(edit(json.dumps(content).encode(), edits))
-            refuse_or_read(read, str(path))
-
-        check_values()
-        check_bytes()
-        for text in ("[" * 10**6, "9" * 5000, "\ufeff{}", "", "nul", "\0"):
-            path.write_text(text)
-            with pytest.raises(UserError, match=r"must be JSON|must h"):
-                read(str(path))
+    check_values()
+    path.write_text(json.dumps(content))
+    fuzz_file(path, 100, read, str(path))
+    for text in ("[" * 10**6, "9" * 5000, "\ufeff{}", "", "nul", "\0"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"must be JSON|must h"):
+            read(str(path))
 
 
 def test_changed_archives_are_unpacked_or_refused(tmp_path):
@@ -278,31 +279,22 @@ def test_changed_archives_are_unpacked_or_refused(tmp_path):
             tar.addfile(member, io.BytesIO(b"0" * 20))
     path = tmp_path / "in" / "model.tar"
     path.parent.mkdir()
+    path.write_bytes(packed.getvalue())
 
-    @fuzz(300)
-    @hypothesis.given(EDITS)
-    def check(edits):
-        path.write_bytes(edit(packed.getvalue(), edits))
-        with contextlib.suppress(UserError), archive.unpacked(str(path)):
+    def unpack():
+        with archive.unpacked(str(path)):
             pass
 
-    check()
+    fuzz_file(path, 300, unpack)
     assert [p.name for p in tmp_path.rglob("*")] == ["in", "model.tar"]
 
 
 def test_changed_safetensors_are_read_or_refused(tmp_path):
     from safetensors.numpy import save
 
-    content = save({"a": np.ones((2, 3), np.float32), "b": np.ones(5)})
     path = tmp_path / hugging_face.WEIGHTS_FILE
-
-    @fuzz(300)
-    @hypothesis.given(EDITS)
-    def check(edits):
-        path.write_bytes(edit(content, edits))
-        refuse_or_read(hugging_face.read_tensors, str(tmp_path))
-
-    check()
+    path.write_bytes(save({"a": np.ones((2, 3), np.float32), "b": np.ones(5)}))
+    fuzz_file(path, 300, hugging_face.read_tensors, str(tmp_path))
 
 
 def test_changed_checkpoints_are_equal_or_refused(tmp_path):
@@ -311,27 +303,16 @@ def test_changed_checkpoints_are_equal_or_refused(tmp_path):
     values = {"a": np.arange(6.0), "b/c": np.ones((2, 3), np.float32)}
     checkpoint_files.write_checkpoint(str(directory), 7, {"x": 1}, values)
     (checkpoint,) = checkpoint_files.list_checkpoints(str(tmp_path))
-    for name in (checkpoint_files.COMMIT_FILE, *checkpoint.sizes):
-        check_file_of_checkpoint(directory / name, values)
 
-
-def check_file_of_checkpoint(path, values):
-    content = path.read_bytes()
-
-    @fuzz(150)
-    @hypothesis.given(EDITS)
-    def check(edits):
-        path.write_bytes(edit(content, edits))
-        for found in checkpoint_files.list_checkpoints(str(path.parents[1])):
-            with contextlib.suppress(
-                UserError, checkpoint_files.TornCheckpointError
-            ):
+    def read():
+        for found in checkpoint_files.list_checkpoints(str(tmp_path)):
+            with contextlib.suppress(checkpoint_files.TornCheckpointError):
                 read = checkpoint_files.read_values(found)
                 for key, value in values.items():
                     np.testing.assert_array_equal(read[key], value)
 
-    check()
-    path.write_bytes(content)
+    for name in (checkpoint_files.COMMIT_FILE, *checkpoint.sizes):
+        fuzz_file(directory / name, 150, read)
 
 
 def test_changed_google_checkpoints_are_read_or_refused(tmp_path):
@@ -339,20 +320,7 @@ def test_changed_google_checkpoints_are_read_or_refused(tmp_path):
     write_published(random_weights(ModelConfig.from_dict(CONFIG)), directory)
     assert len(list(directory.iterdir())) == 4
     for path in directory.iterdir():
-        check_file_of_google_checkpoint(path)
-
-
-def check_file_of_google_checkpoint(path):
-    content = path.read_bytes()
-
-    @fuzz(75)
-    @hypothesis.given(EDITS)
-    def check(edits):
-        path.write_bytes(edit(content, edits))
-        refuse_or_read(google_albert.read, str(path.parent))
-
-    check()
-    path.write_bytes(content)
+        fuzz_file(path, 75, google_albert.read, str(directory))
 
 
 # Bytes of a file that become others: where as a fraction of it, and new value.
@@ -424,15 +392,10 @@ def checksum_of(block):
 
 
 def test_changed_vocabularies_are_read_or_refused(tmp_path):
-    content = (TESTDATA / "self-contained-500.model").read_bytes()
     path = tmp_path / "spm.model"
+    shutil.copy(TESTDATA / "self-contained-500.model", path)
 
-    @fuzz(125)
-    @hypothesis.given(EDITS)
-    def check(edits):
-        path.write_bytes(edit(content, edits))
-        tokenizer = refuse_or_read(Tokenizer, str(path))
-        if tokenizer is not None:
-            tokenizer.encode_batch(["A sentence, 1,000 words."])
+    def encode():
+        Tokenizer(str(path)).encode_batch(["A sentence, 1,000 words."])
 
-    check()
+    fuzz_file(path, 125, encode)
