@@ -2,9 +2,7 @@
 
 import gzip
 import itertools
-import os
 import pathlib
-import subprocess
 import sys
 import unicodedata
 
@@ -112,36 +110,6 @@ def test_mask_becomes_one_token(vocabulary, self_contained):
     got = TextTokenizer(model).encode_with_masks(tf.constant(texts))
     for text, ids in zip(texts, got.to_list(), strict=True):
         assert ids == tokenizer.encode_with_masks(text), text
-
-
-def test_ids_are_spelled_as_their_pieces():
-    tokenizer = Tokenizer(PUBLISHED)
-    ids = [[4, 13], [29999, 1]]
-    spelled = TextTokenizer(PUBLISHED).spell(tf.constant(ids)).numpy()
-    assert [[piece.decode() for piece in row] for row in spelled] == [
-        [tokenizer.id_to_piece(i) for i in row] for row in ids
-    ]
-
-
-@pytest.mark.slow
-def test_the_locale_has_no_influence():
-    """Turkish has another lower-case letter for I. The locale has an effect
-    only where it is installed."""
-    program = (
-        "import tensorflow as tf\n"
-        "from albert_tf.serving.text_tokenizer import TextTokenizer\n"
-        f"tokenizer = TextTokenizer({PUBLISHED!r})\n"
-        "print(tokenizer.encode(tf.constant(['IT IS'])).to_list()[0])\n"
-    )
-    printed = subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"LC_ALL": "tr_TR.UTF-8"},
-    ).stdout
-    wanted = Tokenizer(PUBLISHED).encode_batch(["it is"]).ids.tolist()
-    assert printed.strip() == str(wanted)
 
 
 def test_a_missing_tensorflow_text_is_named(monkeypatch):
