@@ -63,21 +63,6 @@ def test_initial_weights_are_drawn_in_an_order_that_does_not_change():
     assert {x for value in found.values() for x in value.flat} == {0.0, 1.0}
 
 
-def test_outputs_at_some_positions_are_those_of_the_complete_sequence():
-    backbone = build()
-    positions = tf.constant([[3, 0, 3]] * 5)
-    everywhere = backbone(*inputs())
-    some = backbone(*inputs(), output_positions=positions)
-    np.testing.assert_allclose(
-        some.sequence_output,
-        tf.gather(everywhere.sequence_output, positions, batch_dims=1),
-        atol=1e-5,
-    )
-    np.testing.assert_allclose(
-        some.pooled_output, everywhere.pooled_output, atol=1e-5
-    )
-
-
 def test_a_backbone_is_made_again_from_its_config():
     backbone = AlbertBackbone(
         CONFIG, "mixed_bfloat16", remat=True, has_pooler=False, name="other"

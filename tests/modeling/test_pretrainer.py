@@ -267,18 +267,6 @@ def test_padding_does_not_change_the_outputs():
     assert np.abs(change).max() > 1e-4
 
 
-def test_dropout_is_a_function_of_its_seed():
-    model, batch = build(), make_batch()
-
-    def logits(seed):
-        dropout = Dropout(0.1, 0.1, tf.constant(seed))
-        return model(batch, dropout=dropout)["mlm_logits"]
-
-    np.testing.assert_array_equal(logits([1, 2]), logits([1, 2]))
-    assert np.abs(logits([1, 2]) - logits([1, 3])).max() > 1e-3
-    assert np.abs(logits([1, 2]) - model(batch)["mlm_logits"]).max() > 1e-3
-
-
 def test_mixed_bfloat16_computes_in_bfloat16_and_returns_float32_logits():
     model, batch = build(dtype="mixed_bfloat16"), make_batch()
     outputs, exact = model(batch), build()(batch)

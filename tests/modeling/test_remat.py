@@ -1,69 +1,9 @@
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.helpers import tiny_model
 
 LAYERS = tiny_model.CONFIG.num_hidden_layers
-NUM_MICRO_BATCHES = 3
-
-
-def replica_gradients_program(strategy, remat):
-    """A program for the gradients that each replica sums, as in training.
-
-    The tape is inside a loop over micro-batches, and each micro-batch and
-    replica has its own dropout seed.
-    """
-    with strategy.scope():
-        model = tiny_model.build(remat=remat)
-    batch = tiny_model.make_batch()
-
-    def gradients(index, replica):
-        return tiny_model.loss_gradients(
-            model, batch, tf.stack([index, replica]), tiny_model.CPU
-        )
-
-    def replica_gradients():
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        replica = tf.cast(replica, tf.int32)
-
-        def add(index, totals):
-            more = gradients(index, replica)
-            return index + 1, tf.nest.map_structure(tf.add, totals, more)
-
-        _, totals = tf.while_loop(
-            lambda index, _: index < NUM_MICRO_BATCHES,
-            add,
-            (tf.constant(1), gradients(tf.constant(0), replica)),
-            maximum_iterations=NUM_MICRO_BATCHES - 1,
-        )
-        return totals
-
-    return tf.function(lambda: strategy.run(replica_gradients))
-
-
-@pytest.mark.slow
-def test_replicas_have_the_gradients_without_remat(mirrored_two):
-    """With dropout: the second computation draws the masks of the first."""
-    kept, computed = (
-        [
-            {
-                path: mirrored_two.experimental_local_results(value)[replica]
-                for path, value in gradients.items()
-            }
-            for replica in (0, 1)
-        ]
-        for gradients in (
-            replica_gradients_program(mirrored_two, remat)()
-            for remat in (False, True)
-        )
-    )
-    for ours, expected in zip(computed, kept, strict=True):
-        tiny_model.assert_same_gradients(ours, expected, 1e-5)
-    for path, value in kept[0].items():
-        if not path.endswith("key/bias"):
-            difference = np.abs(value - kept[1][path]).max()
-            assert difference > 1e-3 * np.abs(value).max()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 from absl import flags as absl_flags
 
 from albert_tf.config import ModelConfig, PretrainingConfig, flags
-from albert_tf.errors import UserError
 from tpu.compile_check import CompileCheckConfig
 from tpu.compile_recipes import RECIPES as COMPILED
 
@@ -177,16 +176,3 @@ def test_tiny_cpu_is_small():
     assert config.training.num_train_steps <= 500
     assert config.data.global_batch_size * config.data.max_seq_length <= 2**13
     assert config.model.num_hidden_layers * config.model.hidden_size < 2000
-
-
-def test_flags_after_a_recipe_override_it():
-    config = parse(
-        "--flagfile=configs/pretrain/base_v2_125k.flags",
-        "--num_train_steps=5000",
-    )
-    assert config.training.num_train_steps == 5000
-
-
-def test_a_run_without_an_architecture_is_refused():
-    with pytest.raises(UserError, match="albert_config_file"):
-        parse("--num_train_steps=4000")
