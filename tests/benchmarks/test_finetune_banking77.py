@@ -29,14 +29,3 @@ def test_the_tables_have_the_spread_over_the_seeds():
     assert rows[2] == "| a | 51.0% | 62.0% | 76.0% | 63.0% | 12.5% |"
     assert rows[3] == "| from scratch | 50.0% | 60.0% | 70.0% | 60.0% | 10.0% |"
     assert rows[-1] == "| a - from scratch | +3.0% | 1.5% |"
-
-
-def test_one_seed_has_no_spread():
-    text = tables({"a": [0.51], "from scratch": [0.5]})
-
-    assert text.splitlines() == [
-        "| start | seed 1 |",
-        "|---|---|",
-        "| a | 51.0% |",
-        "| from scratch | 50.0% |",
-    ]

