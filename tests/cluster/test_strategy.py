@@ -14,7 +14,6 @@ from tensorflow.python.eager import context
 
 from albert_tf.cluster import strategy as strategy_module
 from albert_tf.cluster.strategy import (
-    device_type,
     make_strategy,
     per_replica_batch_size,
 )
@@ -31,12 +30,6 @@ def test_without_accelerators_auto_is_one_device():
     strategy = make_strategy(DistributionConfig())
     assert strategy.num_replicas_in_sync == 1
     assert is_chief(strategy)
-
-
-def test_mirrored_has_a_replica_on_each_logical_cpu():
-    config = DistributionConfig(strategy="mirrored", num_logical_cpus=3)
-    strategy = make_strategy(config)
-    assert strategy.num_replicas_in_sync == 3
 
 
 def test_gpus_give_memory_as_it_is_needed(monkeypatch):
@@ -96,59 +89,35 @@ def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
     assert "strategy.py" in done.stderr.partition("Current thread")[2]
 
 
-@pytest.mark.parametrize(
-    ("tpu_name", "limited"),
-    [
-        ("local", ("the start of the TPU", 30, "hang_timeout_s")),
-        (
-            "grpc://host:8470",
-            ("connecting to the servers", 20, "worker_timeout_s"),
-        ),
-    ],
-)
-def test_the_construction_of_a_tpu_strategy_has_a_limit(
-    monkeypatch, tpu_name, limited
-):
-    """It waits for the devices, as the steps before it do."""
-    limits, settings, found = Limits(), [], []
+def test_the_start_of_a_local_tpu_has_a_limit(monkeypatch):
+    """Constructing the strategy waits for the devices, too."""
+    limits, found = Limits(), []
 
-    def make_limits(timeout_s, setting="hang_timeout_s"):
-        settings[:] = timeout_s, setting
+    def make_limits(timeout_s):
+        found.append(timeout_s)
         return limits
 
     def make_strategy_of(resolver):
-        found.append((*limits.active, *settings))
+        found.extend(limits.active)
         return types.SimpleNamespace(
             num_replicas_in_sync=8,
             extended=types.SimpleNamespace(worker_devices=("TPU:0",)),
         )
 
-    cluster = tf.train.ClusterSpec({"worker": ["host:8470"]})
-    resolver = types.SimpleNamespace(cluster_spec=lambda: cluster)
     for module, name, function in (
         (strategy_module.devices, "check_tpu", lambda config: None),
-        (strategy_module, "_check_servers", lambda hosts: None),
         (strategy_module, "Watchdog", make_limits),
         (
             tf.distribute.cluster_resolver,
             "TPUClusterResolver",
-            lambda **_: resolver,
+            lambda **_: types.SimpleNamespace(),
         ),
-        (tf.config, "experimental_connect_to_cluster", lambda resolver: None),
         (tf.tpu.experimental, "initialize_tpu_system", lambda resolver: None),
         (tf.distribute, "TPUStrategy", make_strategy_of),
     ):
         monkeypatch.setattr(module, name, function)
-    monkeypatch.setenv("no_grpc_proxy", "")  # restored after the test
-    make_strategy(
-        DistributionConfig(
-            strategy="tpu",
-            tpu_name=tpu_name,
-            worker_timeout_s=20,
-            hang_timeout_s=30,
-        )
-    )
-    assert found == [limited]
+    make_strategy(DistributionConfig(strategy="tpu", hang_timeout_s=30))
+    assert found == [30, "the start of the TPU"]
 
 
 @pytest.mark.parametrize(
@@ -226,13 +195,17 @@ def test_an_error_of_one_process_names_no_other_worker(monkeypatch):
         raise tf.errors.InternalError(None, None, "of its own")
 
 
-def test_the_error_for_a_lost_worker_quotes_tensorflow(monkeypatch):
-    """The cause may be an error of this process, which no other log has."""
-    cluster = {"worker": ["localhost:1", "localhost:2"]}
-    task = {"type": "worker", "index": 0}
+def set_tf_config(monkeypatch, index, *ports):
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    task = {"type": "worker", "index": index}
     monkeypatch.setenv(
         "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
     )
+
+
+def test_the_error_for_a_lost_worker_quotes_tensorflow(monkeypatch):
+    """The cause may be an error of this process, which no other log has."""
+    set_tf_config(monkeypatch, 0, 1, 2)
     with (
         pytest.raises(UserError, match="says: Blas GEMM launch failed"),
         name_lost_workers(DistributionConfig()),
@@ -260,11 +233,7 @@ def test_a_lost_worker_is_named_although_tensorflow_does_not(
         for silent in (lost, own):
             silent.bind(("", 0))  # so that no other process listens there
         ports = [s.getsockname()[1] for s in (there, lost, own)]
-        cluster = {"worker": [f"localhost:{port}" for port in ports]}
-        task = {"type": "worker", "index": 2}
-        monkeypatch.setenv(
-            "TF_CONFIG", json.dumps({"cluster": cluster, "task": task})
-        )
+        set_tf_config(monkeypatch, 2, *ports)
         expected = f"no answer from worker 1 at localhost:{ports[1]}; Tensor"
         with (
             pytest.raises(RetryError, match=expected),
@@ -313,12 +282,6 @@ def test_a_batch_is_divided_evenly_or_refused():
         share("global_batch_size", 4100, 32, 4)
     with pytest.raises(UserError, match=r"\(8\)\. Received: 3\. Nearest: 8\."):
         share("global_batch_size", 3, 8)
-
-
-def test_the_device_type_of_a_strategy_is_that_of_its_replicas(mirrored_two):
-    one = tf.distribute.OneDeviceStrategy("CPU:0")
-    for strategy in one, mirrored_two:
-        assert device_type(strategy) == "CPU"
 
 
 def test_a_process_does_not_wait_for_a_slice_at_its_end(monkeypatch):

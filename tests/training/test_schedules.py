@@ -50,14 +50,11 @@ def test_long_run_decays_in_single_steps():
 
 
 def test_without_warmup_the_first_rate_is_the_peak():
+    """A power shapes the decay."""
     settings = {"num_warmup_steps": 0, "learning_rate": 0.5}
     assert rate_at(0, 8, **settings) == 0.5
     assert rate_at(2, 8, **settings) == 0.375
-
-
-def test_power_shapes_the_decay():
-    settings = {"num_warmup_steps": 0, "learning_rate": 1.0, "poly_power": 2.0}
-    assert rate_at(1, 4, **settings) == 0.5625
+    assert rate_at(2, 8, **settings, poly_power=2.0) == 0.28125
 
 
 def test_rate_stays_at_its_peak_until_the_last_steps():
@@ -130,7 +127,7 @@ def advice(batch_size, steps=125_000, **settings):
     )
 
 
-def test_the_papers_rate_at_batch_size_512_gives_a_warning():
+def test_a_rate_above_twice_the_papers_gives_a_warning():
     """sqrt(4096 / 512) is 2.83; see issue 29 of google-research/albert."""
     line, warning = advice(512)
     assert "0.00176 after 3125" in line
@@ -138,11 +135,9 @@ def test_the_papers_rate_at_batch_size_512_gives_a_warning():
     assert "learning_rate is 2.83 times that of the paper" in warning
     assert "--learning_rate=0.000622" in warning
     assert "num_warmup_steps is" not in warning
-
-
-def test_the_log_describes_a_decay_at_the_end():
+    assert "decaying" not in line
     assert "decaying in the last 600" in advice(512, num_decay_steps=600)[0]
-    assert "decaying" not in advice(512)[0]
+    assert "2.1 times" in advice(4096, learning_rate=2.1 * 0.00176)[1]
 
 
 def test_the_batch_size_of_packed_rows_counts_examples():
@@ -151,10 +146,6 @@ def test_the_batch_size_of_packed_rows_counts_examples():
     line, warning = describe_learning_rate(config, examples_per_row=8.0)
     assert "for a batch of 4096 examples: 0.00176 after 3125" in line
     assert warning == ""
-
-
-def test_a_rate_slightly_above_twice_the_papers_gives_a_warning():
-    assert "2.1 times" in advice(4096, learning_rate=2.1 * 0.00176)[1]
 
 
 def test_a_short_warmup_gives_a_warning():

@@ -23,6 +23,17 @@ STEP_S, COMPILE_S = 0.01, 0.5
 LEARNING_RATE = 0.25
 
 
+def make_trainer(config, data=None, strategy=None, **others):
+    objective = Pretraining(config)
+    return Trainer(
+        config,
+        objective,
+        data or objective.find_training_data(),
+        strategy or tf.distribute.OneDeviceStrategy("CPU:0"),
+        **others,
+    )
+
+
 def do_nothing(batches, totals, num_steps, settings):
     """Takes the place of the training program."""
     times = tf.zeros((int(num_steps), 3), tf.float64)
@@ -34,15 +45,8 @@ def do_nothing(batches, totals, num_steps, settings):
 def test_the_first_calls_of_a_program_are_short(tmp_path, monkeypatch):
     """One step compiles; some tell the usual time. The program only sleeps."""
     config = tiny_run.make_synthetic_config(tmp_path)
-    objective = Pretraining(config)
     limits = Limits()
-    trainer = Trainer(
-        config,
-        objective,
-        objective.find_training_data(),
-        tf.distribute.OneDeviceStrategy("CPU:0"),
-        watchdog=limits,
-    )
+    trainer = make_trainer(config, watchdog=limits)
     calls = []
 
     def sleep(batches, totals, num_steps, settings):
@@ -71,16 +75,10 @@ def test_the_lowest_loss_is_forgotten_where_other_records_begin(
 ):
     """The program here does nothing. Other records begin at step 4."""
     config = tiny_run.make_synthetic_config(tmp_path)
-    trainer = Trainer(
+    phases = ((0, "one"), (4, "two"))
+    trainer = make_trainer(
         config,
-        Pretraining(config),
-        TrainingData(
-            (
-                Phase(0, "one", synthetic.RECORDS),
-                Phase(4, "two", synthetic.RECORDS),
-            )
-        ),
-        tf.distribute.OneDeviceStrategy("CPU:0"),
+        TrainingData(tuple(Phase(*p, synthetic.RECORDS) for p in phases)),
     )
     monkeypatch.setattr(trainer, "_train_steps", do_nothing)
     position = trainer.position
@@ -100,13 +98,7 @@ def test_a_rollback_scales_the_learning_rate_from_its_step_on(
     config = tiny_run.make_synthetic_config(
         tmp_path, rollback_learning_rate_scale=0.5
     )
-    objective = Pretraining(config)
-    trainer = Trainer(
-        config,
-        objective,
-        objective.find_training_data(),
-        tf.distribute.OneDeviceStrategy("CPU:0"),
-    )
+    trainer = make_trainer(config)
     monkeypatch.setattr(trainer, "_train_steps", do_nothing)
     scale = trainer.state.learning_rate_scale
     trainer.advance(2)
@@ -121,13 +113,7 @@ def test_a_rollback_scales_the_learning_rate_from_its_step_on(
 def test_the_time_of_a_failed_call_is_measured(tmp_path, monkeypatch):
     """Recovery counts it as lost."""
     config = tiny_run.make_synthetic_config(tmp_path)
-    objective = Pretraining(config)
-    trainer = Trainer(
-        config,
-        objective,
-        objective.find_training_data(),
-        tf.distribute.OneDeviceStrategy("CPU:0"),
-    )
+    trainer = make_trainer(config)
 
     def fail(*_):
         time.sleep(STEP_S)
@@ -148,10 +134,7 @@ def test_initial_weights_are_sent_to_the_first_replica_only(
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
     monkeypatch.setattr(Replicas, "copy_from_first", lambda self: None)
     config = tiny_run.make_synthetic_config(tmp_path)
-    objective = Pretraining(config)
-    trainer = Trainer(
-        config, objective, objective.find_training_data(), strategy
-    )
+    trainer = make_trainer(config, strategy=strategy)
     of_replicas = [
         strategy.experimental_local_results(variable.value)
         for variable in trainer.state.model.trainable_variables
