@@ -115,6 +115,7 @@ class Cloud:
         (self.path / "new_states").write_text(" ".join(states))
         (self.path / "plan").write_text("\n".join(plan) + "\n")
         (self.path / "num_hosts").write_text(str(num_hosts))
+        Metadata.addresses = ("10.0.0.2", "10.0.0.3")[:num_hosts]
 
     def launch(self, *words, settings=SETTINGS, **environment):
         return subprocess.run(
@@ -135,6 +136,12 @@ class Cloud:
         return self.launch(
             "run", "--poll_s=0", "--grace_s=1", *settings, "--", *TRAINING
         )
+
+    def complete(self, *settings):
+        """`run`, which must succeed."""
+        done = self.run(*settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
 
     def succeed(self, *commands):
         """Runs commands; `start` with flags of training."""

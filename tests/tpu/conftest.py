@@ -21,7 +21,6 @@ def repository(tmp_path_factory):
 @pytest.fixture
 def cloud(tmp_path, repository):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
-        Metadata.addresses = ("10.0.0.2",)
         Metadata.preempted = "FALSE"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         made = Cloud(tmp_path, server.server_address[1], repository)

@@ -190,8 +190,7 @@ def test_a_flag_file_has_the_slice_and_the_flags_of_its_compiler(
 def test_one_host_trains_until_all_steps_are_done(cloud):
     cloud.repository = ROOT
     cloud.set_up(["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
-    done = cloud.run("--log_dir=gs://bucket/logs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = cloud.complete("--log_dir=gs://bucket/logs")
     assert "request: PROVISIONING" in done.stdout
     assert "training is done; charged until: " in done.stdout
     assert cloud.verbs() == ["create"]
@@ -207,8 +206,7 @@ def test_a_failed_delete_is_retried(cloud, failures):
     """A slice that remains is charged. "late" fails after the deletion."""
     cloud.set_up(plan=["0"])
     (cloud.path / "failing_deletes").write_text("\n".join(failures))
-    done = cloud.run("--delete_when_done=true")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = cloud.complete("--delete_when_done=true")
     assert "training is done" in done.stdout
     assert done.stdout.count("STILL CHARGED") == failures.count("refused")
     tries = len(failures) + failures.count("refused") // 4
@@ -350,8 +348,7 @@ def test_each_part_of_the_log_is_copied_once_it_is_full(cloud):
     """Two starts on one host continue the same parts of 64 bytes."""
     cloud.environment["ALBERT_TPU_LOG_PART_BYTES"] = "64"
     cloud.set_up(plan=["143", "0"])
-    done = cloud.run("--log_dir=gs://bucket/logs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    cloud.complete("--log_dir=gs://bucket/logs")
     log = cloud.path / "host-0" / "albert_tf_state" / "train.log"
     assert cloud.copied_log() == log.read_text()
     uploads = [
@@ -390,7 +387,7 @@ def test_the_log_is_copied_once_the_bucket_permits_it(cloud):
 
 def test_training_with_other_flags_is_detected(cloud):
     cloud.set_up(plan=["0", "0"])
-    assert cloud.run().returncode == 0
+    cloud.complete()
     others = ["--poll_s=0", "--", *TRAINING, "--seed=2"]
     for done in (
         cloud.launch("run", *others),

@@ -18,12 +18,10 @@ pytestmark = pytest.mark.slow
 
 def test_every_host_of_a_slice_runs_a_server(cloud):
     cloud.set_up(num_hosts=2)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
     settings = cloud.path / "tpu-env"
     settings.write_text("TPU_OF_IMAGE='set by it'\n")
     cloud.environment["ALBERT_TPU_ENV_FILE"] = str(settings)
-    done = cloud.run("--delete_when_done=true")
-    assert done.returncode == 0, done.stdout + done.stderr
+    cloud.complete("--delete_when_done=true")
     port = cloud.environment["ALBERT_TPU_PORT"]
     ((library, arguments),) = cloud.trained()
     assert library == "0"  # the servers have the TPU
@@ -39,41 +37,30 @@ def test_every_host_of_a_slice_runs_a_server(cloud):
 
 
 @pytest.mark.parametrize(
-    ("num_hosts", "given"), [(1, "--xla_a=1"), (2, "--xla_a=1 --b='2 3'")]
+    ("num_hosts", "given"),
+    [(1, "--xla_a=1"), (2, "--xla_a=1 --b='2 3'"), (2, "")],
 )
 def test_servers_and_trainer_get_the_compiler_flags(cloud, num_hosts, given):
-    use_image_with_compiler_flags(cloud, num_hosts)
-    done = cloud.run(f"--libtpu_init_args={given}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (cloud.path / "compiler_flags").read_text() == f"{given}\n"
-    assert flags_of_servers(cloud) == ([given] * 2 if num_hosts > 1 else [])
-
-
-def test_by_default_servers_get_the_compiler_flags_of_the_image(cloud):
-    use_image_with_compiler_flags(cloud, num_hosts=2)
-    assert cloud.run().returncode == 0
-    assert flags_of_servers(cloud) == ["--of_image"] * 2
-
-
-def use_image_with_compiler_flags(cloud, num_hosts):
+    """By default, servers get those of the image."""
     cloud.set_up(num_hosts=num_hosts)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")[:num_hosts]
     settings = cloud.path / "tpu-env"
     settings.write_text("LIBTPU_INIT_ARGS=--of_image\n")
     cloud.environment["ALBERT_TPU_ENV_FILE"] = str(settings)
-
-
-def flags_of_servers(cloud):
-    path = cloud.path / "served"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [dict(ast.literal_eval(x))["LIBTPU_INIT_ARGS"] for x in lines]
+    cloud.complete(*[f"--libtpu_init_args={given}"] * bool(given))
+    if given:
+        flags = (cloud.path / "compiler_flags").read_text()
+        assert flags == f"{given}\n"
+    served = cloud.path / "served"
+    assert served.exists() == (num_hosts > 1)
+    for line in served.read_text().splitlines() if num_hosts > 1 else ():
+        environment = dict(ast.literal_eval(line))
+        assert environment["LIBTPU_INIT_ARGS"] == (given or "--of_image")
 
 
 def test_a_server_that_ignores_sigterm_is_replaced(cloud):
     """After its first client, start_grpc_tpu_worker ignores SIGTERM."""
     cloud.environment["ALBERT_TPU_SERVER_GRACE_S"] = "1"
     cloud.set_up(plan=["1", "0"], num_hosts=2)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
     cloud.succeed("create", "setup", "start")
     pid_file = cloud.path / "host-0" / "albert_tf_state" / "server.pid"
     first = int(pid_file.read_text())
@@ -87,7 +74,6 @@ def test_a_server_that_ignores_sigterm_is_replaced(cloud):
 def test_the_server_of_a_host_gets_sigterm_at_a_notice(cloud):
     """TensorFlow's server then asks the run of the slice to stop."""
     cloud.set_up(num_hosts=2)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
     cloud.succeed("create", "setup", "start")
     received = [cloud.path / f"host-{host}" / "sigterm" for host in range(2)]
     assert not any(path.exists() for path in received)
@@ -102,7 +88,6 @@ def test_the_server_of_a_host_gets_sigterm_at_a_notice(cloud):
 def test_training_starts_after_the_end_of_a_notice(cloud, num_hosts):
     """It would get the same notice at once, and its server, too."""
     cloud.set_up(num_hosts=num_hosts)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")[:num_hosts]
     cloud.succeed("create", "setup")
     Metadata.preempted = "TRUE"
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -125,7 +110,6 @@ def test_a_notice_that_stays_delays_training_only(cloud):
 def test_a_training_slice_keeps_its_servers_and_modules(cloud):
     """Only host 0 knows that training is running."""
     cloud.set_up(plan=["wait"], num_hosts=2)
-    Metadata.addresses = ("10.0.0.2", "10.0.0.3")
     cloud.succeed("create", "setup", "start")
     module = cloud.path / "host-1" / "albert_tf" / "of-the-program-that-runs"
     module.touch()
