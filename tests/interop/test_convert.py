@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -30,8 +27,6 @@ from tests.helpers.conversion import (
 )
 from tests.helpers.small_builds import read_files
 from tests.helpers.tiny_albert import TINY, random_weights
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -93,29 +88,21 @@ def test_a_converted_run_cannot_be_resumed(tmp_path, run_dir, tiny_records):
     assert read_files(tmp_path / "run") == before
 
 
-@pytest.mark.slow
-def test_the_command_prints_a_summary(tmp_path, google_albert_dir):
-    command = [sys.executable, "-m", "albert_tf.convert_checkpoint"]
-    command += [f"--from={google_albert_dir}", f"--to={tmp_path / 'run'}"]
-    done = subprocess.run(
-        [*command, "--verify"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_command_prints_a_summary(tmp_path, google_albert_dir, capsys):
+    converted(google_albert_dir, tmp_path / "run", verify=True)
+    printed = capsys.readouterr().out
     # E=4, H=6, I=10, V=30000, 9 positions; a block has 4 square products, two
     # LayerNorms and the feed-forward layer; there are 2 x 2 of them.
     block = 4 * (6 * 6 + 6) + 2 * 2 * 6 + (6 * 10 + 10) + (10 * 6 + 6)
     embeddings = (30000 + 2 + 9) * 4 + 2 * 4 + (4 * 6 + 6)
     heads = (6 * 4 + 4) + 2 * 4 + 30000 + (6 * 6 + 6) + (2 * 6 + 2)
-    assert f"{embeddings + 4 * block + heads:,} parameters" in done.stdout
-    assert "step                900" in done.stdout
-    assert "moments             of 80 variables" in done.stdout
-    assert f"{google_albert_dir / 'model.ckpt-best'} (published)" in done.stdout
-    assert "all 240 arrays are equal, bit for bit" in done.stdout
-
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 1
-    error = again.stderr.splitlines()[-1]
-    assert error.startswith("error: --to must be new, or an empty directory.")
+    assert f"{embeddings + 4 * block + heads:,} parameters" in printed
+    assert "step                900" in printed
+    assert "moments             of 80 variables" in printed
+    assert f"{google_albert_dir / 'model.ckpt-best'} (published)" in printed
+    assert "all 240 arrays are equal, bit for bit" in printed
+    with pytest.raises(UserError, match="--to must be new, or an empty dir"):
+        converted(google_albert_dir, tmp_path / "run")
 
 
 def test_missing_and_contradictory_settings_are_refused(
