@@ -1,7 +1,6 @@
 """Parsing of examples, compared with TensorFlow's parser."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
@@ -53,33 +52,6 @@ def test_parsing_reverses_serializing():
     assert not parsed.faults
     for name, values in features.items():
         np.testing.assert_array_equal(parsed.features[name], values)
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"label": None}, "label missing"),
-        ({"more": [1]}, "more in addition"),
-        ({"ids": [1, 2]}, "hold 5 values of type int64. Received: 2 values"),
-        ({"weights": [1.0] * 4}, "values of type float32. Received: 4 values"),
-        ({"weights": [1, 0, 0]}, "Received: 3 values of type int64"),
-        ({"label": [0.0]}, "Received: 1 values of type float32"),
-        ({"label": [b"0"]}, "Received: 1 values of type bytes"),
-    ],
-)
-def test_difference_from_the_declaration_is_named(changes, fault):
-    """The messages around it are parsed."""
-    features = {
-        name: values
-        for name, values in (INTACT | changes).items()
-        if values is not None
-    }
-    intact = make_example(**INTACT)
-    parsed = parse(intact, make_example(**features), intact)
-    assert list(parsed.faults) == [1]
-    assert fault in parsed.faults[1]
-    assert parsed.rows.tolist() == [0, 2]
-    assert parsed.features["ids"].tolist() == [INTACT["ids"]] * 2
 
 
 def test_damaged_messages_are_parsed_as_tensorflow_parses_them():

@@ -74,32 +74,6 @@ def test_record_equals_one_written_by_hand():
     assert counts == {"documents": 1, "examples": 1, "pieces": 8, "label": 1}
 
 
-def test_without_sentence_objective_there_is_one_separator():
-    (example,), _ = make(
-        [make_examples(([20, 18, 21], []))],
-        masking="dynamic",
-        sentence_objective="none",
-    )
-    assert example["input_ids"] == [CLS_ID, 20, 18, 21, SEP_ID] + [0] * 7
-    assert example["input_mask"] == [1] * 5 + [0] * 7
-    assert example["segment_ids"] == [0] * 12
-    assert example["token_boundary"] == [1, 1, 0, 1, 1] + [0] * 7
-
-
-def test_static_records_are_masked_and_counted():
-    """15 % of 7 tokens and 3 special tokens is 1.5, rounded to 2."""
-    examples, counts = make([random_examples(400)])
-    masks = {tuple(e["masked_lm_positions"]) for e in examples}
-    assert len(masks) > 10
-    assert counts["masked"] == sum(
-        sum(e["masked_lm_weights"]) for e in examples
-    )
-    # Complete words do not always add up to 2 tokens.
-    assert 600 < counts["masked"] <= 800
-    assert counts["pieces"] == 4000
-    assert counts["documents"] == 2
-
-
 def test_sizes_of_the_parts_have_no_influence():
     """600 examples at once, and in parts of several sizes."""
     unmasked = random_examples(600, labels=[0, 1, 1] * 200)

@@ -194,24 +194,6 @@ def test_a_sentence_longer_than_a_window_stays_complete():
         assert break_sentences([" ".join(sentences)], BREAKING) == sentences
 
 
-@pytest.mark.parametrize(("breaker", "is_new"), [("none", 0), ("sentencex", 1)])
-def test_digests_of_builds_depend_on_the_windows(breaker, is_new):
-    """Records and vocabularies of other sentences are not up to date."""
-
-    def digests():
-        settings = {"sentence_breaker": breaker}
-        tokenizer = unittest.mock.Mock(sha256="0")
-        return (
-            builder._digest_inputs(RecordsConfig(**settings), tokenizer, []),
-            vocabulary._describe(TokenizerConfig(**settings), []),
-        )
-
-    before = digests()
-    with unittest.mock.patch(WINDOW, 3):
-        after = digests()
-    assert [a != b for a, b in zip(before, after, strict=True)] == [is_new] * 2
-
-
 def ends_of(sentences):
     """Number of letters up to the end of each sentence."""
     ends, count = set(), 0

@@ -1,6 +1,3 @@
-import os
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -10,12 +7,9 @@ from data_prep.builder.examples import (
     token_dtype,
 )
 from data_prep.builder.shuffle import (
-    count_earlier_equals,
     is_complete,
-    read_counts,
     read_headers,
     read_shard,
-    rekey_duplicates,
     write_spill,
 )
 
@@ -73,22 +67,6 @@ def read_all(paths, **settings):
     ]
 
 
-def test_short_examples_are_taken_without_python_objects_for_each():
-    """Results and indices have 60 bytes for each example; a view of an array
-    alone has more than 100."""
-    examples = make_examples(200_000)
-    order = np.random.default_rng(1).permutation(200_000)
-    tracemalloc.start()
-    taken = examples.take(order)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak / 200_000 < 120
-    lengths = taken.lengths
-    expected = np.repeat(order, lengths).astype(DTYPE)
-    np.testing.assert_array_equal(taken.tokens, expected)
-    np.testing.assert_array_equal(lengths, examples.lengths[order])
-
-
 def test_shard_has_its_examples_sorted_by_key(tmp_path):
     examples = make_examples(100)
     shards = read_all(spill(tmp_path / "a", examples, [20, 1, 37]))
@@ -134,49 +112,10 @@ def test_examples_of_equal_keys_are_in_one_range(tmp_path):
     ] == [40]
 
 
-def test_spill_file_has_the_number_of_examples_per_shard(tmp_path):
-    examples = make_examples(30)
-    (path, _) = spill(tmp_path / "a", examples, [30])
-    expected = np.bincount(shards_of(examples), minlength=NUM_SHARDS)
-    np.testing.assert_array_equal(read_counts(path, NUM_SHARDS), expected)
-    assert expected.sum() == 30
-
-
-def test_spill_file_of_another_size_is_not_complete(tmp_path):
-    (path, _) = spill(tmp_path / "a", make_examples(30), [30])
-    assert is_complete(path, NUM_SHARDS, DTYPE)
-    size = os.path.getsize(path)
-    # 11 bytes are less than the counts of one shard.
-    for wrong in (size + 1, size - 1, 11, 0):
-        os.truncate(path, wrong)
-        assert not is_complete(path, NUM_SHARDS, DTYPE)
-    os.truncate(path, size)  # zeros
-    assert not is_complete(path, NUM_SHARDS, DTYPE)
-    os.remove(path)
-    assert not is_complete(path, NUM_SHARDS, DTYPE)
-
-
 def test_spill_file_may_be_empty(tmp_path):
     paths = spill(tmp_path / "a", make_examples(0), [])
     assert is_complete(paths[0], NUM_SHARDS, DTYPE)
     assert read_all(paths) == [[], [], []]
-
-
-def test_equal_examples_have_equal_key_and_document():
-    headers = np.zeros(7, HEADER)
-    headers["key"] = [1, 1, 1, 1, 2, 5, 5]
-    headers["document"] = [3, 3, 3, 4, 4, 0, 0]
-    assert count_earlier_equals(headers).tolist() == [0, 1, 2, 0, 0, 0, 1]
-
-
-def test_duplicates_get_other_keys():
-    """Each occurrence gets another key."""
-    examples = make_examples(4)
-    examples.headers["key"] = 77
-    moved = rekey_duplicates(examples, np.array([1, 2, 3, 3])).headers["key"]
-    assert len({77, *moved.tolist()}) == 4
-    assert moved[2] == moved[3]
-    assert (examples.headers["key"] == 77).all()
 
 
 def test_ids_of_large_vocabularies_fit_the_type_of_tokens():
