@@ -90,33 +90,34 @@ def test_a_dataset_of_another_task_is_refused_with_its_features(store):
         read_examples(TaskConfig(task="qnli", **where), "dev")
 
 
-def test_numbered_classes_keep_their_numbers(store):
-    where = store(
-        "mrpc_like",
-        glue_features(
-            ["not_equivalent", "equivalent"], "sentence1", "sentence2"
-        ),
-        train=[
-            {"sentence1": "A", "sentence2": "B", "label": 1, "idx": 0},
-            {"sentence1": "C", "sentence2": "D", "label": 0, "idx": 1},
-        ],
-    )
-    examples = read_examples(TaskConfig(task="mrpc", **where), "train").examples
-    assert examples == [("0", "A", "B", 1), ("1", "C", "D", 0)]
+@pytest.mark.parametrize(
+    ("task", "names", "labels", "expected"),
+    [
+        # Numbered classes keep their numbers.
+        ("mrpc", ["not_equivalent", "equivalent"], ("0", "1"), [0, 1]),
+        # Labels of one's own are the names of the classes.
+        ("classification", ["red", "blue"], ("blue", "red"), [1, 0]),
+    ],
+)
+def test_labels_are_numbers_or_names(task, names, labels, expected, store):
+    texts = ("sentence1", "sentence2") if task == "mrpc" else ("text",)
+    rows = [
+        {**dict.fromkeys(texts, f"A{label}"), "label": label, "idx": label}
+        for label in (0, 1)
+    ]
+    where = store(f"{task}_like", glue_features(names, *texts), train=rows)
+    found = read_examples(TaskConfig(task=task, **where), "train")
+    assert found.task.labels == labels
+    pairs = ["A0", "A1"] if task == "mrpc" else [None, None]
+    assert found.examples == [
+        (str(i), f"A{i}", pairs[i], expected[i]) for i in (0, 1)
+    ]
 
 
-def test_labels_of_ones_own_are_the_names_of_the_classes(store):
-    where = store(
-        "own",
-        glue_features(["red", "blue"], "text"),
-        train=[
-            {"text": "A", "label": 0, "idx": 0},
-            {"text": "B", "label": 1, "idx": 1},
-        ],
-    )
-    found = read_examples(TaskConfig(task="classification", **where), "train")
-    assert found.task.labels == ("blue", "red")
-    assert [example.label for example in found.examples] == [1, 0]
+COLOURS = [
+    {"text": "A", "label": 0, "idx": 0},
+    {"text": "B", "label": 1, "idx": 1},
+]
 
 
 @pytest.mark.parametrize(
@@ -131,12 +132,10 @@ def test_a_task_of_ones_own_has_the_splits_of_its_dataset(
     split, training, predicted, store
 ):
     """Those for evaluation are called validation and test."""
-    rows = [
-        {"text": "A", "label": 0, "idx": 0},
-        {"text": "B", "label": 1, "idx": 1},
-    ]
-    features = glue_features(["red", "blue"], "text")
-    where = store(f"own_{split}", features, train=rows, **{split: rows})
+    splits = {"train": COLOURS, split: COLOURS}
+    where = store(
+        f"own_{split}", glue_features(["red", "blue"], "text"), **splits
+    )
     config = FinetuningConfig().replace(task="classification", **where)
     task = find_task(config.task)
 
@@ -149,17 +148,16 @@ def test_several_runs_that_predict_need_a_dataset_for_validation(
     store, tmp_path
 ):
     """A --dev_file cannot be added to a dataset."""
-    rows = [
-        {"text": "A", "label": 0, "idx": 0},
-        {"text": "B", "label": 1, "idx": 1},
-    ]
-    features = glue_features(["red", "blue"], "text")
     config = FinetuningConfig().replace(
         task="classification",
         num_runs=2,
         mode="train_and_predict",
         output_dir=str(tmp_path),
-        **store("own_train", features, train=rows),
+        **store(
+            "own_train",
+            glue_features(["red", "blue"], "text"),
+            train=COLOURS,
+        ),
     )
     with pytest.raises(
         UserError, match="files instead of --tfds, with a --dev"

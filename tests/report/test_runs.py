@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 
@@ -26,14 +24,6 @@ def test_a_spike_of_one_step_in_a_hundred_thousand_is_kept():
     mean = values[:1000].mean()
     assert smoothed[0].tolist() == pytest.approx([499.5, mean])
     assert curve.mean == pytest.approx(values.mean(), rel=1e-12)
-
-
-def test_few_points_are_all_drawn():
-    curve = Curve()
-    points = [(10 * step, math.sin(step)) for step in range(1200)]
-    for point in points:
-        curve.add(*point)
-    np.testing.assert_array_equal(curve.extremes(), points)
 
 
 def test_smoothing_removes_noise_and_keeps_a_steep_start():

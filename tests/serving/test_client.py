@@ -71,8 +71,19 @@ def serve_grpc(model):
 
 
 @contextlib.contextmanager
+def serve_http(handler):
+    """A web server; yields its URL."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
 def serve_rest(model):
-    """The methods predict and metadata of the REST API; yields its URL."""
+    """The methods predict and metadata of the REST API."""
 
     def listed(values):
         if isinstance(values, list):
@@ -115,13 +126,7 @@ def serve_rest(model):
         def log_message(self, *_):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    return serve_http(Handler)
 
 
 SERVE = {"grpc": serve_grpc, "rest": serve_rest}
@@ -289,19 +294,14 @@ class SomethingElse(http.server.BaseHTTPRequestHandler):
 
 def test_an_answer_of_another_protocol_is_refused(grpc_server):
     """The gRPC port, a web server, and a URL without a port number."""
-    server = http.server.HTTPServer(("127.0.0.1", 0), SomethingElse)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    for url in (
-        grpc_server.replace("grpc://", "http://"),
-        f"http://127.0.0.1:{server.server_port}",
-        "http://127.0.0.1:port",
-    ):
-        with pytest.raises(UserError, match=r"http://127.* must answer"):
-            connect(url, "albert").predict("encode_text", {"text": ["a"]})
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serve_http(SomethingElse) as web_server:
+        for url in (
+            grpc_server.replace("grpc://", "http://"),
+            web_server,
+            "http://127.0.0.1:port",
+        ):
+            with pytest.raises(UserError, match=r"http://127.* must answer"):
+                connect(url, "albert").predict("encode_text", {"text": ["a"]})
 
 
 def test_rest_needs_no_tensorflow():
