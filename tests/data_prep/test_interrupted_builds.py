@@ -1,108 +1,22 @@
 import contextlib
 import dataclasses
-import glob
 import json
 import os
 import pathlib
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import unicodedata
 
 import pytest
 
 from albert_tf.errors import UserError
-from albert_tf.io.files import PARTIAL_SUFFIX
 from data_prep import build_tfrecords
 from data_prep.builder import build as builder
 from data_prep.builder import directory
 from data_prep.builder.directory import SCRATCH_DIR
 from data_prep.builder.examples import TRAIN
-from tests.data_prep.test_processes import is_running
 from tests.helpers.small_builds import build, make_config, read_files
-
-
-def as_flags(config):
-    """Returns the flags of a configuration."""
-    return [
-        f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
-        for name, value in dataclasses.asdict(config).items()
-        if value not in ((), "")
-    ]
-
-
-def start_build(config):
-    return subprocess.Popen(
-        [sys.executable, "-m", "data_prep.build_tfrecords", *as_flags(config)],
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def kill_with_workers(process):
-    """Kills a build, and waits for the end of its worker processes."""
-    process.send_signal(signal.SIGSTOP)  # so that it starts no more workers
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    workers = [int(pid) for pid in children.read_text().split()]
-    process.kill()
-    process.wait()
-    while any(is_running(worker) for worker in workers):
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_build_killed_at_random_moments_gives_the_same_records(
-    built, text_file, tmp_path
-):
-    """Kills the build until it finishes; finished work is not repeated.
-
-    A build is killed shortly after it has written up to two more files, so
-    that a fast machine does not finish first. On a busy machine the kill may
-    come too late, and then the test starts over.
-    """
-    out = tmp_path / "out"
-    config = make_config(out, text_file, num_workers=2)
-    rng = random.Random(0)
-
-    def complete_files():
-        found = {}
-        # Not pathlib, which fails if a directory is removed meanwhile.
-        # Not the note of a shard: it is written before the shard is renamed,
-        # and again if the build is killed between the two.
-        for pattern in (f"{SCRATCH_DIR}/**/*.spill", "*/*.tfrecord"):
-            for path in glob.glob(f"{out}/{pattern}", recursive=True):
-                with contextlib.suppress(FileNotFoundError):  # removed
-                    if not path.endswith(PARTIAL_SUFFIX):
-                        found[path] = os.stat(path).st_mtime_ns
-        return found
-
-    written: dict[str, int] = {}
-    kills = 0
-    while True:
-        process = start_build(config)
-        target = len(written) + rng.randint(0, 2)
-        while process.poll() is None and len(complete_files()) < target:
-            time.sleep(0.001)
-        time.sleep(0.02 * kills * rng.random())
-        if process.poll() is not None:
-            assert process.returncode == 0
-            assert tree_of(out) == tree_of(built)
-            if kills > 2:
-                return
-            shutil.rmtree(out)
-            written = {}
-            continue
-        kill_with_workers(process)
-        kills += 1
-        if (out / TRAIN / "metadata.json").exists():
-            continue  # killed while scratch was being removed
-        for path, when in written.items():
-            # Complete files are not changed.
-            assert os.stat(path).st_mtime_ns == when, path
-        written = complete_files()
 
 
 def tree_of(directory):
@@ -204,11 +118,11 @@ def test_users_have_their_own_scratch_directories_for_remote_records(
     monkeypatch,
 ):
     config = make_config("gs://bucket/records")
-    parents = []
+    parents = set()
     for user in (1000, 1001):
         monkeypatch.setattr(os, "getuid", lambda user=user: user)
-        parents.append(directory._find_parent(config))
-    assert parents[0] != parents[1]
+        parents.add(directory._find_parent(config))
+    assert len(parents) == 2
 
 
 def test_no_build_continues_from_scratch_files_that_were_being_removed(
@@ -306,7 +220,7 @@ def test_finished_shards_are_not_written_again(
     assert read_files(tmp_path / "out") == read_files(other)
 
 
-@pytest.mark.parametrize("size", [0, 0.3, 0.9])
+@pytest.mark.parametrize("size", [0, 0.9])
 def test_spill_files_of_the_wrong_size_are_written_again(
     documents, tmp_path, monkeypatch, size
 ):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from albert_tf.config import MaskingConfig, SequenceConfig
+from albert_tf.errors import UserError
 from albert_tf.records.features import PACKED_FEATURES, read_metadata
 from albert_tf.records.masking import mask_batch
 from data_prep.builder.examples import EVAL, TRAIN
@@ -329,46 +330,19 @@ def test_packed_records_are_nearly_full_rows_of_the_same_examples(
     assert read_files(packed / EVAL) == read_files(built / EVAL)
 
 
-def test_workers_have_no_influence_on_packed_records(packed, text, tmp_path):
-    other = build(tmp_path / "out", text, num_workers=2, **PACKED)
-    assert read_files(other) == read_files(packed)
-
-
 def test_a_build_replaces_one_of_another_packing(packed, text, tmp_path):
-    """A packed build replaces an unpacked one, and the reverse. Repeating the
-    packed build writes nothing."""
+    """A packed build replaces an unpacked one, and the reverse; its workers
+    have no influence. Repeating the packed build writes nothing."""
     out = build(tmp_path / "out", text, max_examples_per_row=2)
     unpacked = read_files(out)
-    build(out, text, overwrite=True, **PACKED)
+    message = "Different: packing was none and is best_fit.*--overwrite"
+    with pytest.raises(UserError, match=message):
+        build(out, text, **PACKED)
+    assert read_files(out) == unpacked
+    build(out, text, overwrite=True, num_workers=2, **PACKED)
     assert read_files(out) == read_files(packed)
     written = {p: p.stat().st_mtime_ns for p in out.rglob("*.tfrecord")}
     build(out, text, **PACKED)
     assert written == {p: p.stat().st_mtime_ns for p in written}
     build(out, text, overwrite=True)
     assert read_files(out) == unpacked
-
-
-def test_the_reader_of_google_research_refuses_packed_records(packed, built):
-    """`name_to_features` of its run_pretraining.py, with P slots for masked
-    tokens and with the slots of a packed row."""
-    length, predictions = small_builds.LENGTH, small_builds.PREDICTIONS
-
-    def read(directory, max_predictions_per_seq):
-        names = ("input_ids", "input_mask", "segment_ids", "token_boundary")
-        spec = {n: tf.io.FixedLenFeature([length], tf.int64) for n in names}
-        for name, dtype in (
-            ("masked_lm_positions", tf.int64),
-            ("masked_lm_ids", tf.int64),
-            ("masked_lm_weights", tf.float32),
-        ):
-            spec[name] = tf.io.FixedLenFeature([max_predictions_per_seq], dtype)
-        spec["next_sentence_labels"] = tf.io.FixedLenFeature([1], tf.int64)
-        (first, *_) = read_shards(directory / TRAIN).values()
-        return tf.io.parse_single_example(first[0], spec)
-
-    assert read(built, predictions)["next_sentence_labels"].shape == [1]
-    for num_slots in (predictions, predictions + 2):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match=r"next_sentence_labels|masked"
-        ):
-            read(packed, num_slots)

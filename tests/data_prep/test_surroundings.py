@@ -19,9 +19,6 @@ SIGNALS = signal.SIGHUP, signal.SIGINT
 # message. Without words, the build succeeds.
 ROWS = {
     "largest file": ("ulimit -f 1;", "{}/out", ["ulimit -f"]),
-    "a device": ("", "/dev/null/out", ["/dev/null/out", "is a file"]),
-    "no file system": ("", "/proc/out", ["/proc/out"]),
-    "a long name": ("", "{}/" + 300 * "n", ["shorter path"]),
     "a loop": ("ln -s loop {}/loop;", "{}/loop/out", ["symbolic links"]),
     "few open files": ("ulimit -n 14;", "{}/out", []),
     "no home": ("unset HOME;", "{}/out", []),
