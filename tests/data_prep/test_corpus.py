@@ -33,9 +33,12 @@ def read(paths, on_bad_utf8="error", **settings):
     checked, sizes = [], []
     corpus.check_and_digest(found, config, checked.append)
     skipped = collections.Counter()
-    documents = list(
-        corpus.read_documents(found, config, sizes.append, skipped)
-    )
+    try:
+        documents = list(
+            corpus.read_documents(found, config, sizes.append, skipped)
+        )
+    except UserError as error:
+        raise AssertionError("the first pass has not found it") from error
     assert sum(sizes) == sum(checked)
     return documents, skipped, sum(sizes)
 
@@ -170,37 +173,47 @@ def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
     assert skipped == {corpus.CUT_DOCUMENTS: 1}
 
 
-def test_error_for_bad_utf8_has_line_and_offset(tmp_path):
-    """The bad byte follows 3 bytes of the byte order mark, lines of 6 and 2
-    bytes, and 2 bytes of its own line."""
-    path = tmp_path / "latin1.txt"
-    path.write_bytes(b"\xef\xbb\xbfGood.\nA\nIl\xe9gal\nC\n")
-    with pytest.raises(
-        UserError,
-        match=r"latin1.txt must be UTF-8.*0xe9 in line 3, at byte offset 13",
-    ):
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(
+    ("content", "message", "replaced", "kept"),
+    [
+        # The bad byte follows 3 bytes of the byte order mark, lines of 6 and 2
+        # bytes, and 2 bytes of its own line.
+        (
+            b"\xef\xbb\xbfGood.\nA\nIl\xe9gal\nC\n",
+            "0xe9 in line 3, at byte offset 13",
+            ["Good.", "A", "Il\ufffdgal", "C"],
+            ["Good.", "A", "C"],
+        ),
+        # On the first line, the offset also counts the byte order mark.
+        (
+            b"\xef\xbb\xbfIl\xe9gal\nC",
+            "0xe9 in line 1, at byte offset 5",
+            ["Il\ufffdgal", "C"],
+            ["C"],
+        ),
+        # An incomplete character at the end of the file.
+        (b"A\n\xc3", "in line 2, at byte offset 2", ["A", "\ufffd"], ["A"]),
+        # CESU-8: two surrogates of three bytes encode U+1F600.
+        (
+            b"A\n\xed\xa0\xbd\xed\xb8\x80",
+            "0xed in line 2, at byte offset 2",
+            ["A", 6 * "\ufffd"],
+            ["A"],
+        ),
+    ],
+)
+def test_bad_utf8_is_named_replaced_or_its_line_skipped(
+    tmp_path, content, message, replaced, kept, compressed
+):
+    path = tmp_path / f"a.txt{'.gz' if compressed else ''}"
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    with pytest.raises(UserError, match=rf"a\.txt.* must be UTF-8.*{message}"):
         read([path])
-    assert path.read_bytes()[13] == 0xE9
-    path.write_bytes(b"\xef\xbb\xbfIl\xe9gal\n")
-    with pytest.raises(UserError, match=r"line 1, at byte offset 5"):
-        read([path])
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
-@pytest.mark.parametrize("end", [b"\xe9gal\n", b"\xc3"])
-def test_the_first_pass_finds_bad_utf8(tmp_path, name, end):
-    """Also an incomplete character at the end of the file."""
-    path = tmp_path / name
-    content = b'{"text": "Il"}\n' * 3 + end
-    path.write_bytes(gzip.compress(content) if ".gz" in name else content)
-    for on_bad_utf8 in ("skip", "replace", "error"):
-        config = CorpusConfig(input_file=(str(path),), on_bad_utf8=on_bad_utf8)
-        found = corpus.find_inputs(config)
-        if on_bad_utf8 == "error":
-            with pytest.raises(UserError, match=r"in line 4.*offset 45"):
-                corpus.check_and_digest(found, config, check_num_bytes)
-        elif name != "a.jsonl":
-            corpus.check_and_digest(found, config, check_num_bytes)
+    documents, skipped, _ = read([path], "replace")
+    assert (documents, skipped) == ([replaced], {})
+    documents, skipped, _ = read([path], "skip")
+    assert (documents, skipped) == ([kept], {sources.SKIPPED_LINES: 1})
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
@@ -212,15 +225,13 @@ def test_the_first_pass_finds_bad_utf8(tmp_path, name, end):
         ("utf-16-be", r"zero byte in line 1, at byte offset 0\..*iconv"),
     ],
 )
-def test_the_first_pass_finds_utf16(tmp_path, name, encoding, message):
+def test_utf16_is_refused(tmp_path, name, encoding, message):
     """Without a byte order mark, ASCII text is valid UTF-8."""
     path = tmp_path / name
     content = '{"text": "One a."}\n'.encode(encoding)
     path.write_bytes(gzip.compress(content) if ".gz" in name else content)
-    config = CorpusConfig(input_file=(str(path),), on_bad_utf8="skip")
-    found = corpus.find_inputs(config)
     with pytest.raises(UserError, match=message):
-        corpus.check_and_digest(found, config, check_num_bytes)
+        read([path], "skip")
 
 
 def test_a_zero_byte_is_refused_and_its_escape_in_json_is_text(tmp_path):
@@ -233,21 +244,6 @@ def test_a_zero_byte_is_refused_and_its_escape_in_json_is_text(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(r'{"text": "Two\u0000 b."}')
     assert read([path])[0] == [["Two\0 b."]]
-
-
-def check_num_bytes(num_bytes):
-    assert num_bytes >= 0
-
-
-def test_bad_utf8_is_replaced_or_its_line_skipped(tmp_path):
-    path = tmp_path / "latin1.txt"
-    path.write_bytes(b"A\nIl\xe9gal\n\xff\nC\n")
-    documents, skipped, _ = read([path], "replace")
-    assert documents == [["A", "Il\ufffdgal", "\ufffd", "C"]]
-    assert not skipped
-    documents, skipped, _ = read([path], "skip")
-    assert documents == [["A", "C"]]
-    assert skipped == {sources.SKIPPED_LINES: 2}
 
 
 def test_json_lines_are_documents(tmp_path):
@@ -288,28 +284,35 @@ def test_bad_json_is_refused(tmp_path, line, expected):
         read([path], "skip")
 
 
-def test_unpaired_surrogates_follow_on_bad_utf8(tmp_path):
-    """JSON encodes U+1F600 as a pair, and can encode half of a pair."""
+@pytest.mark.parametrize(
+    ("second", "message", "replaced", "kind"),
+    [
+        # JSON encodes U+1F600 as a pair, and can encode half of a pair.
+        (
+            rb"b \ud83d c",
+            r"line 2 of .*U\+D83D.*character 2",
+            "b \ufffd c",
+            sources.SKIPPED_TEXTS,
+        ),
+        (
+            b"Il\xe9gal",
+            r"0xe9 in line 2, at byte offset 39",
+            "Il\ufffdgal",
+            sources.SKIPPED_LINES,
+        ),
+    ],
+)
+def test_bad_text_in_json_lines_follows_on_bad_utf8(
+    tmp_path, second, message, replaced, kind
+):
     path = tmp_path / "a.jsonl"
-    lines = [r'{"text": "a \ud83d\ude00"}', r'{"text": "b \ud83d c"}']
-    path.write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"line 2 of .*U\+D83D.*character 2"):
+    lines = rb'{"text": "a \ud83d\ude00"}', b'{"text": "%b"}' % second
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(UserError, match=message):
         read([path])
-    assert read([path], "replace")[0] == [["a \U0001f600"], ["b \ufffd c"]]
+    assert read([path], "replace")[0] == [["a \U0001f600"], [replaced]]
     documents, skipped, _ = read([path], "skip")
-    assert documents == [["a \U0001f600"]]
-    assert skipped == {sources.SKIPPED_TEXTS: 1}
-
-
-def test_bad_bytes_in_json_lines_follow_on_bad_utf8(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "Il\xe9gal"}\n{"text": "b"}')
-    with pytest.raises(UserError, match=r"0xe9 in line 1, at byte offset 12"):
-        read([path])
-    assert read([path], "replace")[0] == [["Il\ufffdgal"], ["b"]]
-    documents, skipped, _ = read([path], "skip")
-    assert documents == [["b"]]
-    assert skipped == {sources.SKIPPED_LINES: 1}
+    assert (documents, skipped) == ([["a \U0001f600"]], {kind: 1})
 
 
 def test_inputs_are_sorted_and_unique(tmp_path):
@@ -351,7 +354,7 @@ def digest(*paths):
     config = CorpusConfig(input_file=tuple(map(str, paths)))
     return sorted(
         corpus.check_and_digest(
-            corpus.find_inputs(config), config, check_num_bytes
+            corpus.find_inputs(config), config, lambda num_bytes: None
         )
     )
 

@@ -7,7 +7,6 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from albert_tf.errors import UserError
 from data_prep.text.lines import read_blocks, read_lines
 
 BLOCK_BYTES = "data_prep.text.lines.BLOCK_BYTES"
@@ -117,10 +116,3 @@ def test_long_lines_are_cut_after_spaces(path):
 def test_byte_order_mark_is_removed(path):
     (line,) = read(path, b"\xef\xbb\xbfa \xef\xbb\xbf")
     assert line == (1, 3, b"a \xef\xbb\xbf")
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
-def test_utf16_is_refused(path, encoding):
-    content = "\ufeffabc" if encoding == "utf-16-be" else "abc"
-    with pytest.raises(UserError, match=r"a.txt must be UTF-8.*UTF-16.*iconv"):
-        read(path, content.encode(encoding))
