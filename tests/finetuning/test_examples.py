@@ -39,36 +39,62 @@ def read_own(task, path, split="train", before=None, **columns):
 
 # --- GLUE --------------------------------------------------------------------
 
+MRPC = "Quality | #1 ID | #2 ID | #1 String | #2 String"
+STSB = "index | source1 | source2 | sentence1 | sentence2 | score"
 
-def test_cola_has_a_header_only_in_its_test_file(tmp_path):
-    write(
-        tmp_path,
-        "train.tsv",
-        'gj04 | 1 |  | "Sue" is ill.',
-        "gj04 | 0 | * | Sue ill.",
-    )
-    write(tmp_path, "test.tsv", "index | sentence", "7 | Bo ran.")
-    train = read(tmp_path, "cola", "train").examples
-    assert train == [
-        ("0", '"Sue" is ill.', None, 1),
-        ("1", "Sue ill.", None, 0),
-    ]
-    assert read(tmp_path, "cola", "test").examples == [
-        ("7", "Bo ran.", None, None)
-    ]
+# Task, file, its lines, and the examples of its split.
+GLUE = [
+    # CoLA has a header only in its test file.
+    (
+        *("cola", "train.tsv", 'gj04 | 1 |  | "Sue" is ill.', "g | 0 | * | I."),
+        [("0", '"Sue" is ill.', None, 1), ("1", "I.", None, 0)],
+    ),
+    (
+        *("cola", "test.tsv", "index | sentence", "7 | Bo ran."),
+        [("7", "Bo ran.", None, None)],
+    ),
+    # Unclosed quotation marks and line separators of Unicode are characters.
+    (
+        *("sst2", "train.tsv", "sentence | label"),
+        *('a "bad film | 0', "good\u2028 \x85film  | 1"),
+        [
+            ("0", 'a "bad film', None, 0),
+            ("1", "good\u2028 \x85film ", None, 1),
+        ],
+    ),
+    (
+        *("mrpc", "train.tsv", MRPC, "1 | 11 | 12 | A b. | B a."),
+        [("0", "A b.", "B a.", 1)],
+    ),
+    (
+        *("mrpc", "test.tsv", MRPC.replace("Quality", "index")),
+        *("5 | 13 | 14 | C. | D.", [("5", "C.", "D.", None)]),
+    ),
+    (
+        *("stsb", "dev.tsv", STSB, "4 | x | y | A. | B. | 3.800"),
+        [("4", "A.", "B.", 3.8)],
+    ),
+    # The diagnostic set has a file with labels, and one without.
+    (
+        *("ax", "diagnostic-full.tsv"),
+        "Logic | Domain | Premise | Hypothesis | Label",
+        "Negation | News | It is. | It is not. | contradiction",
+        [("0", "It is.", "It is not.", 0)],
+    ),
+    (
+        *("ax", "diagnostic.tsv", "index | sentence1 | sentence2"),
+        *("0 | A | B", [("0", "A", "B", None)]),
+    ),
+]
 
 
-def test_a_quotation_mark_in_a_tsv_file_is_a_character(tmp_path):
-    """So are an unclosed quotation mark and Unicode line separators."""
-    write(
-        tmp_path,
-        "train.tsv",
-        "sentence | label",
-        'a "bad film | 0',
-        "good\u2028 \x85film  | 1",
-    )
-    texts = [e.text for e in read(tmp_path, "sst2", "train").examples]
-    assert texts == ['a "bad film', "good\u2028 \x85film "]
+@pytest.mark.parametrize("case", GLUE, ids=lambda case: " ".join(case[:2]))
+def test_official_files_are_read(case, tmp_path):
+    task, name, *lines, expected = case
+    write(tmp_path, name, *lines)
+    split = {"diagnostic-full": "dev", "diagnostic": "test"}
+    split = split.get(name.removesuffix(".tsv"), name.removesuffix(".tsv"))
+    assert read(tmp_path, task, split).examples == expected
 
 
 def test_broken_lines_are_left_out_and_listed(tmp_path):
@@ -111,23 +137,6 @@ def test_mnli_has_two_sets_for_evaluation_and_lines_without_gold_label(
         read(tmp_path, "mnli", "dev")
 
 
-MRPC = "Quality | #1 ID | #2 ID | #1 String | #2 String"
-
-
-def test_mrpc_is_read_in_the_layout_of_glue(tmp_path):
-    write(tmp_path, "train.tsv", MRPC, "1 | 11 | 12 | A b. | B a.")
-    write(
-        tmp_path,
-        "test.tsv",
-        MRPC.replace("Quality", "index"),
-        "5 | 13 | 14 | C. | D.",
-    )
-    assert read(tmp_path, "mrpc", "train").examples == [
-        ("0", "A b.", "B a.", 1)
-    ]
-    assert read(tmp_path, "mrpc", "test").examples == [("5", "C.", "D.", None)]
-
-
 def test_mrpc_is_read_in_the_layout_of_microsoft(tmp_path):
     """A byte order mark, CR LF, labels in the test file; the ids of GLUE say
     which lines are for evaluation."""
@@ -152,38 +161,13 @@ def test_mrpc_is_read_in_the_layout_of_microsoft(tmp_path):
     assert read(tmp_path, "mrpc", "test").examples == [("0", "C.", "D.", None)]
 
 
-def test_stsb_has_values_as_labels(tmp_path):
-    header = "index | source1 | source2 | sentence1 | sentence2 | score"
-    path = write(tmp_path, "dev.tsv", header, "4 | x | y | A. | B. | 3.800")
-    assert read(tmp_path, "stsb", "dev").examples == [("4", "A.", "B.", 3.8)]
-    write(tmp_path, "dev.tsv", header, "4 | x | y | A. | B. | nan")
-    with pytest.raises(UserError, match=rf"score of {path}.*'nan' in line 2"):
-        read(tmp_path, "stsb", "dev")
-
-
-def test_the_diagnostic_set_has_a_file_with_labels_and_one_without(tmp_path):
-    write(
-        tmp_path,
-        "diagnostic-full.tsv",
-        "Logic | Domain | Premise | Hypothesis | Label",
-        "Negation | News | It is. | It is not. | contradiction",
-    )
-    write(
-        tmp_path, "diagnostic.tsv", "index | sentence1 | sentence2", "0 | A | B"
-    )
-    assert read(tmp_path, "ax", "dev").examples == [
-        ("0", "It is.", "It is not.", 0)
-    ]
-    assert read(tmp_path, "ax", "test").examples == [("0", "A", "B", None)]
-
-
 # By task, the header of its training file and a line of it.
 TABLES = {
     "cola": ("", "gj04 | 1 |  | A."),
     "sst2": ("sentence | label", "A. | 1"),
     "mrpc": (MRPC, "1 | 11 | 12 | A. | B."),
     "stsb": (
-        "index | source1 | source2 | sentence1 | sentence2 | score",
+        STSB,
         "0 | x | y | A. | B. | 3.8",
     ),
     "qqp": (
@@ -532,6 +516,11 @@ def test_impossible_questions_are_marked(tmp_path, true, false):
             "Received: 'abc' in line 2",
         ),
         ("regression", ("text,label", "a,inf"), "must be a finite number"),
+        (
+            "stsb",
+            (STSB, "4 | x | y | A. | B. | nan"),
+            r"score of .*t\.tsv.*'nan' in line 2",
+        ),
         (
             "multiple_choice",
             ("text,question,x,y,label", "a,b,c,d,1st"),
