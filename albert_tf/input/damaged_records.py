@@ -119,7 +119,8 @@ def _first_fault(
     with tf.io.gfile.GFile(file, "rb") as opened:
         stored = read_records(opened)
         while block := list(itertools.islice(stored, _BLOCK_RECORDS)):
-            # Parsing the records one by one takes several times as long.
+            # Parsing the records one by one takes several times as long. The
+            # content of a record with a fault is empty, and so is wrong.
             contents = [record.content for record in block]
             if _wrong_content(contents, config, record_format):
                 for record in block:

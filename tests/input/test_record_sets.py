@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import shutil
 
 import pytest
@@ -253,30 +252,6 @@ def test_records_without_metadata_of_another_length_are_refused(
         record_sets.find_records(
             "input_file", [f"{tmp_path}/*.tfrecord"], config
         )
-
-
-def test_the_path_of_a_file_may_contain_brackets(
-    tiny_records, config, tmp_path
-):
-    directory = tmp_path / "[v2]"
-    shutil.copytree(tiny_records / "train", directory)
-    shard, *_ = sorted(map(str, directory.glob("*.tfrecord")))
-    found = record_sets.find_records("input_file", [shard], config)
-    assert found.files == (shard,)
-
-
-def test_two_asterisks_match_records_of_any_depth(
-    tiny_records, config, tmp_path
-):
-    for directory in ("a", "b/c"):
-        shutil.copytree(tiny_records / "train", tmp_path / directory)
-    found = record_sets.find_records(
-        "input_file", [f"{tmp_path}/**/*.tfrecord"], config
-    )
-    assert {os.path.dirname(file) for file in found.files} == {
-        f"{tmp_path}/a",
-        f"{tmp_path}/b/c",
-    }
 
 
 def test_a_lane_without_records_is_refused(tiny_records, config, tmp_path):

@@ -91,6 +91,8 @@ def test_the_directory_of_listed_files_is_not_a_glob(tmp_path, prefix, name):
     directory = f"{prefix}{tmp_path}/{name}"
     assert files.list_files(directory, "*.txt") == [f"{directory}/b.txt"]
     assert files.list_files(directory, "b.txt") == [f"{directory}/b.txt"]
+    if not prefix:  # the path of a local file may contain brackets
+        assert files.find(f"{directory}/b.txt") == [f"{directory}/b.txt"]
 
 
 def test_missing_or_incomplete_json_is_named(tmp_path):

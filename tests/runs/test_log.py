@@ -14,24 +14,6 @@ from albert_tf.runs.log import RunLog, read_events, read_metrics
 FIGURES = {"masked_lm_loss": 2.5}
 
 
-def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path):
-    log = RunLog.open(str(tmp_path), 0)
-    for step in (2, 4, 6):
-        log.write("train", step, FIGURES)
-    RunLog.open(str(tmp_path), 4).write("train", 5, FIGURES)
-
-    assert [line["step"] for line in read_metrics(str(tmp_path))] == [2, 4, 5]
-
-
-def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
-    log = RunLog.open(str(tmp_path), 0)
-    log.write("train", 2, FIGURES)
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"split": "train", "st')
-
-    assert [line["step"] for line in read_metrics(str(tmp_path))] == [2]
-
-
 def steps_of(lines):
     return [line["step"] for line in lines]
 
