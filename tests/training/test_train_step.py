@@ -1,10 +1,12 @@
+"""The program of a training step: what it computes, and how."""
+
+import functools
 import itertools
-import types
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.tpu import tpu
 
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.input import record_sets as training_records
@@ -15,27 +17,103 @@ from albert_tf.training.schedules import DropoutRates
 from albert_tf.training.train_step import (
     make_state,
     make_train_steps,
+    metric_names,
 )
 from tests.helpers import tiny_run
-from tests.helpers.train_steps import (
-    NO_DROPOUT,
-    UNUSED,
-    assert_close,
-    largest_difference,
-    make_steps,
-    no_totals,
-    operations_of,
-    run_steps,
-)
+
+MIRRORED = {"strategy": "mirrored", "num_logical_cpus": 2}
+NO_DROPOUT = DropoutRates(0.0, 0.0)
+# The run directory, to which steps write nothing.
+UNUSED = "unused"
+
+
+def no_totals(config):
+    names = metric_names(config, Pretraining(config))
+    return {name: tf.constant(0.0) for name in names}
+
+
+class Trained(NamedTuple):
+    """The results of some steps.
+
+    Attributes:
+        metrics: Means over the steps.
+        weights: All variables after the steps, by path.
+        operations: The types of all operations of the program, including
+            those of called functions.
+        num_compiled: How many functions XLA compiles.
+        num_uncompiled_norms: How many squares of norms the other operations of
+            the program compute.
+    """
+
+    metrics: dict[str, float]
+    weights: dict[str, np.ndarray]
+    operations: list[str]
+    num_compiled: int
+    num_uncompiled_norms: int
+
+
+def make_steps(config):
+    """The program of the steps, its variables, and batches for it."""
+    strategy = make_strategy(config.distribution)
+    data = training_records.find_training_data(config)
+    with strategy.scope():
+        state = make_state(config, Pretraining(config))
+        train_steps = make_train_steps(strategy, state, config)
+    batches = iter(
+        strategy.distribute_datasets_from_function(
+            BatchStream(data, config.data, 7).open(0)
+        )
+    )
+    return train_steps, state, batches
+
+
+def operations_of(program, arguments):
+    """The types of all operations of a program, and the functions it calls."""
+    graph = program.get_concrete_function(*arguments).graph.as_graph_def()
+    functions = graph.library.function
+    nodes = itertools.chain(graph.node, *(f.node_def for f in functions))
+    return [node.op for node in nodes], functions
+
+
+@functools.cache
+def run_steps(config, rates=NO_DROPOUT, num_steps=3):
+    """Trains some steps; tests with the same settings share the result."""
+    train_steps, state, batches = make_steps(config)
+    arguments = (batches, no_totals(config), tf.constant(num_steps), rates)
+    steps = train_steps(*arguments)
+    assert steps.num_steps == num_steps
+    assert steps.times.shape == (num_steps, 3)
+    requested, received, previous_finished = np.array(steps.times).T
+    assert np.all(requested <= received)
+    assert np.all(np.diff(previous_finished) > 0)
+    operations, functions = operations_of(train_steps, arguments)
+    compiled = [f for f in functions if f.attr["_XlaMustCompile"].b]
+    in_compiled = [node.op for f in compiled for node in f.node_def]
+    return Trained(
+        {name: float(v) / num_steps for name, v in steps.totals.items()},
+        {name: v.numpy() for name, v in state.variables().items()},
+        operations,
+        len(compiled),
+        operations.count("L2Loss") - in_compiled.count("L2Loss"),
+    )
+
+
+def assert_close(one, other, tolerance):
+    for name, value in one.items():
+        np.testing.assert_allclose(
+            other[name], value, atol=tolerance, err_msg=name
+        )
+
+
+def largest_difference(one, other):
+    return max(np.abs(one[name] - other[name]).max() for name in one)
 
 
 @pytest.mark.slow
 def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
     """A second program stands for a second process: its operations have other
     names, by which TensorFlow orders the terms of sums."""
-    config = tiny_run.make_config(
-        tiny_records, UNUSED, strategy="mirrored", num_logical_cpus=2
-    )
+    config = tiny_run.make_config(tiny_records, UNUSED, **MIRRORED)
     for _ in range(2):
         train_steps, _state, batches = make_steps(config)
         for before in np.arange(5, 40, 1.7, np.float32):
@@ -46,37 +124,6 @@ def test_sums_of_metrics_are_the_same_in_every_process(tiny_records):
             ).totals
             loss = after["masked_lm_loss"] + after["sentence_order_loss"]
             assert after["loss"].numpy() == before + loss.numpy()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("clip_scope", "clip_norm"), [("global", 0.01), ("per_replica", 1000.0)]
-)
-def test_two_replicas_equal_one_on_the_global_batch(
-    tiny_records, clip_scope, clip_norm
-):
-    """Clipping by replica is equal only for norms below clip_norm, here 1000.
-
-    With a large epsilon, AdamW's updates show the size of the gradients.
-    """
-    settings = {
-        "clip_scope": clip_scope,
-        "clip_norm": clip_norm,
-        "optimizer": "adamw",
-        "epsilon": 0.1,
-    }
-    config = tiny_run.make_config(tiny_records, UNUSED, **settings)
-    mirrored = tiny_run.make_config(
-        tiny_records,
-        UNUSED,
-        strategy="mirrored",
-        num_logical_cpus=2,
-        **settings,
-    )
-    one, two = run_steps(config), run_steps(mirrored)
-
-    assert_close(one.metrics, two.metrics, 2e-5)
-    assert_close(one.weights, two.weights, 2e-5)
 
 
 @pytest.mark.slow
@@ -91,90 +138,13 @@ def test_two_replicas_equal_one_with_dynamic_masking(tiny_dynamic_records):
         )
         for changes in (
             {},
-            {"strategy": "mirrored", "num_logical_cpus": 2},
+            MIRRORED,
             {"masked_lm_prob": 0.3},
         )
     )
     assert_close(one.metrics, two.metrics, 2e-5)
     assert_close(one.weights, two.weights, 2e-5)
     assert largest_difference(one.weights, other.weights) > 1e-3
-
-
-@pytest.mark.slow
-def test_each_masked_token_counts_the_same_on_unequal_replicas(tiny_records):
-    """The mean of the replicas' means would give another gradient."""
-    config = tiny_run.make_config(tiny_records, UNUSED, optimizer="adamw")
-    data = training_records.find_training_data(config)
-    make = BatchStream(data, config.data, 7).open(0)
-    (batch,) = make(tf.distribute.InputContext()).take(1)
-    weights = batch["masked_lm_weights"].numpy().sum(axis=1)
-    assert weights[:4].sum() != weights[4:].sum(), "weights must differ"
-
-    alone = run_steps(config, num_steps=1)
-    mirrored = tiny_run.make_config(
-        tiny_records,
-        UNUSED,
-        optimizer="adamw",
-        strategy="mirrored",
-        num_logical_cpus=2,
-    )
-    together = run_steps(mirrored, num_steps=1)
-    np.testing.assert_allclose(
-        together.metrics["masked_lm_loss"],
-        alone.metrics["masked_lm_loss"],
-        rtol=1e-6,
-    )
-    # The first moment after one update is a tenth of the gradient.
-    name = "albert/masked_lm/output_bias/m"
-    np.testing.assert_allclose(
-        together.weights[name], alone.weights[name], rtol=1e-3, atol=1e-7
-    )
-
-
-def test_the_step_can_be_traced_as_tpu_strategy_does(tiny_records):
-    """`tpu.replicate` makes tensors of all arguments of a replica's function.
-
-    Dropout rates must stay Python numbers there, and shapes be static.
-    """
-    config = tiny_run.make_config(tiny_records, UNUSED)
-    data = training_records.find_training_data(config)
-    make = BatchStream(data, config.data, 7).open(0)
-    (batch,) = make(tf.distribute.InputContext()).take(1)
-    state = make_state(config, Pretraining(config))
-    seen = {}
-
-    class TracedError(Exception):
-        """Ends the tracing where compiling for a TPU would begin."""
-
-    class TpuLike:
-        """Runs a replica's function as TPUStrategy does, and no further."""
-
-        extended = types.SimpleNamespace(worker_devices=("/device:TPU:0",))
-
-        def run(self, function, args):
-            def replica(*flat):
-                ids = dict(zip(batch, flat, strict=True))
-                assert all(v.shape.is_fully_defined() for v in flat)
-                seen.update(function(ids))
-                raise TracedError
-
-            (ids,) = args
-            tpu.replicate(replica, [list(ids.values())])
-
-        def experimental_local_results(self, value):
-            return (value,)
-
-    steps = make_train_steps(TpuLike(), state, config)
-    for rates in (NO_DROPOUT, DropoutRates(0.1, 0.1)):
-        with pytest.raises(TracedError):
-            steps(
-                itertools.repeat(dict(batch)),
-                no_totals(config),
-                tf.constant(1),
-                rates,
-            )
-        assert seen["all"].shape == len(no_totals(config))
-        seen.clear()
 
 
 @pytest.mark.slow
@@ -188,16 +158,7 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
         global_batch_size=4096,
         gradient_accumulation_steps=2,
     )
-    strategy = make_strategy(config.distribution)
-    with strategy.scope():
-        state = make_state(config, Pretraining(config))
-        train_steps = make_train_steps(strategy, state, config)
-    data = training_records.find_training_data(config)
-    batches = iter(
-        strategy.distribute_datasets_from_function(
-            BatchStream(data, config.data, 7).open(0)
-        )
-    )
+    train_steps, state, batches = make_steps(config)
     totals = no_totals(config)
     for _ in range(2):
         train_steps(batches, totals, tf.constant(1), NO_DROPOUT)
@@ -208,10 +169,8 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"remat": True},
         {"remat": True, "gradient_accumulation_steps": 2},
-        {"fuse_on_cpu": True},
-        {"fuse_on_cpu": True, "strategy": "mirrored", "num_logical_cpus": 2},
+        {"fuse_on_cpu": True, **MIRRORED},
     ],
 )
 def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
@@ -245,11 +204,9 @@ def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
 @pytest.mark.parametrize(
     ("settings", "num_compiled"),
     [
-        ({}, 2),
         ({"jit_compile": False}, 1),
-        ({"gradient_accumulation_steps": 2}, 2),
         ({"remat": True}, 2),
-        ({"strategy": "mirrored", "num_logical_cpus": 2}, 4),
+        (MIRRORED, 4),
     ],
 )
 def test_on_gpus_xla_compiles_the_gradients_and_the_update(
@@ -286,18 +243,10 @@ def test_on_gpus_a_step_with_dropout_is_compiled(tiny_records, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
-def test_bfloat16_trains_close_to_float32(tiny_records, strategy):
-    devices = {
-        "strategy": strategy,
-        "num_logical_cpus": 2 if strategy == "mirrored" else 1,
-    }
-    exact = run_steps(tiny_run.make_config(tiny_records, UNUSED, **devices))
-    rounded = run_steps(
-        tiny_run.make_config(
-            tiny_records, UNUSED, precision="mixed_bfloat16", **devices
-        )
-    )
+def test_bfloat16_trains_close_to_float32(tiny_records):
+    config = tiny_run.make_config(tiny_records, UNUSED, **MIRRORED)
+    exact = run_steps(config)
+    rounded = run_steps(config.replace(precision="mixed_bfloat16"))
     loss = exact.metrics["loss"]
     assert rounded.metrics["loss"] == pytest.approx(loss, rel=0.01)
     assert rounded.metrics["loss"] != loss
@@ -307,19 +256,10 @@ def test_bfloat16_trains_close_to_float32(tiny_records, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
-def test_gradient_accumulation_does_not_change_the_update(
-    tiny_records, strategy
-):
-    devices = {
-        "strategy": strategy,
-        "num_logical_cpus": 2 if strategy == "mirrored" else 1,
-    }
-    whole = tiny_run.make_config(tiny_records, UNUSED, **devices)
-    parts = tiny_run.make_config(
-        tiny_records, UNUSED, gradient_accumulation_steps=4, **devices
-    )
-    expected, found = run_steps(whole), run_steps(parts)
+def test_gradient_accumulation_does_not_change_the_update(tiny_records):
+    config = tiny_run.make_config(tiny_records, UNUSED, **MIRRORED)
+    parts = config.replace(gradient_accumulation_steps=4)
+    expected, found = run_steps(config), run_steps(parts)
 
     assert_close(expected.metrics, found.metrics, 2e-5)
     assert_close(expected.weights, found.weights, 2e-5)
@@ -334,6 +274,8 @@ def gradients_by_share(config, num_shares):
     mlm_weight = tf.reduce_sum(batch["masked_lm_weights"])
     pretrainer = make_state(config, Pretraining(config)).model
     size = config.data.global_batch_size // num_shares
+    weights = tf.reshape(batch["masked_lm_weights"], [num_shares, -1])
+    assert len(set(weights.numpy().sum(axis=1))) == num_shares
     shares = []
     for first in range(0, config.data.global_batch_size, size):
         share = {k: v[first : first + size] for k, v in batch.items()}
@@ -369,7 +311,8 @@ def test_clipping_follows_the_formula(tiny_records, clip_scope):
 
     "global" clips the gradient of the global batch. "per_replica", as
     published, clips the gradient of each replica's mean loss, which is twice
-    its part of the global one, and averages them.
+    its part of the global one, and averages them. Each masked token counts the
+    same, although the replicas have different numbers of them.
     """
     config = tiny_run.make_config(
         tiny_records,
@@ -378,8 +321,7 @@ def test_clipping_follows_the_formula(tiny_records, clip_scope):
         # Above the norm of a replica's part, below that of its mean.
         clip_norm=0.6,
         clip_scope=clip_scope,
-        strategy="mirrored",
-        num_logical_cpus=2,
+        **MIRRORED,
     )
     own_means = [
         {k: 2 * g for k, g in share.items()}
