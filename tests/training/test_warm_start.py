@@ -11,20 +11,16 @@ import pytest
 import tensorflow as tf
 from sentencepiece import sentencepiece_model_pb2
 
-from albert_tf.cluster.replicas import Replicas
-from albert_tf.config import (
-    InitializationConfig,
-)
+from albert_tf.config import InitializationConfig
 from albert_tf.errors import UserError
 from albert_tf.interop import formats, hugging_face
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight, warm_start
-from albert_tf.training.run import Run
 from albert_tf.training.train import train
-from tests.helpers import tiny_run, tpu_bridge
+from tests.helpers import tiny_run
 from tests.helpers.conversion import write_published
-from tests.helpers.run_processes import RunProcesses, lines_without_timing
+from tests.helpers.run_processes import RunProcesses
 from tests.helpers.warm_starts import (
     PIECE_BIAS,
     PIECES,
@@ -93,7 +89,7 @@ def test_a_run_starts_with_the_losses_of_the_model(
 def test_a_run_with_a_checkpoint_resumes_from_it(
     source, tiny_records, tmp_path
 ):
-    """Even if the model no longer exists."""
+    """Even if the model no longer exists. Without one, it starts over."""
     model, run_dir = tmp_path / "model", tmp_path / "run"
     shutil.copytree(source, model)
     config = tiny_run.make_config(
@@ -106,6 +102,11 @@ def test_a_run_with_a_checkpoint_resumes_from_it(
     )
     train(config)
     expected, report = values_of(run_dir, 4), report_of(run_dir)
+    # As if it had been killed before its first checkpoint.
+    shutil.rmtree(run_dir / "checkpoints")
+    (run_dir / "metrics.jsonl").unlink()
+    train(config)
+    assert_same_values(values_of(run_dir, 4), expected, set(expected))
     shutil.rmtree(run_dir / "checkpoints/step-00000004")
     shutil.rmtree(model)
     train(config)
@@ -115,47 +116,8 @@ def test_a_run_with_a_checkpoint_resumes_from_it(
         for event in read_events(str(run_dir))
         if event["event"] in ("start", "resume")
     ]
-    assert starts == [("start", 0, True), ("resume", 2, False)]
+    assert starts == [*[("start", 0, True)] * 2, ("resume", 2, False)]
     assert report_of(run_dir) == report
-
-
-@pytest.mark.slow
-def test_a_run_killed_before_its_first_checkpoint_starts_over(
-    source, other_records, tmp_path, monkeypatch
-):
-    """From another vocabulary, so that some values are newly initialised."""
-
-    def config(name):
-        return tiny_run.make_config(
-            other_records,
-            tmp_path / name,
-            init_checkpoint=str(source),
-            vocab_size=300,
-            eval_input_file=(),
-            num_train_steps=2,
-        )
-
-    class Killed(BaseException):
-        pass
-
-    def kill(run):
-        raise Killed
-
-    train(config("alone"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "save", kill)
-        with pytest.raises(Killed):
-            train(config("killed"))
-    assert (tmp_path / "killed/warm_start.json").exists()
-    assert not (tmp_path / "killed/checkpoints").exists()
-    train(config("killed"))
-    alone, killed = (
-        values_of(tmp_path / name, 2) for name in ("alone", "killed")
-    )
-    assert_same_values(killed, alone, set(alone))
-    assert lines_without_timing(tmp_path / "killed") == lines_without_timing(
-        tmp_path / "alone"
-    )
 
 
 def test_a_new_attempt_removes_the_report_of_the_last(plan_for, tmp_path):
@@ -164,31 +126,6 @@ def test_a_new_attempt_removes_the_report_of_the_last(plan_for, tmp_path):
     assert report_of(tmp_path) == planned.report
     warm_start.write_report(str(tmp_path), None)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_slice_gets_the_weights_on_its_first_replica_only(
-    plan_for, monkeypatch
-):
-    """`Replicas.copy_from_first` copies them to the others."""
-    weights = weights_of(tiny_run.MODEL)
-    planned = plan_for(tiny_run.MODEL, weights)
-    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    # A TPUStrategy on CPUs cannot run programs.
-    copied = []
-    monkeypatch.setattr(
-        Replicas, "copy_from_first", lambda self: copied.append(self)
-    )
-    with strategy.scope():
-        variables = {
-            path: tf.Variable(tf.fill(values.shape, 7.0))
-            for path, values in weights.values.items()
-        }
-    planned.apply(variables)
-    for path, source in planned.sources.items():
-        first, other = strategy.experimental_local_results(variables[path])
-        np.testing.assert_array_equal(first, weights.values[source])
-        assert (other.numpy() == 7).all()
-    assert len(copied) == 1
 
 
 @pytest.mark.slow
@@ -437,94 +374,88 @@ def test_an_unknown_vocabulary_of_the_same_size_gives_a_warning(
     assert remedy in warning.getMessage()
 
 
-def test_an_unknown_vocabulary_of_another_size_is_refused(
-    tiny_records, other_records, records_without_metadata, tmp_path
-):
-    """Unless --init_vocabulary names it."""
-    config = other_config(other_records, tmp_path, init_checkpoint="a")
-    found = find_train_records(other_records, config)
-    weights = weights_of(tiny_run.MODEL)
-    with pytest.raises(
-        UserError, match="400 pieces in the model and 300 in"
-    ) as error:
-        warm_start.plan(config, found, weights)
-    assert "--init_vocabulary" in error.value.remedy
-    named = other_config(
-        other_records,
-        tmp_path,
-        init_checkpoint="a",
-        init_vocabulary=str(tiny_records / "train/spiece.model"),
-    )
-    planned = warm_start.plan(named, found, weights)
-    assert 20 < len(planned.kept_pieces.run_ids) < 280
-
-    config = tiny_run.make_config(
-        records_without_metadata,
-        tmp_path,
-        init_checkpoint="a",
-        init_vocabulary=str(other_records / "train/spiece.model"),
-    )
-    found = find_train_records(records_without_metadata, config)
-    weights = weights_of(dataclasses.replace(tiny_run.MODEL, vocab_size=300))
-    with pytest.raises(
-        UserError, match="300 pieces in the model and 400 in"
-    ) as error:
-        warm_start.plan(config, found, weights)
-    assert "data_prep" in error.value.remedy
-
-
-def test_a_vocabulary_of_another_size_than_the_model_is_refused(
-    tiny_records, other_records, tmp_path
-):
-    config = tiny_run.make_config(
-        tiny_records,
-        tmp_path,
-        init_checkpoint="a",
-        init_vocabulary=str(other_records / "train/spiece.model"),
-    )
-    found = find_train_records(tiny_records, config)
-    with pytest.raises(UserError, match="300 pieces, and 400 in the model"):
-        warm_start.plan(config, found, weights_of(config.model))
-
-
-def test_a_vocabulary_that_contradicts_the_models_own_is_refused(
-    tiny_records, tmp_path
-):
-    """Even with as many pieces, as if the records' vocabulary were given."""
+@pytest.fixture
+def vocabularies(tiny_records, other_records, tmp_path):
+    """Vocabulary files by name."""
     ours = tiny_records / "train/spiece.model"
     model = sentencepiece_model_pb2.ModelProto.FromString(ours.read_bytes())
-    model.pieces[100].piece, model.pieces[101].piece = (
-        model.pieces[101].piece,
-        model.pieces[100].piece,
-    )
-    theirs = tmp_path / "theirs.model"
-    theirs.write_bytes(model.SerializeToString())
+    first, second = model.pieces[100:102]
+    first.piece, second.piece = second.piece, first.piece
+    (tmp_path / "swapped.model").write_bytes(model.SerializeToString())
+    shutil.copy(ours, tmp_path / "same.model")
+    return {
+        "": "",
+        "ours": ours,
+        "same": tmp_path / "same.model",
+        "swapped": tmp_path / "swapped.model",
+        "300 pieces": other_records / "train/spiece.model",
+    }
+
+
+@pytest.fixture
+def mixed_records(other_records, tiny_records, tmp_path):
+    shutil.copytree(other_records, tmp_path / "mixed")
+    shutil.copy(tiny_records / "train/spiece.model", tmp_path / "mixed/train")
+    return tmp_path / "mixed"
+
+
+# By name: records, the setting, and vocabulary and number of pieces of the
+# model; words of the refusal, or whether the run has other pieces.
+VOCABULARIES = {
+    "unknown, of another size": (
+        *("other_records", "", "", 400),
+        "400 pieces in the model and 300 in .* --init_vocabulary",
+    ),
+    "given": ("other_records", "ours", "", 400, True),
+    "of the records unknown, of another size": (
+        *("records_without_metadata", "300 pieces", "", 300),
+        "300 pieces in the model and 400 in .* data_prep",
+    ),
+    "not of the model": (
+        *("tiny_records", "300 pieces", "", 400),
+        "300 pieces, and 400 in the model",
+    ),
+    # With as many pieces, as if the vocabulary of the records were given.
+    "another one next to the model": (
+        *("tiny_records", "ours", "swapped", 400),
+        r"spiece\.model, and .*swapped\.model",
+    ),
+    "the same one next to the model": (
+        *("tiny_records", "ours", "same", 400),
+        False,
+    ),
+    "another one next to the records": (
+        *("mixed_records", "", "ours", 400),
+        "vocabulary of the records next to it",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("records", "given", "own", "size", "expected"),
+    VOCABULARIES.values(),
+    ids=VOCABULARIES,
+)
+def test_vocabularies_that_contradict_each_other_are_refused(
+    request, vocabularies, tmp_path, records, given, own, size, expected
+):
+    found = request.getfixturevalue(records)
     config = tiny_run.make_config(
-        tiny_records,
+        found,
         tmp_path,
         init_checkpoint="a",
-        init_vocabulary=str(ours),
+        init_vocabulary=str(vocabularies[given]),
+        vocab_size=300 if records[0] in "om" else 400,
     )
-    found = find_train_records(tiny_records, config)
-    with pytest.raises(UserError, match=r"spiece\.model, and .*theirs\.model"):
-        warm_start.plan(config, found, weights_of(config.model, theirs))
-    (tmp_path / "same.model").write_bytes(ours.read_bytes())
-    planned = warm_start.plan(
-        config, found, weights_of(config.model, tmp_path / "same.model")
-    )
-    assert planned.kept_pieces is None
-
-
-def test_records_next_to_another_vocabulary_are_refused(
-    tiny_records, other_records, tmp_path
-):
-    copy = tmp_path / "copy"
-    shutil.copytree(other_records, copy)
-    shutil.copy(tiny_records / "train/spiece.model", copy / "train")
-    config = other_config(copy, tmp_path, init_checkpoint="a")
-    there = weights_of(tiny_run.MODEL, tiny_records / "train/spiece.model")
-    with pytest.raises(UserError, match="vocabulary of the records next to it"):
-        warm_start.plan(config, find_train_records(copy, config), there)
+    found = find_train_records(found, config)
+    model = dataclasses.replace(tiny_run.MODEL, vocab_size=size)
+    weights = weights_of(model, vocabularies[own])
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            warm_start.plan(config, found, weights)
+        return
+    kept = warm_start.plan(config, found, weights).kept_pieces
+    assert 20 < len(kept.run_ids) < 280 if expected else kept is None
 
 
 # --- other layers, positions and heads --------------------------------------
@@ -541,70 +472,55 @@ def applied(planned, here, objective="sop"):
 
 
 # The models there and here; for each group or layer here, the number of that
-# which it starts from, by hand: by relative depth, or with --init_from_group0.
+# which it starts from, by hand.
 DEPTHS = {
     "a group that all layers share": (
-        model_of(6),
-        model_of(12),
-        {"group": [0]},
+        *(model_of(6), model_of(12)),
         {"group": [0]},
     ),
     "twice as many groups": (
-        model_of(6, 6),
-        model_of(12, 12),
+        *(model_of(6, 6), model_of(12, 12)),
         {"group": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]},
-        {"group": [0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0]},
     ),
     "as many groups, of layers that do not divide": (
-        model_of(3, 2),
-        model_of(4, 2),
-        {"group": [0, 1]},
+        *(model_of(3, 2), model_of(4, 2)),
         {"group": [0, 1]},
     ),
     "fewer groups": (
-        model_of(6, 6),
-        model_of(3, 3),
+        *(model_of(6, 6), model_of(3, 3)),
         {"group": [0, 2, 4]},
-        {"group": [0, 1, 2]},
     ),
     "groups of one that all layers shared": (
-        model_of(6),
-        model_of(12, 3),
-        {"group": [0, 0, 0]},
+        *(model_of(6), model_of(12, 3)),
         {"group": [0, 0, 0]},
     ),
     "layers that do not share": (
-        model_of(2, sharing="none"),
-        model_of(4, sharing="none"),
+        *(model_of(2, sharing="none"), model_of(4, sharing="none")),
         {"layer": [0, 0, 1, 1]},
-        {"layer": [0, 1, 0, 0]},
+    ),
+    "layers that do not share, with --init_from_group0": (
+        *(model_of(2, sharing="none"), model_of(4, sharing="none")),
+        *({"layer": [0, 1, 0, 0]}, True),
     ),
     "no divisor": (
-        model_of(3, 3),
-        model_of(4, 4),
+        *(model_of(3, 3), model_of(4, 4)),
         {"group": [0, 0, 1, 2]},
-        {"group": [0, 1, 2, 0]},
     ),
 }
 
 
-@pytest.mark.parametrize("from_group0", [False, True])
 @pytest.mark.parametrize("case", DEPTHS)
-def test_layers_start_from_layers_of_the_same_relative_depth(
-    plan_for, case, from_group0
-):
-    there, here, *expected = DEPTHS[case]
-    ((owner, taken),) = expected[from_group0].items()
+def test_layers_start_from_layers_of_the_same_relative_depth(plan_for, case):
+    there, here, expected, *from_group0 = DEPTHS[case]
+    ((owner, taken),) = expected.items()
     weights = weights_of(there, slots=True)
-    values = applied(
-        plan_for(
-            here,
-            weights,
-            init_from_group0=from_group0,
-            init_optimizer_state=True,
-        ),
+    planned = plan_for(
         here,
+        weights,
+        init_from_group0=bool(from_group0),
+        init_optimizer_state=True,
     )
+    values = applied(planned, here)
     old = {**weights.values, **weights.slots}
     seen = set()
     for path, value in values.items():
