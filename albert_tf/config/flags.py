@@ -185,7 +185,7 @@ def run(
     app.run(call_main, flags_parser=_parse_command_line)
 
 
-def _parse_command_line(arguments: Sequence[str]) -> Sequence[str]:
+def _parse_command_line(arguments: list[str]) -> list[str]:
     """Parses the flags; returns the other arguments."""
     try:
         return absl_flags.FLAGS(arguments)
