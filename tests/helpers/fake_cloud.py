@@ -102,7 +102,8 @@ class Cloud:
             **{
                 name: value
                 for name, value in os.environ.items()
-                if not name.startswith("ALBERT_TPU_")
+                # Tests of sweeps set TPU_LOAD_LIBRARY in their process.
+                if not name.startswith(("ALBERT_TPU_", "TPU_LOAD_LIBRARY"))
             },
             "PATH": f"{directory}:{os.environ['PATH']}",
             "GCE_METADATA_HOST": f"127.0.0.1:{metadata_port}",
