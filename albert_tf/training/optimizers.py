@@ -381,6 +381,9 @@ def orthogonalize(
 
 def make_optimizer(config: OptimizerConfig) -> AdamW | Muon:
     """Creates the optimizer of `config.optimizer`; it is not built yet."""
-    return {"lamb": Lamb, "adamw": AdamW, "muon": Muon}[config.optimizer](
-        config
-    )
+    classes: dict[str, type[AdamW] | type[Muon]] = {
+        "lamb": Lamb,
+        "adamw": AdamW,
+        "muon": Muon,
+    }
+    return classes[config.optimizer](config)
