@@ -513,7 +513,7 @@ NUM_REQUESTS = {
     "rewrite": 3,
     "mkdir": 1,
 }
-KILLS_OF_A_RUN = 5
+KILLS_OF_A_RUN = 4
 
 
 @pytest.mark.long
@@ -522,9 +522,9 @@ def test_a_run_killed_at_its_requests_ends_like_an_undisturbed_one(
 ):
     """At least CLOUD_KILLS kills; the request of a kill takes effect or not.
 
-    A run is killed up to five times, then it finishes and is compared.
+    A run is killed up to four times, then it finishes and is compared.
     """
-    kills = int(os.environ.get("CLOUD_KILLS", "12"))
+    kills = int(os.environ.get("CLOUD_KILLS", "4"))
     rng = random.Random(18)
     storage.put_files(tiny_records, "records")
     config = tiny_run.make_config("gs://bucket/records", RUN)

@@ -170,7 +170,7 @@ def test_a_large_step_in_micro_batches_can_be_repeated(tiny_records):
     "changes",
     [
         {"remat": True, "gradient_accumulation_steps": 2},
-        {"fuse_on_cpu": True, **MIRRORED},
+        {"fuse_on_cpu": True},
     ],
 )
 def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
@@ -206,13 +206,12 @@ def test_how_the_step_is_computed_does_not_change_it(tiny_records, changes):
     [
         ({"jit_compile": False}, 1),
         ({"remat": True}, 2),
-        (MIRRORED, 4),
     ],
 )
 def test_on_gpus_xla_compiles_the_gradients_and_the_update(
     tiny_records, monkeypatch, settings, num_compiled
 ):
-    """The program for GPUs runs on CPUs here: two functions per replica."""
+    """The program for GPUs runs on CPUs here: the gradients and the update."""
     config = tiny_run.make_config(
         tiny_records,
         UNUSED,
