@@ -194,9 +194,10 @@ def test_compiled_steps_are_equal(how, name):
         np.testing.assert_allclose(compiled[path], value, atol=5e-6)
 
 
-def test_gradient_scale_multiplies_all_gradients():
+@pytest.mark.parametrize("name", CONFIG)
+def test_gradient_scale_multiplies_all_gradients(name):
     gradients = as_float32(next(gradients_of_each_step()))
-    scaled, expected = Variables(CONFIG["lamb"]), Variables(CONFIG["lamb"])
+    scaled, expected = Variables(CONFIG[name]), Variables(CONFIG[name])
     scaled.update(gradients, 0.1, tf.constant(0.25))
     expected.update({p: 0.25 * g for p, g in gradients.items()}, 0.1)
 
