@@ -16,45 +16,52 @@ are skipped.
 
 # TensorFlow is not imported here: each worker process imports this module.
 
+import dataclasses
 import itertools
 import posixpath
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from albert_tf.config import flags
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from albert_tf.io.tfrecord import StoredRecord, read_records
 from albert_tf.records.features import (
     MASK_ID,
     METADATA_FILE,
-    SENTENCE_LABEL,
     SEP_ID,
     TOKENIZER_FILE,
+    UNFINISHED_FILE,
+    RecordsMetadata,
+    read_metadata,
 )
 from albert_tf.records.tokenization import WORD_MARK, Tokenizer
 from data_prep.config import InspectConfig
-from data_prep.inspection.record_set import (
-    SHARDS,
-    RecordSet,
-    check_directory,
-    open_set,
-)
+from data_prep.inspection.rows import RecordRules, read_lists
 from data_prep.inspection.shards import (
+    Example,
+    Fault,
     ShardReport,
     ShardTask,
     inspect_shard,
 )
 from data_prep.inspection.statistics import (
     Finding,
+    Statistics,
+    draw_histograms,
+    empty_statistics,
     judge_statistics,
 )
 from data_prep.processes import Processes, count_workers
 from data_prep.progress import show_bytes
 from data_prep.results import check_writable
+
+_SHARDS = "*.tfrecord"
+
+# If there is no metadata, one of the first records must contain the lengths.
+_NUM_RECORDS_TO_LEARN_FROM = 100
 
 _LEGEND = (
     "[MASK:piece] is masked, [kept:piece] is unchanged, [piece->other] is "
@@ -62,9 +69,41 @@ _LEGEND = (
 )
 
 _LABELS = {
-    "sop": ("in order", "swapped"),
-    "nsp": ("adjacent text", "text of another document"),
+    "sop": (", in order", ", swapped"),
+    "nsp": (", adjacent text", ", text of another document"),
 }
+
+
+@dataclasses.dataclass
+class RecordSet:
+    """The shards of a directory, and the results of their inspection.
+
+    Attributes:
+        shards: Paths of the shards to inspect, sorted.
+        metadata: None for records of google-research/albert.
+        tokenizer: The vocabulary; None if it is unknown or not that of the
+            metadata.
+        findings: Lines of the table.
+        faults: Faults of the files and the first faults of each shard.
+        num_faults: Number of all faults.
+        examples: Examples to print.
+    """
+
+    directory: str
+    shards: list[str]
+    metadata: RecordsMetadata | None
+    tokenizer: Tokenizer | None
+    rules: RecordRules
+    statistics: Statistics
+    findings: list[Finding]
+    faults: list[Fault] = dataclasses.field(default_factory=list)
+    num_faults: int = 0
+    examples: list[Example] = dataclasses.field(default_factory=list)
+
+    def refuse(self, name: str, what: str) -> None:
+        """Adds a fault of a file of the directory."""
+        self.faults.append(Fault(posixpath.join(self.directory, name), what))
+        self.num_faults += 1
 
 
 def main(config: InspectConfig) -> int:
@@ -83,39 +122,31 @@ def main(config: InspectConfig) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     sets = [
-        open_set(directory, shards, config.spm_model_file)
+        _open_set(directory, shards, config.spm_model_file)
         for directory, shards in _find_shards(config.input_file).items()
     ]
-    for records in sets:
-        check_directory(records)
     if config.output_file:
         check_writable(config.output_file)
     _inspect_shards(sets, config)
     for records in sets:
+        metadata = records.metadata
         records.findings += judge_statistics(
             records.statistics,
             records.rules,
-            records.metadata,
-            is_complete=records.is_complete(),
+            metadata,
+            is_complete=metadata is None
+            or metadata.shards.keys()
+            <= set(map(posixpath.basename, records.shards)),
         )
         _print_set(records, config.max_faults)
     if config.output_file:
-        from data_prep.inspection.plots import draw_histograms
-
         picture = draw_histograms(
-            {
-                records.directory: (records.statistics, records.tokenizer)
-                for records in sets
-            }
+            {s.directory: (s.statistics, s.tokenizer) for s in sets}
         )
         files.write_bytes(config.output_file, picture)
         print(f"histograms: {config.output_file}")
     num_faults = sum(records.num_faults for records in sets)
-    num_failed = sum(
-        finding.passed is False
-        for records in sets
-        for finding in records.findings
-    )
+    num_failed = sum(f.passed is False for s in sets for f in s.findings)
     if num_faults or num_failed:
         print(
             f"NOT passed: {num_failed} lines of the table fail, "
@@ -151,12 +182,143 @@ def _find_shards(patterns: Sequence[str]) -> dict[str, list[str]]:
 
 def _list_shards(pattern: str) -> list[str]:
     """The shards of a directory, or of the directories that match a glob."""
-    names = (SHARDS, posixpath.join("*", SHARDS))
+    names = (_SHARDS, posixpath.join("*", _SHARDS))
     if files.exists(pattern):
         found = [files.list_files(pattern, name) for name in names]
     else:
         found = [files.find(posixpath.join(pattern, name)) for name in names]
     return list(itertools.chain(*found))
+
+
+def _open_set(
+    directory: str, shards: list[str], spm_model_file: str
+) -> RecordSet:
+    """Reads metadata and vocabulary, and compares the files with them.
+
+    Raises:
+        UserError: If the metadata or `spm_model_file` is unreadable, or if
+            there is no metadata and no record contains the lengths.
+    """
+    metadata = None
+    if files.exists(posixpath.join(directory, METADATA_FILE)):
+        metadata = read_metadata(directory)
+    tokenizer, finding = _open_vocabulary(directory, metadata, spm_model_file)
+    known: dict[str, Any] = {}
+    if tokenizer is not None:
+        known = {
+            "vocab_size": tokenizer.vocab_size,
+            "starts_word": tokenizer.starts_word,
+        }
+    if metadata is None:
+        rules = _learn_rules(shards, known)
+    else:
+        described = dataclasses.asdict(metadata) | known
+        names = [field.name for field in dataclasses.fields(RecordRules)]
+        rules = RecordRules(
+            **{n: described[n] for n in names if n in described}
+        )
+    statistics = empty_statistics(rules)
+    records = RecordSet(
+        directory, shards, metadata, tokenizer, rules, statistics, [finding]
+    )
+    _check_files(records)
+    return records
+
+
+def _open_vocabulary(
+    directory: str, metadata: RecordsMetadata | None, spm_model_file: str
+) -> tuple[Tokenizer | None, Finding]:
+    """The vocabulary of a set, compared with the metadata.
+
+    Raises:
+        UserError: If `spm_model_file` is given and unreadable.
+    """
+    path = spm_model_file or posixpath.join(directory, TOKENIZER_FILE)
+    try:
+        tokenizer = Tokenizer(path)
+    except UserError as error:
+        if spm_model_file:
+            raise
+        if metadata is None:
+            expected = "none given; word starts are not checked"
+            return None, Finding("vocabulary", "unknown", expected)
+        return None, Finding("vocabulary", "unreadable", str(error), False)
+    if metadata is None:
+        return tokenizer, Finding("vocabulary", path)
+    is_equal = tokenizer.sha256 == metadata.vocabulary_sha256
+    finding = Finding(
+        "vocabulary",
+        f"sha256 {tokenizer.sha256[:12]}",
+        f"{metadata.vocabulary_sha256[:12]} in metadata",
+        is_equal,
+    )
+    return (tokenizer if is_equal else None), finding
+
+
+def _learn_rules(
+    shards: Sequence[str], known: Mapping[str, Any]
+) -> RecordRules:
+    """The lengths of the first intact record, for records without metadata.
+
+    Raises:
+        UserError: If no such record is found.
+    """
+
+    def read_shards() -> Iterator[StoredRecord]:
+        for path in shards:
+            with files.open_existing(path, "rb") as file:
+                yield from read_records(file)
+
+    for record in itertools.islice(read_shards(), _NUM_RECORDS_TO_LEARN_FROM):
+        lists = read_lists(record.content)
+        if "input_ids" in lists:
+            _, positions = lists.get("masked_lm_positions", ("", ()))
+            return RecordRules(
+                max_seq_length=len(lists["input_ids"][1]),
+                max_predictions_per_seq=len(positions),
+                masking="static" if positions else "dynamic",
+                **known,
+            )
+    raise UserError(
+        "input_file must hold TFRecords of tf.train.Example with input_ids",
+        received=f"{shards[0]}, whose first records have none",
+    )
+
+
+def _check_files(records: RecordSet) -> None:
+    """Compares the files of the directory with the metadata."""
+    directory = records.directory
+    for parent in (directory, posixpath.dirname(directory.rstrip("/"))):
+        path = posixpath.join(parent, UNFINISHED_FILE)
+        if files.exists(path):
+            records.refuse(
+                posixpath.relpath(path, directory),
+                "must not exist; the build is unfinished",
+            )
+    for path in files.list_files(directory, "*" + files.PARTIAL_SUFFIX):
+        records.refuse(
+            posixpath.basename(path), "must not exist; it is incomplete"
+        )
+    found = f"{len(records.shards)} inspected"
+    if records.metadata is None:
+        expected = "no metadata; counts and checksums are not checked"
+        records.findings.append(Finding("shards", found, expected))
+        return
+    listed = set(records.metadata.shards)
+    paths = [*files.list_files(directory, _SHARDS), *records.shards]
+    present = {posixpath.basename(path) for path in paths}
+    for name in sorted(listed - present):
+        records.refuse(name, "must exist; the metadata lists it")
+    for name in sorted(present - listed):
+        records.refuse(name, "must not exist; the metadata does not list it")
+    records.findings.append(
+        Finding(
+            "shards",
+            f"{len(present)}, {found}",
+            f"{len(listed)} in metadata",
+            listed == present,
+        )
+    )
 
 
 def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
@@ -194,82 +356,70 @@ def _add_reports(records: RecordSet, reports: Sequence[ShardReport]) -> None:
         records.faults += report.faults
     num_faulty = sum(report.num_faults for report in reports)
     records.num_faults += num_faulty
-    if records.metadata is not None:
+    metadata = records.metadata
+    if metadata is not None:
         _compare_shards(
             records,
             "records of each shard",
-            records.metadata.shards,
-            {report.path: report.num_records for report in reports},
             "must hold {} records, as in the metadata. Received: {}",
+            metadata.shards,
+            {r.path: r.num_records for r in reports},
         )
         _compare_shards(
             records,
             "checksums",
-            records.metadata.checksums,
-            {report.path: report.sha256 for report in reports},
             "must have the SHA-256 of the metadata, {:.12}... "
             "Received: {:.12}...",
+            metadata.checksums,
+            {r.path: r.sha256 for r in reports},
         )
-    records.findings.append(
-        Finding(
-            "damaged or faulty records", f"{num_faulty:,}", "0", not num_faulty
-        )
-    )
+    found = f"{num_faulty:,}"
+    name = "damaged or faulty records"
+    records.findings.append(Finding(name, found, "0", not num_faulty))
 
 
 def _compare_shards(
     records: RecordSet,
     name: str,
-    expected: Mapping[str, Any],
-    received: Mapping[str, Any],
     fault: str,
+    stored: Mapping[str, Any],
+    received: Mapping[str, Any],
 ) -> None:
-    """Compares a property of all shards with the metadata.
+    """Compares a property of the shards with the metadata.
 
     Args:
-        records: Gets a finding, and a fault for each difference.
-        expected: Values in the metadata, by file name.
+        fault: Format of a fault, from the stored and the received value.
+        stored: Values in the metadata, by file name.
         received: Values of the shards, by path.
-        fault: Format of a fault, from the expected and the received value.
     """
-    num_compared = num_equal = 0
-    for path, value in received.items():
-        file_name = posixpath.basename(path)
-        if file_name in expected:
-            num_compared += 1
-            num_equal += value == expected[file_name]
-            if value != expected[file_name]:
-                what = fault.format(expected[file_name], value)
-                records.refuse(file_name, what)
-    records.findings.append(
-        Finding(
-            name,
-            f"{num_equal} correct",
-            f"of {num_compared} in metadata",
-            num_equal == num_compared if num_compared else None,
-        )
-    )
+    pairs = {
+        file_name: (stored[file_name], value)
+        for path, value in received.items()
+        if (file_name := posixpath.basename(path)) in stored
+    }
+    wrong = {n: values for n, values in pairs.items() if values[0] != values[1]}
+    for file_name, values in wrong.items():
+        records.refuse(file_name, fault.format(*values))
+    found = f"{len(pairs) - len(wrong)} correct"
+    expected = f"of {len(pairs)} in metadata"
+    passed = not wrong if pairs else None
+    records.findings.append(Finding(name, found, expected, passed))
 
 
 def _print_set(records: RecordSet, max_faults: int) -> None:
     rules = records.rules
     objective = rules.sentence_objective or "unknown"
-    packed = ""
-    if rules.packing != "none":
-        packed = f", up to {rules.max_examples_per_row} examples per record"
     print(
         f"\n{records.directory}: {rules.max_seq_length} tokens, sentence "
-        f"objective {objective}, {rules.masking} masking{packed}\n"
+        f"objective {objective}, {rules.masking} masking, up to "
+        f"{rules.max_examples_per_row} examples per record\n"
     )
     if records.examples and rules.masking == "static":
         print(f"{_LEGEND}\n")
     for number, example in enumerate(records.examples):
         shown = show_example(example, records.tokenizer, objective)
-        where = ""
-        if "place" in example:
-            record, place, size = example["place"].tolist()
-            where = f", {place} of {size} in record {record}"
-        print(f"example {number}{where}: {shown}\n")
+        where = f"example {example.number} of record {example.record}"
+        print(f"example {number}, {where}: {shown}\n")
     marks = {True: "pass", False: "FAIL", None: "note"}
     rows = [("", "", "found", "expected")]
     rows += [(marks[f.passed], *f[:3]) for f in records.findings]
@@ -288,58 +438,49 @@ def _print_set(records: RecordSet, max_faults: int) -> None:
 
 
 def show_example(
-    example: Mapping[str, np.ndarray],
-    tokenizer: Tokenizer | None,
-    sentence_objective: str,
-    width: int = 79,
+    example: Example, tokenizer: Tokenizer | None, sentence_objective: str
 ) -> str:
     """The segments and the label of an example.
 
     Args:
-        example: Features by name, and "restored", the token ids before
-            masking.
         tokenizer: The vocabulary; if None, ids are shown.
         sentence_objective: "sop", "nsp" or "none"; with any other value, the
             meaning of the label is not shown.
-        width: Characters per line.
     """
-    restored, shown = example["restored"], example["input_ids"]
-    num_tokens = int(np.count_nonzero(example["input_mask"]))
-    weights = example.get("masked_lm_weights", np.zeros(0))
-    positions = example.get("masked_lm_positions", np.zeros(0))
-    masked = {int(p) for p in positions[weights > 0]}
     segments = [""]
-    for position in range(1, num_tokens - 1):
-        if restored[position] == SEP_ID:
+    tokens = zip(
+        example.restored, example.shown, example.is_masked, strict=True
+    )
+    for token, shown, is_masked in list(tokens)[1:-1]:
+        if token == SEP_ID:
             segments.append("")
             continue
-        space, text = _spell(restored[position], tokenizer)
-        if position in masked:
-            other = _spell(shown[position], tokenizer)[1]
-            if shown[position] == MASK_ID:
-                text = f"[MASK:{text}]"
-            elif shown[position] == restored[position]:
-                text = f"[kept:{text}]"
-            else:
-                text = f"[{text}->{other}]"
+        space, text = _spell(token, tokenizer)
+        if is_masked and shown == MASK_ID:
+            text = f"[MASK:{text}]"
+        elif is_masked and shown == token:
+            text = f"[kept:{text}]"
+        elif is_masked:
+            text = f"[{text}->{_spell(shown, tokenizer)[1]}]"
         segments[-1] += space + text
-    label = int(example[SENTENCE_LABEL][0])
-    head = f"{num_tokens} tokens, {len(masked)} masked"
+    head = f"{len(example.shown)} tokens, {example.is_masked.sum()} masked"
     if len(segments) > 1:
-        meaning = _LABELS.get(sentence_objective)
-        head += f"; label {label}" + (f", {meaning[label]}" if meaning else "")
-    lines = [head]
-    for name, text in zip("AB", segments, strict=False):
-        indent = f"  {name}: "
-        lines += textwrap.wrap(
-            text,
-            width,
-            initial_indent=indent,
-            subsequent_indent=" " * len(indent),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return "\n".join(lines)
+        meaning = _LABELS.get(sentence_objective, ("", ""))[example.label]
+        head += f"; label {example.label}{meaning}"
+    return "\n".join(
+        [head]
+        + [
+            textwrap.fill(
+                text,
+                79,
+                initial_indent=f"  {name}: ",
+                subsequent_indent="     ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for name, text in zip("AB", segments, strict=False)
+        ]
+    )
 
 
 def _spell(token_id: int, tokenizer: Tokenizer | None) -> tuple[str, str]:

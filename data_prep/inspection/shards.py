@@ -8,12 +8,16 @@ import numpy as np
 
 from albert_tf.io.files import READ_ATTEMPTS, is_remote, open_existing
 from albert_tf.io.tfrecord import StoredRecord, read_records
-from data_prep.inspection.checks import RecordRules, check_examples
-from data_prep.inspection.packed import find_packing_faults, unpack_rows
-from data_prep.inspection.parsing import parse_examples
+from albert_tf.records.features import SENTENCE_LABEL
+from data_prep.inspection.rows import (
+    CheckedRows,
+    RecordRules,
+    check_rows,
+    parse_rows,
+)
 from data_prep.inspection.statistics import (
     Statistics,
-    count_examples,
+    count_rows,
     empty_statistics,
 )
 
@@ -56,20 +60,36 @@ class ShardTask(NamedTuple):
     num_examples: int
 
 
+class Example(NamedTuple):
+    """An example to print.
+
+    Attributes:
+        restored: int64, `(tokens,)`, before masking, without padding.
+        shown: int64, `(tokens,)`, as in the record.
+        is_masked: bool, `(tokens,)`.
+        record: Number of records before its record.
+        number: Its number in the record, from 1.
+    """
+
+    restored: np.ndarray
+    shown: np.ndarray
+    is_masked: np.ndarray
+    label: int
+    record: int = 0
+    number: int = 1
+
+
 @dataclasses.dataclass
 class ShardReport:
     """The result of the inspection of a shard.
 
     Attributes:
-        statistics: Statistics of the examples without faults.
+        statistics: Statistics of the rows without faults.
         faults: The first faults, sorted by record.
         num_faults: Number of all faults.
         num_records: Number of records, damaged ones included.
         sha256: Digest of the file.
-        examples: The first examples without faults: features by name;
-            "restored", the token ids before masking; and for packed records
-            "place", the number of the record in the shard, the number of the
-            example in the record, from 1, and the number of its examples.
+        examples: The first examples without faults.
     """
 
     path: str
@@ -78,9 +98,7 @@ class ShardReport:
     num_faults: int = 0
     num_records: int = 0
     sha256: str = ""
-    examples: list[dict[str, np.ndarray]] = dataclasses.field(
-        default_factory=list
-    )
+    examples: list[Example] = dataclasses.field(default_factory=list)
 
 
 def inspect_shard(_state: Any, task: ShardTask) -> ShardReport:
@@ -121,46 +139,37 @@ def _inspect_batch(
     report: ShardReport, task: ShardTask, batch: list[StoredRecord]
 ) -> None:
     rules = task.rules
-    contents = [record.content for record in batch]
-    parsed = parse_examples(contents, rules.features(), rules.lengths())
-    features, faults = parsed.features, dict(parsed.faults)
-    # For each example, the record in the batch, and whether it has a fault.
-    rows = parsed.rows
-    if rules.packing != "none" and len(rows):
-        found = find_packing_faults(features, rules)
-        faults |= {int(rows[row]): what for row, what in found.items()}
-        intact_rows = np.setdiff1d(np.arange(len(rows)), list(found))
-        unpacked = unpack_rows(
-            {name: values[intact_rows] for name, values in features.items()},
-            rules.max_predictions_per_seq,
-        )
-        features = unpacked.features
-        rows = rows[intact_rows][unpacked.rows]
-    places = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
-    checked = check_examples(features, rules)
-    for i, what in checked.faults.items():
-        if rules.packing != "none":
-            what = f"example {places[i]}: {what}"
-        faults.setdefault(int(rows[i]), what)
-    _add_faults(
-        report, task, {batch[row]: what for row, what in faults.items()}
-    )
-    kept = ~np.isin(rows, list(faults))
-    intact = checked.take(kept)
-    rows, places = rows[kept], places[kept]
-    report.statistics = report.statistics.plus(
-        count_examples(intact, rules, rows)
-    )
-    num_wanted = task.num_examples - len(report.examples)
-    for i in range(min(num_wanted, len(intact.restored))):
-        example = {name: v[i].copy() for name, v in intact.features.items()}
-        example["restored"] = intact.restored[i].copy()
-        if rules.packing != "none":
-            size = np.count_nonzero(rows == rows[i])
-            example["place"] = np.array(
-                [batch[rows[i]].number, places[i], size]
+    parsed = parse_rows([record.content for record in batch], rules)
+    checked = check_rows(parsed.features, rules)
+    faults = dict(parsed.faults)
+    faults |= {int(parsed.rows[r]): what for r, what in checked.faults.items()}
+    _add_faults(report, task, {batch[i]: what for i, what in faults.items()})
+    is_intact = ~np.isin(parsed.rows, list(faults))
+    intact = checked.take(is_intact)
+    report.statistics = report.statistics.plus(count_rows(intact, rules))
+    for row, i in enumerate(parsed.rows[is_intact].tolist()):
+        if len(report.examples) >= task.num_examples:
+            break
+        report.examples += _examples_of(intact, row, batch[i].number)
+    del report.examples[task.num_examples :]
+
+
+def _examples_of(rows: CheckedRows, row: int, record: int) -> list[Example]:
+    numbers = rows.features["input_mask"][row]
+    examples = []
+    for number in range(1, numbers.max() + 1):
+        tokens = numbers == number
+        examples.append(
+            Example(
+                rows.restored[row, tokens],
+                rows.features["input_ids"][row, tokens],
+                rows.is_masked[row, tokens],
+                int(rows.features[SENTENCE_LABEL][row, number - 1]),
+                record,
+                number,
             )
-        report.examples.append(example)
+        )
+    return examples
 
 
 def _add_faults(

@@ -16,6 +16,7 @@ from albert_tf.records.features import (
 )
 from albert_tf.records.tokenization import Tokenizer
 from data_prep import inspect_records
+from data_prep.inspection.shards import Example
 from tests.helpers.inspected_records import (
     LENGTH,
     SHARD,
@@ -161,7 +162,7 @@ def test_records_without_masks_are_checked(records, inspect):
     status, output = inspect(records)
     assert status == 1
     assert f"{path}, record 4 at byte" in output
-    assert "other than [MASK]" in output
+    assert "other than <pad> and [MASK]" in output
 
 
 def make_google_albert(directory):
@@ -220,6 +221,15 @@ def test_a_directory_whose_name_is_a_glob_is_inspected(
     assert line_of("shards  ", output)[0] == "pass"
 
 
+def test_a_part_of_the_shards_can_be_inspected(records, inspect):
+    """Totals are not judged then; statistics of the shard are."""
+    status, output = inspect(records / SHARD)
+    assert status == 0
+    assert "3, 1 inspected" in line_of("shards", output)[1]
+    assert line_of("tokens  ", output)[0] == "note"
+    assert line_of("label 1", output)[0] == "pass"
+
+
 def test_input_without_examples_is_refused(tmp_path, inspect):
     (tmp_path / "text.txt").write_text("Plain text.")
     with pytest.raises(UserError, match="must hold TFRecords"):
@@ -254,34 +264,25 @@ def test_masks_are_marked_in_the_text():
         tokenizer.encode_batch([text]).ids.tolist()
         for text in ("The quick fox jumps.", "Unbelievably \N{SNOWMAN} lazy")
     )
-    restored = [2, *first, 3, *second, 3, 0]
-    shown = list(restored)
-    positions = {
-        piece: restored.index(i)
-        for i in restored[1:-2]
-        if (piece := tokenizer.id_to_piece(i).strip("\u2581"))
-    }
-    masked = sorted(positions[piece] for piece in ("quick", "fox", "jumps"))
-    shown[positions["quick"]] = MASK_ID
-    shown[positions["fox"]] = restored[positions["lazy"]]
-    example = {
-        "restored": np.array(restored),
-        "input_ids": np.array(shown),
-        "input_mask": np.array([1] * (len(restored) - 1) + [0]),
-        "masked_lm_positions": np.array([*masked, 0]),
-        "masked_lm_weights": np.array([1.0, 1, 1, 0]),
-        "next_sentence_labels": np.array([1]),
-    }
+    restored = np.array([2, *first, 3, *second, 3])
+    pieces = [tokenizer.id_to_piece(int(i)).strip("\u2581") for i in restored]
+    quick, fox, jumps, lazy = map(
+        pieces.index, ("quick", "fox", "jumps", "lazy")
+    )
+    shown = restored.copy()
+    shown[[quick, fox]] = MASK_ID, restored[lazy]
+    is_masked = np.isin(np.arange(len(restored)), (quick, fox, jumps))
+    example = Example(restored, shown, is_masked, label=1)
     assert inspect_records.show_example(
         example, tokenizer, "sop"
     ).splitlines() == [
-        f"{len(restored) - 1} tokens, 3 masked; label 1, swapped",
+        f"{len(restored)} tokens, 3 masked; label 1, swapped",
         "  A:  the [MASK:quick] [fox->lazy] [kept:jumps].",
         "  B:  unbelievably \u2581<unk> lazy",
     ]
     ids = inspect_records.show_example(example, None, "").splitlines()
     assert ids[0].endswith("label 1")
-    assert f"[MASK:{restored[positions['quick']]}]" in ids[1]
+    assert f"[MASK:{restored[quick]}]" in ids[1]
 
 
 @pytest.mark.slow
