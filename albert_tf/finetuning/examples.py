@@ -1,7 +1,9 @@
 """Reads the examples of a task: official files, your own, TensorFlow Datasets.
 
-Every source gives rows, values by column, which become examples of the type
-that the task needs.
+1. Every source gives rows, values by column, or says why a row is malformed.
+2. A file without the columns of its task, or with many malformed rows, is a
+   file of another task.
+3. Rows become examples of the type that the task needs.
 
 A TSV file has no quotes and no escapes: a quotation mark is a character, and
 only a line feed ends a line. That is how the files of GLUE are written. An
@@ -18,6 +20,7 @@ import itertools
 import json
 import math
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,8 +35,8 @@ from albert_tf.config.task import (
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning.tasks import (
     DEV,
-    LAYOUTS,
     LETTERS,
+    SQUAD,
     TEST,
     TRAIN,
     Columns,
@@ -41,6 +44,7 @@ from albert_tf.finetuning.tasks import (
     find_task,
 )
 from albert_tf.io import files
+from albert_tf.io.datasets import open_dataset, read_elements
 from albert_tf.records.documents import Answer, Question
 
 _MICROSOFT_MRPC = "msr_paraphrase_train.txt"
@@ -52,15 +56,11 @@ _TFDS_TEXTS = {
     "mrpc": ("sentence1", "sentence2"),
 }
 
-# A file with a larger fraction of malformed lines has another layout.
+# A file with a larger fraction of malformed rows has another layout.
 _MAX_MALFORMED = 0.1
 
-# The form of a label, by kind of the task.
-_FORMS = {
-    REGRESSION: "a finite number",
-    MULTIPLE_CHOICE: "the number of a choice from 0, or a letter from A",
-    QUESTION_ANSWERING: "a text, with a number as answer_start",
-}
+# JSON can encode a surrogate; UTF-8, and so the tokenizer, cannot.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # The values of `is_impossible`; `str(True)` in lower case is "true".
 _TRUTH_VALUES = {"true": True, "1": True, "false": False, "0": False}
@@ -102,12 +102,7 @@ Example: TypeAlias = TextExample | ChoiceExample | Question
 
 
 class BadExample(NamedTuple):
-    """An example that cannot be used as it is.
-
-    Attributes:
-        where: Its id, or its line in a table, e.g. "line 2".
-        reason: What is wrong.
-    """
+    """An example that cannot be used, by id or row, and the reason."""
 
     where: str
     reason: str
@@ -144,11 +139,7 @@ class ExampleSet:
         return not self.split.startswith(TEST)
 
     def report_bad(self, where: str, reason: str) -> None:
-        """Adds an example to `bad`.
-
-        Raises:
-            UserError: If a bad example is an error.
-        """
+        """Adds an example to `bad`, or raises a `UserError`."""
         if self.stop_at_bad:
             raise UserError(
                 f"examples of {self.source} must be usable",
@@ -170,6 +161,24 @@ class ExampleSet:
         return lines
 
 
+class _Row(NamedTuple):
+    """The values of an example.
+
+    Attributes:
+        where: The line of a table, e.g. "line 2"; or the id of a question.
+        values: The values by column; text, except for JSON.
+        number: Position among the rows, from 0, malformed rows included.
+    """
+
+    where: str
+    values: Mapping[str, Any]
+    number: int
+
+
+# Each row by `_Row.where`: its values, or why it is malformed.
+_Found: TypeAlias = Iterable[tuple[str, dict[str, Any] | str]]
+
+
 def read_examples(
     config: TaskConfig, split: str, task: Task | None = None
 ) -> ExampleSet:
@@ -182,20 +191,14 @@ def read_examples(
 
     Args:
         config: Task, files and columns.
-        split: A name in `task.splits`; "train", "dev" or "test" for a task of
-            your own. For "test", labels are not read.
+        split: A name in `task.splits`, or "test". For "test", labels are not
+            read.
         task: The task with the labels of the training set, for other splits of
             a task of your own.
 
     Raises:
         UserError: If a file is missing, has the layout of another task, or a
             label that the task does not have.
-
-    Example:
-        >>> read_examples(TaskConfig(task="qnli"), "dev")
-        Traceback (most recent call last):
-        albert_tf.errors.UserError: --data_dir is required. See --help for its
-        form and an example.
     """
     task = task or find_task(config)
     examples = ExampleSet(
@@ -205,10 +208,9 @@ def read_examples(
         stop_at_bad=config.on_bad_example == "error",
     )
     columns = _find_columns(config, examples)
-    rows = _read_rows(config, examples, columns)
-    rows = _without_surrogates(examples, rows, columns)
+    rows = _check_rows(examples, columns, _read_rows(config, examples, columns))
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
-        labels = _collect_labels([row.values[columns.label] for row in rows])
+        labels = _collect_labels(row.values[columns.label] for row in rows)
         examples.task = dataclasses.replace(task, labels=labels)
     for row in rows:
         _add_example(examples, row, columns)
@@ -221,34 +223,19 @@ def read_examples(
 
 def has_split(config: TaskConfig, task: Task, split: str) -> bool:
     """Whether the settings name the data of a split."""
-    if split in task.splits or _named_file(config, split):
+    known = task.splits.get(split)
+    if getattr(config, f"{split}_file", "") or (known and known.files):
         return True
-    return bool(
-        config.tfds
-        and task.name in KINDS
-        and _tfds_split(task, split) in _prepare(config).info.splits
-    )
-
-
-def _named_file(config: TaskConfig, split: str) -> str:
-    """The file of a split that a flag names; "" without one."""
-    return getattr(config, f"{split}_file", "")
-
-
-def _tfds_split(task: Task, split: str) -> str:
-    if task.name in KINDS:
-        return "validation" if split == DEV else split
-    if split not in task.splits or not task.splits[split].tfds:
-        raise UserError(
-            f"TensorFlow Datasets has no split {split} of --task={task.name}",
-            remedy="Omit --tfds, and set --data_dir to the official files.",
-        )
-    return task.splits[split].tfds
+    if not (config.tfds and known):
+        return False
+    builder = open_dataset(config.tfds, config.tfds_data_dir)
+    return known.tfds in builder.info.splits
 
 
 def _find_source(config: TaskConfig, task: Task, split: str) -> str:
     """Path of the file, or of the directory of RACE; or "dataset:split"."""
-    if split == TRAIN and task.splits and TRAIN not in task.splits:
+    known = task.splits.get(split)
+    if split == TRAIN and known is None:
         raise UserError(
             f"--task={task.name} has no training set",
             remedy=f"Train on --task={task.starts_from}. Then use that run as "
@@ -256,169 +243,134 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
             "predict.",
         )
     if config.tfds:
-        return f"{config.tfds}:{_tfds_split(task, split)}"
-    named = _named_file(config, split)
+        if known is None or not known.tfds:
+            raise UserError(
+                f"TensorFlow Datasets has no split {split} of "
+                f"--task={task.name}",
+                remedy="Omit --tfds, and set --data_dir to the official files.",
+            )
+        return f"{config.tfds}:{known.tfds}"
+    named: str = getattr(config, f"{split}_file", "")
     if named:
         return named
-    if task.name in KINDS or split not in task.splits:
+    if known is None or not known.files:
         raise UserError(
             f"--task={config.task} must have a file for {split}",
             received="none",
-            remedy=f"Set --{split}_file."
-            if split in (TRAIN, DEV, TEST)
-            else f"Splits: {', '.join(task.splits)}.",
+            remedy=f"Set --{split}_file.",
         )
     config.require("data_dir")
     if task.layout == "race":
         return config.data_dir
-    names = task.splits[split].files
-    for name in names:
+    for name in known.files:
         path = posixpath.join(config.data_dir, name)
         if files.exists(path):
             return path
     raise UserError(
-        f"{config.data_dir} must contain {' or '.join(names)}, the {split} "
-        f"file of --task={task.name}",
+        f"{config.data_dir} must contain {' or '.join(known.files)}, the "
+        f"{split} file of --task={task.name}",
         received="no such file",
         remedy="Set --data_dir to the directory of the task's official files.",
     )
 
 
-def _layout_of(examples: ExampleSet) -> str:
-    """The layout of the task; your own question files may have SQuAD's."""
-    is_json = examples.source.endswith(".json")
-    if is_json and examples.task.kind == QUESTION_ANSWERING:
-        return "squad"
-    return examples.task.layout
+def _has_squad_layout(examples: ExampleSet) -> bool:
+    """Whether questions are in the layout of SQuAD, also your own ones."""
+    task, is_json = examples.task, examples.source.endswith(".json")
+    is_span = task.kind == QUESTION_ANSWERING
+    return task.layout == "squad" or (is_span and is_json)
 
 
 def _find_columns(config: TaskConfig, examples: ExampleSet) -> Columns:
-    task, layout = examples.task, _layout_of(examples)
-    if layout in LAYOUTS:
-        return LAYOUTS[layout]
-    if task.name in KINDS:
-        has_pairs = task.kind in (CLASSIFICATION, REGRESSION)
-        has_spans = task.kind == QUESTION_ANSWERING
-        has_choices = task.kind == MULTIPLE_CHOICE
-        return Columns(
-            config.text_column,
-            config.text_pair_column if has_pairs else config.question_column,
-            config.answer_column if has_spans else config.label_column,
-            config.id_column,
-            config.choice_columns if has_choices else (),
-            answer_start=config.answer_start_column,
-        )
+    if _has_squad_layout(examples):
+        return SQUAD
+    task = examples.task
     columns = task.splits[examples.split].columns
-    assert columns is not None
-    if config.tfds:
+    if config.tfds and task.layout == "table" and task.name not in KINDS:
         texts = _TFDS_TEXTS.get(task.name, (columns.text, columns.text_pair))
         return Columns(*texts, id="idx")
     return columns
 
 
-def _race_directories(config: TaskConfig, examples: ExampleSet) -> list[str]:
-    """The directories with the files of a split of RACE, one for each level.
-
-    The source is `data_dir`, the directory of a split with those of the levels,
-    or the directory of a level.
-    """
-    source, names = examples.source, examples.task.splits[examples.split].files
-    if source == config.data_dir:
-        return [posixpath.join(source, name) for name in names]
-    levels = [
-        posixpath.join(source, posixpath.basename(name)) for name in names
-    ]
-    has_levels = any(files.list_files(level, "*.txt") for level in levels)
-    return levels if has_levels else [source]
-
-
 # --- rows --------------------------------------------------------------------
-
-
-class _Row(NamedTuple):
-    """The values of an example.
-
-    Attributes:
-        where: The line of a table, e.g. "line 2"; or the id of a question.
-        values: The values by column; text, except for JSON.
-        number: Position among the rows of a table, from 0, malformed rows
-            included. Unused if the row has an id.
-    """
-
-    where: str
-    values: dict[str, Any]
-    number: int = 0
 
 
 def _read_rows(
     config: TaskConfig, examples: ExampleSet, columns: Columns
-) -> list[_Row]:
+) -> _Found:
     source, task = examples.source, examples.task
     if config.tfds:
-        rows = _read_tfds(config, examples, columns)
-        if task.layout != "race":
-            return rows
-        return [
-            question
-            for row in rows
-            for question in _read_passage(
-                source, row.values | {"id": row.values["example_id"]}
-            )
-        ]
-    layout = _layout_of(examples)
-    if layout == "table":
-        rows = _read_table(examples, columns)
-        if source.endswith(_MICROSOFT_MRPC):
-            rows = _split_mrpc(examples, rows)
-        return rows
-    if layout == "race":
-        rows = _read_race(_race_directories(config, examples))
-    else:
-        rows = _read_squad(examples)
-    for row in rows:
-        _check_columns(examples, columns, row.values)
+        return _read_tfds(config, examples)
+    if _has_squad_layout(examples):
+        return _read_squad(source, task)
+    if task.layout == "race":
+        return _read_race(_race_directories(config, examples))
+    if source.endswith(".jsonl"):
+        return _read_json_lines(source)
+    if not source.endswith((".tsv", ".txt", ".csv")):
+        raise UserError(
+            f"files of --task={task.name} must end in .tsv, .csv or .jsonl",
+            received=source,
+        )
+    rows = _read_table(source, columns.header)
+    if source.endswith(_MICROSOFT_MRPC):
+        return _split_mrpc(examples, rows)
     return rows
 
 
-def _needed(examples: ExampleSet, columns: Columns) -> list[str]:
+def _check_rows(
+    examples: ExampleSet, columns: Columns, found: _Found
+) -> list[_Row]:
+    """Refuses a file of another task; reports and drops malformed rows."""
     needed = [columns.text, columns.text_pair, *columns.choices]
     if examples.has_labels:
         needed.append(columns.label)
     if examples.task.name in KINDS:  # an official file may lack the id
         needed.append(columns.id)
-    return list(filter(None, needed))
-
-
-def _check_columns(
-    examples: ExampleSet, columns: Columns, found: Iterable[str]
-) -> None:
-    """Refuses a file without the columns of its task."""
-    found = list(found)
-    needed = _needed(examples, columns)
-    missing = set(needed) - set(found)
-    if missing:
-        raise _other_columns(
-            examples, needed, found, is_unlabelled=missing == {columns.label}
+    needed = list(filter(None, needed))
+    rows = list(found)
+    objects = [values for _, values in rows if isinstance(values, dict)]
+    names = dict.fromkeys(itertools.chain(*objects))
+    if missing := objects and set(needed) - set(names):
+        task, remedy = examples.task.name, ""
+        if missing == {columns.label} and not examples.is_training:
+            remedy = "Give a file without labels as --test_file."
+        elif task in KINDS:
+            remedy = "Name the right file, or other columns by --*_column."
+        raise UserError(
+            f"{examples.source} must have the columns {', '.join(needed)}",
+            received=", ".join(map(repr, list(names)[:20])),
+            remedy=remedy or f"Give the {examples.split} file of {task}.",
         )
+    good, malformed = [], []
+    for number, (where, values) in enumerate(rows):
+        if isinstance(values, str):
+            malformed.append((where, values))
+        elif lacking := [name for name in needed if name not in values]:
+            malformed.append((where, f"no {', '.join(lacking)}"))
+        else:
+            good.append(_Row(where, values, number))
+    if len(malformed) > _MAX_MALFORMED * len(rows):
+        raise UserError(
+            f"{examples.source} must be a file of --task={examples.task.name}",
+            received=f"{len(malformed)} of {len(rows)} lines malformed, "
+            + ": ".join(malformed[0]),
+        )
+    for where, reason in malformed:
+        examples.report_bad(where, reason)
+    used = [*needed, columns.id]
+    return [row for row in good if not _has_surrogate(examples, row, used)]
 
 
-def _other_columns(
-    examples: ExampleSet,
-    needed: Sequence[str],
-    found: Sequence[str],
-    is_unlabelled: bool = False,
-) -> UserError:
-    task, split = examples.task.name, examples.split
-    remedy = f"Give the {split} file of {task}."
-    if task in KINDS:
-        remedy = "Name the right file, or other columns by --*_column."
-    if is_unlabelled and not examples.is_training:
-        remedy = "Give a file without labels as --test_file."
-    return UserError(
-        f"{examples.source} must have the columns {', '.join(needed)}",
-        received=", ".join(map(repr, found[:20])),
-        remedy=remedy,
-    )
+def _has_surrogate(
+    examples: ExampleSet, row: _Row, used: Sequence[str]
+) -> bool:
+    values = list(map(row.values.get, used))
+    text = json.dumps(values, ensure_ascii=False, default=str)
+    if found := _SURROGATE.search(text):
+        code = f"U+{ord(found.group()):04X}"
+        examples.report_bad(row.where, f"unpaired surrogate {code}")
+    return found is not None
 
 
 def read_text(path: str) -> str:
@@ -439,45 +391,17 @@ def read_text(path: str) -> str:
         raise UserError(f"{path} must be UTF-8", received=error) from None
 
 
-# Number of a line, and its values or, for a malformed line, the reason.
-_Lines = Iterator[tuple[int, dict[str, Any] | str]]
-
-
-def _read_table(examples: ExampleSet, columns: Columns) -> list[_Row]:
-    """Reads TSV, CSV or JSON lines.
-
-    Malformed lines are reported as bad examples and left out. Too many of them
-    are the sign of a file of another task, as a missing column is.
-    """
-    path = examples.source
-    if path.endswith(".csv"):
-        found = _parse_fields(examples, iter(_read_csv(path)), columns)
-    elif path.endswith((".tsv", ".txt")):
-        found = _parse_fields(examples, _read_tsv(path), columns)
-    elif path.endswith(".jsonl"):
-        found = _parse_json_lines(examples, columns)
-    else:
-        raise UserError(
-            f"files of --task={examples.task.name} must end in .tsv, .csv or "
-            ".jsonl",
-            received=path,
-        )
-    lines = list(found)
-    malformed = [(n, reason) for n, reason in lines if isinstance(reason, str)]
-    if len(malformed) > _MAX_MALFORMED * len(lines):
-        number, reason = malformed[0]
-        raise UserError(
-            f"{path} must be a file of --task={examples.task.name}",
-            received=f"{len(malformed)} of {len(lines)} lines malformed, line "
-            f"{number}: {reason}",
-        )
-    for number, reason in malformed:
-        examples.report_bad(f"line {number}", reason)
-    return [
-        _Row(f"line {line}", values, number)
-        for number, (line, values) in enumerate(lines)
-        if isinstance(values, dict)
-    ]
+def _read_table(path: str, header: Sequence[str]) -> _Found:
+    """Reads a TSV or CSV file; () if its first line is the header."""
+    lines = _read_csv(path) if path.endswith(".csv") else _read_tsv(path)
+    for number, fields in lines:
+        if not header:
+            header = fields
+        elif len(fields) == len(header):
+            yield f"line {number}", dict(zip(header, fields, strict=True))
+        else:
+            reason = f"{len(fields)} columns instead of {len(header)}"
+            yield f"line {number}", reason
 
 
 def _read_tsv(path: str) -> Iterator[tuple[int, list[str]]]:
@@ -487,7 +411,7 @@ def _read_tsv(path: str) -> Iterator[tuple[int, list[str]]]:
             yield number, fields.split("\t")
 
 
-def _read_csv(path: str) -> list[tuple[int, list[str]]]:
+def _read_csv(path: str) -> Iterator[tuple[int, list[str]]]:
     """The fields of each row, after the number of its first line.
 
     Quotation marks must fit together: a reader that is not strict would take
@@ -496,14 +420,13 @@ def _read_csv(path: str) -> list[tuple[int, list[str]]]:
     text = read_text(path)
     # newline="", as the csv module requires: fields may have line breaks.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows = []
     first_line = 1
     # By default, a field of more than 131,072 characters is an error.
     limit_before = csv.field_size_limit(len(text))
     try:
         for fields in reader:
             if fields:
-                rows.append((first_line, fields))
+                yield first_line, fields
             first_line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
@@ -513,53 +436,24 @@ def _read_csv(path: str) -> list[tuple[int, list[str]]]:
         ) from None
     finally:
         csv.field_size_limit(limit_before)
-    return rows
 
 
-def _parse_fields(
-    examples: ExampleSet,
-    lines: Iterator[tuple[int, list[str]]],
-    columns: Columns,
-) -> _Lines:
-    number, header = next(lines, (0, [""]))
-    if columns.header:
-        if len(header) != len(columns.header):
-            raise _other_columns(examples, columns.header, header)
-        lines = itertools.chain([(number, header)], lines)
-        header = list(columns.header)
-    _check_columns(examples, columns, header)
-    for number, fields in lines:
-        if len(fields) == len(header):
-            yield number, dict(zip(header, fields, strict=True))
-        else:
-            yield number, f"{len(fields)} columns instead of {len(header)}"
+def _read_json_lines(path: str) -> _Found:
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:  # of nesting
+                values = error
+            yield (
+                f"line {number}",
+                values
+                if isinstance(values, dict)
+                else f"{values} instead of a JSON object",
+            )
 
 
-def _parse_json_lines(examples: ExampleSet, columns: Columns) -> _Lines:
-    lines: list[tuple[int, Any]] = []
-    for number, line in enumerate(read_text(examples.source).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            lines.append((number, json.loads(line)))
-        except (ValueError, RecursionError) as error:  # of nesting
-            lines.append((number, error))
-    objects = [values for _, values in lines if isinstance(values, dict)]
-    if objects:
-        _check_columns(
-            examples, columns, dict.fromkeys(itertools.chain(*objects))
-        )
-    needed = _needed(examples, columns)
-    for number, values in lines:
-        if not isinstance(values, dict):
-            yield number, f"{values} instead of a JSON object"
-        elif missing := [name for name in needed if name not in values]:
-            yield number, f"no {', '.join(missing)}"
-        else:
-            yield number, values
-
-
-def _split_mrpc(examples: ExampleSet, rows: list[_Row]) -> list[_Row]:
+def _split_mrpc(examples: ExampleSet, rows: _Found) -> _Found:
     """The rows of a split of Microsoft's training file.
 
     GLUE lists the rows for evaluation in `dev_ids.tsv`.
@@ -573,16 +467,14 @@ def _split_mrpc(examples: ExampleSet, rows: list[_Row]) -> list[_Row]:
             received="no such file",
             remedy="Copy it from GLUE, or name another file as --dev_file.",
         )
-    dev_ids = {
-        tuple(line.split()) for line in read_text(path).split("\n") if line
-    }
-    found = [
-        row
-        for row in rows
-        if ((row.values["#1 ID"], row.values["#2 ID"]) in dev_ids)
+    dev_ids = {tuple(fields) for _, fields in _read_tsv(path)}
+    return [
+        (where, values)
+        for where, values in rows
+        if isinstance(values, str)
+        or ((values.get("#1 ID"), values.get("#2 ID")) in dev_ids)
         == (examples.split == DEV)
     ]
-    return [row._replace(number=number) for number, row in enumerate(found)]
 
 
 @contextlib.contextmanager
@@ -590,14 +482,8 @@ def _format_of(path: str, name: str) -> Iterator[None]:
     """Turns errors in parsing into errors that name the format."""
     try:
         yield
-    except UserError:
-        raise
     except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
+        *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
     ) as error:
         raise UserError(
             f"{path} must be a JSON file {name}",
@@ -607,36 +493,50 @@ def _format_of(path: str, name: str) -> Iterator[None]:
         ) from None
 
 
-def _read_squad(examples: ExampleSet) -> list[_Row]:
+def _read_squad(path: str, task: Task) -> _Found:
     """Reads a file of SQuAD 1.1 or 2.0, or your own file in their format.
 
     Rows have `is_impossible`, False for files of SQuAD 1.1.
     """
-    path = examples.source
+    text = read_text(path)
     with _format_of(path, "in the format of SQuAD"):
         rows = [
-            _Row(str(entry["id"]), {"context": context, **entry})
-            for article in json.loads(read_text(path))["data"]
+            (str(entry["id"]), {"context": context, **entry})
+            for article in json.loads(text)["data"]
             for paragraph in article["paragraphs"]
             for context in [paragraph["context"]]
             for entry in paragraph["qas"]
         ]
-    for name, values, _ in rows:
-        if "answers" not in values or "is_impossible" in values:
-            continue
-        if examples.task.name == "squad_v2":
-            raise UserError(
-                f"questions of {path} must have is_impossible",
-                received=f"none in {name}",
-                remedy="Use --task=squad_v1 for files of SQuAD 1.1.",
-            )
-        values["is_impossible"] = False
+    for name, values in rows:
+        if "answers" in values and "is_impossible" not in values:
+            if task.name == "squad_v2":
+                raise UserError(
+                    f"questions of {path} must have is_impossible",
+                    received=f"none in {name}",
+                    remedy="Use --task=squad_v1 for files of SQuAD 1.1.",
+                )
+            values["is_impossible"] = False
     return rows
 
 
-def _read_race(directories: list[str]) -> list[_Row]:
+def _race_directories(config: TaskConfig, examples: ExampleSet) -> list[str]:
+    """The directories with the files of a split of RACE, one for each level.
+
+    The source is `data_dir`, the directory of a split with those of the levels,
+    or the directory of a level.
+    """
+    source, names = examples.source, examples.task.splits[examples.split].files
+    if source == config.data_dir:
+        return [posixpath.join(source, name) for name in names]
+    levels = [
+        posixpath.join(source, posixpath.basename(name)) for name in names
+    ]
+    has_levels = any(files.list_files(level, "*.txt") for level in levels)
+    return levels if has_levels else [source]
+
+
+def _read_race(directories: Sequence[str]) -> _Found:
     """Reads all files `*.txt` of directories, with a passage in each."""
-    rows = []
     for directory in directories:
         paths = files.list_files(directory, "*.txt")
         if not paths:
@@ -649,90 +549,57 @@ def _read_race(directories: list[str]) -> list[_Row]:
         for path in paths:
             # A passage per line; the official files have one line each.
             for line in filter(str.strip, read_text(path).split("\n")):
-                rows += _read_passage(path, line)
-    return rows
+                yield from _split_passage(path, line)
 
 
-def _read_passage(path: str, content: str | Mapping[str, Any]) -> list[_Row]:
-    """Reads the questions about a passage of RACE, JSON or its values."""
+def _split_passage(path: str, content: str | Mapping[str, Any]) -> _Found:
+    """The questions about a passage of RACE, JSON or its values."""
     with _format_of(path, "of RACE"):
         passage = json.loads(content) if isinstance(content, str) else content
         names = ("questions", "options", "answers")
         lists = {name: passage[name] for name in names if name in passage}
+        ids = [f"{passage['id']}-{i}" for i in range(len(passage["questions"]))]
+        lists |= {"id": ids, "article": [passage["article"]] * len(ids)}
         rows = [
             dict(zip(lists, values, strict=True))
-            | {"id": f"{passage['id']}-{i}", "article": passage["article"]}
-            for i, values in enumerate(zip(*lists.values(), strict=True))
+            for values in zip(*lists.values(), strict=True)
         ]
-        return [_Row(row["id"], row) for row in rows]
+    return [(row["id"], row) for row in rows]
 
 
-# --- TensorFlow Datasets -----------------------------------------------------
-
-
-def _read_tfds(
-    config: TaskConfig, examples: ExampleSet, columns: Columns
-) -> list[_Row]:
+def _read_tfds(config: TaskConfig, examples: ExampleSet) -> _Found:
     """Reads the split `examples.source`, a name `dataset:split`.
 
     A label is the name of its class; or its number, if the labels of the task
     are numbers.
     """
-    builder = _prepare(config)
+    builder = open_dataset(config.tfds, config.tfds_data_dir)
+    info = builder.info
     split = examples.source.removeprefix(f"{config.tfds}:")
-    if split not in builder.info.splits:
+    if split not in info.splits:
         raise UserError(
             f"{config.tfds} must have the split {split}",
-            received=", ".join(sorted(builder.info.splits)),
+            received=", ".join(sorted(info.splits)),
             remedy="Omit --tfds, and give files.",
         )
-    import tensorflow_datasets as tfds
-
-    elements = builder.as_dataset(
-        split=split,
-        # One file after another, so that the order is always the same.
-        read_config=tfds.ReadConfig(interleave_cycle_length=1),
-    )
-    features = builder.info.features
-    _check_columns(examples, columns, sorted(features))
+    is_race = examples.task.layout == "race"
     has_numbers = examples.task.labels[:1] == ("0",)
-    rows = []
-    for number, element in enumerate(tfds.as_numpy(elements)):
+    # A set without labels has -1 instead.
+    classes = {
+        name: feature.int2str
+        for name, feature in info.features.items()
+        if hasattr(feature, "int2str") and not has_numbers
+    }
+    for number, element in enumerate(read_elements(builder, split)):
         values = {name: _plain(value) for name, value in element.items()}
-        for name, feature in features.items():
-            # Sets without labels have -1 instead.
-            if isinstance(feature, tfds.features.ClassLabel):
-                label = values[name]
-                is_named = label >= 0 and not has_numbers
-                values[name] = feature.int2str(label) if is_named else label
-        rows.append(_Row(f"example {number}", values, number))
-    return rows
-
-
-def _prepare(config: TaskConfig) -> Any:
-    """The builder of a dataset that is prepared."""
-    try:
-        import tensorflow_datasets as tfds
-    except ModuleNotFoundError:
-        raise UserError(
-            "--tfds needs TensorFlow Datasets",
-            received="no module named tensorflow_datasets",
-            remedy="pip install -e '.[tfds]'.",
-        ) from None
-    try:
-        builder = tfds.builder(
-            config.tfds, data_dir=config.tfds_data_dir or None
-        )
-        builder.download_and_prepare()
-    except Exception as error:  # of the name, the network, the disk
-        raise UserError(
-            f"{config.tfds} must be a dataset of TensorFlow Datasets that is "
-            "prepared or downloadable",
-            received=f"{type(error).__name__}: {error}",
-            remedy="Prepare it on a machine with network access, and pass its "
-            "directory as --tfds_data_dir.",
-        ) from error
-    return builder
+        for name, name_of in classes.items():
+            if values[name] >= 0:
+                values[name] = name_of(values[name])
+        if is_race:
+            values["id"] = values.get("example_id")
+            yield from _split_passage(config.tfds, values)
+        else:
+            yield f"example {number}", values
 
 
 def _plain(value: Any) -> Any:
@@ -755,46 +622,14 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _has_class(value: Any) -> bool:
-    """Whether a cell has a label, i.e. is neither empty nor null."""
-    return bool(_text(value).strip())
-
-
 def _collect_labels(values: Iterable[Any]) -> tuple[str, ...]:
     """The distinct labels, sorted; by value, if all are whole numbers."""
-    labels = {_text(value) for value in values if _has_class(value)}
+    labels = set(filter(str.strip, map(_text, values)))
     try:
         # Different labels can have the same value, e.g. 1 and 01.
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     except ValueError:
         return tuple(sorted(labels))
-
-
-def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
-    """The class, value, right choice or answers of a row."""
-    task, value = examples.task, row.values[columns.label]
-    if task.kind == CLASSIFICATION:
-        if _text(value) in task.labels:
-            return task.labels.index(_text(value))
-        raise UserError(
-            f"labels of {examples.source} must be one of "
-            f"{name_faults(task.labels)}",
-            received=f"{_text(value)!r} in {row.where}",
-            remedy="Check the file and --label_column; a model predicts only "
-            "labels of its training file.",
-        )
-    try:
-        if task.kind == REGRESSION:
-            return _parse_finite(value)
-        if task.kind == MULTIPLE_CHOICE:
-            return _parse_choice(value)
-        return _parse_answers(value, row.values.get(columns.answer_start, ""))
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{columns.label} of {examples.source} must be {_FORMS[task.kind]}",
-            received=f"{value!r} in {row.where}: {error}",
-            remedy="Check the file and the flags that name its columns.",
-        ) from None
 
 
 def _parse_finite(value: Any) -> float:
@@ -825,29 +660,33 @@ def _parse_answers(value: Any, start: Any) -> tuple[Answer, ...]:
     return (Answer(_text(value), int(start)),) if _text(value) else ()
 
 
+def _label_of(examples: ExampleSet, row: _Row, columns: Columns) -> Any:
+    """The class, value, right choice or answers of a row."""
+    kind, labels = examples.task.kind, examples.task.labels
+    value = row.values[columns.label]
+    try:
+        if kind == CLASSIFICATION:
+            form = f"one of {name_faults(labels)}"
+            if _text(value) not in labels:
+                raise ValueError("no label of the training file")
+            return labels.index(_text(value))
+        if kind == REGRESSION:
+            form = "a finite number"
+            return _parse_finite(value)
+        if kind == MULTIPLE_CHOICE:
+            form = "the number of a choice from 0, or a letter from A"
+            return _parse_choice(value)
+        form = "a text, with a number as answer_start"
+        return _parse_answers(value, row.values.get(columns.answer_start, ""))
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{columns.label} of {examples.source} must be {form}",
+            received=f"{value!r} in {row.where}: {error}",
+            remedy="Check the file and the flags that name its columns.",
+        ) from None
+
+
 # --- examples ----------------------------------------------------------------
-
-
-def _without_surrogates(
-    examples: ExampleSet, rows: Sequence[_Row], columns: Columns
-) -> list[_Row]:
-    """Reports rows with an unpaired surrogate, and returns the others.
-
-    JSON can encode a surrogate; UTF-8, and so the tokenizer, cannot.
-    """
-    names = [columns.text, columns.text_pair, columns.label, columns.id]
-    kept = []
-    for row in rows:
-        values = [row.values.get(name) for name in (*names, *columns.choices)]
-        text = json.dumps(values, ensure_ascii=False, default=str)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            code = ord(text[error.start])
-            examples.report_bad(row.where, f"unpaired surrogate U+{code:04X}")
-        else:
-            kept.append(row)
-    return kept
 
 
 def _add_example(examples: ExampleSet, row: _Row, columns: Columns) -> None:
@@ -859,24 +698,24 @@ def _add_example(examples: ExampleSet, row: _Row, columns: Columns) -> None:
             # The annotators of MNLI did not agree.
             examples.report_bad(row.where, "no gold label")
             return
-        if task.kind == CLASSIFICATION and not _has_class(value):
+        if task.kind == CLASSIFICATION and not _text(value).strip():
             examples.report_bad(row.where, "no label")
             return
         label = _label_of(examples, row, columns)
-    name = _text(row.values.get(columns.id, row.number))
-    example = _make_example(examples, name, row, columns, label)
+    example = _make_example(examples, row, columns, label)
     problem = _find_problem(example, examples.has_labels)
     if problem:
         is_text = isinstance(example, TextExample)
-        examples.report_bad(row.where if is_text else name, problem)
+        examples.report_bad(row.where if is_text else example.id, problem)
     if not (problem and examples.is_training):
         examples.examples.append(example)
 
 
 def _make_example(
-    examples: ExampleSet, name: str, row: _Row, columns: Columns, label: Any
+    examples: ExampleSet, row: _Row, columns: Columns, label: Any
 ) -> Example:
     task, values = examples.task, row.values
+    name = _text(values.get(columns.id, row.number))
     text = _text(values[columns.text])
     pair = _text(values[columns.text_pair]) if columns.text_pair else None
     if task.kind == MULTIPLE_CHOICE:
@@ -889,7 +728,17 @@ def _make_example(
         return question
     if task.kind != QUESTION_ANSWERING:
         return TextExample(name, text, pair, label)
-    is_impossible = examples.has_labels and _is_impossible(examples, row, label)
+    is_impossible = examples.has_labels and not label
+    if examples.has_labels and "is_impossible" in values:
+        value = values["is_impossible"]
+        truth = _TRUTH_VALUES.get(_text(value).strip().lower())
+        if truth is None:
+            raise UserError(
+                f"is_impossible of {examples.source} must be true, false, 1 "
+                "or 0",
+                received=f"{value!r} in {row.where}",
+            )
+        is_impossible = truth
     if is_impossible and not task.may_be_unanswerable:
         raise UserError(
             f"every question of {examples.source} must have an answer",
@@ -897,20 +746,6 @@ def _make_example(
             remedy="Use --task=squad_v2 for files of SQuAD 2.0.",
         )
     return Question(name, pair or "", text, label or (), is_impossible)
-
-
-def _is_impossible(examples: ExampleSet, row: _Row, label: Any) -> bool:
-    """Whether a question has no answer, by `is_impossible` or its answers."""
-    if "is_impossible" not in row.values:
-        return not label
-    value = row.values["is_impossible"]
-    text = _text(value).strip().lower()
-    if text not in _TRUTH_VALUES:
-        raise UserError(
-            f"is_impossible of {examples.source} must be true, false, 1 or 0",
-            received=f"{value!r} in {row.where}",
-        )
-    return _TRUTH_VALUES[text]
 
 
 def _check_choices(examples: ExampleSet, example: ChoiceExample) -> None:
@@ -935,16 +770,14 @@ def _check_choices(examples: ExampleSet, example: ChoiceExample) -> None:
 def _find_problem(example: Example, has_labels: bool) -> str:
     """Why an example is unusable for training; "" if it is usable."""
     if isinstance(example, TextExample):
-        texts = [t for t in (example.text, example.text_pair) if t is not None]
-        return "" if all(map(str.strip, texts)) else "a text is empty"
+        pair = [] if example.text_pair is None else [example.text_pair]
+        return "" if _are_full(example.text, *pair) else "a text is empty"
     if isinstance(example, ChoiceExample):
-        texts = [example.passage, *example.choices]
-        is_full = all(map(str.strip, texts))
+        is_full = _are_full(example.passage, *example.choices)
         return "" if is_full else "the passage or a choice is empty"
-    if not example.question.strip():
-        return "the question is empty"
-    if not example.document.strip():
-        return "the document is empty"
+    for name in ("question", "document"):
+        if not _are_full(getattr(example, name)):
+            return f"the {name} is empty"
     if not has_labels or example.is_impossible:
         return ""
     if not example.answers:
@@ -961,10 +794,14 @@ def _find_problem(example: Example, has_labels: bool) -> str:
     return ""
 
 
+def _are_full(*texts: str) -> bool:
+    return all(map(str.strip, texts))
+
+
 def _check(examples: ExampleSet) -> None:
     """Checks the examples together: their number, ids and labels."""
-    task = examples.task
-    if not examples.examples:
+    task, found = examples.task, examples.examples
+    if not found:
         raise UserError(
             f"{examples.source} must have usable examples",
             received=f"{len(examples.bad)} that cannot be used, e.g. "
@@ -972,33 +809,29 @@ def _check(examples: ExampleSet) -> None:
             if examples.bad
             else "none",
         )
-    if task.kind == QUESTION_ANSWERING:
-        # Answers are stored and scored by id.
-        counts = collections.Counter(q.id for q in examples.examples)
-        repeated = [name for name, count in counts.items() if count > 1]
-        if repeated:
-            raise UserError(
-                f"questions of {examples.source} must have different ids",
-                received=f"{name_faults(repeated)}, more than once",
-                remedy="Correct the file or, for a table, name another column "
-                "as --id_column.",
-            )
     is_classification = task.kind == CLASSIFICATION
     if is_classification and examples.is_training and len(task.labels) < 2:
         raise UserError(
             f"{examples.source} must have labels of at least two classes",
             received=", ".join(task.labels) or "none",
         )
-    if examples.has_labels and not any(map(_has_label, examples.examples)):
+    if task.kind != QUESTION_ANSWERING:
+        return
+    # Answers are stored and scored by id.
+    counts = collections.Counter(question.id for question in found)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
         raise UserError(
-            f"{examples.source}, the {examples.split} set, must have "
-            f"{'labels' if task.layout != 'squad' else 'answers'}",
+            f"questions of {examples.source} must have different ids",
+            received=f"{name_faults(repeated)}, more than once",
+            remedy="Correct the file or, for a table, name another column as "
+            "--id_column.",
+        )
+    if examples.has_labels and not any(
+        question.answers or question.is_impossible for question in found
+    ):
+        raise UserError(
+            f"{examples.source}, the {examples.split} set, must have answers",
             received="none",
             remedy="Give a file without them as --test_file.",
         )
-
-
-def _has_label(example: Example) -> bool:
-    if isinstance(example, Question):
-        return bool(example.answers) or example.is_impossible
-    return example.label is not None

@@ -8,20 +8,17 @@ example of weight 0.
     OUTPUT_DIR/features/train-ID/metadata.json
     OUTPUT_DIR/features/predict-ID/...
 
-ID is the beginning of the SHA-256 of everything that determines the features.
-So a command with other examples or lengths leaves the features of a run as they
-are, and its settings can be refused after it has written its own. The
-directories of earlier versions have names without ID.
-
-The sequences of a directory have the same length: that of the longest one,
-rounded up. The model then computes less padding, with the same result.
+ID is the beginning of the SHA-256 of everything that determines the features,
+so a refused command leaves those of a run as they are. The directories of
+earlier versions have names without ID. The sequences of a directory have the
+length of the longest one, rounded up: the model computes less padding, with
+the same result.
 """
 
-import dataclasses
 import json
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -75,8 +72,7 @@ Record = Mapping[str, np.ndarray]
 MakeRecords = Callable[[], Iterable[Record]]
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskFeature:
+class TaskFeature(NamedTuple):
     """A feature of a record.
 
     Attributes:
@@ -99,20 +95,8 @@ def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
     """Returns the features of a record.
 
     Args:
-        kind: One of `config.task_head.KINDS`.
+        kind: One of `config.task.KINDS`.
         num_choices: Number of choices of a question, for "multiple_choice".
-
-    Example:
-        >>> shape = SequenceConfig(
-        ...     max_seq_length=128, max_predictions_per_seq=1
-        ... )
-        >>> for feature in task_features("multiple_choice", num_choices=4):
-        ...     print(feature.name, feature.dtype, feature.length(shape))
-        input_ids int64 512
-        input_mask int64 512
-        segment_ids int64 512
-        example_weight float32 1
-        label int64 1
     """
     sequences = num_choices if kind == MULTIPLE_CHOICE else 1
     shared = (
@@ -146,8 +130,6 @@ def task_features(kind: str, num_choices: int = 0) -> tuple[TaskFeature, ...]:
 
 # --- text -> records ----------------------------------------------------------
 
-_WEIGHT = {"example_weight": np.ones(1, np.float32)}
-
 
 def make_records(
     examples: ExampleSet,
@@ -172,49 +154,22 @@ def make_records(
         UserError: If the lengths leave no room for a document, or an answer
             cannot be found and `on_bad_example` is "error".
     """
-    kind = examples.task.kind
-    if kind == QUESTION_ANSWERING:
+    task = examples.task
+    if task.kind == QUESTION_ANSWERING:
         maker = WindowMaker(tokenizer, config, max_seq_length)
-        for example in examples.examples:
-            windows = maker.make(example)
-            if windows.problem and not _is_known(examples, example.id):
-                examples.report_bad(example.id, windows.problem)
-            if not (windows.problem and examples.is_training):
-                for window in range(len(windows.spans)):
-                    first, last = windows.answer_in(window)
-                    values = windows.inputs(window, max_seq_length) | {
-                        "start_position": first,
-                        "end_position": last,
-                        "is_impossible": first == 0,
-                    }
-                    yield _WEIGHT | {
-                        name: np.atleast_1d(value).astype(np.int64)
-                        for name, value in values.items()
-                    }
-        return
-    label_dtype = np.float32 if kind == REGRESSION else np.int64
-    for begin in range(0, len(examples.examples), _BATCH):
-        batch = examples.examples[begin : begin + _BATCH]
-        sequences = (
-            _choice_sequences(batch, tokenizer, config, max_seq_length)
-            if kind == MULTIPLE_CHOICE
-            else _text_sequences(batch, tokenizer, max_seq_length)
+        records = _window_records(examples, maker, max_seq_length)
+    elif task.kind == MULTIPLE_CHOICE:
+        records = _choice_records(
+            examples.examples, tokenizer, config.max_qa_length, max_seq_length
         )
-        for example, sequence in zip(batch, sequences, strict=True):
-            label = np.array([example.label or 0], label_dtype)
-            yield _WEIGHT | sequence | {"label": label}
-
-
-def _is_known(examples: ExampleSet, name: str) -> bool:
-    return any(bad.where == name for bad in examples.bad)
-
-
-def _features(arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of `ModelInputs` by name, each with its rows joined, int64."""
-    return {
-        name: values.ravel().astype(np.int64)
-        for name, values in zip(ModelInputs._fields, arrays, strict=True)
-    }
+    else:
+        records = _text_records(examples.examples, tokenizer, max_seq_length)
+    features = task_features(task.kind, task.num_choices)
+    for values in records:
+        values["example_weight"] = 1.0
+        yield {
+            f.name: np.ravel(values[f.name]).astype(f.dtype) for f in features
+        }
 
 
 def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -222,23 +177,26 @@ def _tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [ids.tolist() for ids in np.split(encoded.ids, encoded.ends[:-1])]
 
 
-def _text_sequences(
+def _text_records(
     examples: Sequence[TextExample], tokenizer: Tokenizer, length: int
-) -> Iterator[dict[str, np.ndarray]]:
-    firsts = _tokenize(tokenizer, [e.text for e in examples])
-    seconds = None
-    if examples[0].text_pair is not None:
-        seconds = _tokenize(tokenizer, [e.text_pair or "" for e in examples])
-    inputs = join(*truncate(firsts, seconds, length), length)
-    return map(_features, zip(*inputs, strict=True))
+) -> Iterator[dict[str, Any]]:
+    for begin in range(0, len(examples), _BATCH):
+        batch = examples[begin : begin + _BATCH]
+        firsts = _tokenize(tokenizer, [e.text for e in batch])
+        seconds = None
+        if batch[0].text_pair is not None:
+            seconds = _tokenize(tokenizer, [e.text_pair or "" for e in batch])
+        inputs = join(*truncate(firsts, seconds, length), length)
+        for example, *rows in zip(batch, *inputs, strict=True):
+            yield ModelInputs(*rows)._asdict() | {"label": example.label or 0}
 
 
-def _choice_sequences(
+def _choice_records(
     examples: Sequence[ChoiceExample],
     tokenizer: Tokenizer,
-    config: TaskConfig,
+    max_qa_length: int,
     length: int,
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Iterator[dict[str, Any]]:
     """The sequences `[CLS] passage [SEP] question choice [SEP]` of a question.
 
     A choice replaces each "_" of its question. If the question has no "_", the
@@ -246,25 +204,44 @@ def _choice_sequences(
     `max_qa_length` tokens; the passage loses its end, as in
     google-research/albert.
     """
-    longest = min(config.max_qa_length, length - 3)
-    passages = _tokenize(tokenizer, [e.passage for e in examples])
-    for example, passage in zip(examples, passages, strict=True):
+    longest = min(max_qa_length, length - 3)
+    for example in examples:
         texts = [
             example.question.replace("_", choice)
             if "_" in example.question
             else f"{example.question} {choice}"
             for choice in example.choices
         ]
-        seconds = [ids[-longest:] for ids in _tokenize(tokenizer, texts)]
+        passage, *ends = _tokenize(tokenizer, [example.passage, *texts])
+        seconds = [ids[-longest:] for ids in ends]
         firsts = [passage[: length - 3 - len(second)] for second in seconds]
-        yield _features(join(firsts, seconds, length))
+        inputs = join(firsts, seconds, length)
+        yield inputs._asdict() | {"label": example.label or 0}
+
+
+def _window_records(
+    examples: ExampleSet, maker: WindowMaker, length: int
+) -> Iterator[dict[str, Any]]:
+    reported = {bad.where for bad in examples.bad}
+    for question in examples.examples:
+        windows = maker.make(question)
+        if windows.problem and question.id not in reported:
+            examples.report_bad(question.id, windows.problem)
+        if windows.problem and examples.is_training:
+            continue
+        for window in range(len(windows.spans)):
+            first, last = windows.answer_in(window)
+            yield windows.inputs(window, length) | {
+                "start_position": first,
+                "end_position": last,
+                "is_impossible": first == 0,
+            }
 
 
 # --- records -> files ---------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class FeatureFiles:
+class FeatureFiles(NamedTuple):
     """A directory of features.
 
     Attributes:
@@ -369,21 +346,21 @@ def _write(
     counts: dict[str, dict[str, int]] = {}
     checksums: dict[str, str] = {}
     for split, rows in records.items():
+        order = np.arange(len(rows))
         if split == TRAIN:
-            order = np.random.default_rng(_ORDER_SEED).permutation(len(rows))
-            rows = [rows[i] for i in order]
+            order = np.random.default_rng(_ORDER_SEED).permutation(order)
         num_shards = -(-len(rows) // RECORDS_PER_SHARD)
         counts[split] = {}
         for shard in range(num_shards):
             begin = shard * RECORDS_PER_SHARD
-            of_shard = rows[begin : begin + RECORDS_PER_SHARD]
+            of_shard = order[begin : begin + RECORDS_PER_SHARD]
             name = f"{split}-{shard:05d}-of-{num_shards:05d}.tfrecord"
             with (
                 atomic_write(posixpath.join(directory, name)) as file,
                 TFRecordWriter(file) as writer,
             ):
-                for record in of_shard:
-                    padded = _padded(record, features, length)
+                for i in of_shard:
+                    padded = _padded(rows[i], features, length)
                     writer.write(serialize(features, padded))
                 checksums[name] = writer.sha256()
             counts[split][name] = len(of_shard)

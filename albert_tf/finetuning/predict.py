@@ -5,13 +5,12 @@ RUN/predictions/predictions.json, ...    for the scripts of SQuAD
 RUN/null_threshold.json                  null odds above which "" is predicted
 """
 
-import copy
 import dataclasses
 import json
 import posixpath
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +22,7 @@ from albert_tf.cluster.workers import is_chief
 from albert_tf.config import FinetuningConfig
 from albert_tf.config.task import QUESTION_ANSWERING, REGRESSION
 from albert_tf.errors import UserError
-from albert_tf.finetuning import predictions, scores
+from albert_tf.finetuning import score
 from albert_tf.finetuning.base_model import BaseModel
 from albert_tf.finetuning.examples import ExampleSet
 from albert_tf.finetuning.features import FeatureFiles
@@ -31,12 +30,7 @@ from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.tasks import DEV
 from albert_tf.io.files import write_json
 from albert_tf.io.ownership import Owner
-from albert_tf.records.documents import (
-    Question,
-    QuestionAnswer,
-    WindowMaker,
-    find_answers,
-)
+from albert_tf.records.documents import WindowMaker, find_answers
 from albert_tf.runs.checkpoint_files import BEST_DIR
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.directory import NULL_THRESHOLD_FILE
@@ -50,32 +44,18 @@ PREDICTIONS_DIR = "predictions"
 Arrays = Mapping[str, np.ndarray]
 
 
-class Scorer:
+class Scorer(NamedTuple):
     """Scores the predictions for a split.
 
-    Args:
-        config: Settings, with the length that windows are cut to, which may
-            exceed that of the features.
+    Attributes:
+        examples: The examples of the split.
+        maker: Makes the windows of questions; None for other kinds.
         null_threshold: Null odds above which a question has no answer.
     """
 
-    def __init__(
-        self,
-        config: FinetuningConfig,
-        examples: ExampleSet,
-        base: BaseModel,
-        null_threshold: float,
-    ) -> None:
-        self._config = config
-        self.examples = examples
-        self._tokenizer = base.tokenizer
-        self.null_threshold = null_threshold
-
-    def at(self, null_threshold: float) -> "Scorer":
-        """This scorer with another null threshold."""
-        scorer = copy.copy(self)
-        scorer.null_threshold = null_threshold
-        return scorer
+    examples: ExampleSet
+    maker: WindowMaker | None
+    null_threshold: float
 
     def __call__(self, collected: Arrays) -> dict[str, float]:
         """Computes the scores of the task.
@@ -83,41 +63,28 @@ class Scorer:
         Args:
             collected: `Finetuning.predictions` of all records, in order.
         """
-        task = self.examples.task
-        if task.kind == QUESTION_ANSWERING:
-            return self.score_answers(self.find_answers(collected))
-        return scores.score(
-            task,
-            [example.label for example in self.examples.examples],
-            self.labels_of(collected),
-        )
-
-    def labels_of(self, collected: Arrays) -> np.ndarray:
-        """The predicted class or choice, or value: `(examples,)`."""
-        logits = collected["logits"]
-        if self.examples.task.kind == REGRESSION:
-            return logits[:, 0]
-        return logits.argmax(axis=-1)
-
-    def find_answers(self, collected: Arrays) -> list[QuestionAnswer]:
-        """The answers to all questions."""
-        maker = WindowMaker(
-            self._tokenizer,
-            self._config.task,
-            self._config.data.max_seq_length,
-        )
-        return list(find_answers(self.examples.examples, maker, collected))
-
-    def score_answers(self, found: list[QuestionAnswer]) -> dict[str, float]:
-        """The scores of the official script."""
-        may_be_null = self.examples.task.may_be_unanswerable
-        return scores.score_answers(
+        task, found = self.examples.task, self.find(collected)
+        if task.kind != QUESTION_ANSWERING:
+            labels = [example.label for example in self.examples.examples]
+            return score.score(task, labels, found)
+        may_be_null = task.may_be_unanswerable
+        return score.score_answers(
             self.examples.examples,
             {answer.id: answer.text() for answer in found},
             {a.id: a.null_odds for a in found} if may_be_null else None,
             self.null_threshold,
             may_be_unanswerable=may_be_null,
         )
+
+    def find(self, collected: Arrays) -> Any:
+        """The `QuestionAnswer` of each question, or the class or value."""
+        if self.maker is not None:
+            return list(
+                find_answers(self.examples.examples, self.maker, collected)
+            )
+        logits = collected["logits"]
+        is_value = self.examples.task.kind == REGRESSION
+        return logits[:, 0] if is_value else logits.argmax(axis=-1)
 
 
 class Inputs(NamedTuple):
@@ -148,9 +115,7 @@ class Predictor:
             config.data.eval_batch_size,
             strategy.num_replicas_in_sync,
         )
-        self._config = config
-        self._files = inputs.files
-        self._strategy = strategy
+        self._inputs, self._strategy = inputs, strategy
         self._objective = Finetuning(config, inputs.files, inputs.base)
         with (
             guarded(config.distribution, strategy) as watchdog,
@@ -159,31 +124,27 @@ class Predictor:
         ):
             self._model = self._objective.make_model()
             self.step = restore_model(
-                config.training.output_dir, self._model, _wanted_step(config)
+                config.training.output_dir, self._model, wanted_step(config)
             )
 
     def predict(self, split: str) -> tuple[dict[str, float], Arrays]:
-        """Predicts a split.
-
-        Returns:
-            The loss and accuracy, and the predictions, by name.
-        """
-        with guarded(self._config.distribution, self._strategy) as watchdog:
+        """Returns the loss and accuracy of a split, and the predictions."""
+        config = self._inputs.config
+        with guarded(config.distribution, self._strategy) as watchdog:
             evaluator = Evaluator(
                 self._strategy,
                 self._model,
                 self._objective,
-                self._files.records(split),
-                self._config,
+                self._inputs.files.records(split),
+                config,
                 watchdog=watchdog,
             )
             collected = evaluator.collect()
         assert collected is not None, "no stop flag was given"
-        sums, found = collected
-        return self._objective.evaluate(sums, found), found
+        return self._objective.evaluate(*collected), collected[1]
 
 
-def _wanted_step(config: FinetuningConfig) -> int:
+def wanted_step(config: FinetuningConfig) -> int:
     """The step of the best checkpoint, if requested; 0 is the newest."""
     if config.training.checkpoint == "newest":
         return 0
@@ -216,23 +177,19 @@ def run(inputs: Inputs, strategy: tf.distribute.Strategy) -> None:
             line = {"split": split, "step": predictor.step, **metrics}
             print(json.dumps(line))
         if training.mode != "eval":
-            _write(training.output_dir, split, scorer, collected)
+            path = posixpath.join(training.output_dir, PREDICTIONS_DIR)
+            _write(path, split, scorer, collected)
 
 
-def _write(run_dir: str, split: str, scorer: Scorer, collected: Arrays) -> None:
-    directory = posixpath.join(run_dir, PREDICTIONS_DIR)
-    task = scorer.examples.task
+def _write(path: str, split: str, scorer: Scorer, collected: Arrays) -> None:
+    task, found = scorer.examples.task, scorer.find(collected)
     if task.kind == QUESTION_ANSWERING:
-        predictions.write_answers(
-            directory, scorer.find_answers(collected), scorer.null_threshold
-        )
-        logging.info("wrote predictions to %s", directory)
-        return
-    submission = task.splits[split].submission if split in task.splits else ""
-    path = posixpath.join(directory, submission or f"{split}.tsv")
-    predictions.write_predictions(
-        path, scorer.examples, scorer.labels_of(collected)
-    )
+        score.write_answers(path, found, scorer.null_threshold)
+    else:
+        known = task.splits.get(split)
+        name = known.submission if known else ""
+        path = posixpath.join(path, name or f"{split}.tsv")
+        score.write_predictions(path, scorer.examples, found)
     logging.info("wrote predictions to %s", path)
 
 
@@ -240,28 +197,25 @@ def _write(run_dir: str, split: str, scorer: Scorer, collected: Arrays) -> None:
 
 
 def hold_out(train: ExampleSet, fraction: float) -> dict[str, ExampleSet]:
-    """Splits training examples by document.
-
-    Args:
-        train: Questions.
-        fraction: Fraction of the documents to hold out.
+    """Holds out a fraction of the documents of questions.
 
     Returns:
         The sets "train" and `HOLDOUT`.
     """
-    limit = fraction * 2**32
-    kept = dataclasses.replace(train, examples=[], bad=[*train.bad])
-    held_out = dataclasses.replace(train, split=HOLDOUT, examples=[], bad=[])
-    for example in train.examples:
-        assert isinstance(example, Question)
-        is_held_out = zlib.crc32(example.document.encode()) < limit
-        (held_out if is_held_out else kept).examples.append(example)
-    if not (kept.examples and held_out.examples):
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for question in train.examples:
+        share = zlib.crc32(question.document.encode()) / 2**32
+        parts[share < fraction].append(question)
+    if not all(parts):
         raise UserError(
             "null_holdout_fraction must leave documents to train on and "
             "documents to hold out",
             received=f"{fraction:g} of {train.source}",
         )
+    kept = dataclasses.replace(train, examples=parts[0], bad=[*train.bad])
+    held_out = dataclasses.replace(
+        train, split=HOLDOUT, examples=parts[1], bad=[]
+    )
     return {train.split: kept, HOLDOUT: held_out}
 
 
@@ -274,11 +228,11 @@ def choose_null_threshold(
     the last evaluation of the run.
     """
     scorers, predictor = inputs.scorers, Predictor(inputs, strategy)
-    _, collected = predictor.predict(HOLDOUT)
     run_dir, threshold = inputs.config.training.output_dir, 0.0
+    _, collected = predictor.predict(HOLDOUT)
     if is_chief(strategy):
-        found = scorers[HOLDOUT].find_answers(collected)
-        held_out = scorers[HOLDOUT].score_answers(found)
+        held_out = scorers[HOLDOUT](collected)
+        found = scorers[HOLDOUT].find(collected)
         threshold = best_threshold(held_out, [a.null_odds for a in found])
         write_json(
             posixpath.join(run_dir, NULL_THRESHOLD_FILE),
@@ -289,7 +243,7 @@ def choose_null_threshold(
         return
     metrics, collected = predictor.predict(DEV)
     if is_chief(strategy):
-        of_dev = scorers[DEV].at(threshold)(collected)
+        of_dev = scorers[DEV]._replace(null_threshold=threshold)(collected)
         run_log = RunLog(run_dir, Owner())
         run_log.write("eval", predictor.step, metrics | of_dev)
         run_log.finish()

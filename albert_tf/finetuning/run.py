@@ -32,6 +32,7 @@ from albert_tf.finetuning.features import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Inputs, Scorer
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
+from albert_tf.records.documents import WindowMaker
 from albert_tf.records.features import sha256_of
 from albert_tf.runs.directory import load_config, null_threshold
 from albert_tf.runs.log import read_metrics
@@ -52,27 +53,25 @@ def run(config: FinetuningConfig, began: float | None = None) -> int:
         UserError: For settings, files or models that do not fit.
     """
     began = began or time.time()
-    mode = config.training.mode
+    mode, is_dry = config.training.mode, config.training.dry_run
     is_training = mode in ("train", "train_and_predict")
-    if config.training.dry_run and not is_training:
+    if is_dry and not is_training:
         raise UserError("dry_run must be off with mode=eval and mode=predict")
     # All files are read first, so that their errors come before the training.
     task = find_task(config.task)
     if is_training:
-        training_sets = _read_training_sets(config, task)
+        training_sets = read_training_sets(config, task)
         task = training_sets[TRAIN].task
-        if mode != "train" and config.training.num_runs > 1:
-            _check_has_dev(config, training_sets)
     else:
         task = task_of_run(config, task, best_run(config))
     sets = {
         split: read_examples(config.task, split, task)
-        for split in _splits(config, task)
+        for split in splits_to_predict(config, task)
     }
     strategy = make_strategy(config.distribution)
     if is_training:
         status = _train(config, training_sets, strategy, began)
-        if status or not sets or config.training.dry_run:
+        if status or not sets or is_dry:
             return status
     run_dir = best_run(config)
     base = base_model.of_run(run_dir)
@@ -100,7 +99,13 @@ def _train(
     task = sets[TRAIN].task
     directories = run_dirs(config)
     base = base_model.find(config, directories)
-    _warn_of_other_start(task, base)
+    if task.starts_from and base.weights and base.weights.head is None:
+        logging.warning(
+            "the paper fine-tunes on %s before %s, which gives higher scores; "
+            "this run starts from a pretrained model. Give a run of "
+            "--task=%s as --init_checkpoint",
+            *(task.starts_from, task.name, task.starts_from),
+        )
     head = dataclasses.replace(
         config.head,
         kind=task.kind,
@@ -119,25 +124,25 @@ def _train(
             scratch if config.training.dry_run else "",
         )
         for index, directory in enumerate(directories):
-            of_run = inputs.config.replace(
-                output_dir=directory, seed=config.training.seed + index
+            of_run = inputs._replace(
+                config=inputs.config.replace(
+                    output_dir=directory, seed=config.training.seed + index
+                )
             )
             objective = Finetuning(
-                of_run,
-                inputs.files,
+                of_run.config,
+                of_run.files,
                 base,
-                inputs.scorers.get(DEV),
+                of_run.scorers.get(DEV),
                 task.metrics[0],
             )
             if config.training.dry_run:
-                return preflight.run(of_run, objective, strategy)
-            status = train(of_run, objective, strategy, began)
+                return preflight.run(of_run.config, objective, strategy)
+            status = train(of_run.config, objective, strategy, began)
             if status:
                 return status
             if HOLDOUT in sets:
-                predict.choose_null_threshold(
-                    inputs._replace(config=of_run), strategy
-                )
+                predict.choose_null_threshold(of_run, strategy)
             began = time.time()  # of the next run
     if DEV in sets and is_chief(strategy):
         print(json.dumps(summarize(directories, task)))
@@ -147,25 +152,19 @@ def _train(
 # --- examples ---------------------------------------------------------------
 
 
-def _read_training_sets(
+def read_training_sets(
     config: FinetuningConfig, task: Task
 ) -> dict[str, ExampleSet]:
-    sets = {TRAIN: read_examples(config.task, TRAIN, task)}
-    fraction = config.training.null_holdout_fraction
-    if fraction:
-        sets |= predict.hold_out(sets[TRAIN], fraction)
-    if has_split(config.task, task, DEV):
-        sets[DEV] = read_examples(config.task, DEV, sets[TRAIN].task)
-    return sets
-
-
-def _check_has_dev(
-    config: FinetuningConfig, sets: Mapping[str, ExampleSet]
-) -> None:
-    """Refuses several runs without scores, since the best one predicts."""
-    if DEV not in sets:
+    """Reads the examples to train on and, if there are any, to evaluate on."""
+    training, files = config.training, config.task
+    sets = {TRAIN: read_examples(files, TRAIN, task)}
+    if training.null_holdout_fraction:
+        sets |= predict.hold_out(sets[TRAIN], training.null_holdout_fraction)
+    if has_split(files, task, DEV):
+        sets[DEV] = read_examples(files, DEV, sets[TRAIN].task)
+    elif training.mode != "train" and training.num_runs > 1:
         remedy = "Set --dev_file"
-        if config.task.tfds:
+        if files.tfds:
             remedy = "Give files instead of --tfds, with a --dev_file"
         raise UserError(
             "mode=train_and_predict with several runs must have a development "
@@ -173,38 +172,24 @@ def _check_has_dev(
             received="none",
             remedy=f"{remedy}; or omit --num_runs.",
         )
+    return sets
 
 
-def _splits(config: FinetuningConfig, task: Task) -> list[str]:
+def splits_to_predict(config: FinetuningConfig, task: Task) -> list[str]:
     """The splits to evaluate or predict, after the training if there is one."""
     mode = config.training.mode
     if mode == "train":
         return []
-    if mode != "eval" and config.task.test_file:
-        return [TEST]
-    if task.name in KINDS:
-        predicts_test = mode != "eval" and has_split(config.task, task, TEST)
-        return [TEST if predicts_test else DEV]
-    tests = [name for name in task.splits if name.startswith(TEST)]
-    devs = [name for name in task.splits if name.startswith(DEV)]
-    return tests if tests and mode != "eval" else devs
-
-
-def _warn_of_other_start(task: Task, base: BaseModel) -> None:
-    """Warns if a run starts from a pretrained model, unlike the paper.
-
-    For some tasks, the paper starts from a model fine-tuned on another task.
-    """
-    weights = base.weights
-    if task.starts_from and weights is not None and weights.head is None:
-        logging.warning(
-            "the paper fine-tunes on %s before %s, which gives higher scores; "
-            "this run starts from a pretrained model. Give a run of "
-            "--task=%s as --init_checkpoint",
-            task.starts_from,
-            task.name,
-            task.starts_from,
-        )
+    tests = [
+        name
+        for name in task.splits
+        if name.startswith(TEST) and has_split(config.task, task, name)
+    ]
+    if config.task.test_file:
+        tests = [TEST]
+    if tests and mode != "eval":
+        return tests
+    return [name for name in task.splits if name.startswith(DEV)]
 
 
 # --- features ----------------------------------------------------------------
@@ -225,8 +210,14 @@ def _resolve(
         threshold: Null odds above which a question has no answer.
         scratch: Where to write the features; "" for `output_dir`.
     """
+    maker = None
+    if head.kind == QUESTION_ANSWERING:
+        # Windows may be longer than the sequences of the features.
+        maker = WindowMaker(
+            base.tokenizer, config.task, config.data.max_seq_length
+        )
     scorers = {
-        split: Scorer(config, examples, base, threshold)
+        split: Scorer(examples, maker, threshold)
         for split, examples in sets.items()
     }
     files = _make_features(config, base, head, sets, strategy, scratch)
@@ -252,10 +243,10 @@ def _make_features(
 
     Logs the examples, with those that cannot be used.
     """
-    length = config.data.max_seq_length
+    task, length = config.task, config.data.max_seq_length
     splits = {
         split: lambda examples=examples: features.make_records(
-            examples, base.tokenizer, config.task, length
+            examples, base.tokenizer, task, length
         )
         for split, examples in sets.items()
     }
@@ -267,9 +258,9 @@ def _make_features(
         "vocabulary": base.describe_vocabulary(),
         "max_seq_length": length,
         "kind": head.kind,
-        "doc_stride": config.task.doc_stride,
-        "max_query_length": config.task.max_query_length,
-        "max_qa_length": config.task.max_qa_length,
+        "doc_stride": task.doc_stride,
+        "max_query_length": task.max_query_length,
+        "max_qa_length": task.max_qa_length,
     }
 
     def make() -> FeatureFiles:
@@ -312,11 +303,9 @@ def best_run(config: FinetuningConfig) -> str:
     directories = run_dirs(config)
     if len(directories) == 1:
         return directories[0]
-    stored = load_config(directories[0], FinetuningConfig)
-    assert isinstance(stored, FinetuningConfig)
-    metric = find_task(stored.task).metrics[0]
-    evaluations = {name: _last_evaluation(name) for name in directories}
-    missing = [name for name in directories if metric not in evaluations[name]]
+    metric = find_task(_stored_config(directories[0]).task).metrics[0]
+    found = {name: _last_evaluation(name).get(metric) for name in directories}
+    missing = [name for name, value in found.items() if value is None]
     if missing:
         raise UserError(
             f"all {len(directories)} runs must be evaluated, so that the one "
@@ -325,13 +314,20 @@ def best_run(config: FinetuningConfig) -> str:
             remedy="Train with a development set; or omit --num_runs, and give "
             "one run as --output_dir.",
         )
-    return max(directories, key=lambda name: evaluations[name][metric])
+    return max(directories, key=found.__getitem__)
+
+
+def _stored_config(run_dir: str) -> FinetuningConfig:
+    stored = load_config(run_dir, FinetuningConfig)
+    assert isinstance(stored, FinetuningConfig)
+    return stored
 
 
 def _last_evaluation(run_dir: str) -> dict[str, float]:
     lines = [m for m in read_metrics(run_dir) if m.get("split") == "eval"]
-    last = lines[-1] if lines else {}
-    return {n: v for n, v in last.items() if n != "split"}
+    return {
+        n: v for line in lines[-1:] for n, v in line.items() if n != "split"
+    }
 
 
 def summarize(directories: list[str], task: Task) -> dict[str, object]:
@@ -342,13 +338,13 @@ def summarize(directories: list[str], task: Task) -> dict[str, object]:
     runs = [_last_evaluation(directory) for directory in directories]
     if len(runs) == 1:
         return dict(runs[0])
-    names = [name for name in task.metrics if name in runs[0]]
+    values = {n: [r[n] for r in runs] for n in task.metrics if n in runs[0]}
     return {
         "runs": runs,
-        "median": {n: statistics.median(r[n] for r in runs) for n in names},
+        "median": {n: statistics.median(v) for n, v in values.items()},
         "best": {
-            n: (min if n in SMALLER_IS_BETTER else max)(r[n] for r in runs)
-            for n in names
+            n: min(v) if n in SMALLER_IS_BETTER else max(v)
+            for n, v in values.items()
         },
     }
 
@@ -364,8 +360,7 @@ def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
             other labels, or on single texts and the task has pairs, or the
             reverse.
     """
-    stored = load_config(run_dir, FinetuningConfig)
-    assert isinstance(stored, FinetuningConfig)
+    stored = _stored_config(run_dir)
     head = stored.head
     same_labels = not task.labels or task.labels == head.labels
     if head.kind != task.kind or not same_labels:
@@ -384,20 +379,20 @@ def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
 
 
 def _check_pairs(stored: TaskConfig, task: TaskConfig, run_dir: str) -> None:
-    wants_pairs = bool(stored.has_pairs)
-    if task.has_pairs == wants_pairs:
-        return
-    texts = {True: "pairs of texts", False: "single texts"}
-    column = stored.text_pair_column or "COLUMN"
-    remedy = f"Set --text_pair_column={column}."
-    if not wants_pairs:
+    texts = ["single texts", "pairs of texts"]
+    if stored.has_pairs:
+        column = stored.text_pair_column or "COLUMN"
+        remedy = f"Set --text_pair_column={column}."
+    else:
         remedy = "Omit --text_pair_column."
-    raise UserError(
-        f"{run_dir} was trained on {texts[wants_pairs]}, so the task must have "
-        "them too",
-        received=f"--task={task.task} with {texts[not wants_pairs]}",
-        remedy=remedy if task.task in KINDS else "",
-    )
+        texts.reverse()
+    if bool(task.has_pairs) != bool(stored.has_pairs):
+        raise UserError(
+            f"{run_dir} was trained on {texts[1]}, so the task must have them "
+            "too",
+            received=f"--task={task.task} with {texts[0]}",
+            remedy=remedy if task.task in KINDS else "",
+        )
 
 
 def _warn_of_other_lengths(
@@ -407,13 +402,14 @@ def _warn_of_other_lengths(
     names = {
         QUESTION_ANSWERING: ("doc_stride", "max_query_length"),
         MULTIPLE_CHOICE: ("max_qa_length",),
-    }
+    }.get(stored.head.kind, ())
+    lengths = [
+        (f"--{name}", getattr(stored.task, name), getattr(config.task, name))
+        for name in names
+    ]
     changed = [
-        f"--{name} was {before} and is {now}"
-        for name in names.get(stored.head.kind, ())
-        for before, now in [
-            (getattr(stored.task, name), getattr(config.task, name))
-        ]
+        f"{name} was {before} and is {now}"
+        for name, before, now in lengths
         if before != now
     ]
     # A run stores the length of its longest sequence, so a larger
@@ -427,6 +423,5 @@ def _warn_of_other_lengths(
         logging.warning(
             "texts are cut otherwise than in the training of %s, which can "
             "lower the scores: %s",
-            run_dir,
-            "; ".join(changed),
+            *(run_dir, "; ".join(changed)),
         )

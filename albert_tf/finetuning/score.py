@@ -1,33 +1,362 @@
-r"""Score a file of predictions, of this project or of another.
+r"""Files of predictions, and their scores.
 
     python -m albert_tf.finetuning.score --task=squad_v2 \
       --data_file=dev-v2.0.json --predictions_file=predictions.json \
       --null_odds_file=null_odds.json --best_answers_file=best_answers.json
 
-The command prints one JSON object: for SQuAD, with the keys and values of the
-official scripts; for other tasks, with the scores of the paper. Predictions of
-other tasks are TSV files with the columns index and prediction, as for GLUE's
-leaderboard. The command does not need TensorFlow.
+The command scores predictions of this project or of another, and prints one
+JSON object: for SQuAD, with the keys and values of the official scripts; for
+other tasks, with the scores of the paper. It does not need TensorFlow.
+
+    *.tsv              of GLUE's leaderboard: columns index and prediction
+    predictions.json   answers by question id, as the scripts of SQuAD read them
+    best_answers.json  the same, without the null threshold
+    null_odds.json     by question id; the larger, the less likely an answer
+    nbest.json         the best answers to each question, with probabilities
+
+Answers are compared in lower case, without punctuation and articles, with words
+separated by one space. The best score over all right answers counts.
+
+The scripts of versions 1.1 and 2.0 differ, and so do the scores here. A missing
+prediction scores 0 in 1.1 and is an error in 2.0. Right answers without words
+are dropped in 2.0. Two answers without words have an F1 of 0 in 1.1, of 1 in
+2.0.
+
+Reference:
+    [Rajpurkar et al., 2016](https://arxiv.org/abs/1606.05250), section 6.1;
+    [Rajpurkar et al., 2018](https://arxiv.org/abs/1806.03822), section 5.
 """
 
+import collections
 import dataclasses
+import functools
 import json
+import posixpath
+import re
+import string
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from absl import logging
 
 from albert_tf.config import flags
 from albert_tf.config.task import (
     CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
     ScoreConfig,
     TaskConfig,
 )
 from albert_tf.errors import UserError, name_faults
-from albert_tf.finetuning.examples import ExampleSet, read_examples
-from albert_tf.finetuning.predictions import read_predictions, read_values
-from albert_tf.finetuning.scores import score, score_answers
-from albert_tf.finetuning.tasks import DEV, Task
-from albert_tf.io.files import load_json
+from albert_tf.finetuning.examples import ExampleSet, read_examples, read_text
+from albert_tf.finetuning.tasks import DEV, LETTERS, Task
+from albert_tf.io.files import load_json, write_text
+from albert_tf.records.documents import Question, QuestionAnswer
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_HEADER = "index\tprediction"
+
+
+# --- scores of classes, choices and values -----------------------------------
+
+
+def score(
+    task: Task, labels: Sequence[float] | np.ndarray, predictions: np.ndarray
+) -> dict[str, float]:
+    """Computes the scores of a task, with scikit-learn and SciPy.
+
+    Args:
+        task: Its `metrics` name the scores.
+        labels: Indices of classes or choices, or values; `(examples,)`.
+        predictions: As `labels`.
+
+    Returns:
+        The scores by name, the most important first, and `total`, the number
+        of examples. A correlation with constant predictions, which is not
+        defined, is 0.
+    """
+    # Imported here so that describing tasks needs neither library.
+    from scipy import stats
+    from sklearn import metrics
+
+    functions: Mapping[str, Callable[..., Any]] = {
+        "accuracy": metrics.accuracy_score,
+        # F1 of class 1, the paraphrases; macro: mean of all classes that occur.
+        "f1": metrics.f1_score,
+        "f1_macro": functools.partial(metrics.f1_score, average="macro"),
+        "matthews": metrics.matthews_corrcoef,
+        "pearson": functools.partial(_correlation, stats.pearsonr),
+        "spearman": functools.partial(_correlation, stats.spearmanr),
+        "mean_squared_error": lambda x, y: np.mean(np.square(x - y)),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # constant predictions
+        scores = {
+            name: float(functions[name](labels, predictions))
+            for name in task.metrics
+        }
+    return {**scores, "total": len(labels)}
+
+
+def _correlation(
+    correlate: Callable[..., Any], labels: np.ndarray, predictions: np.ndarray
+) -> float:
+    if len(labels) < 2:
+        return 0.0
+    value = correlate(labels, predictions).statistic
+    return 0.0 if np.isnan(value) else value
+
+
+# --- scores of answers -------------------------------------------------------
+
+
+def _words(text: str) -> list[str]:
+    plain = text.lower().translate(_NO_PUNCTUATION)
+    return _ARTICLES.sub(" ", plain).split()
+
+
+def _compare(answer: str, gold: str, is_version_2: bool) -> tuple[float, float]:
+    """Whether the words are equal, and the F1 of the words."""
+    found, wanted = _words(answer), _words(gold)
+    exact = float(found == wanted)
+    if is_version_2 and not (found and wanted):
+        return exact, exact
+    shared = collections.Counter(found) & collections.Counter(wanted)
+    num_shared = sum(shared.values())
+    if not num_shared:
+        return exact, 0.0
+    precision, recall = num_shared / len(found), num_shared / len(wanted)
+    return exact, 2 * precision * recall / (precision + recall)
+
+
+def score_answers(
+    questions: Sequence[Question],
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None = None,
+    na_prob_thresh: float = 1.0,
+    *,
+    may_be_unanswerable: bool = True,
+) -> dict[str, float]:
+    """Scores predictions with the keys of the official scripts.
+
+    Args:
+        questions: The questions, with all right answers.
+        predictions: Answers by question id; "" for no answer. To find the
+            best thresholds, they must be the best answers of the model, not
+            replaced by "" at some threshold.
+        null_odds: By question id, the larger, the less likely there is an
+            answer; None for 0 everywhere.
+        na_prob_thresh: A question with larger `null_odds` counts as answered
+            by "".
+        may_be_unanswerable: Whether to score as in version 2.0.
+
+    Returns:
+        `exact` and `f1` in percent and `total`, the number of questions. For
+        version 2.0 also those of answerable (`HasAns_`) and unanswerable
+        (`NoAns_`) questions, if there are any; and with `null_odds`, the best
+        scores over all thresholds (`best_exact`, `best_f1`), and the
+        thresholds (`best_exact_thresh`, `best_f1_thresh`).
+
+    Raises:
+        UserError: If a prediction is not a string, if no question has a
+            prediction, or, in version 2.0, if any question lacks a prediction
+            or null odds.
+    """
+    _check(questions, predictions, null_odds, may_be_unanswerable)
+    raw = {
+        question.id: _score(
+            predictions.get(question.id), question, may_be_unanswerable
+        )
+        for question in questions
+    }
+    if not may_be_unanswerable:
+        return _mean(list(raw.values()))
+    has_answer = {q.id: bool(q.answers) for q in questions}
+    odds = null_odds if null_odds is not None else dict.fromkeys(raw, 0.0)
+    scores = {
+        name: (float(not has_answer[name]),) * 2
+        if odds[name] > na_prob_thresh
+        else pair
+        for name, pair in raw.items()
+    }
+    found = _mean(list(scores.values()))
+    for prefix, wanted in (("HasAns", True), ("NoAns", False)):
+        part = [scores[n] for n in scores if has_answer[n] == wanted]
+        if part:
+            found |= {f"{prefix}_{k}": v for k, v in _mean(part).items()}
+    if null_odds is None:
+        return found
+    # Ties are answered one by one, in the order of the null odds.
+    order = [n for n in sorted(odds, key=odds.__getitem__) if n in raw]
+    for i, key in enumerate(("exact", "f1")):
+        # At first all answers are ""; then questions are answered in order.
+        total = best = float(len(raw) - sum(has_answer.values()))
+        threshold = 0.0
+        for name in order:
+            if has_answer[name]:
+                total += raw[name][i]
+            elif predictions[name]:
+                total -= 1
+            if total > best:
+                best, threshold = total, odds[name]
+        found[f"best_{key}"] = 100.0 * best / len(raw)
+        found[f"best_{key}_thresh"] = threshold
+    return found
+
+
+def _check(
+    questions: Sequence[Question],
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None,
+    may_be_unanswerable: bool,
+) -> None:
+    wrong = [
+        f"{value!r} for {name}"
+        for name, value in predictions.items()
+        if not isinstance(value, str)
+    ]
+    if wrong:
+        raise UserError(
+            "predictions_file must map each question id to a text",
+            received=name_faults(wrong),
+        )
+    files: dict[str, Mapping[str, object]] = {"predictions_file": predictions}
+    if null_odds is not None and may_be_unanswerable:
+        files["null_odds_file"] = null_odds
+    for what, given in files.items():
+        missing = [q.id for q in questions if q.id not in given]
+        if not missing:
+            continue
+        message = (
+            f"{len(missing)} of {len(questions)} questions: "
+            f"{name_faults(missing)}"
+        )
+        if may_be_unanswerable or len(missing) == len(questions):
+            raise UserError(
+                f"{what} must have an entry for every question of data_file",
+                received=f"none for {message}",
+                remedy="Check that these are predictions for that file.",
+            )
+        logging.warning("no prediction, which scores 0, for %s", message)
+
+
+def _score(
+    answer: str | None, question: Question, may_be_unanswerable: bool
+) -> tuple[float, float]:
+    """The best exact match and the best F1 over all right answers."""
+    golds = [text for text, _ in question.answers]
+    if may_be_unanswerable:
+        golds = list(filter(_words, golds)) or [""]
+    if answer is None or not golds:
+        return 0.0, 0.0
+    pairs = [_compare(answer, gold, may_be_unanswerable) for gold in golds]
+    exact, f1 = map(max, zip(*pairs, strict=True))
+    return exact, f1
+
+
+def _mean(scores: Sequence[tuple[float, float]]) -> dict[str, float]:
+    total = len(scores)
+    exact, f1 = (100.0 * sum(s) / total for s in zip(*scores, strict=True))
+    return {"exact": exact, "f1": f1, "total": total}
+
+
+# --- files of predictions ----------------------------------------------------
+
+
+def names_of(task: Task) -> Sequence[str]:
+    """Names of the classes or choices by index; () for regression.
+
+    A choice after Z is called by its number, from 0.
+    """
+    if task.kind == CLASSIFICATION:
+        return task.labels
+    numbers = range(len(LETTERS), task.num_choices)
+    return [*LETTERS[: task.num_choices], *map(str, numbers)]
+
+
+def write_predictions(
+    path: str, examples: ExampleSet, predictions: np.ndarray
+) -> None:
+    """Writes the predictions of all kinds but question answering.
+
+    Args:
+        path: The file; `Split.submission` is its name for the leaderboard.
+        predictions: `(examples,)`: indices of classes or choices, or values.
+            Values of STS-B are cut to its range, 0 to 5.
+    """
+    task, names = examples.task, names_of(examples.task)
+    if task.name == "stsb":
+        predictions = np.clip(predictions, 0, 5)
+    lines = [_HEADER]
+    for example, value in zip(examples.examples, predictions, strict=True):
+        is_value = task.kind == REGRESSION
+        text = f"{value:.3f}" if is_value else names[int(value)]
+        lines.append(f"{example.id}\t{text}")
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def read_predictions(path: str, examples: ExampleSet) -> list[str]:
+    """Reads predictions as text, in the order of the examples.
+
+    Raises:
+        UserError: If the file has other examples.
+    """
+    header, *lines = read_text(path).replace("\r", "").rstrip("\n").split("\n")
+    fields = [line.split("\t") for line in lines]
+    if header != _HEADER or any(len(values) != 2 for values in fields):
+        raise UserError(
+            f"{path} must have two columns, index and prediction, separated "
+            "by a tab",
+            received=repr(header),
+        )
+    found = dict(fields)
+    ids = [example.id for example in examples.examples]
+    known = set(ids)
+    other = [f"{name} is missing" for name in ids if name not in found]
+    other += [f"{name} is unknown" for name in found if name not in known]
+    counts = collections.Counter(name for name, _ in fields)
+    other += [f"{name} is repeated" for name, n in counts.items() if n > 1]
+    if other:
+        raise UserError(
+            f"{path} must have one prediction for each example of "
+            f"{examples.source}",
+            received=name_faults(other),
+            remedy="Check that these are predictions of that file.",
+        )
+    return [found[name] for name in ids]
+
+
+def write_answers(
+    directory: str,
+    answers: Sequence[QuestionAnswer],
+    null_threshold: float | None = None,
+) -> None:
+    """Writes all files of answers.
+
+    Args:
+        directory: The directory, local or gs://.
+        answers: The answers to all questions.
+        null_threshold: In `predictions.json`, an answer with larger null odds
+            is replaced by ""; None replaces none.
+    """
+    contents: Mapping[str, Mapping[str, Any]] = {
+        "predictions.json": {a.id: a.text(null_threshold) for a in answers},
+        "best_answers.json": {a.id: a.text() for a in answers},
+        "null_odds.json": {a.id: a.null_odds for a in answers},
+        "nbest.json": {
+            a.id: [candidate._asdict() for candidate in a.candidates]
+            for a in answers
+        },
+    }
+    for name, content in contents.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        write_text(posixpath.join(directory, name), text + "\n")
+
+
+# --- the command -------------------------------------------------------------
 
 
 def compute_scores(config: ScoreConfig) -> dict[str, float]:
@@ -40,29 +369,42 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
     columns = dataclasses.asdict(config.task)
     data = TaskConfig(**columns, dev_file=config.data_file)
     examples = read_examples(data, DEV)
-    if examples.task.name == CLASSIFICATION:
-        task = _add_labels(examples, config.predictions_file)
-        examples = read_examples(data, DEV, task)
-    if examples.task.kind != QUESTION_ANSWERING:
-        labels = [example.label for example in examples.examples]
-        predictions = read_predictions(config.predictions_file, examples)
-        return score(examples.task, labels, predictions)
-    return _score_answers(config, examples)
+    if examples.task.kind == QUESTION_ANSWERING:
+        return _score_files(config, examples)
+    path, task = config.predictions_file, examples.task
+    values = read_predictions(path, examples)
+    if task.name == CLASSIFICATION:
+        # A model may predict a class of its training set that the file lacks.
+        others = sorted(set(filter(None, values)) - set(task.labels))
+        if others:
+            logging.warning(
+                "%s has predictions of classes that %s lacks: %s",
+                *(path, examples.source, name_faults(others)),
+            )
+        task = dataclasses.replace(task, labels=(*task.labels, *others))
+    labels = [example.label for example in examples.examples]
+    names = {name: i for i, name in enumerate(names_of(task))}
+    parse = float if task.kind == REGRESSION else names.__getitem__
+    try:
+        predictions = np.array(list(map(parse, values)))
+    except (ValueError, KeyError) as error:
+        wanted = f"one of {', '.join(names)}" if names else "a number"
+        raise UserError(
+            f"each prediction in {path} must be {wanted}", received=error
+        ) from None
+    return score(task, labels, predictions)
 
 
-def _score_answers(
-    config: ScoreConfig, examples: ExampleSet
-) -> dict[str, float]:
+def _score_files(config: ScoreConfig, examples: ExampleSet) -> dict[str, float]:
     """The scores of the answers and, with null odds, of all thresholds."""
-    may_be_unanswerable = examples.task.may_be_unanswerable
-    predictions = _load_object(config.predictions_file)
+    of = functools.partial(
+        score_answers,
+        examples.examples,
+        may_be_unanswerable=examples.task.may_be_unanswerable,
+    )
+    predictions = best_answers = _load_object(config.predictions_file)
     if not config.null_odds_file:
-        return score_answers(
-            examples.examples,
-            predictions,
-            may_be_unanswerable=may_be_unanswerable,
-        )
-    best_answers = predictions
+        return of(predictions)
     if config.best_answers_file:
         best_answers = _load_object(config.best_answers_file)
     elif not all(predictions.values()):
@@ -72,41 +414,12 @@ def _score_answers(
             "--best_answers_file",
             config.predictions_file,
         )
-    scores = score_answers(
-        examples.examples,
-        best_answers,
-        _load_object(config.null_odds_file),
-        config.na_prob_thresh,
-        may_be_unanswerable=may_be_unanswerable,
-    )
-    if config.best_answers_file:
-        scores |= score_answers(
-            examples.examples,
-            predictions,
-            may_be_unanswerable=may_be_unanswerable,
-        )
-    return scores
+    null_odds = _load_object(config.null_odds_file)
+    scores = of(best_answers, null_odds, config.na_prob_thresh)
+    return scores | of(predictions) if config.best_answers_file else scores
 
 
-def _add_labels(examples: ExampleSet, predictions_file: str) -> Task:
-    """The task with the labels of both files.
-
-    A model may predict a class of its training set that the data file lacks.
-    """
-    task = examples.task
-    predicted = filter(None, read_values(predictions_file, examples))
-    others = sorted(set(predicted) - set(task.labels))
-    if others:
-        logging.warning(
-            "%s has predictions of classes that %s lacks: %s",
-            predictions_file,
-            examples.source,
-            name_faults(others),
-        )
-    return dataclasses.replace(task, labels=(*task.labels, *others))
-
-
-def _load_object(path: str) -> dict:
+def _load_object(path: str) -> dict[str, Any]:
     content = load_json(path)
     if not isinstance(content, dict):
         raise UserError(

@@ -1,10 +1,11 @@
-"""Descriptions of the tasks: kind, official files, labels and scores.
+"""The tasks: kind, official files and their columns, labels and scores.
 
 The settings of the paper for each task are flag files, `configs/finetune`.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from albert_tf.config.task import (
     ALWAYS_ANSWERABLE,
@@ -22,14 +23,13 @@ TRAIN, DEV, TEST = "train", "dev", "test"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of choices, as in RACE
 
 
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """The columns of a table, by name.
+class Columns(NamedTuple):
+    """The values of a row that make an example, by name.
 
     Attributes:
         text: The text, passage or document.
-        text_pair: The second text of a pair; "" for single texts.
-        label: The label; "" for a file without labels.
+        text_pair: The second text or the question; "" for single texts.
+        label: The label, or the answers; "" for a file without labels.
         id: Identifies an example. If it is "", or the file lacks that column,
             examples are numbered from 0.
         choices: The choices of a question: a column for each, or one with the
@@ -49,27 +49,23 @@ class Columns:
     answer_start: str = ""
 
 
-# The names of the values of an example in JSON, by layout.
-LAYOUTS: Mapping[str, Columns] = {
-    "squad": Columns("context", "question", "answers", "id"),
-    "race": Columns("article", "questions", "answers", "id", ("options",)),
-}
+SQUAD = Columns("context", "question", "answers", "id")
+RACE = Columns("article", "questions", "answers", "id", ("options",))
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """A part of the data of a task.
 
     Attributes:
+        columns: The columns of its rows.
         files: Official names in the data directory; the first file that exists
             is read. For RACE: directories, all of which are read.
-        columns: The columns of a table; None for the other layouts.
         tfds: Name of the split in TensorFlow Datasets; "" if it has none.
         submission: File name of predictions for the GLUE leaderboard.
     """
 
-    files: tuple[str, ...]
-    columns: Columns | None = None
+    columns: Columns
+    files: tuple[str, ...] = ()
     tfds: str = ""
     submission: str = ""
 
@@ -80,10 +76,10 @@ class Task:
 
     Attributes:
         name: Value of --task.
-        kind: One of `config.task_head.KINDS`.
+        kind: One of `config.task.KINDS`.
         layout: "table", "squad" or "race".
-        splits: The official splits by name. Those whose names begin with "test"
-            have no labels. Empty for a task of your own.
+        splits: The splits by name. Those whose names begin with "test" have no
+            labels.
         labels: The classes, in the order of their ids, which is that of
             google-research/albert; () for other kinds, and for your own tasks
             until `examples.read_examples` has collected them.
@@ -117,66 +113,81 @@ class Task:
         )
 
 
+# --- tasks of your own -------------------------------------------------------
+
+_OWN_METRICS = {
+    CLASSIFICATION: ("accuracy", "f1_macro"),
+    REGRESSION: ("pearson", "spearman", "mean_squared_error"),
+    MULTIPLE_CHOICE: ("accuracy",),
+    QUESTION_ANSWERING: ("f1", "exact"),
+}
+
+
 def find_task(config: TaskConfig) -> Task:
     """Returns the task that `config.task` names.
 
     Raises:
         UserError: If the name is unknown, or if a task of your own has a
             `data_dir` or, with multiple choice, no `choice_columns`.
-
-    Example:
-        >>> find_task(TaskConfig(task="squad_v2")).kind
-        'question_answering'
     """
-    if config.task in KINDS:
-        return _own_task(config)
-    if config.task not in TASKS:
+    kind = config.task
+    if kind in TASKS:
+        return TASKS[kind]
+    if kind not in KINDS:
         raise UserError(
             "--task must be one of " + ", ".join([*TASKS, *KINDS]),
-            received=repr(config.task),
+            received=repr(kind),
         )
-    return TASKS[config.task]
-
-
-def _own_task(config: TaskConfig) -> Task:
     if config.data_dir:
         raise UserError(
-            f"--task={config.task} must have --train_file, --dev_file or "
-            "--test_file instead of --data_dir",
+            f"--task={kind} must have --train_file, --dev_file or --test_file "
+            "instead of --data_dir",
             received=config.data_dir,
         )
-    if config.task == MULTIPLE_CHOICE:
+    if kind == MULTIPLE_CHOICE:
         config.require("choice_columns")
-    metrics = {
-        CLASSIFICATION: ("accuracy", "f1_macro"),
-        REGRESSION: ("pearson", "spearman", "mean_squared_error"),
-        MULTIPLE_CHOICE: ("accuracy",),
-        QUESTION_ANSWERING: ("f1", "exact"),
+    has_question = kind in (MULTIPLE_CHOICE, QUESTION_ANSWERING)
+    columns = Columns(
+        config.text_column,
+        config.question_column if has_question else config.text_pair_column,
+        config.answer_column
+        if kind == QUESTION_ANSWERING
+        else config.label_column,
+        config.id_column,
+        config.choice_columns if kind == MULTIPLE_CHOICE else (),
+        answer_start=config.answer_start_column,
+    )
+    splits = {
+        split: Split(columns, tfds=tfds)
+        for split, (_, tfds, _) in _PARTS.items()
     }
-    return Task(config.task, config.task, metrics=metrics[config.task])
+    return Task(kind, kind, splits=splits, metrics=_OWN_METRICS[kind])
 
 
-# The splits of a GLUE task, as (split, official files, name in TensorFlow
-# Datasets, end of the submission's name).
-_PARTS = (
-    (TRAIN, ("train.tsv",), TRAIN, ""),
-    (DEV, ("dev.tsv",), "validation", ""),
-    (TEST, ("test.tsv",), TEST, ""),
-)
+# --- official tasks ----------------------------------------------------------
+
+# By split: official files, name in TensorFlow Datasets, and the end of the
+# submission's name.
+_Parts = Mapping[str, tuple[tuple[str, ...], str, str]]
+_PARTS: _Parts = {
+    TRAIN: (("train.tsv",), TRAIN, ""),
+    DEV: (("dev.tsv",), "validation", ""),
+    TEST: (("test.tsv",), TEST, ""),
+}
 # The files of GLUE; or those of Microsoft with dev_ids.tsv of GLUE.
-_MRPC_PARTS = (
-    (TRAIN, ("train.tsv", "msr_paraphrase_train.txt"), TRAIN, ""),
-    (DEV, ("dev.tsv", "msr_paraphrase_train.txt"), "validation", ""),
-    (TEST, ("test.tsv", "msr_paraphrase_test.txt"), TEST, ""),
-)
+_MRPC_PARTS: _Parts = {
+    TRAIN: (("train.tsv", "msr_paraphrase_train.txt"), TRAIN, ""),
+    DEV: (("dev.tsv", "msr_paraphrase_train.txt"), "validation", ""),
+    TEST: (("test.tsv", "msr_paraphrase_test.txt"), TEST, ""),
+}
 # Two sets for evaluation: of the genres of the training set, and of others.
-_MNLI_PARTS = (
-    (TRAIN, ("train.tsv",), TRAIN, ""),
-    (DEV, ("dev_matched.tsv",), "validation_matched", ""),
-    (TEST, ("test_matched.tsv",), "test_matched", "-m"),
-    ("dev_mismatched", ("dev_mismatched.tsv",), "validation_mismatched", ""),
-    ("test_mismatched", ("test_mismatched.tsv",), "test_mismatched", "-mm"),
-)
+_MNLI_PARTS: _Parts = {
+    TRAIN: (("train.tsv",), TRAIN, ""),
+    DEV: (("dev_matched.tsv",), "validation_matched", ""),
+    TEST: (("test_matched.tsv",), "test_matched", "-m"),
+    "dev_mismatched": (("dev_mismatched.tsv",), "validation_mismatched", ""),
+    "test_mismatched": (("test_mismatched.tsv",), "test_mismatched", "-mm"),
+}
 
 
 def _glue(
@@ -187,43 +198,36 @@ def _glue(
     metrics: tuple[str, ...] = ("accuracy",),
     starts_from: str = "",
     test_id: str = "index",
-    parts: Sequence[tuple[str, tuple[str, ...], str, str]] = _PARTS,
+    parts: _Parts = _PARTS,
 ) -> Task:
-    test = dataclasses.replace(columns, label="", header=(), id=test_id)
+    test = columns._replace(label="", header=(), id=test_id)
+    splits = {
+        split: Split(test, files, tfds, f"{submission}{end}.tsv")
+        if split.startswith(TEST)
+        else Split(columns, files, tfds)
+        for split, (files, tfds, end) in parts.items()
+    }
+    kind = CLASSIFICATION if labels else REGRESSION
     return Task(
-        name,
-        CLASSIFICATION if labels else REGRESSION,
-        splits={
-            split: Split(files, test, tfds, f"{submission}{end}.tsv")
-            if split.startswith(TEST)
-            else Split(files, columns, tfds)
-            for split, files, tfds, end in parts
-        },
-        labels=labels,
-        metrics=metrics,
-        starts_from=starts_from,
+        name, kind, "table", splits, labels, metrics, starts_from=starts_from
     )
 
 
 def _race(name: str, *levels: str) -> Task:
     splits = {
-        split: Split(tuple(f"{split}/{level}" for level in levels), tfds=split)
+        split: Split(RACE, tuple(f"{split}/{level}" for level in levels), split)
         for split in (TRAIN, DEV, TEST)
     }
     return Task(name, MULTIPLE_CHOICE, "race", splits, num_choices=4)
 
 
 def _squad(name: str, version: str) -> Task:
-    return Task(
-        name,
-        QUESTION_ANSWERING,
-        "squad",
-        {
-            TRAIN: Split((f"train-v{version}.json",), tfds=TRAIN),
-            DEV: Split((f"dev-v{version}.json",), tfds="validation"),
-        },
-        metrics=("f1", "exact"),
-    )
+    splits = {
+        TRAIN: Split(SQUAD, (f"train-v{version}.json",), TRAIN),
+        DEV: Split(SQUAD, (f"dev-v{version}.json",), "validation"),
+    }
+    metrics = _OWN_METRICS[QUESTION_ANSWERING]
+    return Task(name, QUESTION_ANSWERING, "squad", splits, metrics=metrics)
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -231,45 +235,37 @@ _MNLI_LABELS = ("contradiction", "entailment", "neutral")
 _SENTENCES = Columns("sentence1", "sentence2", "label", "index")
 _MNLI = Columns("sentence1", "sentence2", "gold_label", "index")
 _COLA = Columns("sentence", header=("source", "label", "note", "sentence"))
+_MRPC = Columns("#1 String", "#2 String", "Quality")
 _QNLI = Columns("question", "sentence", "label", "index")
 _QQP = Columns("question1", "question2", "is_duplicate", "id")
 _STSB = Columns("sentence1", "sentence2", "score", "index")
+_BOTH = ("accuracy", "f1")
+
+# A model of MNLI predicts the diagnostic set, which has no training set. Only
+# one of its two files has labels.
+_AX = {
+    DEV: Split(
+        Columns("Premise", "Hypothesis", "Label"), ("diagnostic-full.tsv",)
+    ),
+    TEST: Split(
+        _SENTENCES._replace(label=""), ("diagnostic.tsv",), TEST, "AX.tsv"
+    ),
+}
 
 _ALL = (
     _glue("cola", "CoLA", _COLA, metrics=("matthews",)),
     _glue("sst2", "SST-2", Columns("sentence")),
     _glue(
-        "mrpc",
-        "MRPC",
-        Columns("#1 String", "#2 String", "Quality"),
-        metrics=("accuracy", "f1"),
-        starts_from="mnli",
-        parts=_MRPC_PARTS,
+        *("mrpc", "MRPC", _MRPC, ("0", "1"), _BOTH, "mnli"), parts=_MRPC_PARTS
     ),
     _glue("stsb", "STS-B", _STSB, (), ("pearson", "spearman"), "mnli"),
-    _glue("qqp", "QQP", _QQP, metrics=("accuracy", "f1"), test_id="id"),
+    _glue("qqp", "QQP", _QQP, metrics=_BOTH, test_id="id"),
     _glue("mnli", "MNLI", _MNLI, _MNLI_LABELS, parts=_MNLI_PARTS),
     _glue("qnli", "QNLI", _QNLI, _ENTAILMENT),
     _glue("rte", "RTE", _SENTENCES, _ENTAILMENT, starts_from="mnli"),
     _glue("wnli", "WNLI", _SENTENCES),
-    # Has no training set: a model of MNLI predicts it. Only one of its two
-    # files has labels.
     Task(
-        "ax",
-        CLASSIFICATION,
-        splits={
-            DEV: Split(
-                ("diagnostic-full.tsv",),
-                Columns("Premise", "Hypothesis", "Label"),
-            ),
-            TEST: Split(
-                ("diagnostic.tsv",),
-                dataclasses.replace(_SENTENCES, label=""),
-                TEST,
-                "AX.tsv",
-            ),
-        },
-        labels=_MNLI_LABELS,
+        *("ax", CLASSIFICATION, "table", _AX, _MNLI_LABELS),
         metrics=("matthews", "accuracy"),
         starts_from="mnli",
     ),

@@ -3,12 +3,12 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from albert_tf.io.datasets import open_dataset, read_elements
 from data_prep.config import CorpusConfig
 from data_prep.text.sources import (
     SKIPPED_TEXTS,
@@ -58,16 +58,10 @@ class DatasetPart:
         skipped: Skipped,
     ) -> Iterator[str]:
         """See `sources.Source`."""
-        import tensorflow_datasets as tfds
-
-        builder = _find_builder(config)
-        elements = builder.as_dataset(
-            split=self.instruction,
-            # One file after another, so that the order is always the same.
-            read_config=tfds.ReadConfig(interleave_cycle_length=1),
-        )
+        builder = open_dataset(config.tfds, config.tfds_data_dir)
+        elements = read_elements(builder, self.instruction)
         total = max(1, builder.info.splits[self.instruction].num_examples)
-        for number, element in enumerate(tfds.as_numpy(elements)):
+        for number, element in enumerate(elements):
             where = f"element {number} of {self.name}"
             text = decode(
                 element[config.text_field], where, "at byte offset", 0, config
@@ -90,17 +84,7 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
     Raises:
         UserError: If the dataset, split or text feature does not exist.
     """
-    builder = _find_builder(config)
-    try:
-        builder.download_and_prepare()
-    except Exception as error:  # e.g. of the network, the disk or the dataset
-        raise UserError(
-            f"the dataset {config.tfds} is neither prepared nor downloadable",
-            received=f"{type(error).__name__}: {error}",
-            remedy="Prepare it on a machine with network access, and pass its "
-            "directory as --tfds_data_dir.",
-        ) from error
-    info = builder.info
+    info = open_dataset(config.tfds, config.tfds_data_dir).info
     split = config.tfds_split
     try:
         paths = [str(path) for path in info.splits[split].filepaths]
@@ -136,22 +120,3 @@ def find_dataset(config: CorpusConfig) -> list[DatasetPart]:
         )
         for instruction, part_paths in parts
     ]
-
-
-def _find_builder(config: CorpusConfig) -> Any:
-    try:
-        import tensorflow_datasets as tfds
-    except ModuleNotFoundError:
-        raise UserError(
-            "--tfds needs TensorFlow Datasets",
-            received="no module named tensorflow_datasets",
-            remedy="pip install -e '.[tfds]'.",
-        ) from None
-    try:
-        return tfds.builder(config.tfds, data_dir=config.tfds_data_dir or None)
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        raise UserError(
-            "tfds must name a dataset of TensorFlow Datasets",
-            received=config.tfds,
-            remedy=str(error).strip().splitlines()[0],
-        ) from None

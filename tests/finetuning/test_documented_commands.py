@@ -18,9 +18,8 @@ from albert_tf.config import (
 )
 from albert_tf.config.task import ScoreConfig
 from albert_tf.finetuning import score
-from albert_tf.finetuning.predictions import write_answers
 from albert_tf.finetuning.run import run
-from albert_tf.finetuning.scores import score_answers
+from albert_tf.finetuning.score import score_answers, write_answers
 from albert_tf.records.documents import Candidate, QuestionAnswer
 from albert_tf.serving.export import export
 from albert_tf.serving.predict import print_predictions

@@ -17,7 +17,7 @@ from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model
 from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import Finetuning
-from albert_tf.finetuning.predict import _wanted_step, best_threshold, hold_out
+from albert_tf.finetuning.predict import best_threshold, hold_out, wanted_step
 from albert_tf.finetuning.run import (
     _make_features,
     best_run,
@@ -25,7 +25,7 @@ from albert_tf.finetuning.run import (
     summarize,
     task_of_run,
 )
-from albert_tf.finetuning.scores import score_answers
+from albert_tf.finetuning.score import score_answers
 from albert_tf.finetuning.tasks import TASKS, Task, find_task
 from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
@@ -635,10 +635,10 @@ def test_a_discarded_checkpoint_is_not_used_as_the_best(tmp_path):
     config = FinetuningConfig.from_dict(
         {"training": {"output_dir": str(tmp_path), "checkpoint": "best"}}
     )
-    assert _wanted_step(config) == 6
+    assert wanted_step(config) == 6
     Rollbacks.read(str(tmp_path)).add(Rollback(8, 5, 3, 1.0, "nan"))
     with pytest.raises(UserError, match="checkpoint=best needs a checkpoint"):
-        _wanted_step(config)
+        wanted_step(config)
 
 
 @pytest.mark.parametrize(("first_answer", "answered"), [("no", 0), ("yes", 1)])

@@ -12,16 +12,14 @@ from albert_tf.config import flags
 from albert_tf.config.task import ColumnsConfig, ScoreConfig, TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import ExampleSet, TextExample, read_examples
-from albert_tf.finetuning.predictions import (
+from albert_tf.finetuning.score import (
+    compute_scores,
+    main,
     read_predictions,
-    read_values,
-    write_answers,
-    write_predictions,
-)
-from albert_tf.finetuning.score import compute_scores, main
-from albert_tf.finetuning.scores import (
     score,
     score_answers,
+    write_answers,
+    write_predictions,
 )
 from albert_tf.finetuning.tasks import TASKS, find_task
 from albert_tf.records.documents import (
@@ -103,7 +101,9 @@ def test_an_unanswered_question_scores_0_in_version_1(caplog):
         may_be_unanswerable=False,
     )
     assert scores == {"exact": 50, "f1": 50, "total": 2}
-    assert "no prediction for 1 of 2 questions, which score 0: r" in caplog.text
+    assert (
+        "no prediction, which scores 0, for 1 of 2 questions: r" in caplog.text
+    )
 
 
 def test_two_answers_without_words_differ_between_the_versions():
@@ -267,8 +267,7 @@ def test_a_choice_after_z_is_called_by_its_number(tmp_path):
     examples = ExampleSet(task, "test", "f", examples=rows)
     path = str(tmp_path / "p.tsv")
     write_predictions(path, examples, np.array([25, 26, 27]))
-    assert read_values(path, examples) == ["Z", "26", "27"]
-    assert read_predictions(path, examples).tolist() == [25, 26, 27]
+    assert read_predictions(path, examples) == ["Z", "26", "27"]
 
 
 def test_values_of_stsb_are_written_within_its_range(tmp_path):

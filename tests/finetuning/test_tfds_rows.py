@@ -9,7 +9,11 @@ from albert_tf.config import FinetuningConfig
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
-from albert_tf.finetuning.run import _read_training_sets, _splits, run
+from albert_tf.finetuning.run import (
+    read_training_sets,
+    run,
+    splits_to_predict,
+)
 from albert_tf.finetuning.tasks import find_task
 from albert_tf.records.documents import Answer
 
@@ -74,7 +78,7 @@ def test_classes_have_the_order_of_the_task_and_not_of_the_dataset(store):
     ):
         read_examples(config, "train")
     unknown = dataclasses.replace(config, tfds="mnli_lik")
-    with pytest.raises(UserError, match=r"mnli_lik must be a dataset"):
+    with pytest.raises(UserError, match=r"tfds must name.*mnli_lik,"):
         read_examples(unknown, "train")
 
 
@@ -139,9 +143,10 @@ def test_a_task_of_ones_own_has_the_splits_of_its_dataset(
     config = FinetuningConfig().replace(task="classification", **where)
     task = find_task(config.task)
 
-    assert list(_read_training_sets(config, task)) == training
-    assert _splits(config.replace(mode="predict"), task) == [predicted]
-    assert _splits(config.replace(mode="eval"), task) == ["dev"]
+    assert list(read_training_sets(config, task)) == training
+    for mode, expected in (("predict", predicted), ("eval", "dev")):
+        found = splits_to_predict(config.replace(mode=mode), task)
+        assert found == [expected]
 
 
 def test_several_runs_that_predict_need_a_dataset_for_validation(

@@ -1,0 +1,45 @@
+"""Reads the datasets that --tfds and --tfds_data_dir name."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from albert_tf.errors import UserError, first_line
+
+
+def open_dataset(name: str, data_dir: str = "") -> Any:
+    """Returns the builder of a dataset, which it downloads if necessary.
+
+    Raises:
+        UserError: If the dataset does not exist, or cannot be downloaded.
+    """
+    try:
+        import tensorflow_datasets as tfds
+    except ModuleNotFoundError:
+        raise UserError(
+            "--tfds needs TensorFlow Datasets",
+            received="no module named tensorflow_datasets",
+            remedy="pip install -e '.[tfds]'.",
+        ) from None
+    try:
+        builder = tfds.builder(name, data_dir=data_dir or None)
+        builder.download_and_prepare()
+    except Exception as error:  # of the name, the network, the disk
+        raise UserError(
+            "tfds must name a dataset of TensorFlow Datasets that is prepared "
+            "or downloadable",
+            received=f"{name}, {type(error).__name__}: {first_line(error)}",
+            remedy="Prepare it on a machine with network access, and pass its "
+            "directory as --tfds_data_dir.",
+        ) from error
+    return builder
+
+
+def read_elements(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the elements of a split as NumPy values, always in one order."""
+    import tensorflow_datasets as tfds
+
+    one_file_after_another = tfds.ReadConfig(interleave_cycle_length=1)
+    elements = builder.as_dataset(
+        split=split, read_config=one_file_after_another
+    )
+    return iter(tfds.as_numpy(elements))
