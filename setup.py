@@ -27,6 +27,7 @@ setup(
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["albert_tf*", "data_prep*", "tpu*"]),
     package_data={
+        "albert_tf.interop": ["*.json"],
         "albert_tf.serving": ["*.c", "*.config"],
         "data_prep": ["sample_corpus/*", "sample_questions/*"],
     },

@@ -7,8 +7,7 @@ from typing import Any
 from albert_tf.config import FinetuningConfig, ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError
 from albert_tf.interop import formats
-from albert_tf.interop.model_weights import ModelWeights
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.io.files import load_json_if_any
 from albert_tf.records import features
 from albert_tf.records.tokenization import Tokenizer
@@ -71,7 +70,7 @@ def find(config: FinetuningConfig, run_dirs: list[str]) -> BaseModel:
         weights = formats.read_weights(settings.init_checkpoint)
         _check_architecture(config, weights)
         model, vocabulary = weights.config, _vocabulary_of(config, weights)
-        lower_cases = formats.lower_cases(settings.init_checkpoint)
+        lower_cases = weights.do_lower_case
     elif not settings.from_scratch:
         raise UserError(
             "--init_checkpoint is required: without a pretrained model, "

@@ -6,7 +6,6 @@ Limits refuse archives that would fill the disk or the memory.
 """
 
 import contextlib
-import errno
 import gzip
 import os
 import platform
@@ -22,8 +21,7 @@ from albert_tf.io.files import open_existing
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
-# albert_xxlarge with its moments has 2.8 GB.
-MAX_BYTES = 64 * 2**30
+MAX_BYTES = 64 * 2**30  # albert_xxlarge with its moments has 2.8 GB
 MAX_FILES = 10_000
 # Files that are read into memory: architecture, vocabulary, state.
 MAX_SMALL_BYTES = 64 * 2**20
@@ -32,26 +30,17 @@ MAX_HEADER_BYTES = 2**20
 
 _SMALL_SUFFIXES = ("albert_config.json", "checkpoint", ".model")
 _INDEX_SUFFIX = ".index"
-_DATA_PART = ".data-"
-_NAME_ERRORS = (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG)
 _FILE_TYPES = (*tarfile.REGULAR_TYPES, tarfile.DIRTYPE)
 
 
 class _Header(tarfile.TarInfo):
-    """A member whose header has a limited size.
-
-    tarfile reads extended headers into memory, however long they are.
-    """
+    """A member whose extended header, which tarfile reads, is limited."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> Any:
         # A private method: the public `frombuf` is no longer called by the
         # tarfile of Python 3.13.5.
-        if self.type not in _FILE_TYPES and self.size > MAX_HEADER_BYTES:
-            raise UserError(
-                "an archive's headers must have at most "
-                f"{MAX_HEADER_BYTES} bytes",
-                received=self.size,
-            )
+        if self.type not in _FILE_TYPES:
+            _limit("an archive's headers", self.size, MAX_HEADER_BYTES)
         return super()._proc_member(archive)  # type: ignore[misc]
 
 
@@ -77,6 +66,7 @@ def unpacked(archive: str) -> Iterator[str]:
             remedy=f"Unpack {archive} yourself and give its directory.",
         )
     with tempfile.TemporaryDirectory(prefix="albert_tf_") as folder:
+        indices: list[str] = []
         try:
             with open_existing(archive, "rb") as file:
                 if not archive.endswith(".tar"):
@@ -86,18 +76,31 @@ def unpacked(archive: str) -> Iterator[str]:
                 with tarfile.open(
                     fileobj=file, mode="r|", tarinfo=_Header
                 ) as members:
-                    indices = _unpack(archive, members, folder)
-        except (FileNotFoundError, IsADirectoryError) as error:
-            is_missing = isinstance(error, FileNotFoundError)
+                    for member in _files_of_model(archive, members):
+                        members.extract(
+                            member, folder, set_attrs=False, filter="data"
+                        )
+                        if member.name.endswith(_INDEX_SUFFIX):
+                            indices.append(member.name)
+        except (UserError, PermissionError):
+            raise
+        except (tarfile.FilterError, ValueError) as error:
             raise UserError(
-                f"{archive} must exist and be a file",
-                received="no such file" if is_missing else "a directory",
+                f"{archive} must hold only names of files inside it",
+                received=error,
+                remedy="Nothing outside a temporary directory was written. Get "
+                "the archive from a trusted source.",
             ) from None
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as e:
             raise UserError(
                 f"{archive} must be a complete archive",
                 received=str(e) or type(e).__name__,
                 remedy="Download it again.",
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"{archive} must be a file that can be unpacked to {folder}",
+                received=error.strerror or error,
             ) from None
         directories = {posixpath.dirname(name) for name in indices}
         if len(directories) != 1:
@@ -108,49 +111,26 @@ def unpacked(archive: str) -> Iterator[str]:
         yield os.path.join(folder, *directories)
 
 
-def _unpack(archive: str, members: tarfile.TarFile, folder: str) -> list[str]:
-    """Unpacks the files of a checkpoint.
-
-    Returns:
-        The names of the index files.
-    """
-    num_bytes, indices = 0, []
+def _files_of_model(
+    archive: str, members: tarfile.TarFile
+) -> Iterator[tarfile.TarInfo]:
+    """The files of a checkpoint, by names without leading slashes and dots."""
+    num_bytes = 0
     for count, member in enumerate(members, start=1):
         num_bytes += member.size
-        if num_bytes > MAX_BYTES or count > MAX_FILES:
-            raise UserError(
-                f"{archive} must hold at most {MAX_FILES} files with "
-                f"{MAX_BYTES} bytes in total",
-                received=f"{count} files with {num_bytes} bytes up to "
-                f"{member.name}",
-            )
-        name = posixpath.normpath(member.name)
-        if not member.isreg() or not _is_needed(archive, name, member.size):
-            continue
-        try:
-            members.extract(member, folder, set_attrs=False, filter="data")
-        except (tarfile.FilterError, ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in _NAME_ERRORS:
-                raise
-            raise UserError(
-                f"{archive} must hold only names of files inside it",
-                received=f"{member.name!r}: {error}",
-                remedy="Nothing outside a temporary directory was written. Get "
-                "the archive from a trusted source.",
-            ) from None
-        if name.endswith(_INDEX_SUFFIX):
-            indices.append(name.lstrip("/"))  # as the filter does
-    return indices
+        _limit(f"the files in {archive}", num_bytes, MAX_BYTES)
+        _limit(f"the files in {archive}", count, MAX_FILES, "files")
+        name = posixpath.normpath(member.name).lstrip("/")
+        base = posixpath.basename(name)
+        is_small = base.endswith(_SMALL_SUFFIXES)
+        is_needed = is_small or base.endswith(_INDEX_SUFFIX) or ".data-" in base
+        # A name with a dot may be macOS's metadata of a file.
+        if member.isreg() and is_needed and not base.startswith("."):
+            if is_small:
+                _limit(f"{base} in {archive}", member.size, MAX_SMALL_BYTES)
+            yield member.replace(name=name)
 
 
-def _is_needed(archive: str, name: str, size: int) -> bool:
-    base = posixpath.basename(name)
-    if base.startswith("."):  # e.g. macOS's metadata of a file
-        return False
-    is_small = base.endswith(_SMALL_SUFFIXES)
-    if is_small and size > MAX_SMALL_BYTES:
-        raise UserError(
-            f"{base} in {archive} must have at most {MAX_SMALL_BYTES} bytes",
-            received=size,
-        )
-    return is_small or base.endswith(_INDEX_SUFFIX) or _DATA_PART in base
+def _limit(what: str, size: int, limit: int, unit: str = "bytes") -> None:
+    if size > limit:
+        raise UserError(f"{what} must be at most {limit} {unit}", received=size)

@@ -20,14 +20,11 @@ from albert_tf.config.task import (
     FinetuningTrainingConfig,
 )
 from albert_tf.errors import UserError
-from albert_tf.interop import formats, hugging_face, hugging_face_check
+from albert_tf.interop import formats, hugging_face
 from albert_tf.interop.formats import HUGGING_FACE, RUN
-from albert_tf.interop.hugging_face_config import (
-    DEFAULT_NUM_CHOICES,
-    NULL_THRESHOLD,
-)
-from albert_tf.interop.hugging_face_tokenizer import is_cased
-from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.hugging_face_config import NULL_THRESHOLD
+from albert_tf.interop.verify import verify
+from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import (
     PARTIAL_SUFFIX,
     is_remote,
@@ -61,7 +58,15 @@ def convert(config: ConvertConfig) -> None:
     _check_target_is_empty(target)
     _check_apart(config.from_, partial)
     source_format = formats.find_format(config.from_)
-    target_format = _choose_format(config.to_format, source_format)
+    target_format = config.to_format
+    if target_format == "auto":
+        target_format = HUGGING_FACE if source_format == RUN else RUN
+    if source_format == target_format == RUN:
+        raise UserError(
+            "--to_format must be hugging_face if --from is a run",
+            received=RUN,
+            remedy="To copy a run, copy its directory.",
+        )
     if config.weights_dtype != "float32" and target_format != HUGGING_FACE:
         raise UserError(
             "weights_dtype must be float32 unless the command writes a Hugging "
@@ -71,16 +76,23 @@ def convert(config: ConvertConfig) -> None:
         )
 
     weights = formats.read_weights(config.from_, config.checkpoint_step)
-    weights = _with_num_choices(weights, config, source_format)
-    weights = weights.rounded(config.weights_dtype)
+    if config.num_choices:
+        # transformers does not store it, and the weights score any number.
+        head, is_foreign = weights.head, source_format == HUGGING_FACE
+        if not is_foreign or head is None or head.kind != MULTIPLE_CHOICE:
+            raise UserError(
+                "num_choices must be omitted unless --from is a "
+                "multiple-choice model of Hugging Face",
+                received=f"{config.num_choices} and {config.from_}",
+            )
+        head = dataclasses.replace(head, num_choices=config.num_choices)
+        weights = dataclasses.replace(weights, head=head)
     print(describe(weights, source_format))
     if not weights.vocabulary:
         logging.warning(
             "%s has no vocabulary, so %s will have none", config.from_, target
         )
-    elif source_format == HUGGING_FACE and is_cased(
-        config.from_, weights.vocabulary
-    ):
+    elif target_format == RUN and weights.do_lower_case is False:
         logging.warning(
             "%s will not record that its vocabulary keeps upper case: exports "
             "and fine-tuned models of it will convert text to lower case. "
@@ -94,17 +106,15 @@ def convert(config: ConvertConfig) -> None:
         if target_format == RUN:
             write_run(weights, partial, target)
         else:
-            run_dir, _ = formats.split_run(config.from_.rstrip("/"))
             hugging_face.write(
                 weights,
                 partial,
-                run_dir if source_format == RUN else "",
                 config.licence,
                 config.with_sentence_head,
                 config.weights_dtype,
             )
         if config.verify:
-            print(verify(weights, partial, target_format))
+            print(verify(weights, partial, config.weights_dtype))
         # A second check: another process may have written to the target since.
         _check_target_is_empty(target)
         remove_directory(target)
@@ -115,73 +125,20 @@ def convert(config: ConvertConfig) -> None:
     logging.info("wrote %s (%s)", target, target_format)
 
 
-def _choose_format(to_format: str, source_format: str) -> str:
-    if to_format == "auto":
-        return HUGGING_FACE if source_format == RUN else RUN
-    if source_format == to_format == RUN:
-        raise UserError(
-            "--to_format must be hugging_face if --from is a run",
-            received=RUN,
-            remedy="To copy a run, copy its directory.",
-        )
-    return to_format
-
-
-def _with_num_choices(
-    weights: ModelWeights, config: ConvertConfig, source_format: str
-) -> ModelWeights:
-    """The model with the number of choices of the settings, if it needs it.
-
-    The weights score any number of choices. transformers does not store it.
-    """
-    head = weights.head
-    is_foreign = source_format == HUGGING_FACE
-    has_choices = is_foreign and head and head.kind == MULTIPLE_CHOICE
-    if config.num_choices:
-        if head is None or not has_choices:
-            raise UserError(
-                "num_choices must be omitted unless --from is a "
-                "multiple-choice model of Hugging Face",
-                received=f"{config.num_choices} and {config.from_}",
-            )
-        head = dataclasses.replace(head, num_choices=config.num_choices)
-        return dataclasses.replace(weights, head=head)
-    if has_choices and not hugging_face.knows_num_choices(config.from_):
-        logging.warning(
-            "%s does not store the number of choices of a question: an export "
-            "of %s will take %d. Set --num_choices for another number",
-            config.from_,
-            config.to,
-            DEFAULT_NUM_CHOICES,
-        )
-    return weights
-
-
 def describe(weights: ModelWeights, source_format: str) -> str:
     """Summarises a model in lines of text: step, architecture, sizes."""
-    config = weights.config
+    config, objective = weights.config, weights.sentence_objective
+    vocabulary = posixpath.basename(weights.vocabulary) or "file unknown"
     moments = len(weights.slots) // 2
-    properties = {
-        "read": f"{weights.source} ({source_format})",
-        "step": f"{weights.step:,}" if weights.step else "unknown",
-        "layers": f"{config.num_hidden_layers}, groups "
-        f"{config.num_hidden_groups}, inner groups {config.inner_group_num}, "
-        f"sharing {config.parameter_sharing}",
-        "widths": f"hidden {config.hidden_size}, embedding "
-        f"{config.embedding_size}, feed-forward {config.intermediate_size}, "
-        f"{config.num_attention_heads} heads",
-        "vocabulary": f"{config.vocab_size:,} pieces, "
-        f"{posixpath.basename(weights.vocabulary) or 'file unknown'}",
-        **(
-            {"task": weights.head.kind}
-            if weights.head
-            else {"sentence objective": weights.sentence_objective}
-        ),
-        "variables": f"{len(weights.values)}, with "
-        f"{weights.num_parameters:,} parameters",
-        "moments": f"of {moments} variables" if moments else "none",
-    }
-    return "\n".join(f"{name:<20}{value}" for name, value in properties.items())
+    return f"""\
+read                {weights.source} ({source_format})
+step                {weights.step or "unknown"}
+architecture        {config.to_dict()}
+vocabulary          {config.vocab_size:,} pieces, {vocabulary}
+task                {weights.head.kind if weights.head else objective}
+variables           {len(weights.values)}, with {weights.num_parameters:,} \
+parameters
+moments             {f"of {moments} variables" if moments else "none"}"""
 
 
 def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
@@ -233,70 +190,6 @@ def write_run(weights: ModelWeights, directory: str, run_dir: str) -> None:
         {},
         {**weights.values, **weights.slots},
     )
-
-
-# Facts about a model, apart from its arrays, that each format stores.
-_FACTS_KEPT = {
-    RUN: ("config", "sentence_objective", "step", "head"),
-    HUGGING_FACE: ("head",),
-}
-
-
-def verify(weights: ModelWeights, directory: str, target_format: str) -> str:
-    """Reads a written model and compares it with the model it was made from.
-
-    For a Hugging Face folder, also compares the outputs of transformers with
-    those of this project.
-
-    Args:
-        weights: The model that was read.
-        directory: The model that was written.
-        target_format: Its format.
-
-    Returns:
-        The result, as lines of text.
-
-    Raises:
-        UserError: If the models differ.
-    """
-    expected = weights if target_format == RUN else weights.regrouped()
-    written = formats.read_weights(directory)
-    arrays = {**expected.values, **expected.slots}
-    found = {**written.values, **written.slots}
-    if target_format == HUGGING_FACE:
-        # The format has no moments, and the folder may have no sentence head.
-        arrays = {name: arrays[name] for name in arrays if name in found}
-    differing = [
-        name
-        for name in _FACTS_KEPT[target_format]
-        if getattr(expected, name) != getattr(written, name)
-    ]
-    # A run has all settings, also those that are unknown here.
-    differing += [
-        name
-        for name, value in expected.settings.items()
-        if written.settings.get(name) != value
-    ]
-    differing += [
-        name
-        for name in arrays.keys() | found.keys()
-        if name not in arrays
-        or name not in found
-        or arrays[name].tobytes() != found[name].tobytes()
-    ]
-    if differing:
-        raise UserError(
-            f"the model written to {directory} must equal the model read",
-            received=f"differences in {', '.join(sorted(differing)[:5])}",
-        )
-    lines = [f"all {len(arrays)} arrays are equal, bit for bit"]
-    if target_format == HUGGING_FACE:
-        differences = hugging_face_check.verify(written, directory)
-        lines += [
-            f"largest difference of {name}: {difference:.2g}"
-            for name, difference in differences.items()
-        ]
-    return "\n".join(lines)
 
 
 def _check_target_is_empty(target: str) -> None:

@@ -13,7 +13,7 @@ import dataclasses
 import posixpath
 import shutil
 import tempfile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -23,10 +23,8 @@ from albert_tf.errors import UserError
 from albert_tf.interop import google_albert, hugging_face
 from albert_tf.interop.archive import SUFFIXES, unpacked
 from albert_tf.interop.google_albert import INDEX_SUFFIX
-from albert_tf.interop.hugging_face_config import NULL_THRESHOLD, TASK_SETTINGS
-from albert_tf.interop.hugging_face_tokenizer import is_cased
-from albert_tf.interop.model_weights import MOMENTS, ModelWeights
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.hugging_face_config import NULL_THRESHOLD, TASKS
+from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import exists, load_json_if_any
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.modeling.task_model import AlbertForTask
@@ -50,7 +48,7 @@ GOOGLE_ALBERT = "published"  # as --to_format names it
 HUGGING_FACE = "hugging_face"
 
 _REFUSED_SUFFIXES = (".bin", ".ckpt", ".h5", ".msgpack", ".pkl", ".pt", ".pth")
-_SAFETENSORS = (hugging_face.WEIGHTS_FILE, hugging_face.INDEX_FILE)
+_SAFETENSORS = {hugging_face.WEIGHTS_FILE, hugging_face.INDEX_FILE}
 _STEP_NAME = "step"  # in a run's checkpoint
 
 
@@ -74,48 +72,41 @@ def find_format(path: str) -> str:
             received=f"{path}, but there is no such file, directory or "
             "checkpoint",
         )
-    if not tf.io.gfile.isdir(path):
-        if path.endswith(_REFUSED_SUFFIXES):
-            raise _pickled_error(path)
-        raise UserError(
-            "a model must be a directory, the prefix of a checkpoint, or a "
-            f"{SUFFIXES[0]}",
-            received=path,
-            remedy="For a Hugging Face model, give its folder.",
-        )
-    names = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
-    run_dir, _ = split_run(path)
-    if all(
-        exists(posixpath.join(run_dir, name))
-        for name in (CONFIG_FILE, CHECKPOINTS_DIR)
-    ):
-        return RUN
-    if names.intersection(_SAFETENSORS):
-        return HUGGING_FACE
-    if any(
-        name in (google_albert.CONFIG_FILE, "checkpoint", "variables")
-        or name.endswith(INDEX_SUFFIX)
-        for name in names
-    ):
-        return GOOGLE_ALBERT
+    names, run_dir = {posixpath.basename(path)}, split_run(path)[0]
+    if tf.io.gfile.isdir(path):
+        if all(
+            exists(posixpath.join(run_dir, name))
+            for name in (CONFIG_FILE, CHECKPOINTS_DIR)
+        ):
+            return RUN
+        names = {name.rstrip("/") for name in tf.io.gfile.listdir(path)}
+        if names & _SAFETENSORS:
+            return HUGGING_FACE
+        if names & {
+            google_albert.CONFIG_FILE,
+            "checkpoint",
+            "variables",
+        } or any(name.endswith(INDEX_SUFFIX) for name in names):
+            return GOOGLE_ALBERT
     refused = sorted(n for n in names if n.endswith(_REFUSED_SUFFIXES))
     if refused:
-        raise _pickled_error(posixpath.join(path, refused[0]))
+        raise UserError(
+            "weights must be in a format that cannot run code: TensorFlow's, "
+            "or safetensors",
+            received=f"{path}, with {refused[0]}",
+            remedy="If you trust a Hugging Face model, load it with "
+            "transformers and save it with model.save_pretrained(FOLDER), "
+            "which writes safetensors.",
+        )
     raise UserError(
-        "a model must be a run, a checkpoint of google-research/albert, or a "
-        "Hugging Face folder",
+        "a model must be a run, a checkpoint of google-research/albert as "
+        f"prefix, directory or {SUFFIXES[0]}, or a Hugging Face folder",
         received=f"{path}, with {', '.join(sorted(names)[:5]) or 'nothing'}",
     )
 
 
 def split_run(path: str) -> tuple[str, str]:
-    """Splits a path into a run's directory and a part of the run.
-
-    Args:
-        path: RUN, RUN/checkpoints, RUN/best, or a checkpoint in one of them.
-
-    Returns:
-        RUN; and "checkpoints", "best", the checkpoint's name, or "".
+    """Splits a path into a run's directory and a part of the run, or "".
 
     Example:
         >>> split_run("runs/base/best")
@@ -142,14 +133,15 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
     Returns:
         The model. The vocabulary of an archive is a temporary file, which is
         removed when the process ends.
-
-    Raises:
-        UserError: If there is no model, if it is damaged or does not match
-            its architecture, or if its vocabulary has the wrong size.
     """
     path = path.rstrip("/")
-    found = find_format(path)
-    if step and not _has_steps(path, found):
+    found, is_archive = find_format(path), path.endswith(SUFFIXES)
+    has_steps = found == GOOGLE_ALBERT and (
+        is_archive or tf.io.gfile.isdir(path)
+    )
+    if found == RUN:
+        has_steps = split_run(path)[1] in ("", CHECKPOINTS_DIR)
+    if step and not has_steps:
         raise UserError(
             "checkpoint_step must be omitted if the path names one checkpoint",
             received=f"{step}, and {path}",
@@ -158,8 +150,17 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
         weights = hugging_face.read(path)
     elif found == RUN:
         weights = _read_run(path, step)
-    elif path.endswith(SUFFIXES):
-        weights = _read_archive(path, step)
+    elif is_archive:
+        with unpacked(path) as directory:
+            weights = google_albert.read(directory, step)
+            vocabulary = weights.vocabulary
+            if vocabulary:
+                folder = tempfile.mkdtemp(prefix="albert_tf_")
+                atexit.register(shutil.rmtree, folder, ignore_errors=True)
+                vocabulary = shutil.copy(vocabulary, folder)
+        weights = dataclasses.replace(
+            weights, source=path, vocabulary=vocabulary
+        )
     else:
         weights = google_albert.read(path, step)
     if weights.vocabulary:
@@ -175,40 +176,12 @@ def read_weights(path: str, step: int = 0) -> ModelWeights:
     return weights
 
 
-def _has_steps(path: str, found: str) -> bool:
-    """Whether a path refers to a directory of several checkpoints."""
-    if found == RUN:
-        return split_run(path)[1] in ("", CHECKPOINTS_DIR)
-    return found == GOOGLE_ALBERT and (
-        path.endswith(SUFFIXES) or tf.io.gfile.isdir(path)
-    )
-
-
-def _read_archive(path: str, step: int) -> ModelWeights:
-    with unpacked(path) as directory:
-        weights = google_albert.read(directory, step)
-        return dataclasses.replace(
-            weights, source=path, vocabulary=_keep(weights.vocabulary)
-        )
-
-
-def _keep(vocabulary: str) -> str:
-    """Copies a vocabulary to a folder that is removed at exit."""
-    if not vocabulary:
-        return ""
-    folder = tempfile.mkdtemp(prefix="albert_tf_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return shutil.copy(vocabulary, folder)
-
-
 def _read_run(path: str, step: int) -> ModelWeights:
     run_dir, part = split_run(path)
     store = CheckpointStore(run_dir, {}, writes=False)
     match = STEP_DIRECTORY.fullmatch(part)
-    wanted = step or None
-    if match:
-        wanted = int(match[1])
-    elif part == BEST_DIR:
+    wanted = int(match[1]) if match else step or None
+    if part == BEST_DIR:
         wanted = store.best_step()
         if wanted is None:
             raise UserError(f"{path} must hold a checkpoint", received="none")
@@ -226,49 +199,29 @@ def _read_run(path: str, step: int) -> ModelWeights:
     objective = config.training.sentence_objective
     head, settings = None, {}
     if isinstance(config, FinetuningConfig):
-        head, settings = config.head, _task_settings(run_dir, config)
-    slot_names = {
-        f"{weight.path}/{moment}"
-        for weight in list_weights(config.model, objective, head)
-        for moment in MOMENTS
-    }
+        head = config.head
+        settings = {
+            # Of the run; infinite if every question has an answer.
+            name: null_threshold(run_dir, config)
+            if name == NULL_THRESHOLD
+            else find_setting(config, name)
+            for name in TASKS[head.kind].settings
+        }
     vocabulary = posixpath.join(run_dir, TOKENIZER_FILE)
-    return ModelWeights(
+    records_file = posixpath.join(run_dir, RECORDS_METADATA_FILE)
+    return ModelWeights.of_arrays(
         config.model,
         objective,
-        {n: value for n, value in values.items() if n not in slot_names},
-        {n: value for n, value in values.items() if n in slot_names},
-        checkpoint.step,
-        vocabulary if exists(vocabulary) else "",
-        checkpoint.path,
-        head,
-        settings,
-    )
-
-
-def _task_settings(run_dir: str, config: FinetuningConfig) -> dict[str, Any]:
-    """How the model of a run reads text and answers.
-
-    The null threshold is the one that applies to the run; it is infinite if
-    every question has an answer.
-    """
-    settings = {
-        name: find_setting(config, name)
-        for name in TASK_SETTINGS[config.head.kind]
-    }
-    if NULL_THRESHOLD in settings:
-        settings[NULL_THRESHOLD] = null_threshold(run_dir, config)
-    return settings
-
-
-def _pickled_error(path: str) -> UserError:
-    return UserError(
-        "weights must be in a format that cannot run code: TensorFlow's, or "
-        "safetensors",
-        received=path,
-        remedy="If you trust a Hugging Face model, load it with transformers "
-        "and save it with model.save_pretrained(FOLDER), which writes "
-        "safetensors.",
+        values,
+        step=checkpoint.step,
+        vocabulary=vocabulary if exists(vocabulary) else "",
+        source=checkpoint.path,
+        head=head,
+        settings=settings,
+        do_lower_case=(load_json_if_any(records_file) or {}).get(
+            "do_lower_case"
+        ),
+        run_dir=run_dir,
     )
 
 
@@ -300,12 +253,6 @@ def load(
     Raises:
         UserError: If there is no model, if it is damaged, or if it has no
             vocabulary.
-
-    Example:
-        >>> import albert_tf
-        >>> model, tokenizer = albert_tf.load("runs/base")  # doctest: +SKIP
-        >>> model.config.hidden_size, tokenizer.vocab_size  # doctest: +SKIP
-        (768, 30000)
     """
     weights = read_weights(path, checkpoint_step)
     if not weights.vocabulary:
@@ -316,19 +263,14 @@ def load(
         )
     return LoadedModel(
         make_model(weights, dtype),
-        Tokenizer(weights.vocabulary, lower_cases(path)),
+        Tokenizer(weights.vocabulary, weights.do_lower_case),
     )
 
 
 def make_model(
     weights: ModelWeights, dtype: str = "float32"
 ) -> AlbertPretrainer | AlbertForTask:
-    """Builds a model and assigns its weights.
-
-    Args:
-        weights: Architecture and weights.
-        dtype: Precision policy, "float32" or "mixed_bfloat16".
-    """
+    """Builds a model and assigns its weights; see `load`."""
     model: AlbertPretrainer | AlbertForTask
     if weights.head is None:
         model = AlbertPretrainer(
@@ -340,16 +282,3 @@ def make_model(
     for variable in model.variables:
         variable.assign(weights.values[variable.path])
     return model
-
-
-def lower_cases(path: str) -> bool | None:
-    """Whether the model was trained on lower-cased text; None if unknown."""
-    path = path.rstrip("/")
-    found = find_format(path)
-    if found == RUN:
-        records_file = posixpath.join(split_run(path)[0], RECORDS_METADATA_FILE)
-        return (load_json_if_any(records_file) or {}).get("do_lower_case")
-    vocabulary = posixpath.join(path, TOKENIZER_FILE)
-    if found == HUGGING_FACE and is_cased(path, vocabulary):
-        return False
-    return None

@@ -12,8 +12,7 @@ vocabulary are read: files of pickled Python can run code when they are read.
 
 import dataclasses
 import posixpath
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import safetensors
@@ -21,32 +20,30 @@ from absl import logging
 from safetensors.numpy import save
 
 from albert_tf.config import ModelConfig
-from albert_tf.errors import UserError, first_line, name_faults
+from albert_tf.errors import UserError, first_line
 from albert_tf.interop.hugging_face_config import (
-    NUM_CHOICES,
-    check_groups,
     format_config,
-    parse_settings,
     read_config,
-    read_head,
+    read_task,
 )
 from albert_tf.interop.hugging_face_tokenizer import is_cased, tokenizer_files
 from albert_tf.interop.model_card import make_model_card
-from albert_tf.interop.model_weights import (
+from albert_tf.interop.weight_names import (
+    MODEL_NAME,
     ModelWeights,
-    warn_of_zero_sentence_head,
+    Weight,
+    check_groups,
+    list_weights,
+    weights_in_file,
 )
-from albert_tf.interop.weight_names import Weight, list_weights
 from albert_tf.io.files import (
     exists,
     load_json,
-    load_json_if_any,
     open_existing,
     write_bytes,
 )
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import Tokenizer
-from albert_tf.runs.directory import RECORDS_METADATA_FILE
 
 CONFIG_FILE = "config.json"
 CARD_FILE = "README.md"
@@ -55,8 +52,8 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _PREFIX = "albert."
 _POOLER = "albert.pooler."
-_SENTENCE_HEAD = "sop_classifier."
-_MASKED_LM_HEAD = "predictions."
+_HEADS = ("predictions.", "sop_classifier.")
+_MASKED_LM_HEAD = f"{MODEL_NAME}/masked_lm/"
 
 # transformers always projects the embeddings to the hidden size. This project
 # does so only where embedding_size differs from hidden_size.
@@ -68,21 +65,10 @@ _TIED = {
     "predictions.decoder.bias": "predictions.bias",
 }
 
-# Other formats of weights.
-_REFUSED_FILES = (
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "tf_model.h5",
-    "flax_model.msgpack",
-)
-
 # Buffers that old versions of transformers saved next to the weights.
-_CONSTANTS = (
-    "embeddings.position_ids",
-    "embeddings.token_type_ids",
-)
+_CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
-_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 # --- reading ----------------------------------------------------------------
@@ -104,47 +90,52 @@ def read(directory: str) -> ModelWeights:
             run code, or if this project does not support the model.
     """
     config_file = posixpath.join(directory, CONFIG_FILE)
-    config, objective = read_config(config_file)
     stored = load_json(config_file)
-    head, settings = read_head(stored), {}
-    tensors = _with_plain_names(read_tensors(directory), directory)
-    if head is not None:
-        objective = "none"
-        settings = parse_settings(stored, head.kind, config, config_file)
-        if not head.has_pooler:  # old versions of transformers wrote one
-            tensors.pop(f"{_POOLER}weight", None)
-            tensors.pop(f"{_POOLER}bias", None)
-    elif not _has(tensors, _SENTENCE_HEAD):
-        if _has(tensors, _POOLER):
-            warn_of_zero_sentence_head(directory)
-            tensors |= _zero_sentence_head(config)
-        else:
-            objective = "none"
-    if head is None and not _has(tensors, _MASKED_LM_HEAD):
-        logging.warning(
-            "%s has no masked-LM head: it is initialized as in a new run",
-            directory,
-        )
-        tensors |= _new_masked_lm_head(config)
+    config, objective = read_config(stored, config_file)
+    head, settings = read_task(stored, config, config_file)
+    tensors = read_tensors(directory)
+    if not any(name.startswith(_PREFIX) for name in tensors):
+        # An `AlbertModel`, whose names have no prefix.
+        tensors = {
+            name if name.startswith(_HEADS) else _PREFIX + name: value
+            for name, value in tensors.items()
+        }
+    if head is not None and not head.has_pooler:
+        # Old versions of transformers wrote one.
+        tensors.pop(f"{_POOLER}weight", None)
+        tensors.pop(f"{_POOLER}bias", None)
     if config.embedding_size == config.hidden_size:
         _remove_projection(tensors, directory)
-    weights = list_weights(config, objective, head)
-    _check_tensors(weights, tensors, directory)
-    return ModelWeights(
+    arrays = _by_path(tensors, list_weights(config, head=head), directory)
+    if head is not None:
+        objective = "none"
+    else:
+        found, _ = weights_in_file(config, arrays)
+        objective = objective if found != "none" else "none"
+        if not any(path.startswith(_MASKED_LM_HEAD) for path in arrays):
+            logging.warning(
+                "%s has no masked-LM head: it is initialized as in a new run",
+                directory,
+            )
+            arrays |= _new_masked_lm_head(config)
+    vocabulary = posixpath.join(directory, TOKENIZER_FILE)
+    is_known = exists(vocabulary)
+    cased = is_known and is_cased(directory, vocabulary)
+    if cased:
+        logging.warning(
+            "the vocabulary of %s keeps upper case: records for pretraining "
+            "this model further need --nodo_lower_case",
+            directory,
+        )
+    return ModelWeights.of_arrays(
         config,
         objective,
-        values={
-            w.path: np.ascontiguousarray(
-                tensors[w.hugging_face].T
-                if w.transposed
-                else tensors[w.hugging_face]
-            )
-            for w in weights
-        },
-        vocabulary=_find_vocabulary(directory),
+        arrays,
+        vocabulary=vocabulary if is_known else "",
         source=directory,
         head=head,
         settings=settings,
+        do_lower_case=False if cased else None,
     )
 
 
@@ -155,38 +146,18 @@ def read_tensors(directory: str) -> dict[str, np.ndarray]:
         float32 arrays by the names in the files.
 
     Raises:
-        UserError: If a file is missing or truncated, if a tensor holds
-            integers, or if the folder has only formats that can run code.
+        UserError: If a file is missing or truncated, or if a tensor holds
+            integers.
     """
     index = posixpath.join(directory, INDEX_FILE)
     names = [WEIGHTS_FILE]
-    if not exists(posixpath.join(directory, WEIGHTS_FILE)):
-        if not exists(index):
-            _refuse_other_formats(directory)
+    if not exists(posixpath.join(directory, WEIGHTS_FILE)) and exists(index):
         names = _files_of_index(index)
-    tensors: dict[str, np.ndarray] = {}
-    for name in names:
-        tensors |= _read_file(posixpath.join(directory, name))
-    return tensors
-
-
-def _refuse_other_formats(directory: str) -> None:
-    found = [
-        name
-        for name in _REFUSED_FILES
-        if exists(posixpath.join(directory, name))
-    ]
-    if not found:
-        raise UserError(
-            f"{directory} must hold {WEIGHTS_FILE}", received="none"
-        )
-    raise UserError(
-        f"{directory} must hold {WEIGHTS_FILE}",
-        received=f"{', '.join(found)}, which albert_tf does not read, since "
-        "such files can run code",
-        remedy="If you trust the model, load it with transformers and call "
-        "save_pretrained, which writes safetensors.",
-    )
+    return {
+        name: values
+        for file in names
+        for name, values in _read_file(posixpath.join(directory, file))
+    }
 
 
 def _files_of_index(path: str) -> list[str]:
@@ -206,7 +177,7 @@ def _files_of_index(path: str) -> list[str]:
     return names
 
 
-def _read_file(path: str) -> dict[str, np.ndarray]:
+def _read_file(path: str) -> Iterator[tuple[str, np.ndarray]]:
     try:
         with open_existing(path, "rb") as file:
             content = file.read()
@@ -220,68 +191,41 @@ def _read_file(path: str) -> dict[str, np.ndarray]:
             received=f"{len(content):,} bytes; {first_line(error)}",
             remedy="Copy it again from its source.",
         ) from None
-    return {
-        name: _to_float32(path, name, tensor)
-        for name, tensor in stored
-        if not name.endswith(_CONSTANTS)
-    }
-
-
-def _to_float32(path: str, name: str, tensor: Mapping[str, Any]) -> np.ndarray:
-    dtype, content = tensor["dtype"], tensor["data"]
-    if dtype == "BF16":  # the upper half of a float32
-        values = np.frombuffer(content, "<u2").astype(np.uint32) << 16
-        values = values.view(np.float32)
-    elif dtype in _FLOATS:
-        with np.errstate(over="ignore"):  # a large float64 becomes infinite
-            values = np.frombuffer(content, _FLOATS[dtype]).astype(np.float32)
-    else:
-        raise UserError(
-            f"{name} in {path} must hold floating-point numbers", received=dtype
-        )
-    return values.reshape(tensor["shape"])
-
-
-def knows_num_choices(directory: str) -> bool:
-    """Whether a folder stores the number of choices of a question."""
-    return NUM_CHOICES in load_json(posixpath.join(directory, CONFIG_FILE))
-
-
-def _with_plain_names(
-    tensors: Mapping[str, np.ndarray], directory: str
-) -> dict[str, np.ndarray]:
-    """The tensors by their names in `AlbertForPreTraining`, each once."""
-    heads = (_PREFIX, _MASKED_LM_HEAD, _SENTENCE_HEAD)
-    if not any(name.startswith(_PREFIX) for name in tensors):
-        # An `AlbertModel`, whose names have no prefix.
-        tensors = {
-            name if name.startswith(heads) else _PREFIX + name: value
-            for name, value in tensors.items()
-        }
-    plain = dict(tensors)
-    for name, other in _TIED.items():
-        value = plain.pop(name, None)
-        if value is not None and not np.array_equal(
-            value, plain.setdefault(other, value)
-        ):
+    for name, tensor in stored:
+        if name.endswith(_CONSTANTS):
+            continue
+        if tensor["dtype"] not in _FLOATS:
             raise UserError(
-                f"{name} in {directory} must equal {other}: the two are tied "
-                "in albert_tf",
+                f"{name} in {path} must hold floating-point numbers",
+                received=tensor["dtype"],
+            )
+        values = np.frombuffer(tensor["data"], _FLOATS[tensor["dtype"]])
+        if tensor["dtype"] == "BF16":  # the upper half of a float32
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(over="ignore"):  # a large float64 becomes infinite
+            yield name, values.astype(np.float32).reshape(tensor["shape"])
+
+
+def _by_path(
+    tensors: Mapping[str, np.ndarray], weights: Sequence[Weight], directory: str
+) -> dict[str, np.ndarray]:
+    """The arrays of albert_tf; unknown names remain."""
+    weight_of = {weight.hugging_face: weight for weight in weights}
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        path = name
+        if weight := weight_of.get(_TIED.get(name, name)):
+            path = weight.path
+            value = np.ascontiguousarray(
+                value.T if weight.transposed else value
+            )
+        if not np.array_equal(arrays.setdefault(path, value), value):
+            raise UserError(
+                f"{name} in {directory} must equal the other {path}: the two "
+                "are tied in albert_tf",
                 received="different values",
             )
-    return plain
-
-
-def _has(tensors: Mapping[str, np.ndarray], prefix: str) -> bool:
-    return any(name.startswith(prefix) for name in tensors)
-
-
-def _zero_sentence_head(config: ModelConfig) -> dict[str, np.ndarray]:
-    return {
-        weight.hugging_face: np.zeros(weight.shape, np.float32)
-        for weight in list_weights(config)
-        if weight.hugging_face.startswith(_SENTENCE_HEAD)
-    }
+    return arrays
 
 
 def _new_masked_lm_head(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -292,16 +236,16 @@ def _new_masked_lm_head(config: ModelConfig) -> dict[str, np.ndarray]:
     """
     generator = np.random.default_rng(0)
     head = {}
-    for weight in list_weights(config, "none"):
-        if not weight.hugging_face.startswith(_MASKED_LM_HEAD):
+    for weight in list_weights(config):
+        if not weight.path.startswith(_MASKED_LM_HEAD):
             continue
         values = np.full(weight.shape, weight.path.endswith("gamma"), float)
         if weight.transposed:
             values = generator.normal(size=weight.shape)
             while (far := np.abs(values) > 2).any():
                 values[far] = generator.normal(size=far.sum())
-            values = (config.initializer_range * values).T
-        head[weight.hugging_face] = values.astype(np.float32)
+            values *= config.initializer_range
+        head[weight.path] = values.astype(np.float32)
     return head
 
 
@@ -321,97 +265,47 @@ def _remove_projection(tensors: dict[str, np.ndarray], directory: str) -> None:
         )
 
 
-def _check_tensors(
-    weights: Sequence[Weight],
-    tensors: Mapping[str, np.ndarray],
-    directory: str,
-) -> None:
-    """Refuses missing and unknown tensors, and wrong shapes."""
-    shapes = {
-        w.hugging_face: w.shape[::-1] if w.transposed else w.shape
-        for w in weights
-    }
-    faults = [
-        f"{name} has shape {list(tensors[name].shape)}, not {list(shape)} as "
-        f"in {CONFIG_FILE}"
-        for name, shape in shapes.items()
-        if name in tensors and tensors[name].shape != shape
-    ]
-    faults += [f"{name} is missing" for name in shapes if name not in tensors]
-    faults += [f"{n} is unknown" for n in sorted(tensors) if n not in shapes]
-    if faults:
-        raise UserError(
-            f"{directory} must hold the weights of the ALBERT that its "
-            f"{CONFIG_FILE} describes, for pretraining, fine-tuned or without "
-            "heads",
-            received=name_faults(faults),
-        )
-
-
-def _find_vocabulary(directory: str) -> str:
-    """The vocabulary's file, or "".
-
-    Logs a warning if the vocabulary keeps upper case, because records for
-    pretraining the model further must then keep it, too.
-    """
-    vocabulary = posixpath.join(directory, TOKENIZER_FILE)
-    if not exists(vocabulary):
-        return ""
-    if is_cased(directory, vocabulary):
-        logging.warning(
-            "the vocabulary of %s keeps upper case: records for pretraining "
-            "this model further need --nodo_lower_case",
-            directory,
-        )
-    return vocabulary
-
-
 # --- writing ----------------------------------------------------------------
 
 
 def write(
     weights: ModelWeights,
     directory: str,
-    run_dir: str = "",
     licence: str = "",
     with_sentence_head: bool = True,
     dtype: str = "float32",
 ) -> None:
-    """Writes a folder.
-
-    The folder holds exactly the weights of `AlbertForPreTraining`.
-    `AlbertForMaskedLM` reports pooler and sentence head as unexpected and
-    ignores them. Without the two, the folder holds exactly the weights of
-    `AlbertForMaskedLM`. A fine-tuned model has the class of its task, e.g.
-    `AlbertForSequenceClassification`.
-
-    The caller must ensure that no reader mistakes an incomplete folder for a
-    complete one.
+    """Writes a folder for the class `hugging_face_config.class_name`.
 
     Args:
         weights: The model. Layers that share only some weights become groups;
             see `ModelWeights.regrouped`. The format has no moments.
-        directory: A new directory.
-        run_dir: The run that trained the model, for the model card's data,
-            settings and metrics; "" if unknown.
+        directory: A new directory. The caller must ensure that no reader
+            mistakes an incomplete folder for a complete one.
         licence: Licence of the weights, for the model card: an identifier
             from the Hub's list, e.g. apache-2.0; "" if unknown.
-        with_sentence_head: Whether to write pooler and sentence head.
+        with_sentence_head: Whether to write pooler and sentence head of a
+            pretrained model.
         dtype: Type of the stored weights, "float32" or "float16".
 
     Raises:
-        UserError: If transformers would build a different model, or if the
-            vocabulary has the wrong size.
+        UserError: If transformers would build a different model.
     """
     weights = weights.regrouped()
-    if not with_sentence_head and weights.head is None:
-        weights = _without_sentence_head(weights)
     config = weights.config
-    check_groups(config, weights.source)
+    check_groups(config, "transformers", weights.source)
+    if not with_sentence_head and weights.head is None:
+        kept = list_weights(config, "none")
+        weights = dataclasses.replace(
+            weights,
+            sentence_objective="none",
+            values={w.path: weights.values[w.path] for w in kept},
+            slots={},
+        )
     files: dict[str, bytes] = {}
     if weights.vocabulary:
         files = tokenizer_files(
-            _load_tokenizer(weights.vocabulary, config, run_dir),
+            Tokenizer(weights.vocabulary, weights.do_lower_case),
             weights.vocabulary,
             config.max_position_embeddings,
         )
@@ -419,31 +313,8 @@ def write(
         logging.warning(
             "the vocabulary is unknown, so %s has no tokenizer", directory
         )
-    files[CONFIG_FILE] = format_config(
-        config, weights.sentence_objective, weights.head, weights.settings
-    )
-    files[CARD_FILE] = make_model_card(weights, run_dir, licence).encode()
-    tensors = {
-        name: values.astype(dtype)
-        for name, values in _to_tensors(weights).items()
-    }
-    files[WEIGHTS_FILE] = save(tensors, {"format": "pt"})
-    for name, content in files.items():
-        write_bytes(posixpath.join(directory, name), content)
-
-
-def _without_sentence_head(weights: ModelWeights) -> ModelWeights:
-    kept = list_weights(weights.config, "none")
-    return dataclasses.replace(
-        weights,
-        sentence_objective="none",
-        values={w.path: weights.values[w.path] for w in kept},
-        slots={},
-    )
-
-
-def _to_tensors(weights: ModelWeights) -> dict[str, np.ndarray]:
-    config = weights.config
+    files[CONFIG_FILE] = format_config(weights)
+    files[CARD_FILE] = make_model_card(weights, licence).encode()
     tensors = {
         w.hugging_face: np.ascontiguousarray(
             weights.values[w.path].T if w.transposed else weights.values[w.path]
@@ -458,23 +329,15 @@ def _to_tensors(weights: ModelWeights) -> dict[str, np.ndarray]:
         size = config.hidden_size
         tensors[f"{_PROJECTION}.weight"] = np.eye(size, dtype=np.float32)
         tensors[f"{_PROJECTION}.bias"] = np.zeros(size, np.float32)
-    return tensors
-
-
-def _load_tokenizer(
-    vocabulary: str, config: ModelConfig, run_dir: str
-) -> Tokenizer:
-    """The tokenizer, with the case that the run's records were built with."""
-    records = run_dir and load_json_if_any(
-        posixpath.join(run_dir, RECORDS_METADATA_FILE)
-    )
-    tokenizer = Tokenizer(
-        vocabulary, records["do_lower_case"] if records else None
-    )
-    if tokenizer.vocab_size != config.vocab_size:
-        raise UserError(
-            f"the vocabulary {vocabulary} must have vocab_size pieces",
-            received=f"{tokenizer.vocab_size} pieces and vocab_size "
-            f"{config.vocab_size}",
-        )
-    return tokenizer
+    for name, values in tensors.items():
+        with np.errstate(over="ignore"):
+            tensors[name] = values.astype(dtype)
+        if dtype != "float32" and np.isinf(tensors[name]).any():
+            raise UserError(
+                f"{name} in {weights.source} must be at most "
+                f"{np.finfo(dtype).max:g} to be written as {dtype}",
+                received=f"{np.abs(values).max():g}",
+            )
+    files[WEIGHTS_FILE] = save(tensors, {"format": "pt"})
+    for name, content in files.items():
+        write_bytes(posixpath.join(directory, name), content)

@@ -18,7 +18,9 @@ answering call the overlap of two windows `doc_stride`.
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+from absl import logging
 
 from albert_tf.config import (
     SENTENCE_OBJECTIVES,
@@ -35,8 +37,7 @@ from albert_tf.config.task import (
     FinetuningDataConfig,
 )
 from albert_tf.errors import UserError
-from albert_tf.interop.weight_names import check_layer_groups
-from albert_tf.io.files import load_json
+from albert_tf.interop.weight_names import ModelWeights, check_groups
 from albert_tf.records.features import CLS_ID, PAD_ID, SEP_ID
 
 # Settings that have the same name in both projects, and the default values of
@@ -66,203 +67,169 @@ _FIXED_SETTINGS = {
     "is_decoder": False,
 }
 
-# Hugging Face's names by ours. Its "gelu" is the exact function, ours is the
-# tanh approximation.
+# Hugging Face's names -> ours; the last one of each of ours is written. Its
+# "gelu" is the exact function, ours is the tanh approximation.
 _ACTIVATIONS = {
-    "gelu": "gelu_new",
+    "gelu_fast": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu",
+    "linear": "linear",
     "relu": "relu",
     "tanh": "tanh",
-    "linear": "linear",
 }
-_OUR_ACTIVATIONS = {theirs: ours for ours, theirs in _ACTIVATIONS.items()} | {
-    "gelu_pytorch_tanh": "gelu",
-    "gelu_fast": "gelu",
-}
-
-# Classes of transformers by kind of task.
-CLASSES = {
-    CLASSIFICATION: "AlbertForSequenceClassification",
-    REGRESSION: "AlbertForSequenceClassification",
-    MULTIPLE_CHOICE: "AlbertForMultipleChoice",
-    QUESTION_ANSWERING: "AlbertForQuestionAnswering",
-}
-PIPELINES = {
-    CLASSIFICATION: "text-classification",
-    REGRESSION: "text-classification",
-    MULTIPLE_CHOICE: "multiple-choice",
-    QUESTION_ANSWERING: "question-answering",
-}
+_THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
 
 # The number of choices in a config.json, which only albert_tf writes, and the
 # number if it is missing: that of the documentation of transformers.
-NUM_CHOICES = "num_choices"
-DEFAULT_NUM_CHOICES = 2
+_NUM_CHOICES = "num_choices"
+_DEFAULT_NUM_CHOICES = 2
 
 KEY = "albert_tf"
 NULL_THRESHOLD = "null_threshold"
 
-# How a model reads text and answers, by kind of its task.
-TASK_SETTINGS = {
-    CLASSIFICATION: ("max_seq_length",),
-    REGRESSION: ("max_seq_length",),
-    MULTIPLE_CHOICE: ("max_seq_length", "max_qa_length"),
-    QUESTION_ANSWERING: (
-        "max_seq_length",
-        "doc_stride",
-        "max_query_length",
-        "max_answer_length",
-        "n_best_size",
-        NULL_THRESHOLD,
+
+class TaskOfTransformers(NamedTuple):
+    """What transformers calls a kind of task, and the settings of `KEY`."""
+
+    class_name: str
+    pipeline: str
+    settings: tuple[str, ...]
+
+
+_SEQUENCES = TaskOfTransformers(
+    "AlbertForSequenceClassification",
+    "text-classification",
+    ("max_seq_length",),
+)
+TASKS = {
+    CLASSIFICATION: _SEQUENCES,
+    REGRESSION: _SEQUENCES,
+    MULTIPLE_CHOICE: TaskOfTransformers(
+        "AlbertForMultipleChoice",
+        "multiple-choice",
+        ("max_seq_length", "max_qa_length"),
+    ),
+    QUESTION_ANSWERING: TaskOfTransformers(
+        "AlbertForQuestionAnswering",
+        "question-answering",
+        (
+            "max_seq_length",
+            "doc_stride",
+            "max_query_length",
+            "max_answer_length",
+            "n_best_size",
+            NULL_THRESHOLD,
+        ),
     ),
 }
 
 
-def read_config(path: str) -> tuple[ModelConfig, str]:
-    """Reads a config.json.
+def class_name(weights: ModelWeights) -> str:
+    """The class of transformers that has exactly the weights of a model."""
+    if weights.head:
+        return TASKS[weights.head.kind].class_name
+    has_head = weights.sentence_objective != "none"
+    return "AlbertForPreTraining" if has_head else "AlbertForMaskedLM"
 
-    Returns:
-        The architecture and the sentence objective, "sop" if the file has
-        none.
 
-    Raises:
-        UserError: If the file is missing or damaged, or describes a model
-            that this project does not support.
+def read_config(stored: Any, path: str) -> tuple[ModelConfig, str]:
+    """Reads the architecture and the sentence objective of a config.json.
+
+    Args:
+        stored: The content; without an objective, it is "sop".
+        path: Of the file, for the error.
     """
-    stored = load_json(path)
     if not isinstance(stored, dict):
         raise UserError(f"{path} must hold a JSON object")
-    for name, supported in _FIXED_SETTINGS.items():
-        if stored.get(name, supported) != supported:
+    activation = stored.get("hidden_act", "gelu_new")
+    if activation == "gelu":
+        raise UserError(
+            f"hidden_act in {path} must be gelu_new, the tanh approximation "
+            "of GELU, which albert_tf computes",
+            received="gelu, the exact function; they differ by up to 0.0005",
+            remedy="Write gelu_new in that file to accept the difference. For "
+            "the published v1 models, which say gelu, gelu_new is right.",
+        )
+    supported = {name: [value] for name, value in _FIXED_SETTINGS.items()} | {
+        "hidden_act": list(_ACTIVATIONS),
+        "sentence_objective": list(SENTENCE_OBJECTIVES),
+    }
+    for name, values in supported.items():
+        if name in stored and stored[name] not in values:
             raise UserError(
-                f"{name} in {path} must be {json.dumps(supported)}, the only "
-                "value that albert_tf supports",
+                f"{name} in {path} must be one of {json.dumps(values)[1:-1]}",
                 received=json.dumps(stored[name]),
             )
-    objective = stored.get("sentence_objective", "sop")
-    if objective not in SENTENCE_OBJECTIVES:
-        raise UserError(
-            f"sentence_objective in {path} must be one of "
-            f"{', '.join(SENTENCE_OBJECTIVES)}",
-            received=json.dumps(objective),
-        )
     config = ModelConfig.from_dict(
         {
             name: stored.get(name, default)
             for name, default in SHARED_SETTINGS.items()
         }
-        | {"hidden_act": _read_activation(stored, path)},
+        | {"hidden_act": _ACTIVATIONS[activation]},
         path,
     )
-    check_groups(config, path)
-    return config, objective
+    check_groups(config, "transformers", path)
+    return config, stored.get("sentence_objective", "sop")
 
 
-def format_config(
-    config: ModelConfig,
-    sentence_objective: str,
-    head: TaskHeadConfig | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> bytes:
+def format_config(weights: ModelWeights) -> bytes:
     """Returns the content of a config.json.
 
-    Args:
-        settings: Of a fine-tuned model, as in `TASK_SETTINGS`.
+    Raises:
+        UserError: If transformers has no such head.
     """
-    has_head = sentence_objective != "none"
+    config, head = weights.config, weights.head
     values = {
-        "architectures": [
-            "AlbertForPreTraining" if has_head else "AlbertForMaskedLM"
-        ],
+        "architectures": [class_name(weights)],
         **_FIXED_SETTINGS,
         **{name: getattr(config, name) for name in SHARED_SETTINGS},
-        "hidden_act": _ACTIVATIONS[config.hidden_act],
+        "hidden_act": _THEIR_ACTIVATIONS[config.hidden_act],
         "classifier_dropout_prob": 0.1,
         "pad_token_id": PAD_ID,
         "bos_token_id": CLS_ID,
         "eos_token_id": SEP_ID,
         # Not a setting of transformers, which ignores it.
-        "sentence_objective": sentence_objective,
-        **(_format_head(head) if head else {}),
-        **_format_settings(settings or {}),
+        "sentence_objective": weights.sentence_objective,
     }
-    return (json.dumps(values, indent=2) + "\n").encode()
-
-
-def check_groups(config: ModelConfig, source: str) -> None:
-    """Refuses layers that transformers would put into other groups.
-
-    For L layers in G groups, transformers computes the group of layer n as
-    `int(n / (L / G))`, in floating point: with 44 layers in 20 groups, layer 33
-    is in group 14 there.
-
-    Args:
-        config: The architecture, with groups of layers.
-        source: The model, for the error message.
-
-    Raises:
-        UserError: If there is such a layer; the error names the first.
-    """
-    layers_per_group = config.num_hidden_layers / config.num_hidden_groups
-    check_layer_groups(
-        config,
-        "transformers",
-        lambda layer: int(layer / layers_per_group),
-        source,
-    )
-
-
-def _read_activation(stored: Mapping[str, Any], path: str) -> str:
-    theirs = stored.get("hidden_act", "gelu_new")
-    if theirs == "gelu":
-        raise UserError(
-            f"hidden_act in {path} must be gelu_new, the tanh approximation "
-            "of GELU, which albert_tf computes",
-            received="gelu, the exact function in transformers; activations "
-            "differ by up to 0.0005",
-            remedy="Write gelu_new in that file to accept the difference. The "
-            "published v1 models say gelu although they were trained with "
-            "the approximation; for them, gelu_new is right.",
-        )
-    if not isinstance(theirs, str) or theirs not in _OUR_ACTIVATIONS:
-        raise UserError(
-            f"hidden_act in {path} must be one of "
-            f"{', '.join(sorted(_OUR_ACTIVATIONS))}",
-            received=json.dumps(theirs),
-        )
-    return _OUR_ACTIVATIONS[theirs]
-
-
-def _format_head(head: TaskHeadConfig) -> dict[str, Any]:
-    """The settings of a config.json that describe the head.
-
-    Raises:
-        UserError: If transformers has no such head.
-    """
-    if head.is_beam:
+    if head and head.is_beam:
         raise UserError(
             "transformers has no ALBERT with the head squad_head=beam",
             remedy="Fine-tune with --squad_head=plain.",
         )
-    values: dict[str, Any] = {"architectures": [CLASSES[head.kind]]}
-    if head.kind == REGRESSION:
+    if head and head.kind == REGRESSION:
         values |= {"problem_type": "regression", "id2label": {"0": "value"}}
-    if head.kind == CLASSIFICATION:
+    if head and head.kind == CLASSIFICATION:
         values |= {
             "problem_type": "single_label_classification",
             "id2label": {str(i): name for i, name in enumerate(head.labels)},
             "label2id": {name: i for i, name in enumerate(head.labels)},
         }
-    if head.kind == MULTIPLE_CHOICE:
+    if head and head.kind == MULTIPLE_CHOICE:
         # Not a setting of transformers, which ignores it.
-        values[NUM_CHOICES] = head.num_choices
-    return values
+        values[_NUM_CHOICES] = head.num_choices
+    if weights.settings:
+        # JSON has no infinity, the threshold of a model that answers every
+        # question.
+        values[KEY] = {
+            name: None if value == math.inf else value
+            for name, value in weights.settings.items()
+        }
+    return (json.dumps(values, indent=2) + "\n").encode()
 
 
-def read_head(stored: Mapping[str, Any]) -> TaskHeadConfig | None:
-    """The head that a config.json describes; None for a pretrained model.
+def read_task(
+    stored: Mapping[str, Any], model: ModelConfig, path: str
+) -> tuple[TaskHeadConfig | None, dict[str, Any]]:
+    """Reads the head of a fine-tuned model, and how it reads text and answers.
 
-    Raises:
-        UserError: If the head classifies into several classes at once.
+    Args:
+        stored: The content of a config.json.
+        model: The architecture, which limits the length of a sequence.
+        path: Of that file, for the error.
+
+    Returns:
+        The head and the settings in `TASKS`; None and {} for a pretrained
+        model.
     """
     if stored.get("problem_type") == "multi_label_classification":
         raise UserError(
@@ -273,69 +240,46 @@ def read_head(stored: Mapping[str, Any]) -> TaskHeadConfig | None:
         )
     name = (stored.get("architectures") or [""])[0]
     labels = stored.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    if name == CLASSES[CLASSIFICATION]:
-        if len(labels) == 1 or stored.get("problem_type") == REGRESSION:
-            return TaskHeadConfig(REGRESSION)
-        return TaskHeadConfig(
-            CLASSIFICATION, tuple(labels[str(i)] for i in range(len(labels)))
-        )
-    if name == CLASSES[MULTIPLE_CHOICE]:
-        num_choices = stored.get(NUM_CHOICES, DEFAULT_NUM_CHOICES)
-        return TaskHeadConfig(MULTIPLE_CHOICE, num_choices=num_choices)
-    if name == CLASSES[QUESTION_ANSWERING]:
-        return TaskHeadConfig(QUESTION_ANSWERING)
-    return None
-
-
-def _format_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry of a config.json; empty without settings.
-
-    JSON has no infinity: null is the threshold of a model that answers every
-    question.
-    """
-    values = {
-        name: None if value == math.inf else value
-        for name, value in settings.items()
-    }
-    return {KEY: values} if values else {}
-
-
-def parse_settings(
-    stored: Mapping[str, Any], kind: str, model: ModelConfig, path: str
-) -> dict[str, Any]:
-    """The inverse of `format_settings`.
-
-    Args:
-        stored: The content of a config.json.
-        kind: Kind of the task.
-        model: The architecture, which limits the length of a sequence.
-        path: Of that file, for the error.
-
-    Raises:
-        UserError: If a setting is unknown or has an invalid value.
-    """
-    values = stored.get(KEY, {})
+    if name == TASKS[CLASSIFICATION].class_name:
+        head = TaskHeadConfig(REGRESSION)
+        if len(labels) > 1 and stored.get("problem_type") != REGRESSION:
+            names = tuple(labels[str(i)] for i in range(len(labels)))
+            head = TaskHeadConfig(CLASSIFICATION, names)
+    elif name == TASKS[MULTIPLE_CHOICE].class_name:
+        if _NUM_CHOICES not in stored:
+            logging.warning(
+                "%s does not store the number of choices of a question: an "
+                "export takes %d, unless a conversion sets --num_choices",
+                path,
+                _DEFAULT_NUM_CHOICES,
+            )
+        num_choices = stored.get(_NUM_CHOICES, _DEFAULT_NUM_CHOICES)
+        head = TaskHeadConfig(MULTIPLE_CHOICE, num_choices=num_choices)
+    elif name == TASKS[QUESTION_ANSWERING].class_name:
+        head = TaskHeadConfig(QUESTION_ANSWERING)
+    else:
+        return None, {}
+    settings = stored.get(KEY, {})
     where = f"{KEY} in {path}"
-    known = TASK_SETTINGS[kind]
-    if not isinstance(values, dict) or not set(values) <= set(known):
+    known = TASKS[head.kind].settings
+    if not isinstance(settings, dict) or not set(settings) <= set(known):
         raise UserError(
             f"{where} must be an object with settings among {', '.join(known)}",
-            received=values,
+            received=settings,
             remedy=f"Correct it, or remove {KEY}: the settings then have their "
             "defaults.",
         )
-    answers_all = values.get(NULL_THRESHOLD, 0) is None
-    checked = dict(values)
-    if answers_all:
-        del checked[NULL_THRESHOLD]
+    infinite = {}
+    if settings.get(NULL_THRESHOLD, 0) is None:
+        infinite = {NULL_THRESHOLD: math.inf}
+    finite = {n: value for n, value in settings.items() if n not in infinite}
     positions = model.max_position_embeddings
     length = min(FinetuningDataConfig.max_seq_length, positions)
     try:
         config = FinetuningConfig().replace(
             max_position_embeddings=positions,
-            **{"max_seq_length": length, **checked},
+            **{"max_seq_length": length, **finite},
         )
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    settings = {name: find_setting(config, name) for name in checked}
-    return settings | ({NULL_THRESHOLD: math.inf} if answers_all else {})
+    return head, {n: find_setting(config, n) for n in finite} | infinite

@@ -1,4 +1,4 @@
-"""The name of each weight in albert_tf, google-research/albert, Hugging Face.
+"""The weights of a model, and their names in each project.
 
 `_LAYERS` is the table. It depends on the architecture alone, so TensorFlow is
 not imported.
@@ -9,14 +9,22 @@ Reference:
     all three projects.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from absl import logging
 
 from albert_tf.config import ModelConfig, TaskHeadConfig
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 
 MODEL_NAME = "albert"  # the first part of every path
+MOMENTS = ("m", "v")  # the optimizers' names of their slots
+_SENTENCE_HEAD = f"{MODEL_NAME}/sentence/"
+_POOLER = f"{MODEL_NAME}/pooler/"
 
 
 class Weight(NamedTuple):
@@ -38,124 +46,74 @@ class Weight(NamedTuple):
     transposed: bool = False
 
 
-class _Variable(NamedTuple):
-    """A variable of a kind of layer: its name here, and in Hugging Face."""
+# The variables of a kind of layer: names in TensorFlow and in Hugging Face. A
+# kernel is transposed, and a bias has the last dimension of its kernel.
+_DENSE = (("/kernel", ".weight"), ("/bias", ".bias"))
+_LAYER_NORM = (("/gamma", ".weight"), ("/beta", ".bias"))
+_TABLE = (("", ".weight"),)
+_BIAS = (("", ".bias"),)
 
-    name: str
-    hugging_face: str
-    is_kernel: bool = False
-
-
-_DENSE = (
-    _Variable("/kernel", ".weight", is_kernel=True),
-    _Variable("/bias", ".bias"),
-)
-_LAYER_NORM = (_Variable("/gamma", ".weight"), _Variable("/beta", ".bias"))
-_PLAIN = (_Variable("", ""),)
-
-
-class _Layer(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        kind: The variables of the layer.
-        shape: A letter for each dimension; see `_sizes`.
-        path: The layer's path in albert_tf.
-        google_albert: Its name in google-research/albert.
-        hugging_face: Its name in Hugging Face.
-    """
-
-    kind: tuple[_Variable, ...]
-    shape: str
-    path: str
-    google_albert: str
-    hugging_face: str
-
-
+# Part of the model -> its layers: kind; a letter for each dimension, see
+# `list_weights`; names in albert_tf, google-research/albert and Hugging Face.
+# Sublayers of a block follow the name of the block. google-research/albert
+# names heads of fine-tuned models by script, so none is listed.
 # fmt: off
 _LAYERS = {
     "embeddings": (
-        _Layer(_PLAIN, "VE", "embeddings/word_embeddings",
-               "bert/embeddings/word_embeddings",
-               "albert.embeddings.word_embeddings.weight"),
-        _Layer(_PLAIN, "TE", "embeddings/token_type_embeddings",
-               "bert/embeddings/token_type_embeddings",
-               "albert.embeddings.token_type_embeddings.weight"),
-        _Layer(_PLAIN, "PE", "embeddings/position_embeddings",
-               "bert/embeddings/position_embeddings",
-               "albert.embeddings.position_embeddings.weight"),
-        _Layer(_LAYER_NORM, "E", "embeddings/layer_norm",
-               "bert/embeddings/LayerNorm",
-               "albert.embeddings.LayerNorm"),
+        *((_TABLE, size, f"embeddings/{name}", f"bert/embeddings/{name}",
+           f"albert.embeddings.{name}")
+          for size, name in (("VE", "word_embeddings"),
+                             ("TE", "token_type_embeddings"),
+                             ("PE", "position_embeddings"))),
+        (_LAYER_NORM, "E", "embeddings/layer_norm",
+         "bert/embeddings/LayerNorm", "albert.embeddings.LayerNorm"),
     ),
-    # Only where embedding_size differs from hidden_size.
-    "projection": (
-        _Layer(_DENSE, "EH", "encoder/embedding_hidden_mapping_in",
-               "bert/encoder/embedding_hidden_mapping_in",
-               "albert.encoder.embedding_hidden_mapping_in"),
+    "projection": (  # only where embedding_size differs from hidden_size
+        (_DENSE, "EH", "encoder/embedding_hidden_mapping_in",
+         "bert/encoder/embedding_hidden_mapping_in",
+         "albert.encoder.embedding_hidden_mapping_in"),
     ),
-    # Sublayers of a block; their names follow that of the block.
     "attention": (
-        _Layer(_DENSE, "HH", "query",
-               "attention_1/self/query", "attention.query"),
-        _Layer(_DENSE, "HH", "key",
-               "attention_1/self/key", "attention.key"),
-        _Layer(_DENSE, "HH", "value",
-               "attention_1/self/value", "attention.value"),
-        _Layer(_DENSE, "HH", "output",
-               "attention_1/output/dense", "attention.dense"),
-        _Layer(_LAYER_NORM, "H", "layer_norm",
-               "LayerNorm", "attention.LayerNorm"),
+        (_DENSE, "HH", "query", "attention_1/self/query", "attention.query"),
+        (_DENSE, "HH", "key", "attention_1/self/key", "attention.key"),
+        (_DENSE, "HH", "value", "attention_1/self/value", "attention.value"),
+        (_DENSE, "HH", "output", "attention_1/output/dense", "attention.dense"),
+        (_LAYER_NORM, "H", "layer_norm", "LayerNorm", "attention.LayerNorm"),
     ),
     "ffn": (
-        _Layer(_DENSE, "HF", "intermediate",
-               "ffn_1/intermediate/dense", "ffn"),
-        _Layer(_DENSE, "FH", "output",
-               "ffn_1/intermediate/output/dense", "ffn_output"),
-        _Layer(_LAYER_NORM, "H", "layer_norm",
-               "LayerNorm_1", "full_layer_layer_norm"),
+        (_DENSE, "HF", "intermediate", "ffn_1/intermediate/dense", "ffn"),
+        (_DENSE, "FH", "output", "ffn_1/intermediate/output/dense",
+         "ffn_output"),
+        (_LAYER_NORM, "H", "layer_norm", "LayerNorm_1",
+         "full_layer_layer_norm"),
     ),
     "masked_lm": (
-        _Layer(_DENSE, "HE", "masked_lm/transform",
-               "cls/predictions/transform/dense",
-               "predictions.dense"),
-        _Layer(_LAYER_NORM, "E", "masked_lm/layer_norm",
-               "cls/predictions/transform/LayerNorm",
-               "predictions.LayerNorm"),
-        _Layer(_PLAIN, "V", "masked_lm/output_bias",
-               "cls/predictions/output_bias",
-               "predictions.bias"),
+        (_DENSE, "HE", "masked_lm/transform",
+         "cls/predictions/transform/dense", "predictions.dense"),
+        (_LAYER_NORM, "E", "masked_lm/layer_norm",
+         "cls/predictions/transform/LayerNorm", "predictions.LayerNorm"),
+        (_BIAS, "V", "masked_lm/output_bias",
+         "cls/predictions/output_bias", "predictions"),
     ),
     # Only with a sentence objective, or a task other than question answering.
     "pooler": (
-        _Layer(_DENSE, "HH", "pooler",
-               "bert/pooler/dense",
-               "albert.pooler"),
+        (_DENSE, "HH", "pooler", "bert/pooler/dense", "albert.pooler"),
     ),
     "sentence": (
-        _Layer(_PLAIN, "2H", "sentence/output_weights",
-               "cls/seq_relationship/output_weights",
-               "sop_classifier.classifier.weight"),
-        _Layer(_PLAIN, "2", "sentence/output_bias",
-               "cls/seq_relationship/output_bias",
-               "sop_classifier.classifier.bias"),
+        (_TABLE, "2H", "sentence/output_weights",
+         "cls/seq_relationship/output_weights", "sop_classifier.classifier"),
+        (_BIAS, "2", "sentence/output_bias",
+         "cls/seq_relationship/output_bias", "sop_classifier.classifier"),
     ),
-    # Heads of fine-tuned models. In google-research/albert, their names depend
-    # on the script, so fine-tuned models are not written in its format.
-    "classifier": (
-        _Layer(_DENSE, "HC", "classifier", "", "classifier"),
-    ),
-    "span": (
-        _Layer(_DENSE, "H2", "span", "", "qa_outputs"),
-    ),
-    # transformers has no such head.
-    "beam_span": (
-        _Layer(_DENSE, "H1", "beam_span/start", "", ""),
-        _Layer(_DENSE, "DH", "beam_span/end_transform", "", ""),
-        _Layer(_LAYER_NORM, "H", "beam_span/end_layer_norm", "", ""),
-        _Layer(_DENSE, "H1", "beam_span/end", "", ""),
-        _Layer(_DENSE, "DH", "beam_span/null_transform", "", ""),
-        _Layer(_PLAIN, "H1", "beam_span/null_weights", "", ""),
+    "classifier": ((_DENSE, "HC", "classifier", "", "classifier"),),
+    "span": ((_DENSE, "H2", "span", "", "qa_outputs"),),
+    "beam_span": (  # transformers has no such head
+        (_DENSE, "H1", "beam_span/start", "", ""),
+        (_DENSE, "DH", "beam_span/end_transform", "", ""),
+        (_LAYER_NORM, "H", "beam_span/end_layer_norm", "", ""),
+        (_DENSE, "H1", "beam_span/end", "", ""),
+        (_DENSE, "DH", "beam_span/null_transform", "", ""),
+        (_TABLE, "H1", "beam_span/null_weights", "", ""),
     ),
 }
 # fmt: on
@@ -171,42 +129,26 @@ def list_weights(
     Args:
         config: The architecture. If its layers share only some weights, the
             other names of their weights are empty: other projects have no such
-            models. See `model_weights.ModelWeights.regrouped`.
+            models. See `ModelWeights.regrouped`.
         sentence_objective: "none" is a model without pooler and sentence
             head.
         head: The head of a fine-tuned model, which has no pretraining heads.
     """
-    heads: list[_Layer] = []
-    for name in _head_layers(sentence_objective, head):
-        heads += _LAYERS[name]
+    if head is None:
+        heads = ["masked_lm"]
+        if sentence_objective != "none":
+            heads += ["pooler", "sentence"]
+    elif head.has_pooler:
+        heads = ["pooler", "classifier"]
+    else:
+        heads = ["beam_span" if head.is_beam else "span"]
     layers = list(_LAYERS["embeddings"])
     if config.embedding_size != config.hidden_size:
         layers += _LAYERS["projection"]
-    sizes = _sizes(config) | {"C": head.num_outputs if head else 0}
-    return [
-        weight
-        for layer in (*layers, *_block_layers(config), *heads)
-        for weight in _variables_of(layer, sizes)
-    ]
-
-
-def _head_layers(
-    sentence_objective: str, head: TaskHeadConfig | None
-) -> tuple[str, ...]:
-    if head is None:
-        sentence = ("pooler", "sentence")
-        return (
-            "masked_lm",
-            *(sentence if sentence_objective != "none" else ()),
-        )
-    if head.has_pooler:
-        return ("pooler", "classifier")
-    return ("beam_span",) if head.is_beam else ("span",)
-
-
-def _sizes(config: ModelConfig) -> dict[str, int]:
-    """Sizes by the letters in `_Layer.shape`."""
-    return {
+    layers += _block_layers(config)
+    for name in heads:
+        layers += _LAYERS[name]
+    sizes = {
         "V": config.vocab_size,
         "T": config.type_vocab_size,
         "P": config.max_position_embeddings,
@@ -214,78 +156,73 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
         "H": config.hidden_size,
         "F": config.intermediate_size,
         "D": 2 * config.hidden_size,
+        "C": head.num_outputs if head else 0,
         "1": 1,
         "2": 2,  # classes of the sentence objective; start and end of a span
     }
+    return [
+        weight for layer in layers for weight in _variables_of(layer, sizes)
+    ]
 
 
-def _block_layers(config: ModelConfig) -> Iterator[_Layer]:
+def _block_layers(config: ModelConfig) -> Iterator[tuple[Any, ...]]:
     """Layers of the encoder's blocks: for each group, or for each layer."""
-    for inner, kind in itertools.product(
+    for inner, part in itertools.product(
         range(config.inner_group_num), ("attention", "ffn")
     ):
         owner, count = "layer", config.num_hidden_layers
-        if config.parameter_sharing in ("all", kind):
+        if config.parameter_sharing in ("all", part):
             owner, count = "group", config.num_hidden_groups
-        for number, layer in itertools.product(range(count), _LAYERS[kind]):
-            google_albert = hugging_face = ""
-            if config.parameter_sharing == "all":
-                google_albert = (
-                    f"bert/encoder/transformer/group_{number}/"
-                    f"inner_group_{inner}/{layer.google_albert}"
-                )
-                hugging_face = (
-                    f"albert.encoder.albert_layer_groups.{number}."
-                    f"albert_layers.{inner}.{layer.hugging_face}"
-                )
-            yield layer._replace(
-                path=f"encoder/{owner}_{number}_inner_group_{inner}_{kind}/"
-                f"{layer.path}",
-                google_albert=google_albert,
-                hugging_face=hugging_face,
+        for number, layer in itertools.product(range(count), _LAYERS[part]):
+            kind, shape, *names = layer
+            prefixes = (
+                f"encoder/{owner}_{number}_inner_group_{inner}_{part}/",
+                f"bert/encoder/transformer/group_{number}/inner_group_{inner}/",
+                f"albert.encoder.albert_layer_groups.{number}."
+                f"albert_layers.{inner}.",
             )
+            if config.parameter_sharing != "all":
+                names[1:], prefixes = ["", ""], (prefixes[0], "", "")
+            yield kind, shape, *map(str.__add__, prefixes, names)
 
 
-def _variables_of(layer: _Layer, sizes: dict[str, int]) -> Iterator[Weight]:
-    shape = tuple(sizes[letter] for letter in layer.shape)
-    for variable in layer.kind:
-        is_bias_of_dense = layer.kind is _DENSE and not variable.is_kernel
+def _variables_of(
+    layer: tuple[Any, ...], sizes: Mapping[str, int]
+) -> Iterator[Weight]:
+    kind, letters, path, google_albert, hugging_face = layer
+    shape = tuple(sizes[letter] for letter in letters)
+    for ours, theirs in kind:
+        is_bias_of_dense = kind is _DENSE and ours == "/bias"
         yield Weight(
-            f"{MODEL_NAME}/{layer.path}{variable.name}",
+            f"{MODEL_NAME}/{path}{ours}",
             shape[1:] if is_bias_of_dense else shape,
-            layer.google_albert and f"{layer.google_albert}{variable.name}",
-            layer.hugging_face
-            and f"{layer.hugging_face}{variable.hugging_face}",
-            transposed=variable.is_kernel,
+            google_albert and google_albert + ours,
+            hugging_face and hugging_face + theirs,
+            transposed=ours == "/kernel",
         )
 
 
-def check_layer_groups(
-    config: ModelConfig,
-    project: str,
-    group_of_layer: Callable[[int], int],
-    source: str,
-    remedy: str = "",
-) -> None:
-    """Refuses an architecture that another project would build differently.
+# The group of layer n of L, of G groups, that another project computes in
+# floating point. For some L and G, the result is one group too low.
+_GROUP_OF_LAYER = {
+    "google-research/albert": lambda n, layers, groups: int(
+        n / layers * groups
+    ),
+    "transformers": lambda n, layers, groups: int(n / (layers / groups)),
+}
 
-    Other projects compute the group of a layer in floating point. For some
-    numbers of layers and groups the result is rounded down to one group too
-    low, so the layer would use other weights.
 
-    Args:
-        config: The architecture, with groups of layers.
-        project: Name of the other project.
-        group_of_layer: The group that the project computes for a layer.
-        source: The model, for the error message.
-        remedy: What the user can do.
+def check_groups(config: ModelConfig, project: str, source: str) -> None:
+    """Refuses layers that another project would put into other groups.
 
-    Raises:
-        UserError: If a group differs; the error names the first such layer.
+    With 22 layers in 22 groups, google-research/albert puts layer 15 into
+    group 14; with 44 layers in 20 groups, transformers puts layer 33 into
+    group 14, not 15. The error names `source` and the first such layer.
     """
     layers, groups = config.num_hidden_layers, config.num_hidden_groups
     for layer in range(layers):
-        here, there = config.group_of_layer(layer), group_of_layer(layer)
+        here = config.group_of_layer(layer)
+        there = _GROUP_OF_LAYER[project](layer, layers, groups)
         if here != there:
             raise UserError(
                 f"{source}: {project} must assign each layer to the same "
@@ -293,5 +230,179 @@ def check_layer_groups(
                 received=f"layer {layer} of {layers}, with {groups} groups, "
                 f"is in group {there} in {project}, because of a rounding "
                 f"error, and in group {here} in albert_tf",
-                remedy=remedy,
             )
+
+
+def weights_in_file(
+    config: ModelConfig, paths: Collection[str]
+) -> tuple[str, list[Weight]]:
+    """The sentence objective and the variables of a pretrained model's file.
+
+    The objective is "sop" or, without pooler and sentence head, "none". A file
+    with a pooler may lack the head, as the first TF-Hub modules do.
+    """
+    has_head, has_pooler = (
+        any(path.startswith(part) for path in paths)
+        for part in (_SENTENCE_HEAD, _POOLER)
+    )
+    objective = "sop" if has_head or has_pooler else "none"
+    weights = list_weights(config, objective)
+    if not has_head:
+        weights = [w for w in weights if not w.path.startswith(_SENTENCE_HEAD)]
+    return objective, weights
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelWeights:
+    """A pretrained or fine-tuned model, independent of any file format.
+
+    Attributes:
+        config: The architecture.
+        sentence_objective: "sop", "nsp" or "none".
+        values: float32 arrays by variable path.
+        slots: The optimizer's moments, float32 arrays by
+            `"<variable path>/m"` and `"<variable path>/v"`; empty if unknown.
+        step: Training steps completed; 0 if unknown.
+        vocabulary: Path of the SentencePiece model; "" if unknown.
+        source: Path that the model was read from, for messages.
+        head: The head of a fine-tuned model, which has no pretraining heads
+            and the sentence objective "none"; None for a pretrained model.
+        settings: How a fine-tuned model reads text and answers, as in
+            `hugging_face_config.TASKS`; empty if unknown.
+        do_lower_case: Whether it was trained on lower-cased text; None if
+            unknown.
+        run_dir: The run that trained the model; "" if unknown.
+    """
+
+    config: ModelConfig
+    sentence_objective: str
+    values: Mapping[str, np.ndarray]
+    slots: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    step: int = 0
+    vocabulary: str = ""
+    source: str = ""
+    head: TaskHeadConfig | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    do_lower_case: bool | None = None
+    run_dir: str = ""
+
+    def __post_init__(self) -> None:
+        shapes = {weight.path: weight.shape for weight in self.list_weights()}
+        if self.slots:
+            shapes |= {
+                f"{path}/{moment}": shape
+                for path, shape in shapes.items()
+                for moment in MOMENTS
+            }
+        arrays = {**self.values, **self.slots}
+        found = {
+            path: (value.shape, str(value.dtype))
+            for path, value in arrays.items()
+        }
+        check_arrays(shapes, found, self.source or "the model")
+
+    @classmethod
+    def of_arrays(
+        cls,
+        config: ModelConfig,
+        objective: str,
+        arrays: Mapping[str, np.ndarray],
+        **more: Any,
+    ) -> Self:
+        """The model of values and slots that a file holds.
+
+        A missing sentence head is filled with zeros, and a warning is logged.
+
+        Args:
+            config: The architecture.
+            objective: The sentence objective.
+            arrays: Values and slots; unknown names are refused.
+            more: Other attributes.
+        """
+        suffixes = tuple(f"/{moment}" for moment in MOMENTS)
+        values = {n: v for n, v in arrays.items() if not n.endswith(suffixes)}
+        slots = {n: v for n, v in arrays.items() if n not in values}
+        has_head = any(name.startswith(_SENTENCE_HEAD) for name in arrays)
+        if objective != "none" and not has_head:
+            logging.warning(
+                "%s has no sentence head: it is filled with zeros, which give "
+                "both classes the same probability",
+                more["source"],
+            )
+            for weight in list_weights(config):
+                if weight.path.startswith(_SENTENCE_HEAD):
+                    zeros = np.zeros(weight.shape, np.float32)
+                    values[weight.path] = zeros
+                    for suffix in suffixes if slots else ():
+                        slots[weight.path + suffix] = zeros
+        return cls(config, objective, values, slots, **more)
+
+    def list_weights(self) -> list[Weight]:
+        """The variables of the model; see the function `list_weights`."""
+        return list_weights(self.config, self.sentence_objective, self.head)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters, heads included."""
+        return sum(value.size for value in self.values.values())
+
+    def regrouped(self) -> Self:
+        """Returns the same model with `parameter_sharing="all"`.
+
+        Other projects support only groups of layers that share all weights.
+        If layers share only the attention, only the feed-forward layer, or
+        nothing, each layer becomes a group with its own copy of the shared
+        weights. The outputs stay the same, but the copies diverge if the
+        model is trained further. The result has no moments.
+        """
+        if self.config.parameter_sharing == "all":
+            return self
+        config = dataclasses.replace(
+            self.config,
+            parameter_sharing="all",
+            num_hidden_groups=self.config.num_hidden_layers,
+        )
+
+        def before(path: str) -> str:
+            """The path in this model; group N of the new one is layer N."""
+            old = re.sub(r"/group_(\d+)_", r"/layer_\1_", path)
+            if old in self.values:
+                return old
+            return re.sub(
+                r"/group_(\d+)_",
+                lambda match: (
+                    f"/group_{self.config.group_of_layer(int(match[1]))}_"
+                ),
+                path,
+            )
+
+        weights = list_weights(config, self.sentence_objective, self.head)
+        values = {w.path: self.values[before(w.path)] for w in weights}
+        return dataclasses.replace(self, config=config, values=values, slots={})
+
+
+def check_arrays(
+    shapes: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[tuple[int, ...], str]],
+    source: str,
+) -> None:
+    """Refuses arrays that are missing, unknown, or of another form.
+
+    Args:
+        shapes: Shape of each array that must exist, by name.
+        found: Shape and dtype of each array that exists.
+        source: Path that they were read from.
+    """
+    faults = [f"{name} is missing" for name in shapes if name not in found]
+    faults += [f"{name} is unknown" for name in found if name not in shapes]
+    for name, wanted in shapes.items():
+        shape, dtype = found.get(name, (wanted, "float32"))
+        if shape != wanted:
+            faults.append(f"{name} has shape {[*shape]}, not {[*wanted]}")
+        elif dtype != "float32":
+            faults.append(f"{name} is {dtype}, not float32")
+    if faults:
+        raise UserError(
+            f"{source} must hold the weights that match its architecture",
+            received=name_faults(faults),
+        )

@@ -49,8 +49,12 @@ from albert_tf.config import ModelConfig, PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet, TrainingData
 from albert_tf.interop import formats
-from albert_tf.interop.model_weights import MOMENTS, ModelWeights
-from albert_tf.interop.weight_names import MODEL_NAME, list_weights
+from albert_tf.interop.weight_names import (
+    MODEL_NAME,
+    MOMENTS,
+    ModelWeights,
+    list_weights,
+)
 from albert_tf.io.files import open_existing, remove, write_json
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features

@@ -29,8 +29,7 @@ from albert_tf.finetuning.score import score_answers
 from albert_tf.finetuning.tasks import TASKS, Task, find_task
 from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
-from albert_tf.interop.model_weights import ModelWeights
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.records.documents import Question
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.directory import write_config

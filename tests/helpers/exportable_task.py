@@ -13,8 +13,7 @@ from albert_tf.config import (
     TaskHeadConfig,
 )
 from albert_tf.interop.convert import write_run
-from albert_tf.interop.model_weights import ModelWeights
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.runs.directory import (
     NULL_THRESHOLD_FILE,
     load_config,

@@ -46,11 +46,12 @@ def change_config(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def change_tensors(folder, change):
+def change_tensors(folder, changes):
+    """Replaces tensors by name; None removes one."""
     path = folder / WEIGHTS_FILE
-    tensors = safetensors.numpy.load_file(path)
-    change(tensors)
-    safetensors.numpy.save_file(tensors, path, {"format": "pt"})
+    tensors = safetensors.numpy.load_file(path) | changes
+    kept = {name: v for name, v in tensors.items() if v is not None}
+    safetensors.numpy.save_file(kept, path, {"format": "pt"})
 
 
 def assert_equal(read, written):

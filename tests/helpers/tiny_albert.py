@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from albert_tf.config import ModelConfig
-from albert_tf.interop.model_weights import ModelWeights
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 
 TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"

@@ -8,8 +8,7 @@ import numpy as np
 
 from albert_tf.config import FinetuningConfig
 from albert_tf.interop.convert import write_run
-from albert_tf.interop.model_weights import ModelWeights
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.weight_names import ModelWeights, list_weights
 from tests.helpers import tiny_run
 
 # Has positions for sequences of `max_seq_length`, 96 in `make_config`.

@@ -8,8 +8,7 @@ import sentencepiece
 import tensorflow as tf
 
 from albert_tf.input.record_sets import find_records
-from albert_tf.interop.model_weights import MOMENTS, ModelWeights
-from albert_tf.interop.weight_names import list_weights
+from albert_tf.interop.weight_names import MOMENTS, ModelWeights, list_weights
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from tests.helpers import tiny_run
 

@@ -15,8 +15,8 @@ from albert_tf.config import (
 )
 from albert_tf.errors import UserError
 from albert_tf.interop import hugging_face
-from albert_tf.interop.convert import convert, verify, write_run
-from albert_tf.interop.formats import RUN
+from albert_tf.interop.convert import convert, write_run
+from albert_tf.interop.verify import verify
 from albert_tf.serving.export import export
 from albert_tf.training import evaluate, train
 from tests.helpers import tiny_run
@@ -172,9 +172,9 @@ def test_verify_compares_labels_and_objective(fact, tmp_path):
         weights, other = random_weights(TINY, "sop"), "nsp"
     run = str(tmp_path / "run")
     write_run(weights, run, run)
-    assert "equal, bit for bit" in verify(weights, run, RUN)
+    assert "equal, bit for bit" in verify(weights, run)
     with pytest.raises(UserError, match=rf"differences in {fact}\.$"):
-        verify(dataclasses.replace(weights, **{fact: other}), run, RUN)
+        verify(dataclasses.replace(weights, **{fact: other}), run)
 
 
 def test_a_full_disk_leaves_nothing_behind(small_disk, google_albert_dir):
@@ -196,5 +196,5 @@ def test_verify_compares_outputs_with_transformers(
         with_sentence_head=with_sentence_head,
     )
     printed = capsys.readouterr().out
-    assert "largest difference of masked_lm_logits: " in printed
+    assert "largest difference of mlm_logits: " in printed
     assert ("of sentence_logits" in printed) == with_sentence_head

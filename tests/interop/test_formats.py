@@ -209,28 +209,24 @@ def test_each_format_gives_the_same_model_and_tokenizer(models, found):
         ("hugging_face", "tokenizer_config.json"),
     ],
 )
-def test_a_cased_vocabulary_stays_cased(models, found, settings_file, tmp_path):
-    shutil.copytree(models[found], tmp_path / "cased")
-    path = tmp_path / "cased" / settings_file
-    settings = json.loads(path.read_text()) | {"do_lower_case": False}
-    path.write_text(json.dumps(settings))
-    assert not formats.load(str(tmp_path / "cased")).tokenizer.do_lower_case
-
-
-def test_only_a_conversion_warns_that_it_loses_the_case(
-    models, tmp_path, caplog
+def test_a_cased_vocabulary_stays_cased(
+    models, found, settings_file, tmp_path, caplog
 ):
-    folder, run = tmp_path / "folder", tmp_path / "run"
-    shutil.copytree(models["hugging_face"], folder)
-    path = folder / "tokenizer_config.json"
+    """But a run that is converted from a folder does not record the case."""
+    source = tmp_path / "cased"
+    shutil.copytree(models[found], source)
+    path = source / settings_file
     settings = json.loads(path.read_text()) | {"do_lower_case": False}
     path.write_text(json.dumps(settings))
-
-    formats.load(str(folder))
-    assert "lower case" not in caplog.text
-    converted(folder, run)
-    assert f"{run} will not record" in caplog.text
-    assert formats.load(str(run)).tokenizer.do_lower_case
+    assert not formats.load(str(source)).tokenizer.do_lower_case
+    assert "will convert text to lower case" not in caplog.text
+    converted(source, tmp_path / "folder", "hugging_face")
+    folder = str(tmp_path / "folder")
+    assert not formats.load(folder).tokenizer.do_lower_case
+    assert "keeps upper case: records" in caplog.text
+    converted(folder, tmp_path / "run")
+    assert f"{tmp_path / 'run'} will not record" in caplog.text
+    assert formats.load(str(tmp_path / "run")).tokenizer.do_lower_case
 
 
 def test_a_model_without_a_vocabulary_is_refused(models, tmp_path):

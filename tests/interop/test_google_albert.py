@@ -117,7 +117,9 @@ def test_the_state_file_names_the_newest_checkpoint(three_checkpoints):
     index = three_checkpoints / "model.ckpt-8.index"
     assert google_albert.read(str(index)).step == 8
 
-    with pytest.raises(UserError, match=r"ckpt-7.*Received: model\.ckpt-"):
+    with pytest.raises(
+        UserError, match=r"Received: model\.ckpt-10, .*without 'model.ckpt-7'"
+    ):
         google_albert.read(str(three_checkpoints), 7)
     state.unlink()
     with pytest.raises(UserError, match=r"names the newest.*ckpt-10, .*ckpt-8"):
@@ -129,12 +131,12 @@ def test_variables_that_do_not_match_the_architecture_are_named(tmp_path):
     prefix = tmp_path / "model.ckpt-best"
     google_albert_graph.write(prefix, CONFIG)
     file = tmp_path / "albert_config.json"
-    inner = "group_0/inner_group_1/attention_1/self/query/kernel is missing"
+    inner = "group_0_inner_group_1_attention/query/kernel is missing"
     for change, message in (
         (
             {"vocab_size": 12},
-            r"word_embeddings has shape \[11, 4\], not \[12, 4\] as in "
-            r"albert_config\.json; cls/predictions/output_bias",
+            r"word_embeddings has shape \[11, 4\], not \[12, 4\]; "
+            r"albert/masked_lm/output_bias",
         ),
         ({"inner_group_num": 2}, f"{inner}; .*and 11 more"),
         ({"embedding_size": 6}, "hidden_mapping_in/bias is unknown"),
@@ -173,10 +175,10 @@ def test_a_missing_moment_is_named(tmp_path):
         )
 
     save(**{f"{name}/adam_m": weights[name]})
-    with pytest.raises(UserError, match=r"word_embeddings/adam_m is missing"):
+    with pytest.raises(UserError, match="word_embeddings/m is missing"):
         google_albert.read(str(tmp_path))
     save(**{name: weights[name].astype(np.float16)})
-    with pytest.raises(UserError, match=f"{name} is float16, not float32"):
+    with pytest.raises(UserError, match="output_bias is float16, not float32"):
         google_albert.read(str(tmp_path))
     save(**{f"module/{name}": weights[name]})
     with pytest.raises(UserError, match=f"once.*{name} and module/{name}"):

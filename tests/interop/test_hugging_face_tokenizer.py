@@ -20,8 +20,6 @@ CORPORA = sorted(TESTDATA.glob("multilingual-*.txt")) + sorted(
 
 # Special pieces, and what AlbertTokenizer replaces by one quote.
 SPECIAL = ("[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>")
-
-
 QUOTES = ("``", "''")
 
 
@@ -73,20 +71,6 @@ def vocabularies(tmp_path_factory):
     return made
 
 
-def export_vocabulary(directory, vocabulary, do_lower_case):
-    """A folder of a model with a vocabulary, and the case of its run."""
-    run = directory / "run"
-    run.mkdir()
-    (run / "records_metadata.json").write_text(
-        json.dumps({"do_lower_case": do_lower_case})
-    )
-    size = Tokenizer(vocabulary, do_lower_case).vocab_size
-    config = dataclasses.replace(TINY, vocab_size=size)
-    weights = random_weights(config, vocabulary=vocabulary)
-    hugging_face.write(weights, str(directory / "folder"), run_dir=str(run))
-    return directory / "folder"
-
-
 @pytest.mark.interop
 @pytest.mark.parametrize(
     ("name", "do_lower_case", "as_albert"),
@@ -108,14 +92,24 @@ def test_tokenizers_of_transformers_give_the_same_ids(
     """
     import transformers
 
-    folder = export_vocabulary(tmp_path, vocabularies[name], do_lower_case)
-    ours = Tokenizer(vocabularies[name], do_lower_case)
+    folder = tmp_path / "folder"
+    vocabulary = vocabularies[name]
+    ours = Tokenizer(vocabulary, do_lower_case)
+    config = dataclasses.replace(TINY, vocab_size=ours.vocab_size)
+    weights = random_weights(
+        config, vocabulary=vocabulary, do_lower_case=do_lower_case
+    )
+    hugging_face.write(weights, str(folder))
     lines = text_lines()
     by_classes = {"AutoTokenizer": lines}
     stored = json.loads((folder / "tokenizer_config.json").read_text())
     assert stored["tokenizer_class"] == (
         "AlbertTokenizer" if as_albert else "PreTrainedTokenizerFast"
     )
+    published = ours.kind == "published"
+    assert stored["do_lower_case"] == (published and do_lower_case)
+    is_cased = published and not do_lower_case
+    assert is_cased == (hugging_face.read(str(folder)).do_lower_case is False)
     if as_albert:
         by_classes |= {"AlbertTokenizer": lines, "AlbertTokenizerFast": lines}
     if ours.kind == "published" and as_albert:
@@ -143,30 +137,3 @@ def encode(tokenizer, lines):
 
 def spell(tokenizer, ids):
     return "".join(map(tokenizer.id_to_piece, ids))
-
-
-def test_the_case_is_that_of_the_runs_records(tmp_path, vocabularies):
-    folder = export_vocabulary(tmp_path, vocabularies["published"], False)
-    stored = json.loads((folder / "tokenizer_config.json").read_text())
-    assert stored["do_lower_case"] is False
-
-
-@pytest.mark.parametrize(
-    ("name", "do_lower_case", "is_logged"),
-    [
-        ("published", False, True),
-        ("published", True, False),
-        (
-            "byte pieces",
-            False,
-            False,
-        ),  # a self-contained vocabulary records its case
-    ],
-)
-def test_a_vocabulary_that_keeps_upper_case_is_logged(
-    tmp_path, vocabularies, caplog, name, do_lower_case, is_logged
-):
-    """Since the records of a run that begins with the model must agree."""
-    folder = export_vocabulary(tmp_path, vocabularies[name], do_lower_case)
-    hugging_face.read(str(folder))
-    assert ("keeps upper case" in caplog.text) == is_logged

@@ -1,14 +1,16 @@
-"""The table of weights matches the models."""
+"""The table of weights matches the models, and regrouping keeps outputs."""
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from albert_tf.config import PARAMETER_SHARING, TaskHeadConfig
+from albert_tf.errors import UserError
 from albert_tf.interop.weight_names import list_weights
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.modeling.task_model import AlbertForTask
-from tests.helpers.tiny_albert import TINY
+from tests.helpers.tiny_albert import TINY, outputs_of, random_weights
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
@@ -34,7 +36,6 @@ def test_paths_and_shapes_are_those_of_the_model(
     "head",
     [
         TaskHeadConfig("classification", ("no", "yes", "maybe")),
-        TaskHeadConfig("regression"),
         TaskHeadConfig("multiple_choice", num_choices=4),
         TaskHeadConfig("question_answering"),
         TaskHeadConfig("question_answering", squad_head="beam"),
@@ -49,8 +50,46 @@ def test_paths_and_shapes_are_those_of_the_fine_tuned_model(head):
     } == {v.path: tuple(v.shape) for v in model.variables}
 
 
-def test_each_name_occurs_once():
-    for names in zip(*list_weights(TINY), strict=True):
-        if isinstance(names[0], str):
-            assert len(set(names)) == len(names)
-            assert all(names)
+@pytest.mark.parametrize("sharing", PARAMETER_SHARING)
+def test_a_regrouped_model_computes_the_same_outputs(sharing):
+    groups = 1 if sharing == "none" else 2
+    weights = random_weights(
+        dataclasses.replace(
+            TINY, parameter_sharing=sharing, num_hidden_groups=groups
+        )
+    )
+
+    regrouped = weights.regrouped()
+
+    assert regrouped.config.parameter_sharing == "all"
+    assert regrouped.config.num_hidden_groups == (2 if sharing == "all" else 4)
+    ids = np.array([[2, 7, 8, 3, 9, 3]], np.int32)
+    batch = {
+        "input_ids": ids,
+        "input_mask": np.ones_like(ids),
+        "segment_ids": np.zeros_like(ids),
+        "masked_lm_positions": np.array([[1, 2]], np.int32),
+    }
+    expected = outputs_of(weights, batch)
+    for name, values in outputs_of(regrouped, batch).items():
+        np.testing.assert_allclose(values, expected[name], atol=1e-6)
+
+
+def test_faults_are_named_with_both_values():
+    weights = random_weights(TINY)
+    path = "albert/pooler/kernel"
+    for values, message in (
+        ({p: v for p, v in weights.values.items() if p != path}, "is missing"),
+        ({**weights.values, "albert/more": np.zeros(2, np.float32)}, "unknown"),
+        (
+            {**weights.values, path: np.zeros((6, 5), np.float32)},
+            r"\[6, 5\], not \[6, 6\]",
+        ),
+        ({**weights.values, path: np.zeros((6, 6))}, "float64, not float32"),
+    ):
+        with pytest.raises(UserError, match=f"a/file must .*{message}"):
+            dataclasses.replace(weights, values=values, source="a/file")
+    with pytest.raises(UserError, match=r"/v is missing"):
+        dataclasses.replace(
+            weights, slots={f"{p}/m": v for p, v in weights.values.items()}
+        )

@@ -232,7 +232,7 @@ JSON_FILES = {
     ),
     "hugging_face.json": (
         {"model_type": "albert", "hidden_act": "gelu", "vocab_size": 30},
-        read_config,
+        lambda path: read_config(files.load_json(path), path),
     ),
     "metadata.json": (
         METADATA,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from albert_tf.config import ExportConfig
-from albert_tf.interop.model_weights import ModelWeights
+from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.serving.export import export
 from albert_tf.serving.predict import LocalClient
 from data_prep.config import TokenizerConfig
