@@ -10,14 +10,9 @@ probability that the second text follows the first:
       --text='She opened the door.' --text_pair='It was dark inside.'
 
 For a fine-tuned model, it prints a JSON object for each text and question, as
-`python -m albert_tf.predict` does:
-
-    python -m albert_tf.serving.client --server=http://localhost:8501 \
-      --text='A film to remember.'
-
-A model for question answering scores tokens. The client cuts the text into
-windows, and finds the answer in the scores of the server, with the vocabulary
-and the settings of a copy of the export:
+`python -m albert_tf.predict` does. A model for question answering scores
+tokens: the client finds the answer in the scores, with the vocabulary and the
+settings of a copy of the export:
 
     python -m albert_tf.serving.client --server=http://localhost:8501 \
       --saved_model_dir=export/squad/1 \
@@ -42,15 +37,7 @@ TIMEOUT_S = 60  # the first request may wait until the model is loaded
 
 
 class RestClient:
-    """A client of TensorFlow Serving's REST interface.
-
-    Args:
-        url: URL of the server, e.g. `http://localhost:8501`.
-        model_name: The server's name for the model.
-
-    Reference:
-        [RESTful API](https://www.tensorflow.org/tfx/serving/api_rest).
-    """
+    """A client of TensorFlow Serving's REST interface, at http://HOST:PORT."""
 
     def __init__(self, url: str, model_name: str) -> None:
         self.url = f"{url.rstrip('/')}/v1/models/{model_name}"
@@ -73,10 +60,7 @@ class RestClient:
     ) -> Any:
         """Sends a request: POST with a body, GET without one.
 
-        Args:
-            method: Appended to the URL.
-            body: JSON object, or None.
-            key: The key of the response whose value is returned.
+        Returns the value of `key` in the response.
         """
         request = urllib.request.Request(
             self.url + method,
@@ -92,23 +76,12 @@ class RestClient:
         except (OSError, http.client.HTTPException) as error:
             raise _refused(self.url, first_line(error)) from None
         except (ValueError, TypeError, LookupError):
-            raise _refused(
-                self.url,
-                "a response that does not follow TensorFlow Serving's REST "
-                "interface",
-            ) from None
+            reason = "a response that is not of TensorFlow Serving"
+            raise _refused(self.url, reason) from None
 
 
 class GrpcClient:
-    """A client of TensorFlow Serving's PredictionService.
-
-    Args:
-        address: Address of the server, e.g. `localhost:8500`.
-        model_name: The server's name for the model.
-
-    Raises:
-        UserError: If tensorflow-serving-api is missing.
-    """
+    """A client of TensorFlow Serving's PredictionService, at HOST:PORT."""
 
     def __init__(self, address: str, model_name: str) -> None:
         try:
@@ -164,11 +137,7 @@ class GrpcClient:
 
 
 def connect(server: str, model_name: str) -> Client:
-    """Returns a client of `grpc://HOST:PORT` or `http://HOST:PORT`.
-
-    Raises:
-        UserError: If `server` has another form.
-    """
+    """Returns a client of `grpc://HOST:PORT` or `http://HOST:PORT`."""
     scheme, _, address = server.partition("://")
     if scheme == "grpc" and address:
         return GrpcClient(address, model_name)

@@ -1,7 +1,7 @@
 """Asks an exported model, on a server or in this process, about texts.
 
 It needs the SavedModel and tensorflow-text, and none of the model's code. Only
-a model in this process needs TensorFlow.
+a model in this process needs TensorFlow. The names of an export are here.
 """
 
 import json
@@ -18,19 +18,47 @@ from albert_tf.records.documents import Question, WindowMaker, find_answers
 from albert_tf.records.encoding import ModelInputs
 from albert_tf.records.features import TOKENIZER_FILE
 from albert_tf.records.tokenization import MASK_PIECE, Tokenizer
-from albert_tf.serving.names import (
-    ASSETS_DIR,
-    CHOOSE,
-    CLASSIFY,
-    FILL_MASK,
-    PREDICT_VALUE,
-    QUESTION_ANSWERING,
-    SCORE_SPANS,
-    SENTENCE_SIGNATURES,
-    SERVING_FILE,
-    TEXT,
-    TEXT_PAIR,
-)
+
+# TensorFlow Serving reserves this directory of a SavedModel for extra files.
+ASSETS_DIR = "assets.extra"
+SERVING_FILE = "serving.json"
+
+# Key of serving.json: what a client needs to answer questions.
+QUESTION_ANSWERING = "question_answering"
+
+# Names of signatures, and suffixes of those that take text.
+SERVING_DEFAULT = "serving_default"
+ENCODE = "encode"
+FILL_MASK = "fill_mask"
+CLASSIFY = "classify"
+PREDICT_VALUE = "predict_value"
+CHOOSE = "choose"
+SCORE_SPANS = "score_spans"
+TEXT = "_text"
+TEXT_PAIR = "_text_pair"
+
+
+class SentenceSignature(NamedTuple):
+    """The signature of a sentence head.
+
+    Attributes:
+        name: Name of the signature that takes ids.
+        outputs: Names of the two probabilities, in the order of the labels.
+        statement: Text for the event that the first probability refers to.
+    """
+
+    name: str
+    outputs: tuple[str, str]
+    statement: str
+
+
+# By sentence objective.
+SENTENCE_SIGNATURES = {
+    "sop": SentenceSignature(
+        "sentence_order", ("in_order", "swapped"), "in order"
+    ),
+    "nsp": SentenceSignature("next_sentence", ("next", "random"), "next"),
+}
 
 # Largest number of windows of documents in a request.
 _MAX_WINDOWS = 32
@@ -40,14 +68,10 @@ Inputs = Mapping[str, Sequence[Any]]
 
 
 class Client(Protocol):
-    """A connection to a model."""
+    """A connection to a model; a `UserError` quotes a server's refusal."""
 
     def list_signatures(self) -> list[str]:
-        """Returns the names of the model's signatures.
-
-        Raises:
-            UserError: If the request fails; it quotes the server's message.
-        """
+        """Returns the names of the model's signatures."""
 
     def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
         """Calls a signature.
@@ -57,9 +81,6 @@ class Client(Protocol):
 
         Returns:
             Nested lists of numbers and texts by the name of the output.
-
-        Raises:
-            UserError: If the request fails; it quotes the server's message.
         """
 
 
@@ -69,13 +90,6 @@ class LocalClient:
     Args:
         saved_model_dir: A directory that `albert_tf.export_saved_model` wrote,
             local or gs://.
-
-    Attributes:
-        model: The loaded SavedModel.
-
-    Raises:
-        UserError: If the directory is not such an export, or if
-            tensorflow-text is missing.
     """
 
     def __init__(self, saved_model_dir: str) -> None:
@@ -83,7 +97,7 @@ class LocalClient:
 
         from albert_tf.serving.text_tokenizer import import_text_ops
 
-        _check_export(saved_model_dir)
+        _read_serving(saved_model_dir)
         import_text_ops()
         self.model = tf.saved_model.load(saved_model_dir)
 
@@ -91,11 +105,6 @@ class LocalClient:
         return sorted(self.model.signatures)
 
     def predict(self, signature: str, inputs: Inputs) -> dict[str, Any]:
-        """See `Client`.
-
-        Raises:
-            UserError: If the model takes another number of choices.
-        """
         import tensorflow as tf
 
         function = self.model.signatures[signature]
@@ -115,16 +124,6 @@ class LocalClient:
         }
 
 
-def _check_export(saved_model_dir: str) -> None:
-    path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
-    if not exists(path):
-        raise UserError(
-            "saved_model_dir must be a SavedModel of albert_tf",
-            received=f"{saved_model_dir}, without {SERVING_FILE}",
-            remedy="Make one with python -m albert_tf.export_saved_model.",
-        )
-
-
 def decode(values: Any) -> Any:
     """Decodes the UTF-8 strings of nested lists; keeps numbers."""
     if isinstance(values, list):
@@ -138,6 +137,18 @@ def print_predictions(config: PredictConfig) -> None:
     print_responses(
         LocalClient(config.saved_model_dir), config, config.saved_model_dir
     )
+
+
+def _read_serving(saved_model_dir: str) -> dict[str, Any]:
+    """The content of serving.json of an export."""
+    path = posixpath.join(saved_model_dir, ASSETS_DIR, SERVING_FILE)
+    if not exists(path):
+        raise UserError(
+            "saved_model_dir must be a SavedModel of albert_tf",
+            received=f"{saved_model_dir}, without {SERVING_FILE}",
+            remedy="Make one with python -m albert_tf.export_saved_model.",
+        )
+    return load_json(path)
 
 
 def print_responses(
@@ -257,10 +268,6 @@ def find_task(signatures: Sequence[str]) -> Task | None:
 
     Returns:
         The task; None if the model is not fine-tuned, or does not take text.
-
-    Example:
-        >>> find_task(["classify", "classify_text_pair"]).needs
-        ('text', 'text_pair')
     """
     for task in _TASKS:
         takes_pairs = f"{task.signature}_pair" in signatures
@@ -293,8 +300,7 @@ def ask(
         the answer; `score`, `null_score` and `null_odds`.
 
     Raises:
-        UserError: If a setting that the task needs is missing, or if a setting
-            is given that the task does not take.
+        UserError: If a text is missing, or if the task does not take it.
     """
     _check(task, texts)
     pairs = [(text, q) for text in texts.text for q in texts.question or ("",)]
@@ -360,9 +366,7 @@ def _answer_questions(
             remedy="Give a copy of the export that the server has: the client "
             "needs its vocabulary.",
         )
-    _check_export(saved_model_dir)
-    assets = posixpath.join(saved_model_dir, ASSETS_DIR)
-    serving = load_json(posixpath.join(assets, SERVING_FILE))
+    serving = _read_serving(saved_model_dir)
     if QUESTION_ANSWERING not in serving:
         raise UserError(
             f"{SERVING_FILE} of {saved_model_dir} must have "
@@ -375,7 +379,8 @@ def _answer_questions(
     null_threshold = settings.pop("null_threshold")
     maker = WindowMaker(
         Tokenizer(
-            posixpath.join(assets, TOKENIZER_FILE), serving["do_lower_case"]
+            posixpath.join(saved_model_dir, ASSETS_DIR, TOKENIZER_FILE),
+            serving["do_lower_case"],
         ),
         TaskConfig(**settings),
         serving["max_seq_length"],

@@ -5,10 +5,11 @@ function, so that the file holds the graph of the model once.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-from albert_tf.config import FinetuningConfig, TaskHeadConfig
+from albert_tf.config import FinetuningConfig
 from albert_tf.config.task import (
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
@@ -17,7 +18,7 @@ from albert_tf.config.task import (
 from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.modeling.task_model import AlbertForTask
 from albert_tf.records.features import MASK_ID
-from albert_tf.serving.names import (
+from albert_tf.serving.predict import (
     CHOOSE,
     CLASSIFY,
     ENCODE,
@@ -39,50 +40,36 @@ from albert_tf.serving.text_tokenizer import (
 
 Signatures = dict[str, tf.types.experimental.PolymorphicFunction]
 Outputs = dict[str, tf.Tensor]
-Answer = Callable[[PackedTexts], Outputs]
+Answer = Callable[..., Outputs]
 
 
-def _ids(name: str | None = None) -> tf.TensorSpec:
-    """The specification of ids, `(batch, length)`."""
-    return tf.TensorSpec([None, None], tf.int32, name=name)
+def _ids(*names: str, num_choices: tuple[int, ...] = ()) -> list[tf.TensorSpec]:
+    """Specifications of ids, `(batch, *num_choices, length)`."""
+    shape = [None, *num_choices, None]
+    return [tf.TensorSpec(shape, tf.int32, name=name) for name in names]
 
 
-def _strings(name: str) -> tf.TensorSpec:
-    return tf.TensorSpec([None], tf.string, name=name)
+def _strings(*names: str) -> list[tf.TensorSpec]:
+    return [tf.TensorSpec([None], tf.string, name=name) for name in names]
 
 
-_PACKED = [_ids(name) for name in PackedTexts._fields]
+_PACKED = _ids(*PackedTexts._fields)
 
 
-def _from_ids(answer: Answer) -> tf.types.experimental.PolymorphicFunction:
-    @tf.function(input_signature=_PACKED)
-    def from_ids(
-        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
-    ) -> Outputs:
-        return answer(PackedTexts(input_ids, input_mask, segment_ids))
-
-    return from_ids
+def _signature(function: Answer, inputs: list[tf.TensorSpec]) -> Any:
+    """A function that takes inputs by the names of their specifications."""
+    return tf.function(function, input_signature=inputs, autograph=False)
 
 
-def _from_text(
-    answer: Answer, tokenizer: TextTokenizer, max_seq_length: int
-) -> tf.types.experimental.PolymorphicFunction:
-    @tf.function(input_signature=[_strings("text")])
-    def from_text(text: tf.Tensor) -> Outputs:
-        return answer(pack(max_seq_length, tokenizer.encode(text)))
+def _from_texts(
+    answer: Answer, tokenizer: TextTokenizer, max_length: int, *names: str
+) -> Any:
+    """The signature that takes one or two texts instead of ids."""
 
-    return from_text
+    def from_texts(*texts: tf.Tensor) -> Outputs:
+        return answer(*pack(max_length, *map(tokenizer.encode, texts)))
 
-
-def _from_pair(
-    answer: Answer, tokenizer: TextTokenizer, max_seq_length: int
-) -> tf.types.experimental.PolymorphicFunction:
-    @tf.function(input_signature=[_strings("text"), _strings("text_pair")])
-    def from_pair(text: tf.Tensor, text_pair: tf.Tensor) -> Outputs:
-        segments = tokenizer.encode(text), tokenizer.encode(text_pair)
-        return answer(pack(max_seq_length, *segments))
-
-    return from_pair
+    return _signature(from_texts, _strings(*names))
 
 
 def _checked_ids(
@@ -131,7 +118,7 @@ def make_signatures(
     """
     max_length = pretrainer.config.max_position_embeddings
 
-    @tf.function(input_signature=[_ids()] * 3)
+    @tf.function(input_signature=_PACKED)
     def forward(
         input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
     ) -> Outputs:
@@ -144,67 +131,33 @@ def make_signatures(
         )
         return {k: tf.cast(v, tf.float32) for k, v in outputs.items()}
 
-    def encode(packed: PackedTexts) -> Outputs:
-        outputs = forward(*packed)
-        return {
-            name: outputs[name]
-            for name in ("sequence_output", "pooled_output")
-            if name in outputs
-        }
+    def encode(*packed: tf.Tensor) -> Outputs:
+        outputs = dict(forward(*packed))
+        outputs.pop("sentence_logits", None)
+        return outputs
 
-    def fill(
-        packed: PackedTexts, positions: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Ids and log probabilities, each `(batch, predictions, top_k)`."""
+    def encode_text(*packed: tf.Tensor) -> Outputs:
+        ids = dict(zip(("input_ids", "input_mask"), packed, strict=False))
+        return encode(*packed) | ids
+
+    def top(positions: tf.Tensor, *packed: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Log probabilities and ids, each `(batch, predictions, top_k)`."""
         hidden = forward(*packed)["sequence_output"]
-        logits = pretrainer.mlm_logits(
-            tf.gather(hidden, positions, batch_dims=1)
-        )
-        top = tf.math.top_k(tf.nn.log_softmax(logits), top_k)
-        return top.indices, top.values
+        hidden = tf.gather(hidden, positions, batch_dims=1)
+        logits = pretrainer.mlm_logits(hidden)
+        return tf.math.top_k(tf.nn.log_softmax(logits), top_k)
 
-    sentence = SENTENCE_SIGNATURES.get(pretrainer.sentence_objective)
-
-    def classify(packed: PackedTexts) -> Outputs:
-        probabilities = tf.nn.softmax(forward(*packed)["sentence_logits"])
-        columns = tf.unstack(probabilities, axis=-1)
-        assert sentence is not None
-        return dict(zip(sentence.outputs, columns, strict=True))
-
-    @tf.function(input_signature=[*_PACKED, _ids("masked_lm_positions")])
-    def fill_ids(
-        input_ids: tf.Tensor,
-        input_mask: tf.Tensor,
-        segment_ids: tf.Tensor,
-        masked_lm_positions: tf.Tensor,
-    ) -> Outputs:
-        packed = PackedTexts(input_ids, input_mask, segment_ids)
-        top_ids, log_probabilities = fill(packed, masked_lm_positions)
+    def fill(*inputs: tf.Tensor) -> Outputs:
+        *packed, positions = inputs
+        log_probabilities, top_ids = top(positions, *packed)
         return {"top_ids": top_ids, "top_log_probabilities": log_probabilities}
 
-    encode_ids = _from_ids(encode)
-    signatures = {
-        SERVING_DEFAULT: encode_ids,
-        ENCODE: encode_ids,
-        FILL_MASK: fill_ids,
-    }
-    if sentence:
-        signatures[sentence.name] = _from_ids(classify)
-    if tokenizer is None:
-        return signatures
-
-    def encode_text(packed: PackedTexts) -> Outputs:
-        return encode(packed) | {
-            "input_ids": packed.input_ids,
-            "input_mask": packed.input_mask,
-        }
-
-    @tf.function(input_signature=[_strings("text")])
     def fill_text(text: tf.Tensor) -> Outputs:
+        assert tokenizer is not None
         ids = tokenizer.encode_with_masks(text)
         packed = pack(max_seq_length, ids)
         positions, is_kept = _find_masks(ids, packed.input_ids)
-        top_ids, log_probabilities = fill(packed, positions)
+        log_probabilities, top_ids = top(positions, *packed)
         is_kept = is_kept[:, :, tf.newaxis]
         return {
             "top_pieces": tf.where(is_kept, tokenizer.spell(top_ids), ""),
@@ -213,12 +166,29 @@ def make_signatures(
             ),
         }
 
-    texts = tokenizer, max_seq_length
-    signatures[ENCODE + TEXT] = _from_text(encode_text, *texts)
-    signatures[ENCODE + TEXT_PAIR] = _from_pair(encode_text, *texts)
-    signatures[FILL_MASK + TEXT] = fill_text
+    def classify(*packed: tf.Tensor) -> Outputs:
+        probabilities = tf.nn.softmax(forward(*packed)["sentence_logits"])
+        columns = tf.unstack(probabilities, axis=-1)
+        return dict(zip(sentence.outputs, columns, strict=True))
+
+    encode_ids = _signature(encode, _PACKED)
+    signatures = {
+        SERVING_DEFAULT: encode_ids,
+        ENCODE: encode_ids,
+        FILL_MASK: _signature(fill, [*_PACKED, *_ids("masked_lm_positions")]),
+    }
+    sentence = SENTENCE_SIGNATURES.get(pretrainer.sentence_objective)
     if sentence:
-        signatures[sentence.name + TEXT_PAIR] = _from_pair(classify, *texts)
+        signatures[sentence.name] = _signature(classify, _PACKED)
+    if tokenizer:
+        texts = tokenizer, max_seq_length, "text"
+        pairs = *texts, "text_pair"
+        signatures[ENCODE + TEXT] = _from_texts(encode_text, *texts)
+        signatures[ENCODE + TEXT_PAIR] = _from_texts(encode_text, *pairs)
+        signatures[FILL_MASK + TEXT] = _signature(fill_text, _strings("text"))
+        if sentence:
+            name = sentence.name + TEXT_PAIR
+            signatures[name] = _from_texts(classify, *pairs)
     return signatures
 
 
@@ -269,7 +239,7 @@ def make_task_signatures(
     head, max_length = model.head_config, model.config.max_position_embeddings
     inputs = [*PackedTexts._fields, *["p_mask"] * head.is_beam]
 
-    @tf.function(input_signature=[_ids()] * len(inputs))
+    @tf.function(input_signature=_ids(*inputs))
     def forward(*values: tf.Tensor) -> Outputs:
         ids = _checked_ids(values[0], max_length, head.num_choices)
         return model(dict(zip(inputs, [ids, *values[1:]], strict=True)))
@@ -277,24 +247,10 @@ def make_task_signatures(
     if head.kind == MULTIPLE_CHOICE:
         return _choice_signatures(forward, head.num_choices, run, tokenizer)
     if head.kind == QUESTION_ANSWERING:
-        return _span_signatures(forward, head.is_beam)
-    return _sequence_signatures(forward, head, run, tokenizer)
+        spans = _signature(lambda *ids: dict(forward(*ids)), _ids(*inputs))
+        return {SERVING_DEFAULT: spans, SCORE_SPANS: spans}
 
-
-def _sequence_signatures(
-    forward: Callable[..., Outputs],
-    head: TaskHeadConfig,
-    run: FinetuningConfig,
-    tokenizer: TextTokenizer | None,
-) -> Signatures:
-    """The signatures of classification and regression.
-
-    A run of pairs takes no single texts, and the reverse. A converted run,
-    whose texts are unknown, takes both.
-    """
-    name = PREDICT_VALUE if head.kind == REGRESSION else CLASSIFY
-
-    def answer(packed: PackedTexts) -> Outputs:
+    def answer(*packed: tf.Tensor) -> Outputs:
         logits = forward(*packed)["logits"]
         if head.kind == REGRESSION:
             return {"value": logits[:, 0]}
@@ -305,38 +261,23 @@ def _sequence_signatures(
             "probabilities": tf.nn.softmax(logits),
         }
 
-    from_ids = _from_ids(answer)
+    name = PREDICT_VALUE if head.kind == REGRESSION else CLASSIFY
+    from_ids = _signature(answer, _PACKED)
     signatures = {SERVING_DEFAULT: from_ids, name: from_ids}
-    if tokenizer is None:
-        return signatures
-    texts = tokenizer, run.data.max_seq_length
-    if run.task.has_pairs is not True:
-        signatures[name + TEXT] = _from_text(answer, *texts)
-    if run.task.has_pairs is not False:
-        signatures[name + TEXT_PAIR] = _from_pair(answer, *texts)
+    if tokenizer:
+        # A run of pairs takes no single texts, and the reverse. A converted
+        # run, whose texts are unknown, takes both.
+        texts = tokenizer, run.data.max_seq_length, "text"
+        if run.task.has_pairs is not True:
+            signatures[name + TEXT] = _from_texts(answer, *texts)
+        if run.task.has_pairs is not False:
+            pairs = _from_texts(answer, *texts, "text_pair")
+            signatures[name + TEXT_PAIR] = pairs
     return signatures
 
 
-def _span_signatures(
-    forward: Callable[..., Outputs], is_beam: bool
-) -> Signatures:
-    @tf.function(input_signature=[*_PACKED, _ids("p_mask")])
-    def from_beam_ids(
-        input_ids: tf.Tensor,
-        input_mask: tf.Tensor,
-        segment_ids: tf.Tensor,
-        p_mask: tf.Tensor,
-    ) -> Outputs:
-        return forward(input_ids, input_mask, segment_ids, p_mask)
-
-    from_ids = from_beam_ids
-    if not is_beam:
-        from_ids = _from_ids(lambda packed: forward(*packed))
-    return {SERVING_DEFAULT: from_ids, SCORE_SPANS: from_ids}
-
-
 def _choice_signatures(
-    forward: Callable[..., Outputs],
+    forward: Answer,
     num_choices: int,
     run: FinetuningConfig,
     tokenizer: TextTokenizer | None,
@@ -349,46 +290,37 @@ def _choice_signatures(
             "probabilities": tf.nn.softmax(logits),
         }
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, num_choices, None], tf.int32, name=name)
-            for name in PackedTexts._fields
-        ]
-    )
-    def from_ids(
-        input_ids: tf.Tensor, input_mask: tf.Tensor, segment_ids: tf.Tensor
-    ) -> Outputs:
-        inputs = (input_ids, input_mask, segment_ids)
-        sizes = [tf.shape(input_ids)[0], num_choices * tf.shape(input_ids)[2]]
+    def from_ids(*inputs: tf.Tensor) -> Outputs:
+        sizes = [tf.shape(inputs[0])[0], num_choices * tf.shape(inputs[0])[2]]
         return answer(*(tf.reshape(values, sizes) for values in inputs))
 
-    signatures = {SERVING_DEFAULT: from_ids, CHOOSE: from_ids}
-    if tokenizer is None:
-        return signatures
-
-    @tf.function(
-        input_signature=[
-            _strings("question"),
-            _strings("context"),
-            tf.TensorSpec([None, num_choices], tf.string, name="choices"),
-        ]
-    )
     def from_text(
         question: tf.Tensor, context: tf.Tensor, choices: tf.Tensor
     ) -> Outputs:
+        assert tokenizer is not None
         joined = tf.reshape(_join_choices(question, choices), [-1])
-        packed = _pack_choices(
-            tokenizer.encode(context),
-            tokenizer.encode(joined),
-            num_choices,
-            run,
-        )
+        # [CLS] context [SEP] question choice [SEP], as in training: question
+        # and choice keep their last tokens, the context loses its end.
+        room = run.data.max_seq_length - 3
+        second = tokenizer.encode(joined)
+        second = second[:, -min(run.task.max_qa_length, room) :]
+        contexts = tokenizer.encode(context)
+        rows = tf.repeat(tf.range(contexts.nrows()), num_choices)
+        first = cut(tf.gather(contexts, rows), room - second.row_lengths())
+        packed = join([first, second])
         sizes = [tf.shape(choices)[0], -1]
         found = answer(*(tf.reshape(values, sizes) for values in packed))
         choice = tf.gather(choices, found["choice_number"], batch_dims=1)
         return {"choice": choice} | found
 
-    return signatures | {CHOOSE + TEXT: from_text}
+    fields = PackedTexts._fields
+    ids = _signature(from_ids, _ids(*fields, num_choices=(num_choices,)))
+    signatures = {SERVING_DEFAULT: ids, CHOOSE: ids}
+    if tokenizer:
+        choices = tf.TensorSpec([None, num_choices], tf.string, name="choices")
+        texts = [*_strings("question", "context"), choices]
+        signatures[CHOOSE + TEXT] = _signature(from_text, texts)
+    return signatures
 
 
 def _join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
@@ -419,28 +351,3 @@ def _join_choices(questions: tf.Tensor, choices: tf.Tensor) -> tf.Tensor:
         ),
         questions[:, tf.newaxis] + " " + choices,
     )
-
-
-def _pack_choices(
-    contexts: tf.RaggedTensor,
-    choices: tf.RaggedTensor,
-    num_choices: int,
-    run: FinetuningConfig,
-) -> PackedTexts:
-    """Makes `[CLS] context [SEP] question choice [SEP]`, as in training.
-
-    Question and choice together keep their last `max_qa_length` tokens; the
-    context loses its end.
-
-    Args:
-        contexts: int32, `(batch, tokens)`.
-        choices: int32, `(batch * num_choices, tokens)`, with the questions.
-        num_choices: Number of choices of each question.
-        run: `max_seq_length` and `max_qa_length`.
-    """
-    room = run.data.max_seq_length - 3
-    longest = min(run.task.max_qa_length, room)
-    second = choices[:, -longest:]
-    rows = tf.repeat(tf.range(contexts.nrows()), num_choices)
-    first = cut(tf.gather(contexts, rows), room - second.row_lengths())
-    return join([first, second])

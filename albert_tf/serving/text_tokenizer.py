@@ -63,11 +63,6 @@ class TextTokenizer(tf.Module):
     Args:
         model_file: The SentencePiece model, local or gs://.
         do_lower_case: See `tokenization.Tokenizer`.
-
-    Raises:
-        UserError: If tensorflow-text is missing, or if
-            `tokenization.Tokenizer` refuses the file.
-
     """
 
     def __init__(
@@ -105,7 +100,7 @@ class TextTokenizer(tf.Module):
         Returns:
             int32, `(batch, tokens)`.
         """
-        texts = to_valid_utf8(texts)
+        texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
         if not self.is_google_albert:
             return self._model.tokenize(texts)
         ids = self._model.tokenize(self.normalize(texts))
@@ -157,18 +152,12 @@ class TextTokenizer(tf.Module):
         return texts
 
 
-def to_valid_utf8(texts: tf.Tensor) -> tf.Tensor:
-    """Replaces bytes that are not UTF-8 by U+FFFD."""
-    return tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
-
-
 class PackedTexts(NamedTuple):
     """Texts as inputs of the model.
 
     Attributes:
         input_ids: int32, `(batch, length)`; the length is that of the longest
-            text, `[CLS]` and `[SEP]` included, or 1 without texts. Padding
-            holds `<pad>`.
+            text, or 1 without texts. Padding holds `<pad>`.
         input_mask: int32, `(batch, length)`; 1 for a token, 0 for padding.
         segment_ids: int32, `(batch, length)`; 1 for the second text and its
             `[SEP]`, 0 elsewhere.
@@ -208,11 +197,7 @@ def pack(
 
 
 def join(segments: list[tf.RaggedTensor]) -> PackedTexts:
-    """Makes `[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`.
-
-    Args:
-        segments: One or two tensors, int32, `(batch, tokens)`.
-    """
+    """Joins one or two segments, int32, `(batch, tokens)`; see `pack`."""
     batch = segments[0].nrows()
     cls_ids, sep_ids = (
         tf.RaggedTensor.from_tensor(tf.fill([batch, 1], piece_id))
@@ -224,21 +209,13 @@ def join(segments: list[tf.RaggedTensor]) -> PackedTexts:
     segment_ids = tf.concat(
         [ids * 0 + number for number, ids in enumerate(segments)], 1
     )
+    # The model needs a position even if there are no rows.
+    length = tf.maximum(input_ids.bounding_shape()[1], 1)
     return PackedTexts(
-        input_ids=_to_tensor(input_ids, PAD_ID),
-        input_mask=_to_tensor(tf.ones_like(input_ids), 0),
-        segment_ids=_to_tensor(segment_ids, 0),
+        input_ids.to_tensor(PAD_ID, shape=[-1, length]),
+        tf.ones_like(input_ids).to_tensor(0, shape=[-1, length]),
+        segment_ids.to_tensor(0, shape=[-1, length]),
     )
-
-
-def _to_tensor(rows: tf.RaggedTensor, padding: int) -> tf.Tensor:
-    """Pads rows to the length of the longest one, and at least to 1.
-
-    The model needs a position even if there are no rows.
-    """
-    padded = rows.to_tensor(padding)
-    missing = tf.maximum(1 - tf.shape(padded)[1], 0)
-    return tf.pad(padded, [[0, 0], [0, missing]], constant_values=padding)
 
 
 def cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
@@ -262,9 +239,7 @@ def _character_class(is_member: Callable[[str], object]) -> str:
 def _unmark(pieces: list[str]) -> np.ndarray:
     """Returns, for each piece, the id of its spelling without the word mark.
 
-    A piece without a word mark keeps its id. Where the vocabulary lacks the
-    remaining spelling, the id is that of `<unk>`; where nothing remains, it is
-    `_DROPPED`.
+    It is `_DROPPED` where nothing remains.
     """
     ids = {piece: i for i, piece in enumerate(pieces)}
     unmarked = np.arange(len(pieces), dtype=np.int32)

@@ -26,70 +26,47 @@ def run_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def export_dir(run_dir, tmp_path_factory):
-    """An export of its newest step, with all signatures."""
-    directory = tmp_path_factory.mktemp("export") / "saved_model"
-    export(
-        ExportConfig(run_dir=str(run_dir), export_dir=str(directory), top_k=4)
-    )
-    return directory
+def exported(run_dir, tmp_path_factory):
+    """A function: the export of a pretrained run.
 
+    "sop" has all signatures and `top_k=4`, "without_text" none of text. "nsp"
+    and "none" are of bfloat16 runs whose records have no metadata.
+    """
 
-@pytest.fixture(scope="session")
-def export_without_text(run_dir, tmp_path_factory):
-    """An export with --notext_signatures."""
-    directory = tmp_path_factory.mktemp("export") / "without_text"
-    export(
-        ExportConfig(
-            run_dir=str(run_dir),
-            export_dir=str(directory),
-            text_signatures=False,
+    @functools.cache
+    def of(name):
+        directory = tmp_path_factory.mktemp(name)
+        source, settings = run_dir, {}
+        if name == "sop":
+            settings = {"top_k": 4}
+        elif name == "without_text":
+            settings = {"text_signatures": False}
+        else:
+            source = directory / "run"
+            write_run(source, name, steps=(20,), precision="mixed_bfloat16")
+            write_records_files(source)
+            (source / "records_metadata.json").unlink()
+        saved_model = directory / "saved_model"
+        export(
+            ExportConfig(
+                run_dir=str(source), export_dir=str(saved_model), **settings
+            )
         )
-    )
-    return directory
+        return saved_model
+
+    return of
 
 
 @pytest.fixture(scope="session")
-def nsp_export_dir(tmp_path_factory):
-    """An export of a bfloat16 NSP run whose records have no metadata."""
-    return _export_objective(tmp_path_factory.mktemp("nsp"), "nsp")
-
-
-@pytest.fixture(scope="session")
-def none_export_dir(tmp_path_factory):
-    """As `nsp_export_dir`, without a sentence objective."""
-    return _export_objective(tmp_path_factory.mktemp("none"), "none")
-
-
-def _export_objective(directory, objective):
-    run_dir = directory / "run"
-    write_run(run_dir, objective, steps=(20,), precision="mixed_bfloat16")
-    write_records_files(run_dir)
-    (run_dir / "records_metadata.json").unlink()
-    export(
-        ExportConfig(
-            run_dir=str(run_dir), export_dir=str(directory / "saved_model")
-        )
-    )
-    return directory / "saved_model"
+def export_dir(exported):
+    """The export of an SOP run."""
+    return exported("sop")
 
 
 @pytest.fixture(scope="session")
 def served(export_dir):
     """The export, loaded."""
     return tf.saved_model.load(str(export_dir))
-
-
-@pytest.fixture(scope="session")
-def nsp_served(nsp_export_dir):
-    """The NSP export, loaded."""
-    return tf.saved_model.load(str(nsp_export_dir))
-
-
-@pytest.fixture(scope="session")
-def none_served(none_export_dir):
-    """The export without a sentence head, loaded."""
-    return tf.saved_model.load(str(none_export_dir))
 
 
 @pytest.fixture(scope="session")

@@ -132,48 +132,16 @@ def serve_rest(model):
 SERVE = {"grpc": serve_grpc, "rest": serve_rest}
 
 
-@pytest.fixture
-def grpc_server(served):
-    with serve_grpc(served) as address:
+@pytest.fixture(params=SERVE)
+def server(request, served):
+    with SERVE[request.param](served) as address:
         yield address
 
 
-@pytest.fixture
-def rest_server(served):
-    with serve_rest(served) as url:
-        yield url
-
-
-@pytest.mark.parametrize("protocol", SERVE)
-def test_a_client_prints_the_answers_of_the_model(protocol, served, capsys):
+def test_a_client_prints_the_answers_of_the_model(server, served, capsys):
     """Texts of one request have different numbers of masks."""
-    with SERVE[protocol](served) as server:
-        main(ServingClientConfig(server=server, text=TEXTS))
+    main(ServingClientConfig(server=server, text=TEXTS))
     assert capsys.readouterr().out.splitlines() == filled_lines(served, TEXTS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", SERVE)
-def test_a_client_asks_the_sentence_head_of_each_objective(
-    protocol, nsp_served, capsys
-):
-    """An NSP export has other signatures than an SOP export."""
-    with SERVE[protocol](nsp_served) as server:
-        main(
-            ServingClientConfig(
-                server=server, text=("The cat", "a dog"), text_pair=("It sat.",)
-            )
-        )
-    first, second = answer_as_served(
-        nsp_served,
-        "next_sentence_text_pair",
-        {"text": ["The cat", "a dog"], "text_pair": ["It sat."] * 2},
-    )["next"]
-    assert abs(first - second) > 1e-3
-    assert capsys.readouterr().out.splitlines() == [
-        f"{first:.1%} next: The cat | It sat.",
-        f"{second:.1%} next: a dog | It sat.",
-    ]
 
 
 TEXTS_OF = {
@@ -211,72 +179,20 @@ def test_a_client_prints_what_predict_prints(name, exported_task, capsys):
         assert capsys.readouterr().out == expected
 
 
-@pytest.mark.slow
-def test_questions_need_the_vocabulary_of_the_export(exported_task, export_dir):
-    with serve_rest(exported_task("plain").client.model) as server:
-        for directory, message in [
-            ("", "saved_model_dir is required.* Give a copy of the export"),
-            ("tests", "must be a SavedModel of albert_tf"),
-            (str(export_dir), "have question_answering.* Export the run again"),
-        ]:
-            with pytest.raises(UserError, match=message):
-                main(
-                    ServingClientConfig(
-                        server=server,
-                        saved_model_dir=directory,
-                        **TEXTS_OF["plain"],
-                    )
-                )
+def test_numbers_arrive_unchanged(server, served):
+    answer = connect(server, "albert").predict("encode_text", {"text": TEXTS})
+    for name, value in answer_as_served(
+        served, "encode_text", {"text": list(TEXTS)}
+    ).items():
+        np.testing.assert_allclose(answer[name], value, atol=1e-6)
 
 
-@pytest.mark.parametrize("protocol", SERVE)
-def test_a_pair_is_refused_without_a_sentence_head(protocol, none_served):
-    with SERVE[protocol](none_served) as server:
-        config = ServingClientConfig(
-            server=server, text=("a",), text_pair=("It sat.",)
-        )
-        with pytest.raises(UserError, match=r"sentence head.*fill_mask_text"):
-            main(config)
-
-
-def test_a_question_is_refused_without_a_fine_tuned_model(rest_server):
-    config = ServingClientConfig(
-        server=rest_server, text=("a",), question=("b",)
-    )
-    with pytest.raises(UserError, match=r"fine-tuned model.*fill_mask_text"):
-        main(config)
-
-
-def test_a_mask_that_was_cut_off_is_reported(rest_server, capsys):
-    """17 positions, two of them [CLS] and [SEP]."""
-    main(ServingClientConfig(server=rest_server, text=("[MASK]" * 17,)))
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 15
-    assert last == "    2 [MASK] beyond the model's max_seq_length"
-
-
-def test_numbers_arrive_unchanged(grpc_server, rest_server, served):
-    for server in grpc_server, rest_server:
-        answer = connect(server, "albert").predict(
-            "encode_text", {"text": TEXTS}
-        )
-        for name, value in answer_as_served(
-            served, "encode_text", {"text": list(TEXTS)}
-        ).items():
-            np.testing.assert_allclose(answer[name], value, atol=1e-6)
-
-
-def test_a_refusal_carries_the_message_of_the_server(grpc_server, rest_server):
-    with pytest.raises(UserError, match="Servable not found: bert"):
-        connect(grpc_server, "bert").predict("encode_text", {"text": ["a"]})
-    with pytest.raises(UserError, match="signature key not found: ask"):
-        connect(rest_server, "albert").predict("ask", {"text": ["a"]})
-    for server in "grpc://127.0.0.1:1", "http://127.0.0.1:1":
-        with pytest.raises(UserError, match=r"127.0.0.1:1.* must answer"):
-            connect(server, "albert").predict("encode_text", {"text": ["a"]})
-    for server in "localhost:8500", "grpc://", "ftp://localhost":
-        with pytest.raises(UserError, match="server must begin with"):
-            connect(server, "albert")
+def test_a_refusal_carries_the_message_of_the_server(server):
+    model, message = "albert", "signature key not found: ask"
+    if server.startswith("grpc"):
+        model, message = "bert", "Servable not found: bert"
+    with pytest.raises(UserError, match=message):
+        connect(server, model).predict("ask", {"text": ["a"]})
 
 
 class SomethingElse(http.server.BaseHTTPRequestHandler):
@@ -292,16 +208,21 @@ class SomethingElse(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_an_answer_of_another_protocol_is_refused(grpc_server):
-    """The gRPC port, a web server, and a URL without a port number."""
-    with serve_http(SomethingElse) as web_server:
+def test_a_server_that_does_not_answer_is_named(served):
+    """A closed port, the gRPC port, a web server, a URL without a number."""
+    with serve_http(SomethingElse) as web_server, serve_grpc(served) as server:
         for url in (
-            grpc_server.replace("grpc://", "http://"),
+            "grpc://127.0.0.1:1",
+            "http://127.0.0.1:1",
+            server.replace("grpc://", "http://"),
             web_server,
             "http://127.0.0.1:port",
         ):
-            with pytest.raises(UserError, match=r"http://127.* must answer"):
+            with pytest.raises(UserError, match=r"127.* must answer"):
                 connect(url, "albert").predict("encode_text", {"text": ["a"]})
+    for url in "localhost:8500", "grpc://", "ftp://localhost":
+        with pytest.raises(UserError, match="server must begin with"):
+            connect(url, "albert")
 
 
 def test_rest_needs_no_tensorflow():

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import pathlib
 import sys
 
 import numpy as np
@@ -20,10 +19,11 @@ from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, sha256_of
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import trained_model
 from albert_tf.runs.directory import load_config, write_config
-from albert_tf.serving.export import describe_serving, export, load, sign
+from albert_tf.serving.export import export
 from tests.helpers.exportable_run import MODEL, write_run
 from tests.helpers.exportable_task import NULL_THRESHOLD, write_task_run
 from tests.helpers.served_model import answer_as_served
+from tests.helpers.tiny_albert import VOCABULARY
 
 
 def make_batch(examples, length, padding=0):
@@ -125,14 +125,17 @@ def test_signatures_of_ids_equal_the_model_in_memory(served, trained):
 
 
 @pytest.mark.parametrize("texts", [(TEXTS,), (TEXTS, PAIRS)])
-def test_encode_text_equals_the_model_in_memory(served, trained, texts):
+def test_signatures_of_text_equal_the_model_in_memory(served, trained, texts):
     """Unlike in `fill_mask_text`, "[MASK]" is ordinary text."""
     pretrainer, tokenizer = trained
-    signature = ["encode_text", "encode_text_pair"][len(texts) - 1]
-    inputs = dict(zip(["text", "text_pair"], texts, strict=False))
-    answer = served.signatures[signature](
-        **{name: tf.constant(values) for name, values in inputs.items()}
-    )
+    suffix = ["_text", "_text_pair"][len(texts) - 1]
+    inputs = {
+        name: tf.constant(values)
+        for name, values in zip(["text", "text_pair"], texts, strict=False)
+    }
+    answer = dict(served.signatures[f"encode{suffix}"](**inputs))
+    if len(texts) > 1:
+        answer |= served.signatures[f"sentence_order{suffix}"](**inputs)
     length = answer["input_ids"].shape[1]
     for row, pair in enumerate(zip(*texts, strict=True)):
         batch = pack_by_hand(
@@ -140,12 +143,13 @@ def test_encode_text_equals_the_model_in_memory(served, trained, texts):
             *pair,
             length=length,
         )
-        for name in "input_ids", "input_mask":
-            np.testing.assert_array_equal(answer[name][row], batch[name][0])
         outputs = all_outputs(pretrainer, batch)
-        for name in "sequence_output", "pooled_output":
+        expected = outputs | batch
+        order = softmax(outputs["sentence_logits"][0])
+        expected["in_order"], expected["swapped"] = order[None].T
+        for name, values in answer.items():
             np.testing.assert_allclose(
-                answer[name][row], outputs[name][0], atol=1e-5
+                values[row], expected[name][0], atol=1e-5, err_msg=name
             )
 
 
@@ -171,21 +175,6 @@ def test_fill_mask_text_equals_the_model_in_memory(served, trained):
             )
         assert set(answer["top_pieces"][row, count:].numpy().flat) <= {b""}
         assert not answer["top_probabilities"][row, count:].numpy().any()
-
-
-def test_sentence_order_equals_the_model_in_memory(served, trained):
-    pretrainer, tokenizer = trained
-    pairs = [("The cat", "on it"), ("A dog", "")]
-    answer = served.signatures["sentence_order_text_pair"](
-        text=tf.constant([first for first, _ in pairs]),
-        text_pair=tf.constant([second for _, second in pairs]),
-    )
-    for row, pair in enumerate(pairs):
-        batch = pack_by_hand(tokenizer.encode_with_masks, *pair)
-        wanted = softmax(pretrainer(batch)["sentence_logits"][0])
-        np.testing.assert_allclose(
-            [answer["in_order"][row], answer["swapped"][row]], wanted, rtol=1e-4
-        )
 
 
 def test_long_texts_are_cut_and_lost_masks_have_no_answer(served):
@@ -299,11 +288,11 @@ def test_the_step_can_be_chosen_and_replaces_an_earlier_export(
     [("nsp", {"next_sentence", "next_sentence_text_pair"}), ("none", set())],
 )
 def test_signatures_follow_the_sentence_objective(
-    request, objective, signatures
+    exported, objective, signatures
 ):
     """A bfloat16 run answers in float32; its records have no metadata."""
-    export_dir = request.getfixturevalue(f"{objective}_export_dir")
-    model = request.getfixturevalue(f"{objective}_served")
+    export_dir = exported(objective)
+    model = tf.saved_model.load(str(export_dir))
     always = {"serving_default", "encode", "fill_mask"}
     always |= {"encode_text", "encode_text_pair", "fill_mask_text"}
     assert set(model.signatures) == always | signatures
@@ -314,30 +303,15 @@ def test_signatures_follow_the_sentence_objective(
     assert note["vocabulary_kind"] == "published" and note["do_lower_case"]
 
 
-def test_an_export_without_text_needs_no_tensorflow_text(
+def test_an_export_without_text_needs_neither_tensorflow_text_nor_vocabulary(
     run_dir, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(sys.modules, "tensorflow_text", None)
-    export_dir = tmp_path / "model"
-    settings = {"run_dir": str(run_dir), "export_dir": str(export_dir)}
-    with pytest.raises(UserError, match="tensorflow-text"):
-        export(ExportConfig(**settings))
-    assert not list(tmp_path.iterdir())
-
-    export(ExportConfig(**settings, text_signatures=False))
-
-    model = tf.saved_model.load(str(export_dir))
-    assert sorted(model.signatures) == [
-        "encode",
-        "fill_mask",
-        "sentence_order",
-        "serving_default",
-    ]
-    assert (export_dir / "assets.extra" / "spiece.model").exists()
-
-
-def test_an_export_without_text_needs_no_vocabulary(run_dir, tmp_path):
     """The description then comes from the metadata of the records."""
+    monkeypatch.setitem(sys.modules, "tensorflow_text", None)
+    with pytest.raises(UserError, match="tensorflow-text"):
+        export(
+            ExportConfig(run_dir=str(run_dir), export_dir=str(tmp_path / "a"))
+        )
     write_run(tmp_path / "run", steps=(20,))
     metadata = (run_dir / "records_metadata.json").read_text()
     (tmp_path / "run" / "records_metadata.json").write_text(metadata)
@@ -347,52 +321,17 @@ def test_an_export_without_text_needs_no_vocabulary(run_dir, tmp_path):
     }
     with pytest.raises(UserError, match=r"spiece\.model must exist"):
         export(ExportConfig(**settings))
-    assert not (tmp_path / "model").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
     export(ExportConfig(**settings, text_signatures=False))
 
+    model = tf.saved_model.load(str(tmp_path / "model"))
+    names = ["encode", "fill_mask", "sentence_order", "serving_default"]
+    assert sorted(model.signatures) == names
     assets = tmp_path / "model" / "assets.extra"
     note = json.loads((assets / "serving.json").read_text())
     assert note.items() >= json.loads(metadata).items()
     assert not (assets / "spiece.model").exists()
-
-
-def test_another_vocabulary_is_refused(run_dir, tmp_path):
-    """By its checksum; by its size where no checksum is known."""
-    write_run(tmp_path / "run", steps=(20,))
-    published = pathlib.Path("tests/testdata/30k-clean.model").read_bytes()
-    (tmp_path / "run" / "spiece.model").write_bytes(published)
-    config = ExportConfig(
-        run_dir=str(tmp_path / "run"), export_dir=str(tmp_path / "model")
-    )
-    with pytest.raises(UserError, match=r"vocab_size, 41\. Received: 30000"):
-        export(config)
-    metadata = (run_dir / "records_metadata.json").read_text()
-    (tmp_path / "run" / "records_metadata.json").write_text(metadata)
-    with pytest.raises(UserError, match="vocabulary of the training records"):
-        export(config)
-    assert not (tmp_path / "model").exists()
-
-
-def test_only_an_earlier_export_is_replaced(run_dir, tmp_path):
-    (tmp_path / "thesis.txt").write_text("irreplaceable")
-    with pytest.raises(UserError, match="new, empty, or an earlier export"):
-        export(ExportConfig(run_dir=str(run_dir), export_dir=str(tmp_path)))
-    assert (tmp_path / "thesis.txt").read_text() == "irreplaceable"
-
-
-def test_refused_exports_leave_no_files(run_dir, tmp_path):
-    export_dir = str(tmp_path / "model")
-    for settings, message in [
-        ({"run_dir": ""}, "--run_dir is required"),
-        ({"run_dir": str(tmp_path / "absent")}, "config.json must exist"),
-        ({"checkpoint_step": 30}, "Available steps: 20, 40"),
-        ({"top_k": 42}, "top_k must be at most vocab_size"),
-    ]:
-        values = {"run_dir": str(run_dir), "export_dir": export_dir} | settings
-        with pytest.raises(UserError, match=message):
-            export(ExportConfig(**values))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -434,48 +373,25 @@ def test_warm_up_calls_every_signature(name, request):
 # --- fine-tuned models -------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("doc_stride", "requested", "length"),
-    [(128, 0, 96), (20, 0, 64 + 3 + 20), (128, 70, 70)],
-)
-def test_a_run_on_short_texts_is_exported_with_room_for_a_context(
-    doc_stride, requested, length, tmp_path
-):
-    """64 tokens are too few for a question of 64. The length is at most that
-    of the model, 96."""
-    write_task_run("plain", tmp_path / "run")
-    run_dir = str(tmp_path / "run")
-    config = load_config(run_dir, FinetuningConfig).replace(max_seq_length=64)
-    task = TaskConfig(doc_stride=doc_stride)
-    write_config(run_dir, dataclasses.replace(config, task=task))
-
-    run = load(ExportConfig(run_dir=run_dir, max_seq_length=requested))
-
-    assert run.config.data.max_seq_length == length
-
-
-def test_a_null_threshold_is_a_setting_of_question_answering(tmp_path):
-    write_task_run("regression", tmp_path / "run")
-    config = ExportConfig(run_dir=str(tmp_path / "run"), null_threshold="1.5")
-    with pytest.raises(UserError, match=r"1.5 and a run of regression"):
-        load(config)
-    for value in ("high", "nan", "inf"):
-        with pytest.raises(
-            UserError, match=f"finite number. Received: {value}"
-        ):
-            ExportConfig(null_threshold=value)
+def describe(run_dir, directory, **settings):
+    """The content of serving.json, and the names of the signatures."""
+    export(
+        ExportConfig(
+            run_dir=str(run_dir), export_dir=str(directory), **settings
+        )
+    )
+    serving = (directory / "assets.extra" / "serving.json").read_text()
+    names = set(tf.saved_model.load(str(directory)).signatures)
+    return json.loads(serving), names - {"serving_default"}
 
 
 def test_a_client_is_told_how_to_find_answers(tmp_path):
-    """The threshold of the run, unless a setting replaces it."""
-    run_dir = str(tmp_path / "run")
-    write_task_run("beam", tmp_path / "run")
-
-    def described(**settings):
-        config = ExportConfig(run_dir=run_dir, **settings)
-        return describe_serving(load(config))["question_answering"]
-
-    assert described() == {
+    """The threshold of the run, unless a setting replaces it; and a length
+    with room for a context, where the texts of training were short."""
+    run_dir = tmp_path / "run"
+    write_task_run("beam", run_dir)
+    serving, names = describe(run_dir, tmp_path / "export")
+    assert serving["question_answering"] == {
         "squad_head": "beam",
         "null_threshold": NULL_THRESHOLD["beam"],
         "doc_stride": 40,
@@ -483,11 +399,23 @@ def test_a_client_is_told_how_to_find_answers(tmp_path):
         "max_answer_length": 9,
         "n_best_size": 5,
     }
-    assert described(null_threshold="0")["null_threshold"] == 0
-    assert described(null_threshold="-1e3")["null_threshold"] == -1000
-    config = load_config(run_dir, FinetuningConfig)
-    write_config(run_dir, config.replace(task="squad_v1"))
-    assert described()["null_threshold"] is None
+    assert names == {"score_spans"}
+    config = load_config(str(run_dir), FinetuningConfig)
+    for task, settings, threshold, length in (
+        (TaskConfig(doc_stride=128), {"null_threshold": "-1e3"}, -1000, 96),
+        (TaskConfig("squad_v1", doc_stride=20), {}, None, 64 + 3 + 20),
+        (
+            TaskConfig(doc_stride=128),
+            {"null_threshold": "0", "max_seq_length": 70},
+            0,
+            70,
+        ),
+    ):
+        stored = dataclasses.replace(config, task=task)
+        write_config(str(run_dir), stored.replace(max_seq_length=64))
+        serving, _ = describe(run_dir, tmp_path / "export", **settings)
+        assert serving["question_answering"]["null_threshold"] == threshold
+        assert serving["max_seq_length"] == length
 
 
 @pytest.mark.parametrize(
@@ -507,15 +435,76 @@ def test_a_run_of_pairs_takes_pairs_only(task, signatures, tmp_path):
     write_config(
         run_dir, dataclasses.replace(stored, task=TaskConfig(task=task))
     )
-    config = ExportConfig(run_dir=run_dir)
-
-    _, found = sign(load(config), config)
-
-    assert set(found) == {"classify", "serving_default", *signatures}
+    _, names = describe(run_dir, tmp_path / "export")
+    assert names == {"classify", *signatures}
 
 
-def test_the_directory_of_several_runs_is_refused(tmp_path):
-    for number in (1, 2):
-        write_task_run("plain", tmp_path / f"run-{number}")
-    with pytest.raises(UserError, match=r"has several runs .*/run-1\. "):
-        load(ExportConfig(run_dir=str(tmp_path)))
+# --- refusals ----------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(run_dir, tmp_path):
+    """A function: asserts that an export is refused and leaves no file."""
+
+    def check(message, **settings):
+        with pytest.raises(UserError, match=message):
+            export(
+                ExportConfig(
+                    **{
+                        "run_dir": str(run_dir),
+                        "export_dir": str(tmp_path / "model"),
+                    }
+                    | settings
+                )
+            )
+        assert not list(tmp_path.glob("model*"))
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"run_dir": ""}, "--run_dir is required"),
+        ({"run_dir": "/absent"}, "config.json must exist"),
+        ({"checkpoint_step": 30}, "Available steps: 20, 40"),
+        ({"top_k": 42}, "top_k must be at most vocab_size"),
+        ({"null_threshold": "1.5"}, "1.5 and a run of pretraining"),
+        ({"null_threshold": "nan"}, "finite number. Received: nan"),
+        ({"null_threshold": "high"}, "finite number. Received: high"),
+        ({"max_seq_length": 20}, "at most max_position_embeddings.*20 and 19"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message, refused):
+    refused(message, **settings)
+
+
+def test_another_vocabulary_is_refused(run_dir, tmp_path, refused):
+    """By its checksum; by its size where no checksum is known."""
+    run = tmp_path / "run"
+    write_run(run, steps=(20,))
+    (run / "spiece.model").write_bytes(VOCABULARY.read_bytes())
+    refused(r"vocab_size, 41\. Received: 30000", run_dir=str(run))
+    metadata = (run_dir / "records_metadata.json").read_text()
+    (run / "records_metadata.json").write_text(metadata)
+    refused("vocabulary of the training records", run_dir=str(run))
+
+
+def test_only_an_earlier_export_is_replaced(run_dir, tmp_path):
+    (tmp_path / "thesis.txt").write_text("irreplaceable")
+    with pytest.raises(UserError, match="new, empty, or an earlier export"):
+        export(ExportConfig(run_dir=str(run_dir), export_dir=str(tmp_path)))
+    assert (tmp_path / "thesis.txt").read_text() == "irreplaceable"
+
+
+def test_runs_of_question_answering_that_do_not_fit_are_refused(
+    tmp_path, refused
+):
+    run = tmp_path / "run-1"
+    write_task_run("plain", run)
+    refused(r"has several runs .*/run-1\. ", run_dir=str(tmp_path))
+    refused(
+        "above max_query_length . 3.* Received: 17 and 14",
+        run_dir=str(run),
+        max_seq_length=17,
+    )

@@ -7,28 +7,26 @@ import sys
 
 import pytest
 
-from albert_tf.config import ExportConfig, PredictConfig, TextsConfig
+from albert_tf.config import PredictConfig, TextsConfig
 from albert_tf.errors import UserError
-from albert_tf.serving.export import export
 from albert_tf.serving.predict import (
     LocalClient,
     ask,
     find_task,
     print_predictions,
 )
-from tests.helpers.exportable_task import write_task_run
 from tests.helpers.served_model import filled_lines
 
 
 @pytest.mark.slow
-def test_the_command_fills_masks_without_model_code(export_dir, served):
+def test_the_command_fills_masks_without_model_code(exported, served):
     """A line for each mask; an export needs no code of the model."""
     texts = ["The [MASK] sat on [MASK].", "[MASK]"]
     program = (
         "import sys; from albert_tf.config import PredictConfig\n"
         "from albert_tf.predict import print_predictions\n"
         f"print_predictions(PredictConfig({tuple(texts)}, "
-        f"saved_model_dir={str(export_dir)!r}))\n"
+        f"saved_model_dir={str(exported('sop'))!r}))\n"
         "assert 'albert_tf.modeling' not in sys.modules\n"
     )
     printed = subprocess.run(
@@ -94,62 +92,84 @@ def test_a_model_of_pairs_is_given_pairs_and_no_others(suffix, texts, message):
         ask(None, task, TextsConfig(**texts))
 
 
-def test_a_pretrained_model_judges_the_order_of_texts(
-    export_dir, capsys, tmp_path
+@pytest.mark.parametrize(
+    ("objective", "signature", "word"),
+    [
+        ("sop", "sentence_order_text_pair", "in order"),
+        ("nsp", "next_sentence_text_pair", "next"),
+    ],
+)
+def test_a_pretrained_model_judges_pairs(
+    exported, capsys, objective, signature, word
 ):
+    saved_model_dir = str(exported(objective))
     first, second = "She opened the door.", "It was dark inside."
     config = PredictConfig(
-        saved_model_dir=str(export_dir),
-        text=(first, second),
-        text_pair=(second, first),
+        saved_model_dir=saved_model_dir, text=(first, second), text_pair=("It",)
     )
     print_predictions(config)
-    outputs = LocalClient(str(export_dir)).predict(
-        "sentence_order_text_pair",
-        {"text": [first, second], "text_pair": [second, first]},
+    outputs = LocalClient(saved_model_dir).predict(
+        signature, {"text": [first, second], "text_pair": ["It", "It"]}
     )
-    told, turned = outputs["in_order"]
+    told, turned = outputs[word.replace(" ", "_")]
+    assert told != turned
     assert capsys.readouterr().out.splitlines() == [
-        f"{told:.1%} in order: {first} | {second}",
-        f"{turned:.1%} in order: {second} | {first}",
+        f"{told:.1%} {word}: {first} | It",
+        f"{turned:.1%} {word}: {second} | It",
     ]
-    with pytest.raises(UserError, match=r"once per text. Received: 2 for 3"):
-        PredictConfig(text=("a", "b", "c"), text_pair=("d", "e"))
-    with pytest.raises(UserError, match=r"SavedModel.*Make one with python -m"):
-        LocalClient(str(tmp_path))
 
 
-def test_a_sequence_without_room_for_a_context_is_refused(tmp_path):
-    """So is a sequence longer than max_position_embeddings."""
-    write_task_run("plain", tmp_path / "run")
-    for length, message in [
-        (17, "above max_query_length . 3.* Received: 17 and 14"),
-        (97, "at most max_position_embeddings. Received: 97 and 96"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            export(
-                ExportConfig(
-                    run_dir=str(tmp_path / "run"),
-                    export_dir=str(tmp_path / "export"),
-                    max_seq_length=length,
-                )
-            )
-    assert not (tmp_path / "export").exists()
+def test_a_mask_that_was_cut_off_is_reported(exported, capsys):
+    """17 positions, two of them [CLS] and [SEP]."""
+    config = PredictConfig(
+        saved_model_dir=str(exported("sop")), text=("[MASK]" * 17,)
+    )
+    print_predictions(config)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 15
+    assert last == "    2 [MASK] beyond the model's max_seq_length"
 
 
 @pytest.mark.parametrize(
-    ("texts", "remedy"),
+    ("name", "texts", "message"),
     [
-        ({}, r"again without --notext_signatures\."),
-        ({"text_pair": ("b",)}, "without --notext.*--sentence_objective=sop"),
-        ({"question": ("b",)}, "Omit --question and --choice, or export"),
+        ("without_text", {}, r"again without --notext_signatures\."),
+        (
+            "without_text",
+            {"text_pair": ("b",)},
+            "sentence head.* without --notext.*--sentence_objective=sop",
+        ),
+        ("none", {"text_pair": ("b",)}, "sentence head.*fill_mask_text"),
+        (
+            "without_text",
+            {"question": ("b",)},
+            "fine-tuned model.* Omit --question and --choice, or export",
+        ),
     ],
 )
-def test_an_export_that_does_not_take_text_says_what_to_do(
-    export_without_text, texts, remedy
+def test_texts_that_an_export_does_not_take_are_refused(
+    exported, name, texts, message
 ):
     config = PredictConfig(
-        saved_model_dir=str(export_without_text), text=("a [MASK]",), **texts
+        saved_model_dir=str(exported(name)), text=("a [MASK]",), **texts
     )
-    with pytest.raises(UserError, match=remedy):
+    with pytest.raises(UserError, match=message):
         print_predictions(config)
+
+
+@pytest.mark.slow
+def test_questions_need_the_vocabulary_of_the_export(exported_task, exported):
+    client = exported_task("plain").client
+    texts = TextsConfig(text=("a",), question=("b",))
+    for directory, message in [
+        ("", "saved_model_dir is required.* Give a copy of the export"),
+        ("tests", "must be a SavedModel of albert_tf"),
+        (
+            str(exported("sop")),
+            "have question_answering.* Export the run again",
+        ),
+    ]:
+        with pytest.raises(UserError, match=message):
+            ask(client, find_task(client.list_signatures()), texts, directory)
+    with pytest.raises(UserError, match=r"once per text. Received: 2 for 3"):
+        PredictConfig(text=("a", "b", "c"), text_pair=("d", "e"))
