@@ -23,7 +23,7 @@ from albert_tf.records.features import (
     features_to_read,
 )
 from albert_tf.records.keyed_random import random_bits
-from albert_tf.records.masking import mask_batch
+from albert_tf.records.masking import mask_rows
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -82,37 +82,18 @@ def pretraining_format(
             token ids.
     """
     is_packed = records.packing != "none"
-    max_examples = config.max_examples_per_row if is_packed else 1
 
     def mask(batch: Batch, positions: tf.Tensor, seed: int) -> Batch:
         assert records.metadata is not None
         seeds = tf.fill(positions.shape, tf.constant(seed, tf.uint64))
-        keys = random_bits(seeds, positions, tensor_ops)
+        keys = random_bits(seeds, positions, tensor_ops)[:, tf.newaxis]
         if is_packed:
-            numbers = tf.range(max_examples)
-            keys = tf.reshape(
-                random_bits(keys[:, tf.newaxis], numbers, tensor_ops), [-1]
-            )
-        masked = mask_batch(
-            batch["input_ids"],
-            batch["token_boundary"],
-            keys,
-            vocab_size=records.metadata.vocab_size,
-            max_predictions_per_seq=config.max_predictions_per_seq,
-            masked_lm_prob=config.masked_lm_prob,
-            ngram=config.ngram,
-            example_numbers=batch["input_mask"] if is_packed else None,
-            max_examples_per_row=max_examples,
-            ops=tensor_ops,
-        )
+            numbers = tf.range(config.max_examples_per_row)
+            keys = random_bits(keys, numbers, tensor_ops)
+        vocab_size = records.metadata.vocab_size
+        masked = mask_rows(batch, keys, vocab_size, config, tensor_ops)
         kept = {n: v for n, v in batch.items() if n != "token_boundary"}
-        return {
-            **kept,
-            "input_ids": masked.input_ids,
-            "masked_lm_positions": masked.positions,
-            "masked_lm_ids": masked.ids,
-            "masked_lm_weights": masked.weights,
-        }
+        return kept | masked
 
     limits = {
         "masked_lm_positions": config.max_seq_length,

@@ -3,10 +3,10 @@
 `data_prep` writes records by this definition, and `albert_tf/input` reads them.
 A record is a `tf.train.Example`. There are two formats:
 
-- `FEATURES`: one example, as `create_pretraining_data.py` of google-research/
-  albert writes it, so either project reads records of the other.
-- `PACKED_FEATURES`: several examples, one after another, with the names of the
-  packed BERT records of Habana and Intel for MLPerf Training. The reader of
+- `FEATURES`: a row of one example, as `create_pretraining_data.py` of
+  google-research/albert writes it; either project reads records of the other.
+- `PACKED_FEATURES`: a row of 1 to K examples, with the names of the packed BERT
+  records of Habana and Intel for MLPerf Training. The reader of
   google-research/albert refuses them, because of the length of the labels.
 
 L is `max_seq_length`, P is `max_predictions_per_seq`, and K is
@@ -89,44 +89,27 @@ class Feature:
 # the next-sentence task of BERT.
 SENTENCE_LABEL = "next_sentence_labels"
 
-# The format of google-research/albert, with one example per record.
-FEATURES = (
-    # Tokens, `[CLS] A [SEP] B [SEP]`; padded with <pad>.
-    Feature("input_ids", "int64", per_token=True),
-    # 1 for a token, 0 for padding.
-    Feature("input_mask", "int64", per_token=True),
-    # 0 up to the first [SEP], 1 up to the second; padded with 0.
-    Feature("segment_ids", "int64", per_token=True),
-    # 1 at [CLS], at [SEP] and where a word begins; dynamic masking reads it.
-    Feature("token_boundary", "int64", per_token=True),
-    # Positions of the masked tokens, increasing; padded with 0.
-    Feature("masked_lm_positions", "int64", per_prediction=True),
-    # The original tokens at these positions; padded with 0.
-    Feature("masked_lm_ids", "int64", per_prediction=True),
-    # 1.0 for a masked token, 0.0 for padding.
-    Feature("masked_lm_weights", "float32", per_prediction=True),
-    Feature(SENTENCE_LABEL, "int64"),
-)
-
-# The feature of `PACKED_FEATURES` that numbers the examples of a shard.
+# The feature of packed records that numbers the examples of a shard.
 EXAMPLE_NUMBERS = "example_numbers"
 
-# Up to K examples per record, one after another without gaps; then padding.
-# The slots of examples that the record does not have are unused and hold 0.
+# A row of up to K examples, one after another without gaps; then padding. The
+# slots of examples that the row does not have are unused and hold 0.
 PACKED_FEATURES = (
     # Tokens, `[CLS] A [SEP] B [SEP]` of each example; padded with <pad>.
     Feature("input_ids", "int64", per_token=True),
-    # The number of the token's example in the record, 1 to K; 0 for padding.
+    # The number of the token's example in the row, 1 to K; 0 for padding.
     Feature("input_mask", "int64", per_token=True),
     # 0 up to the first [SEP] of an example, 1 up to its second; padded with 0.
     Feature("segment_ids", "int64", per_token=True),
-    # As in `FEATURES`.
+    # 1 at [CLS], at [SEP] and where a word begins; dynamic masking reads it.
     Feature("token_boundary", "int64", per_token=True),
-    # Positions of the masked tokens in the record, increasing; padded with 0.
+    # Positions of the masked tokens in the row, increasing; padded with 0.
     Feature(
         "masked_lm_positions", "int64", per_prediction=True, per_example=True
     ),
+    # The original tokens at these positions; padded with 0.
     Feature("masked_lm_ids", "int64", per_prediction=True, per_example=True),
+    # 1.0 for a masked token, 0.0 for padding.
     Feature(
         "masked_lm_weights", "float32", per_prediction=True, per_example=True
     ),
@@ -139,6 +122,16 @@ PACKED_FEATURES = (
     # The number of each example in the shard, from 0, before packing. Restores
     # the unpacked shard; the trainer does not read it.
     Feature(EXAMPLE_NUMBERS, "int64", per_example=True),
+)
+
+# The format of google-research/albert: rows of one example, K = 1, in which the
+# position, weight and number of the example are not stored.
+FEATURES = tuple(
+    dataclasses.replace(feature, per_example=False)
+    for feature in PACKED_FEATURES
+    if feature.name == SENTENCE_LABEL
+    or feature.per_token
+    or feature.per_prediction
 )
 
 # The features that a run computes itself under dynamic masking.

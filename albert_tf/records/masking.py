@@ -4,10 +4,10 @@ The rule is that of the paper: 15 % of the tokens, in spans of n words with
 p(n) proportional to 1/n. All examples of a batch are masked at once, without a
 Python loop over examples, words or tokens. The same code runs in NumPy, where
 records are built, and in TensorFlow, where a run masks dynamically; equal keys
-give equal masks. The rows of a batch hold one example each or, if packed,
-several; the masks of an example do not depend on the other examples of its row.
+give equal masks. A row holds 1 to K examples; the masks of an example do not
+depend on the other examples of its row.
 
-`mask_batch` has four stages:
+`mask_rows` has four stages:
 
 1. `_find_words`: a token whose boundary mark is set begins a word. A special
    token ends a segment; the token after it begins a word, marked or not.
@@ -27,10 +27,12 @@ Reference:
     [Joshi et al., 2020](https://arxiv.org/abs/1907.10529).
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from albert_tf.config import MaskingConfig
 from albert_tf.records import array_ops
 from albert_tf.records.features import MASK_ID, PAD_ID, SPECIAL_PIECES, UNK_ID
 from albert_tf.records.keyed_random import random_bits, random_uniform
@@ -45,28 +47,6 @@ FIRST_ORDINARY_ID = len(SPECIAL_PIECES)
 _SPAN_LENGTH, _SPAN_ORDER, _REPLACEMENT_KIND, _RANDOM_PIECE = range(4)
 
 
-class MaskedBatch(NamedTuple):
-    """Masked examples.
-
-    A row has P slots for predictions, where P is `max_predictions_per_seq`; a
-    packed row of at most K examples has P + K - 1.
-
-    Attributes:
-        input_ids: int32, `(batch, length)`, with the replacements.
-        positions: int32, `(batch, slots)`, positions of the masked tokens in
-            their row, in increasing order; padded with 0.
-        ids: int32, `(batch, slots)`, the original tokens at these positions;
-            padded with 0.
-        weights: float32, `(batch, slots)`; 1 for a masked token, 0 for
-            padding.
-    """
-
-    input_ids: Array
-    positions: Array
-    ids: Array
-    weights: Array
-
-
 class _Tokens(NamedTuple):
     """The masked tokens of all rows, row by row.
 
@@ -79,79 +59,72 @@ class _Tokens(NamedTuple):
     ids: Array
 
 
-def mask_batch(
-    input_ids: Array,
-    token_boundary: Array,
+def mask_rows(
+    rows: Mapping[str, Array],
     keys: Array,
-    *,
     vocab_size: int,
-    max_predictions_per_seq: int,
-    masked_lm_prob: float,
-    ngram: int,
-    example_numbers: Array | None = None,
-    max_examples_per_row: int = 1,
+    config: MaskingConfig,
     ops: Any = array_ops,
-) -> MaskedBatch:
+) -> dict[str, Array]:
     """Selects tokens to predict and replaces them.
 
     Special tokens and `<unk>` are never selected. An `<unk>` within a word
-    stays visible while the other tokens of the word are masked.
+    stays visible while the other tokens of the word are masked. With P as
+    `max_predictions_per_seq`, a row has P + K - 1 slots for predictions.
 
     Args:
-        input_ids: int32, `(batch, length)`, padded with `<pad>`; length and
-            `batch * max_examples_per_row` are at most 65536.
-        token_boundary: `(batch, length)`, 1 where a word begins.
-        keys: uint64, `(batch * max_examples_per_row,)`, by row, then by number
-            in the row. The masks of an example depend only on its key and its
-            tokens.
-        vocab_size: Number of pieces in the vocabulary.
-        max_predictions_per_seq: P, maximum number of masked tokens in an
-            example.
-        masked_lm_prob: Fraction of an example's tokens to mask. Special tokens
-            count as tokens here, padding does not.
-        ngram: Maximum number of words in a span.
-        example_numbers: int32, `(batch, length)`, `input_mask` of packed rows;
-            None for rows of one example.
-        max_examples_per_row: K, maximum number of examples in a packed row.
+        rows: The features `input_ids`, `input_mask` and `token_boundary` of
+            records, `(batch, length)`; length and `batch * K` are at most
+            65536.
+        keys: uint64, `(batch, K)`, a key for each example that a row can hold.
+            The masks of an example depend only on its key and its tokens.
+        config: P, `masked_lm_prob` and `ngram`. Special tokens count as tokens
+            of an example, padding does not.
         ops: `array_ops`, or `tensor_ops` for tensors of static shape.
 
     Returns:
-        The masked batch. If all spans of an example exceed its budget, the
-        first span in random order with at most `max_predictions_per_seq`
-        tokens is masked. An example without such a span has no masked tokens.
+        The features `input_ids`, with the replacements, and
+        `features.MASK_FEATURES`; int32 and float32. If all spans of an example
+        exceed its budget, the first span in random order with at most P tokens
+        is masked. An example without such a span has no masked tokens.
 
     Raises:
-        ValueError: If the masked tokens of a packed row exceed its slots; for
-            tensors an InvalidArgumentError. This does not happen with the
-            masking settings for which the records were packed.
+        ValueError: If the masked tokens of a row exceed its slots; for tensors
+            an InvalidArgumentError. This does not happen with the masking
+            settings for which the records were packed.
 
     Example:
-        >>> masked = mask_batch(
-        ...     np.array([[2, 20, 21, 22, 23, 3, 0]], np.int32),
-        ...     np.array([[1, 1, 0, 1, 1, 1, 0]]),
-        ...     np.array([7], np.uint64),
+        >>> rows = {
+        ...     "input_ids": np.array([[2, 20, 21, 22, 23, 3, 0]], np.int32),
+        ...     "input_mask": np.array([[1, 1, 1, 1, 1, 1, 0]]),
+        ...     "token_boundary": np.array([[1, 1, 0, 1, 1, 1, 0]]),
+        ... }
+        >>> masked = mask_rows(
+        ...     rows,
+        ...     np.array([[7]], np.uint64),
         ...     vocab_size=30,
-        ...     max_predictions_per_seq=3,
-        ...     masked_lm_prob=0.3,
-        ...     ngram=1,
+        ...     config=MaskingConfig(
+        ...         max_predictions_per_seq=3, masked_lm_prob=0.3, ngram=1
+        ...     ),
         ... )
-        >>> masked.input_ids.tolist()
+        >>> for values in masked.values():
+        ...     print(values.tolist())
         [[2, 20, 21, 4, 4, 3, 0]]
-        >>> masked.positions.tolist()
         [[3, 4, 0]]
-        >>> masked.ids.tolist()
         [[22, 23, 0]]
-        >>> masked.weights.tolist()
         [[1.0, 1.0, 0.0]]
     """
-    if example_numbers is None:
-        example_numbers = ops.cast(input_ids != PAD_ID, "int32")
-    examples = _Examples(example_numbers, max_examples_per_row, ops)
-    opens_segment, opens_word = _find_words(input_ids, token_boundary, ops)
+    input_ids = rows["input_ids"]
+    max_per_row = keys.shape[1]
+    keys = ops.reshape(keys, (-1,))
+    examples = _Examples(rows["input_mask"], max_per_row, ops)
+    opens_segment, opens_word = _find_words(
+        input_ids, rows["token_boundary"], ops
+    )
     first_words = draw_first_words(
         random_bits(keys, _SPAN_LENGTH, ops),
         examples.count(opens_word),
-        ngram,
+        config.ngram,
         ops,
     )
     opens_span = ops.put(
@@ -163,20 +136,20 @@ def mask_batch(
     is_exception = ~is_maskable & (input_ids != PAD_ID)
     spans = _measure_spans(opens_span, is_exception, examples, ops)
     span_keys = _keys_at(spans.examples, keys, _SPAN_ORDER, ops)
+    wanted = ops.cast(examples.num_tokens, "float64") * config.masked_lm_prob
+    max_predictions = config.max_predictions_per_seq
     taken = take_spans(
         spans.examples,
         spans.sizes,
         random_bits(span_keys, spans.positions, ops),
-        _find_budgets(
-            examples.num_tokens, masked_lm_prob, max_predictions_per_seq, ops
-        ),
-        max_predictions_per_seq,
+        ops.clip(ops.cast(ops.rint(wanted), "int64"), 1, max_predictions),
+        max_predictions,
         ops,
     )
     tokens = _list_tokens(spans, taken, input_ids, is_maskable, ops)
     replacements = _draw_replacements(tokens, examples, keys, vocab_size, ops)
-    num_slots = max_predictions_per_seq + max_examples_per_row - 1
-    return _make_batch(input_ids, tokens, replacements, num_slots, ops)
+    num_slots = max_predictions + max_per_row - 1
+    return _make_features(input_ids, tokens, replacements, num_slots, ops)
 
 
 def _keys_at(examples: Array, keys: Array, purpose: int, ops: Any) -> Array:
@@ -506,14 +479,6 @@ def _take_what_fits(
     return taken, left
 
 
-def _find_budgets(
-    num_tokens: Array, masked_lm_prob: float, max_predictions: int, ops: Any
-) -> Array:
-    """Number of tokens to mask in each example, at least 1; int64."""
-    wanted = ops.rint(ops.cast(num_tokens, "float64") * masked_lm_prob)
-    return ops.clip(ops.cast(wanted, "int64"), 1, max_predictions)
-
-
 def _list_tokens(
     spans: _Spans, taken: Array, input_ids: Array, is_maskable: Array, ops: Any
 ) -> _Tokens:
@@ -547,13 +512,13 @@ def _draw_replacements(
     return ops.where(kind < 0.8, np.int32(MASK_ID), original_or_random)
 
 
-def _make_batch(
+def _make_features(
     input_ids: Array,
     tokens: _Tokens,
     replacements: Array,
     num_slots: int,
     ops: Any,
-) -> MaskedBatch:
+) -> dict[str, Array]:
     """Puts the replacements, and the predictions of each row, in place."""
     num_rows, length = input_ids.shape
     masked_ids = ops.put(
@@ -574,9 +539,9 @@ def _make_batch(
             (num_rows, num_slots),
         )
 
-    return MaskedBatch(
-        ops.reshape(masked_ids, (num_rows, length)),
-        in_slots(columns, "int32"),
-        in_slots(tokens.ids, "int32"),
-        in_slots(ops.cast(columns >= 0, "float32"), "float32"),
-    )
+    return {
+        "input_ids": ops.reshape(masked_ids, (num_rows, length)),
+        "masked_lm_positions": in_slots(columns, "int32"),
+        "masked_lm_ids": in_slots(tokens.ids, "int32"),
+        "masked_lm_weights": in_slots(columns >= 0, "float32"),
+    }

@@ -51,17 +51,12 @@ from data_prep.builder.shards import (
     write_shard,
 )
 from data_prep.builder.shuffle import (
+    SpillFiles,
     count_earlier_equals,
-    is_complete,
-    read_counts,
-    read_headers,
-    read_shard,
     rekey_duplicates,
-    write_spill,
 )
 from data_prep.config import RecordsConfig
-from data_prep.processes import DaskProcesses, Processes
-from data_prep.progress import annotate, show_bytes, show_count
+from data_prep.processes import DaskProcesses, Processes, show_progress
 from data_prep.results import check_writable, find_versions
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import check_language, describe_breaking
@@ -105,7 +100,7 @@ def build_records(config: RecordsConfig) -> None:
     if not directory.has_finished_records(config.output_dir):
         _check_writable(config)
     num_bytes = sum(source.num_bytes for source in sources)
-    with show_bytes("checking inputs", num_bytes) as bar:
+    with show_progress("checking inputs", num_bytes) as bar:
         digests = corpus.check_and_digest(sources, config, bar.update)
     inputs_sha256 = _digest_inputs(config, tokenizer, sorted(digests))
     # Finished records stay valid with other versions of libraries, but one
@@ -283,9 +278,10 @@ class _State(NamedTuple):
     scratch: str
 
     @property
-    def dtype(self) -> np.dtype:
-        """Type of the tokens in spill files."""
-        return token_dtype(self.tokenizer.vocab_size)
+    def spilled(self) -> SpillFiles:
+        """How spill files are written and read."""
+        dtype = token_dtype(self.tokenizer.vocab_size)
+        return SpillFiles(len(self.shards), dtype)
 
     def unit_path(self, unit: int) -> str:
         return os.path.join(self.scratch, _UNITS, f"{unit:07d}.spill")
@@ -294,24 +290,17 @@ class _State(NamedTuple):
         name = f"{shard:05d}-{number:05d}.spill"
         return os.path.join(self.scratch, _DUPLICATES, name)
 
-    def are_complete(self, spill_files: Iterable[str]) -> bool:
+    def are_complete(self, paths: Iterable[str]) -> bool:
         """Whether spill files exist and have the right size."""
-        return all(
-            is_complete(path, len(self.shards), self.dtype)
-            for path in spill_files
-        )
+        return all(map(self.spilled.is_complete, paths))
 
     def spill_files(self, *kinds: str) -> list[str]:
         """Returns the spill files of some kinds, sorted within each."""
-        return [
-            path
-            for kind in kinds
-            for path in sorted(
-                glob.glob(
-                    os.path.join(glob.escape(self.scratch), kind, "*.spill")
-                )
-            )
-        ]
+        found = []
+        for kind in kinds:
+            pattern = os.path.join(glob.escape(self.scratch), kind, "*.spill")
+            found += sorted(glob.glob(pattern))
+        return found
 
 
 def _make_state(config: RecordsConfig, vocabulary: str, scratch: str) -> _State:
@@ -338,7 +327,7 @@ def make_units(
     unit_size = choose_unit_size(num_bytes, state.config.dupe_factor)
     skipped: Counter[str] = Counter()
     num_units = num_examples = 0
-    with show_bytes("making examples", num_bytes) as bar:
+    with show_progress("making examples", num_bytes) as bar:
         documents = corpus.read_documents(
             sources, state.config, bar.update, skipped
         )
@@ -350,9 +339,9 @@ def make_units(
                     yield num_units, unit
                 num_units += 1
 
-        for done in processes.map(make_unit, tasks()):
-            num_examples += done.result
-            annotate(bar, examples=num_examples, peak_memory=done.peak_memory)
+        for made in processes.map(make_unit, tasks()):
+            num_examples += made
+            bar.set_postfix(examples=num_examples, refresh=False)
     files.write_text(
         finished_path, json.dumps({"units": num_units, "skipped": skipped})
     )
@@ -381,7 +370,9 @@ def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
     with files.atomic_write(path + ".token_counts.npy") as file:
         np.save(file, made.piece_counts.astype(np.uint32))
     files.write_text(path + ".json", json.dumps({"skipped": made.skipped}))
-    examples = UnmaskedExamples.concatenate(made.examples.values(), state.dtype)
+    examples = UnmaskedExamples.concatenate(
+        made.examples.values(), state.spilled.dtype
+    )
     shards = np.concatenate(
         [
             choose_shards(state.shards, split, of_split.headers["key"])
@@ -391,7 +382,7 @@ def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
         or [np.empty(0, np.int64)]
     )
     # Last, because a complete spill file marks the unit as finished.
-    write_spill(path, examples, shards, len(state.shards))
+    state.spilled.write(path, examples, shards)
     return len(examples.headers)
 
 
@@ -404,7 +395,7 @@ def _sum_units(state: _State) -> tuple[Counter[str], BuiltRecords]:
     for path in state.spill_files(_UNITS):
         piece_counts += np.load(path + ".token_counts.npy")
         skipped += Counter(files.load_json(path + ".json")["skipped"])
-        shard_sizes += read_counts(path, len(state.shards))
+        shard_sizes += state.spilled.read_counts(path)
     num_examples: Counter[str] = Counter()
     for shard, size in zip(state.shards, shard_sizes, strict=True):
         num_examples[shard.split] += int(size)
@@ -418,9 +409,10 @@ def _find_duplicates(
     state: _State, processes: Processes, built: BuiltRecords
 ) -> None:
     tasks = range(len(state.shards))
-    with show_count("comparing documents", len(tasks), "shard") as bar:
-        for shard, done in enumerate(processes.map(_move_duplicates, tasks)):
-            built.duplicates[state.shards[shard].split] += done.result
+    with show_progress("comparing documents", len(tasks), "shard") as bar:
+        found = processes.map(_move_duplicates, tasks)
+        for shard, number in zip(state.shards, found, strict=True):
+            built.duplicates[shard.split] += number
             bar.update(1)
 
 
@@ -439,24 +431,23 @@ def _move_duplicates(state: _State, shard: int) -> int:
     ):
         return finished["documents"]
     split = state.shards[shard].split
-    source = (state.spill_files(_UNITS), shard, len(state.shards), state.dtype)
+    units = state.spill_files(_UNITS)
     num_examples = num_documents = num_files = 0
-    for headers in read_headers(*source):
+    for headers in state.spilled.read_headers(units, shard):
         duplicates = headers[count_earlier_equals(headers) > 0]
         num_examples += len(duplicates)
         num_documents += int(duplicates["opens_document"].sum())
     if num_examples and not state.config.deduplicate:
-        for examples in read_shard(*source):
+        for examples in state.spilled.read_shard(units, shard):
             occurrences = count_earlier_equals(examples.headers)
             indices = np.flatnonzero(occurrences)
             moved = rekey_duplicates(
                 examples.take(indices), occurrences[indices]
             )
-            write_spill(
+            state.spilled.write(
                 state.duplicates_path(shard, num_files),
                 moved,
                 choose_shards(state.shards, split, moved.headers["key"]),
-                len(state.shards),
             )
             num_files += 1
     files.write_text(
@@ -485,12 +476,11 @@ def _write_shards(
             yield state.shards.index(shard), checksums.get(shard, "")
 
     # With --deduplicate, the total includes the dropped examples.
-    with show_count("writing shards", num_examples, "example") as bar:
+    with show_progress("writing shards", num_examples, "example") as bar:
         written = processes.map(_write_shard, tasks())
-        for shard, done in zip(shards, written, strict=True):
-            built.shards[shard] = done.result
-            bar.update(done.result.counts.get("examples", 0))
-            annotate(bar, peak_memory=done.peak_memory)
+        for shard, result in zip(shards, written, strict=True):
+            built.shards[shard] = result
+            bar.update(result.counts.get("examples", 0))
 
 
 def _write_shard(state: _State, task: tuple[int, str]) -> ShardResult:
@@ -500,16 +490,11 @@ def _write_shard(state: _State, task: tuple[int, str]) -> ShardResult:
     finished = find_finished(shard, state.config.output_dir)
     if finished is not None:
         return finished
-    parts = read_shard(
-        state.spill_files(_UNITS, _DUPLICATES),
-        number,
-        len(state.shards),
-        state.dtype,
-    )
+    paths = state.spill_files(_UNITS, _DUPLICATES)
     # Duplicates are dropped here: unless --deduplicate is set, other spill
     # files have them with other keys.
     unique = (
         part.take(np.flatnonzero(count_earlier_equals(part.headers) == 0))
-        for part in parts
+        for part in state.spilled.read_shard(paths, number)
     )
     return write_shard(shard, unique, state.tokenizer, state.config, sha256)

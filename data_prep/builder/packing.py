@@ -26,6 +26,7 @@ import numpy as np
 from albert_tf.config import MaskingConfig
 from albert_tf.records.features import (
     EXAMPLE_NUMBERS,
+    MASK_FEATURES,
     SENTENCE_LABEL,
     UNK_ID,
     RecordShape,
@@ -35,7 +36,6 @@ from albert_tf.records.masking import FIRST_ORDINARY_ID
 Features = Mapping[str, np.ndarray]
 
 _TOKEN_FEATURES = ("input_ids", "segment_ids", "token_boundary")
-_MASK_FEATURES = ("masked_lm_positions", "masked_lm_ids")
 
 # Largest number of rows that wait for more examples.
 _MAX_OPEN_ROWS = 64
@@ -83,23 +83,23 @@ def pack_rows(
     num_examples = 0
     for features in batches:
         batch = _Examples.without_padding(features, num_examples)
-        num_examples += len(batch.numbers)
+        num_examples += len(features["input_ids"])
         waiting = batch if waiting is None else waiting.plus(batch)
-        num_masked = batch.masked
-        if not batch.masks:
+        num_masked = batch.masks.counts
+        if not batch.masks.values:
             num_masked = largest_mask_counts(
                 features["input_ids"], features["token_boundary"], config
             )
-        rows = best_fit.add(batch.lengths.tolist(), num_masked.tolist())
+        rows = best_fit.add(batch.tokens.counts.tolist(), num_masked.tolist())
         if rows:
             order = waiting.find(rows)
-            yield _lay_out(waiting, order, rows, config)
-            waits = np.ones(len(waiting.numbers), bool)
-            waits[order] = False
-            waiting = waiting.take(np.flatnonzero(waits))
+            yield waiting.take(order).lay_out(rows, config)
+            is_left = np.ones(len(waiting.tokens.counts), bool)
+            is_left[order] = False
+            waiting = waiting.take(np.flatnonzero(is_left))
     rows = best_fit.close()
     if waiting is not None and rows:
-        yield _lay_out(waiting, waiting.find(rows), rows, config)
+        yield waiting.take(waiting.find(rows)).lay_out(rows, config)
 
 
 def largest_mask_counts(
@@ -164,153 +164,123 @@ def largest_mask_counts(
     return np.where(may_exceed, largest, budgets)
 
 
+class _Values(NamedTuple):
+    """Values of some examples, one example after another.
+
+    Attributes:
+        counts: int64, `(examples,)`, number of values of each example.
+        values: `(sum of counts,)`, by feature.
+    """
+
+    counts: np.ndarray
+    values: dict[str, np.ndarray]
+
+    def plus(self, other: Self) -> Self:
+        """Returns the values of both."""
+        return type(self)(
+            np.append(self.counts, other.counts),
+            {n: np.append(v, other.values[n]) for n, v in self.values.items()},
+        )
+
+    def take(self, examples: np.ndarray) -> Self:
+        """Returns the values of some examples, in the order of `examples`."""
+        begins = (np.cumsum(self.counts) - self.counts)[examples]
+        counts = self.counts[examples]
+        shifts = begins - (np.cumsum(counts) - counts)
+        indices = np.repeat(shifts, counts) + np.arange(counts.sum())
+        taken = {name: values[indices] for name, values in self.values.items()}
+        return type(self)(counts, taken)
+
+    def in_rows(
+        self, row_of: np.ndarray, shape: tuple[int, int]
+    ) -> dict[str, np.ndarray]:
+        """Returns arrays `shape`; `row_of` is the row of each example."""
+        of_row = np.bincount(row_of, self.counts, shape[0])
+        is_used = np.arange(shape[1]) < of_row[:, np.newaxis]
+        filled = {}
+        for name, values in self.values.items():
+            filled[name] = np.zeros(shape, values.dtype)
+            filled[name][is_used] = values
+        return filled
+
+
 class _Examples(NamedTuple):
     """Examples without their padding.
 
     Attributes:
-        numbers: int64, `(examples,)`, increasing; their numbers in the shard.
-        lengths: int64, `(examples,)`, their numbers of tokens.
-        masked: int64, `(examples,)`, their numbers of masked tokens.
-        labels: `(examples,)`, labels of the sentence objective.
-        tokens: The features of tokens, `(tokens,)`, by name.
-        masks: The features of masked tokens, `(masked tokens,)`, by name;
-            empty if the examples have no masks.
+        tokens: Values of tokens.
+        masks: Values of masked tokens; without features if there are no masks.
+        slots: One value for each example; the numbers in the shard increase.
     """
 
-    numbers: np.ndarray
-    lengths: np.ndarray
-    masked: np.ndarray
-    labels: np.ndarray
-    tokens: dict[str, np.ndarray]
-    masks: dict[str, np.ndarray]
+    tokens: _Values
+    masks: _Values
+    slots: _Values
 
     @classmethod
     def without_padding(cls, features: Features, first: int) -> Self:
         """Returns a batch of examples, which are numbered from `first`."""
-        is_token = features["input_mask"].astype(bool)
-        num_examples = len(is_token)
-        masked = np.zeros(num_examples, np.int64)
-        masks = {}
+        is_token = features["input_mask"] > 0
+        ones = np.ones(len(is_token), np.int64)
+        masks = _Values(0 * ones, {})
         if "masked_lm_weights" in features:
             is_masked = features["masked_lm_weights"] > 0
-            masked = np.count_nonzero(is_masked, axis=1)
-            masks = {name: features[name][is_masked] for name in _MASK_FEATURES}
+            masks = _Values(
+                np.count_nonzero(is_masked, axis=1),
+                {name: features[name][is_masked] for name in MASK_FEATURES},
+            )
+        numbers = first + np.arange(len(is_token))
+        labels = features[SENTENCE_LABEL][:, 0]
         return cls(
-            first + np.arange(num_examples),
-            np.count_nonzero(is_token, axis=1),
-            masked,
-            features[SENTENCE_LABEL][:, 0],
-            {name: features[name][is_token] for name in _TOKEN_FEATURES},
+            _Values(
+                np.count_nonzero(is_token, axis=1),
+                {name: features[name][is_token] for name in _TOKEN_FEATURES},
+            ),
             masks,
+            _Values(ones, {EXAMPLE_NUMBERS: numbers, SENTENCE_LABEL: labels}),
         )
 
     def plus(self, other: Self) -> Self:
         """Returns the examples of both."""
         return type(self)(
-            np.append(self.numbers, other.numbers),
-            np.append(self.lengths, other.lengths),
-            np.append(self.masked, other.masked),
-            np.append(self.labels, other.labels),
-            {n: np.append(v, other.tokens[n]) for n, v in self.tokens.items()},
-            {n: np.append(v, other.masks[n]) for n, v in self.masks.items()},
+            *(a.plus(b) for a, b in zip(self, other, strict=True))
         )
 
-    def take(self, indices: np.ndarray) -> Self:
-        """Returns some examples, in the order of `indices`."""
-        tokens = _indices_of_parts(self.lengths, indices)
-        masks = _indices_of_parts(self.masked, indices)
-        return type(self)(
-            self.numbers[indices],
-            self.lengths[indices],
-            self.masked[indices],
-            self.labels[indices],
-            {name: values[tokens] for name, values in self.tokens.items()},
-            {name: values[masks] for name, values in self.masks.items()},
-        )
+    def take(self, examples: np.ndarray) -> Self:
+        """Returns some examples, in the order of `examples`."""
+        return type(self)(*(values.take(examples) for values in self))
 
     def find(self, rows: list[list[int]]) -> np.ndarray:
         """Returns the indices of the examples of some rows, row by row."""
-        numbers = np.array([number for row in rows for number in row])
-        return np.searchsorted(self.numbers, numbers)
+        wanted = np.array([number for row in rows for number in row])
+        return np.searchsorted(self.slots.values[EXAMPLE_NUMBERS], wanted)
 
-
-def _indices_of_parts(lengths: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Returns the indices of the elements of some parts of an array.
-
-    Args:
-        lengths: `(all parts,)`, lengths of consecutive parts of the array.
-        parts: Indices of parts.
-    """
-    begins = (np.cumsum(lengths) - lengths)[parts]
-    lengths = lengths[parts]
-    shifts = begins - (np.cumsum(lengths) - lengths)
-    return np.repeat(shifts, lengths) + np.arange(lengths.sum())
-
-
-def _lay_out(
-    waiting: _Examples,
-    order: np.ndarray,
-    rows: list[list[int]],
-    shape: RecordShape,
-) -> dict[str, np.ndarray]:
-    """Returns the features of packed rows.
-
-    Args:
-        order: Indices of the examples of the rows, row by row.
-        rows: The examples of each row.
-    """
-    examples = waiting.take(order)
-    sizes = np.array([len(row) for row in rows])
-    row_of = np.repeat(np.arange(len(rows)), sizes)
-    slot_of = np.arange(len(row_of)) - (np.cumsum(sizes) - sizes)[row_of]
-    tokens_before = np.cumsum(examples.lengths) - examples.lengths
-    begins = tokens_before - tokens_before[slot_of == 0][row_of]
-
-    def fill(
-        counts: np.ndarray, length: int, values: Mapping[str, np.ndarray]
+    def lay_out(
+        self, rows: list[list[int]], shape: RecordShape
     ) -> dict[str, np.ndarray]:
-        """Puts `counts` values of each example into the rows."""
-        of_row = np.bincount(row_of, counts, len(rows))
-        is_used = np.arange(length) < of_row[:, np.newaxis]
-        filled = {}
-        for name, content in values.items():
-            filled[name] = np.zeros(is_used.shape, content.dtype)
-            filled[name][is_used] = content
-        return filled
-
-    features = fill(
-        examples.lengths,
-        shape.max_seq_length,
-        {
-            **examples.tokens,
-            "input_mask": np.repeat(
-                slot_of.astype(np.int32) + 1, examples.lengths
-            ),
-        },
-    )
-    if examples.masks:
-        positions, ids = (examples.masks[name] for name in _MASK_FEATURES)
-        features |= fill(
-            examples.masked,
-            shape.max_predictions_per_seq + shape.max_examples_per_row - 1,
-            {
-                "masked_lm_positions": positions
-                + np.repeat(begins, examples.masked),
-                "masked_lm_ids": ids,
-                "masked_lm_weights": np.ones(len(ids), np.float32),
-            },
+        """Returns the features of packed rows, whose examples these are."""
+        tokens, masks, slots = self
+        sizes = np.array([len(row) for row in rows])
+        row_of = np.repeat(np.arange(len(rows)), sizes)
+        slot_of = np.arange(len(row_of)) - (np.cumsum(sizes) - sizes)[row_of]
+        tokens_before = np.cumsum(tokens.counts) - tokens.counts
+        begins = tokens_before - tokens_before[slot_of == 0][row_of]
+        numbers = np.repeat(slot_of.astype(np.int32) + 1, tokens.counts)
+        tokens.values["input_mask"] = numbers
+        if masks.values:
+            masks.values["masked_lm_positions"] += np.repeat(
+                begins, masks.counts
+            ).astype(np.int32)
+        slots.values["next_sentence_positions"] = begins
+        slots.values["next_sentence_weights"] = np.ones(len(begins), np.float32)
+        num_masks = (
+            shape.max_predictions_per_seq + shape.max_examples_per_row - 1
         )
-    features |= fill(
-        np.ones(len(order), np.int64),
-        shape.max_examples_per_row,
-        {
-            "next_sentence_positions": begins,
-            SENTENCE_LABEL: examples.labels,
-            "next_sentence_weights": np.ones(len(order), np.float32),
-            EXAMPLE_NUMBERS: examples.numbers,
-        },
-    )
-    return features
+        return {
+            **tokens.in_rows(row_of, (len(rows), shape.max_seq_length)),
+            **masks.in_rows(row_of, (len(rows), num_masks)),
+            **slots.in_rows(row_of, (len(rows), shape.max_examples_per_row)),
+        }
 
 
 class _Row:

@@ -1,10 +1,15 @@
-"""The shards of a build: names, content, writing them, describing them."""
+"""The shards of a build: names, content, writing them, describing them.
+
+An example is `[CLS] A [SEP] B [SEP]`, and its key decides the masks. A record
+is a row of one example or, if packed, of several. TensorFlow is not imported
+here.
+"""
 
 import dataclasses
 import json
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,22 +18,29 @@ from absl import logging
 from albert_tf.errors import UserError
 from albert_tf.io import files
 from albert_tf.io.tfrecord import TFRecordWriter
-from albert_tf.records.features import METADATA_FILE, RecordsMetadata
-from albert_tf.records.masking import FIRST_ORDINARY_ID
+from albert_tf.records.features import (
+    CLS_ID,
+    METADATA_FILE,
+    SENTENCE_LABEL,
+    SEP_ID,
+    RecordsMetadata,
+    stored_features,
+)
+from albert_tf.records.keyed_random import random_bits
+from albert_tf.records.masking import FIRST_ORDINARY_ID, mask_rows
 from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder.examples import EVAL, TRAIN, UnmaskedExamples
-from data_prep.builder.records import make_records
+from data_prep.builder.packing import pack_rows
+from data_prep.builder.serialization import serialize_examples
 from data_prep.config import RecordsConfig
 
 # Directory of notes on the content of the shards that an unfinished build has
 # written.
 NOTES_DIR = "unfinished"
 
-# The meaning of label 1, by sentence objective.
-_LABELLED = {
-    "sop": "with swapped segments",
-    "nsp": "with a random second segment",
-}
+
+# Examples masked and serialized at a time; they fit the processor's caches.
+_BATCH_SIZE = 256
 
 
 class Shard(NamedTuple):
@@ -48,11 +60,16 @@ class ShardResult(NamedTuple):
 
     Attributes:
         sha256: Hexadecimal digest of the file.
-        counts: Counts by name, see `records.make_records`.
+        counts: Counts by name, see `make_records`.
     """
 
     sha256: str
     counts: dict[str, int]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of records. Earlier notes count rows only if packed."""
+        return self.counts.get("rows", self.counts.get("examples", 0))
 
 
 @dataclasses.dataclass
@@ -175,6 +192,182 @@ def write_shard(
     return result
 
 
+def make_records(
+    parts: Iterable[UnmaskedExamples],
+    tokenizer: Tokenizer,
+    config: RecordsConfig,
+    counts: Counter[str],
+) -> Iterator[bytes]:
+    """Yields the serialized records of a shard, in order.
+
+    Args:
+        parts: The examples of the shard, in batches of any size.
+        config: Format of the records, see `shards.settings_of_split`.
+        counts: Counter of "documents", "examples", "pieces" (tokens without
+            padding), "masked" tokens, "label" (examples with label 1) and
+            "rows".
+    """
+    stored = [
+        feature.name
+        for feature in stored_features(config.masking, config.packing)
+    ]
+    batches: Iterator[Mapping[str, np.ndarray]] = (
+        _make_examples(examples, tokenizer, config, counts)
+        for examples in _rebatch(parts)
+    )
+    if config.packing != "none":
+        batches = pack_rows(batches, config)
+    for features in batches:
+        counts["rows"] += len(features["input_ids"])
+        yield from serialize_examples({name: features[name] for name in stored})
+
+
+def _make_examples(
+    unmasked: UnmaskedExamples,
+    tokenizer: Tokenizer,
+    config: RecordsConfig,
+    counts: Counter[str],
+) -> dict[str, np.ndarray]:
+    """Returns the features of a batch of unpacked examples, and counts them."""
+    if config.sentence_objective == "nsp":
+        unmasked = _replace_second_segments(unmasked)
+    features = _lay_out(unmasked, tokenizer.starts_word, config)
+    if config.masking == "static":
+        # Independent of the keys, which decide the order of the shard.
+        keys = random_bits(unmasked.headers["key"], 0)[:, np.newaxis]
+        features |= mask_rows(features, keys, tokenizer.vocab_size, config)
+        counts["masked"] += int(features["masked_lm_weights"].sum())
+    counts["documents"] += int(unmasked.headers["opens_document"].sum())
+    counts["examples"] += len(unmasked.headers)
+    counts["pieces"] += int(features["input_mask"].sum())
+    counts["label"] += int(features[SENTENCE_LABEL].sum())
+    return features
+
+
+def _rebatch(parts: Iterable[UnmaskedExamples]) -> Iterator[UnmaskedExamples]:
+    """Yields the same examples in batches of at most `_BATCH_SIZE`.
+
+    The second segments of NSP depend on the batches, so these must not depend
+    on the sizes of the parts.
+    """
+    rest: UnmaskedExamples | None = None
+    for part in parts:
+        examples = part
+        if rest is not None:
+            examples = UnmaskedExamples.concatenate(
+                [rest, part], part.tokens.dtype
+            )
+        ends = np.concatenate([[0], np.cumsum(examples.lengths)])
+        num_examples = len(examples.headers)
+        num_batched = num_examples - num_examples % _BATCH_SIZE
+        for begin in range(0, num_batched, _BATCH_SIZE):
+            end = begin + _BATCH_SIZE
+            yield UnmaskedExamples(
+                examples.headers[begin:end],
+                examples.tokens[ends[begin] : ends[end]],
+            )
+        rest = UnmaskedExamples(
+            examples.headers[num_batched:], examples.tokens[ends[num_batched] :]
+        )
+    if rest is not None and len(rest.headers):
+        yield rest
+
+
+def _replace_second_segments(examples: UnmaskedExamples) -> UnmaskedExamples:
+    """Gives examples with label 1 a second segment of another document.
+
+    It is cut to the length of the segment that it replaces, so that the length
+    of an example does not tell its label. If the batch has one document, the
+    label becomes 0.
+
+    Reference:
+        [Devlin et al., 2019](https://arxiv.org/abs/1810.04805), section 3.1.
+    """
+    headers = examples.headers.copy()
+    ends = np.cumsum(examples.lengths)
+    middles = ends - headers["second_length"]
+    begins = ends - examples.lengths
+    segments = []
+    for i in range(len(headers)):
+        segments.append(examples.tokens[begins[i] : middles[i]])
+        partner = i
+        if headers["label"][i]:
+            partner = _choose_partner(examples.headers, i)
+            headers["label"][i] = partner != i
+        second = examples.tokens[middles[partner] : ends[partner]]
+        segments.append(second[: examples.headers["second_length"][i]])
+        headers["second_length"][i] = len(segments[-1])
+    return UnmaskedExamples(headers, np.concatenate(segments))
+
+
+def _choose_partner(headers: np.ndarray, index: int) -> int:
+    """Returns the example whose second segment an example gets.
+
+    Of the examples of other documents, it is the one with the shortest second
+    segment that is long enough, or else with the longest; of several, the next
+    one. The search wraps around at the end of the batch, whose order is random.
+    So little is cut off. If much more were cut than of segments with label 0,
+    fewer would end with a sentence, and the last token would tell the label.
+
+    Args:
+        headers: `HEADER`, the examples of the batch.
+        index: Index of the example; returned if there is no other document.
+    """
+    following = np.roll(np.arange(len(headers)), -index)
+    documents = headers["document"][following]
+    others = following[documents != headers["document"][index]]
+    if not len(others):
+        return index
+    lengths = headers["second_length"].astype(np.int64)
+    excess = lengths[others] - lengths[index]
+    # Segments that are too short come last, the longest of them first.
+    return int(
+        others[np.where(excess < 0, lengths.max() - excess, excess).argmin()]
+    )
+
+
+def _lay_out(
+    examples: UnmaskedExamples, starts_word: np.ndarray, config: RecordsConfig
+) -> dict[str, np.ndarray]:
+    """Returns the features of unmasked examples.
+
+    Args:
+        starts_word: bool, `(vocab_size,)`; True for pieces that begin a word.
+
+    Returns:
+        int32 arrays by name: the label is `(examples, 1)`, other features are
+        `(examples, max_seq_length)`.
+    """
+    first = examples.headers["first_length"].astype(np.int32)[:, np.newaxis]
+    second = examples.headers["second_length"].astype(np.int32)[:, np.newaxis]
+    columns = np.arange(config.max_seq_length, dtype=np.int32)
+    middle = first + 1
+    last = middle + second + 1
+    if config.sentence_objective == "none":
+        last = middle
+    input_mask = columns <= last
+    is_separator = (columns == middle) | (columns == last)
+    is_token = input_mask & ~is_separator
+    is_token[:, 0] = False
+    input_ids = np.zeros(input_mask.shape, np.int32)
+    token_boundary = np.zeros(input_mask.shape, np.int32)
+    # A mask selects row by row, which is the order of the tokens.
+    input_ids[is_token] = examples.tokens
+    token_boundary[is_token] = starts_word[examples.tokens]
+    input_ids[:, 0] = CLS_ID
+    input_ids[is_separator] = SEP_ID
+    token_boundary[:, 0] = 1
+    token_boundary[is_separator] = 1
+    labels = examples.headers["label"].astype(np.int32)[:, np.newaxis]
+    return {
+        "input_ids": input_ids,
+        "input_mask": input_mask.astype(np.int32),
+        "segment_ids": (input_mask & (columns > middle)).astype(np.int32),
+        "token_boundary": token_boundary,
+        SENTENCE_LABEL: labels,
+    }
+
+
 def describe_split(
     config: RecordsConfig,
     split: str,
@@ -184,41 +377,44 @@ def describe_split(
 ) -> RecordsMetadata:
     """Returns the metadata of one split."""
     config = settings_of_split(split, config)
-    is_packed = config.packing != "none"
-    records = "rows" if is_packed else "examples"
     counts = built.count(split)
     shards = {
         shard.name: result
         for shard, result in sorted(built.shards.items())
         if shard.split == split
     }
+    same = (
+        "max_seq_length",
+        "max_predictions_per_seq",
+        "do_lower_case",
+        "sentence_objective",
+        "masking",
+        "masked_lm_prob",
+        "ngram",
+        "short_seq_prob",
+        "dupe_factor",
+        "seed",
+        "packing",
+    )
     return RecordsMetadata(
-        max_seq_length=config.max_seq_length,
-        max_predictions_per_seq=config.max_predictions_per_seq,
+        **{name: getattr(config, name) for name in same},
         vocab_size=tokenizer.vocab_size,
         vocabulary_sha256=tokenizer.sha256,
         vocabulary_kind=tokenizer.kind,
-        do_lower_case=config.do_lower_case,
-        sentence_objective=config.sentence_objective,
-        masking=config.masking,
-        masked_lm_prob=config.masked_lm_prob,
-        ngram=config.ngram,
-        short_seq_prob=config.short_seq_prob,
-        dupe_factor=config.dupe_factor,
-        seed=config.seed,
         num_documents=counts["documents"],
         num_duplicate_documents=built.duplicates[split],
         num_examples=counts["examples"],
         num_pieces=counts["pieces"],
         num_masked=counts["masked"],
         unigram_entropy_nats=unigram_entropy(built.piece_counts),
-        shards={n: r.counts.get(records, 0) for n, r in shards.items()},
+        shards={name: result.num_rows for name, result in shards.items()},
         checksums={name: result.sha256 for name, result in shards.items()},
         skipped=dict(sorted(built.skipped.items())),
         inputs_sha256=inputs_sha256,
-        packing=config.packing,
-        max_examples_per_row=config.max_examples_per_row if is_packed else 1,
-        num_rows=counts[records],
+        max_examples_per_row=config.max_examples_per_row
+        if config.packing != "none"
+        else 1,
+        num_rows=sum(result.num_rows for result in shards.values()),
     )
 
 
@@ -238,25 +434,18 @@ def log_summary(
     split_dir: str, metadata: RecordsMetadata, num_labelled: int
 ) -> None:
     """Logs counts of a split, of which `num_labelled` examples have label 1."""
-    records = ""
-    if metadata.packing != "none":
-        records = f" packed into {metadata.num_rows} records"
-    labelled = ""
-    if meaning := _LABELLED.get(metadata.sentence_objective):
-        fraction = num_labelled / metadata.num_examples
-        labelled = f", {100 * fraction:.1f} % of the examples {meaning}"
     logging.info(
-        "%s: %d documents (%d of them duplicates), %d examples%s; %.1f %% of "
-        "the positions filled, %.1f %% of the tokens masked%s; unigram entropy "
-        "%.3f nats; skipped or split: %s",
+        "%s: %d documents (%d of them duplicates), %d examples in %d records; "
+        "%.1f %% of the positions filled, %.1f %% of the tokens masked, label "
+        "1 of %.1f %%; unigram entropy %.3f nats; skipped or split: %s",
         split_dir,
         metadata.num_documents,
         metadata.num_duplicate_documents,
         metadata.num_examples,
-        records,
+        metadata.num_rows,
         100 * metadata.fill,
         100 * metadata.num_masked / metadata.num_pieces,
-        labelled,
+        100 * num_labelled / metadata.num_examples,
         metadata.unigram_entropy_nats,
         join_counts(metadata.skipped) or "nothing",
     )

@@ -14,7 +14,7 @@ or get different keys, so that they are not adjacent in the shards.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,93 +50,148 @@ class _Part(NamedTuple):
     headers_at: int
     tokens_at: int
 
-    def slice(self, begin: int, end: int, dtype: np.dtype) -> Self:
-        """Returns the examples from `begin` to `end`."""
-        tokens_before = int(self.token_ends[begin - 1]) if begin else 0
-        return self._replace(
-            keys=self.keys[begin:end],
-            token_ends=self.token_ends[begin:end] - tokens_before,
-            headers_at=self.headers_at + begin * HEADER.itemsize,
-            tokens_at=self.tokens_at + tokens_before * dtype.itemsize,
+    def read_headers(self) -> np.ndarray:
+        """Returns `HEADER`, `(examples,)`."""
+        return np.fromfile(
+            self.path, HEADER, len(self.keys), offset=self.headers_at
         )
 
 
-def write_spill(
-    path: str, examples: UnmaskedExamples, shards: np.ndarray, num_shards: int
-) -> None:
-    """Writes examples, sorted by shard and key, to a local file, atomically.
+class SpillFiles(NamedTuple):
+    """How the spill files of a build are written and read.
 
-    Args:
-        shards: int64, `(examples,)`; the shard number of each example.
-    """
-    order = np.lexsort((examples.headers["key"], shards))
-    examples = examples.take(order)
-    lengths = examples.lengths
-    counts = np.zeros(num_shards, _COUNTS)
-    counts["examples"] = np.bincount(shards, minlength=num_shards)
-    counts["tokens"] = np.bincount(
-        shards[order], weights=lengths, minlength=num_shards
-    )
-    with files.atomic_write(path) as file:
-        file.write(counts.tobytes())
-        file.write(examples.headers.tobytes())
-        file.write(examples.tokens.tobytes())
-
-
-def is_complete(path: str, num_shards: int, dtype: np.dtype) -> bool:
-    """Whether a spill file exists and has the size that its counts imply."""
-    if not files.exists(path):
-        return False
-    counts = np.fromfile(path, _COUNTS, num_shards)
-    # Python integers: the counts of a damaged file may be of any size.
-    examples = sum(counts["examples"].tolist())
-    tokens = sum(counts["tokens"].tolist())
-    return len(counts) == num_shards and files.count_bytes(path) == (
-        counts.nbytes + examples * HEADER.itemsize + tokens * dtype.itemsize
-    )
-
-
-def read_counts(path: str, num_shards: int) -> np.ndarray:
-    """Returns the number of examples per shard; int64, `(num_shards,)`."""
-    return np.fromfile(path, _COUNTS, num_shards)["examples"].astype(np.int64)
-
-
-def read_shard(
-    paths: Sequence[str],
-    shard: int,
-    num_shards: int,
-    dtype: np.dtype,
-    range_bytes: int = _RANGE_BYTES,
-) -> Iterator[UnmaskedExamples]:
-    """Yields the examples of a shard, sorted by key and document.
-
-    Args:
-        paths: Spill files.
-        shard: Number of the shard.
+    Attributes:
+        num_shards: Number of shards of the build.
+        dtype: Type of the tokens.
         range_bytes: Approximate number of bytes to read at a time.
-
-    Yields:
-        The examples of increasing ranges of keys. Examples with equal keys are
-        in the same range.
     """
-    for parts in _read_ranges(paths, shard, num_shards, dtype, range_bytes):
-        examples = UnmaskedExamples.concatenate(
-            (_read_examples(part, dtype) for part in parts), dtype
+
+    num_shards: int
+    dtype: np.dtype
+    range_bytes: int = _RANGE_BYTES
+
+    def write(
+        self, path: str, examples: UnmaskedExamples, shards: np.ndarray
+    ) -> None:
+        """Writes examples, sorted by shard and key, to a file, atomically.
+
+        Args:
+            shards: int64, `(examples,)`; the shard number of each example.
+        """
+        order = np.lexsort((examples.headers["key"], shards))
+        examples = examples.take(order)
+        counts = np.zeros(self.num_shards, _COUNTS)
+        counts["examples"] = np.bincount(shards, minlength=self.num_shards)
+        counts["tokens"] = np.bincount(
+            shards[order], weights=examples.lengths, minlength=self.num_shards
         )
-        yield examples.take(_sort(examples.headers))
+        with files.atomic_write(path) as file:
+            file.write(counts.tobytes())
+            file.write(examples.headers.tobytes())
+            file.write(examples.tokens.tobytes())
 
+    def is_complete(self, path: str) -> bool:
+        """Whether a file exists and has the size that its counts imply."""
+        if not files.exists(path):
+            return False
+        counts = np.fromfile(path, _COUNTS, self.num_shards)
+        # Python integers: the counts of a damaged file may be of any size.
+        num_examples = sum(counts["examples"].tolist())
+        num_tokens = sum(counts["tokens"].tolist())
+        size = counts.nbytes + num_examples * HEADER.itemsize
+        size += num_tokens * self.dtype.itemsize
+        return (
+            len(counts) == self.num_shards and files.count_bytes(path) == size
+        )
 
-def read_headers(
-    paths: Sequence[str],
-    shard: int,
-    num_shards: int,
-    dtype: np.dtype,
-    range_bytes: int = _RANGE_BYTES,
-) -> Iterator[np.ndarray]:
-    """Yields the headers of the examples that `read_shard` yields."""
-    for parts in _read_ranges(paths, shard, num_shards, dtype, range_bytes):
-        headers = np.concatenate([_read_headers(part) for part in parts])
-        yield headers[_sort(headers)]
+    def read_counts(self, path: str) -> np.ndarray:
+        """Returns the number of examples per shard; int64, `(num_shards,)`."""
+        counts = np.fromfile(path, _COUNTS, self.num_shards)
+        return counts["examples"].astype(np.int64)
+
+    def read_shard(
+        self, paths: Sequence[str], shard: int
+    ) -> Iterator[UnmaskedExamples]:
+        """Yields the examples of a shard, sorted by key and document.
+
+        Yields:
+            The examples of increasing ranges of keys. Examples with equal keys
+            are in the same range.
+        """
+        for parts in self._read_ranges(paths, shard):
+            examples = UnmaskedExamples.concatenate(
+                (self._read_examples(part) for part in parts), self.dtype
+            )
+            yield examples.take(_sort(examples.headers))
+
+    def read_headers(
+        self, paths: Sequence[str], shard: int
+    ) -> Iterator[np.ndarray]:
+        """Yields the headers of the examples that `read_shard` yields."""
+        for parts in self._read_ranges(paths, shard):
+            headers = np.concatenate([part.read_headers() for part in parts])
+            yield headers[_sort(headers)]
+
+    def _read_ranges(
+        self, paths: Sequence[str], shard: int
+    ) -> Iterator[list[_Part]]:
+        """Yields the parts of a shard, by increasing ranges of keys."""
+        opened = [self._open_part(path, shard) for path in paths]
+        parts = [part for part in opened if part is not None]
+        num_bytes = sum(
+            len(p.keys) * HEADER.itemsize
+            + int(p.token_ends[-1]) * self.dtype.itemsize
+            for p in parts
+        )
+        num_ranges = max(1, -(-num_bytes // self.range_bytes))
+        begins = [0] * len(parts)
+        for number in range(1, num_ranges + 1):
+            found = []
+            for i, part in enumerate(parts):
+                end = len(part.keys)
+                if number < num_ranges:
+                    bound = np.uint64((number << 64) // num_ranges)
+                    end = int(np.searchsorted(part.keys, bound))
+                if end > begins[i]:
+                    found.append(self._slice(part, begins[i], end))
+                begins[i] = end
+            if found:
+                yield found
+
+    def _open_part(self, path: str, shard: int) -> _Part | None:
+        """Returns the part of a shard; None if the file has none."""
+        counts = np.fromfile(path, _COUNTS, self.num_shards)
+        num_examples = int(counts["examples"][shard])
+        if not num_examples:
+            return None
+        examples_before = int(counts["examples"][:shard].sum())
+        tokens_before = int(counts["tokens"][:shard].sum())
+        header_bytes = int(counts["examples"].sum()) * HEADER.itemsize
+        headers_at = counts.nbytes + examples_before * HEADER.itemsize
+        tokens_at = counts.nbytes + header_bytes
+        tokens_at += tokens_before * self.dtype.itemsize
+        headers = np.fromfile(path, HEADER, num_examples, offset=headers_at)
+        token_ends = np.cumsum(count_tokens(headers))
+        keys = headers["key"].copy()
+        return _Part(path, keys, token_ends, headers_at, tokens_at)
+
+    def _slice(self, part: _Part, begin: int, end: int) -> _Part:
+        """Returns the examples from `begin` to `end`."""
+        tokens_before = int(part.token_ends[begin - 1]) if begin else 0
+        return _Part(
+            part.path,
+            part.keys[begin:end],
+            part.token_ends[begin:end] - tokens_before,
+            part.headers_at + begin * HEADER.itemsize,
+            part.tokens_at + tokens_before * self.dtype.itemsize,
+        )
+
+    def _read_examples(self, part: _Part) -> UnmaskedExamples:
+        num_tokens = int(part.token_ends[-1])
+        tokens = np.fromfile(
+            part.path, self.dtype, num_tokens, offset=part.tokens_at
+        )
+        return UnmaskedExamples(part.read_headers(), tokens)
 
 
 def count_earlier_equals(headers: np.ndarray) -> np.ndarray:
@@ -168,75 +223,6 @@ def rekey_duplicates(
     headers = examples.headers.copy()
     headers["key"] = random_bits(headers["key"], occurrences)
     return UnmaskedExamples(headers, examples.tokens)
-
-
-def _read_ranges(
-    paths: Sequence[str],
-    shard: int,
-    num_shards: int,
-    dtype: np.dtype,
-    range_bytes: int,
-) -> Iterator[list[_Part]]:
-    """Yields the parts of a shard, by increasing ranges of keys."""
-    parts = [
-        part
-        for path in paths
-        if (part := _open_part(path, shard, num_shards, dtype)) is not None
-    ]
-    num_bytes = sum(
-        len(p.keys) * HEADER.itemsize + int(p.token_ends[-1]) * dtype.itemsize
-        for p in parts
-    )
-    num_ranges = max(1, -(-num_bytes // range_bytes))
-    begins = [0] * len(parts)
-    for number in range(1, num_ranges + 1):
-        found = []
-        for i, part in enumerate(parts):
-            end = len(part.keys)
-            if number < num_ranges:
-                bound = np.uint64((number << 64) // num_ranges)
-                end = int(np.searchsorted(part.keys, bound))
-            if end > begins[i]:
-                found.append(part.slice(begins[i], end, dtype))
-            begins[i] = end
-        if found:
-            yield found
-
-
-def _open_part(
-    path: str, shard: int, num_shards: int, dtype: np.dtype
-) -> _Part | None:
-    """Returns the part of a shard; None if the file has no example of it."""
-    counts = np.fromfile(path, _COUNTS, num_shards)
-    num_examples = int(counts["examples"][shard])
-    if not num_examples:
-        return None
-    examples_before = int(counts["examples"][:shard].sum())
-    tokens_before = int(counts["tokens"][:shard].sum())
-    first_header = num_shards * _COUNTS.itemsize
-    header_bytes = int(counts["examples"].sum()) * HEADER.itemsize
-    headers_at = first_header + examples_before * HEADER.itemsize
-    headers = np.fromfile(path, HEADER, num_examples, offset=headers_at)
-    return _Part(
-        path,
-        headers["key"].copy(),
-        np.cumsum(count_tokens(headers)),
-        headers_at,
-        first_header + header_bytes + tokens_before * dtype.itemsize,
-    )
-
-
-def _read_headers(part: _Part) -> np.ndarray:
-    return np.fromfile(
-        part.path, HEADER, len(part.keys), offset=part.headers_at
-    )
-
-
-def _read_examples(part: _Part, dtype: np.dtype) -> UnmaskedExamples:
-    tokens = np.fromfile(
-        part.path, dtype, int(part.token_ends[-1]), offset=part.tokens_at
-    )
-    return UnmaskedExamples(_read_headers(part), tokens)
 
 
 def _sort(headers: np.ndarray) -> np.ndarray:

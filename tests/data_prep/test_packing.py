@@ -15,7 +15,7 @@ from albert_tf.records.features import (
     read_metadata,
     stored_features,
 )
-from albert_tf.records.masking import mask_batch
+from albert_tf.records.masking import mask_rows
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.packing import BestFit, largest_mask_counts, pack_rows
 from tests.helpers import small_builds
@@ -158,18 +158,18 @@ def test_no_key_masks_more_tokens_than_the_limit(word_length, ngram):
     rng = np.random.default_rng(0)
     ids, boundary = random_rows(rng, word_length)
     limits = largest_mask_counts(ids, boundary, config)
+    rows = {
+        "input_ids": ids,
+        "input_mask": (ids > 0).astype(np.int32),
+        "token_boundary": boundary,
+    }
     most = np.zeros(len(ids), np.int64)
     for _ in range(300):
-        masked = mask_batch(
-            ids,
-            boundary,
-            rng.integers(0, 2**64, len(ids), np.uint64),
-            vocab_size=99,
-            max_predictions_per_seq=9,
-            masked_lm_prob=config.masked_lm_prob,
-            ngram=ngram,
+        keys = rng.integers(0, 2**64, (len(ids), 1), np.uint64)
+        masked = mask_rows(rows, keys, 99, config)
+        most = np.maximum(
+            most, masked["masked_lm_weights"].sum(axis=1).astype(np.int64)
         )
-        most = np.maximum(most, masked.weights.sum(axis=1).astype(np.int64))
     assert (most <= limits).all()
     assert np.mean(most == limits) > 0.25
     budgets = np.rint(0.15 * (ids > 0).sum(axis=1)).clip(1, 9)

@@ -17,7 +17,7 @@ from albert_tf.input.record_sets import (
 )
 from albert_tf.records.features import features_to_read
 from albert_tf.records.keyed_random import random_bits
-from albert_tf.records.masking import mask_batch
+from albert_tf.records.masking import mask_rows
 from tests.helpers import tiny_run
 from tests.helpers.dataset_graph import operations_of
 
@@ -31,7 +31,7 @@ def config(tiny_records, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(config):
-    return find_records("input_file", config.data.input_file, config)
+    return find_records({"input_file": config.data.input_file}, config)
 
 
 def parse_static(serialized, config):
@@ -69,26 +69,14 @@ def stored_rows(files, config):
     return rows([parse_static(next(iter(dataset)), config)])
 
 
-def test_each_record_occurs_once_in_an_epoch(records, config):
-    batch_size = 8
-    stream = rows(
-        take(records, config, 0, records.num_records // batch_size + 1)
-    )
-    epoch = stream[: records.num_records]
+def test_epochs_hold_each_record_once_in_different_orders(records, config):
+    count = records.num_records
+    stream = rows(take(records, config, 0, -(-2 * count // 8)))
     stored = stored_rows(records.files, config.data)
-
-    assert sorted(epoch) == sorted(stored)
-    assert epoch != stored, "records must be shuffled"
-
-
-def test_epochs_have_different_orders(records, config):
-    batches = -(-2 * records.num_records // 8)
-    stream = rows(take(records, config, 0, batches))
-    first = stream[: records.num_records]
-    second = stream[records.num_records : 2 * records.num_records]
-
-    assert sorted(first) == sorted(second)
-    assert first != second
+    epochs = stream[:count], stream[count : 2 * count]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(stored)
+    assert epochs[0] != stored, "records must be shuffled"
+    assert epochs[0] != epochs[1]
 
 
 def test_files_and_the_records_within_them_are_shuffled(records, config):
@@ -131,19 +119,19 @@ def test_the_batch_of_a_step_does_not_depend_on_the_start_of_the_run(
 
 
 def test_hosts_and_replicas_share_the_batch_of_a_single_replica(
-    records, config
+    records, dynamic, config
 ):
-    alone = rows(take(records, config, 3, 4))
-    shared = []
-    for step in range(4):
-        for host in range(2):
-            context = tf.distribute.InputContext(2, host, 4)
-            # Two replicas per host, so two elements per step.
-            batches = take(records, config, 3, 8, context)
-            assert all(len(b["input_ids"]) == 2 for b in batches)
-            shared += rows(batches[2 * step : 2 * step + 2])
-
-    assert shared == alone
+    for some in (records, dynamic):
+        alone = rows(take(some, config, 3, 4))
+        shared = []
+        for step in range(4):
+            for host in range(2):
+                context = tf.distribute.InputContext(2, host, 4)
+                # Two replicas per host, so two elements per step.
+                batches = take(some, config, 3, 8, context)
+                assert all(len(b["input_ids"]) == 2 for b in batches)
+                shared += rows(batches[2 * step : 2 * step + 2])
+        assert shared == alone
 
 
 LANES = {"global_batch_size": 12, "input_lanes": 3}
@@ -214,14 +202,16 @@ def test_lanes_must_divide_the_batch_and_the_shards(config):
         find_training_data(dataclasses.replace(config, data=two))
 
 
-def test_batches_hold_int32_and_float32_of_static_shapes(records, config):
-    dataset = BatchStream(one_phase(records), config.data, 7).open(0)
-    spec = dataset(ONE).element_spec
-
-    assert spec["input_ids"] == tf.TensorSpec((8, 32), tf.int32)
-    assert spec["masked_lm_weights"] == tf.TensorSpec((8, 6), tf.float32)
-    assert spec["next_sentence_labels"] == tf.TensorSpec((8, 1), tf.int32)
-    assert "token_boundary" not in spec
+def test_batches_hold_int32_and_float32_of_static_shapes(
+    records, dynamic, config
+):
+    for some in (records, dynamic):
+        dataset = BatchStream(one_phase(some), config.data, 7).open(0)
+        spec = dataset(ONE).element_spec
+        assert spec["input_ids"] == tf.TensorSpec((8, 32), tf.int32)
+        assert spec["masked_lm_weights"] == tf.TensorSpec((8, 6), tf.float32)
+        assert spec["next_sentence_labels"] == tf.TensorSpec((8, 1), tf.int32)
+        assert "token_boundary" not in spec
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +311,7 @@ def test_the_numbers_of_sets_grow_by_one_and_end_at_the_sizes(records, sizes):
 
 def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
     held_out = find_records(
-        "eval_input_file", config.data.eval_input_file, config
+        {"eval_input_file": config.data.eval_input_file}, config
     )
     data = dataclasses.replace(config.data, eval_batch_size=7, max_eval_steps=0)
     make, num_batches = pipeline.evaluation_dataset(
@@ -344,114 +334,48 @@ def test_evaluation_sees_each_record_once_and_pads_with_weight_0(config):
 def dynamic(tiny_dynamic_records, config):
     """Records without masks, built from the same text as `records`."""
     return find_records(
-        "input_file", [f"{tiny_dynamic_records}/train/*.tfrecord"], config
+        {"input_file": [f"{tiny_dynamic_records}/train/*.tfrecord"]}, config
     )
 
 
-def restored_rows(batches):
-    """Returns the tokens before masking, one hashable value per example."""
-    restored = []
-    for batch in batches:
-        for ids, positions, originals, weights in zip(
-            batch["input_ids"],
-            batch["masked_lm_positions"],
-            batch["masked_lm_ids"],
-            batch["masked_lm_weights"],
-            strict=True,
-        ):
-            tokens = ids.copy()
-            is_masked = weights > 0
-            tokens[positions[is_masked]] = originals[is_masked]
-            restored.append(tuple(tokens.tolist()))
-    return restored
-
-
-def test_dynamic_masks_depend_on_seed_and_position(dynamic, config):
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_dynamic_masks_depend_on_seed_position_and_number(
+    packing, tiny_dynamic_records, tiny_dynamic_packed_records, tmp_path
+):
     """They equal masks computed with NumPy, on records in stored order."""
-    files = sorted(dynamic.files)
+    of_packing = {
+        "none": (tiny_dynamic_records, {}),
+        "best_fit": (tiny_dynamic_packed_records, tiny_run.PACKING),
+    }
+    directory, settings = of_packing[packing]
+    config = tiny_run.make_config(
+        directory, tmp_path, shuffle_block_size=1, **settings
+    )
+    (phase,) = find_training_data(config).phases
+    file = phase.records.files[0]
     one = dataclasses.replace(
-        dynamic,
-        files=(files[0],),
-        counts=(dynamic.counts[0],),
-        checksums=dynamic.checksums[:1],
-        sets=((files[0],),),
+        phase.records,
+        files=(file,),
+        counts=phase.records.counts[:1],
+        checksums=phase.records.checksums[:1],
+        sets=((file,),),
     )
-    serialized = next(iter(tf.data.TFRecordDataset(files[0]).batch(10**6)))
-    stored = parse_records(serialized, features_to_read("dynamic"), config.data)
-    ids, boundary = (
-        stored[name].numpy() for name in ("input_ids", "token_boundary")
-    )
-    step = len(ids) // 8 + 2  # in the second epoch
+    serialized = next(iter(tf.data.TFRecordDataset(file).batch(10**6)))
+    features = features_to_read("dynamic", packing)
+    stored = parse_records(serialized, features, config.data)
+    size = len(serialized)
+    step = size // 8 + 2  # in the second epoch
     positions = np.arange(step * 8, step * 8 + 24)
-    keys = random_bits(np.full(24, 7, np.uint64), positions)
-    expected = mask_batch(
-        ids[positions % len(ids)],
-        boundary[positions % len(ids)],
-        keys,
-        vocab_size=400,
-        max_predictions_per_seq=5,
-        masked_lm_prob=0.3,
-        ngram=2,
-    )
-    batches = take(
-        one,
-        config,
-        step,
-        3,
-        shuffle_block_size=1,
-        max_predictions_per_seq=5,
-        masked_lm_prob=0.3,
-        ngram=2,
-    )
-    for name, values in zip(
-        (
-            "input_ids",
-            "masked_lm_positions",
-            "masked_lm_ids",
-            "masked_lm_weights",
-        ),
-        expected,
-        strict=True,
-    ):
-        np.testing.assert_array_equal(
-            np.concatenate([batch[name] for batch in batches]), values
-        )
-
-
-def test_epochs_have_different_masks(dynamic, config):
-    count = dynamic.num_records
-    batches = take(dynamic, config, 0, -(-2 * count // 8))
-    masked, restored = rows(batches), restored_rows(batches)
-
-    assert sorted(restored[:count]) == sorted(restored[count : 2 * count])
-    in_both = set(masked[:count]) & set(masked[count : 2 * count])
-    assert len(in_both) < count / 4
-
-
-@pytest.mark.slow
-def test_dynamic_batches_do_not_depend_on_restarts_replicas_or_hosts(
-    dynamic, config
-):
-    step = dynamic.num_records // 8 - 1  # an epoch ends within these batches
-    straight = rows(take(dynamic, config, 0, step + 3))[step * 8 :]
-    assert rows(take(dynamic, config, step, 3)) == straight
-    shared = []
-    for step_of_three in range(3):
-        for host in range(2):
-            context = tf.distribute.InputContext(2, host, 4)
-            batches = take(dynamic, config, step, 6, context)
-            shared += rows(batches[2 * step_of_three : 2 * step_of_three + 2])
-    assert shared == straight
-
-
-def test_dynamic_and_static_batches_have_the_same_shapes(
-    records, dynamic, config
-):
-    static, masked = (
-        BatchStream(one_phase(some), config.data, 7).open(0)(ONE)
-        for some in (records, dynamic)
-    )
-    assert masked.element_spec == static.element_spec
+    keys = random_bits(np.full(24, 7, np.uint64), positions)[:, np.newaxis]
+    if packing == "best_fit":
+        keys = random_bits(keys, np.arange(settings["max_examples_per_row"]))
+    rows = {n: v.numpy()[positions % size] for n, v in stored.items()}
+    expected = mask_rows(rows, keys, 400, config.data)
+    assert (rows["input_mask"].max() > 1) == (packing == "best_fit")
+    masked = take(one, config, step, 3)
+    for name, values in expected.items():
+        found = np.concatenate([batch[name] for batch in masked])
+        np.testing.assert_array_equal(found, values, err_msg=name)
 
 
 def test_dynamic_masking_runs_no_python_in_the_pipeline(dynamic, config):

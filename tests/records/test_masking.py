@@ -1,18 +1,22 @@
+from typing import NamedTuple
+
 import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
+from albert_tf.config import MaskingConfig
 from albert_tf.input import tensor_ops
 from albert_tf.records import array_ops
-from albert_tf.records.features import CLS_ID, MASK_ID, SEP_ID, UNK_ID
-from albert_tf.records.masking import (
-    MaskedBatch,
-    draw_first_words,
-    mask_batch,
-    take_spans,
+from albert_tf.records.features import (
+    CLS_ID,
+    MASK_FEATURES,
+    MASK_ID,
+    SEP_ID,
+    UNK_ID,
 )
+from albert_tf.records.masking import draw_first_words, mask_rows, take_spans
 
 VOCAB_SIZE = 997
 
@@ -33,29 +37,38 @@ def make_rows(rng, num_rows, length, continuation=0.4, unknown=0.0):
     return ids, boundary
 
 
-SETTINGS = {
-    "vocab_size": VOCAB_SIZE,
-    "max_predictions_per_seq": 20,
-    "masked_lm_prob": 0.15,
-    "ngram": 3,
-}
+class Masked(NamedTuple):
+    input_ids: np.ndarray
+    positions: np.ndarray
+    ids: np.ndarray
+    weights: np.ndarray
 
 
-def mask_with(ops, ids, boundary, keys=None, **settings):
+def mask_with(ops, rows, keys, vocab_size=VOCAB_SIZE, **settings):
     """Masks with `array_ops` or `tensor_ops`; returns arrays."""
-    settings = {**SETTINGS, "ops": ops, **settings}
+    config = MaskingConfig(**{"max_predictions_per_seq": 20, **settings})
+    keys = np.asarray(keys, np.uint64)
+    if ops is tensor_ops:
+        rows = {name: tf.constant(values) for name, values in rows.items()}
+        keys = tf.constant(keys)
+    masked = mask_rows(rows, keys, vocab_size, config, ops)
+    assert list(masked) == ["input_ids", *MASK_FEATURES]
+    return Masked(*map(np.asarray, masked.values()))
+
+
+def as_rows(ids, boundary):
+    """Rows of one example each."""
+    mask = (ids > 0).astype(np.int32)
+    return {"input_ids": ids, "input_mask": mask, "token_boundary": boundary}
+
+
+def mask(ids, boundary, keys=None, ops=array_ops, **settings):
+    """Masks rows of one example, by default in NumPy."""
     if keys is None:
         keys = np.arange(len(ids))
-    keys = np.asarray(keys, np.uint64)
-    rows = (ids, boundary, keys)
-    if ops is tensor_ops:
-        rows = map(tf.constant, rows)
-    return MaskedBatch(*map(np.asarray, mask_batch(*rows, **settings)))
-
-
-def mask(*rows, **settings):
-    """Masks in NumPy; the Hypothesis tests compare TensorFlow with it."""
-    return mask_with(array_ops, *rows, **settings)
+    return mask_with(
+        ops, as_rows(ids, boundary), keys[:, np.newaxis], **settings
+    )
 
 
 def assert_equal(batch, other_batch):
@@ -186,21 +199,6 @@ def test_the_budget_is_at_least_one_token():
     assert (masked.weights.sum(axis=1) == 1).all()
 
 
-def test_masks_do_not_depend_on_the_other_rows_of_a_batch():
-    rng = np.random.default_rng(6)
-    ids, boundary = make_rows(rng, 11, 50)
-    keys = rng.integers(0, 2**64, 11, dtype=np.uint64)
-    together = mask(ids, boundary, keys)
-    for row in (7, 0, 10):
-        alone = mask(ids[[row]], boundary[[row]], keys[[row]])
-        for one, all_rows in zip(alone, together, strict=True):
-            np.testing.assert_array_equal(one[0], all_rows[row])
-    backwards = mask(ids[::-1], boundary[::-1], keys[::-1])
-    np.testing.assert_array_equal(backwards.positions[::-1], together.positions)
-    other_keys = mask(ids, boundary, keys + np.uint64(1))
-    assert (other_keys.positions != together.positions).any(axis=1).all()
-
-
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
@@ -222,8 +220,8 @@ def test_masks_cover_complete_words_within_the_budget(
         "max_predictions_per_seq": max_predictions,
         "ngram": ngram,
     }
-    masked = mask_with(array_ops, *rows, **settings)
-    assert_equal(mask_with(tensor_ops, *rows, **settings), masked)
+    masked = mask(*rows, **settings)
+    assert_equal(mask(*rows, ops=tensor_ops, **settings), masked)
     words = number_words(ids, boundary)
     for row in range(6):
         count = int(masked.weights[row].sum())
@@ -270,65 +268,35 @@ def test_edge_cases_are_masked_equally_in_numpy_and_tensorflow(
     )
     num = len(ids)
     settings = {"max_predictions_per_seq": max_predictions}
-    masked = mask_with(array_ops, ids, boundary, **settings)
+    masked = mask(ids, boundary, **settings)
     counts = dict(zip(EDGE_CASES, masked.weights.sum(axis=1), strict=True))
     assert counts["padding"] == counts["unknown"] == 0
     assert counts["one word"] == (5 if max_predictions > 4 else 0)
     assert counts["one token"] == 1
     for some in (slice(num), slice(0), *(slice(n, n + 1) for n in range(num))):
         for ops in (array_ops, tensor_ops):
-            alone = mask_with(
-                ops, ids[some], boundary[some], range(num)[some], **settings
-            )
+            keys = np.arange(num)[some]
+            alone = mask(ids[some], boundary[some], keys, ops, **settings)
             assert_equal(alone, [part[some] for part in masked])
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_masks_in_a_graph_equal_those_of_numpy(num_rows):
-    """A loop in a graph returns tensors of unknown batch size."""
-    ids, boundary = make_rows(np.random.default_rng(8), num_rows, 30)
-    keys = np.arange(num_rows, dtype=np.uint64)
-
-    @tf.function
-    def mask_in_graph(*rows):
-        return mask_batch(*rows, **SETTINGS, ops=tensor_ops)
-
-    masked = mask_in_graph(*map(tf.constant, (ids, boundary, keys)))
-    assert_equal(map(np.asarray, masked), mask_with(array_ops, ids, boundary))
-
-
-def pack_rows(ids, boundary, keys, groups, length, max_examples):
+def pack_rows(rows, keys, groups, length, max_examples):
     """Packs examples; `groups` lists the examples of each packed row.
 
-    Returns ids, boundary marks, numbers of the examples, and keys.
+    Returns the features and the keys of the packed rows.
     """
-    packed = np.zeros((3, len(groups), length), np.int32)
+    packed = {name: np.zeros((len(groups), length), np.int32) for name in rows}
     packed_keys = np.zeros((len(groups), max_examples), np.uint64)
     for row, group in enumerate(groups):
         place = 0
         for number, example in enumerate(group):
-            tokens = np.count_nonzero(ids[example])
-            packed[:, row, place : place + tokens] = (
-                ids[example, :tokens],
-                boundary[example, :tokens],
-                np.full(tokens, number + 1),
-            )
+            size = np.count_nonzero(rows["input_mask"][example])
+            for name, values in rows.items():
+                packed[name][row, place : place + size] = values[example, :size]
+            packed["input_mask"][row, place : place + size] *= number + 1
             packed_keys[row, number] = keys[example]
-            place += tokens
-    return *packed, packed_keys.ravel()
-
-
-def mask_packed(ops, ids, boundary, numbers, keys, **settings):
-    max_examples = len(keys) // len(ids) if len(ids) else 1
-    return mask_with(
-        ops,
-        ids,
-        boundary,
-        keys,
-        example_numbers=numbers,
-        max_examples_per_row=max_examples,
-        **settings,
-    )
+            place += size
+    return packed, packed_keys
 
 
 def unpack_masks(masked, numbers):
@@ -347,36 +315,6 @@ def unpack_masks(masked, numbers):
     return found
 
 
-def test_masks_of_a_packed_example_do_not_depend_on_the_rest_of_its_row():
-    """Nor on its place in the row. They are those of an unpacked row."""
-    rng = np.random.default_rng(9)
-    ids, boundary = make_rows(rng, 7, 40)
-    keys = rng.integers(0, 2**64, 7, dtype=np.uint64)
-    settings = {"max_predictions_per_seq": 40}
-    alone = mask(ids, boundary, keys, **settings)
-    expected = {
-        example: masks
-        for (example, _), masks in unpack_masks(
-            alone, (ids > 0).astype(np.int32)
-        ).items()
-    }
-    for rows in (
-        [[4, 0, 2], [6], [1, 5, 3]],
-        [[2, 4], [3, 6, 1], [0, 5]],
-        [[6, 5, 4, 3, 2, 1, 0]],
-    ):
-        *batch, packed_keys = pack_rows(ids, boundary, keys, rows, 250, 7)
-        masked = mask_packed(array_ops, *batch, packed_keys, **settings)
-        assert masked.positions.shape == (len(rows), 40 + 7 - 1)
-        found = unpack_masks(masked, batch[2])
-        assert len(found) == 7
-        for (row, number), masks in found.items():
-            assert masks == expected[rows[row][number - 1]]
-    packed_keys += np.uint64(1)
-    other = mask_packed(array_ops, *batch, packed_keys, **settings)
-    assert (other.positions != masked.positions).any()
-
-
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
@@ -392,7 +330,8 @@ def test_masks_of_a_packed_example_do_not_depend_on_the_rest_of_its_row():
 def test_packed_rows_hold_the_masks_of_their_examples(
     seed, max_examples, continuation, prob, ngram
 ):
-    """Full rows of examples of any length, with words of any length."""
+    """Full rows of examples of any length, with words of any length: the masks
+    of an example depend neither on its place nor on other examples."""
     rng = np.random.default_rng(seed)
     length, groups, sizes = 60, [], []
     for _ in range(3):
@@ -412,55 +351,28 @@ def test_packed_rows_hold_the_masks_of_their_examples(
         "max_predictions_per_seq": int(prob * length) + 1,
         "ngram": ngram,
     }
-    alone = mask_with(array_ops, ids, boundary, keys, **settings)
-    *batch, packed_keys = pack_rows(
-        ids, boundary, keys, groups, length, max_examples
-    )
+    alone = mask(ids, boundary, keys, **settings)
+    rows = as_rows(ids, boundary)
+    packed = pack_rows(rows, keys, groups, length, max_examples)
     num_slots = settings["max_predictions_per_seq"] + max_examples - 1
     counts = alone.weights.sum(axis=1)
     if max(counts[list(group)].sum() for group in groups) > num_slots:
         # Long words exceed the budgets.
         message = "a row must have a slot for each masked token"
         with pytest.raises(ValueError, match=message):
-            mask_packed(array_ops, *batch, packed_keys, **settings)
+            mask_with(array_ops, *packed, **settings)
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-            mask_packed(tensor_ops, *batch, packed_keys, **settings)
+            mask_with(tensor_ops, *packed, **settings)
         return
-    masked = mask_packed(array_ops, *batch, packed_keys, **settings)
-    again = mask_packed(tensor_ops, *batch, packed_keys, **settings)
-    assert_equal(again, masked)
-    expected = unpack_masks(alone, (ids > 0).astype(np.int32))
-    assert unpack_masks(masked, batch[2]) == {
+    masked = mask_with(array_ops, *packed, **settings)
+    assert masked.positions.shape == (3, num_slots)
+    assert_equal(mask_with(tensor_ops, *packed, **settings), masked)
+    expected = unpack_masks(alone, rows["input_mask"])
+    assert unpack_masks(masked, packed[0]["input_mask"]) == {
         (row, number): expected[example, 1]
         for row, group in enumerate(groups)
         for number, example in enumerate(group, start=1)
     }
-
-
-def test_budgets_of_packed_rows_fit_their_slots():
-    """Words of one token, so no span exceeds its budget: 15 % of the tokens,
-    rounded, and at least 1. Any K examples fit P + K - 1 slots."""
-    rng = np.random.default_rng(11)
-    length, max_examples = 128, 8
-    for _ in range(40):
-        sizes = rng.integers(5, 2 * length // rng.integers(1, 9), max_examples)
-        sizes = [int(s) for s in sizes[np.cumsum(sizes) <= length]] or [length]
-        ids = np.zeros((len(sizes), length), np.int32)
-        for example, size in enumerate(sizes):
-            ids[example, :size] = 7
-            ids[example, [0, size // 2, size - 1]] = CLS_ID, SEP_ID, SEP_ID
-        *batch, keys = pack_rows(
-            ids,
-            ids > 0,
-            rng.integers(0, 2**64, len(sizes), dtype=np.uint64),
-            [range(len(sizes))],
-            length,
-            max_examples,
-        )
-        settings = {**SETTINGS, "ngram": 1}
-        masked = mask_packed(array_ops, *batch, keys, **settings)
-        budgets = [max(1, round(0.15 * size)) for size in sizes]
-        assert masked.weights.sum() == sum(budgets)
 
 
 def draw_opens_span(num_rows, num_words):
