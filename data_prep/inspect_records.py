@@ -54,8 +54,7 @@ from data_prep.inspection.statistics import (
     empty_statistics,
     judge_statistics,
 )
-from data_prep.processes import Processes, count_workers
-from data_prep.progress import show_bytes
+from data_prep.processes import Processes, count_workers, show_progress
 from data_prep.results import check_writable
 
 _SHARDS = "*.tfrecord"
@@ -336,14 +335,14 @@ def _inspect_shards(sets: Sequence[RecordSet], config: InspectConfig) -> None:
     sizes = {task.path: files.count_bytes(task.path) for task in tasks}
     num_workers = min(count_workers(config.num_workers), len(tasks))
     with (
-        show_bytes("inspecting", sum(sizes.values())) as bar,
+        show_progress("inspecting", sum(sizes.values())) as bar,
         Processes(num_workers, dict) as processes,
     ):
-        done = processes.map(inspect_shard, tasks)
+        inspected = processes.map(inspect_shard, tasks)
         for records in sets:
             reports = []
             for path in records.shards:
-                reports.append(next(done).result)
+                reports.append(next(inspected))
                 bar.update(sizes[path])
             _add_reports(records, reports)
 
@@ -356,54 +355,36 @@ def _add_reports(records: RecordSet, reports: Sequence[ShardReport]) -> None:
         records.faults += report.faults
     num_faulty = sum(report.num_faults for report in reports)
     records.num_faults += num_faulty
-    metadata = records.metadata
-    if metadata is not None:
-        _compare_shards(
-            records,
-            "records of each shard",
-            "must hold {} records, as in the metadata. Received: {}",
-            metadata.shards,
-            {r.path: r.num_records for r in reports},
-        )
-        _compare_shards(
-            records,
-            "checksums",
-            "must have the SHA-256 of the metadata, {:.12}... "
-            "Received: {:.12}...",
-            metadata.checksums,
-            {r.path: r.sha256 for r in reports},
-        )
+    if records.metadata is not None:
+        for name, stored, received, fault in (
+            (
+                "records of each shard",
+                records.metadata.shards,
+                [report.num_records for report in reports],
+                "must hold {} records, as in the metadata. Received: {}",
+            ),
+            (
+                "checksums",
+                records.metadata.checksums,
+                [report.sha256 for report in reports],
+                "must have the SHA-256 of the metadata, {:.12}... "
+                "Received: {:.12}...",
+            ),
+        ):
+            file_names = map(posixpath.basename, records.shards)
+            pairs = dict(zip(file_names, received, strict=True))
+            compared = [n for n in pairs if n in stored]
+            wrong = [n for n in compared if pairs[n] != stored[n]]
+            for file_name in wrong:
+                what = fault.format(stored[file_name], pairs[file_name])
+                records.refuse(file_name, what)
+            found = f"{len(compared) - len(wrong)} correct"
+            expected = f"of {len(compared)} in metadata"
+            passed = not wrong if compared else None
+            records.findings.append(Finding(name, found, expected, passed))
     found = f"{num_faulty:,}"
     name = "damaged or faulty records"
     records.findings.append(Finding(name, found, "0", not num_faulty))
-
-
-def _compare_shards(
-    records: RecordSet,
-    name: str,
-    fault: str,
-    stored: Mapping[str, Any],
-    received: Mapping[str, Any],
-) -> None:
-    """Compares a property of the shards with the metadata.
-
-    Args:
-        fault: Format of a fault, from the stored and the received value.
-        stored: Values in the metadata, by file name.
-        received: Values of the shards, by path.
-    """
-    pairs = {
-        file_name: (stored[file_name], value)
-        for path, value in received.items()
-        if (file_name := posixpath.basename(path)) in stored
-    }
-    wrong = {n: values for n, values in pairs.items() if values[0] != values[1]}
-    for file_name, values in wrong.items():
-        records.refuse(file_name, fault.format(*values))
-    found = f"{len(pairs) - len(wrong)} correct"
-    expected = f"of {len(pairs)} in metadata"
-    passed = not wrong if pairs else None
-    records.findings.append(Finding(name, found, expected, passed))
 
 
 def _print_set(records: RecordSet, max_faults: int) -> None:

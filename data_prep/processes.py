@@ -1,4 +1,7 @@
-"""Runs tasks in worker processes, with a bounded number of pending tasks."""
+"""Runs tasks in worker processes, with a bounded number of pending tasks.
+
+The commands show their progress by `show_progress`.
+"""
 
 # TensorFlow is not imported here: each worker process imports this module.
 
@@ -6,11 +9,12 @@ import collections
 import concurrent.futures
 import multiprocessing
 import os
-import resource
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
+
+from tqdm import tqdm
 
 from albert_tf.errors import RetryError, UserError
 
@@ -29,16 +33,15 @@ _DASK_RETRIES = 3
 _worker: dict[str, Any] = {}
 
 
-class Done(NamedTuple):
-    """A completed task.
-
-    Attributes:
-        peak_memory: Largest resident memory, in bytes, that the process of
-            the task has used so far.
-    """
-
-    result: Any
-    peak_memory: int
+def show_progress(description: str, total: int, unit: str = "B") -> Any:
+    """Returns a bar over bytes, or items of a `unit`, e.g. "example"."""
+    return tqdm(
+        desc=description,
+        total=total,
+        unit=unit,
+        unit_scale=unit == "B" or total >= 10_000,
+        mininterval=1,
+    )
 
 
 def count_workers(num_workers: int) -> int:
@@ -69,7 +72,7 @@ class Processes:
     Example:
         >>> with Processes(1, str.upper, "ab") as processes:
         ...     tasks = processes.map(lambda state, n: state * n, [1, 2, 3])
-        ...     [done.result for done in tasks]
+        ...     list(tasks)
         ['AB', 'ABAB', 'ABABAB']
     """
 
@@ -99,7 +102,7 @@ class Processes:
 
     def map(
         self, function: Callable[[Any, Task], Any], tasks: Iterable[Task]
-    ) -> Iterator[Done]:
+    ) -> Iterator[Any]:
         """Yields the result of `function(state, task)` for each task, in order.
 
         The number of pending tasks, and so memory, is bounded.
@@ -111,7 +114,7 @@ class Processes:
             for task in tasks:
                 yield _run_task(self._state_maker, function, task)
             return
-        pending: collections.deque[concurrent.futures.Future[Done]] = (
+        pending: collections.deque[concurrent.futures.Future[Any]] = (
             collections.deque()
         )
         try:
@@ -193,7 +196,7 @@ class DaskProcesses(Processes):
 
     def map(
         self, function: Callable[[Any, Task], Any], tasks: Iterable[Task]
-    ) -> Iterator[Done]:
+    ) -> Iterator[Any]:
         """See `Processes.map`.
 
         Raises:
@@ -228,13 +231,10 @@ def _exit_with_parent() -> None:
 
 def _run_task(
     state_maker: StateMaker, function: Callable[[Any, Any], Any], task: Any
-) -> Done:
+) -> Any:
     """Runs a task in this process, which makes a state if it has another."""
     if _worker.get("maker") != state_maker:
         make_state, arguments = state_maker
         _worker["state"] = make_state(*arguments)
         _worker["maker"] = state_maker
-    result = function(_worker["state"], task)
-    # Linux reports KiB.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Done(result, peak)
+    return function(_worker["state"], task)

@@ -16,8 +16,7 @@ import tensorflow as tf
 from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import DataConfig
 from albert_tf.input import damaged_records, synthetic
-from albert_tf.input.lanes import Lane
-from albert_tf.input.pipeline import training_dataset
+from albert_tf.input.pipeline import Lane, training_dataset
 from albert_tf.input.record_format import RecordFormat, pretraining_format
 from albert_tf.input.record_sets import Phase, RecordSet, TrainingData
 from albert_tf.records.features import features_to_read

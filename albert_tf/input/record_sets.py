@@ -31,13 +31,7 @@ from albert_tf.io.files import (
 from albert_tf.io.tfrecord import read_records
 from albert_tf.records import features
 
-# The name that `_describe_packing` gives to unpacked records.
-_UNPACKED = "packing=none"
-
-# The metadata of each directory; None for records of google-research/albert.
-_MetadataByDirectory = Mapping[str, features.RecordsMetadata | None]
-
-# These settings decide how many masked tokens a packed row can have.
+# A packed record has slots for masked tokens as these settings need them.
 _MASKING = ("masked_lm_prob", "ngram", "max_predictions_per_seq")
 
 
@@ -205,7 +199,7 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     """
     data = config.data
     if not data.data_schedule:
-        records = find_records("input_file", data.input_file, config)
+        records = find_records({"input_file": data.input_file}, config)
         directories: dict[str, list[str]] = {}
         for file in records.files:
             directories.setdefault(posixpath.dirname(file), []).append(file)
@@ -218,7 +212,7 @@ def find_training_data(config: PretrainingConfig) -> TrainingData:
     for first_step, names in data.data_phases():
         if phases and phases[-1].name == "+".join(names):
             continue  # the same data
-        records = _find_sets(
+        records = find_records(
             {f"dataset {name}": files[name] for name in names}, config
         )
         _check_shards_of_lanes("dataset", records, data.input_lanes)
@@ -246,8 +240,7 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
         ),
     )
     held_out = find_records(
-        "eval_input_file",
-        config.data.eval_input_file,
+        {"eval_input_file": config.data.eval_input_file},
         config,
         may_be_unpacked=True,
     )
@@ -259,31 +252,6 @@ def find_held_out(config: PretrainingConfig) -> RecordSet:
             "masking is always static.",
         )
     return held_out
-
-
-def find_records(
-    name: str,
-    patterns: Sequence[str],
-    config: PretrainingConfig,
-    may_be_unpacked: bool = False,
-) -> RecordSet:
-    """Finds shards, reads their metadata and checks it against the run.
-
-    It initializes no device, so it may run before a strategy is created.
-
-    Args:
-        name: The setting that holds the patterns.
-        patterns: Files or globs.
-        may_be_unpacked: Whether records of one example fit a run on packed
-            records.
-
-    Raises:
-        UserError: If no file matches, a build is unfinished, a file is not
-            listed in its metadata, only some of the records hold masks, or
-            packing, lengths, vocabulary, lower-casing or sentence objective
-            differ.
-    """
-    return _find_sets({name: patterns}, config, may_be_unpacked)
 
 
 def check_held_out(train: RecordSet, held_out: RecordSet) -> None:
@@ -328,12 +296,26 @@ def _identities(records: RecordSet) -> dict[str, set[str]]:
     }
 
 
-def _find_sets(
+def find_records(
     patterns_by_set: Mapping[str, Sequence[str]],
     config: PretrainingConfig,
     may_be_unpacked: bool = False,
 ) -> RecordSet:
-    """Finds the records of several datasets; see `find_records`."""
+    """Finds shards, reads their metadata and checks it against the run.
+
+    It initializes no device, so it may run before a strategy is created.
+
+    Args:
+        patterns_by_set: Files or globs of each dataset, by its setting.
+        may_be_unpacked: Whether records of one example fit a run on packed
+            records.
+
+    Raises:
+        UserError: If no file matches, a build is unfinished, a file is not
+            listed in its metadata, only some of the records hold masks, or
+            packing, lengths, vocabulary, lower-casing or sentence objective
+            differ.
+    """
     name = ", ".join(patterns_by_set)
     sets = _match_files(patterns_by_set)
     files = sorted(itertools.chain.from_iterable(sets))
@@ -341,10 +323,9 @@ def _find_sets(
         directory: _read_metadata_if_any(directory)
         for directory in sorted(set(map(posixpath.dirname, files)))
     }
-    _check_packing(name, metadata_of, config.data, may_be_unpacked)
+    for directory, found in metadata_of.items():
+        _check_settings(directory, found, config, may_be_unpacked)
     known = {d: m for d, m in metadata_of.items() if m is not None}
-    for directory, stored in known.items():
-        _check_settings(directory, stored, config)
     listings = [metadata_of[posixpath.dirname(file)] for file in files]
     progress = tqdm(
         files, desc="counting records", disable=None not in listings
@@ -401,33 +382,28 @@ def _match_files(
     found: set[str] = set()
     sets = []
     for name, patterns in patterns_by_set.items():
-        matches = _matching_files(name, patterns) - found
-        if matches:
-            sets.append(tuple(sorted(matches)))
+        if not patterns:
+            raise UserError(
+                f"{name} must name files of records",
+                received="none",
+                remedy="Set files or globs, e.g. records/train/*.tfrecord.",
+            )
+        matches: set[str] = set()
+        for pattern in patterns:
+            # A directory among them would have no shard in its metadata.
+            matching = find(pattern, remote_directories=True)
+            if not matching:
+                raise UserError(
+                    f"{name} must match files",
+                    received=f"no file at {pattern}",
+                    remedy="Build records with python -m "
+                    "data_prep.build_tfrecords.",
+                )
+            matches.update(matching)
+        if matches - found:
+            sets.append(tuple(sorted(matches - found)))
             found |= matches
     return tuple(sets)
-
-
-def _matching_files(name: str, patterns: Sequence[str]) -> set[str]:
-    if not patterns:
-        raise UserError(
-            f"{name} must name files of records",
-            received="none",
-            remedy="Set files or globs, e.g. records/train/*.tfrecord.",
-        )
-    files: set[str] = set()
-    for pattern in patterns:
-        # A directory among them would have no shard in its metadata.
-        matches = find(pattern, remote_directories=True)
-        if not matches:
-            raise UserError(
-                f"{name} must match files",
-                received=f"no file at {pattern}",
-                remedy="Build records with python -m "
-                "data_prep.build_tfrecords.",
-            )
-        files.update(matches)
-    return files
 
 
 def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
@@ -462,89 +438,40 @@ def _read_metadata_if_any(directory: str) -> features.RecordsMetadata | None:
 
 def _check_settings(
     directory: str,
-    metadata: features.RecordsMetadata,
+    metadata: features.RecordsMetadata | None,
     config: PretrainingConfig,
+    may_be_unpacked: bool,
 ) -> None:
     """Checks the metadata of a directory against the settings of a run."""
+    data = config.data
+    path = posixpath.join(directory, features.METADATA_FILE)
+    if metadata is None:
+        if data.packing != "none" and not may_be_unpacked:
+            raise UserError(
+                f"--packing={data.packing} needs {path}, which says how the "
+                "records are packed",
+                received="no such file",
+                remedy="Copy it from the directory of the build. For records "
+                "of google-research/albert, set --packing=none.",
+            )
+        return
     wanted: dict[str, object] = {
-        "max_seq_length": config.data.max_seq_length,
+        "max_seq_length": data.max_seq_length,
         "vocab_size": config.model.vocab_size,
     }
     if metadata.masking == "static":
-        wanted["max_predictions_per_seq"] = config.data.max_predictions_per_seq
+        wanted["max_predictions_per_seq"] = data.max_predictions_per_seq
     if config.training.sentence_objective != "none":
         wanted["sentence_objective"] = config.training.sentence_objective
-    path = posixpath.join(directory, features.METADATA_FILE)
-    stored = dataclasses.asdict(metadata)
-    features.check_values_match(path, stored, wanted)
-    if metadata.masking == "dynamic" and metadata.packing != "none":
-        features.check_values_match(
-            path,
-            stored,
-            {name: getattr(config.data, name) for name in _MASKING},
-            remedy="The build packed each row so that the masks of its "
-            "settings fit into the slots of the row. Set "
-            + " ".join(f"--{name}={stored[name]}" for name in _MASKING)
-            + ", build the records again, or use unpacked records, which have "
-            "slots for any masking.",
-        )
-
-
-def _check_packing(
-    name: str,
-    metadata_of: _MetadataByDirectory,
-    config: DataConfig,
-    may_be_unpacked: bool,
-) -> None:
-    """Checks that all records are packed alike, as the settings say."""
-    found = {
-        directory: _describe_packing(metadata)
-        for directory, metadata in metadata_of.items()
-    }
-    if len(set(found.values())) > 1:
-        raise UserError(
-            f"{name} must hold records of one packing",
-            received="; ".join(
-                f"{packing} in {directory}"
-                for directory, packing in found.items()
-            ),
-            remedy="Build all of them with the same --packing and "
-            "--max_examples_per_row.",
-        )
-    (directory, packing), *_ = found.items()
-    wanted = _describe_packing(config)
-    if packing == wanted or (packing == _UNPACKED and may_be_unpacked):
-        return
-    if metadata_of[directory] is None:
-        received = (
-            f"{directory or '.'} without {features.METADATA_FILE}, which says "
-            "how records are packed"
-        )
-        remedy = (
-            "Copy it from the directory of the build. For records of "
-            "google-research/albert, set --packing=none."
-        )
-    else:
-        path = posixpath.join(directory, features.METADATA_FILE)
-        received = f"{packing} in {path}"
-        remedy = (
-            f"Set --{packing.replace(', ', ' --')}, or build the records "
-            "again. For packed records, add "
-            "--flagfile=configs/pretrain/include/packed.flags to a recipe."
-        )
-    raise UserError(f"{name} must hold records of {wanted}", received, remedy)
-
-
-def _describe_packing(
-    settings: features.RecordsMetadata | DataConfig | None,
-) -> str:
-    """Names the packing of records; None stands for google-research/albert."""
-    if settings is None or settings.packing == "none":
-        return _UNPACKED
-    return (
-        f"packing={settings.packing}, "
-        f"max_examples_per_row={settings.max_examples_per_row}"
-    )
+    if metadata.packing != "none":
+        is_packed = data.packing != "none"
+        number = data.max_examples_per_row if is_packed else 1
+        wanted |= {"packing": data.packing, "max_examples_per_row": number}
+        if metadata.masking == "dynamic":
+            wanted |= {name: getattr(data, name) for name in _MASKING}
+    elif not may_be_unpacked:
+        wanted["packing"] = data.packing
+    features.check_values_match(path, dataclasses.asdict(metadata), wanted)
 
 
 def _count_records(
@@ -586,13 +513,6 @@ def _count_records(
 
 def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
     example = tf.train.Example.FromString(serialized)
-    if "next_sentence_positions" in example.features.feature:
-        raise UserError(
-            f"{features.METADATA_FILE} must be in the directory of packed "
-            "records",
-            received=f"{file}, a shard of packed records, without it",
-            remedy="Copy it from the directory of the build.",
-        )
     stored = {}
     for feature in features.FEATURES:
         values = example.features.feature[feature.name]
@@ -609,7 +529,8 @@ def _check_lengths(file: str, serialized: bytes, config: DataConfig) -> None:
             for feature in features.features_to_read("static")
         },
         remedy="Set --max_seq_length and --max_predictions_per_seq to the "
-        "lengths of the records.",
+        f"lengths of the records. Packed records need the "
+        f"{features.METADATA_FILE} of their build.",
     )
 
 
@@ -634,22 +555,24 @@ def _mean_content(
 
 
 def _check_directories_match(
-    name: str, records: RecordSet, metadata_of: _MetadataByDirectory
+    name: str,
+    records: RecordSet,
+    metadata_of: Mapping[str, features.RecordsMetadata | None],
 ) -> None:
-    """Checks that all directories share one masking and one vocabulary."""
-    without_masks = [
-        directory
-        for directory, metadata in metadata_of.items()
-        if metadata is not None and metadata.masking == "dynamic"
+    """Checks that directories share masking, packing and vocabulary."""
+    parts = [
+        dataclasses.replace(records, directory=path, metadata=metadata)
+        for path, metadata in metadata_of.items()
     ]
-    if 0 < len(without_masks) < len(metadata_of):
-        raise UserError(
-            f"{name} must hold records of one masking, static or dynamic",
-            received=f"dynamic only in {', '.join(without_masks)}",
-            remedy="Build all of them with the same --masking.",
-        )
-    for path, metadata in metadata_of.items():
-        part = dataclasses.replace(records, directory=path, metadata=metadata)
+    for setting in ("masking", "packing"):
+        found = {p.directory or ".": getattr(p, setting) for p in parts}
+        if len(set(found.values())) > 1:
+            raise UserError(
+                f"{name} must hold records of one {setting}",
+                received="; ".join(f"{v} in {d}" for d, v in found.items()),
+                remedy=f"Build all of them with the same --{setting}.",
+            )
+    for part in parts:
         check_same_text(part, records)
 
 

@@ -71,22 +71,15 @@ class RecordRules:
         return stored_features(self.masking, self.packing)
 
 
-class ParsedRows(NamedTuple):
-    """The features of a batch of messages.
+def parse_rows(
+    contents: Sequence[bytes], rules: RecordRules
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[int, str]]:
+    """Parses serialized `tf.train.Example` messages.
 
-    Attributes:
-        rows: int64, `(parsed,)`, indices of the messages that are as declared.
-        features: float32 or int64 arrays, `(parsed, length)`, by name.
-        faults: Descriptions of the faults of the other messages, by index.
+    Returns:
+        The features, float32 or int64, `(parsed, length)`; the indices of their
+        messages; and descriptions of faults of the other messages, by index.
     """
-
-    rows: np.ndarray
-    features: dict[str, np.ndarray]
-    faults: dict[int, str]
-
-
-def parse_rows(contents: Sequence[bytes], rules: RecordRules) -> ParsedRows:
-    """Parses serialized `tf.train.Example` messages."""
     declared = {
         f.name: f"{f.length(rules)} values of type {f.dtype}"
         for f in rules.features
@@ -120,7 +113,7 @@ def parse_rows(contents: Sequence[bytes], rules: RecordRules) -> ParsedRows:
                 column[len(rows)] = lists[name][1]
             rows.append(row)
     features = {name: column[: len(rows)] for name, column in columns.items()}
-    return ParsedRows(np.array(rows, np.int64), features, faults)
+    return features, np.array(rows, np.int64), faults
 
 
 def read_lists(content: bytes) -> dict[str, tuple[str, Sequence[Any]]]:
@@ -179,44 +172,32 @@ def _example_class() -> Any:
 
 
 class CheckedRows(NamedTuple):
-    """A batch of rows and its faults.
+    """The rows of a batch that have no fault.
 
     Attributes:
-        faults: The first fault of a row, by row. The other attributes are
-            undefined in rows with a fault.
+        faults: The first fault of each other record of the batch, by index.
+        records: int64, `(rows,)`, the index of the record of each row.
+        features: `(rows, length)`, by name.
         restored: int64, `(rows, length)`, token ids before masking.
         is_masked: bool, `(rows, length)`.
+        is_begin: bool, `(rows, length)`, the first token of each example.
     """
 
     faults: dict[int, str]
-    features: Features
+    records: np.ndarray
+    features: dict[str, np.ndarray]
     restored: np.ndarray
     is_masked: np.ndarray
-
-    def take(self, kept: np.ndarray) -> "CheckedRows":
-        """The rows without faults that `kept`, bool `(rows,)`, selects."""
-        return CheckedRows(
-            {},
-            {name: values[kept] for name, values in self.features.items()},
-            self.restored[kept],
-            self.is_masked[kept],
-        )
-
-    @property
-    def is_begin(self) -> np.ndarray:
-        """bool, `(rows, length)`, the first token of each example."""
-        return _changes(self.features["input_mask"])
+    is_begin: np.ndarray
 
 
-def check_rows(features: Features, rules: RecordRules) -> CheckedRows:
-    """Checks a batch of `ParsedRows.features`.
-
-    The checks run in order of dependence; a row is reported with its first
-    fault only.
-    """
+def check_rows(contents: Sequence[bytes], rules: RecordRules) -> CheckedRows:
+    """Parses and checks a batch of records, in the order of dependence."""
+    features, records, faults = parse_rows(contents, rules)
     check = _Check(features)
     examples = _check_examples(check, features, rules)
-    restored = features["input_ids"].clip(0, rules.vocab_size - 1)
+    ids = features["input_ids"]
+    restored = ids.clip(0, rules.vocab_size - 1)
     is_masked = np.zeros(restored.shape, bool)
     if rules.masking == "static":
         in_use = _check_masks(check, features, examples, rules)
@@ -232,14 +213,22 @@ def check_rows(features: Features, rules: RecordRules) -> CheckedRows:
         starts_word[[PAD_ID, MASK_ID]] = False
         check.equal("token_boundary", starts_word[restored])
     if rules.has_metadata:
-        ids = features["input_ids"]
         check.require(
             "input_ids",
             ~is_masked | (ids == MASK_ID) | (ids >= FIRST_ORDINARY_ID),
             f"[MASK], {MASK_ID}, or at least {FIRST_ORDINARY_ID} at a masked "
             "position",
         )
-    return CheckedRows(check.faults, features, restored, is_masked)
+    faults |= {int(records[row]): what for row, what in check.faults.items()}
+    kept = ~check.is_faulty
+    return CheckedRows(
+        faults,
+        records[kept],
+        {name: values[kept] for name, values in features.items()},
+        restored[kept],
+        is_masked[kept],
+        examples.is_begin[kept],
+    )
 
 
 class _Examples(NamedTuple):
@@ -267,8 +256,9 @@ def _check_examples(
     num_slots = rules.max_examples_per_row
     num_tokens = np.count_nonzero(numbers, axis=1).clip(1)
     is_token = np.arange(numbers.shape[1]) < num_tokens[:, np.newaxis]
-    is_begin = _changes(numbers)
+    is_begin = numbers > 0
     is_begin[:, 0] = True
+    is_begin[:, 1:] &= numbers[:, 1:] != numbers[:, :-1]
     is_end = is_token.copy()
     is_end[:, :-1] &= numbers[:, 1:] != numbers[:, :-1]
     check.equal("input_mask", np.cumsum(is_begin, axis=1) * is_token)
@@ -366,13 +356,6 @@ def _check_layout(
     is_empty[:, 1:] = is_sep[:, 1:] & (is_sep[:, :-1] | is_cls[:, :-1])
     require(~is_empty, "a token of a segment, which must not be empty")
     check.equal("segment_ids", segments * is_token)
-
-
-def _changes(numbers: np.ndarray) -> np.ndarray:
-    """Where a number of `(rows, length)` is not 0 and not the previous one."""
-    changes = numbers > 0
-    changes[:, 1:] &= numbers[:, 1:] != numbers[:, :-1]
-    return changes
 
 
 class _Check:

@@ -13,7 +13,6 @@ from data_prep.inspection.rows import (
     CheckedRows,
     RecordRules,
     check_rows,
-    parse_rows,
 )
 from data_prep.inspection.statistics import (
     Statistics,
@@ -138,19 +137,15 @@ def _inspect_once(task: ShardTask) -> ShardReport:
 def _inspect_batch(
     report: ShardReport, task: ShardTask, batch: list[StoredRecord]
 ) -> None:
-    rules = task.rules
-    parsed = parse_rows([record.content for record in batch], rules)
-    checked = check_rows(parsed.features, rules)
-    faults = dict(parsed.faults)
-    faults |= {int(parsed.rows[r]): what for r, what in checked.faults.items()}
-    _add_faults(report, task, {batch[i]: what for i, what in faults.items()})
-    is_intact = ~np.isin(parsed.rows, list(faults))
-    intact = checked.take(is_intact)
-    report.statistics = report.statistics.plus(count_rows(intact, rules))
-    for row, i in enumerate(parsed.rows[is_intact].tolist()):
+    rows = check_rows([record.content for record in batch], task.rules)
+    _add_faults(
+        report, task, {batch[i]: what for i, what in rows.faults.items()}
+    )
+    report.statistics = report.statistics.plus(count_rows(rows, task.rules))
+    for row, i in enumerate(rows.records.tolist()):
         if len(report.examples) >= task.num_examples:
             break
-        report.examples += _examples_of(intact, row, batch[i].number)
+        report.examples += _examples_of(rows, row, batch[i].number)
     del report.examples[task.num_examples :]
 
 

@@ -36,7 +36,7 @@ from albert_tf.records.tokenization import (
     normalize,
 )
 from data_prep.config import TokenizerConfig
-from data_prep.progress import show_bytes
+from data_prep.processes import show_progress
 from data_prep.results import (
     check_writable,
     describe_differences,
@@ -75,7 +75,7 @@ def build_vocabulary(config: TokenizerConfig) -> None:
     if not exists(model_file):
         check_writable(model_file)
     num_bytes = sum(source.num_bytes for source in sources)
-    with show_bytes("checking inputs", num_bytes) as bar:
+    with show_progress("checking inputs", num_bytes) as bar:
         digests = sorted(corpus.check_and_digest(sources, config, bar.update))
     described = _describe(config, digests)
     if _is_up_to_date(config, described):
@@ -84,7 +84,7 @@ def build_vocabulary(config: TokenizerConfig) -> None:
     check_writable(model_file)
 
     skipped: collections.Counter[str] = collections.Counter()
-    with show_bytes("reading sentences", num_bytes) as bar:
+    with show_progress("reading sentences", num_bytes) as bar:
         documents = corpus.read_documents(sources, config, bar.update, skipped)
         sample, held_out = _draw_sentences(config, documents)
     described["num_sentences"] = len(sample)

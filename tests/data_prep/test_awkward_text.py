@@ -62,41 +62,6 @@ def test_valid_text_builds(tmp_path):
     check_examples(build(tmp_path, "a.txt", b"\n\n".join(contents))[0])
 
 
-TEXT = "The first line.\nThe second one.\n\nAnother document.\nAnd its end.\n"
-
-
-def test_all_separators_of_lines_and_words_give_the_same_records(tmp_path):
-    """`str.splitlines` also splits at U+0085, U+2028 and U+001C."""
-    shards = set()
-    for number, content in enumerate(
-        [
-            TEXT,
-            "\ufeff" + TEXT.replace("\n", "\r\n"),
-            TEXT.replace("\n", "\r"),
-            TEXT.replace("\n\n", "\n \t\n\x0c\n\n"),
-            *(TEXT.replace(" ", c) for c in ("\x85", "\u2028", "\x1c")),
-            TEXT.replace(" ", "\u3000\xa0"),
-        ]
-    ):
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        build(directory, "a.txt", content.encode())
-        (shard,) = directory.rglob("*.tfrecord")
-        shards.add(shard.read_bytes())
-    assert len(shards) == 1
-
-
-def test_a_line_of_142_kb_fills_its_examples(tmp_path):
-    text = (TESTDATA / "multilingual-de.txt").read_text(encoding="utf-8")
-    line = (" ".join(text.split()) * 14)[:142_000]
-    ids, metadata = build(tmp_path, "a.txt", line.encode())
-    check_examples(ids)
-    assert metadata.num_documents == 1
-    assert (ids > 0).mean() > 0.9
-    num_tokens = len(Tokenizer(VOCABULARY).encode_batch([line]).ids)
-    assert metadata.num_pieces - 3 * len(ids) > 0.9 * num_tokens
-
-
 def test_unusual_characters_and_spellings_of_special_pieces_are_text(tmp_path):
     """Each text is a document; the tokens spell the letters of the pieces."""
     pieces = [*SPECIAL_PIECES, "<s>", "</s>", "<mask>"]

@@ -83,13 +83,6 @@ def restore(examples):
     return ids
 
 
-def test_records_have_exactly_the_declared_features(built):
-    examples, records = read_examples(built, TRAIN)
-    names = tf.train.Example.FromString(records[0]).features.feature.keys()
-    assert set(names) == {feature.name for feature in FEATURES}
-    assert len(examples["input_ids"]) == len(records) > 500
-
-
 def test_label_says_whether_segments_are_swapped(built, encoded_documents):
     """Finds the segments in the documents, and skips ambiguous ones."""
     examples, _ = read_examples(built, EVAL)
@@ -171,14 +164,6 @@ def test_workers_and_file_order_have_no_influence(built, documents, tmp_path):
                 assert (other / split / name).read_bytes() == content
 
 
-def test_other_seeds_give_other_records(built, text_file, tmp_path):
-    other = build(tmp_path / "out", text_file, seed=1)
-    name = "train-00000-of-00003.tfrecord"
-    assert (other / TRAIN / name).read_bytes() != (
-        built / TRAIN / name
-    ).read_bytes()
-
-
 def test_deduplicate_gives_the_records_of_unique_documents(
     built, documents, tmp_path
 ):
@@ -220,10 +205,7 @@ def test_half_of_the_next_sentences_are_from_another_document(
 ):
     with caplog.at_level("INFO", logger="absl"):
         out = build(tmp_path / "out", text_file, sentence_objective="nsp")
-    summary = (
-        r"masked, [45]\d.\d % of the examples with a random second segment;"
-    )
-    assert re.search(summary, caplog.text)
+    assert re.search(r"masked, label 1 of [45]\d.\d %;", caplog.text)
     examples, _ = read_examples(out, EVAL)
     labels = examples[SENTENCE_LABEL][:, 0]
     assert abs(labels.mean() - 0.5) < 4 * np.sqrt(0.25 / len(labels))
@@ -270,7 +252,7 @@ def test_without_sentence_objective_examples_have_one_segment(
 ):
     with caplog.at_level("INFO", logger="absl"):
         out = build(tmp_path / "out", text_file, sentence_objective="none")
-    assert "of the tokens masked; unigram entropy" in caplog.text
+    assert "label 1 of 0.0 %; unigram entropy" in caplog.text
     assert "skipped or split: " in caplog.text
     examples, _ = read_examples(out, TRAIN)
     ids = restore(examples)

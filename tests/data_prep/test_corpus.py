@@ -49,6 +49,8 @@ def read(paths, on_bad_utf8="error", **settings):
         b"One a.\nTwo b.\n\nThree \xc3\xa7.\n\nFour d.\n",
         # Empty documents are dropped, also at the beginning and the end.
         b"\n\n \nOne a.\n  Two b.\t\n\n \n\nThree \xc3\xa7.\n\nFour d.",
+        # Line endings of old Macs.
+        b"One a.\rTwo b.\r\rThree \xc3\xa7.\r\rFour d.\r",
         # A byte order mark, and line endings of Windows.
         b"\xef\xbb\xbfOne a.\r\nTwo b.\r\n\r\nThree \xc3\xa7.\r\n\r\n"
         b"Four d.\r\n",
@@ -139,22 +141,19 @@ def test_zstd_files_of_long_windows_are_read(tmp_path, window_log):
     assert read([path])[0] == [["One."]]
 
 
+def test_other_separators_of_unicode_end_no_line(tmp_path):
+    """`str.splitlines` would split there."""
+    path = tmp_path / "a.txt"
+    line = "One\x85two\u2028three\x1cfour."
+    path.write_text(line, encoding="utf-8")
+    assert read([path])[0] == [[line]]
+
+
 def test_the_end_of_a_file_ends_its_document(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(f"Sentence of {name}.\n")
     documents, _, _ = read([tmp_path / "a.txt", tmp_path / "b.txt"])
     assert documents == [["Sentence of a.txt."], ["Sentence of b.txt."]]
-
-
-def test_lines_longer_than_a_block_are_not_split(tmp_path, monkeypatch):
-    """A block of 1 MiB ends within one of these characters of 2 bytes."""
-    monkeypatch.setattr(sources, "LONGEST_DOCUMENT", 1 << 23)
-    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 1 << 23)
-    lines = ["x" + "é" * 1_200_000, "y" * 7, "ü" * 600_000]
-    path = tmp_path / "a.txt"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    documents, _, _ = read([path])
-    assert documents == [lines]
 
 
 def test_long_lines_and_documents_are_cut(tmp_path, monkeypatch):
@@ -315,28 +314,17 @@ def test_bad_text_in_json_lines_follows_on_bad_utf8(
     assert (documents, skipped) == ([["a \U0001f600"]], {kind: 1})
 
 
-def test_inputs_are_sorted_and_unique(tmp_path):
-    for name in ("d.txt", "b.txt", "a.txt", "c.md", "e[1].txt"):
-        (tmp_path / name).write_text("text")
-    (tmp_path / "directory.txt").mkdir()
-    patterns = (f"{tmp_path}/[a-d].txt", f"{tmp_path}/a.txt")
-    found = corpus.find_inputs(
-        CorpusConfig(input_file=(*patterns, f"{tmp_path}/e[1].txt"))
-    )
-    assert [source.name for source in found] == [
-        str(tmp_path / f"{name}.txt") for name in ("a", "b", "d", "e[1]")
-    ]
-    assert sum(source.num_bytes for source in found) == 16
-
-
-def test_a_file_of_several_paths_is_read_once(tmp_path, monkeypatch):
+def test_inputs_are_sorted_and_each_file_is_read_once(tmp_path, monkeypatch):
+    """A glob, equal paths, a link, a name with brackets, and a directory."""
     monkeypatch.chdir(tmp_path)
-    for name in ("a.txt", "c.txt"):
+    for name in ("a.txt", "c.txt", "d.md", "e[1].txt"):
         (tmp_path / name).write_text("text")
     (tmp_path / "b.txt").symlink_to("c.txt")
-    paths = ("a.txt", "./a.txt", f"{tmp_path}/a.txt", "c.txt", "b.txt")
+    (tmp_path / "directory.txt").mkdir()
+    paths = ("[a-d].txt", "./a.txt", f"{tmp_path}/a.txt", "e[1].txt")
     found = corpus.find_inputs(CorpusConfig(input_file=paths))
-    assert [source.name for source in found] == ["./a.txt", "b.txt"]
+    assert [source.name for source in found] == ["./a.txt", "b.txt", "e[1].txt"]
+    assert sum(source.num_bytes for source in found) == 12
 
 
 def test_missing_or_empty_inputs_are_refused(tmp_path):
@@ -359,16 +347,8 @@ def digest(*paths):
     )
 
 
-def test_digest_depends_on_content_and_not_on_names(tmp_path):
-    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    for path, text in ((a, "one"), (b, "two"), (c, "one")):
-        path.write_text(text)
-    assert digest(a, b) == digest(b, c)
-    assert digest(a, b) != digest(a, c)
-
-
-def test_digest_depends_on_the_format_that_the_suffix_names(tmp_path):
-    """The same bytes are one line of text or one JSON document."""
+def test_digest_depends_on_content_and_format(tmp_path):
+    """Not on names. The same bytes are a line of text or a JSON document."""
     names = ("a.txt", "b.txt", "a.jsonl", "b.json")
     paths = [tmp_path / name for name in names]
     for path in paths:
@@ -377,3 +357,5 @@ def test_digest_depends_on_the_format_that_the_suffix_names(tmp_path):
     assert text == same_text
     assert jsonl == same_jsonl
     assert text != jsonl
+    paths[0].write_text("One.")
+    assert digest(*paths[:2]) == digest(*paths[1::-1]) != digest(*paths[1:3])

@@ -106,13 +106,3 @@ def test_bytes_after_an_archive_of_several_blocks_are_read(
     path.write_bytes(compress(content) + (compress(rest) if rest else bytes(9)))
     assert path.stat().st_size < 1 << 17
     assert b"".join(read_blocks(str(path), len)) == content + rest
-
-
-def test_long_lines_are_cut_after_spaces(path):
-    lines = read(path, b"one two three four", longest=9)
-    assert [line.content for line in lines] == [b"one two ", b"three ", b"four"]
-
-
-def test_byte_order_mark_is_removed(path):
-    (line,) = read(path, b"\xef\xbb\xbfa \xef\xbb\xbf")
-    assert line == (1, 3, b"a \xef\xbb\xbf")

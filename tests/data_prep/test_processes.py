@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -38,11 +37,7 @@ def fail(state, task):
 def test_results_have_the_order_of_the_tasks(num_workers):
     with Processes(num_workers, make_state, "ab") as processes:
         found = list(processes.map(repeat, range(20)))
-    assert [done.result for done in found] == ["ab" * i for i in range(20)]
-    # In bytes. This process has run other tests, so its peak is the largest.
-    largest = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for done in found:
-        assert 5e6 < done.peak_memory <= largest
+    assert found == ["ab" * i for i in range(20)]
 
 
 def test_by_default_a_process_runs_on_each_core_that_may_be_used():
@@ -152,16 +147,13 @@ def test_runners_that_cannot_work_are_refused(settings, message, tmp_path):
         make_config(**{"output_dir": tmp_path, **settings})
 
 
-def test_a_missing_dask_is_named(monkeypatch):
+def test_without_dask_or_its_scheduler_workers_are_refused(monkeypatch):
+    monkeypatch.setattr(processes, "_DASK_TIMEOUT_S", 0.1)
+    with pytest.raises(RetryError, match=r"tcp://127\.0\.0\.1:9 must answer"):
+        DaskProcesses("tcp://127.0.0.1:9", str)
     monkeypatch.setitem(sys.modules, "distributed", None)
     message = r"no module named distributed.*-e '\.\[dask\]'"
     with pytest.raises(UserError, match=message):
-        DaskProcesses("tcp://127.0.0.1:9", str)
-
-
-def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr(processes, "_DASK_TIMEOUT_S", 0.1)
-    with pytest.raises(RetryError, match=r"tcp://127\.0\.0\.1:9 must answer"):
         DaskProcesses("tcp://127.0.0.1:9", str)
 
 
@@ -183,7 +175,7 @@ def test_a_task_that_fails_is_tried_again(tmp_path):
         DaskProcesses(cluster.scheduler_address, str, "done") as workers,
     ):
         tasks = workers.map(fail_three_times, [tmp_path / "tries"])
-        assert [task.result for task in tasks] == ["done"]
+        assert list(tasks) == ["done"]
 
 
 def kill_one_worker(cluster, units):

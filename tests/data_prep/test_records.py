@@ -10,8 +10,8 @@ from data_prep.builder.examples import (
     UnmaskedExamples,
     token_dtype,
 )
-from data_prep.builder.records import make_records
 from data_prep.builder.serialization import serialize_examples
+from data_prep.builder.shards import make_records
 from data_prep.config import RecordsConfig
 
 VOCABULARY = "tests/testdata/30k-clean.model"
@@ -71,7 +71,13 @@ def test_record_equals_one_written_by_hand():
         "token_boundary": [1, 1, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0],
         SENTENCE_LABEL: [1],
     }
-    assert counts == {"documents": 1, "examples": 1, "pieces": 8, "label": 1}
+    assert counts == {
+        "documents": 1,
+        "examples": 1,
+        "pieces": 8,
+        "label": 1,
+        "rows": 1,
+    }
 
 
 def test_sizes_of_the_parts_have_no_influence():

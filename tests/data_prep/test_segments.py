@@ -49,16 +49,6 @@ def pair(
     return pairs, skipped
 
 
-def test_sentences_are_collected_up_to_the_target():
-    """10 + 10 + 12 reach 30; 9 and 5 remain at the end."""
-    pairs, _ = pair([10, 10, 12, 9, 5])
-    assert len(pairs) == 2
-    # 32 tokens are cut to 30; 14 are kept.
-    sizes = [sum(r.end - r.begin for r in (p.first, p.second)) for p in pairs]
-    assert sizes == [30, 14]
-    assert min(pairs[1].first.begin, pairs[1].second.begin) == 32
-
-
 def test_chunk_is_split_between_any_two_sentences():
     """Sentences of 4, 5 and 6 tokens are split after 4 or after 9 tokens, with
     equal probability."""
@@ -132,19 +122,6 @@ def test_short_passes_collect_fewer_sentences():
     assert len(few) == 4
     assert min(counts) >= 4
     assert max(counts) > 10
-
-
-def test_next_sentence_pairs_are_in_document_order():
-    """Pairs with label 1 get another second segment later."""
-    labels = []
-    for seed in range(2000):
-        ((first, second, label),), _ = pair(
-            [4, 5, 6], seed=seed, objective="nsp"
-        )
-        assert (first.begin, second.end) == (0, 15)
-        assert first.end == second.begin
-        labels.append(label)
-    assert abs(sum(labels) - 1000) < 4 * np.sqrt(2000 / 4)
 
 
 def test_without_sentence_objective_a_chunk_is_one_segment():

@@ -38,25 +38,10 @@ def test_paragraphs_are_broken_into_sentences():
     ]
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "expected"),
-    [
-        (
-            "zh",
-            "今天天气很好。我们去公园吧!",
-            ["今天天气很好。", "我们去公园吧!"],
-        ),
-        ("hi", "यह एक है। वह दो है।", ["यह एक है।", "वह दो है।"]),
-        (
-            "de",
-            "Am 3. Mai kam er. Sie ging.",
-            ["Am 3. Mai kam er.", "Sie ging."],
-        ),
-    ],
-)
-def test_language_decides_where_sentences_end(language, text, expected):
-    config = dataclasses.replace(BREAKING, language=language)
-    assert break_sentences([text], config) == expected
+def test_language_decides_where_sentences_end():
+    config = dataclasses.replace(BREAKING, language="de")
+    sentences = ["Am 3. Mai kam er.", "Sie ging."]
+    assert break_sentences([" ".join(sentences)], config) == sentences
 
 
 @pytest.mark.parametrize(
@@ -68,14 +53,7 @@ def test_other_forms_of_language_codes_are_refused(language):
         CorpusConfig(language=language)
 
 
-# The languages of sentencex's src/languages, except for English and Japanese.
-# Japanese has no abbreviations, and the sentence ends of all languages.
-RULES = """am ar bg bn ca da de el es fi fr gu hi hy it kk kn ml mr my nl pa pl
-    pt ru sk ta te uk"""
-RELATED = "cs gl oc lb hsb gsw arz awa bpy csb hyw tcy"
-
-
-@pytest.mark.parametrize("language", ["en", *RULES.split(), *RELATED.split()])
+@pytest.mark.parametrize("language", ["en", "de", "hi", "oc", "hsb"])
 def test_no_warning_is_logged_for_languages_with_rules(language, caplog):
     check_language(dataclasses.replace(BREAKING, language=language))
     assert not caplog.text
@@ -113,15 +91,10 @@ def test_rules_for_english_instead_are_logged_once(
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("num_joined", "recall"), [(5, 0.93), (1990, 0.95)], ids=["short", "long"]
-)
-def test_most_sentence_ends_of_real_text_are_found(num_joined, recall):
-    """Joins sentences of the sample corpus to lines.
-
-    1,990 sentences have 300,000 characters. As one window, 57 % of their ends
-    are found.
-    """
+def test_most_sentence_ends_of_real_text_are_found():
+    """In a line of 1,990 sentences, 300,000 characters. As one window, 57 % of
+    their ends are found."""
+    num_joined = 1990
     with gzip.open(DEMO, "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file.read(300_000).split("\n")]
     lines = [line for line in lines if line]
@@ -135,7 +108,7 @@ def test_most_sentence_ends_of_real_text_are_found(num_joined, recall):
         wanted += len(ends[0])
         found += len(ends[1])
         right += len(ends[0] & ends[1])
-    assert right / wanted > recall
+    assert right / wanted > 0.95
     assert right / found > 0.93
 
 

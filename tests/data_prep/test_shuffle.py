@@ -6,15 +6,11 @@ from data_prep.builder.examples import (
     UnmaskedExamples,
     token_dtype,
 )
-from data_prep.builder.shuffle import (
-    is_complete,
-    read_headers,
-    read_shard,
-    write_spill,
-)
+from data_prep.builder.shuffle import SpillFiles
 
 DTYPE = token_dtype(30000)
 NUM_SHARDS = 3
+SPILLED = SpillFiles(NUM_SHARDS, DTYPE)
 
 
 def make_examples(count, seed=0):
@@ -42,7 +38,7 @@ def spill(directory, examples, sizes):
     for indices in np.split(np.arange(len(examples.headers)), np.cumsum(sizes)):
         part = examples.take(indices)
         paths.append(str(directory / f"{len(paths)}.examples"))
-        write_spill(paths[-1], part, shards_of(part), NUM_SHARDS)
+        SPILLED.write(paths[-1], part, shards_of(part))
     return paths
 
 
@@ -60,11 +56,9 @@ def as_list(parts):
     return found
 
 
-def read_all(paths, **settings):
-    return [
-        as_list(read_shard(paths, shard, NUM_SHARDS, DTYPE, **settings))
-        for shard in range(NUM_SHARDS)
-    ]
+def read_all(paths, spilled=SPILLED):
+    shards = range(NUM_SHARDS)
+    return [as_list(spilled.read_shard(paths, shard)) for shard in shards]
 
 
 def test_shard_has_its_examples_sorted_by_key(tmp_path):
@@ -76,26 +70,18 @@ def test_shard_has_its_examples_sorted_by_key(tmp_path):
         assert len(found) > 20
 
 
-def test_order_of_arrival_and_units_have_no_influence(tmp_path):
-    examples = make_examples(100)
-    once = read_all(spill(tmp_path / "a", examples, [50]))
-    order = np.random.default_rng(1).permutation(100)
-    again = read_all(spill(tmp_path / "b", examples.take(order), [7, 11, 60]))
-    assert once == again
-
-
 @pytest.mark.parametrize("range_bytes", [40, 300])
 def test_large_shard_is_read_by_ranges_of_keys(tmp_path, range_bytes):
     """An example has 28 to 48 bytes: 40 bytes hold about one, 300 bytes about
     eight. A shard has about 33 examples."""
     paths = spill(tmp_path / "a", make_examples(100), [20, 37])
-    settings = {"range_bytes": range_bytes}
-    assert read_all(paths, **settings) == read_all(paths)
-    parts = list(read_shard(paths, 1, NUM_SHARDS, DTYPE, **settings))
+    spilled = SPILLED._replace(range_bytes=range_bytes)
+    assert read_all(paths, spilled) == read_all(paths)
+    parts = list(spilled.read_shard(paths, 1))
     assert len(parts) >= (12 if range_bytes == 40 else 4)
     largest = 6 if range_bytes == 40 else 20
     assert max(len(examples.headers) for examples in parts) <= largest
-    headers = list(read_headers(paths, 1, NUM_SHARDS, DTYPE, **settings))
+    headers = list(spilled.read_headers(paths, 1))
     for part, examples in zip(headers, parts, strict=True):
         np.testing.assert_array_equal(part, examples.headers)
 
@@ -104,7 +90,7 @@ def test_examples_of_equal_keys_are_in_one_range(tmp_path):
     examples = make_examples(60)
     examples.headers["key"][20:] = 3 * 2**40
     paths = spill(tmp_path / "a", examples, [30])
-    parts = list(read_shard(paths, 0, NUM_SHARDS, DTYPE, range_bytes=40))
+    parts = list(SPILLED._replace(range_bytes=40).read_shard(paths, 0))
     assert [
         count
         for part in parts
@@ -114,7 +100,7 @@ def test_examples_of_equal_keys_are_in_one_range(tmp_path):
 
 def test_spill_file_may_be_empty(tmp_path):
     paths = spill(tmp_path / "a", make_examples(0), [])
-    assert is_complete(paths[0], NUM_SHARDS, DTYPE)
+    assert SPILLED.is_complete(paths[0])
     assert read_all(paths) == [[], [], []]
 
 

@@ -21,8 +21,6 @@ ROWS = {
     "largest file": ("ulimit -f 1;", "{}/out", ["ulimit -f"]),
     "a loop": ("ln -s loop {}/loop;", "{}/loop/out", ["symbolic links"]),
     "few open files": ("ulimit -n 14;", "{}/out", []),
-    "no home": ("unset HOME;", "{}/out", []),
-    "no standard streams": ("exec <&- >&- 2>&-;", "{}/out", []),
     "ASCII locale": (
         "export LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0;",
         "{}/büro, 2. OG",

@@ -173,11 +173,3 @@ def test_dataset_and_text_files_give_the_same_records(
         )
     assert made[0] == made[1]
     assert len(made[0]) == 2
-
-
-def test_files_and_a_dataset_are_read_together(data_dir, articles, tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("One of its own.", encoding="utf-8")
-    documents, _ = read(make_config(data_dir, input_file=(str(path),)))
-    assert documents[0] == ["One of its own."]
-    assert len(documents) == len(articles) + 1

@@ -25,25 +25,21 @@ def stream_after(*rollbacks):
     return BatchStream(TrainingData((A, B)), DataConfig(), 7, notes)
 
 
-def test_each_phase_begins_with_its_first_batch():
-    stream = stream_after()
-    assert stream.locate(0) == (A, 0)
-    assert stream.locate(99) == (A, 99)
-    assert stream.locate(100) == (B, 0)
-    assert stream.locate(130) == (B, 30)
-
-
 def test_batches_between_checkpoint_and_divergence_are_skipped():
-    stream = stream_after((60, 50))
-    assert stream.locate(49) == (A, 49)
-    assert stream.locate(50) == (A, 60)
-    assert stream.locate(99) == (A, 109)
-
-
-def test_batches_skipped_in_one_phase_are_not_skipped_in_the_next():
+    """Only in the phase in which a run diverged."""
+    plain = stream_after()
     stream = stream_after((60, 50), (130, 120))
-    assert stream.locate(119) == (B, 19)
-    assert stream.locate(120) == (B, 30)
+    for step, planned, found in (
+        (0, (A, 0), (A, 0)),
+        (49, (A, 49), (A, 49)),
+        (50, (A, 50), (A, 60)),
+        (99, (A, 99), (A, 109)),
+        (100, (B, 0), (B, 0)),
+        (119, (B, 19), (B, 19)),
+        (120, (B, 20), (B, 30)),
+    ):
+        assert plain.locate(step) == planned
+        assert stream.locate(step) == found
 
 
 def test_the_stream_changes_at_phases_and_rollbacks():

@@ -1,14 +1,12 @@
 """Lanes after a rollback, and how a host reads several of them."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from albert_tf.config import DataConfig, TrainingConfig
 from albert_tf.input.batch_stream import BatchStream
-from albert_tf.input.lanes import Lane, shuffled_stream
+from albert_tf.input.pipeline import Lane, shuffled_stream
 from albert_tf.input.record_sets import (
     Phase,
     RecordSet,
@@ -34,7 +32,7 @@ def config(tiny_records, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(config):
-    return find_records("input_file", config.data.input_file, config)
+    return find_records({"input_file": config.data.input_file}, config)
 
 
 def read_rows(records, config, step, num_steps, num_hosts, skipped=None):
@@ -94,20 +92,3 @@ def test_after_a_rollback_all_hosts_skip_the_same_batches(
         np.testing.assert_array_equal(
             after, undisturbed[12 * batch : 12 * (batch + 2)]
         )
-
-
-def test_each_lane_of_a_host_has_a_thread(records, config):
-    """So a lane reads its next part while another lane is slow."""
-
-    def num_prefetches(num_lanes):
-        data = dataclasses.replace(config.data, input_lanes=num_lanes)
-        phases = TrainingData((Phase(0, "", records),))
-        dataset = BatchStream(phases, data, SEED).open(0)(
-            tf.distribute.InputContext()
-        )
-        graph = tf.compat.v1.GraphDef.FromString(
-            dataset._as_serialized_graph().numpy()
-        )
-        return sum("Prefetch" in node.op for node in graph.node)
-
-    assert num_prefetches(3) - num_prefetches(1) == 2

@@ -8,6 +8,8 @@ import tensorflow as tf
 from albert_tf.errors import UserError
 from albert_tf.input import record_sets
 from albert_tf.input.batch_stream import BatchStream
+from albert_tf.input.record_format import parse_records, pretraining_format
+from albert_tf.records.features import features_to_read
 from tests.helpers import tiny_run
 
 
@@ -19,37 +21,8 @@ def config(tiny_records, tmp_path_factory):
 @pytest.fixture(scope="module")
 def records(config):
     return record_sets.find_records(
-        "input_file", config.data.input_file, config
+        {"input_file": config.data.input_file}, config
     )
-
-
-def test_dynamic_records_are_refused_as_held_out_set(
-    tiny_dynamic_records, config
-):
-    data = dataclasses.replace(
-        config.data,
-        eval_input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
-    )
-    with pytest.raises(UserError, match=r"eval_input_file must .* static"):
-        record_sets.find_held_out(dataclasses.replace(config, data=data))
-    data = dataclasses.replace(
-        config.data,
-        eval_input_file=(f"{tiny_dynamic_records}/eval/*.tfrecord",),
-    )
-    held_out = record_sets.find_held_out(dataclasses.replace(config, data=data))
-    assert held_out.masking == "static"
-
-
-def test_a_mixture_of_static_and_dynamic_records_is_refused(
-    tiny_dynamic_records, config
-):
-    both = (
-        *config.data.input_file,
-        f"{tiny_dynamic_records}/train/*.tfrecord",
-    )
-    with pytest.raises(UserError, match="one masking") as error:
-        record_sets.find_records("input_file", both, config)
-    assert f"dynamic only in {tiny_dynamic_records}/train" in str(error.value)
 
 
 def test_dynamic_records_allow_any_number_of_predictions(
@@ -97,21 +70,9 @@ def test_the_unigram_entropy_of_several_sets_is_their_mean(
         metadata["unigram_entropy_nats"] = entropy
         (path / "metadata.json").write_text(json.dumps(metadata))
     found = record_sets.find_records(
-        "input_file", [f"{path}/*.tfrecord" for path in paths], config
+        {"input_file": [f"{path}/*.tfrecord" for path in paths]}, config
     )
     assert found.metadata.unigram_entropy_nats == 6.75
-
-
-def test_records_of_another_length_are_refused_with_both_values(
-    tiny_records, tmp_path
-):
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
-    )
-    with pytest.raises(UserError) as error:
-        record_sets.find_records("input_file", config.data.input_file, config)
-    assert "max_seq_length 32 and 24" in str(error.value)
-    assert "max_predictions_per_seq 6 and 5" in str(error.value)
 
 
 def test_held_out_records_have_the_objective_that_the_settings_name(
@@ -163,7 +124,7 @@ def test_a_held_out_set_with_another_vocabulary_is_refused(
     metadata[name] = value
     (other / "metadata.json").write_text(json.dumps(metadata))
     held_out = record_sets.find_records(
-        "eval_input_file", [f"{other}/*.tfrecord"], config
+        {"eval_input_file": [f"{other}/*.tfrecord"]}, config
     )
     pair = f"{other} must agree with {tiny_records}/train. Received: {name} "
     with pytest.raises(UserError, match=f"{pair}{value!r} and") as error:
@@ -173,7 +134,7 @@ def test_a_held_out_set_with_another_vocabulary_is_refused(
     with pytest.raises(
         UserError, match=f"must agree with .*{name} .*Build both"
     ):
-        record_sets.find_records("input_file", both, config)
+        record_sets.find_records({"input_file": both}, config)
 
 
 def test_training_records_are_refused_as_held_out_set(records):
@@ -195,35 +156,10 @@ def test_training_records_are_recognised_under_another_path(
     else:
         shutil.copytree(tiny_records / "train", other)
     held_out = record_sets.find_records(
-        "eval_input_file", [f"{other}/*.tfrecord"], config
+        {"eval_input_file": [f"{other}/*.tfrecord"]}, config
     )
     with pytest.raises(UserError, match="no file of input_file"):
         record_sets.check_held_out(records, held_out)
-
-
-def test_the_shards_of_an_unfinished_build_are_refused(
-    tiny_records, config, tmp_path
-):
-    shutil.copytree(tiny_records / "train", tmp_path / "train")
-    (tmp_path / "train" / "metadata.json").unlink()
-    (tmp_path / "unfinished.json").write_text("{}")
-    with pytest.raises(UserError, match="a build that has not ended"):
-        record_sets.find_records(
-            "input_file", [f"{tmp_path}/train/*.tfrecord"], config
-        )
-
-
-def test_a_truncated_file_without_metadata_is_refused(
-    tiny_records, config, tmp_path
-):
-    file = next((tiny_records / "train").glob("*.tfrecord"))
-    (tmp_path / "truncated.tfrecord").write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(
-        UserError, match=r"truncated\.tfrecord must be an intact"
-    ):
-        record_sets.find_records(
-            "input_file", [f"{tmp_path}/*.tfrecord"], config
-        )
 
 
 def test_records_without_metadata_are_counted_and_read(
@@ -233,25 +169,11 @@ def test_records_without_metadata_are_counted_and_read(
     for file in (tiny_records / "train").glob("*.tfrecord"):
         shutil.copy(file, tmp_path)
     found = record_sets.find_records(
-        "input_file", [f"{tmp_path}/*.tfrecord"], config
+        {"input_file": [f"{tmp_path}/*.tfrecord"]}, config
     )
 
     assert found.metadata is None
     assert found.counts == records.counts
-
-
-def test_records_without_metadata_of_another_length_are_refused(
-    tiny_records, tmp_path
-):
-    for file in (tiny_records / "train").glob("*.tfrecord"):
-        shutil.copy(file, tmp_path)
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, max_seq_length=24, max_predictions_per_seq=5
-    )
-    with pytest.raises(UserError, match="input_ids 32 and 24"):
-        record_sets.find_records(
-            "input_file", [f"{tmp_path}/*.tfrecord"], config
-        )
 
 
 def test_a_lane_without_records_is_refused(tiny_records, config, tmp_path):
@@ -271,13 +193,170 @@ def test_a_lane_without_records_is_refused(tiny_records, config, tmp_path):
         record_sets.find_training_data(dataclasses.replace(config, data=data))
 
 
-def test_training_without_records_is_refused(config):
-    with pytest.raises(UserError, match=r"input_file must name files .* none"):
-        record_sets.find_training_data(config.replace(input_file=()))
+PACKING = tiny_run.PACKING
+SHORT = {"max_seq_length": 24, "max_predictions_per_seq": 5}
+
+# The training records, changes of the settings, parts of the refusal. `{}` is
+# the directory of records, or of copies of their shards without metadata.
+REFUSALS = {
+    "no files": ("static", {"input_file": ()}, ["must name files", "none"]),
+    "no matches": (
+        "static",
+        {"input_file": ("/none/*.tfrecord",)},
+        ["input_file must match files", "no file at /none/*.tfrecord"],
+    ),
+    "length": (
+        "static",
+        SHORT,
+        ["max_seq_length 32 and 24", "max_predictions_per_seq 6 and 5"],
+    ),
+    "length without metadata": ("bare", SHORT, ["input_ids 32 and 24"]),
+    "unfinished": ("unfinished", {}, ["a build that has not ended"]),
+    "truncated": ("truncated", {}, ["train-00000", "must be an intact"]),
+    "two maskings": (
+        "static dynamic",
+        {},
+        ["one masking", "dynamic in {dynamic}/train"],
+    ),
+    "packed, but unpacked expected": (
+        "packed",
+        {},
+        [
+            "{packed}/train/metadata.json must agree with the settings",
+            "packing 'best_fit' and 'none'; max_examples_per_row 4 and 1",
+        ],
+    ),
+    "unpacked, but packed expected": (
+        "static",
+        PACKING,
+        ["{static}/train/metadata.json", "packing 'none' and 'best_fit'"],
+    ),
+    "another K": (
+        "packed",
+        {**PACKING, "max_examples_per_row": 8},
+        ["max_examples_per_row 4 and 8"],
+    ),
+    "packed and unpacked": (
+        "packed static",
+        PACKING,
+        ["{static}/train/metadata.json", "packing 'none' and 'best_fit'"],
+    ),
+    "packed without metadata": (
+        "bare packed",
+        PACKING,
+        ["--packing=best_fit needs {bare packed}/train/metadata.json"],
+    ),
+    "packed without metadata, but unpacked expected": (
+        "bare packed",
+        {},
+        ["next_sentence_labels 4 and 1", "need the metadata.json"],
+    ),
+    # The rows of the build have slots for masks of its own settings.
+    "packed for another masking": (
+        "dynamic packed",
+        {
+            **PACKING,
+            "masked_lm_prob": 0.3,
+            "ngram": 2,
+            "max_predictions_per_seq": 7,
+        },
+        [
+            "masked_lm_prob 0.15 and 0.3",
+            "ngram 3 and 2",
+            "max_predictions_per_seq 6 and 7",
+        ],
+    ),
+    "held-out records without masks": (
+        "static",
+        {"eval_input_file": ("{dynamic}/train/*.tfrecord",)},
+        ["eval_input_file must hold records of static masking"],
+    ),
+}
 
 
-def test_a_glob_without_files_is_refused(config, tmp_path):
-    with pytest.raises(UserError, match=r"input_file .*no file at"):
-        record_sets.find_records(
-            "input_file", [f"{tmp_path}/*.tfrecord"], config
-        )
+@pytest.fixture
+def directories(
+    tiny_records,
+    tiny_dynamic_records,
+    tiny_packed_records,
+    tiny_dynamic_packed_records,
+    tmp_path,
+):
+    """Directories of records, also of incomplete copies."""
+    copies = {
+        "bare": tiny_records,
+        "unfinished": tiny_records,
+        "truncated": tiny_records,
+        "bare packed": tiny_packed_records,
+    }
+    for name, source in copies.items():
+        shutil.copytree(source / "train", tmp_path / name / "train")
+        (tmp_path / name / "train/metadata.json").unlink()
+    (tmp_path / "unfinished/unfinished.json").write_text("{}")
+    file = min((tmp_path / "truncated/train").glob("*.tfrecord"))
+    file.write_bytes(file.read_bytes()[:-7])
+    return {
+        "static": tiny_records,
+        "dynamic": tiny_dynamic_records,
+        "packed": tiny_packed_records,
+        "dynamic packed": tiny_dynamic_packed_records,
+        **{name: tmp_path / name for name in copies},
+    }
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_records_that_do_not_fit_the_run_are_refused(
+    case, directories, tmp_path
+):
+    trained, changes, parts = REFUSALS[case]
+    names = [trained] if trained in directories else trained.split()
+    changes = {
+        name: tuple(v.format(**directories) for v in value)
+        if name.endswith("input_file")
+        else value
+        for name, value in changes.items()
+    }
+    files = tuple(f"{directories[name]}/train/*.tfrecord" for name in names)
+    config = tiny_run.make_config(
+        directories["static"], tmp_path, **{"input_file": files, **changes}
+    )
+    with pytest.raises(UserError) as error:
+        record_sets.find_training_data(config)
+        record_sets.find_held_out(config)
+    text = " ".join(str(error.value).split())
+    for part in parts:
+        assert part.format(**directories) in text
+
+
+def test_held_out_records_of_one_example_fit_a_run_on_packed_records(
+    tiny_packed_records, tmp_path
+):
+    config = tiny_run.make_config(tiny_packed_records, tmp_path, **PACKING)
+    held_out = record_sets.find_held_out(config)
+    assert held_out.packing == "none"
+    names = [f.name for f in pretraining_format(held_out, config.data).features]
+    assert "next_sentence_positions" not in names
+
+
+def test_the_content_of_a_row_comes_from_the_metadata(
+    tiny_packed_records, tiny_records, tmp_path
+):
+    config = tiny_run.make_config(tiny_packed_records, tmp_path, **PACKING)
+    (phase,) = record_sets.find_training_data(config).phases
+    shards = sorted((tiny_packed_records / "train").glob("*.tfrecord"))
+    serialized = next(iter(tf.data.TFRecordDataset(shards).batch(10**6)))
+    features = features_to_read("static", "best_fit")
+    rows = parse_records(serialized, features, config.data)
+    numbers = rows["input_mask"].numpy()
+    assert phase.records.num_records == len(numbers)
+    assert phase.records.examples_per_row == pytest.approx(
+        numbers.max(axis=1).mean()
+    )
+    assert phase.records.examples_per_row > 1.2
+    assert phase.records.useful_share > 0.85
+    assert phase.records.useful_share == pytest.approx((numbers > 0).mean())
+
+    unpacked = tiny_run.make_config(tiny_records, tmp_path)
+    (phase,) = record_sets.find_training_data(unpacked).phases
+    assert phase.records.examples_per_row == 1
+    assert 0.5 < phase.records.useful_share < 1

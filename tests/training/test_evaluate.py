@@ -37,9 +37,7 @@ def evaluate_with(config):
     objective = Pretraining(config)
     with strategy.scope():
         pretrainer = make_state(config, objective).model
-    held_out = training_records.find_records(
-        "eval_input_file", config.data.eval_input_file, config
-    )
+    held_out = training_records.find_held_out(config)
     evaluator = evaluate.Evaluator(
         strategy, pretrainer, objective, held_out, config
     )
