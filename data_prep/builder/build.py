@@ -36,7 +36,6 @@ from data_prep.builder.examples import (
     UnmaskedExamples,
     group_by_size,
     make_examples,
-    normalize_document,
     token_dtype,
 )
 from data_prep.builder.shards import (
@@ -361,22 +360,20 @@ def choose_unit_size(num_bytes: int, dupe_factor: int) -> int:
 def make_unit(state: _State, task: tuple[int, list[list[str]]]) -> int:
     """Writes the spill file of a unit, and returns its number of examples."""
     unit, documents = task
-    normalized = [
-        normalize_document(document, state.tokenizer, state.config)
-        for document in documents
-    ]
-    made = make_examples(normalized, state.tokenizer, state.config)
+    by_split, piece_counts, skipped = make_examples(
+        documents, state.tokenizer, state.config
+    )
     path = state.unit_path(unit)
     with files.atomic_write(path + ".token_counts.npy") as file:
-        np.save(file, made.piece_counts.astype(np.uint32))
-    files.write_text(path + ".json", json.dumps({"skipped": made.skipped}))
+        np.save(file, piece_counts.astype(np.uint32))
+    files.write_text(path + ".json", json.dumps({"skipped": skipped}))
     examples = UnmaskedExamples.concatenate(
-        made.examples.values(), state.spilled.dtype
+        by_split.values(), state.spilled.dtype
     )
     shards = np.concatenate(
         [
             choose_shards(state.shards, split, of_split.headers["key"])
-            for split, of_split in made.examples.items()
+            for split, of_split in by_split.items()
             if len(of_split.headers)
         ]
         or [np.empty(0, np.int64)]

@@ -118,45 +118,31 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-class MadeExamples(NamedTuple):
-    """The result of `make_examples`.
-
-    Attributes:
-        examples: Examples by split, TRAIN and EVAL.
-        piece_counts: int64, `(vocab_size,)`, occurrences of each piece in the
-            text.
-        skipped: Number of skipped chunks and documents, by reason.
-    """
-
-    examples: dict[str, UnmaskedExamples]
-    piece_counts: np.ndarray
-    skipped: Counter[str]
-
-
-def normalize_document(
-    lines: list[str], tokenizer: Tokenizer, config: RecordsConfig
-) -> list[str]:
-    """Returns the sentences of a document, normalised for the vocabulary."""
-    return [
-        tokenizer.normalize(sentence)
-        for sentence in break_sentences(lines, config)
-    ]
-
-
 def make_examples(
-    documents: Sequence[list[str]], tokenizer: Tokenizer, config: RecordsConfig
-) -> MadeExamples:
+    documents: Iterable[list[str]], tokenizer: Tokenizer, config: RecordsConfig
+) -> tuple[dict[str, UnmaskedExamples], np.ndarray, Counter[str]]:
     """Makes the examples of all copies of some documents.
 
     Args:
-        documents: For each document, the return value of
-            `normalize_document`.
+        documents: The lines of each document.
+
+    Returns:
+        The examples by split, TRAIN and EVAL; the occurrences of each piece in
+        the text, int64, `(vocab_size,)`; and the number of skipped chunks and
+        documents, by reason.
     """
+    normalized = [
+        [
+            tokenizer.normalize(sentence)
+            for sentence in break_sentences(lines, config)
+        ]
+        for lines in documents
+    ]
     dtype = token_dtype(tokenizer.vocab_size)
     piece_counts = np.zeros(tokenizer.vocab_size, np.int64)
     skipped: Counter[str] = Counter()
     parts: dict[str, list[UnmaskedExamples]] = {TRAIN: [], EVAL: []}
-    for group in group_by_size(documents, _CHARACTERS_AT_A_TIME):
+    for group in group_by_size(normalized, _CHARACTERS_AT_A_TIME):
         encoded = tokenizer.encode_normalized(
             [sentence for document in group for sentence in document]
         )
@@ -182,7 +168,7 @@ def make_examples(
         split: UnmaskedExamples.concatenate(examples, dtype)
         for split, examples in parts.items()
     }
-    return MadeExamples(examples_by_split, piece_counts, skipped)
+    return examples_by_split, piece_counts, skipped
 
 
 def choose_split(sentences: Sequence[str], holdout_fraction: float) -> str:
