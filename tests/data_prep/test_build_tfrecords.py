@@ -17,7 +17,6 @@ from albert_tf.records.tokenization import Tokenizer
 from data_prep.builder import build as builder
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.shards import unigram_entropy
-from data_prep.config import RecordsConfig
 from tests.helpers.small_builds import (
     LENGTH,
     PREDICTIONS,
@@ -298,11 +297,6 @@ def test_existing_records_are_not_built_again(
     assert {p: p.stat().st_mtime_ns for p in built.rglob("*")} == before
 
 
-def test_a_remote_scratch_dir_is_refused():
-    with pytest.raises(UserError, match=r"scratch_dir must .*gs://bucket/s"):
-        RecordsConfig(scratch_dir="gs://bucket/s")
-
-
 @pytest.mark.parametrize("setting", ["output_dir", "scratch_dir"])
 def test_unwritable_directories_are_found_before_the_text_is_read(
     tmp_path, setting
@@ -334,6 +328,52 @@ def test_records_of_other_settings_are_replaced_only_with_overwrite(
     assert not list((output_dir / EVAL).iterdir())
 
 
+# The text, changes of the settings, the refusal.
+REFUSALS = [
+    (
+        "Word.",
+        {"holdout_fraction": 0},
+        r"at least two words.*5 documents.*a\.txt, .*c\.txt and 2 more",
+    ),
+    ("", {"holdout_fraction": 1e-9}, "holdout_fraction"),
+    ("", {"holdout_fraction": 0.999999}, "holdout_fraction"),
+    (
+        "",
+        {"spm_model_file": "nowhere.model"},
+        r"nowhere.model.*train_tokenizer",
+    ),
+    (
+        "",
+        {"scratch_dir": "gs://bucket/s"},
+        r"scratch_dir must .*gs://bucket/s",
+    ),
+    ("", {"runner": "dask"}, "must be set together"),
+    ("", {"dask_scheduler": "tcp://a:1"}, "must be set together"),
+    (
+        "",
+        {
+            "runner": "dask",
+            "dask_scheduler": "tcp://a:1",
+            "output_dir": "gs://bucket/records",
+        },
+        "needs --scratch_dir",
+    ),
+    ("", {"runner": "DirectRunner"}, "must be local or dask.*--runner=dask"),
+]
+
+
+@pytest.mark.parametrize(("text", "settings", "message"), REFUSALS)
+def test_builds_that_cannot_work_are_refused(
+    documents, tmp_path, text, settings, message
+):
+    for name in "abcde" if text else "a":
+        (tmp_path / f"{name}.txt").write_text(text or documents[0])
+    settings = {"output_dir": tmp_path / "out", **settings}
+    with pytest.raises(UserError, match=message):
+        build(settings.pop("output_dir"), tmp_path / "*.txt", **settings)
+    assert not list(tmp_path.rglob("*.tfrecord"))
+
+
 def test_documents_of_one_word_are_skipped_and_counted(documents, tmp_path):
     path = tmp_path / "text.txt"
     short = ["Word", "\u0301\n\u0301", "Another"]
@@ -355,39 +395,13 @@ def test_no_segment_is_empty_although_a_sentence_is(tmp_path):
         assert first > 1 and second > first + 1
 
 
-def test_text_of_single_words_is_refused(tmp_path):
-    for name in "abcde":
-        (tmp_path / f"{name}.txt").write_text("Word\n")
-    message = r"at least two words.*5 documents.*a\.txt, .*c\.txt and 2 more"
-    with pytest.raises(UserError, match=message):
-        build(tmp_path / "out", tmp_path / "*.txt")
-    assert not list((tmp_path / "out").rglob("*.tfrecord"))
-
-
-def test_holdout_fraction_that_leaves_a_split_empty_is_refused(
-    documents, tmp_path
-):
-    path = tmp_path / "text.txt"
-    path.write_text(documents[0], encoding="utf-8")
-    with pytest.raises(UserError, match="holdout_fraction"):
-        build(tmp_path / "out", path, holdout_fraction=1e-9)
-    with pytest.raises(UserError, match="holdout_fraction"):
-        build(tmp_path / "out", path, holdout_fraction=0.999999)
-    assert not list((tmp_path / "out").rglob("*.tfrecord"))
-
-
-@pytest.mark.parametrize(("fraction", "warns"), [(0.1, False), (0.3, True)])
-def test_a_limit_that_masks_fewer_tokens_than_wanted_is_a_warning(
-    text_file, tmp_path, caplog, fraction, warns
-):
-    build(tmp_path / "records", text_file, masked_lm_prob=fraction)
-    wanted = f"set --max_predictions_per_seq={round(fraction * LENGTH)}"
-    assert (wanted in caplog.text) == warns
-
-
-def test_missing_vocabulary_is_refused(text_file, tmp_path):
-    with pytest.raises(UserError, match=r"nowhere.model.*train_tokenizer"):
-        build(tmp_path, text_file, spm_model_file="nowhere.model")
+def test_a_limit_that_masks_fewer_tokens_than_wanted_is_a_warning(caplog):
+    for fraction, warns in ((0.1, False), (0.3, True)):
+        caplog.clear()
+        with pytest.raises(UserError, match="no_text"):
+            build("none", "no_text", masked_lm_prob=fraction)
+        wanted = f"set --max_predictions_per_seq={round(fraction * LENGTH)}"
+        assert (wanted in caplog.text) == warns
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from albert_tf.errors import RetryError, UserError
 from data_prep import build_tfrecords, processes
 from data_prep.processes import DaskProcesses, Processes, count_workers
 from tests.helpers import tiny_run
-from tests.helpers.small_builds import make_config, read_files
+from tests.helpers.small_builds import read_files
 
 
 def make_state(text):
@@ -124,27 +124,6 @@ def is_running(pid):
 
 
 distributed = pytest.importorskip("distributed")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"runner": "dask"}, "must be set together"),
-        ({"dask_scheduler": "tcp://a:1"}, "must be set together"),
-        (
-            {
-                "runner": "dask",
-                "dask_scheduler": "tcp://a:1",
-                "output_dir": "gs://bucket/records",
-            },
-            "needs --scratch_dir",
-        ),
-        ({"runner": "DirectRunner"}, "must be local or dask.*--runner=dask"),
-    ],
-)
-def test_runners_that_cannot_work_are_refused(settings, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        make_config(**{"output_dir": tmp_path, **settings})
 
 
 def test_without_dask_or_its_scheduler_workers_are_refused(monkeypatch):

@@ -73,7 +73,7 @@ def moments_and(path):
 
 
 def find_train_records(records, config):
-    return find_records("input_file", (f"{records}/train/*.tfrecord",), config)
+    return find_records({"input_file": [f"{records}/train/*.tfrecord"]}, config)
 
 
 def weights_of(config, vocabulary="", objective="sop", slots=False):
