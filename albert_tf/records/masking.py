@@ -9,7 +9,7 @@ depend on the other examples of its row.
 
 `mask_rows` has four stages:
 
-1. `_find_words`: a token whose boundary mark is set begins a word. A special
+1. `find_words`: a token whose boundary mark is set begins a word. A special
    token ends a segment; the token after it begins a word, marked or not.
 2. `draw_first_words`: consecutive spans cover the words of each example.
    Their lengths are drawn from p(n). The first length of an example is drawn
@@ -118,7 +118,7 @@ def mask_rows(
     max_per_row = keys.shape[1]
     keys = ops.reshape(keys, (-1,))
     examples = _Examples(rows["input_mask"], max_per_row, ops)
-    opens_segment, opens_word = _find_words(
+    opens_segment, opens_word = find_words(
         input_ids, rows["token_boundary"], ops
     )
     first_words = draw_first_words(
@@ -157,8 +157,8 @@ def _keys_at(examples: Array, keys: Array, purpose: int, ops: Any) -> Array:
     return ops.take(random_bits(keys, purpose, ops), examples)
 
 
-def _find_words(
-    input_ids: Array, token_boundary: Array, ops: Any
+def find_words(
+    input_ids: Array, token_boundary: Array, ops: Any = array_ops
 ) -> tuple[Array, Array]:
     """Finds the tokens that open a segment, and those that open a word.
 

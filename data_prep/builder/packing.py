@@ -18,6 +18,7 @@ References:
     [Ding et al., 2024](https://arxiv.org/abs/2404.10830) use best fit.
 """
 
+import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
@@ -28,10 +29,9 @@ from albert_tf.records.features import (
     EXAMPLE_NUMBERS,
     MASK_FEATURES,
     SENTENCE_LABEL,
-    UNK_ID,
     RecordShape,
 )
-from albert_tf.records.masking import FIRST_ORDINARY_ID
+from albert_tf.records.masking import FIRST_ORDINARY_ID, find_words
 
 Features = Mapping[str, np.ndarray]
 
@@ -133,13 +133,8 @@ def largest_mask_counts(
     num_tokens = np.count_nonzero(input_ids, axis=1)
     budgets = np.rint(num_tokens * config.masked_lm_prob).astype(np.int64)
     budgets = budgets.clip(1, config.max_predictions_per_seq)
-    # Words, as the masking rule defines them: special tokens separate them,
-    # and <unk> is a part of a word that is not maskable.
     is_maskable = input_ids >= FIRST_ORDINARY_ID
-    is_text = is_maskable | (input_ids == UNK_ID)
-    opens_segment = is_text.copy()
-    opens_segment[:, 1:] &= ~is_text[:, :-1]
-    opens_word = is_text & (opens_segment | (token_boundary == 1))
+    opens_segment, opens_word = find_words(input_ids, token_boundary)
     starts = np.flatnonzero(opens_word)
     rows = starts // length
     segments = np.cumsum(opens_segment.ravel()[starts])
@@ -328,12 +323,10 @@ class BestFit:
             shape.max_examples_per_row - 1
         )
         self._next_example = 0
-        # Open rows in the order of their first examples.
-        self._open: dict[_Row, None] = {}
-        # The same rows by their room, in the order of their last examples.
-        self._by_room: list[list[_Row]] = [[] for _ in range(self._length)]
-        # Bit n is set if there is an open row with room n.
-        self._rooms = 0
+        # Sorted by room, then by the last example.
+        self._open: list[tuple[int, int, _Row]] = []
+        # No open row has an earlier first example.
+        self._oldest = 0
 
     def add(self, lengths: list[int], num_masked: list[int]) -> list[list[int]]:
         """Adds examples, and returns the rows that are complete by then.
@@ -348,69 +341,44 @@ class BestFit:
         """
         complete: list[list[int]] = []
         for length, masked in zip(lengths, num_masked, strict=True):
+            number = self._next_example
             row = self._take_best(length, masked)
             if row is None:
-                complete += self._close_old_rows()
+                complete += self._close_before(number - _MAX_AGE)
                 row = _Row(self._length, self._max_masked)
             row.room -= length
             row.mask_room -= masked
-            row.examples.append(self._next_example)
+            row.examples.append(number)
             self._next_example += 1
             if (
                 row.room < _SHORTEST_EXAMPLE
                 or len(row.examples) == self._max_examples
             ):
-                self._open.pop(row, None)
                 complete.append(row.examples)
                 continue
-            if row not in self._open:
-                if len(self._open) == _MAX_OPEN_ROWS:
-                    least_room = (self._rooms & -self._rooms).bit_length() - 1
-                    complete.append(self._close(self._by_room[least_room][0]))
-                self._open[row] = None
-            self._by_room[row.room].append(row)
-            self._rooms |= 1 << row.room
+            if len(self._open) == _MAX_OPEN_ROWS:
+                complete.append(self._open.pop(0)[-1].examples)
+            bisect.insort(self._open, (row.room, number, row))
         return complete
 
     def close(self) -> list[list[int]]:
         """Returns the rows that are still open, and forgets them."""
-        rows = [row.examples for row in self._open]
-        self._open.clear()
-        for of_room in self._by_room:
-            of_room.clear()
-        self._rooms = 0
-        return rows
+        return self._close_before(self._next_example)
 
     def _take_best(self, length: int, masked: int) -> _Row | None:
-        """Removes the row with the least sufficient room from `_by_room`."""
-        rooms = self._rooms >> length
-        room = length - 1
-        while rooms:
-            step = (rooms & -rooms).bit_length()
-            room += step
-            rooms >>= step
-            for row in self._by_room[room]:
-                if row.mask_room >= masked:
-                    self._remove(row)
-                    return row
+        """Removes the open row with the least sufficient room."""
+        begin = bisect.bisect_left(self._open, (length,))
+        for i in range(begin, len(self._open)):
+            if self._open[i][-1].mask_room >= masked:
+                return self._open.pop(i)[-1]
         return None
 
-    def _close_old_rows(self) -> list[list[int]]:
-        old = []
-        for row in self._open:
-            if self._next_example - row.examples[0] <= _MAX_AGE:
-                break
-            old.append(row)
-        return [self._close(row) for row in old]
-
-    def _close(self, row: _Row) -> list[int]:
-        self._remove(row)
-        del self._open[row]
-        return row.examples
-
-    def _remove(self, row: _Row) -> None:
-        """Removes a row from `_by_room`."""
-        of_room = self._by_room[row.room]
-        of_room.remove(row)
-        if not of_room:
-            self._rooms ^= 1 << row.room
+    def _close_before(self, number: int) -> list[list[int]]:
+        """Removes the open rows whose first example precedes an example."""
+        if self._oldest >= number:
+            return []
+        old = [r for *_, r in self._open if r.examples[0] < number]
+        self._open = [o for o in self._open if o[-1].examples[0] >= number]
+        firsts = [row.examples[0] for *_, row in self._open]
+        self._oldest = min(firsts, default=number)
+        return sorted(row.examples for row in old)
