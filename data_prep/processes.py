@@ -59,7 +59,11 @@ def count_workers(num_workers: int) -> int:
 
 
 class Processes:
-    """Runs functions in this process or in a pool of worker processes.
+    """Runs functions in this process, in worker processes, or in Dask.
+
+    A task that loses its Dask worker is run again by another one, so a task
+    must write its files completely or not at all. All Dask workers must see the
+    files of the tasks under the same paths, and have this package installed.
 
     Args:
         num_workers: Number of processes, see `count_workers`; 1 runs all tasks
@@ -68,6 +72,12 @@ class Processes:
             task. The function of every task gets the returned state as its
             first argument.
         arguments: Arguments of `make_state`.
+        dask_scheduler: Address of a Dask scheduler, whose workers then run the
+            tasks.
+
+    Raises:
+        UserError: If Dask is needed and not installed.
+        RetryError: If the scheduler does not answer.
 
     Example:
         >>> with Processes(1, str.upper, "ab") as processes:
@@ -81,11 +91,18 @@ class Processes:
         num_workers: int,
         make_state: Callable[..., Any],
         *arguments: Any,
+        dask_scheduler: str = "",
     ) -> None:
         self.num_workers = count_workers(num_workers)
         self._state_maker = make_state, arguments
-        self._pool: concurrent.futures.Executor | None = None
-        if self.num_workers > 1:
+        self._pool: Any = None
+        self._client = None
+        if dask_scheduler:
+            self._client = _connect(dask_scheduler)
+            self._pool = self._client.get_executor(
+                pure=False, retries=_DASK_RETRIES
+            )
+        elif self.num_workers > 1:
             self._pool = concurrent.futures.ProcessPoolExecutor(
                 self.num_workers,
                 # A forked process would lack the threads of this one.
@@ -97,7 +114,9 @@ class Processes:
         return self
 
     def __exit__(self, *_error: Any) -> None:
-        if self._pool is not None:
+        if self._client is not None:
+            self._client.close()
+        elif self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def map(
@@ -109,6 +128,7 @@ class Processes:
 
         Raises:
             UserError: If a worker process was killed.
+            RetryError: If a task loses its Dask worker too often.
         """
         if self._pool is None:
             for task in tasks:
@@ -134,85 +154,47 @@ class Processes:
                 remedy="Run the command again with a smaller --num_workers; "
                 "build_tfrecords continues from its finished work.",
             ) from None
-
-    def _max_pending(self) -> int:
-        return self.num_workers + 2
-
-
-class DaskProcesses(Processes):
-    """Runs functions in the workers of a Dask cluster.
-
-    A task that loses its worker is run again by another one, so a task must
-    write its files completely or not at all. All workers must see the files of
-    the tasks under the same paths, and have this package installed.
-
-    Args:
-        scheduler: Address of the Dask scheduler.
-        make_state, arguments: See `Processes`.
-
-    Raises:
-        UserError: If Dask is not installed.
-        RetryError: If the scheduler does not answer.
-    """
-
-    def __init__(
-        self,
-        scheduler: str,
-        make_state: Callable[..., Any],
-        *arguments: Any,
-    ) -> None:
-        try:
-            import distributed
-        except ImportError:
-            raise UserError(
-                "--runner=dask needs Dask",
-                received="no module named distributed",
-                remedy="Install it here and on all workers: pip install -e "
-                "'.[dask]'.",
-            ) from None
-        try:
-            self._client = distributed.Client(
-                scheduler, timeout=_DASK_TIMEOUT_S, set_as_default=False
-            )
-        except (OSError, TimeoutError, ValueError) as error:
-            raise RetryError(
-                f"the Dask scheduler {scheduler} must answer within "
-                f"{_DASK_TIMEOUT_S} s",
-                received=str(error),
-                remedy="Start it with `dask scheduler`, and check "
-                "--dask_scheduler.",
-            ) from None
-        self._state_maker = make_state, arguments
-        self._pool = self._client.get_executor(
-            pure=False, retries=_DASK_RETRIES
-        )
-
-    def __exit__(self, *_error: Any) -> None:
-        self._client.close()
-
-    def _max_pending(self) -> int:
-        # Some versions of `scheduler_info` list five workers at most.
-        return 2 * len(self._client.nthreads()) + 2
-
-    def map(
-        self, function: Callable[[Any, Task], Any], tasks: Iterable[Task]
-    ) -> Iterator[Any]:
-        """See `Processes.map`.
-
-        Raises:
-            RetryError: If a task loses its worker too often.
-        """
-        from distributed import KilledWorker
-
-        try:
-            yield from super().map(function, tasks)
-        except KilledWorker as error:
+        except Exception as error:
+            # Of distributed, which may not be installed.
+            if type(error).__name__ != "KilledWorker":
+                raise
             raise RetryError(
                 "the workers of Dask must survive their tasks",
                 received=f"{error}, probably because memory ran out",
                 remedy="Start workers with more memory, and run the same "
                 "command again: finished work is kept.",
             ) from None
+
+    def _max_pending(self) -> int:
+        if self._client is None:
+            return self.num_workers + 2
+        # Some versions of `scheduler_info` list five workers at most.
+        return 2 * len(self._client.nthreads()) + 2
+
+
+def _connect(scheduler: str) -> Any:
+    """Returns a client of a Dask scheduler."""
+    try:
+        import distributed
+    except ImportError:
+        raise UserError(
+            "--runner=dask needs Dask",
+            received="no module named distributed",
+            remedy="Install it here and on all workers: pip install -e "
+            "'.[dask]'.",
+        ) from None
+    try:
+        return distributed.Client(
+            scheduler, timeout=_DASK_TIMEOUT_S, set_as_default=False
+        )
+    except (OSError, TimeoutError, ValueError) as error:
+        raise RetryError(
+            f"the Dask scheduler {scheduler} must answer within "
+            f"{_DASK_TIMEOUT_S} s",
+            received=str(error),
+            remedy="Start it with `dask scheduler`, and check "
+            "--dask_scheduler.",
+        ) from None
 
 
 def _start_process() -> None:

@@ -55,7 +55,7 @@ from data_prep.builder.shuffle import (
     rekey_duplicates,
 )
 from data_prep.config import RecordsConfig
-from data_prep.processes import DaskProcesses, Processes, show_progress
+from data_prep.processes import Processes, show_progress
 from data_prep.results import check_writable, find_versions
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import check_language, describe_breaking
@@ -243,12 +243,12 @@ def _build_shards(
         os.makedirs(os.path.join(scratch, kind), exist_ok=True)
     arguments = (config, vocabulary, scratch)
     state = _make_state(*arguments)
-    processes = (
-        DaskProcesses(config.dask_scheduler, _make_state, *arguments)
-        if config.runner == "dask"
-        else Processes(config.num_workers, _make_state, *arguments)
-    )
-    with processes:
+    with Processes(
+        config.num_workers,
+        _make_state,
+        *arguments,
+        dask_scheduler=config.dask_scheduler,
+    ) as processes:
         make_units(state, sources, processes)
         num_examples, built = _sum_units(state)
         directory.check_not_empty(config, num_examples, built.skipped, sources)

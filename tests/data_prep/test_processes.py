@@ -13,7 +13,7 @@ import pytest
 
 from albert_tf.errors import RetryError, UserError
 from data_prep import build_tfrecords, processes
-from data_prep.processes import DaskProcesses, Processes, count_workers
+from data_prep.processes import Processes, count_workers
 from tests.helpers import tiny_run
 from tests.helpers.small_builds import read_files
 
@@ -129,11 +129,11 @@ distributed = pytest.importorskip("distributed")
 def test_without_dask_or_its_scheduler_workers_are_refused(monkeypatch):
     monkeypatch.setattr(processes, "_DASK_TIMEOUT_S", 0.1)
     with pytest.raises(RetryError, match=r"tcp://127\.0\.0\.1:9 must answer"):
-        DaskProcesses("tcp://127.0.0.1:9", str)
+        Processes(1, str, dask_scheduler="tcp://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "distributed", None)
     message = r"no module named distributed.*-e '\.\[dask\]'"
     with pytest.raises(UserError, match=message):
-        DaskProcesses("tcp://127.0.0.1:9", str)
+        Processes(1, str, dask_scheduler="tcp://127.0.0.1:9")
 
 
 def fail_three_times(name, path):
@@ -151,7 +151,9 @@ def test_a_task_that_fails_is_tried_again(tmp_path):
         distributed.LocalCluster(
             n_workers=1, processes=False, dashboard_address=None
         ) as cluster,
-        DaskProcesses(cluster.scheduler_address, str, "done") as workers,
+        Processes(
+            1, str, "done", dask_scheduler=cluster.scheduler_address
+        ) as workers,
     ):
         tasks = workers.map(fail_three_times, [tmp_path / "tries"])
         assert list(tasks) == ["done"]
