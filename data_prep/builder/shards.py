@@ -38,7 +38,6 @@ from data_prep.config import RecordsConfig
 # written.
 NOTES_DIR = "unfinished"
 
-
 # Examples masked and serialized at a time; they fit the processor's caches.
 _BATCH_SIZE = 256
 

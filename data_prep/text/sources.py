@@ -150,22 +150,20 @@ class TextFile:
 
     def _check_text(self, config: CorpusConfig, on_stored: OnStored) -> None:
         """Reads block by block, and by line only to report a faulty line."""
-        if self._has_fault(config, on_stored):
-            for _ in self._read_text(config, len, collections.Counter()):
-                pass
-
-    def _has_fault(self, config: CorpusConfig, on_stored: OnStored) -> bool:
         decode = codecs.getincrementaldecoder("utf-8")().decode
         try:
             for block in read_text_blocks(self.name, on_stored):
                 if config.on_bad_utf8 == "error":
                     decode(block)
                 if _ZERO in block:
-                    return True
-            decode(b"", final=True)
+                    break
+            else:
+                decode(b"", final=True)
+                return
         except UnicodeDecodeError:
-            return True
-        return False
+            pass
+        for _ in self._read_text(config, len, collections.Counter()):
+            pass
 
     def _read_text(
         self, config: CorpusConfig, on_stored: OnStored, skipped: Skipped
