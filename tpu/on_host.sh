@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The commands that tpu/launch.sh runs on the hosts of a TPU. Host 0 trains.
+# The commands that tpu/launch.py runs on the hosts of a TPU. Host 0 trains.
 #
 #   install              installs the packages, and checks that TensorFlow finds
 #                        the TPUs
@@ -299,7 +299,7 @@ stop() {
     echo "$log reports when the checkpoint is saved"
     ;;
   exit*)
-    # `launch.sh run` may be about to start it again.
+    # `tpu.launch run` may be about to start it again.
     touch "$state/stopped"
     echo 'training has ended, and is not started again'
     ;;

@@ -305,7 +305,7 @@ def _check_servers(addresses: list[str]) -> None:
             "all hosts of the TPU slice must answer within "
             f"{SERVER_TIMEOUT_S} s",
             received=f"no answer from {', '.join(silent)}",
-            remedy="Start start_grpc_tpu_worker on each host (tpu/launch.sh "
+            remedy="Start start_grpc_tpu_worker on each host (tpu.launch "
             "start does so). If it is running there, check its log and the "
             "firewall.",
         )

@@ -43,7 +43,7 @@ _INTERRUPT_OF_STATUS = {
 }
 
 # A run fails when it has ended this number of times with RETRY_STATUS without a
-# new checkpoint in between. --max_failures of tpu/launch.sh has the same value.
+# new checkpoint in between. --max_failures of tpu.launch has the same value.
 _MAX_RETRY_STATUSES = 3
 
 

@@ -13,6 +13,7 @@ from absl import flags as absl_flags
 
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.errors import RETRY_STATUS, UserError
+from tpu import launch
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -29,7 +30,7 @@ COMMANDS = {
     for path in (ROOT / package).rglob("*.py")
     if re.search(r"^    flags\.run\(", path.read_text(), re.M)
 }
-LAUNCH = "tpu/launch.sh"
+LAUNCH = "tpu.launch"  # its flags are not absl's
 # Flags that the text of documents mentions without a command of this project.
 OTHER_FLAGS = {"help", "flagfile", "network", "na-prob-file", "na-prob-thresh"}
 OTHER_FLAGS |= {"logdir", "soft-delete-duration", "no-deps"}
@@ -88,19 +89,17 @@ def commands_in(text):
     """
     lines = "\n".join(re.findall("^    .*$", text, re.M))
     lines = re.sub(r"\\\n", " ", lines)
-    for program, module, rest in re.findall(
-        rf"(?:(python -m) ([\w.]+)|{LAUNCH} \w+)(?=\s|$)(.*)", lines
-    ):
+    for module, rest in re.findall(r"python -m ([\w.]+)(?=\s|$)(.*)", lines):
         if f"{module}.__main__" in COMMANDS:
             module += ".__main__"
-        if program and module not in COMMANDS:
+        if module not in (LAUNCH, *COMMANDS):
             assert module.split(".")[0] not in PACKAGES, module
             continue
         words = shlex.split(
             re.sub(r"\$\([^)]*\)|->.*", "", rest), comments=True
         )
         yield (
-            module or LAUNCH,
+            module,
             [w for w in words if "..." not in w and "=$" not in w],
         )
 
@@ -139,9 +138,11 @@ def test_commands_have_flags_that_exist(source, monkeypatch):
             parse(config_class_of(program)(words), words)
             continue
         end = words.index("--") if "--" in words else len(words)
-        for word in words[:end]:
+        command, *own = words[:end]
+        assert command in launch.COMMANDS
+        for word in own:
             name = re.match(r"--(\w+)=?", word)[1]
-            assert name == "dry_run" or f"{name}=${{ALBERT_TPU_" in read(LAUNCH)
+            assert name in ("dry_run", *launch.SETTINGS)
         parse(PretrainingConfig, words[end + 1 :])
 
 
@@ -155,8 +156,7 @@ def test_flags_in_the_text_exist():
             values = absl_flags.FlagValues()
             flags.define(config_class, values)
             known |= set(values)
-    known |= set(re.findall(r"(\w+)=\${ALBERT_TPU_", read(LAUNCH)))
-    known |= {"dry_run"}
+    known |= {"dry_run", *launch.SETTINGS}
     unknown = {
         (document, name)
         for document in PRESENT

@@ -64,7 +64,7 @@ class Running:
 def test_a_slice_trains_and_each_failure_has_a_line_and_a_status(
     tiny_records, tmp_path
 ):
-    """`tpu/launch.sh run` ends at status 0, and restarts at 143 and 75."""
+    """`tpu.launch run` ends at status 0, and restarts at 143 and 75."""
 
     def config(run_dir="run", **changes):
         return tiny_run.make_config(

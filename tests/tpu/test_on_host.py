@@ -1,0 +1,339 @@
+"""`tpu/on_host.sh` on hosts that are directories.
+
+Python, the server and gcloud are replaced by scripts, and the metadata server
+by a local one.
+"""
+
+import ast
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.metadata_server import MetadataServer
+from tests.helpers.run_processes import PATIENCE_S, free_ports
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = ROOT / "tpu" / "on_host.sh"
+
+# These break if a shell expands them once too often, or too seldom.
+TRAINING = ["--output_dir=gs://bucket/run", "--dataset=a='b $HOME \"c\"'"]
+
+PROGRAMS = {
+    # Trains: the first line of ~/plan is its exit status, or "wait" for a
+    # signal.
+    "bin/python": """#!/bin/bash
+[ "$2" != albert_tf.cluster.notices ] || exec PYTHON "$@"
+read -r result < <(sed -n 1p ~/plan)
+sed -i 1d ~/plan
+echo "saved gs://bucket/run/checkpoints/step-7 in 1.0 s, in the background"
+echo "the last words of $result"
+trap 'exit 143' TERM
+printf '%s\\0' "${TPU_LOAD_LIBRARY-}" "${LIBTPU_INIT_ARGS-}" "$@" >~/trained
+[ "$TPU_LOAD_LIBRARY" != 0 ] || echo hello >/dev/tcp/127.0.0.1/$ALBERT_TPU_PORT
+while [ "$result" = wait ]; do sleep 0.1; done
+exit $result
+""",
+    # It ignores SIGTERM once a program has used it.
+    "bin/start_grpc_tpu_worker": """#!PYTHON
+import os, pathlib, signal, socket, time
+home, used = pathlib.Path.home(), False
+def on_sigterm(*_):
+    (home / "sigterm").touch()
+    if not used:
+        os._exit(143)
+signal.signal(signal.SIGTERM, on_sigterm)
+environment = {k: v for k, v in os.environ.items() if "TPU_" in k}
+server = socket.create_server(("127.0.0.1", int(os.environ["TPU_TASK_PORT"])))
+with open(home / "served", "a") as served:
+    print(environment, file=served)
+while not server.accept()[0].recv(1):
+    pass
+used = True
+(home / "used").touch()
+time.sleep(3600)
+""",
+    "gcloud": """#!/bin/bash
+[ ! -e ~/broken_bucket ] || { echo "no permission" >&2; exit 1; }
+cp "$4" ~/"${5#gs://}"
+echo "$5" "$(wc -c <"$4")" >>~/uploads
+""",
+}
+
+
+def wait_for(function):
+    """Returns once `function()` is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not function():
+        assert time.monotonic() < deadline, function
+        time.sleep(0.05)
+
+
+class Host:
+    """A directory that acts as a host; called with a command of the script."""
+
+    def __init__(self, home, metadata):
+        self.home, self.state = home, home / "albert_tf_state"
+        (home / "bin").mkdir(parents=True)
+        (home / "bucket").mkdir()
+        for name, text in PROGRAMS.items():
+            (home / name).write_text(text.replace("PYTHON", sys.executable))
+            (home / name).chmod(0o755)
+        self.environment = {
+            "HOME": str(home),
+            "PATH": f"{home}:{os.environ['PATH']}",
+            "GCE_METADATA_HOST": metadata.host,
+            "ALBERT_TPU_BIN_DIR": str(home / "bin"),
+            "ALBERT_TPU_PORT": str(free_ports(1)[0]),
+            "ALBERT_TPU_ENV_FILE": str(home / "tpu-env"),
+        }
+        (home / "tpu-env").write_text("TPU_OF_IMAGE='set by it'\n")
+        self.plan("0")
+
+    def __call__(self, *words, status=0):
+        done = subprocess.run(
+            ["bash", SCRIPT, *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return (done.stdout + done.stderr).strip()
+
+    def plan(self, *results):
+        (self.home / "plan").write_text("".join(f"{r}\n" for r in results))
+
+    def train(self, *flags, log_dir=""):
+        """Trains until the end, if there is one."""
+        waits = (self.home / "plan").read_text().startswith("wait")
+        self("train", log_dir, *(flags or TRAINING))
+        if not waits:
+            wait_for(lambda: self("status") != "running")
+        wait_for(lambda: (self.home / "trained").exists())
+
+    def trained(self):
+        """TPU_LOAD_LIBRARY, LIBTPU_INIT_ARGS and arguments of Python."""
+        return (self.home / "trained").read_text().split("\0")[:-1]
+
+    def served(self):
+        """The environments of its servers."""
+        path = self.home / "served"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [ast.literal_eval(line) for line in lines]
+
+    @property
+    def log(self):
+        return (self.state / "train.log").read_text()
+
+    def copied_log(self):
+        parts = sorted((self.home / "bucket").glob("*.log"))
+        return "".join(part.read_text() for part in parts)
+
+    def kill(self):
+        for path in self.state.glob("*.pid"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(os.getpgid(int(path.read_text())), signal.SIGKILL)
+
+
+@pytest.fixture
+def metadata():
+    """The metadata server of a slice of one host."""
+    with MetadataServer.serve() as server:
+        set_hosts(server, "10.0.0.2")
+        yield server
+
+
+def set_hosts(metadata, *addresses):
+    endpoints = ",".join(f"unknown:unknown:{a}" for a in addresses)
+    metadata.values |= {
+        "attributes/worker-network-endpoints": endpoints,
+        "attributes/agent-worker-number": "0",
+        "network-interfaces/0/ip": addresses[0],
+    }
+
+
+@pytest.fixture
+def host(tmp_path, metadata):
+    made = Host(tmp_path / "host", metadata)
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def host_of_slice(host, metadata):
+    """The first of two hosts."""
+    set_hosts(metadata, "10.0.0.2", "10.0.0.3")
+    return host
+
+
+def test_the_script_passes_the_linters():
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    assert "\nset -euo pipefail\n" in SCRIPT.read_text()
+    if shellcheck := shutil.which("shellcheck"):
+        subprocess.run([shellcheck, SCRIPT], check=True)
+
+
+def test_the_python_code_of_the_script_finds_its_modules():
+    """The Python of the other tests does not run this code."""
+    code = SCRIPT.read_text().partition("<<'PYTHON'\n")[2]
+    done = subprocess.run(
+        [sys.executable, "-", "2"],
+        input=code.partition("\nPYTHON\n")[0],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "no TPU chip" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_training_is_known_by_its_state_and_flags(host):
+    """Also after a reboot of the host; not by a process id."""
+    assert host("status") == "none"
+    host.plan("wait", "3", "wait")
+    host.train()
+    assert host.trained() == [
+        *("", "", "-m", "albert_tf.run_pretraining", "--strategy=tpu"),
+        *TRAINING,
+    ]
+    assert host("status_of", *TRAINING) == "running"
+    assert "must not be running" in host("train", "", *TRAINING, status=1)
+    host.kill()
+    assert host("status_of", *TRAINING) == "lost"
+    host.train()
+    assert host("status_of", *TRAINING) == "exit 3"
+    assert host("status_of", *TRAINING, "--seed=2") == "other"
+    host.environment["LIBTPU_INIT_ARGS"] = "--a=1"
+    assert host("status_of", *TRAINING) == "other"
+    assert host("tail", "1") == "the last words of 3"
+    assert host("newest_checkpoint") == "step-7"
+    host.train()
+    host("stop")
+    wait_for(lambda: host("status") == "stopped")
+
+
+@pytest.mark.slow
+def test_stop_also_ends_training_that_would_be_started_again(host):
+    host.plan("143")
+    host.train()
+    assert "is not started again" in host("stop")
+    assert "was stopped before" in host("stop")
+    assert host("status") == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ["--xla_a=1 --b='2 3'", ""])
+def test_a_host_of_a_slice_runs_a_server(host_of_slice, flags):
+    """Without flags of the compiler, servers get those of the image."""
+    host = host_of_slice
+    settings = host.home / "tpu-env"
+    settings.write_text("TPU_OF_IMAGE='set by it'\nLIBTPU_INIT_ARGS=--image\n")
+    host.environment |= {"LIBTPU_INIT_ARGS": flags} if flags else {}
+    host("serve")
+    host.train()
+    port = host.environment["ALBERT_TPU_PORT"]
+    assert host.trained()[:6] == [
+        "0",  # the servers have the TPU
+        *(flags, "-m", "albert_tf.run_pretraining", "--strategy=tpu"),
+        f"--tpu_name=grpc://10.0.0.2:{port},10.0.0.3:{port}",
+    ]
+    (environment,) = host.served()
+    expected = {
+        "CLOUD_TPU_TASK_ID": "0",
+        "LIBTPU_INIT_ARGS": flags or "--image",
+        "TPU_HOSTNAME_OVERRIDE": "10.0.0.2",
+        "TPU_MESH_CONTROLLER_ADDRESS": "10.0.0.2:8476",
+        "TPU_OF_IMAGE": "set by it",
+        "TPU_TASK_PORT": port,
+    }
+    assert {name: environment.get(name) for name in expected} == expected
+    # A server that has been used ignores SIGTERM, and is replaced.
+    wait_for((host.home / "used").exists)
+    host.environment["ALBERT_TPU_SERVER_GRACE_S"] = "1"
+    host("serve")
+    assert len(host.served()) == 2
+
+
+@pytest.mark.slow
+def test_the_server_of_a_host_gets_sigterm_at_a_notice(host_of_slice, metadata):
+    """TensorFlow's server then asks the run of the slice to stop."""
+    host_of_slice("serve")
+    metadata.set("preempted", "TRUE")
+    wait_for((host_of_slice.home / "sigterm").exists)
+    log = host_of_slice.state / "server.log"
+    assert "preempted TRUE: sending SIGTERM" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_host_serves_after_the_end_of_a_notice(host, metadata):
+    """Training would get the same notice at once. A host alone has no server.
+
+    A notice that stays delays training only.
+    """
+    metadata.set("preempted", "TRUE")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        serve = pool.submit(host, "serve")
+        with pytest.raises(concurrent.futures.TimeoutError):
+            serve.result(timeout=2)
+        metadata.set("preempted", "FALSE")
+        serve.result()
+    metadata.set("preempted", "TRUE")
+    host.environment["ALBERT_TPU_NOTICE_WAIT_S"] = "1"
+    host("serve")
+    assert not host.served()
+
+
+@pytest.mark.slow
+def test_without_metadata_a_slice_is_not_treated_as_one_host(host):
+    host.environment["GCE_METADATA_HOST"] = "127.0.0.1:9"
+    for words in (["serve"], ["train", "", *TRAINING]):
+        said = host(*words, status=1)
+        assert "metadata server must return the hosts" in said
+    assert not (host.home / "trained").exists()
+
+
+@pytest.mark.slow
+def test_each_part_of_the_log_is_copied_once_it_is_full(host):
+    """Two starts on one host continue the same parts of 64 bytes."""
+    host.environment["ALBERT_TPU_LOG_PART_BYTES"] = "64"
+    host.plan("143", "0")
+    host.train(log_dir="gs://bucket")
+    host.train(log_dir="gs://bucket")
+    assert host.copied_log() == host.log
+    lines = (host.home / "uploads").read_text().splitlines()
+    uploads = [line.split() for line in lines]
+    assert max(int(size) for _, size in uploads) == 64
+    full = [name for name, size in uploads if size == "64"]
+    assert len(full) == len(set(full)) == len(host.log) // 64
+
+
+@pytest.mark.slow
+def test_the_log_is_copied_once_the_bucket_permits_it(host):
+    """While training runs, and after it has ended."""
+    host.environment |= {
+        "ALBERT_TPU_LOG_PART_BYTES": "64",
+        "ALBERT_TPU_COPY_LOG_S": "0.1",
+    }
+    (host.home / "broken_bucket").touch()
+    host.plan("wait")
+    host.train(log_dir="gs://bucket")
+    wait_for(lambda: "could not be copied" in host.log)
+    assert not host.copied_log()
+    (host.home / "broken_bucket").unlink()
+    wait_for(lambda: "no permission" in host.copied_log())
+    assert host("status") == "running"
+    with (host.state / "train.log").open("a") as file:
+        file.write("the end\n")
+    host("stop")
+    wait_for(lambda: host("status") == "stopped")
+    assert host.copied_log() == host.log
