@@ -1,7 +1,7 @@
 """Compares a written model with the model that it was made from.
 
-For a Hugging Face folder, transformers and albert_tf also run on the same text.
-This needs the extra interop: PyTorch and transformers.
+For a Hugging Face folder, transformers and albert_tf also run on the same
+tokens. This needs the extra interop: PyTorch and transformers.
 """
 
 import importlib
@@ -13,25 +13,17 @@ import tensorflow as tf
 
 from albert_tf.errors import UserError
 from albert_tf.interop import formats
-from albert_tf.interop.formats import HUGGING_FACE, RUN
+from albert_tf.interop.formats import RUN
 from albert_tf.interop.hugging_face_config import class_name
 from albert_tf.interop.weight_names import ModelWeights
 from albert_tf.io.files import is_remote
 from albert_tf.records.features import CLS_ID, SEP_ID
-from albert_tf.records.tokenization import Tokenizer
 
 # Relative to the largest value of an output, or to 1 if that is smaller:
 # rounding errors of float32 grow with the values, and differ between CPUs.
 TOLERANCE = 1e-4
 
 _MAX_LENGTH = 64
-
-# The two halves of a line are a pair of segments.
-_LINES = (
-    "The parameters are shared between the layers. So the model stays small.",
-    "In 2019, it was trained for 125,000 steps on 3.3 billion words.",
-    "Paris is the capital of France, and Ångström was a Swede (1814-1874).",
-)
 
 # Outputs of transformers -> ours, where the names differ.
 _OUR_OUTPUTS = {
@@ -41,12 +33,6 @@ _OUR_OUTPUTS = {
     "sop_logits": "sentence_logits",
 }
 _PER_TOKEN = ("sequence_output", "mlm_logits", "start_logits", "end_logits")
-
-# Facts about a model, apart from its arrays, that each format stores.
-_FACTS_KEPT = {
-    RUN: ("config", "sentence_objective", "step", "head"),
-    HUGGING_FACE: ("head",),
-}
 
 
 def verify(
@@ -61,17 +47,16 @@ def verify(
 
     Returns:
         The result, as lines of text.
-
-    Raises:
-        UserError: If the models differ.
     """
-    target_format = formats.find_format(directory)
-    expected = weights if target_format == RUN else weights.regrouped()
+    is_run = formats.find_format(directory) == RUN
+    expected = weights if is_run else weights.regrouped()
     written = formats.read_weights(directory)
     arrays = {**expected.values, **expected.slots}
     found = {**written.values, **written.slots}
-    if target_format == HUGGING_FACE:
+    facts = ["config", "sentence_objective", "step", "head"]
+    if not is_run:
         # The format has no moments, and the folder may have no sentence head.
+        facts = ["head"]
         arrays = {
             name: arrays[name].astype(dtype).astype(np.float32)
             for name in arrays
@@ -79,7 +64,7 @@ def verify(
         }
     differing = [
         name
-        for name in _FACTS_KEPT[target_format]
+        for name in facts
         if getattr(expected, name) != getattr(written, name)
     ]
     # A run has all settings, also those that are unknown here.
@@ -101,7 +86,7 @@ def verify(
             received=f"differences in {', '.join(sorted(differing)[:5])}",
         )
     lines = [f"all {len(arrays)} arrays are equal, bit for bit"]
-    if target_format == HUGGING_FACE:
+    if not is_run:
         lines += [
             f"largest difference of {name}: {difference:.2g}"
             for name, difference in compare(written, directory).items()
@@ -110,11 +95,10 @@ def verify(
 
 
 def compare(weights: ModelWeights, directory: str) -> dict[str, float]:
-    """Runs transformers and albert_tf, in float32, on the same text.
+    """Runs transformers and albert_tf, in float32, on the same tokens.
 
     Args:
-        weights: The model that albert_tf runs. If it has no vocabulary, random
-            ids are the text.
+        weights: The model that albert_tf runs.
         directory: The folder that transformers loads, local.
 
     Returns:
@@ -140,7 +124,8 @@ def compare(weights: ModelWeights, directory: str) -> dict[str, float]:
         name = _OUR_OUTPUTS.get(name, name)
         if name == "logits" and weights.head is None:
             name = "mlm_logits"  # of AlbertForMaskedLM
-        chosen = batch["input_mask"] > 0 if name in _PER_TOKEN else ...
+        real = batch["input_mask"][:, 0] > 0
+        chosen = real if name in _PER_TOKEN else ...
         expected, found = expected[chosen], ours[name][chosen]
         differences[name] = float(np.abs(expected - found).max())
         limit = TOLERANCE * max(1.0, float(np.abs(expected).max()))
@@ -156,31 +141,27 @@ def compare(weights: ModelWeights, directory: str) -> dict[str, float]:
 
 
 def _make_batch(weights: ModelWeights) -> dict[str, np.ndarray]:
-    """`input_ids`, `input_mask` and `segment_ids`: int32, `(lines, length)`."""
+    """Two pairs of random segments, repeated as the choices of an example.
+
+    Returns:
+        `input_ids`, `input_mask` and `segment_ids`: int32, `(2, choices,
+        length)`.
+    """
     config = weights.config
-    longest = min(_MAX_LENGTH, config.max_position_embeddings)
-    if weights.vocabulary:
-        encoded = Tokenizer(weights.vocabulary).encode_batch(_LINES)
-        texts = np.split(encoded.ids, encoded.ends[:-1])
-    else:
-        generator = np.random.default_rng(0)
-        texts = [
-            generator.integers(SEP_ID + 1, config.vocab_size, length)
-            for length in (longest, longest // 2)
-        ]
-    ids = np.zeros((len(texts), longest), np.int32)
-    mask, segments = np.zeros_like(ids), np.zeros_like(ids)
-    for row, text in enumerate(texts):
-        tokens = [CLS_ID, *text[: longest - 2], SEP_ID]
-        ids[row, : len(tokens)] = tokens
-        mask[row, : len(tokens)] = 1
-        segments[row, len(tokens) // 2 : len(tokens)] = 1
-    return {"input_ids": ids, "input_mask": mask, "segment_ids": segments}
-
-
-def _num_choices(weights: ModelWeights) -> int:
-    """How often a text is repeated, as the choices of an example."""
-    return weights.head.num_choices if weights.head else 1
+    choices = weights.head.num_choices if weights.head else 1
+    length = min(_MAX_LENGTH, config.max_position_embeddings)
+    ids = np.random.default_rng(0).integers(
+        SEP_ID + 1, config.vocab_size, (2, 1, length), np.int32
+    )
+    ids[..., 0], ids[..., -1] = CLS_ID, SEP_ID
+    position = np.arange(length, dtype=np.int32)
+    mask = (position < [[[length]], [[length - length // 2]]]).astype(np.int32)
+    segments = mask * (position >= length // 4)
+    return {
+        "input_ids": np.repeat(ids * mask, choices, 1),
+        "input_mask": np.repeat(mask, choices, 1),
+        "segment_ids": np.repeat(segments, choices, 1),
+    }
 
 
 def _run(
@@ -188,7 +169,7 @@ def _run(
 ) -> dict[str, np.ndarray]:
     model: Any = formats.make_model(weights)
     inputs = {
-        name: tf.constant(np.tile(values, (1, _num_choices(weights))))
+        name: tf.constant(values.reshape(len(values), -1))
         for name, values in batch.items()
     }
     outputs = {}
@@ -231,16 +212,15 @@ def _run_theirs(
                 f"{directory} must hold exactly the weights of {name}",
                 received=f"{kind}: {found}",
             )
-    model, choices = model.eval().float(), _num_choices(weights)
-    if choices > 1:
-        batch = {
-            name: np.repeat(values[:, np.newaxis], choices, axis=1)
-            for name, values in batch.items()
-        }
+    model = model.eval().float()
+    ids, mask, segments = (
+        torch.tensor(values if values.shape[1] > 1 else values[:, 0]).long()
+        for values in batch.values()
+    )
     inputs = {
-        "input_ids": torch.tensor(batch["input_ids"]).long(),
-        "attention_mask": torch.tensor(batch["input_mask"]).long(),
-        "token_type_ids": torch.tensor(batch["segment_ids"]).long(),
+        "input_ids": ids,
+        "attention_mask": mask,
+        "token_type_ids": segments,
     }
     with torch.no_grad():
         outputs = dict(model(**inputs))

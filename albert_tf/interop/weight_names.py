@@ -312,12 +312,7 @@ class ModelWeights:
         """The model of values and slots that a file holds.
 
         A missing sentence head is filled with zeros, and a warning is logged.
-
-        Args:
-            config: The architecture.
-            objective: The sentence objective.
-            arrays: Values and slots; unknown names are refused.
-            more: Other attributes.
+        `more`: other attributes.
         """
         suffixes = tuple(f"/{moment}" for moment in MOMENTS)
         values = {n: v for n, v in arrays.items() if not n.endswith(suffixes)}

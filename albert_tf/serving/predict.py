@@ -39,16 +39,10 @@ TEXT_PAIR = "_text_pair"
 
 
 class SentenceSignature(NamedTuple):
-    """The signature of a sentence head.
-
-    Attributes:
-        name: Name of the signature that takes ids.
-        outputs: Names of the two probabilities, in the order of the labels.
-        statement: Text for the event that the first probability refers to.
-    """
+    """The signature of a sentence head, and what its first output states."""
 
     name: str
-    outputs: tuple[str, str]
+    outputs: tuple[str, str]  # probabilities, in the order of the labels
     statement: str
 
 
@@ -158,13 +152,7 @@ def print_responses(
 
     A fine-tuned model solves its task; a JSON object is printed for each
     answer. A pretrained model fills masks or, given `text_pair`, says how
-    probable it is that this text follows.
-
-    Args:
-        saved_model_dir: See `ask`.
-
-    Raises:
-        UserError: If the model does not take these texts.
+    probable it is that this text follows. `saved_model_dir`: see `ask`.
     """
     signatures = client.list_signatures()
     if task := find_task(signatures):
@@ -172,16 +160,20 @@ def print_responses(
             print(json.dumps(answer, ensure_ascii=False))
         return
     if texts.question or texts.choice:
-        raise UserError(
+        raise _lacks(
             "question and choice need a fine-tuned model that takes text",
-            received=f"the signatures {', '.join(signatures)}",
-            remedy="Omit --question and --choice, or export a fine-tuned run "
+            signatures,
+            "Omit --question and --choice, or export a fine-tuned run "
             "without --notext_signatures.",
         )
     if texts.text_pair:
         _print_order(client, signatures, texts)
     else:
         _print_filled(client, signatures, texts.text)
+
+
+def _lacks(wanted: str, signatures: Sequence[str], remedy: str) -> UserError:
+    return UserError(wanted, f"the signatures {', '.join(signatures)}", remedy)
 
 
 # --- pretrained models -------------------------------------------------------
@@ -192,10 +184,10 @@ def _print_filled(
 ) -> None:
     """Prints each text and the most probable pieces of its masks."""
     if FILL_MASK + TEXT not in signatures:
-        raise UserError(
+        raise _lacks(
             "masks can be filled only by a model with text signatures",
-            received=f"the signatures {', '.join(signatures)}",
-            remedy="Export the run again without --notext_signatures.",
+            signatures,
+            "Export the run again without --notext_signatures.",
         )
     answer = client.predict(FILL_MASK + TEXT, {"text": texts})
     for text, *rows in zip(
@@ -219,11 +211,11 @@ def _print_order(
         if sentence.name + TEXT_PAIR in signatures:
             break
     else:
-        raise UserError(
+        raise _lacks(
             "text_pair needs a model with a sentence head and text signatures",
-            received=f"the signatures {', '.join(signatures)}",
-            remedy="Export the run again without --notext_signatures. It must "
-            "be trained with --sentence_objective=sop or nsp.",
+            signatures,
+            "Export the run again without --notext_signatures. It must be "
+            "trained with --sentence_objective=sop or nsp.",
         )
     second_texts = texts.second_texts()
     answer = client.predict(
@@ -240,17 +232,10 @@ def _print_order(
 
 
 class Task(NamedTuple):
-    """A kind of task, and the settings that hold its texts.
+    """A kind of task, and the settings that hold its texts."""
 
-    Attributes:
-        signature: Name of the signature to call; of two texts, + "_pair".
-        name: The kind, in words.
-        needs: Settings that must be given.
-        may_have: Further settings.
-    """
-
-    signature: str
-    name: str
+    signature: str  # of pairs of texts, + "_pair"
+    name: str  # in words
     needs: tuple[str, ...]
     may_have: tuple[str, ...] = ()
 

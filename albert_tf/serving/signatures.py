@@ -169,6 +169,7 @@ def make_signatures(
     def classify(*packed: tf.Tensor) -> Outputs:
         probabilities = tf.nn.softmax(forward(*packed)["sentence_logits"])
         columns = tf.unstack(probabilities, axis=-1)
+        assert sentence is not None
         return dict(zip(sentence.outputs, columns, strict=True))
 
     encode_ids = _signature(encode, _PACKED)

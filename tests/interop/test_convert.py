@@ -86,24 +86,24 @@ def test_the_command_prints_a_summary(tmp_path, google_albert_dir, capsys):
     assert "moments             of 80 variables" in printed
     assert f"{google_albert_dir / 'model.ckpt-best'} (published)" in printed
     assert "all 240 arrays are equal, bit for bit" in printed
-    with pytest.raises(UserError, match="--to must be new, or an empty dir"):
-        converted(google_albert_dir, tmp_path / "run")
 
 
 def test_missing_and_contradictory_settings_are_refused(
     tmp_path, google_albert_dir
 ):
-    with pytest.raises(UserError, match="--from is required"):
-        convert(ConvertConfig(to="x"))
-    with pytest.raises(UserError, match="--to is required"):
-        convert(ConvertConfig(from_="x"))
-    converted(google_albert_dir, tmp_path / "run")
-    with pytest.raises(UserError, match="if --from is a run"):
-        converted(tmp_path / "run", tmp_path / "copy", "run")
-    with pytest.raises(UserError, match=r"no longer writes.*=hugging_face"):
-        converted(tmp_path / "run", tmp_path / "copy", "published")
+    run = str(tmp_path / "run")
+    converted(google_albert_dir, run)
+    for settings, message in (
+        ({"to": "x"}, "--from is required"),
+        ({"from_": "x"}, "--to is required"),
+        ({"from_": run, "to": "x", "to_format": "run"}, "if --from is a run"),
+        ({"to_format": "published"}, r"no longer writes.*=hugging_face"),
+        ({"from_": str(google_albert_dir), "to": run}, "--to must be new, or"),
+    ):
+        with pytest.raises(UserError, match=message):
+            convert(ConvertConfig(**settings))
     (tmp_path / "empty").mkdir()
-    converted(tmp_path / "run", tmp_path / "empty")
+    converted(run, tmp_path / "empty")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
 
 

@@ -20,7 +20,7 @@ from tests.helpers.conversion import (
     refused,
     write_published,
 )
-from tests.helpers.exportable_run import (
+from tests.helpers.exports import (
     MODEL,
     write_records_files,
     write_run,

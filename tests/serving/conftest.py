@@ -12,8 +12,7 @@ from albert_tf.serving.export import export
 from albert_tf.serving.predict import LocalClient
 from data_prep.config import TokenizerConfig
 from data_prep.train_tokenizer import main as train_tokenizer
-from tests.helpers.exportable_run import write_records_files, write_run
-from tests.helpers.exportable_task import write_task_run
+from tests.helpers.exports import write_records_files, write_run, write_task_run
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +95,7 @@ class ExportedTask(NamedTuple):
 
 @pytest.fixture(scope="session")
 def exported_task(tmp_path_factory):
-    """A function: the `ExportedTask` of a name in `exportable_task.HEADS`."""
+    """A function: the `ExportedTask` of a name in `exports.HEADS`."""
 
     @functools.cache
     def of(name):

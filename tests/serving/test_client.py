@@ -23,7 +23,7 @@ from albert_tf.config import PredictConfig, ServingClientConfig
 from albert_tf.errors import UserError
 from albert_tf.serving.client import connect, main
 from albert_tf.serving.predict import print_predictions
-from tests.helpers.served_model import answer_as_served, filled_lines
+from tests.helpers.exports import answer_as_served, filled_lines
 
 TEXTS = ("The [MASK] sat on[MASK].", "Rome is it", "[MASK]")
 

@@ -20,9 +20,13 @@ from albert_tf.records.tokenization import Tokenizer
 from albert_tf.runs import trained_model
 from albert_tf.runs.directory import load_config, write_config
 from albert_tf.serving.export import export
-from tests.helpers.exportable_run import MODEL, write_run
-from tests.helpers.exportable_task import NULL_THRESHOLD, write_task_run
-from tests.helpers.served_model import answer_as_served
+from tests.helpers.exports import (
+    MODEL,
+    NULL_THRESHOLD,
+    answer_as_served,
+    write_run,
+    write_task_run,
+)
 from tests.helpers.tiny_albert import VOCABULARY
 
 
@@ -126,7 +130,8 @@ def test_signatures_of_ids_equal_the_model_in_memory(served, trained):
 
 @pytest.mark.parametrize("texts", [(TEXTS,), (TEXTS, PAIRS)])
 def test_signatures_of_text_equal_the_model_in_memory(served, trained, texts):
-    """Unlike in `fill_mask_text`, "[MASK]" is ordinary text."""
+    """Unlike in `fill_mask_text`, "[MASK]" is ordinary text. The length is
+    that of the longest text."""
     pretrainer, tokenizer = trained
     suffix = ["_text", "_text_pair"][len(texts) - 1]
     inputs = {
@@ -137,6 +142,7 @@ def test_signatures_of_text_equal_the_model_in_memory(served, trained, texts):
     if len(texts) > 1:
         answer |= served.signatures[f"sentence_order{suffix}"](**inputs)
     length = answer["input_ids"].shape[1]
+    assert answer["input_mask"].numpy().sum(1).max() == length
     for row, pair in enumerate(zip(*texts, strict=True)):
         batch = pack_by_hand(
             lambda text: tokenizer.encode_batch([text]).ids.tolist(),

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_text
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tests.helpers.served_model import filled_lines
+from tests.helpers.exports import filled_lines
 
 
 @pytest.mark.slow

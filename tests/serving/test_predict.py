@@ -15,7 +15,7 @@ from albert_tf.serving.predict import (
     find_task,
     print_predictions,
 )
-from tests.helpers.served_model import filled_lines
+from tests.helpers.exports import filled_lines
 
 
 @pytest.mark.slow
@@ -40,56 +40,42 @@ def test_the_command_fills_masks_without_model_code(exported, served):
     assert len(printed) == 2 + 3
 
 
-@pytest.mark.slow
-def test_texts_of_another_task_are_refused(exported_task):
-    for name, texts, message in [
+@pytest.mark.parametrize(
+    ("signature", "texts", "message"),
+    [
         (
-            "plain",
+            "score_spans",
             {"text": ("a",)},
             "question answering must be given text, question. Received: text. "
             "Set --text=... --question=...",
         ),
         (
-            "classification",
-            {"text": ("a",), "question": ("b",)},
-            "must be given text, and may have text_pair. Received: text, quest",
-        ),
-        (
-            "multiple_choice",
-            {"text": ("a",), "question": ("b",), "choice": ("c", "d")},
-            "choices must have 3 entries for each question.* Received: 2",
-        ),
-    ]:
-        client = exported_task(name).client
-        with pytest.raises(UserError, match=message):
-            ask(
-                client,
-                find_task(client.list_signatures()),
-                TextsConfig(**texts),
-            )
-
-
-@pytest.mark.parametrize(
-    ("suffix", "texts", "message"),
-    [
-        (
-            "_pair",
+            "classify_text_pair",
             {"text": ("a",)},
             "of pairs must be given text, text_pair. Received: text. "
             "Set --text=... --text_pair=...",
         ),
         (
-            "",
+            "classify_text",
             {"text": ("a",), "text_pair": ("b",)},
             "must be given text. Received: text, text_pair. Set --text=..., "
             "and omit --text_pair",
         ),
     ],
 )
-def test_a_model_of_pairs_is_given_pairs_and_no_others(suffix, texts, message):
-    task = find_task(["classify", f"classify_text{suffix}"])
+def test_texts_of_another_task_are_refused(signature, texts, message):
+    task = find_task(["serving_default", signature])
     with pytest.raises(UserError, match=re.escape(message)):
         ask(None, task, TextsConfig(**texts))
+
+
+@pytest.mark.slow
+def test_another_number_of_choices_is_refused(exported_task):
+    client = exported_task("multiple_choice").client
+    texts = TextsConfig(text=("a",), question=("b",), choice=("c", "d"))
+    message = "choices must have 3 entries for each question.* Received: 2"
+    with pytest.raises(UserError, match=message):
+        ask(client, find_task(client.list_signatures()), texts)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from albert_tf.records.documents import Question, WindowMaker, find_answers
 from albert_tf.records.encoding import encode
 from albert_tf.records.tokenization import Tokenizer
 from albert_tf.serving.predict import ask, find_task
-from tests.helpers.exportable_task import MODEL, NULL_THRESHOLD, TASK
+from tests.helpers.exports import NULL_THRESHOLD, TASK, TASK_MODEL
 from tests.helpers.tiny_albert import TESTDATA, VOCABULARY
 
 pytestmark = pytest.mark.slow  # exports a model of each kind
 
-LENGTH = MODEL.max_position_embeddings
+LENGTH = TASK_MODEL.max_position_embeddings
 INPUTS = ("input_ids", "input_mask", "segment_ids")
 
 

@@ -151,25 +151,3 @@ def test_pairs_are_cut_as_in_bert():
             assert packed.segment_ids[row].numpy().tolist() == (
                 first_segment + second_segment + padding
             )
-
-
-def test_a_batch_has_the_length_of_its_longest_text():
-    """A text that is too long loses its end."""
-    texts = tf.ragged.constant([[7, 8], [], [5, 6, 7, 8, 9]], tf.int32)
-    assert pack(90, texts).input_ids.numpy().tolist() == [
-        [CLS_ID, 7, 8, SEP_ID, 0, 0, 0],
-        [CLS_ID, SEP_ID, 0, 0, 0, 0, 0],
-        [CLS_ID, 5, 6, 7, 8, 9, SEP_ID],
-    ]
-    packed = pack(5, texts)
-    assert packed.input_ids.numpy().tolist() == [
-        [CLS_ID, 7, 8, SEP_ID, 0],
-        [CLS_ID, SEP_ID, 0, 0, 0],
-        [CLS_ID, 5, 6, 7, SEP_ID],
-    ]
-    assert packed.input_mask.numpy().tolist() == [
-        [1, 1, 1, 1, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 1, 1],
-    ]
-    assert not packed.segment_ids.numpy().any()
