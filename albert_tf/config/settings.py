@@ -164,6 +164,23 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class Config:
     """Base class of settings; checks type, choice and range of each value."""
 
+    def __init_subclass__(
+        cls,
+        without_flags: tuple[str, ...] = (),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Changes flags and defaults of inherited settings, by name."""
+        base, changed = cls.__mro__[1], defaults or {}
+        names = dict.fromkeys((*without_flags, *changed))
+        hints = typing.get_type_hints(base) if names else {}
+        cls.__annotations__ = dict(vars(cls).get("__annotations__", {}))
+        for name in names:
+            changes = {"default": changed[name]} if name in changed else {}
+            if name in without_flags:
+                changes["has_flag"] = False
+            cls.__annotations__[name] = hints[name]
+            setattr(cls, name, inherited(base, name, **changes))
+
     def __post_init__(self) -> None:
         for field, field_type in fields_with_types(type(self)):
             value = getattr(self, field.name)

@@ -267,37 +267,20 @@ class TaskConfig(ColumnsConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuningDataConfig(DataConfig):
+class FinetuningDataConfig(
+    DataConfig,
+    # They have no effect or a fixed value: the command finds the records, every
+    # record is evaluated, and records hold neither masks nor several examples.
+    without_flags=(
+        *("input_file", "eval_input_file", "dataset", "data_schedule"),
+        *("synthetic_input", "input_lanes", "packing", "max_examples_per_row"),
+        *("masked_lm_prob", "ngram", "max_predictions_per_seq"),
+        "max_eval_steps",
+    ),
+    defaults={"max_predictions_per_seq": 1, "max_eval_steps": 0},
+):
     """Lengths and batches; the command finds the records itself."""
 
-    # Settings without a flag have no effect or a fixed value: every record is
-    # evaluated, and records hold neither masks nor several examples.
-    input_file: tuple[str, ...] = inherited(
-        DataConfig, "input_file", has_flag=False
-    )
-    eval_input_file: tuple[str, ...] = inherited(
-        DataConfig, "eval_input_file", has_flag=False
-    )
-    dataset: tuple[str, ...] = inherited(DataConfig, "dataset", has_flag=False)
-    data_schedule: str = inherited(DataConfig, "data_schedule", has_flag=False)
-    synthetic_input: bool = inherited(
-        DataConfig, "synthetic_input", has_flag=False
-    )
-    max_predictions_per_seq: int = inherited(
-        DataConfig, "max_predictions_per_seq", default=1, has_flag=False
-    )
-    input_lanes: int = inherited(DataConfig, "input_lanes", has_flag=False)
-    packing: str = inherited(DataConfig, "packing", has_flag=False)
-    max_examples_per_row: int = inherited(
-        DataConfig, "max_examples_per_row", has_flag=False
-    )
-    masked_lm_prob: float = inherited(
-        DataConfig, "masked_lm_prob", has_flag=False
-    )
-    ngram: int = inherited(DataConfig, "ngram", has_flag=False)
-    max_eval_steps: int = inherited(
-        DataConfig, "max_eval_steps", default=0, has_flag=False
-    )
     max_seq_length: int = inherited(
         DataConfig,
         "max_seq_length",
@@ -316,23 +299,24 @@ class FinetuningDataConfig(DataConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuningOptimizerConfig(OptimizerConfig):
+class FinetuningOptimizerConfig(
+    OptimizerConfig, defaults={"optimizer": "adamw", "num_warmup_steps": 200}
+):
     """AdamW, with typical settings of Table 14 of the paper."""
 
-    optimizer: str = inherited(OptimizerConfig, "optimizer", default="adamw")
     learning_rate: float = inherited(
         OptimizerConfig,
         "learning_rate",
         default=2e-5,
         help="Peak learning rate, usually from 1e-5 to 5e-5.",
     )
-    num_warmup_steps: int = inherited(
-        OptimizerConfig, "num_warmup_steps", default=200
-    )
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuningInitializationConfig(InitializationConfig):
+class FinetuningInitializationConfig(
+    InitializationConfig,
+    without_flags=("init_from_group0", "init_optimizer_state"),
+):
     """The pretrained model."""
 
     init_checkpoint: str = inherited(
@@ -357,12 +341,6 @@ class FinetuningInitializationConfig(InitializationConfig):
         "--albert_config_file.",
         affects="result",
     )
-    init_from_group0: bool = inherited(
-        InitializationConfig, "init_from_group0", has_flag=False
-    )
-    init_optimizer_state: bool = inherited(
-        InitializationConfig, "init_optimizer_state", has_flag=False
-    )
 
     def check(self) -> None:
         if self.from_scratch and self.init_checkpoint:
@@ -375,7 +353,18 @@ class FinetuningInitializationConfig(InitializationConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuningTrainingConfig(TrainingConfig):
+class FinetuningTrainingConfig(
+    TrainingConfig,
+    # run_finetuning has `checkpoint` instead of `checkpoint_step`.
+    without_flags=("checkpoint_step", "sentence_objective", "dropout_schedule"),
+    defaults={
+        "num_train_steps": 2000,
+        "steps_per_loop": 100,
+        "save_checkpoints_steps": 1000,
+        "keep_checkpoint_max": 1,
+        "sentence_objective": "none",
+    },
+):
     """Length, checkpoints and logging of a run."""
 
     mode: str = inherited(
@@ -386,28 +375,6 @@ class FinetuningTrainingConfig(TrainingConfig):
         "predictions for the test set, or for the development set if there is "
         "no test set; or train_and_predict.",
         choices=("train", "eval", "predict", "train_and_predict"),
-    )
-    # run_finetuning has `checkpoint` instead.
-    checkpoint_step: int = inherited(
-        TrainingConfig, "checkpoint_step", has_flag=False
-    )
-    num_train_steps: int = inherited(
-        TrainingConfig, "num_train_steps", default=2000
-    )
-    steps_per_loop: int = inherited(
-        TrainingConfig, "steps_per_loop", default=100
-    )
-    save_checkpoints_steps: int = inherited(
-        TrainingConfig, "save_checkpoints_steps", default=1000
-    )
-    keep_checkpoint_max: int = inherited(
-        TrainingConfig, "keep_checkpoint_max", default=1
-    )
-    sentence_objective: str = inherited(
-        TrainingConfig, "sentence_objective", default="none", has_flag=False
-    )
-    dropout_schedule: str = inherited(
-        TrainingConfig, "dropout_schedule", has_flag=False
     )
     dropout: float = setting(
         0.0,

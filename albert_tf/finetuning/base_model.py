@@ -2,7 +2,7 @@
 
 import dataclasses
 import posixpath
-from typing import Any
+from typing import Any, NamedTuple
 
 from albert_tf.config import FinetuningConfig, ModelConfig, TaskHeadConfig
 from albert_tf.errors import UserError
@@ -19,8 +19,7 @@ from albert_tf.training.warm_start import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class BaseModel:
+class BaseModel(NamedTuple):
     """Architecture, vocabulary and initial weights.
 
     Attributes:
@@ -63,12 +62,17 @@ def find(config: FinetuningConfig, run_dirs: list[str]) -> BaseModel:
     settings = config.initialization
     if all(map(run_directory.has_checkpoints, run_dirs)):
         return of_run(run_dirs[0])
-    weights = None
+    weights, lower_cases = None, None
     model, vocabulary = config.model, settings.init_vocabulary
-    lower_cases = None
     if settings.init_checkpoint:
         weights = formats.read_weights(settings.init_checkpoint)
-        _check_architecture(config, weights)
+        if model != ModelConfig():  # given
+            features.check_values_match(
+                settings.init_checkpoint,
+                dataclasses.asdict(weights.config),
+                {name: getattr(model, name) for name in SAME_SETTINGS},
+                remedy="Omit --albert_config_file.",
+            )
         model, vocabulary = weights.config, _vocabulary_of(config, weights)
         lower_cases = weights.do_lower_case
     elif not settings.from_scratch:
@@ -112,20 +116,6 @@ def of_run(run_dir: str) -> BaseModel:
     )
     assert isinstance(config, FinetuningConfig)
     return BaseModel(config.model, vocabulary, tokenizer, head=config.head)
-
-
-def _check_architecture(
-    config: FinetuningConfig, weights: ModelWeights
-) -> None:
-    """Refuses an `albert_config_file` of another model."""
-    if config.model == ModelConfig():  # not given
-        return
-    features.check_values_match(
-        config.initialization.init_checkpoint,
-        dataclasses.asdict(weights.config),
-        {name: getattr(config.model, name) for name in SAME_SETTINGS},
-        remedy="Omit --albert_config_file.",
-    )
 
 
 def _vocabulary_of(config: FinetuningConfig, weights: ModelWeights) -> str:

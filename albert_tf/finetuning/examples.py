@@ -162,12 +162,10 @@ class ExampleSet:
 
 
 class _Row(NamedTuple):
-    """The values of an example.
+    """The values of an example by column; text, except for JSON.
 
-    Attributes:
-        where: The line of a table, e.g. "line 2"; or the id of a question.
-        values: The values by column; text, except for JSON.
-        number: Position among the rows, from 0, malformed rows included.
+    `where` is the line of a table, or the id of a question. `number` is its
+    position among the rows, from 0, malformed rows included.
     """
 
     where: str
@@ -184,17 +182,12 @@ def read_examples(
 ) -> ExampleSet:
     """Reads the examples of a split.
 
-    An example for evaluation is read even if it is unusable for training, since
-    it needs a prediction, unless it lacks the label of its class or has an
-    unpaired surrogate. Labels and the number of choices are collected, if the
-    task has none yet.
+    Labels and the number of choices are collected, if the task has none yet.
 
     Args:
         config: Task, files and columns.
-        split: A name in `task.splits`, or "test". For "test", labels are not
-            read.
-        task: The task with the labels of the training set, for other splits of
-            a task of your own.
+        split: A name in `task.splits`, or "test", whose labels are not read.
+        task: The task with the labels of the training set, for other splits.
 
     Raises:
         UserError: If a file is missing, has the layout of another task, or a
@@ -207,8 +200,8 @@ def read_examples(
         _find_source(config, task, split),
         stop_at_bad=config.on_bad_example == "error",
     )
-    columns = _find_columns(config, examples)
-    rows = _check_rows(examples, columns, _read_rows(config, examples, columns))
+    columns, found = _open_rows(config, examples)
+    rows = _check_rows(examples, columns, found)
     if task.kind == CLASSIFICATION and not task.labels and examples.has_labels:
         labels = _collect_labels(row.values[columns.label] for row in rows)
         examples.task = dataclasses.replace(task, labels=labels)
@@ -274,39 +267,27 @@ def _find_source(config: TaskConfig, task: Task, split: str) -> str:
     )
 
 
-def _has_squad_layout(examples: ExampleSet) -> bool:
-    """Whether questions are in the layout of SQuAD, also your own ones."""
-    task, is_json = examples.task, examples.source.endswith(".json")
-    is_span = task.kind == QUESTION_ANSWERING
-    return task.layout == "squad" or (is_span and is_json)
-
-
-def _find_columns(config: TaskConfig, examples: ExampleSet) -> Columns:
-    if _has_squad_layout(examples):
-        return SQUAD
-    task = examples.task
-    columns = task.splits[examples.split].columns
-    if config.tfds and task.layout == "table" and task.name not in KINDS:
-        texts = _TFDS_TEXTS.get(task.name, (columns.text, columns.text_pair))
-        return Columns(*texts, id="idx")
-    return columns
-
-
 # --- rows --------------------------------------------------------------------
 
 
-def _read_rows(
-    config: TaskConfig, examples: ExampleSet, columns: Columns
-) -> _Found:
+def _open_rows(
+    config: TaskConfig, examples: ExampleSet
+) -> tuple[Columns, _Found]:
+    """The rows of a source, and the columns that make an example."""
     source, task = examples.source, examples.task
+    is_json, is_span = source.endswith(".json"), task.kind == QUESTION_ANSWERING
+    if not config.tfds and (task.layout == "squad" or (is_json and is_span)):
+        return SQUAD, _read_squad(source, task)
+    columns = task.splits[examples.split].columns
     if config.tfds:
-        return _read_tfds(config, examples)
-    if _has_squad_layout(examples):
-        return _read_squad(source, task)
+        if task.layout == "table" and task.name not in KINDS:
+            texts = columns.text, columns.text_pair
+            columns = Columns(*_TFDS_TEXTS.get(task.name, texts), id="idx")
+        return columns, _read_tfds(config, examples)
     if task.layout == "race":
-        return _read_race(_race_directories(config, examples))
+        return columns, _read_race(_race_directories(config, examples))
     if source.endswith(".jsonl"):
-        return _read_json_lines(source)
+        return columns, _read_json_lines(source)
     if not source.endswith((".tsv", ".txt", ".csv")):
         raise UserError(
             f"files of --task={task.name} must end in .tsv, .csv or .jsonl",
@@ -314,8 +295,8 @@ def _read_rows(
         )
     rows = _read_table(source, columns.header)
     if source.endswith(_MICROSOFT_MRPC):
-        return _split_mrpc(examples, rows)
-    return rows
+        rows = _split_mrpc(examples, rows)
+    return columns, rows
 
 
 def _check_rows(

@@ -141,14 +141,7 @@ def make_records(
 
     A question has a record for each window of its document. A question whose
     answer cannot be found is reported to `examples`; in training, it has no
-    record.
-
-    Args:
-        examples: The examples of one split.
-        tokenizer: The tokenizer of the model.
-        config: Lengths and stride.
-        max_seq_length: Number of tokens in a sequence; shorter sequences are
-            padded.
+    record. Sequences are padded to `max_seq_length`.
 
     Raises:
         UserError: If the lengths leave no room for a document, or an answer
@@ -282,7 +275,6 @@ class FeatureFiles(NamedTuple):
 
 def find_or_write(
     parent: str,
-    purpose: str,
     splits: Mapping[str, MakeRecords],
     head: TaskHeadConfig,
     max_seq_length: int,
@@ -293,7 +285,6 @@ def find_or_write(
 
     Args:
         parent: Has a directory for each purpose and all inputs.
-        purpose: "train" or "predict".
         splits: Makes the records of each split. Those of "train" are written
             in random order, the others in order.
         head: What the model predicts.
@@ -302,6 +293,7 @@ def find_or_write(
         scratch: Where to write instead of `parent`, for a dry run.
     """
     inputs_sha256 = sha256_of(json.dumps(inputs, sort_keys=True).encode())
+    purpose = "train" if TRAIN in splits else "predict"
     name = f"{purpose}-{inputs_sha256[:_ID_LENGTH]}"
     for known in (name, purpose):  # the latter from an earlier version
         directory = posixpath.join(parent, known)
@@ -382,15 +374,17 @@ def _without_padding(
     Returns:
         Sequences as `(num_sequences, length)`, in the smallest type.
     """
-    num_sequences = features[0].num_sequences
-    mask = record["input_mask"].reshape(num_sequences, -1)
-    length = int(mask.sum(axis=1).max())
-    cut = dict(record)
-    for feature in features:
-        if feature.num_sequences:
-            rows = record[feature.name].reshape(num_sequences, -1)[:, :length]
-            cut[feature.name] = rows.astype(np.min_scalar_type(rows.max()))
-    return cut
+    count = features[0].num_sequences
+    length = int(record["input_mask"].reshape(count, -1).sum(axis=1).max())
+    rows = {
+        feature.name: record[feature.name].reshape(count, -1)[:, :length]
+        for feature in features
+        if feature.num_sequences
+    }
+    return {**record} | {
+        name: values.astype(np.min_scalar_type(values.max()))
+        for name, values in rows.items()
+    }
 
 
 def _padded(
@@ -398,14 +392,12 @@ def _padded(
 ) -> dict[str, list[float]]:
     """Lists the values of a record, with sequences padded to `length`."""
     values = dict(record)
-    for feature in features:
-        if feature.num_sequences:
-            cut = record[feature.name]
-            values[feature.name] = np.pad(
-                cut,
-                ((0, 0), (0, length - cut.shape[1])),
-                # No answer contains padding.
-                constant_values=int(feature.name == "p_mask"),
+    for name, _, num_sequences in features:
+        if num_sequences:
+            padding = ((0, 0), (0, length - values[name].shape[1]))
+            is_p_mask = int(name == "p_mask")  # no answer contains padding
+            values[name] = np.pad(
+                values[name], padding, constant_values=is_p_mask
             )
     return {name: value.ravel().tolist() for name, value in values.items()}
 
@@ -413,8 +405,7 @@ def _padded(
 def constant_loss(records: Sequence[Record], head: TaskHeadConfig) -> float:
     """The least loss of predictions that do not depend on the input.
 
-    It is the entropy of the labels or, for regression, their variance. A model
-    at this loss has learned only how frequent each label is.
+    It is the entropy of the labels or, for regression, their variance.
     """
 
     def entropy(name: str) -> float:

@@ -50,8 +50,7 @@ class Finetuning(Objective):
         files: Features of "train" and, if the task has one, "dev".
         base: Initial weights and vocabulary.
         score: Scores predictions for "dev"; None without "dev".
-        score_name: The score by which checkpoints are compared; the larger,
-            the better.
+        score_name: The score by which checkpoints are compared.
     """
 
     reads_lanes = False
@@ -179,11 +178,25 @@ class Finetuning(Objective):
     def events_of_loop(
         self, began_at: int, step: int, metrics: Mapping[str, float]
     ) -> dict[str, dict[str, float]]:
-        constant_loss = self._files.constant_loss[TRAIN]
-        facts = loss_at_chance(
-            self._config, constant_loss, began_at, step, metrics["loss"]
+        """Warns if the model has learned nothing after a tenth of the steps.
+
+        It does so once, at the end of the first device loop after these steps
+        and the warm-up, and not in a run that resumes later.
+        """
+        num_warmup_steps = self._config.optimizer.num_warmup_steps
+        tenth = self._config.training.num_train_steps // 10
+        constant, loss = self._files.constant_loss[TRAIN], metrics["loss"]
+        is_due = began_at < max(tenth, num_warmup_steps) <= step
+        if not is_due or loss < AT_CHANCE * constant:
+            return {}
+        logging.warning(
+            "THE LOSS IS AT CHANCE at step %d: it is %.3f, and constant "
+            "predictions have a loss of %.3f. Check --init_checkpoint; lower "
+            "--learning_rate, use a larger --global_batch_size or a longer "
+            "--num_warmup_steps",
+            *(step, loss, constant),
         )
-        return {"loss_at_chance": facts} if facts else {}
+        return {"loss_at_chance": {"loss": loss, "constant_loss": constant}}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         if "accuracy" not in metrics:
@@ -236,25 +249,27 @@ def task_sums(
 ) -> dict[str, tf.Tensor]:
     """Sums losses, correct predictions and weights over a batch.
 
-    `Finetuning.loss` divides them by the weight of the global batch, so each
-    record counts the same on every replica and in every micro-batch.
-
     Args:
         head: What the model predicts.
         outputs: Outputs of `AlbertForTask`.
         batch: `example_weight`, float32, `(batch, 1)`, 0 for padding; and the
-            labels, `(batch, 1)`: `label`, int32, or float32 for regression;
-            or `start_position` and `end_position`, int32, and for the beam
-            head `is_impossible`, int32.
+            other features of `features.task_features`, `(batch, 1)`.
 
     Returns:
         float32 scalars `label_loss_sum`, in nats, or of squared errors for
         regression; `label_weight_sum`; and, except for regression,
-        `label_correct_sum`.
+        `label_correct_sum`. The loss of a span is the mean of the losses of its
+        start and end. The beam head adds half the loss of answerability, as in
+        google-research/albert.
     """
     weights = batch["example_weight"][:, 0]
     if head.kind == QUESTION_ANSWERING:
-        return _span_sums(head, outputs, batch, weights)
+        losses, correct = _spans(head, outputs, batch)
+        return {
+            "label_loss_sum": tf.reduce_sum(weights * losses),
+            "label_correct_sum": tf.reduce_sum(weights * correct),
+            "label_weight_sum": tf.reduce_sum(weights),
+        }
     labels = batch["label"][:, 0]
     if head.kind == REGRESSION:
         squares = tf.square(outputs["logits"][:, 0] - labels)
@@ -265,17 +280,12 @@ def task_sums(
     return weighted_sums("label", outputs["logits"], labels, weights)
 
 
-def _span_sums(
+def _spans(
     head: TaskHeadConfig,
     outputs: Mapping[str, tf.Tensor],
     batch: Mapping[str, tf.Tensor],
-    weights: tf.Tensor,
-) -> dict[str, tf.Tensor]:
-    """The sums for spans; the loss is the mean of the losses of start and end.
-
-    The beam head adds half the loss of answerability, as in
-    google-research/albert.
-    """
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss of each span, and 1 for a correct one, `(batch,)`."""
     starts, ends = batch["start_position"][:, 0], batch["end_position"][:, 0]
     start_logits, end_logits = outputs["start_logits"], outputs["end_logits"]
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
@@ -287,52 +297,6 @@ def _span_sums(
         losses += 0.5 * tf.nn.sigmoid_cross_entropy_with_logits(
             is_impossible, outputs["null_logits"]
         )
-    correct = tf.cast(
-        (tf.argmax(start_logits, -1, tf.int32) == starts)
-        & (tf.argmax(end_logits, -1, tf.int32) == ends),
-        tf.float32,
-    )
-    return {
-        "label_loss_sum": tf.reduce_sum(weights * losses),
-        "label_correct_sum": tf.reduce_sum(weights * correct),
-        "label_weight_sum": tf.reduce_sum(weights),
-    }
-
-
-def loss_at_chance(
-    config: FinetuningConfig,
-    constant_loss: float,
-    began_at: int,
-    step: int,
-    loss: float,
-) -> dict[str, float] | None:
-    """Warns if the model has learned nothing after a tenth of the steps.
-
-    It compares the loss with that of constant predictions once, at the end of
-    the first device loop after a tenth of the steps and after the warm-up. A
-    run that resumes after that step does not warn again.
-
-    Args:
-        constant_loss: Loss of predictions that do not depend on the input.
-        began_at: The step at which the device loop began.
-        step: The step at which it ended.
-
-    Returns:
-        The facts of the event, or None.
-    """
-    first_step = max(
-        config.training.num_train_steps // 10, config.optimizer.num_warmup_steps
-    )
-    is_due = began_at < first_step <= step
-    if not is_due or loss < AT_CHANCE * constant_loss:
-        return None
-    logging.warning(
-        "THE LOSS IS AT CHANCE at step %d: it is %.3f, and constant "
-        "predictions have a loss of %.3f. Check --init_checkpoint; lower "
-        "--learning_rate, use a larger --global_batch_size or a longer "
-        "--num_warmup_steps",
-        step,
-        loss,
-        constant_loss,
-    )
-    return {"loss": loss, "constant_loss": constant_loss}
+    is_correct = tf.argmax(start_logits, -1, tf.int32) == starts
+    is_correct &= tf.argmax(end_logits, -1, tf.int32) == ends
+    return losses, tf.cast(is_correct, tf.float32)

@@ -1,6 +1,7 @@
 """Fine-tuning from top to bottom: examples, model, features, runs, scores."""
 
 import dataclasses
+import functools
 import json
 import posixpath
 import statistics
@@ -28,7 +29,6 @@ from albert_tf.finetuning.examples import (
     has_split,
     read_examples,
 )
-from albert_tf.finetuning.features import FeatureFiles
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import HOLDOUT, Inputs, Scorer
 from albert_tf.finetuning.tasks import DEV, TEST, TRAIN, Task, find_task
@@ -40,7 +40,6 @@ from albert_tf.training import preflight
 from albert_tf.training.train import train
 
 FEATURES_DIR = "features"
-SMALLER_IS_BETTER = ("mean_squared_error",)
 
 
 def run(config: FinetuningConfig, began: float | None = None) -> int:
@@ -204,52 +203,15 @@ def _resolve(
     strategy: tf.distribute.Strategy,
     scratch: str = "",
 ) -> Inputs:
-    """Makes the features, and completes the settings.
+    """Writes or finds the features of examples, and completes the settings.
+
+    Logs the examples, with those that cannot be used.
 
     Args:
         threshold: Null odds above which a question has no answer.
         scratch: Where to write the features; "" for `output_dir`.
     """
-    maker = None
-    if head.kind == QUESTION_ANSWERING:
-        # Windows may be longer than the sequences of the features.
-        maker = WindowMaker(
-            base.tokenizer, config.task, config.data.max_seq_length
-        )
-    scorers = {
-        split: Scorer(examples, maker, threshold)
-        for split, examples in sets.items()
-    }
-    files = _make_features(config, base, head, sets, strategy, scratch)
-    complete = config.replace(
-        model=base.config,
-        head=head,
-        max_seq_length=files.max_seq_length,
-        input_file=files.names(TRAIN),
-        eval_input_file=files.names(DEV),
-    )
-    return Inputs(complete, base, files, scorers)
-
-
-def _make_features(
-    config: FinetuningConfig,
-    base: BaseModel,
-    head: TaskHeadConfig,
-    sets: Mapping[str, ExampleSet],
-    strategy: tf.distribute.Strategy,
-    scratch: str = "",
-) -> FeatureFiles:
-    """Writes the features of examples, or finds those of an earlier command.
-
-    Logs the examples, with those that cannot be used.
-    """
     task, length = config.task, config.data.max_seq_length
-    splits = {
-        split: lambda examples=examples: features.make_records(
-            examples, base.tokenizer, task, length
-        )
-        for split, examples in sets.items()
-    }
     inputs = {
         "examples": {
             split: sha256_of("\n".join(map(repr, examples.examples)).encode())
@@ -262,25 +224,44 @@ def _make_features(
         "max_query_length": task.max_query_length,
         "max_qa_length": task.max_qa_length,
     }
-
-    def make() -> FeatureFiles:
-        return features.find_or_write(
-            posixpath.join(config.training.output_dir, FEATURES_DIR),
-            "train" if TRAIN in sets else "predict",
-            splits,
-            head,
-            length,
-            inputs,
-            scratch,
-        )
-
-    files = make() if is_chief(strategy) else None
-    # After `make`, which makes the windows and so finds more bad examples.
+    find_features = functools.partial(
+        features.find_or_write,
+        posixpath.join(config.training.output_dir, FEATURES_DIR),
+        {
+            split: functools.partial(
+                *(features.make_records, examples, base.tokenizer),
+                *(task, length),
+            )
+            for split, examples in sets.items()
+        },
+        head,
+        length,
+        inputs,
+        scratch,
+    )
+    maker = None
+    if head.kind == QUESTION_ANSWERING:
+        # Windows may be longer than the sequences of the features.
+        maker = WindowMaker(base.tokenizer, task, length)
+    files = find_features() if is_chief(strategy) else None
+    # After the windows are made, which finds more bad examples.
     for examples in sets.values():
         for line in examples.describe():
             logging.info("%s", line)
     check_agreement(strategy, 0)  # the other workers wait for the chief
-    return files or make()
+    files = files or find_features()
+    complete = config.replace(
+        model=base.config,
+        head=head,
+        max_seq_length=files.max_seq_length,
+        input_file=files.names(TRAIN),
+        eval_input_file=files.names(DEV),
+    )
+    scorers = {
+        split: Scorer(examples, maker, threshold)
+        for split, examples in sets.items()
+    }
+    return Inputs(complete, base, files, scorers)
 
 
 # --- runs --------------------------------------------------------------------
@@ -343,7 +324,7 @@ def summarize(directories: list[str], task: Task) -> dict[str, object]:
         "runs": runs,
         "median": {n: statistics.median(v) for n, v in values.items()},
         "best": {
-            n: min(v) if n in SMALLER_IS_BETTER else max(v)
+            n: min(v) if n == "mean_squared_error" else max(v)
             for n, v in values.items()
         },
     }

@@ -74,9 +74,8 @@ def score(
         predictions: As `labels`.
 
     Returns:
-        The scores by name, the most important first, and `total`, the number
-        of examples. A correlation with constant predictions, which is not
-        defined, is 0.
+        The scores by name, and `total`, the number of examples. A correlation
+        with constant predictions, which is not defined, is 0.
     """
     # Imported here so that describing tasks needs neither library.
     from scipy import stats
@@ -144,9 +143,8 @@ def score_answers(
 
     Args:
         questions: The questions, with all right answers.
-        predictions: Answers by question id; "" for no answer. To find the
-            best thresholds, they must be the best answers of the model, not
-            replaced by "" at some threshold.
+        predictions: Answers by question id; "" for no answer. The best
+            thresholds need the best answers, not replaced by "".
         null_odds: By question id, the larger, the less likely there is an
             answer; None for 0 everywhere.
         na_prob_thresh: A question with larger `null_odds` counts as answered
@@ -159,11 +157,6 @@ def score_answers(
         (`NoAns_`) questions, if there are any; and with `null_odds`, the best
         scores over all thresholds (`best_exact`, `best_f1`), and the
         thresholds (`best_exact_thresh`, `best_f1_thresh`).
-
-    Raises:
-        UserError: If a prediction is not a string, if no question has a
-            prediction, or, in version 2.0, if any question lacks a prediction
-            or null odds.
     """
     _check(questions, predictions, null_odds, may_be_unanswerable)
     raw = {
@@ -397,14 +390,14 @@ def compute_scores(config: ScoreConfig) -> dict[str, float]:
 
 def _score_files(config: ScoreConfig, examples: ExampleSet) -> dict[str, float]:
     """The scores of the answers and, with null odds, of all thresholds."""
-    of = functools.partial(
+    score_of = functools.partial(
         score_answers,
         examples.examples,
         may_be_unanswerable=examples.task.may_be_unanswerable,
     )
     predictions = best_answers = _load_object(config.predictions_file)
     if not config.null_odds_file:
-        return of(predictions)
+        return score_of(predictions)
     if config.best_answers_file:
         best_answers = _load_object(config.best_answers_file)
     elif not all(predictions.values()):
@@ -415,8 +408,10 @@ def _score_files(config: ScoreConfig, examples: ExampleSet) -> dict[str, float]:
             config.predictions_file,
         )
     null_odds = _load_object(config.null_odds_file)
-    scores = of(best_answers, null_odds, config.na_prob_thresh)
-    return scores | of(predictions) if config.best_answers_file else scores
+    scores = score_of(best_answers, null_odds, config.na_prob_thresh)
+    if config.best_answers_file:
+        scores |= score_of(predictions)
+    return scores
 
 
 def _load_object(path: str) -> dict[str, Any]:

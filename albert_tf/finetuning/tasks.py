@@ -81,19 +81,16 @@ class Task:
         splits: The splits by name. Those whose names begin with "test" have no
             labels.
         labels: The classes, in the order of their ids, which is that of
-            google-research/albert; () for other kinds, and for your own tasks
-            until `examples.read_examples` has collected them.
+            google-research/albert; () for other kinds.
         metrics: Names of the scores, the most important first.
-        num_choices: Number of choices of a question; 0 for other kinds, and
-            for your own tasks until `examples.read_examples` has found it.
+        num_choices: Number of choices of a question; 0 for other kinds.
+            `examples.read_examples` finds this and the labels of your own task.
         starts_from: Task on which the paper fine-tunes the model before this
             task; "" for a pretrained model.
 
     Example:
         >>> TASKS["rte"].labels, TASKS["rte"].starts_from
         (('entailment', 'not_entailment'), 'mnli')
-        >>> [name for name in TASKS["mnli"].splits if name.startswith("dev")]
-        ['dev', 'dev_mismatched']
     """
 
     name: str
@@ -127,8 +124,7 @@ def find_task(config: TaskConfig) -> Task:
     """Returns the task that `config.task` names.
 
     Raises:
-        UserError: If the name is unknown, or if a task of your own has a
-            `data_dir` or, with multiple choice, no `choice_columns`.
+        UserError: If the name is unknown, or settings of the task do not fit.
     """
     kind = config.task
     if kind in TASKS:

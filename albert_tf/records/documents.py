@@ -17,7 +17,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy.special import softmax
@@ -89,10 +89,8 @@ class AlignedTokens(NamedTuple):
 def align(tokenizer: Tokenizer, text: str) -> AlignedTokens:
     """Tokenizes a raw text, and finds the characters of each token.
 
-    `tokenization.normalize` replaces each run of white space by a space, and
-    each other character by its decomposition without combining marks,
-    independently of other characters. So each character of the normalised text
-    comes from one place of the text, from "ﬁnal  Café" for example:
+    Each character of the normalised text comes from one place of the text, from
+    "ﬁnal  Café" for example:
 
         tokens      ▁final    ▁cafe
         characters  "ﬁnal"    "Café"
@@ -350,14 +348,7 @@ class QuestionAnswer(NamedTuple):
         candidates: The best answers with different texts, best first.
         null_score: The smallest null score of the windows, since one window
             that contains an answer is enough.
-        null_odds: The larger, the less likely there is an answer. The
-            predicted answer is "" if `null_odds` exceeds the null threshold.
-
-    Example:
-        >>> best = Candidate("the Rhine", 4, 13, score=7.5, probability=0.9)
-        >>> answer = QuestionAnswer("q1", (best,), 5.5, null_odds=-2.0)
-        >>> answer.text(null_threshold=0.0), answer.text(null_threshold=-3.0)
-        ('the Rhine', '')
+        null_odds: The larger, the less likely there is an answer.
     """
 
     id: str
@@ -372,12 +363,8 @@ class QuestionAnswer(NamedTuple):
         return self.candidates[0].text
 
 
-class _Spans(NamedTuple):
-    """Scored spans of one window, as tokens of the document, `(spans,)`."""
-
-    firsts: np.ndarray
-    lasts: np.ndarray
-    scores: np.ndarray
+# First token, last token and score of spans; three arrays, `(spans,)`.
+_Spans: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def find_answers(
@@ -398,30 +385,36 @@ def find_answers(
             and `null_odds`.
     """
     is_beam = "null_logits" in scores
-    rows = itertools.count()
+    config, rows = maker.config, itertools.count()
     for question in questions:
         windows = maker.make(question)
         found, null_scores = [], []
-        for window in range(len(windows.spans)):
+        for window, (begin, end) in enumerate(windows.spans):
             row = next(rows)
             of_window = {name: values[row] for name, values in scores.items()}
             if is_beam:
                 null_score = of_window["null_logits"]
-                spans = _beam_spans(windows, window, of_window)
+                firsts, lasts, sums = _beam_spans(of_window)
             else:
-                null_score = (
-                    of_window["start_logits"][0] + of_window["end_logits"][0]
+                starts, ends = (
+                    of_window["start_logits"],
+                    of_window["end_logits"],
                 )
-                spans = _plain_spans(
-                    windows, window, of_window, maker.config.n_best_size
+                null_score = starts[0] + ends[0]
+                part = slice(windows.offset, windows.offset + end - begin)
+                firsts, lasts, sums = _plain_spans(
+                    starts[part], ends[part], config.n_best_size
                 )
+                firsts, lasts = firsts + part.start, lasts + part.start
             null_scores.append(float(null_score))
-            found.append(
-                _possible(
-                    spans, windows, window, maker.config.max_answer_length
-                )
-            )
-        candidates = _best(found, windows, maker.config.n_best_size)
+            firsts += begin - windows.offset
+            lasts += begin - windows.offset
+            keep = (begin <= firsts) & (firsts <= lasts) & (lasts < end)
+            keep &= lasts - firsts < config.max_answer_length
+            # A first token counts only where it has most context.
+            keep[keep] = windows.best_window[firsts[keep]] == window
+            found.append((firsts[keep], lasts[keep], sums[keep]))
+        candidates = _best(found, windows, config.n_best_size)
         null_score = min(null_scores)
         best_score = 0.0 if is_beam else candidates[0].score
         yield QuestionAnswer(
@@ -430,53 +423,28 @@ def find_answers(
 
 
 def _plain_spans(
-    windows: DocumentWindows,
-    window: int,
-    scores: Mapping[str, np.ndarray],
-    n_best_size: int,
+    start_logits: np.ndarray, end_logits: np.ndarray, n_best_size: int
 ) -> _Spans:
-    """Spans of the best starts and ends among the tokens of the document."""
-    begin, end = windows.spans[window]
-    part = slice(windows.offset, windows.offset + end - begin)
-    start_logits = scores["start_logits"][part]
-    end_logits = scores["end_logits"][part]
+    """Spans of the best starts and ends."""
     firsts, lasts = np.meshgrid(
         np.argsort(-start_logits, kind="stable")[:n_best_size],
         np.argsort(-end_logits, kind="stable")[:n_best_size],
         indexing="ij",
     )
     sums = start_logits[firsts] + end_logits[lasts]
-    return _Spans(firsts.ravel() + begin, lasts.ravel() + begin, sums.ravel())
+    return firsts.ravel(), lasts.ravel(), sums.ravel()
 
 
-def _beam_spans(
-    windows: DocumentWindows, window: int, scores: Mapping[str, np.ndarray]
-) -> _Spans:
+def _beam_spans(scores: Mapping[str, np.ndarray]) -> _Spans:
     ends = scores["end_positions"]
     starts = scores["start_positions"][:, np.newaxis]
     sums = scores["start_log_probs"][:, np.newaxis] + scores["end_log_probs"]
-    to_document = windows.spans[window][0] - windows.offset
-    return _Spans(
-        np.broadcast_to(starts, ends.shape).ravel() + to_document,
-        ends.ravel() + to_document,
-        sums.ravel(),
-    )
-
-
-def _possible(
-    spans: _Spans, windows: DocumentWindows, window: int, longest: int
-) -> _Spans:
-    """Drops invalid spans, and spans whose first token counts elsewhere."""
-    begin, end = windows.spans[window]
-    firsts, lasts = spans.firsts, spans.lasts
-    keep = (begin <= firsts) & (firsts <= lasts) & (lasts < end)
-    keep &= lasts - firsts < longest
-    keep[keep] = windows.best_window[firsts[keep]] == window
-    return _Spans(*(values[keep] for values in spans))
+    firsts = np.broadcast_to(starts, ends.shape)
+    return firsts.flatten(), ends.flatten(), sums.ravel()
 
 
 def _best(
-    found: list[_Spans], windows: DocumentWindows, n_best_size: int
+    found: Sequence[_Spans], windows: DocumentWindows, n_best_size: int
 ) -> tuple[Candidate, ...]:
     firsts, lasts, scores = map(np.concatenate, zip(*found, strict=True))
     best: dict[str, tuple[int, int, float]] = {}
@@ -490,10 +458,10 @@ def _best(
                 break
     if not best:
         best[""] = (0, 0, _NO_ANSWER_SCORE)
-    probabilities = softmax([score for _, _, score in best.values()])
+    probabilities = softmax([score for _, _, score in best.values()]).tolist()
     return tuple(
-        Candidate(text, *place_and_score, float(probability))
-        for (text, place_and_score), probability in zip(
+        Candidate(text, *values, probability)
+        for (text, values), probability in zip(
             best.items(), probabilities, strict=True
         )
     )

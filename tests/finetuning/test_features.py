@@ -52,15 +52,13 @@ def test_the_longer_text_of_a_pair_is_cut_first(tokenizer):
     assert record["label"].tolist() == [1]
 
 
-def test_spellings_of_special_pieces_are_encoded_as_text(tokenizer):
+def test_special_pieces_are_text_and_an_empty_text_keeps_its_separator(
+    tokenizer,
+):
     _, (record,) = encode(
         tokenizer, "sst2", TextExample("x", "[MASK] [SEP]", None, 0)
     )
-    special = [i for i in record["input_ids"] if i in (2, 3, 4)]
-    assert special == [2, 3]
-
-
-def test_an_empty_second_text_keeps_its_separator(tokenizer):
+    assert [i for i in record["input_ids"] if i in (2, 3, 4)] == [2, 3]
     _, (record,) = encode(tokenizer, "rte", TextExample("x", "one", "", 1))
     assert record["input_ids"][2:4].tolist() == [3, 3]
     assert record["input_mask"].tolist() == [1] * 4 + [0] * 12
@@ -101,8 +99,7 @@ def test_the_passage_is_cut_and_not_question_or_choice(tokenizer):
     ]
     assert record["segment_ids"].tolist()[-12:] == [0] * 3 + [1] * 9
 
-
-def test_a_question_without_gap_stands_before_its_choice(tokenizer):
+    # A question without gap stands before its choice.
     task = dataclasses.replace(TASKS["race"], num_choices=1)
     example = ChoiceExample("x", "one", "who ran", ("us",), 0)
     examples = ExampleSet(task, "train", "a file", examples=[example])
@@ -118,17 +115,12 @@ FOUND = Question("found", "Who?", "The dog.", (Answer("dog", 4),), False)
 
 def test_a_question_without_its_answer_is_not_trained_on(tokenizer):
     sizes = {"length": 32, "max_query_length": 8}
-    examples, records = encode(tokenizer, "squad_v1", LOST, FOUND, **sizes)
-    assert [r["is_impossible"][0] for r in records] == [0]
-    assert [bad.where for bad in examples.bad] == ["lost"]
-    examples, records = encode(
-        tokenizer, "squad_v1", LOST, FOUND, split="dev", **sizes
-    )
-    assert [r["is_impossible"][0] for r in records] == [1, 0]
-    assert [bad.where for bad in examples.bad] == ["lost"]
-
-
-def test_a_lost_answer_can_be_an_error(tokenizer):
+    for split, impossible in (("train", [0]), ("dev", [1, 0])):
+        examples, records = encode(
+            *(tokenizer, "squad_v1", LOST, FOUND), split=split, **sizes
+        )
+        assert [r["is_impossible"][0] for r in records] == impossible
+        assert [bad.where for bad in examples.bad] == ["lost"]
     examples = ExampleSet(TASKS["squad_v1"], "train", "f.json", True, [LOST])
     with pytest.raises(UserError, match=r"f.json.*lost: .*on_bad_example"):
         list(make_records(examples, tokenizer, TaskConfig(), 128))
@@ -208,7 +200,7 @@ def find(parent, value=0.5, scratch=""):
     splits = {"train": lambda: [make_record(value)]}
     inputs = {"label": value}
     return find_or_write(
-        str(parent), "train", splits, REGRESSION, 4, inputs, str(scratch)
+        str(parent), splits, REGRESSION, 4, inputs, str(scratch)
     )
 
 
@@ -262,4 +254,4 @@ def test_a_set_without_a_usable_example_is_refused(tmp_path):
     """E.g. questions whose answers are longer than all windows."""
     head = TaskHeadConfig("question_answering")
     with pytest.raises(UserError, match="example of the train set must be"):
-        find_or_write(str(tmp_path), "train", {"train": list}, head, 64, {})
+        find_or_write(str(tmp_path), {"train": list}, head, 64, {})

@@ -13,8 +13,8 @@ from albert_tf.config.task import (
     FinetuningOptimizerConfig,
     FinetuningTrainingConfig,
 )
-from albert_tf.finetuning.features import constant_loss
-from albert_tf.finetuning.objective import loss_at_chance, task_sums
+from albert_tf.finetuning.features import FeatureFiles, constant_loss
+from albert_tf.finetuning.objective import Finetuning, task_sums
 
 # Two questions, of which the second has no answer, and one padding record.
 # The first prediction is right; the second has the right start only.
@@ -85,12 +85,14 @@ def test_a_loss_at_chance_after_a_tenth_of_the_steps_is_one_warning(
         training=FinetuningTrainingConfig(num_train_steps=100),
         optimizer=FinetuningOptimizerConfig(num_warmup_steps=5),
     )
+    files = FeatureFiles("", 8, {}, {}, {"train": 1.0986}, "")
+    objective = Finetuning(config, files, base=None)
     events = [
-        loss_at_chance(config, 1.0986, begin, end, loss)
+        objective.events_of_loop(begin, end, {"loss": loss})
         for begin, end in itertools.pairwise(ends)
     ]
-    said = {"loss": loss, "constant_loss": 1.0986}
-    assert list(filter(None, events)) == [said] * is_reported
+    event = {"loss_at_chance": {"loss": loss, "constant_loss": 1.0986}}
+    assert list(filter(None, events)) == [event] * is_reported
     assert caplog.text.count("THE LOSS IS AT CHANCE") == is_reported
 
 

@@ -8,10 +8,8 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from absl import flags as absl_flags
 
-from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import FinetuningConfig, TaskHeadConfig, flags
 from albert_tf.errors import UserError
 from albert_tf.finetuning import base_model
@@ -19,58 +17,56 @@ from albert_tf.finetuning.examples import read_examples
 from albert_tf.finetuning.objective import Finetuning
 from albert_tf.finetuning.predict import best_threshold, hold_out, wanted_step
 from albert_tf.finetuning.run import (
-    _make_features,
     best_run,
     run,
+    run_dirs,
     summarize,
     task_of_run,
 )
 from albert_tf.finetuning.score import score_answers
-from albert_tf.finetuning.tasks import TASKS, Task, find_task
+from albert_tf.finetuning.tasks import TASKS, find_task
 from albert_tf.interop.convert import write_run
 from albert_tf.interop.formats import read_weights
 from albert_tf.interop.weight_names import ModelWeights, list_weights
 from albert_tf.records.documents import Question
-from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.directory import write_config
 from albert_tf.runs.log import read_events, read_metrics
-from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training.progress import TIMING_METRICS
 from tests.helpers import tiny_task
 
+# By kind, the head, scores of a perfect model, and its predictions.
 PERFECT = {
-    "classification": {"accuracy": 1, "f1_macro": 1},
-    "regression": {"pearson": 1, "mean_squared_error": 0},
-    "multiple_choice": {"accuracy": 1},
-    "question_answering": {"exact": 100, "f1": 100},
+    "classification": (
+        "plain",
+        {"accuracy": 1, "f1_macro": 1},
+        [example["label"] for example in tiny_task.classification()],
+    ),
+    "regression": (
+        "plain",
+        {"pearson": 1, "mean_squared_error": 0},
+        [example["label"] for example in tiny_task.regression()],
+    ),
+    "multiple_choice": (
+        "plain",
+        {"accuracy": 1},
+        ["ABC"[example["label"]] for example in tiny_task.multiple_choice()],
+    ),
+    # test_held_out_documents_choose_the_null_threshold has the plain head.
+    "question_answering": (
+        "beam",
+        {"exact": 100, "f1": 100},
+        [example["answer"] for example in tiny_task.question_answering()],
+    ),
 }
-
-# Predictions of a perfect model.
-RIGHT = {
-    "classification": lambda: labels_of(tiny_task.classification()),
-    "regression": lambda: labels_of(tiny_task.regression()),
-    "multiple_choice": lambda: [
-        "ABC"[label] for label in labels_of(tiny_task.multiple_choice())
-    ],
-    "question_answering": lambda: [
-        example["answer"] for example in tiny_task.question_answering()
-    ],
-}
-
-
-def labels_of(examples):
-    return [example["label"] for example in examples]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "head"),
-    [*((kind, "plain") for kind in PERFECT), ("question_answering", "beam")],
-)
+@pytest.mark.parametrize("kind", PERFECT)
 def test_a_tiny_model_learns_examples_by_heart(
-    kind, head, tiny_tasks, tmp_path, printed
+    kind, tiny_tasks, tmp_path, printed
 ):
     """And predicts their labels, values, choices or answers."""
+    head, right_scores, right = PERFECT[kind]
     # A value needs more steps than a class.
     steps = 200 if kind == "regression" else 150
     config = tiny_task.make_config(
@@ -87,10 +83,10 @@ def test_a_tiny_model_learns_examples_by_heart(
     # The summary of the training, and the scores of the predictions.
     scores, predicted = printed()
     assert predicted["split"] == "dev"
-    for name, value in PERFECT[kind].items():
+    for name, value in right_scores.items():
         assert scores[name] == pytest.approx(value, abs=0.02), name
         assert predicted[name] == pytest.approx(scores[name]), name
-    assert read_predictions(tmp_path / "predictions", kind) == RIGHT[kind]()
+    assert read_predictions(tmp_path / "predictions", kind) == right
     kinds = [event["event"] for event in read_events(str(tmp_path))]
     assert kinds.count("start") == 1
     assert "loss_at_chance" not in kinds
@@ -162,45 +158,38 @@ def test_an_interrupted_run_resumes_exactly(tiny_tasks, tmp_path, monkeypatch):
         assert ours[path].tobytes() == values.tobytes(), path
 
 
-def span_config(tiny_tasks, run_dir, **changes):
-    settings = {
-        **tiny_task.SHORT,
-        "squad_head": "beam",
-        "epsilon": 0.1,
-        **changes,
-    }
-    return tiny_task.make_config(
-        "question_answering", tiny_tasks, run_dir, **settings
-    )
-
-
-@pytest.fixture(scope="module")
-def span_lines(tiny_tasks, tmp_path_factory):
-    """Losses and scores of a run on one device, in float32."""
-    run_dir = tmp_path_factory.mktemp("span")
-    assert run(span_config(tiny_tasks, run_dir)) == 0
-    return lines_of(run_dir)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"gradient_accumulation_steps": 3},
-        {"strategy": "mirrored", "num_logical_cpus": 2},
-    ],
-    ids=["micro_batches", "replicas"],
-)
-def test_other_ways_to_compute_a_step_give_its_result(
-    changes, tiny_tasks, span_lines, tmp_path
+def test_replicas_and_micro_batches_give_the_result_of_one_device(
+    tiny_tasks, tmp_path
 ):
     """Scores agree too, so predictions of replicas keep their order."""
-    assert run(span_config(tiny_tasks, tmp_path, **changes)) == 0
+    both = {"strategy": "mirrored", "num_logical_cpus": 2}
+    both["gradient_accumulation_steps"] = 3
+    for name, changes in (("one", {}), ("both", both)):
+        config = tiny_task.make_config(
+            "question_answering",
+            tiny_tasks,
+            tmp_path / name,
+            squad_head="beam",
+            epsilon=0.1,
+            **tiny_task.SHORT,
+            **changes,
+        )
+        assert run(config) == 0
 
-    for line, expected in zip(lines_of(tmp_path), span_lines, strict=True):
-        assert line.pop("split") == expected["split"]
-        numbers = {n: v for n, v in expected.items() if n != "split"}
-        assert line == pytest.approx(numbers, rel=1e-3, abs=1e-5)
+    for line, expected in zip(
+        lines_of(tmp_path / "both"), lines_of(tmp_path / "one"), strict=True
+    ):
+        assert line.pop("split") == expected.pop("split")
+        assert line == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+# A command with these settings ends after the features and before training.
+UNTRAINABLE = {
+    "strategy": "mirrored",
+    "num_logical_cpus": 2,
+    "global_batch_size": 7,
+}
 
 
 def test_answers_that_windows_cut_are_named_and_counted(
@@ -223,19 +212,12 @@ def test_answers_that_windows_cut_are_named_and_counted(
         max_query_length=8,
         max_seq_length=16,
         doc_stride=2,
+        **UNTRAINABLE,
     )
-    config = dataclasses.replace(
-        config, head=TaskHeadConfig("question_answering")
-    )
-    caplog.set_level("INFO")
-    sets = {"train": read_examples(config.task, "train")}
-    base = base_model.find(config, [str(tmp_path)])
-    files = _make_features(
-        config, base, config.head, sets, make_strategy(config.distribution)
-    )
+    with pytest.raises(UserError, match="global_batch_size must be divisible"):
+        run(config)
     assert "train: 2 bad examples: 2: the document has" in caplog.text
     assert "; 1: no window has all of the answer" in caplog.text
-    assert files.records("train").num_records
 
 
 def test_the_remedies_of_the_dry_run_are_flags_of_the_command():
@@ -494,15 +476,7 @@ def test_a_run_of_mnli_predicts_ax_and_starts_rte(
 
 def test_a_task_that_starts_from_mnli_says_so(tiny_tasks, tmp_path, caplog):
     write_glue(tmp_path / "rte", ["train.tsv", "dev.tsv"], RTE, "label")
-    config = glue_config(
-        tiny_tasks,
-        "rte",
-        tmp_path / "run",
-        strategy="mirrored",
-        num_logical_cpus=2,
-        global_batch_size=7,
-    )
-    # Ends before the training, but after the warning.
+    config = glue_config(tiny_tasks, "rte", tmp_path / "run", **UNTRAINABLE)
     with pytest.raises(UserError, match="global_batch_size must be divisible"):
         run(config)
     assert "the paper fine-tunes on mnli before rte" in caplog.text
@@ -525,7 +499,8 @@ def write_scores(run_dir, config, labels, **scores):
 
 
 def test_the_best_run_of_mnli_predicts_ax(tiny_tasks, tmp_path):
-    """The runs have the accuracy of MNLI, not the score of AX."""
+    """The runs have the accuracy of MNLI, not the score of AX. The best
+    squared error is the smallest."""
     labels = TASKS["mnli"].labels
     runs = tiny_task.make_config(
         "classification", tiny_tasks, tmp_path / "runs", num_runs=3
@@ -533,30 +508,20 @@ def test_the_best_run_of_mnli_predicts_ax(tiny_tasks, tmp_path):
     config, ax = runs.replace(task="mnli"), runs.replace(task="ax")
     for number, accuracy in enumerate((0.5, 0.75, 0.25), 1):
         write_scores(
-            tmp_path / f"runs/run-{number}", config, labels, accuracy=accuracy
+            *(tmp_path / f"runs/run-{number}", config, labels),
+            accuracy=accuracy,
+            mean_squared_error=number,
         )
     assert best_run(ax) == str(tmp_path / "runs/run-2")
+    metrics = ("accuracy", "mean_squared_error")
+    task = dataclasses.replace(TASKS["mnli"], metrics=metrics)
+    summary = summarize(run_dirs(ax), task)
+    assert summary["best"] == {"accuracy": 0.75, "mean_squared_error": 1}
+    assert summary["median"] == {"accuracy": 0.5, "mean_squared_error": 2}
 
     write_scores(tmp_path / "runs/run-3", config, labels, loss=1.0)
     with pytest.raises(UserError, match=r"no accuracy in .*runs/run-3"):
         best_run(ax)
-
-
-def test_the_best_squared_error_is_the_smallest(tmp_path):
-    scores = [(0.5, 2.0), (0.75, 1.0), (0.25, 4.0)]
-    for number, (pearson, error) in enumerate(scores):
-        (tmp_path / str(number)).mkdir()
-        line = {"split": "eval", "step": 9, "pearson": pearson}
-        (tmp_path / str(number) / "metrics.jsonl").write_text(
-            json.dumps(line | {"mean_squared_error": error}) + "\n"
-        )
-    directories = [str(tmp_path / str(number)) for number in range(3)]
-    task = Task(
-        "regression", "regression", metrics=("pearson", "mean_squared_error")
-    )
-    summary = summarize(directories, task)
-    assert summary["best"] == {"pearson": 0.75, "mean_squared_error": 1.0}
-    assert summary["median"] == {"pearson": 0.5, "mean_squared_error": 2.0}
 
 
 @pytest.mark.slow
@@ -589,10 +554,9 @@ def test_a_converted_run_takes_the_number_of_choices_from_the_data(
         run(config.replace(mode="eval"))
 
 
-@pytest.mark.parametrize("mode", ["predict", "eval"])
 @pytest.mark.parametrize(("trained", "given"), [("pair", ""), ("", "pair")])
 def test_a_run_of_pairs_predicts_pairs_only(
-    tiny_tasks, tmp_path, mode, trained, given
+    tiny_tasks, tmp_path, trained, given
 ):
     config = tiny_task.make_config("regression", tiny_tasks, tmp_path)
     config = config.replace(text_pair_column=trained)
@@ -603,7 +567,7 @@ def test_a_run_of_pairs_predicts_pairs_only(
         else "trained on single texts, .* Omit --text_pair_column"
     )
     with pytest.raises(UserError, match=message):
-        run(config.replace(mode=mode, text_pair_column=given))
+        run(config.replace(mode="eval", text_pair_column=given))
 
 
 def test_texts_that_are_cut_otherwise_than_in_training_are_named(
@@ -627,15 +591,10 @@ def test_texts_that_are_cut_otherwise_than_in_training_are_named(
 # --- checkpoint and null threshold of predictions ----------------------------
 
 
-def test_a_discarded_checkpoint_is_not_used_as_the_best(tmp_path):
-    store = CheckpointStore(str(tmp_path), {"kernel": tf.Variable([1.0])})
-    store.save_best(6, {}, 2.0)
-    store.wait()
-    config = FinetuningConfig.from_dict(
-        {"training": {"output_dir": str(tmp_path), "checkpoint": "best"}}
+def test_the_best_checkpoint_needs_evaluations(tmp_path):
+    config = FinetuningConfig().replace(
+        output_dir=str(tmp_path), checkpoint="best"
     )
-    assert wanted_step(config) == 6
-    Rollbacks.read(str(tmp_path)).add(Rollback(8, 5, 3, 1.0, "nan"))
     with pytest.raises(UserError, match="checkpoint=best needs a checkpoint"):
         wanted_step(config)
 

@@ -6,9 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from absl import flags as absl_flags
 
-from albert_tf.config import flags
 from albert_tf.config.task import ColumnsConfig, ScoreConfig, TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import ExampleSet, TextExample, read_examples
@@ -21,7 +19,7 @@ from albert_tf.finetuning.score import (
     write_answers,
     write_predictions,
 )
-from albert_tf.finetuning.tasks import TASKS, find_task
+from albert_tf.finetuning.tasks import TASKS
 from albert_tf.records.documents import (
     Answer,
     Candidate,
@@ -44,19 +42,16 @@ PREDICTIONS = np.array([1, 1, 0, 0, 0, 1, 0, 0])
 # 2 true and 1 false positives, 3 true and 2 false negatives.
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("accuracy", 5 / 8),
-        ("f1", 2 * 2 / (2 * 2 + 1 + 2)),
-        ("f1_macro", (4 / 7 + 6 / 9) / 2),
-        ("matthews", (2 * 3 - 1 * 2) / math.sqrt(3 * 4 * 4 * 5)),
-    ],
-)
-def test_scores_of_classes_equal_their_definitions(name, expected):
-    task = dataclasses.replace(TASKS["mrpc"], metrics=(name,))
+def test_scores_of_classes_equal_their_definitions():
+    expected = {
+        "accuracy": 5 / 8,
+        "f1": 2 * 2 / (2 * 2 + 1 + 2),
+        "f1_macro": (4 / 7 + 6 / 9) / 2,
+        "matthews": (2 * 3 - 1 * 2) / math.sqrt(3 * 4 * 4 * 5),
+    }
+    task = dataclasses.replace(TASKS["mrpc"], metrics=tuple(expected))
     scores = score(task, LABELS, PREDICTIONS)
-    assert scores == {name: pytest.approx(expected, abs=1e-12), "total": 8}
+    assert scores == pytest.approx(expected | {"total": 8}, abs=1e-12)
 
 
 def test_correlations_equal_their_definitions():
@@ -80,8 +75,7 @@ def test_constant_predictions_score_0():
 
 
 def test_every_task_has_scores():
-    own = TaskConfig(task="regression")
-    for task in (*TASKS.values(), find_task(own)):
+    for task in TASKS.values():
         if task.kind != "question_answering":
             assert score(task, LABELS, PREDICTIONS)[task.metrics[0]] < 1
 
@@ -94,16 +88,13 @@ def question(name, *answers):
     return Question(name, "?", "", golds, not answers)
 
 
-def test_an_unanswered_question_scores_0_in_version_1(caplog):
+def test_version_1_has_neither_unanswered_questions_nor_null_odds(caplog):
+    asked = [question("q", "dog"), question("r", "cat")]
     scores = score_answers(
-        [question("q", "dog"), question("r", "cat")],
-        {"q": "dog", "other": "x"},
-        may_be_unanswerable=False,
+        asked, {"q": "dog", "o": "x"}, {"x": 1.0}, may_be_unanswerable=False
     )
     assert scores == {"exact": 50, "f1": 50, "total": 2}
-    assert (
-        "no prediction, which scores 0, for 1 of 2 questions: r" in caplog.text
-    )
+    assert "scores 0, for 1 of 2 questions: r" in caplog.text
 
 
 def test_two_answers_without_words_differ_between_the_versions():
@@ -165,15 +156,6 @@ def test_predictions_for_other_questions_are_refused():
         score_answers(asked, both | {"q1": None})
 
 
-def test_null_odds_have_no_effect_in_version_1(caplog):
-    asked = [question("q", "dog")]
-    scores = score_answers(
-        asked, {"q": "dog"}, {"x": 1.0}, may_be_unanswerable=False
-    )
-    assert scores == {"exact": 100, "f1": 100, "total": 1}
-    assert not caplog.text
-
-
 # --- files of predictions, and the command -----------------------------------
 
 
@@ -198,51 +180,36 @@ def answers(squad):
     return [
         QuestionAnswer(
             question.id,
-            (
-                Candidate(
-                    question.answers[0].text if question.answers else "wrong",
-                    0,
-                    5,
-                    1.5,
-                    1.0,
-                ),
-            ),
+            (Candidate(text, 0, 5, 1.5, 1.0),),
             0.0,
             -2.0 if question.answers else 3.0,
         )
         for question in squad.examples
+        for text in [question.answers[0].text if question.answers else "wrong"]
     ]
 
 
-def test_written_answers_are_scored(tmp_path, answers):
+def test_written_answers_are_scored(tmp_path, answers, caplog):
+    """A null threshold may have replaced answers already. The warning names
+    the flag for the answers without it."""
+    path, odds = tmp_path / "predictions.json", str(tmp_path / "null_odds.json")
+
     write_answers(str(tmp_path), answers)
-    scores = scores_of("squad_v2", SQUAD, tmp_path / "predictions.json")
+    scores = scores_of("squad_v2", SQUAD, path)
     assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (100, 0)
     assert scores["exact"] == pytest.approx(100 * 55 / 114)
-    with_odds = scores_of(
-        "squad_v2",
-        SQUAD,
-        tmp_path / "predictions.json",
-        null_odds_file=str(tmp_path / "null_odds.json"),
-    )
+    with_odds = scores_of("squad_v2", SQUAD, path, null_odds_file=odds)
     assert with_odds["exact"] == with_odds["best_f1"] == 100
     assert with_odds["best_f1_thresh"] == -2
     (nbest,) = json.loads((tmp_path / "nbest.json").read_text())[answers[0].id]
-    assert nbest == {
-        "text": answers[0].text(),
-        "begin": 0,
-        "end": 5,
-        "score": 1.5,
-        "probability": 1.0,
-    }
+    values = {"begin": 0, "end": 5, "score": 1.5, "probability": 1.0}
+    assert nbest == {"text": answers[0].text(), **values}
+    assert "--best_answers_file" not in caplog.text
 
-
-def test_the_null_threshold_applies_to_the_written_predictions(
-    tmp_path, answers
-):
     write_answers(str(tmp_path), answers, null_threshold=0.0)
-    scores = scores_of("squad_v2", SQUAD, tmp_path / "predictions.json")
-    assert scores["exact"] == 100
+    assert scores_of("squad_v2", SQUAD, path)["exact"] == 100
+    scores_of("squad_v2", SQUAD, path, null_odds_file=odds)
+    assert "--best_answers_file" in caplog.text
 
 
 def test_predictions_of_classes_are_written_and_scored(tmp_path):
@@ -260,29 +227,33 @@ def test_predictions_of_classes_are_written_and_scored(tmp_path):
     assert scores_of("qnli", QNLI, path) == {"accuracy": 0.75, "total": 20}
 
 
-def test_a_choice_after_z_is_called_by_its_number(tmp_path):
-    """As in label_column: a letter, or a number from 0."""
-    task = dataclasses.replace(TASKS["race"], num_choices=28)
+@pytest.mark.parametrize(
+    ("task", "predictions", "expected"),
+    [
+        # As in label_column: a letter, or a number from 0.
+        (
+            dataclasses.replace(TASKS["race"], num_choices=28),
+            [25, 26, 27],
+            ["Z", "26", "27"],
+        ),
+        # Values of STS-B are within its range.
+        (TASKS["stsb"], [-0.3, 2.12345, 5.7], ["0.000", "2.123", "5.000"]),
+        (
+            dataclasses.replace(TASKS["stsb"], name="regression"),
+            [-0.3, 2, 5.7],
+            ["-0.300", "2.000", "5.700"],
+        ),
+    ],
+)
+def test_choices_and_values_are_written(task, predictions, expected, tmp_path):
     rows = [TextExample(str(i), "a", "b", None) for i in range(3)]
     examples = ExampleSet(task, "test", "f", examples=rows)
     path = str(tmp_path / "p.tsv")
-    write_predictions(path, examples, np.array([25, 26, 27]))
-    assert read_predictions(path, examples) == ["Z", "26", "27"]
+    write_predictions(path, examples, np.array(predictions))
+    assert read_predictions(path, examples) == expected
 
 
-def test_values_of_stsb_are_written_within_its_range(tmp_path):
-    rows = [TextExample(str(i), "a", "b", None) for i in range(3)]
-    examples = ExampleSet(TASKS["stsb"], "test", "f", examples=rows)
-    write_predictions(
-        str(tmp_path / "p.tsv"), examples, np.array([-0.3, 2.12345, 5.7])
-    )
-    assert (tmp_path / "p.tsv").read_text() == (
-        "index\tprediction\n0\t0.000\n1\t2.123\n2\t5.000\n"
-    )
-    own = dataclasses.replace(TASKS["stsb"], name="regression")
-    examples = ExampleSet(own, "test", "f", examples=rows[:1])
-    write_predictions(str(tmp_path / "p.tsv"), examples, np.array([-0.3]))
-    assert (tmp_path / "p.tsv").read_text().endswith("0\t-0.300\n")
+RIGHT = "index\tprediction\n" + "".join(f"{i}\tentailment\n" for i in range(20))
 
 
 @pytest.mark.parametrize(
@@ -294,16 +265,8 @@ def test_values_of_stsb_are_written_within_its_range(tmp_path):
             "index\tprediction\n" + "".join(f"{i}\tyes\n" for i in range(20)),
             "must be one of entailment, not_entailment. Received: 'yes'",
         ),
-        (
-            "index\tprediction\n"
-            + "".join(f"{i}\tentailment\n" for i in range(21)),
-            "20 is unknown",
-        ),
-        (
-            "index\tprediction\n3\tentailment\n"
-            + "".join(f"{i}\tnot_entailment\n" for i in range(20)),
-            "3 is repeated",
-        ),
+        (RIGHT + "20\tentailment\n", "20 is unknown"),
+        (RIGHT + "3\tentailment\n", "3 is repeated"),
     ],
 )
 def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
@@ -311,6 +274,9 @@ def test_predictions_for_other_examples_are_refused(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         scores_of("qnli", QNLI, path)
+    path.write_text("[]")
+    with pytest.raises(UserError, match=r"p.tsv must be a JSON object"):
+        scores_of("squad_v2", SQUAD, path)
 
 
 @pytest.mark.parametrize(
@@ -338,41 +304,6 @@ def test_a_predicted_class_may_be_missing_from_the_data_file(
     predictions.write_text("\n".join(lines).replace("neutral", ""))
     with pytest.raises(UserError, match=r"prediction in .* must be one of"):
         scores_of("classification", data, predictions)
-
-
-def test_predictions_that_are_no_object_are_refused(tmp_path):
-    path = tmp_path / "p.json"
-    path.write_text("[]")
-    with pytest.raises(UserError, match=r"p.json must be a JSON object"):
-        scores_of("squad_v2", SQUAD, path)
-
-
-def test_the_command_has_the_flags_that_it_reads():
-    """Files, task and columns; no training file, lengths or windows."""
-    flag_values = absl_flags.FlagValues()
-    flags.define(ScoreConfig, flag_values)
-    names = {name for name in flag_values if not name.endswith("_column")}
-    assert names == {
-        *("task", "data_file", "predictions_file", "choice_columns"),
-        *("null_odds_file", "best_answers_file", "na_prob_thresh"),
-    }
-
-
-def test_empty_answers_with_null_odds_are_warned_of(tmp_path, answers, caplog):
-    """A threshold may have replaced them already. The warning names the flag
-    for the answers without it."""
-    odds = str(tmp_path / "null_odds.json")
-
-    def score():
-        caplog.clear()
-        path = tmp_path / "predictions.json"
-        scores_of("squad_v2", SQUAD, path, null_odds_file=odds)
-        return caplog.text
-
-    write_answers(str(tmp_path), answers)
-    assert "--best_answers_file" not in score()
-    write_answers(str(tmp_path), answers, null_threshold=0.0)
-    assert "--best_answers_file" in score()
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,20 @@ def test_the_paper_starts_three_tasks_from_mnli():
     assert starts == {"rte", "stsb", "mrpc", "ax"}
 
 
-def test_an_unknown_task_is_refused_with_the_known_names():
-    with pytest.raises(UserError, match=r"squad_v2.*Received: 'squad'"):
-        find_task(TaskConfig(task="squad"))
-
-
-def test_a_task_of_ones_own_needs_files_instead_of_a_directory():
-    with pytest.raises(UserError, match=r"--train_file.*Received: glue_data"):
-        find_task(TaskConfig(task="classification", data_dir="glue_data"))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "squad"}, r"squad_v2.*Received: 'squad'"),
+        (
+            {"task": "classification", "data_dir": "glue_data"},
+            r"--train_file.*Received: glue_data",
+        ),
+        ({"task": "multiple_choice"}, "--choice_columns is required"),
+    ],
+)
+def test_an_unknown_or_incomplete_task_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        find_task(TaskConfig(**settings))
 
 
 @pytest.mark.parametrize(
@@ -62,11 +68,6 @@ def test_official_tasks_have_pairs_as_in_their_columns():
     own = TaskConfig(task="regression", text_pair_column="b")
     assert own.has_pairs
     assert not dataclasses.replace(own, text_pair_column="").has_pairs
-
-
-def test_choices_need_columns():
-    with pytest.raises(UserError, match="--choice_columns is required"):
-        find_task(TaskConfig(task="multiple_choice"))
 
 
 def test_descriptions_and_scores_need_no_tensorflow():

@@ -9,11 +9,7 @@ from albert_tf.config import FinetuningConfig
 from albert_tf.config.task import TaskConfig
 from albert_tf.errors import UserError
 from albert_tf.finetuning.examples import read_examples
-from albert_tf.finetuning.run import (
-    read_training_sets,
-    run,
-    splits_to_predict,
-)
+from albert_tf.finetuning.run import read_training_sets, splits_to_predict
 from albert_tf.finetuning.tasks import find_task
 from albert_tf.records.documents import Answer
 
@@ -41,7 +37,7 @@ def store(tmp_path_factory):
     return store
 
 
-def glue_features(labels, *texts):
+def features(labels, *texts):
     import tensorflow_datasets as tfds
 
     return {
@@ -51,13 +47,14 @@ def glue_features(labels, *texts):
     }
 
 
+MNLI = ["entailment", "neutral", "contradiction"]
+
+
 def test_classes_have_the_order_of_the_task_and_not_of_the_dataset(store):
     """There, entailment is the first class of MNLI."""
     where = store(
         "mnli_like",
-        glue_features(
-            ["entailment", "neutral", "contradiction"], "premise", "hypothesis"
-        ),
+        features(MNLI, "premise", "hypothesis"),
         validation_mismatched=[
             {"premise": "A", "hypothesis": "B", "label": 0, "idx": 7}
         ],
@@ -68,30 +65,19 @@ def test_classes_have_the_order_of_the_task_and_not_of_the_dataset(store):
     config = TaskConfig(task="mnli", **where)
     dev = read_examples(config, "dev_mismatched")
     assert dev.examples == [("7", "A", "B", 1)]
-    assert dev.task.labels[1] == "entailment"
     test = read_examples(config, "test")
     assert test.examples == [("8", "C", "D", None)]
-    with pytest.raises(
-        UserError,
-        match=r"mnli_like must have the split train. Received: test_matched, "
-        "validation_mismatched. Omit --tfds",
+    for changes, split, message in (
+        (
+            *({}, "train"),
+            r"mnli_like must have the split train. Received: test_matched, "
+            "validation_mismatched. Omit --tfds",
+        ),
+        ({"tfds": "mnli_lik"}, "train", "tfds must name.*mnli_lik,"),
+        ({"task": "ax"}, "dev", "no split dev of --task=ax.*--data_dir"),
     ):
-        read_examples(config, "train")
-    unknown = dataclasses.replace(config, tfds="mnli_lik")
-    with pytest.raises(UserError, match=r"tfds must name.*mnli_lik,"):
-        read_examples(unknown, "train")
-
-
-def test_a_dataset_of_another_task_is_refused_with_its_features(store):
-    where = store(
-        "other",
-        glue_features(["a", "b"], "text"),
-        validation=[{"text": "A", "label": 0, "idx": 0}],
-    )
-    with pytest.raises(
-        UserError, match=r"question, sentence.*: 'idx', 'label', 'text'"
-    ):
-        read_examples(TaskConfig(task="qnli", **where), "dev")
+        with pytest.raises(UserError, match=message):
+            read_examples(dataclasses.replace(config, **changes), split)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +95,15 @@ def test_labels_are_numbers_or_names(task, names, labels, expected, store):
         {**dict.fromkeys(texts, f"A{label}"), "label": label, "idx": label}
         for label in (0, 1)
     ]
-    where = store(f"{task}_like", glue_features(names, *texts), train=rows)
+    where = store(f"{task}_like", features(names, *texts), train=rows)
     found = read_examples(TaskConfig(task=task, **where), "train")
     assert found.task.labels == labels
     pairs = ["A0", "A1"] if task == "mrpc" else [None, None]
     assert found.examples == [
         (str(i), f"A{i}", pairs[i], expected[i]) for i in (0, 1)
     ]
+    with pytest.raises(UserError, match=r"question, sentence.*: .*'idx', 'lab"):
+        read_examples(TaskConfig(task="qnli", **where), "train")
 
 
 COLOURS = [
@@ -135,11 +123,10 @@ COLOURS = [
 def test_a_task_of_ones_own_has_the_splits_of_its_dataset(
     split, training, predicted, store
 ):
-    """Those for evaluation are called validation and test."""
+    """Those for evaluation are called validation and test. Several runs that
+    predict need the first, since a --dev_file cannot be added."""
     splits = {"train": COLOURS, split: COLOURS}
-    where = store(
-        f"own_{split}", glue_features(["red", "blue"], "text"), **splits
-    )
+    where = store(f"own_{split}", features(["red", "blue"], "text"), **splits)
     config = FinetuningConfig().replace(task="classification", **where)
     task = find_task(config.task)
 
@@ -147,27 +134,11 @@ def test_a_task_of_ones_own_has_the_splits_of_its_dataset(
     for mode, expected in (("predict", predicted), ("eval", "dev")):
         found = splits_to_predict(config.replace(mode=mode), task)
         assert found == [expected]
-
-
-def test_several_runs_that_predict_need_a_dataset_for_validation(
-    store, tmp_path
-):
-    """A --dev_file cannot be added to a dataset."""
-    config = FinetuningConfig().replace(
-        task="classification",
-        num_runs=2,
-        mode="train_and_predict",
-        output_dir=str(tmp_path),
-        **store(
-            "own_train",
-            glue_features(["red", "blue"], "text"),
-            train=COLOURS,
-        ),
-    )
-    with pytest.raises(
-        UserError, match="files instead of --tfds, with a --dev"
-    ):
-        run(config)
+    if split != "validation":
+        several = config.replace(mode="train_and_predict", num_runs=2)
+        message = "files instead of --tfds, with a --dev"
+        with pytest.raises(UserError, match=message):
+            read_training_sets(several, task)
 
 
 def test_questions_of_squad_have_answers_or_none(store):
@@ -180,10 +151,7 @@ def test_questions_of_squad_have_answers_or_none(store):
             "context": tfds.features.Text(),
             "question": tfds.features.Text(),
             "answers": tfds.features.Sequence(
-                {
-                    "text": tfds.features.Text(),
-                    "answer_start": np.int32,
-                }
+                {"text": tfds.features.Text(), "answer_start": np.int32}
             ),
         },
         validation=[
@@ -235,8 +203,3 @@ def test_passages_of_race_have_questions_and_options(store):
         ("high1.txt-0", "P.", "Q _?", ("a", "b", "c", "d"), 1),
         ("high1.txt-1", "P.", "R?", ("e", "f", "g", "h"), 3),
     ]
-
-
-def test_a_split_that_does_not_exist_is_named():
-    with pytest.raises(UserError, match=r"no split dev of.*--data_dir"):
-        read_examples(TaskConfig(task="ax", tfds="glue/ax"), "dev")

@@ -11,9 +11,8 @@ from tests.helpers.random_task import HEADS, make_task
 # beam, starts and ends of the beam, each with its scores, and the logit of "no
 # answer", in place of these logits.
 NUM_PREDICTIONS = {
-    "classification": 1,
     "regression": 1,
-    "multiple_choice": 1,
+    "multiple_choice": 1,  # whose choices are classes
     "question_answering": 2,
     "question_answering_beam": 5,
 }
@@ -30,7 +29,7 @@ def batches_of(strategy, config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", NUM_PREDICTIONS)
 def test_steps_and_predictions_are_lowered_for_tpus(strategy, tmp_path, kind):
     """With dropout. Multiple choice is in bfloat16, with micro-batches."""
     changes = {"classifier_dropout": 0.1}

@@ -71,7 +71,6 @@ def make_task(
     records = list(map(make_record, range(NUM_RECORDS)))
     files = find_or_write(
         str(directory),
-        "train",
         {"train": lambda: records, "dev": lambda: records},
         head,
         LENGTH,
