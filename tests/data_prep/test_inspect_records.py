@@ -238,20 +238,6 @@ def test_input_without_examples_is_refused(tmp_path, inspect):
         inspect()
 
 
-def test_only_the_first_records_are_searched_for_the_lengths(
-    demo_records, tmp_path, inspect
-):
-    """100 records over all shards, not of each shard or of the first one."""
-    content = read_contents(demo_records / SHARD)[0]
-    write_contents(tmp_path / "a.tfrecord", [b""] * 99)
-    write_contents(tmp_path / "b.tfrecord", [content])
-    _, output = inspect(tmp_path)
-    assert f"{tmp_path}: {LENGTH} tokens" in output
-    write_contents(tmp_path / "a.tfrecord", [b""] * 100)
-    with pytest.raises(UserError, match="first records have none"):
-        inspect(tmp_path)
-
-
 # --- printed examples and the command ----------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Packing: which examples share a row, and what packed records hold."""
 
 import itertools
+import unittest.mock
 
 import hypothesis
 import numpy as np
@@ -16,6 +17,7 @@ from albert_tf.records.features import (
     stored_features,
 )
 from albert_tf.records.masking import mask_rows
+from data_prep.builder import packing
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.packing import BestFit, largest_mask_counts, pack_rows
 from tests.helpers import small_builds
@@ -42,8 +44,8 @@ def pack(lengths, masked, shape=SHAPE, batch_size=1000):
     return rows + best_fit.close()
 
 
-def pack_plainly(lengths, masked):
-    """Best fit by a search of all rows, without a limit on open rows."""
+def pack_plainly(lengths, masked, max_open, max_age):
+    """Best fit by a search of all rows."""
     complete, open_rows = [], []
 
     def count(values, row):
@@ -56,31 +58,52 @@ def pack_plainly(lengths, masked):
             if count(lengths, [*row, number]) <= LENGTH
             and count(masked, [*row, number]) <= PREDICTIONS + EXAMPLES - 1
         ]
-        row = max(rows, key=lambda row: count(lengths, row), default=[])
-        if row:
+        if rows:
+            # Of several rows with equal room, the one that was changed first.
+            row = max(rows, key=lambda row: (count(lengths, row), -row[-1]))
             open_rows.remove(row)
+        else:
+            row = []
+            old = sorted(r for r in open_rows if number - r[0] > max_age)
+            complete += old
+            open_rows = [r for r in open_rows if r not in old]
         row = [*row, number]
-        is_full = len(row) == EXAMPLES or LENGTH - count(lengths, row) < 4
-        (complete if is_full else open_rows).append(row)
+        if len(row) == EXAMPLES or LENGTH - count(lengths, row) < 4:
+            complete.append(row)
+            continue
+        if len(open_rows) == max_open:
+            fullest = max(
+                open_rows, key=lambda row: (count(lengths, row), -row[-1])
+            )
+            open_rows.remove(fullest)
+            complete.append(fullest)
+        open_rows.append(row)
     return complete + sorted(open_rows)
 
 
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(
-    st.lists(
+    examples=st.lists(
         st.tuples(st.integers(4, LENGTH), st.integers(0, PREDICTIONS)),
         max_size=60,
     ),
-    st.integers(1, 20),
+    size=st.integers(1, 20),
+    max_open=st.sampled_from([2, 5, 64]),
+    max_age=st.sampled_from([3, 20, 2048]),
 )
 def test_an_example_goes_to_the_row_with_the_least_sufficient_room(
-    examples, size
+    examples, size, max_open, max_age
 ):
-    """The sizes of the batches have no influence."""
+    """Few rows are open, and none for long. The sizes of the batches have no
+    influence."""
     lengths = [length for length, _ in examples]
     masked = [num_masked for _, num_masked in examples]
-    expected = pack_plainly(lengths, masked)
-    assert pack(lengths, masked, batch_size=size) == expected
+    expected = pack_plainly(lengths, masked, max_open, max_age)
+    with (
+        unittest.mock.patch.object(packing, "_MAX_OPEN_ROWS", max_open),
+        unittest.mock.patch.object(packing, "_MAX_AGE", max_age),
+    ):
+        assert pack(lengths, masked, batch_size=size) == expected
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
@@ -96,34 +119,6 @@ def test_masks_of_ordinary_examples_do_not_change_the_rows(lengths, num):
     assert pack(lengths, masked, shape) == pack(
         lengths, [0] * len(lengths), shape
     )
-
-
-def test_at_most_64_rows_are_open():
-    """Two examples of 21 to 30 tokens do not fit a row of 40. The fullest row
-    is closed to make room for a new one."""
-    lengths = np.random.default_rng(0).integers(21, 31, 500).tolist()
-    best_fit = BestFit(SHAPE)
-    complete = []
-    for number, length in enumerate(lengths):
-        rows = best_fit.add([length], [1])
-        complete += rows
-        assert number + 1 - len(complete) == min(number + 1, 64)
-        if rows:
-            open_lengths = [
-                lengths[i]
-                for i in range(number)
-                if [i] not in complete or [i] in rows
-            ]
-            assert lengths[rows[0][0]] == max(open_lengths)
-    assert len(complete + best_fit.close()) == 500
-
-
-def test_a_row_is_closed_after_2048_examples():
-    """Nothing fits the first row, and all other examples fill theirs."""
-    best_fit = BestFit(SHAPE)
-    assert best_fit.add([20], [1]) == []
-    assert best_fit.add([40] * 2048, [1] * 2048)[-1] == [2048]
-    assert best_fit.add([40], [1]) == [[0], [2049]]
 
 
 # --- limits of masks ---------------------------------------------------------
