@@ -66,14 +66,10 @@ def find_format(path: str) -> str:
         path.removesuffix(INDEX_SUFFIX) + INDEX_SUFFIX
     ):
         return GOOGLE_ALBERT
-    if not tf.io.gfile.exists(path):
-        raise UserError(
-            "the model must exist",
-            received=f"{path}, but there is no such file, directory or "
-            "checkpoint",
-        )
     names, run_dir = {posixpath.basename(path)}, split_run(path)[0]
-    if tf.io.gfile.isdir(path):
+    if not tf.io.gfile.exists(path):
+        names = set()
+    elif tf.io.gfile.isdir(path):
         if all(
             exists(posixpath.join(run_dir, name))
             for name in (CONFIG_FILE, CHECKPOINTS_DIR)
@@ -98,10 +94,11 @@ def find_format(path: str) -> str:
             "transformers and save it with model.save_pretrained(FOLDER), "
             "which writes safetensors.",
         )
+    found = f"with {', '.join(sorted(names)[:5]) or 'no files'}"
     raise UserError(
         "a model must be a run, a checkpoint of google-research/albert as "
         f"prefix, directory or {SUFFIXES[0]}, or a Hugging Face folder",
-        received=f"{path}, with {', '.join(sorted(names)[:5]) or 'nothing'}",
+        received=f"{path}, {found if exists(path) else 'which does not exist'}",
     )
 
 

@@ -16,13 +16,16 @@ import json
 import pathlib
 import posixpath
 import re
-import sys
 import unicodedata
 from typing import Any
 
 from albert_tf.io.files import load_json_if_any, open_existing
 from albert_tf.records.features import TOKENIZER_FILE
-from albert_tf.records.tokenization import GOOGLE_ALBERT, Tokenizer
+from albert_tf.records.tokenization import (
+    GOOGLE_ALBERT,
+    Tokenizer,
+    character_class,
+)
 
 _TEMPLATE = pathlib.Path(__file__).with_name("tokenizer_template.json")
 _SETTINGS_FILE = "tokenizer_config.json"
@@ -125,37 +128,22 @@ def _tokenizer_class(tokenizer: Tokenizer) -> str:
 
 def _normalizers(do_lower_case: bool) -> list[dict[str, Any]]:
     """`tokenization.normalize`, built from Hugging Face's normalisers."""
-    characters = list(map(chr, range(sys.maxunicode + 1)))
     # Characters that are white space in Python only.
-    spaces = [
-        c for c in characters[:0x100] if c.isspace() and c not in " \t\n\r"
-    ]
+    spaces = character_class(
+        lambda c: c.isspace() and c < "\u0100" and c not in " \t\n\r"
+    )
     # StripAccents would drop all marks, vowels of Hindi and Thai among them.
     # `normalize` drops only those with a combining class.
-    accents = [c for c in characters if unicodedata.combining(c)]
+    accents = character_class(unicodedata.combining)
     return [
-        _replace(_character_class(spaces), " "),
+        _replace(spaces, " "),
         {"type": "NFKD"},
-        _replace(_character_class(accents), ""),
+        _replace(accents, ""),
         *([{"type": "Lowercase"}] if do_lower_case else []),
         # SentencePiece's rules compose Hangul. The "Precompiled" normaliser
         # should apply the same rules, but does not compose it.
         {"type": "NFKC"},
     ]
-
-
-def _character_class(characters: list[str]) -> str:
-    r"""A regular expression such as `[\x{300}-\x{34E}]`."""
-    ranges: list[list[int]] = []
-    for code in map(ord, characters):
-        if ranges and ranges[-1][1] == code - 1:
-            ranges[-1][1] = code
-        else:
-            ranges.append([code, code])
-    spelled = "".join(
-        rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in ranges
-    )
-    return f"[{spelled}]"
 
 
 def _replace(pattern: str, content: str) -> dict[str, Any]:

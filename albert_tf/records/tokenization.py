@@ -8,8 +8,9 @@ so every SentencePiece runtime returns the same ids for raw text.
 """
 
 import itertools
+import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -322,6 +323,15 @@ class Tokenizer:
             return ids
         rest = first[len(WORD_MARK) :]
         return ([self._model.piece_to_id(rest)] if rest else []) + ids[1:]
+
+
+def character_class(is_member: Callable[[str], object]) -> str:
+    r"""A regular expression for one character of a set: `[\x{300}-\x{34E}]`."""
+    members = {i for i in range(sys.maxunicode + 1) if is_member(chr(i))}
+    firsts = sorted(i for i in members if i - 1 not in members)
+    lasts = sorted(i for i in members if i + 1 not in members)
+    ranges = zip(firsts, lasts, strict=True)
+    return "[" + "".join(rf"\x{{{a:X}}}-\x{{{b:X}}}" for a, b in ranges) + "]"
 
 
 def _read_model(model_file: str) -> bytes:

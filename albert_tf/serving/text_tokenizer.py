@@ -15,9 +15,7 @@ U+A7D8 and U+10570-U+10595 do not change.
 """
 
 import importlib
-import sys
 import unicodedata
-from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -32,6 +30,7 @@ from albert_tf.records.tokenization import (
     MASK_PIECE,
     WORD_MARK,
     Tokenizer,
+    character_class,
 )
 
 _UNKNOWN = "\ue000"  # a private-use character: in no vocabulary
@@ -77,8 +76,8 @@ class TextTokenizer(tf.Module):
             self._model = self._text_ops.SentencepieceTokenizer(file.read())
         self.is_google_albert = tokenizer.kind == GOOGLE_ALBERT
         self._do_lower_case = tokenizer.do_lower_case
-        self._white_space = _character_class(str.isspace)
-        self._combining = _character_class(unicodedata.combining)
+        self._white_space = character_class(str.isspace)
+        self._combining = character_class(unicodedata.combining)
 
         pieces = [tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size)]
         self._pieces = tf.constant(pieces)
@@ -225,15 +224,6 @@ def cut(ids: tf.RaggedTensor, lengths: tf.Tensor) -> tf.RaggedTensor:
         begins, begins + tf.minimum(ids.row_lengths(), lengths)
     )
     return kept.with_values(tf.gather(ids.values, kept.values))
-
-
-def _character_class(is_member: Callable[[str], object]) -> str:
-    """Returns a regular expression of RE2 for one character of a set."""
-    members = {i for i in range(sys.maxunicode + 1) if is_member(chr(i))}
-    firsts = sorted(i for i in members if i - 1 not in members)
-    lasts = sorted(i for i in members if i + 1 not in members)
-    ranges = zip(firsts, lasts, strict=True)
-    return "[" + "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in ranges) + "]"
 
 
 def _unmark(pieces: list[str]) -> np.ndarray:

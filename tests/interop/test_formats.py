@@ -107,9 +107,9 @@ def test_a_folder_named_best_is_not_a_run(tmp_path, google_albert_dir):
 
 
 def test_a_path_without_a_model_is_refused(tmp_path):
-    refused(tmp_path / "none", tmp_path, "there is no such file, dir")
+    refused(tmp_path / "none", tmp_path, "none, which does not exist")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", tmp_path, "empty, with nothing")
+    refused(tmp_path / "empty", tmp_path, "empty, with no files")
     (tmp_path / "text.txt").write_text("text")
     refused(tmp_path / "text.txt", tmp_path, r"Received: .*text\.txt")
 
