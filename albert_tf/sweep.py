@@ -45,14 +45,17 @@ them. The sweep starts a run that exits with 75 again. The run fails when it has
 exited three times with 75 without a new checkpoint in between.
 """
 
+import json
 import os
 
 from absl import logging
 
 from albert_tf.cluster import versions
+from albert_tf.cluster.jobs import Jobs
 from albert_tf.config import SweepConfig, flags
 from albert_tf.errors import RETRY_STATUS, RetryError, UserError
 from albert_tf.io.files import write_text
+from albert_tf.io.ownership import own
 from albert_tf.sweeps import plan as plans
 
 
@@ -71,30 +74,36 @@ def main(config: SweepConfig) -> int:
     # Imported here so that invalid settings answer at once.
     with versions.quick_import():
         import tensorflow  # noqa: F401
-    from albert_tf.sweeps.directory import check_directory, check_records
-    from albert_tf.sweeps.results import as_json, markdown, read_results
-    from albert_tf.sweeps.runner import Sweep
+    from albert_tf.sweeps import directory, results
 
-    check_directory(plan)
-    check_records(plan)
+    directory.check_directory(plan)
+    directory.check_records(plan)
     for line in plans.describe(plan):
         logging.info("%s", line)
-    sweep = Sweep(plan, config.parallel_runs, environment)
-    sweep.run()
-    results = read_results(plan)
-    if results.values:
-        write_text(f"{plan.dir}/table.md", markdown(results))
-        write_text(f"{plan.dir}/table.json", as_json(results))
-        print(markdown(results))
-        print(f"files: {plan.dir}/table.md, table.json")
-    if sweep.interrupted:
-        return 128 + sweep.interrupted
-    if sweep.failed:
-        is_temporary = set(sweep.failed.values()) == {RETRY_STATUS}
+    os.makedirs(f"{plan.dir}/{directory.LOGS_DIR}", exist_ok=True)
+    with own(plan.dir) as owner:
+        todo = directory.make_jobs(plan)
+        jobs = Jobs(config.parallel_runs, environment, owner.open_files)
+        jobs.run(todo)
+        content = results.summarize(plan)
+        if content["runs"]:
+            table = results.markdown(plan, content)
+            write_text(f"{plan.dir}/table.md", table)
+            write_text(
+                f"{plan.dir}/table.json", json.dumps(content, indent=2) + "\n"
+            )
+            print(table)
+            print(f"files: {plan.dir}/table.md, table.json")
+    if jobs.interrupted:
+        return 128 + jobs.interrupted
+    failed = {job.name: job.status for job in todo if job.status}
+    if failed:
+        is_temporary = set(failed.values()) == {RETRY_STATUS}
         raise (RetryError if is_temporary else UserError)(
             "all runs of a sweep must finish",
-            received=f"failed: {', '.join(sweep.failed)}",
-            remedy=f"See {sweep.log_dir}. The same command tries again.",
+            received=f"failed: {', '.join(failed)}",
+            remedy=f"See {plan.dir}/{directory.LOGS_DIR}. The same command "
+            "tries again.",
         )
     return 0
 

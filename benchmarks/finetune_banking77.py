@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 
 from albert_tf.config import Config, flags, setting
 from albert_tf.errors import UserError
-from albert_tf.sweeps.results import Summary
+from albert_tf.sweeps.results import spread, table
 
 _SCRATCH = "from scratch"
 
@@ -117,7 +117,7 @@ def main(config: BenchmarkConfig) -> None:
         name: _run(config, train_file, work_dir / f"start-{number}", start)
         for number, (name, start) in enumerate(starts.items(), start=1)
     }
-    print(tables(accuracies))
+    print(tables(accuracies), end="")
 
 
 def first_questions(
@@ -181,33 +181,30 @@ def tables(accuracies: Mapping[str, Sequence[float]]) -> str:
             table, without mean and deviation.
     """
     scratch = accuracies[_SCRATCH]
+    spreads = {name: spread(values) for name, values in accuracies.items()}
     several = len(scratch) > 1
     header = [f"seed {number}" for number in range(1, len(scratch) + 1)]
-    header += ["mean", "deviation"] * several
-    lines = [
-        f"| start | {' | '.join(header)} |",
-        "|---" * len(header) + "|---|",
-    ]
-    for name, values in accuracies.items():
-        summary = Summary.of(values)
-        columns = [*values, *[summary.mean, summary.deviation] * several]
-        lines.append(f"| {name} | {' | '.join(f'{v:.1%}' for v in columns)} |")
-    if several:
-        lines += ["", "| difference | mean | standard error |", "|---|---|---|"]
-        for name in [name for name in accuracies if name != _SCRATCH]:
-            difference = Summary.of(
-                [
-                    ours - theirs
-                    for ours, theirs in zip(
-                        accuracies[name], scratch, strict=True
-                    )
-                ]
-            )
-            lines.append(
-                f"| {name} - {_SCRATCH} | {difference.mean:+.1%} | "
-                f"{difference.standard_error:.1%} |"
-            )
-    return "\n".join(lines)
+    shown = ["mean", "standard_deviation"] * several
+    text = table(
+        ["start", *header, *["mean", "deviation"] * several],
+        [
+            [
+                name,
+                *(f"{value:.1%}" for value in values),
+                *(f"{spreads[name][key]:.1%}" for key in shown),
+            ]
+            for name, values in accuracies.items()
+        ],
+    )
+    if not several:
+        return text
+    rows = []
+    for name in [name for name in accuracies if name != _SCRATCH]:
+        pairs = zip(accuracies[name], scratch, strict=True)
+        found = spread([ours - theirs for ours, theirs in pairs])
+        error = f"{found['standard_error']:.1%}"
+        rows.append([f"{name} - {_SCRATCH}", f"{found['mean']:+.1%}", error])
+    return f"{text}\n{table(['difference', 'mean', 'standard error'], rows)}"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import os
 import posixpath
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
@@ -37,9 +37,17 @@ class Owner:
         directory: The output directory; "" if `identity` is "".
         identity: The id of this command in `owner.json`; "" if a lock on the
             directory makes checks unnecessary.
+        open_files: Descriptors of open files that hold the lock. It lasts as
+            long as this process or another that inherits them.
     """
 
-    def __init__(self, directory: str = "", identity: str = "") -> None:
+    def __init__(
+        self,
+        directory: str = "",
+        identity: str = "",
+        open_files: Sequence[int] = (),
+    ) -> None:
+        self.open_files = open_files
         self._directory = directory
         self._identity = identity
 
@@ -85,7 +93,7 @@ def own(directory: str) -> Iterator[Owner]:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         _lock(descriptor, directory)
-        yield Owner()
+        yield Owner(open_files=[descriptor])
     finally:
         os.close(descriptor)  # ends the lock
 

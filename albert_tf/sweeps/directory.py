@@ -1,17 +1,18 @@
-"""The files of a sweep: may it continue here, and how far are its runs?
+"""The files of a sweep: may it continue here, and what is left to do?
 
 SWEEP/runs/NAME/                          run directories
 SWEEP/evaluations/NAME/EVALUATION.json    metrics of further evaluations
 SWEEP/logs/NAME.log                       standard error of a run
 SWEEP/logs/NAME.out                       standard output of its last process
-SWEEP/lock                                see runner.py
 """
 
-import dataclasses
+import functools
 import json
 import os
+import sys
 from typing import Any
 
+from albert_tf.cluster.jobs import Job
 from albert_tf.config import PretrainingConfig, flatten, settings_by_path
 from albert_tf.errors import UserError, name_faults
 from albert_tf.input import record_sets
@@ -20,7 +21,7 @@ from albert_tf.runs.directory import CONFIG_FILE, load_config
 from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.sweeps.plan import RUNS_DIR, Plan, PlannedRun
 
-LOCK_FILE = "lock"
+LOGS_DIR = "logs"
 
 # Settings that do not affect the training, but the metrics of an evaluation.
 _EVAL_SETTINGS = ("checkpoint_step", "eval_sentence_objective")
@@ -41,21 +42,18 @@ def check_directory(plan: Plan) -> None:
             received=plan.dir,
             remedy="Records may be on gs://. Copy the results afterwards.",
         )
-    found = sorted(os.listdir(plan.dir)) if os.path.isdir(plan.dir) else []
-    if found and not {LOCK_FILE, RUNS_DIR} & set(found):
+    found = set(os.listdir(plan.dir)) if os.path.isdir(plan.dir) else set()
+    if RUNS_DIR in found:
+        runs = set(os.listdir(os.path.join(plan.dir, RUNS_DIR)))
+        others = runs if runs.isdisjoint(run.name for run in plan.runs) else ()
+    else:
+        others = found - {LOGS_DIR, "lock"}  # earlier versions had a lock
+    if others:
         raise UserError(
             "output_dir must be new or hold this sweep",
-            received=f"{plan.dir}, which holds {name_faults(found)}",
+            received=f"{plan.dir}, with {name_faults(sorted(others))}",
+            remedy="Choose another --output_dir.",
         )
-    if RUNS_DIR in found:
-        runs = sorted(os.listdir(os.path.join(plan.dir, RUNS_DIR)))
-        if runs and not {run.name for run in plan.runs} & set(runs):
-            raise UserError(
-                "output_dir must be new or hold this sweep",
-                received=f"{plan.dir}, a sweep with the runs "
-                + name_faults(runs),
-                remedy="Choose another --output_dir.",
-            )
     for run in plan.runs:
         if not exists(f"{run.run_dir}/{CONFIG_FILE}"):
             continue
@@ -86,29 +84,27 @@ def check_records(plan: Plan) -> None:
         for name, config in {"": run.config, **run.evaluations}.items():
             data, training = config.data, config.training
             # Runs often differ in other settings only.
-            key = json.dumps(
-                [
-                    bool(name),
-                    dataclasses.asdict(data),
-                    config.model.vocab_size,
-                    training.sentence_objective,
-                    training.eval_sentence_objective,
-                ]
+            key = (
+                bool(name),
+                data,
+                config.model.vocab_size,
+                training.sentence_objective,
+                training.eval_sentence_objective,
             )
             if key in checked:
                 continue
             checked.add(key)
-            source = f"evaluation {name} of run {run.name}"
-            if not name:
-                source = f"run {run.name}"
-            if name and not data.eval_input_file:
-                raise UserError(
-                    f"{source} must have held-out records",
-                    received="no --eval_input_file",
-                    remedy="Set it in --base_flags or in --evaluation.",
-                )
+            source = f"run {run.name}"
             trains = not (name or data.synthetic_input)
-            if trains and not (data.input_file or data.data_schedule):
+            if name:
+                source = f"evaluation {name} of {source}"
+                if not data.eval_input_file:
+                    raise UserError(
+                        f"{source} must have held-out records",
+                        received="no --eval_input_file",
+                        remedy="Set it in --base_flags or in --evaluation.",
+                    )
+            elif trains and not (data.input_file or data.data_schedule):
                 raise UserError(
                     f"{source} must have training records",
                     received="no --input_file",
@@ -125,6 +121,44 @@ def check_records(plan: Plan) -> None:
                 raise UserError(f"{source}: {error}") from None
 
 
+def make_jobs(plan: Plan) -> list[Job]:
+    """What is left to do: trainings and evaluations, in the order of the runs.
+
+    The jobs of a run follow each other, and a training follows that of the run
+    whose weights it starts from.
+    """
+    jobs: list[Job] = []
+    trainings: dict[str, Job] = {}
+    for run in plan.runs:
+        flags = [*run.flags, f"--output_dir={run.run_dir}"]
+        make = functools.partial(
+            Job,
+            log=os.path.join(plan.dir, LOGS_DIR, f"{run.name}.log"),
+            output=os.path.join(plan.dir, LOGS_DIR, f"{run.name}.out"),
+            last_step=functools.partial(_last_step, run.run_dir),
+            last_saved=functools.partial(_last_saved, run.run_dir),
+        )
+        last = None
+        if not is_trained(run):
+            needs = run.starts_from and trainings.get(run.starts_from.name)
+            last = make(run.name, _command(flags), needs=needs)
+            trainings[run.name] = last
+            jobs.append(last)
+        for name, further in plan.evaluations.items():
+            if read_evaluation(plan, run, name) is None:
+                command = _command([*flags, *further, "--mode=eval"])
+                last = make(f"{run.name}/{name}", command, needs=last)
+                last.on_success = functools.partial(
+                    _store_evaluation, plan, run, name, last.output
+                )
+                jobs.append(last)
+    return jobs
+
+
+def _command(flags: list[str]) -> list[str]:
+    return [sys.executable, "-m", "albert_tf.run_pretraining", *flags]
+
+
 def is_trained(run: PlannedRun) -> bool:
     """Whether a run has done all its steps and its last evaluation."""
     return any(
@@ -134,15 +168,16 @@ def is_trained(run: PlannedRun) -> bool:
     )
 
 
-def last_step(run: PlannedRun) -> int:
-    """The last step in the log of a run; 0 without one."""
-    return max((line["step"] for line in read_metrics(run.run_dir)), default=0)
+def _last_step(run_dir: str) -> int:
+    return max((line["step"] for line in read_metrics(run_dir)), default=0)
 
 
-def newest_checkpoint(run: PlannedRun) -> int:
-    """The last step at which a run has saved a checkpoint; 0 without one."""
-    events = read_events(run.run_dir)
-    saved = (e["step"] for e in events if e["event"] == "checkpoint")
+def _last_saved(run_dir: str) -> int:
+    saved = (
+        event["step"]
+        for event in read_events(run_dir)
+        if event["event"] == "checkpoint"
+    )
     return max(saved, default=0)
 
 
@@ -161,14 +196,18 @@ def read_evaluation(
     return stored["metrics"]
 
 
-def store_evaluation(
-    plan: Plan, run: PlannedRun, name: str, metrics: dict[str, float]
+def _store_evaluation(
+    plan: Plan, run: PlannedRun, name: str, output: str
 ) -> None:
-    """Stores the metrics of a further evaluation, with its settings."""
-    settings = _evaluation_settings(run.evaluations[name])
+    """Stores the metrics in the last line that an evaluation has printed."""
+    with open(output, encoding="utf-8") as file:
+        *_, metrics = file
     write_json(
         _evaluation_file(plan, run, name),
-        {"settings": settings, "metrics": metrics},
+        {
+            "settings": _evaluation_settings(run.evaluations[name]),
+            "metrics": json.loads(metrics),
+        },
     )
 
 

@@ -39,8 +39,8 @@ TRAINING_TOTALS = {
     "training_cpu_seconds": "cpu_seconds",
 }
 
-# Settings that the sweep decides.
-_OWN_SETTINGS = ("output_dir", "mode", "dry_run")
+# Settings that the sweep decides, with the only value that flags may give.
+_OWN_SETTINGS = {"output_dir": "", "mode": "train", "dry_run": False}
 _NAME = re.compile(r"[A-Za-z0-9][\w.]*")
 _START = re.compile(r"\{run:([^}]*)\}")
 
@@ -75,8 +75,8 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
-        return _run_name(self.variant, self.seed)
+        """VARIANT-seedN, or VARIANT without seeds."""
+        return posixpath.basename(self.run_dir)
 
     @property
     def stages(self) -> list["PlannedRun"]:
@@ -128,21 +128,25 @@ def make_plan(config: SweepConfig) -> Plan:
     base = [f"--flagfile={config.base_flagfile}"] * bool(config.base_flagfile)
     for text in config.base_flags:
         base += _split("base_flags", text, config.records_dir)
-    variants = _named("variant", config.variant, config.records_dir)
-    evaluations = _named("evaluation", config.evaluation, config.records_dir)
+    _parse_flags("base_flags", base, _OWN_SETTINGS)
+    variants = _named(
+        "variant",
+        config.variant,
+        config.records_dir,
+        _OWN_SETTINGS | ({"seed": None} if config.seeds else {}),
+    )
+    evaluations = _named(
+        "evaluation",
+        config.evaluation,
+        config.records_dir,
+        _OWN_SETTINGS | {"mode": "eval"},
+    )
     sweep_dir = config.output_dir.rstrip("/")
     runs: list[PlannedRun] = []
     for seed in _parse_seeds(config.seeds):
         of_seed: dict[str, PlannedRun] = {}
         for name, own in variants.items():
             source = f"variant {name}"
-            if seed is not None and _parse_flags(source, own)["seed"].present:
-                raise UserError(
-                    f"{source} must not set --seed: --seeds sets it",
-                    received=" ".join(own),
-                    remedy="Remove --seed from the variant, or leave out "
-                    "--seeds.",
-                )
             all_flags = [*base, *own]
             start = _find_start(source, _parse(source, all_flags), of_seed)
             if start:
@@ -150,33 +154,30 @@ def make_plan(config: SweepConfig) -> Plan:
             if seed is not None:
                 earlier = len(start.stages) if start else 0
                 all_flags.append(f"--seed={seed + _SEEDS_PER_STAGE * earlier}")
-            settings = _parse(source, all_flags)
-            _check_own_settings(source, settings, "train")
             evaluated: dict[str, PretrainingConfig] = {}
             for evaluation, further in evaluations.items():
-                source = f"evaluation {evaluation} of variant {name}"
-                parsed = _parse(source, [*all_flags, "--mode=eval", *further])
-                _check_own_settings(source, parsed, "eval")
-                _find_start(source, parsed, {})
+                of_both = f"evaluation {evaluation} of {source}"
+                parsed = _parse(of_both, [*all_flags, "--mode=eval", *further])
+                _find_start(of_both, parsed, {})
                 evaluated[evaluation] = parsed
+            run_name = name if seed is None else f"{name}-seed{seed}"
             of_seed[name] = PlannedRun(
                 name,
                 seed,
-                posixpath.join(sweep_dir, RUNS_DIR, _run_name(name, seed)),
+                posixpath.join(sweep_dir, RUNS_DIR, run_name),
                 tuple(all_flags),
-                settings,
+                _parse(source, all_flags),
                 start,
                 evaluated,
             )
         runs += of_seed.values()
     _check_different(runs)
-    metrics = _check_metrics(config.metrics, evaluations)
-    _check_held_out(runs, metrics)
+    _check_metrics(config.metrics, evaluations, runs)
     return Plan(
         sweep_dir,
         tuple(runs),
         evaluations,
-        metrics,
+        config.metrics,
         _parse_pairs(config.compare, variants),
         _parse_paper(config.paper, variants),
     )
@@ -193,13 +194,17 @@ def describe(plan: Plan) -> list[str]:
     ]
     return [
         f"{run}: "
-        + ", ".join(f"{n.split('.')[-1]}={_plain(values[n])}" for n in differ)
+        + ", ".join(
+            f"{name.split('.')[-1]}="
+            + (
+                ",".join(map(str, values[name]))
+                if isinstance(values[name], list)
+                else str(values[name])
+            )
+            for name in differ
+        )
         for run, values in flat.items()
     ]
-
-
-def _run_name(variant: str, seed: int | None) -> str:
-    return variant if seed is None else f"{variant}-seed{seed}"
 
 
 def _find_start(
@@ -233,10 +238,6 @@ def _find_start(
     return earlier[found[1]]
 
 
-def _plain(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _split(source: str, text: str, records_dir: str) -> list[str]:
     """Splits flags, and fills in the directory of the records."""
     try:
@@ -256,9 +257,12 @@ def _split(source: str, text: str, records_dir: str) -> list[str]:
 
 
 def _named(
-    setting: str, texts: Iterable[str], records_dir: str
+    setting: str,
+    texts: Iterable[str],
+    records_dir: str,
+    decided: Mapping[str, Any],
 ) -> dict[str, tuple[str, ...]]:
-    """Parses `NAME: FLAGS`."""
+    """Parses `NAME: FLAGS`; the sweep decides the settings `decided`."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, colon, rest = text.partition(":")
@@ -275,7 +279,9 @@ def _named(
             raise UserError(
                 f"{setting} must have each name once", received=name
             )
-        found[name] = tuple(_split(f"{setting} {name}", rest, records_dir))
+        source = f"{setting} {name}"
+        found[name] = tuple(_split(source, rest, records_dir))
+        _parse_flags(source, found[name], decided)
     return found
 
 
@@ -289,9 +295,12 @@ def _parse(source: str, arguments: Sequence[str]) -> PretrainingConfig:
 
 
 def _parse_flags(
-    source: str, arguments: Sequence[str]
+    source: str, arguments: Sequence[str], decided: Mapping[str, Any] = {}
 ) -> absl_flags.FlagValues:
-    """Parses flags of run_pretraining, whose values may not fit together."""
+    """Parses flags of run_pretraining, whose values may not fit together.
+
+    Refuses values of settings other than those in `decided`.
+    """
     values = absl_flags.FlagValues()
     flags.define(PretrainingConfig, values)
     try:
@@ -303,22 +312,15 @@ def _parse_flags(
             f"{source}: settings must be given as --name=value",
             received=" ".join(rest),
         )
-    return values
-
-
-def _check_own_settings(
-    source: str, config: PretrainingConfig, mode: str
-) -> None:
-    """Checks that flags leave the settings to the sweep that it decides."""
-    wanted = dataclasses.replace(PretrainingConfig().training, mode=mode)
-    for setting in _OWN_SETTINGS:
-        value = getattr(config.training, setting)
-        if value != getattr(wanted, setting):
+    for setting, allowed in decided.items():
+        if values[setting].present and values[setting].value != allowed:
             raise UserError(
                 f"{source} must not set --{setting}: the sweep sets it",
-                received=value,
-                remedy="Remove the flag.",
+                received=" ".join(arguments),
+                remedy="Remove the flag"
+                + (", or leave out --seeds." if setting == "seed" else "."),
             )
+    return values
 
 
 def _check_different(runs: Sequence[PlannedRun]) -> None:
@@ -337,9 +339,7 @@ def _check_different(runs: Sequence[PlannedRun]) -> None:
 def _parse_seeds(seeds: Sequence[str]) -> list[int | None]:
     if not seeds:
         return [None]
-    if not all(seed.isdecimal() for seed in seeds) or (
-        len(set(map(int, seeds))) < len(seeds)
-    ):
+    if len({int(s) for s in seeds if s.isdecimal()}) < len(seeds):
         raise UserError(
             "seeds must be different whole numbers",
             received=",".join(seeds),
@@ -349,8 +349,11 @@ def _parse_seeds(seeds: Sequence[str]) -> list[int | None]:
 
 
 def _check_metrics(
-    metrics: Sequence[str], evaluations: Mapping[str, Any]
-) -> tuple[str, ...]:
+    metrics: Sequence[str],
+    evaluations: Iterable[str],
+    runs: Sequence[PlannedRun],
+) -> None:
+    """Checks that metrics exist, and that some run has records for them."""
     known = [
         *EVALUATION_METRICS,
         *TRAINING_TOTALS,
@@ -363,14 +366,6 @@ def _check_metrics(
                 received=metric,
                 remedy=f"Known: {', '.join(known)}.",
             )
-    return tuple(metrics)
-
-
-def _check_held_out(runs: Sequence[PlannedRun], metrics: Sequence[str]) -> None:
-    """Checks that some run has records for the metrics of its own evaluation.
-
-    Without them, the table would have no values.
-    """
     plain = [metric for metric in metrics if metric in EVALUATION_METRICS]
     if plain and not any(run.config.data.eval_input_file for run in runs):
         raise UserError(
@@ -404,23 +399,17 @@ def _parse_paper(
     for text in texts:
         name, _, rest = text.partition(":")
         name = name.strip()
-        if name not in variants or name in found:
+        try:
+            pairs = [item.split("=", 1) for item in rest.split()]
+            values = {metric: float(value) for metric, value in pairs}
+        except ValueError:
+            values = {}
+        if not values or name not in variants or name in found:
             raise UserError(
-                "paper must be NAME: METRIC=VALUE ..., once for a variant",
+                "paper must be NAME: METRIC=VALUE ..., with numbers, once for "
+                "a variant",
                 received=text,
                 remedy=f"Variants: {', '.join(variants)}.",
             )
-        try:
-            found[name] = {
-                metric: float(value)
-                for metric, value in (
-                    item.split("=", 1) for item in rest.split()
-                )
-            }
-        except ValueError:
-            raise UserError(
-                "paper must be NAME: METRIC=VALUE ..., with numbers",
-                received=text,
-                remedy="Example: --paper='sop: masked_lm_accuracy=0.54'",
-            ) from None
+        found[name] = values
     return found

@@ -1,103 +1,77 @@
 """The results of a sweep: means over seeds, spreads, differences, tables."""
 
-import dataclasses
-import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from albert_tf.runs.log import read_metrics
 from albert_tf.sweeps.directory import is_trained, read_evaluation
 from albert_tf.sweeps.plan import TRAINING_TOTALS, Plan, PlannedRun
 
-Values = Mapping[str, float]
 
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Mean, sample standard deviation, standard error and number of values.
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """Mean and spread of some values.
-
-    Attributes:
-        mean: NaN without values.
-        deviation: Sample standard deviation; NaN with fewer than two values.
-        count: Number of values.
+    A number that needs more values, or is not finite, is None.
     """
-
-    mean: float
-    deviation: float
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Summary":
-        """Summarizes values."""
-        return cls(
-            statistics.fmean(values) if values else math.nan,
-            statistics.stdev(values) if len(values) > 1 else math.nan,
-            len(values),
-        )
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the mean; NaN with fewer than two values."""
-        return (
-            self.deviation / math.sqrt(self.count) if self.count else math.nan
-        )
+    mean = statistics.fmean(values) if values else math.nan
+    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    error = deviation / math.sqrt(len(values)) if values else math.nan
+    return {
+        "mean": mean if math.isfinite(mean) else None,
+        "standard_deviation": deviation if math.isfinite(deviation) else None,
+        "standard_error": error if math.isfinite(error) else None,
+        "num_runs": len(values),
+    }
 
 
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """The metrics of the finished runs of a sweep.
+def summarize(plan: Plan) -> dict[str, Any]:
+    """Returns the values, spreads and differences of all finished runs.
 
-    Attributes:
-        plan: The sweep.
-        values: Metrics by variant and seed; a run that is not finished, and a
-            metric that a run lacks, are missing.
+    Differences are taken between runs of a seed. These share initial weights
+    and the order of the data as far as their settings agree, so that their
+    difference varies less. Variants with different numbers of stages read
+    different batches.
     """
+    runs = {
+        run.name: _read_run(plan, run) for run in plan.runs if is_trained(run)
+    }
 
-    plan: Plan
-    values: Mapping[str, Mapping[int | None, Values]]
-
-    def of(self, variant: str, metric: str) -> dict[int | None, float]:
-        """Returns the values of a metric by seed."""
+    def of(variant: str, metric: str) -> dict[int | None, float]:
         return {
-            seed: values[metric]
-            for seed, values in self.values.get(variant, {}).items()
-            if metric in values
+            run.seed: runs[run.name][metric]
+            for run in plan.runs
+            if run.variant == variant and metric in runs.get(run.name, {})
         }
 
-    def summary(self, variant: str, metric: str) -> Summary:
-        """Summarizes a metric over the seeds of a variant."""
-        return Summary.of(list(self.of(variant, metric).values()))
+    def difference(first: str, second: str, metric: str) -> list[float]:
+        others = of(second, metric)
+        return [
+            value - others[seed]
+            for seed, value in of(first, metric).items()
+            if seed in others
+        ]
 
-    def difference(self, first: str, second: str, metric: str) -> Summary:
-        """Summarizes `first` minus `second` over the seeds that both have.
-
-        Runs of a seed share initial weights and the order of the data as far
-        as their settings agree, so that their difference varies less. Variants
-        with different numbers of stages read different batches.
-        """
-        of_first, of_second = self.of(first, metric), self.of(second, metric)
-        return Summary.of(
-            [
-                value - of_second[seed]
-                for seed, value in of_first.items()
-                if seed in of_second
-            ]
-        )
-
-    def paper(self, variant: str, metric: str) -> float | None:
-        """Returns the published value, if the settings give it."""
-        return self.plan.paper.get(variant, {}).get(metric)
-
-
-def read_results(plan: Plan) -> Results:
-    """Reads the metrics of all finished runs."""
-    values: dict[str, dict[int | None, Values]] = {}
-    for run in plan.runs:
-        if is_trained(run):
-            values.setdefault(run.variant, {})[run.seed] = _read_run(plan, run)
-    return Results(plan, values)
+    return {
+        "variants": {
+            variant: {
+                metric: {
+                    **spread([*of(variant, metric).values()]),
+                    "paper": plan.paper.get(variant, {}).get(metric),
+                }
+                for metric in plan.metrics
+            }
+            for variant in plan.variants
+        },
+        "differences": [
+            {"first": first, "second": second, "metric": metric}
+            | spread(difference(first, second, metric))
+            for first, second in plan.pairs
+            for metric in plan.metrics
+        ],
+        "runs": runs,
+    }
 
 
 def _read_run(plan: Plan, run: PlannedRun) -> dict[str, float]:
@@ -120,143 +94,91 @@ def _read_run(plan: Plan, run: PlannedRun) -> dict[str, float]:
     return found
 
 
-def markdown(results: Results) -> str:
-    """Returns the tables of a sweep in Markdown."""
-    plan = results.plan
+def markdown(plan: Plan, content: Mapping[str, Any]) -> str:
+    """Returns the tables of what `summarize` has found."""
     published = dict.fromkeys(
         metric for values in plan.paper.values() for metric in values
     )
-    header, columns = ["variant", "runs"], []
-    for metric in plan.metrics:
-        header.append(metric)
-        columns.append((metric, False))
-        if metric in published:
-            header.append("paper")
-            columns.append((metric, True))
-    for metric in published:
-        if metric not in plan.metrics:
-            header.append(f"{metric}, paper")
-            columns.append((metric, True))
-    rows = [
-        [
+    header = ["variant", "runs"]
+    rows = {
+        variant: [
             variant,
-            str(len(results.values.get(variant, {}))),
-            *(
-                _published(results, variant, metric)
-                if is_published
-                else _measured(results, variant, metric)
-                for metric, is_published in columns
+            str(
+                sum(
+                    run.variant == variant and run.name in content["runs"]
+                    for run in plan.runs
+                )
             ),
         ]
         for variant in plan.variants
-    ]
-    text = _table(header, rows)
+    }
+    for metric in dict.fromkeys([*plan.metrics, *published]):
+        if metric in plan.metrics:
+            header.append(metric)
+            for variant, row in rows.items():
+                row.append(_mean(metric, content["variants"][variant][metric]))
+        if metric in published:
+            header.append("paper")
+            if metric not in plan.metrics:
+                header[-1] = f"{metric}, paper"
+            for variant, row in rows.items():
+                value = plan.paper.get(variant, {}).get(metric)
+                row.append(_format(metric, value))
+    text = table(header, rows.values())
     if any(run.seed is not None for run in plan.runs):
         text += "\nMean and standard deviation over seeds.\n"
     if plan.pairs:
-        text += "\n" + _table(
+        text += "\n" + table(
             ["difference", "metric", "mean", "standard error", "paper"],
             [
-                _difference(results, first, second, metric)
-                for first, second in plan.pairs
-                for metric in plan.metrics
-                if results.difference(first, second, metric).count
+                _difference_row(plan, difference)
+                for difference in content["differences"]
+                if difference["num_runs"]
             ],
         )
     return text
 
 
-def as_json(results: Results) -> str:
-    """Returns all values, summaries and differences as JSON."""
-    plan = results.plan
-
-    def plain(summary: Summary) -> dict[str, Any]:
-        return {
-            "mean": _finite(summary.mean),
-            "standard_deviation": _finite(summary.deviation),
-            "standard_error": _finite(summary.standard_error),
-            "num_runs": summary.count,
-        }
-
-    content = {
-        "variants": {
-            variant: {
-                metric: {
-                    **plain(results.summary(variant, metric)),
-                    "paper": results.paper(variant, metric),
-                }
-                for metric in plan.metrics
-            }
-            for variant in plan.variants
-        },
-        "differences": [
-            {
-                "first": first,
-                "second": second,
-                "metric": metric,
-                **plain(results.difference(first, second, metric)),
-            }
-            for first, second in plan.pairs
-            for metric in plan.metrics
-        ],
-        "runs": {
-            run.name: results.values[run.variant][run.seed]
-            for run in plan.runs
-            if run.seed in results.values.get(run.variant, {})
-        },
-    }
-    return json.dumps(content, indent=2) + "\n"
+def _difference_row(plan: Plan, difference: Mapping[str, Any]) -> list[str]:
+    first, second = difference["first"], difference["second"]
+    metric = difference["metric"]
+    of_first, of_second = (
+        plan.paper.get(variant, {}).get(metric) for variant in (first, second)
+    )
+    published = None
+    if of_first is not None and of_second is not None:
+        published = of_first - of_second
+    return [
+        f"{first} - {second}",
+        metric,
+        _format(metric, difference["mean"], "+"),
+        _format(metric, difference["standard_error"]),
+        _format(metric, published, "+"),
+    ]
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _mean(metric: str, found: Mapping[str, Any]) -> str:
+    """Formats a mean, and the standard deviation if there is one."""
+    text = _format(metric, found["mean"])
+    if found["standard_deviation"] is not None:
+        number, *unit = text.split(" ")
+        deviation = _format(metric, found["standard_deviation"]).split(" ")[0]
+        text = " ".join([number, "±", deviation, *unit])
+    return text
 
 
-def _format(metric: str, value: float, signed: bool = False) -> str:
+def _format(metric: str, value: float | None, sign: str = "") -> str:
     """Formats a value: accuracies in percent, times in seconds."""
-    sign = "+" if signed else ""
+    if value is None:
+        return "-"
     if metric.endswith("accuracy"):
         return f"{100 * value:{sign}.1f} %"
     if metric in TRAINING_TOTALS:
         return f"{value:{sign}.0f} s"
-    if metric.endswith("loss"):
-        return f"{value:{sign}.3f}"
-    return f"{value:{sign}g}"
+    return f"{value:{sign}{'.3f' if metric.endswith('loss') else 'g'}}"
 
 
-def _measured(results: Results, variant: str, metric: str) -> str:
-    summary = results.summary(variant, metric)
-    if not summary.count:
-        return "-"
-    text = _format(metric, summary.mean)
-    if summary.count > 1:
-        number, *unit = text.split(" ")
-        spread = _format(metric, summary.deviation).split(" ")[0]
-        text = " ".join([number, "±", spread, *unit])
-    return text
-
-
-def _published(results: Results, variant: str, metric: str) -> str:
-    value = results.paper(variant, metric)
-    return "-" if value is None else _format(metric, value)
-
-
-def _difference(
-    results: Results, first: str, second: str, metric: str
-) -> list[str]:
-    summary = results.difference(first, second, metric)
-    values = results.paper(first, metric), results.paper(second, metric)
-    return [
-        f"{first} - {second}",
-        metric,
-        _format(metric, summary.mean, signed=True),
-        _format(metric, summary.standard_error) if summary.count > 1 else "-",
-        "-"
-        if None in values
-        else _format(metric, values[0] - values[1], signed=True),  # type: ignore[operator]
-    ]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

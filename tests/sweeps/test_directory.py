@@ -9,8 +9,8 @@ from albert_tf.sweeps import plan as plans
 from albert_tf.sweeps.directory import (
     check_directory,
     check_records,
+    make_jobs,
     read_evaluation,
-    store_evaluation,
 )
 from tests.helpers import tiny_run
 from tests.helpers.logged_run import write_run
@@ -89,7 +89,7 @@ def test_a_directory_belongs_to_one_sweep(base, tmp_path):
     wide = "wide: --model=embedding_size=5"
     check_directory(plans.make_plan(base(variant=(*first.variant, wide))))
     check_directory(plans.make_plan(base(variant=(first.variant[0], wide))))
-    with pytest.raises(UserError, match="with the runs long; narrow"):
+    with pytest.raises(UserError, match="with long; narrow"):
         check_directory(plans.make_plan(base(variant=(wide,))))
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "notes.txt").touch()
@@ -126,13 +126,16 @@ def test_an_evaluation_with_other_settings_is_repeated(
     plan_of, changes, repeated
 ):
     """Wherever its settings come from: all runs, the variant or itself."""
-    plan, changed = plan_of(), plan_of(**changes)
-    (run,) = plan.runs
-    assert read_evaluation(plan, run, "more") is None
-    store_evaluation(plan, run, "more", {"loss": 1.5})
-    assert read_evaluation(plan, run, "more") == {"loss": 1.5}
-    kept = read_evaluation(changed, changed.runs[0], "more")
-    assert kept == (None if repeated else {"loss": 1.5})
+    training, evaluation = make_jobs(plan_of())
+    assert (training.name, evaluation.name) == ("narrow", "narrow/more")
+    assert evaluation.needs is training
+    pathlib.Path(evaluation.output).parent.mkdir(parents=True)
+    pathlib.Path(evaluation.output).write_text('a line\n{"loss": 1.5}\n')
+    evaluation.on_success()
+    left = [job.name for job in make_jobs(plan_of(**changes))]
+    assert left == ["narrow"] + ["narrow/more"] * repeated
+    (run,) = plan_of().runs
+    assert read_evaluation(plan_of(), run, "more") == {"loss": 1.5}
 
 
 def test_wrong_records_are_refused_before_the_first_run(base, tiny_records):
