@@ -1,24 +1,20 @@
 """A report as one HTML page that needs no network and runs no script."""
 
 import datetime
-import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from matplotlib.ticker import EngFormatter
 
 from albert_tf.report.curves import MARKS, picture
-from albert_tf.report.runs import CAUSES, SECONDS_PER_HOUR, RunHistory
+from albert_tf.report.runs import SECONDS_PER_HOUR, RunHistory
 
 # The table lists the first and the last MAX_EVENTS events of a run.
 MAX_EVENTS = 100
 
 UNKNOWN = "-"
-
-# The time that no log explains, mostly between two processes of a run.
-OTHER = "interruptions and other"
 
 Row = list[str]
 
@@ -58,12 +54,16 @@ def page(
 ) -> str:
     """Returns the page; the arguments are those of `curves.picture`."""
     names = [run.name for run in runs]
-    settings = _setting_rows(runs)
+    settings = _rows(
+        [
+            run.settings
+            | {f"records.{name}": value for name, value in run.records.items()}
+            for run in runs
+        ]
+    )
+    settings = [row for row in settings if row[0] != "training.output_dir"]
     different = [row for row in settings if len(set(row[1:])) > 1]
-    facts = [
-        [label, *(describe(run) or UNKNOWN for run in runs)]
-        for label, describe in FACTS.items()
-    ]
+    facts = _rows([_facts(run) for run in runs])
     known = [row for row in facts if set(row[1:]) != {UNKNOWN}]
     image = picture(runs, x_axis, metrics, "svg").decode()
     return _PAGE.substitute(
@@ -93,15 +93,9 @@ def _table(header: Row, rows: Sequence[Row]) -> str:
     return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
 
 
-def _setting_rows(runs: Sequence[RunHistory]) -> list[Row]:
-    """A row per setting and fact of the records, a column per run."""
-    columns = [
-        run.settings
-        | {f"records.{name}": value for name, value in run.records.items()}
-        for run in runs
-    ]
+def _rows(columns: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row per name, with its value in each column."""
     names = dict.fromkeys(name for column in columns for name in column)
-    names.pop("training.output_dir", None)
     return [
         [name, *(_plain(column.get(name)) for column in columns)]
         for name in names
@@ -143,12 +137,65 @@ def _plain(value: Any) -> str:
     return UNKNOWN if value in ("", None) else str(value)
 
 
-# --- facts: each function returns "" if the run directory lacks the fact ------
+def _facts(run: RunHistory) -> dict[str, str]:
+    """What a run was and did; "" if the run directory lacks the fact."""
 
+    def last(split: str, task: str) -> str:
+        loss = run.curve(split, f"{task}_loss")
+        accuracy = run.curve(split, f"{task}_accuracy")
+        if not loss:
+            return ""
+        fraction = f" ({accuracy.last[1]:.1%})" if accuracy else ""
+        return f"{loss.last[1]:.3f}{fraction} at step {loss.last[0]:,.0f}"
 
-def _software(run: RunHistory) -> str:
-    starts = [event for event in run.events if "software" in event]
-    return _plain(starts[-1]["software"]) if starts else ""
+    def share(seconds: float) -> str:
+        """A part of the time from the first start to the last event."""
+        return f"{seconds / total:.1%}, {_duration(seconds)}" if total else ""
+
+    software = [e["software"] for e in run.events if "software" in e]
+    tokens, hours = run.total("tokens"), run.total("hours")
+    with_unit = EngFormatter(places=2, sep="")
+    mfu, goodput = run.curve("train", "mfu"), run.curve("train", "goodput")
+    waiting = run.curve("train", "input_bound_share")
+    steps = run.settings.get("training.num_train_steps")
+    known = sum(run.seconds.values())
+    wall = run.times[1] - run.times[0] if run.times else 0.0
+    total = max(wall, known) if run.times and known else 0.0
+    return {
+        "directory": run.run_dir,
+        "software, last start": _plain(software[-1]) if software else "",
+        "state": _state(run),
+        "steps": f"{run.last_step:,}" + (f" of {steps:,}" if steps else ""),
+        "tokens trained on, padding included": (
+            with_unit(tokens) if tokens else ""
+        ),
+        # Not a mean of rates, which would favor fast steps.
+        "tokens per second, over kept steps": (
+            with_unit(tokens / (hours * SECONDS_PER_HOUR))
+            if tokens and hours
+            else ""
+        ),
+        "MFU, mean": f"{mfu.mean:.1%}" if mfu else "",
+        "waiting for input, mean": f"{waiting.mean:.1%}" if waiting else "",
+        "wall-clock, first start to last event": (
+            _duration(wall) if run.times else ""
+        ),
+        "goodput": f"{goodput.last[1]:.1%}" if goodput else "",
+        **{f"time for {c}": share(s) for c, s in run.seconds.items()},
+        # The time that no log explains, mostly between two processes.
+        "time for interruptions and other": share(total - known),
+        "restarts": str(run.count_events("resume")) if run.events else "",
+        "rollbacks": str(run.count_events("rollback")) if run.events else "",
+        "metrics that are NaN or infinite": ", ".join(
+            f"{name} ({split}) {curve.num_not_finite}"
+            for (split, name), curve in run.curves.items()
+            if curve.num_not_finite
+        ),
+        "masked LM, training, last": last("train", "masked_lm"),
+        "masked LM, held-out set, last": last("eval", "masked_lm"),
+        "sentence head, held-out set, last": last("eval", "sentence_order"),
+        "checkpoints kept": _checkpoints(run),
+    }
 
 
 def _state(run: RunHistory) -> str:
@@ -157,73 +204,12 @@ def _state(run: RunHistory) -> str:
     if not turns:
         return ""
     last = turns[-1]
-    if last["event"] == "finish":
-        return "finished"
-    if last["event"] == "stop":
-        return f"stopped: {last.get('reason', 'on request')}"
-    if last["event"] == "diverged":  # no rollback followed
-        return f"diverged: {last['reason']}"
-    return "running, or killed"
-
-
-def _steps(run: RunHistory) -> str:
-    total = run.settings.get("training.num_train_steps")
-    return f"{run.last_step:,}" + (f" of {total:,}" if total else "")
-
-
-def _tokens(run: RunHistory) -> str:
-    tokens = run.tokens()
-    return "" if tokens is None else EngFormatter(places=2, sep="")(tokens)
-
-
-def _wall_clock(run: RunHistory) -> str:
-    return _duration(run.times[1] - run.times[0]) if run.times else ""
-
-
-def _tokens_per_second(run: RunHistory) -> str:
-    """Tokens divided by time, since a mean of rates would favor fast steps."""
-    tokens, hours = run.tokens(), run.hours()
-    if not (tokens and hours):
-        return ""
-    rate = tokens / (hours * SECONDS_PER_HOUR)
-    return EngFormatter(places=2, sep="")(rate)
-
-
-def _goodput(run: RunHistory) -> str:
-    goodput = run.curve("train", "goodput").last[1]
-    return "" if math.isnan(goodput) else f"{goodput:.1%}"
-
-
-def _count(kind: str) -> Callable[[RunHistory], str]:
-    return lambda run: str(run.count_events(kind)) if run.events else ""
-
-
-def _mean(metric: str) -> Callable[[RunHistory], str]:
-    def describe(run: RunHistory) -> str:
-        curve = run.curve("train", metric)
-        return f"{curve.mean:.1%}" if curve else ""
-
-    return describe
-
-
-def _not_finite(run: RunHistory) -> str:
-    return ", ".join(
-        f"{name} ({split}) {curve.num_not_finite}"
-        for (split, name), curve in run.curves.items()
-        if curve.num_not_finite
-    )
-
-
-def _last(split: str, task: str) -> Callable[[RunHistory], str]:
-    def describe(run: RunHistory) -> str:
-        loss = run.curve(split, f"{task}_loss")
-        accuracy = run.curve(split, f"{task}_accuracy")
-        if not loss:
-            return ""
-        fraction = f" ({accuracy.last[1]:.1%})" if accuracy else ""
-        return f"{loss.last[1]:.3f}{fraction} at step {loss.last[0]:,.0f}"
-
-    return describe
+    return {
+        "finish": "finished",
+        "stop": f"stopped: {last.get('reason', 'on request')}",
+        # No rollback followed.
+        "diverged": f"diverged: {last.get('reason')}",
+    }.get(last["event"], "running, or killed")
 
 
 def _checkpoints(run: RunHistory) -> str:
@@ -238,42 +224,6 @@ def _checkpoints(run: RunHistory) -> str:
     if num_damaged:
         parts.append(f"{num_damaged} damaged")
     return ", ".join(parts)
-
-
-def _time_share(cause: str) -> Callable[[RunHistory], str]:
-    """Formats a cause's part of the time from first start to last event."""
-
-    def describe(run: RunHistory) -> str:
-        if not run.times or not any(run.seconds.values()):
-            return ""
-        known = sum(run.seconds.values())
-        total = max(run.times[1] - run.times[0], known)
-        seconds = total - known if cause == OTHER else run.seconds[cause]
-        return f"{seconds / total:.1%}, {_duration(seconds)}" if total else ""
-
-    return describe
-
-
-FACTS: dict[str, Callable[[RunHistory], str]] = {
-    "directory": lambda run: run.run_dir,
-    "software, last start": _software,
-    "state": _state,
-    "steps": _steps,
-    "tokens trained on, padding included": _tokens,
-    "tokens per second, over kept steps": _tokens_per_second,
-    "MFU, mean": _mean("mfu"),
-    "waiting for input, mean": _mean("input_bound_share"),
-    "wall-clock, first start to last event": _wall_clock,
-    "goodput": _goodput,
-    **{f"time for {c}": _time_share(c) for c in (*CAUSES, OTHER)},
-    "restarts": _count("resume"),
-    "rollbacks": _count("rollback"),
-    "metrics that are NaN or infinite": _not_finite,
-    "masked LM, training, last": _last("train", "masked_lm"),
-    "masked LM, held-out set, last": _last("eval", "masked_lm"),
-    "sentence head, held-out set, last": _last("eval", "sentence_order"),
-    "checkpoints kept": _checkpoints,
-}
 
 
 def _duration(seconds: float) -> str:

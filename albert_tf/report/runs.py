@@ -27,6 +27,8 @@ from albert_tf.runs.log import (
 # Number of groups of points in a panel, about its width in pixels: more points
 # would overlap.
 NUM_BUCKETS = 600
+# Width of the window of moving averages, as a fraction of all points.
+_WINDOW = 0.02
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -36,6 +38,11 @@ EVENT_FACTS = {
     "restoring": "restore_s",
     "checkpoints": "stalled_s",
     "lost steps": "lost_s",
+}
+_DATA_OF_AXES = {
+    "tokens": f"tokens_per_second in {METRICS_FILE}, or batch size and length "
+    f"in {CONFIG_FILE}",
+    "hours": f"loop_seconds in {METRICS_FILE}",
 }
 CAUSES = ("steps", "input", "compiling", "evaluation", *EVENT_FACTS)
 
@@ -78,51 +85,35 @@ class Curve:
         """Returns all points, float64, `(points, 2)`: step and value."""
         return np.array([self.steps, self.values]).T
 
-    def extremes(self, num_buckets: int = NUM_BUCKETS) -> np.ndarray:
+    def extremes(self) -> np.ndarray:
         """Returns the points to draw, so that no spike is lost.
 
-        Args:
-            num_buckets: Number of equal groups of neighboring points. Of each
-                group, the lowest and the highest point are returned.
-
-        Returns:
-            float64, `(points, 2)`: step and value. The last point is always
-            included; if there are at most two points per bucket, all are.
+        Of each group of neighboring points, these are the lowest and the
+        highest one; and the last point.
         """
         points = self.points()
-        if len(points) <= 2 * num_buckets:
+        if len(points) <= 2 * NUM_BUCKETS:
             return points
         kept = {len(points) - 1}
-        for indices in np.array_split(np.arange(len(points)), num_buckets):
+        for indices in np.array_split(np.arange(len(points)), NUM_BUCKETS):
             values = points[indices, 1]
             kept |= {indices[values.argmin()], indices[values.argmax()]}
         return points[sorted(kept)]
 
-    def smoothed(
-        self, window: float = 0.02, num_buckets: int = NUM_BUCKETS
-    ) -> np.ndarray:
-        """Returns moving averages.
+    def smoothed(self) -> np.ndarray:
+        """Returns moving averages: one for each group of neighboring points.
 
         Near the first point the window shrinks on both sides, so that a steep
         start stays steep. Near the last point it shrinks only on the right.
-
-        Args:
-            window: Width of the window, as a fraction of all points.
-            num_buckets: Number of equal groups of neighboring points; each
-                becomes one averaged point.
-
-        Returns:
-            float64, `(buckets, 2)`: mean step of each bucket, and mean value
-            of the points in its window.
         """
         points = self.points()
         if not len(points):
             return points
-        buckets = np.array_split(points, min(num_buckets, len(points)))
+        buckets = np.array_split(points, min(NUM_BUCKETS, len(points)))
         counts = np.array([len(bucket) for bucket in buckets])
         sums = np.array([bucket.sum(axis=0) for bucket in buckets])
         index = np.arange(len(buckets))
-        reach = np.minimum(index, int(window * len(buckets) / 2))
+        reach = np.minimum(index, int(_WINDOW * len(buckets) / 2))
         first, end = index - reach, np.minimum(index + reach + 1, len(buckets))
         sums_before = np.concatenate([[0.0], sums[:, 1].cumsum()])
         counts_before = np.concatenate([[0], counts.cumsum()])
@@ -144,6 +135,8 @@ class RunHistory:
 
     Attributes:
         curves: By split, "train" or "eval", and name of the metric.
+        axes: "tokens", padding included, and "hours" of training, by step of
+            kept steps; without points after step 0 if they are unknown.
         events: Lines of events.jsonl, except for checkpoints.
         seconds: Time by cause, for the causes that the logs give. "steps" is
             the time of the kept steps, without waiting for input.
@@ -163,13 +156,19 @@ class RunHistory:
         self.run_dir = run_dir
         self.name = name
         self.curves: dict[tuple[str, str], Curve] = {}
+        self.axes = {"tokens": Curve(), "hours": Curve()}
+        for curve in self.axes.values():
+            curve.add(0, 0.0)
         self.seconds = dict.fromkeys(CAUSES, 0.0)
         # Read as plain JSON, since other versions have other settings.
         self.settings = flatten(self._load(CONFIG_FILE))
-        self._hours = Curve()
-        self._tokens = Curve()
-        self._tokens.add(0, 0.0)
-        self._read_metrics()
+        self.records = self._load(RECORDS_METADATA_FILE)
+        self.checkpoints, self.best_checkpoints = (
+            list_checkpoints(posixpath.join(run_dir, directory))
+            for directory in (CHECKPOINTS_DIR, BEST_DIR)
+        )
+        for line in read_lines(posixpath.join(run_dir, METRICS_FILE)):
+            self._add_metrics(line.pop("split"), line.pop("step"), line)
         if not self.curves:
             raise UserError(
                 f"run_dirs must hold {METRICS_FILE} with metrics",
@@ -178,58 +177,43 @@ class RunHistory:
             )
         self.events: list[dict[str, Any]] = []
         self.times: tuple[float, float] | None = None
-        self._read_events()
-        self.records = self._load(RECORDS_METADATA_FILE)
-        self.checkpoints, self.best_checkpoints = (
-            list_checkpoints(posixpath.join(run_dir, directory))
-            for directory in (CHECKPOINTS_DIR, BEST_DIR)
-        )
-
-    def _load(self, name: str) -> dict[str, Any]:
-        return load_json_if_any(posixpath.join(self.run_dir, name)) or {}
-
-    def _read_metrics(self) -> None:
-        seconds = 0.0
-        for line in read_lines(posixpath.join(self.run_dir, METRICS_FILE)):
-            split, step = line.pop("split"), line.pop("step")
-            if split == "train":
-                self._count_tokens(step, line)
-            if split == "train" and "loop_seconds" in line:
-                if not self._hours:
-                    self._hours.add(0, 0.0)
-                seconds += line["loop_seconds"]
-                waited = line["loop_seconds"] * line.get("input_bound_share", 0)
-                self.seconds["steps"] += line["loop_seconds"] - waited
-                self.seconds["input"] += waited
-                self._hours.add(step, seconds / SECONDS_PER_HOUR)
-            self.seconds["compiling"] += line.get("compile_seconds", 0.0)
-            self.seconds["evaluation"] += line.get("evaluation_seconds", 0.0)
-            for name, value in line.items():
-                self.curves.setdefault((split, name), Curve()).add(step, value)
-
-    def _count_tokens(self, step: int, line: Mapping[str, float]) -> None:
-        """Adds the tokens of the steps since the line before.
-
-        Batch size and length may differ from those of other lines: the settings
-        are those of the last process only.
-        """
-        per_step = self.tokens_per_step()
-        if {"tokens_per_second", "steps_per_second"} <= line.keys():
-            per_step = round(
-                line["tokens_per_second"] / line["steps_per_second"]
-            )
-        if per_step:
-            last_step, tokens = self._tokens.last
-            self._tokens.add(step, tokens + per_step * (step - last_step))
-
-    def _read_events(self) -> None:
-        for event in read_lines(posixpath.join(self.run_dir, EVENTS_FILE)):
+        for event in read_lines(posixpath.join(run_dir, EVENTS_FILE)):
             began = self.times[0] if self.times else time_before_start_up(event)
             self.times = began, event["time"]
             for cause, fact in EVENT_FACTS.items():
                 self.seconds[cause] += event.get(fact, 0.0)
             if event["event"] != "checkpoint":
                 self.events.append(event)
+
+    def _load(self, name: str) -> dict[str, Any]:
+        return load_json_if_any(posixpath.join(self.run_dir, name)) or {}
+
+    def _add_metrics(
+        self, split: str, step: int, line: Mapping[str, float]
+    ) -> None:
+        if split == "train":
+            seconds = line.get("loop_seconds", 0.0)
+            waited = seconds * line.get("input_bound_share", 0.0)
+            self.seconds["steps"] += seconds - waited
+            self.seconds["input"] += waited
+            # Batch size and length may differ from those of other lines: the
+            # settings are those of the last process only.
+            per_step = self.tokens_per_step()
+            if {"tokens_per_second", "steps_per_second"} <= line.keys():
+                per_step = round(
+                    line["tokens_per_second"] / line["steps_per_second"]
+                )
+            last_step, tokens = self.axes["tokens"].last
+            if per_step:
+                tokens += per_step * (step - last_step)
+                self.axes["tokens"].add(step, tokens)
+            if "loop_seconds" in line:
+                hours = self.axes["hours"].last[1] + seconds / SECONDS_PER_HOUR
+                self.axes["hours"].add(step, hours)
+        self.seconds["compiling"] += line.get("compile_seconds", 0.0)
+        self.seconds["evaluation"] += line.get("evaluation_seconds", 0.0)
+        for name, value in line.items():
+            self.curves.setdefault((split, name), Curve()).add(step, value)
 
     def curve(self, split: str, metric: str) -> Curve:
         """Returns the curve of a metric; it is empty for an unknown metric."""
@@ -244,57 +228,33 @@ class RunHistory:
         """Returns how often an event happened."""
         return sum(event["event"] == kind for event in self.events)
 
-    def tokens_per_step(self) -> int | None:
-        """Returns the tokens of a batch with the settings of the run.
+    def tokens_per_step(self) -> int:
+        """Returns the tokens of a batch, padding included; 0 if unknown."""
+        batch = self.settings.get("data.global_batch_size", 0)
+        length = self.settings.get("data.max_seq_length", 0)
+        return batch * length * self.settings.get("head.num_choices", 1)
 
-        Padding is included. None if the settings are unknown.
-        """
-        batch = self.settings.get("data.global_batch_size")
-        length = self.settings.get("data.max_seq_length")
-        sequences = self.settings.get("head.num_choices", 1)
-        return batch * length * sequences if batch and length else None
-
-    def tokens(self) -> float | None:
-        """Returns the tokens of all kept steps, padding included.
-
-        None if they are unknown.
-        """
-        return self._tokens.last[1] if len(self._tokens) > 1 else None
-
-    def hours(self) -> float | None:
-        """Returns the duration of all kept steps in hours; None if unknown."""
-        return self._hours.last[1] if self._hours else None
+    def total(self, axis: str) -> float:
+        """Returns the "tokens" or "hours" of all kept steps; 0 if unknown."""
+        return self.axes[axis].last[1]
 
     def x_values(self, steps: Any, x_axis: str) -> np.ndarray:
-        """Converts steps to the unit of an axis.
-
-        Args:
-            steps: Numbers, of any shape.
-            x_axis: "step", "tokens" or "hours".
+        """Converts steps, of any shape, to "step", "tokens" or "hours".
 
         Raises:
             UserError: If the run directory lacks the data of the axis.
         """
         steps = np.asarray(steps, float)
-        if x_axis == "tokens":
-            if self.tokens() is None:
-                raise UserError(
-                    "x_axis=tokens needs tokens_per_second in "
-                    f"{METRICS_FILE}, or batch size and length in "
-                    f"{CONFIG_FILE}",
-                    received=f"none in {self.run_dir}",
-                    remedy="Give --x_axis=step.",
-                )
-            return np.interp(steps, self._tokens.steps, self._tokens.values)
-        if x_axis == "hours":
-            if not self._hours:
-                raise UserError(
-                    f"x_axis=hours needs loop_seconds in {METRICS_FILE}",
-                    received=f"none in {self.run_dir}",
-                    remedy="Give --x_axis=step.",
-                )
-            return np.interp(steps, self._hours.steps, self._hours.values)
-        return steps
+        if x_axis == "step":
+            return steps
+        curve = self.axes[x_axis]
+        if len(curve) == 1:
+            raise UserError(
+                f"x_axis={x_axis} needs {_DATA_OF_AXES[x_axis]}",
+                received=f"none in {self.run_dir}",
+                remedy="Give --x_axis=step.",
+            )
+        return np.interp(steps, curve.steps, curve.values)
 
 
 def read_runs(run_dirs: Sequence[str]) -> list[RunHistory]:
