@@ -150,21 +150,6 @@ DEMO := build/demo
 MINI := models/albert_mini_en
 QUESTIONS := data_prep/sample_questions
 
-# Six pairs of passages for the sentence head of the released model, written
-# before this release was asked; the first two are older.
-BIRTH := 'Anna Berg was a Norwegian painter, born in Oslo in 1861. She studied in Paris and returned to Norway in 1889.'
-DEATH := 'In her last years she lived alone on her farm and painted only the sea. She died there in 1932.'
-KING := 'Once there was a king who had three daughters. The youngest was so beautiful that everyone in the land spoke of her.'
-FOREST := 'When the king heard this, he was angry and sent her away. She walked through the forest all night.'
-TOWN := 'Millbrook is a town in the north of England, on the river Aire. It was founded in the twelfth century, when a church was built near the bridge.'
-MILLS := 'In the nineteenth century the town became known for its cotton mills. The last of them closed in 1974, and today it is a museum.'
-LAUNCH := 'HMS Falcon was a ship of the Royal Navy, launched at Portsmouth in 1794. She served in the Mediterranean during the war with France.'
-SALE := 'After the end of the war she was used as a prison ship. She was sold in 1827 and broken up.'
-BAND := 'The Grey Hats are a rock band from Chicago, formed by three students in 1991. Their first album was released two years later.'
-TOUR := 'The album was followed by a tour of Europe. In 1998 the singer left the band and was replaced by her brother.'
-STORM := 'The old fisherman looked at the sky and shook his head. A storm was coming, and his son was still at sea.'
-MORNING := 'All that night he waited at the harbour. In the morning the boat came in, and the boy laughed and waved to him.'
-
 # Each command reuses or continues the results of an interrupted demo.
 demo: $(VENV)/installed
 	@echo "1/9 trains a vocabulary on the sample corpus"
@@ -190,9 +175,7 @@ demo: $(VENV)/installed
 	    --run_dir=$(DEMO)/run --export_dir=$(DEMO)/saved_model
 	@echo "5/9 fills masks with the SavedModel, about 10 seconds"
 	$(BIN)/python -m albert_tf.predict --saved_model_dir=$(DEMO)/saved_model \
-	    --text='The city is the [MASK] of the country.' \
-	    --text='He was one of the [MASK] important scientists of his time.' \
-	    --text='"I do not know," said [MASK].'
+	    --flagfile=configs/demo/masked.flags
 	@echo "6/9 draws the curves, about 10 seconds"
 	$(BIN)/python -m albert_tf.report \
 	    --run_dirs=$(DEMO)/run_1_layer,$(DEMO)/run \
@@ -204,24 +187,11 @@ demo: $(VENV)/installed
 	    --run_dir=$(DEMO)/mini --export_dir=$(DEMO)/mini_saved_model
 	$(BIN)/python -m albert_tf.predict \
 	    --saved_model_dir=$(DEMO)/mini_saved_model \
-	    --text='The city is the [MASK] of the country.' \
-	    --text='He was one of the [MASK] important scientists of his time.' \
-	    --text='"I do not know," said [MASK].'
+	    --flagfile=configs/demo/masked.flags
 	@echo "    and for the order of passages, each pair in order and swapped"
 	$(BIN)/python -m albert_tf.predict \
 	    --saved_model_dir=$(DEMO)/mini_saved_model \
-	    --text=$(BIRTH) --text_pair=$(DEATH) \
-	    --text=$(DEATH) --text_pair=$(BIRTH) \
-	    --text=$(KING) --text_pair=$(FOREST) \
-	    --text=$(FOREST) --text_pair=$(KING) \
-	    --text=$(TOWN) --text_pair=$(MILLS) \
-	    --text=$(MILLS) --text_pair=$(TOWN) \
-	    --text=$(LAUNCH) --text_pair=$(SALE) \
-	    --text=$(SALE) --text_pair=$(LAUNCH) \
-	    --text=$(BAND) --text_pair=$(TOUR) \
-	    --text=$(TOUR) --text_pair=$(BAND) \
-	    --text=$(STORM) --text_pair=$(MORNING) \
-	    --text=$(MORNING) --text_pair=$(STORM)
+	    --flagfile=configs/demo/passages.flags
 	@echo "8/9 evaluates it on the questions of a bank's customers, and continues"
 	@echo "    its pretraining on them"
 	$(BIN)/python -m data_prep.build_tfrecords \
