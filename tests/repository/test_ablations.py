@@ -76,17 +76,11 @@ def settings_of(run):
     }
 
 
-def test_each_table_has_a_sweep_for_tpus_and_one_for_cpus():
-    names = {f"table{n}{size}" for n in CHANGED for size in ("", "_mini")}
-    assert set(TABLES) == names
-
-
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_the_command_of_a_sweep_makes_a_plan(name):
     """The opening comment has the command, with both directories."""
     text = (ROOT / "configs" / "ablations" / f"{name}.flags").read_text()
     opening = text[: re.search("^--", text, re.M).start()]
-    assert "# Hardware: " in opening
     command = re.search(r"albert_tf.sweep((?: .*\\\n#)*.*)", opening).group(1)
     assert f"--flagfile=configs/ablations/{name}.flags" in command
     arguments = re.findall(r"--\S+='[^']*'|--\S+", command)
