@@ -16,8 +16,6 @@ from collections.abc import Iterable
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from absl import flags as absl_flags  # noqa: E402
-
 from albert_tf.config import (  # noqa: E402
     PretrainingConfig,
     flag_name,
@@ -38,11 +36,8 @@ def table(header: str, rows: Iterable[Iterable[object]]) -> str:
 
 def read_recipe(name: str) -> PretrainingConfig:
     """The settings of a recipe in configs/pretrain."""
-    values = absl_flags.FlagValues()
-    flags.define(PretrainingConfig, values)
     path = ROOT / "configs" / "pretrain" / f"{name}.flags"
-    values(["generate", f"--flagfile={path}"])
-    return flags.parse(PretrainingConfig, values)
+    return flags.parse_line(PretrainingConfig, [f"--flagfile={path}"])
 
 
 def dropout(config: PretrainingConfig) -> str:

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from typing import Any
 
-from absl import flags as absl_flags
 from absl import logging
 
 from albert_tf.config import Config, flags, setting
@@ -106,10 +105,7 @@ def flags_of(name: str) -> list[str]:
 
 def read_recipe(name: str) -> CompileCheckConfig:
     """The run of a recipe, and the slice and flags to compile it for."""
-    flag_values = absl_flags.FlagValues()
-    flags.define(CompileCheckConfig, flag_values)
-    flag_values(["compile_check", *flags_of(name)])
-    return flags.parse(CompileCheckConfig, flag_values)
+    return flags.parse_line(CompileCheckConfig, flags_of(name))
 
 
 def main(config: CompileRecipesConfig) -> None:

@@ -147,6 +147,21 @@ def parse(
     return config_class(**made)
 
 
+def parse_line(
+    config_class: type[ConfigT], arguments: Sequence[str]
+) -> ConfigT:
+    """Makes a config from the arguments of a command line.
+
+    Raises:
+        absl.flags.Error: For a flag that does not exist, or its type.
+        UserError: See `parse`.
+    """
+    flag_values = absl_flags.FlagValues()
+    define(config_class, flag_values)
+    flag_values([config_class.__name__, *arguments])
+    return parse(config_class, flag_values)
+
+
 def run(
     main: Callable[[ConfigT], int | None], config_class: type[ConfigT]
 ) -> None:

@@ -12,7 +12,6 @@ import subprocess
 import pytest
 import tensorflow as tf
 import yaml
-from absl import flags as absl_flags
 
 from albert_tf.config import PretrainingConfig, flags
 from albert_tf.training.pretraining import Pretraining
@@ -239,9 +238,6 @@ def flags_of_kubernetes():
 def test_the_examples_fit_32_gpus_of_40_gb(arguments, monkeypatch):
     """By the memory estimate of the trainer, which may be wrong by half."""
     monkeypatch.chdir(ROOT)
-    values = absl_flags.FlagValues()
-    flags.define(PretrainingConfig, values)
-    values(["run_pretraining", *arguments])
-    config = flags.parse(PretrainingConfig, values)
+    config = flags.parse_line(PretrainingConfig, arguments)
     needed = sum(Pretraining(config).memory_per_replica(4 * 8).values())
     assert 1.5 * needed < 40e9

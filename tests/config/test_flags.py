@@ -33,9 +33,7 @@ def defined(config_class):
 
 
 def parse(config_class, *arguments):
-    flag_values = defined(config_class)
-    flag_values(["command", *arguments])
-    return flags.parse(config_class, flag_values)
+    return flags.parse_line(config_class, arguments)
 
 
 def settings_of(config_class):

@@ -4,7 +4,6 @@ import pathlib
 import re
 
 import pytest
-from absl import flags as absl_flags
 
 from albert_tf.config import SweepConfig, flags, flatten
 from albert_tf.sweeps.plan import make_plan
@@ -56,16 +55,12 @@ def in_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def load(*arguments):
-    values = absl_flags.FlagValues()
-    flags.define(SweepConfig, values)
-    values(["sweep", *arguments])
-    return flags.parse(SweepConfig, values)
-
-
 def plan_of(name):
     return make_plan(
-        load(f"--flagfile=configs/ablations/{name}.flags", "--records_dir=all")
+        flags.parse_line(
+            SweepConfig,
+            [f"--flagfile=configs/ablations/{name}.flags", "--records_dir=all"],
+        )
     )
 
 
@@ -84,7 +79,9 @@ def test_the_command_of_a_sweep_makes_a_plan(name):
     command = re.search(r"albert_tf.sweep((?: .*\\\n#)*.*)", opening).group(1)
     assert f"--flagfile=configs/ablations/{name}.flags" in command
     arguments = re.findall(r"--\S+='[^']*'|--\S+", command)
-    config = load(*(part.replace("'", "") for part in arguments))
+    config = flags.parse_line(
+        SweepConfig, [part.replace("'", "") for part in arguments]
+    )
     config.require("output_dir", "records_dir")
     plan = make_plan(config)
     assert len(plan.variants) > 1

@@ -1,7 +1,6 @@
 import pathlib
 
 import pytest
-from absl import flags as absl_flags
 
 from albert_tf.config import FinetuningConfig, flags
 from albert_tf.finetuning.tasks import TASKS
@@ -36,11 +35,9 @@ def in_the_root(monkeypatch):
 
 
 def load(recipe):
-    flag_values = absl_flags.FlagValues()
-    flags.define(FinetuningConfig, flag_values)
     file = f"--flagfile=configs/finetune/{recipe}.flags"
-    flag_values(["run_finetuning", file, "--init_checkpoint=runs/mnli"])
-    return flags.parse(FinetuningConfig, flag_values)
+    arguments = [file, "--init_checkpoint=runs/mnli"]
+    return flags.parse_line(FinetuningConfig, arguments)
 
 
 def test_the_recipes_are_those_of_the_paper():

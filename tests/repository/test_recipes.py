@@ -3,7 +3,6 @@ import pathlib
 import re
 
 import pytest
-from absl import flags as absl_flags
 
 from albert_tf.config import ModelConfig, PretrainingConfig, flags
 from tpu.compile_check import CompileCheckConfig
@@ -34,10 +33,7 @@ def in_the_root(monkeypatch):
 
 
 def parse(*arguments, config_class=PretrainingConfig):
-    flag_values = absl_flags.FlagValues()
-    flags.define(config_class, flag_values)
-    flag_values(["command", *arguments])
-    return flags.parse(config_class, flag_values)
+    return flags.parse_line(config_class, arguments)
 
 
 def load(recipe):

@@ -3,7 +3,6 @@ import pathlib
 import subprocess
 
 import pytest
-from absl import flags as absl_flags
 
 from albert_tf.cluster.strategy import per_replica_batch_size
 from albert_tf.config import PretrainingConfig, flags
@@ -42,11 +41,9 @@ def test_the_estimate_is_for_the_slice_and_the_rows_of_the_recipe(name):
 def test_the_trainer_reads_the_flags_of_a_recipe():
     """It ignores the slice and the flags of the compiler."""
     for name in compile_recipes.RECIPES:
-        values = absl_flags.FlagValues()
-        flags.define(PretrainingConfig, values)
-        values(["run_pretraining", *compile_recipes.flags_of(name)])
+        arguments = compile_recipes.flags_of(name)
         assert (
-            flags.parse(PretrainingConfig, values)
+            flags.parse_line(PretrainingConfig, arguments)
             == compile_recipes.read_recipe(name).run
         )
 
