@@ -264,12 +264,13 @@ class FeatureFiles(NamedTuple):
         """The records of a split."""
         counts, files = self.splits[split], self.names(split)
         return RecordSet(
-            files=files,
-            counts=tuple(counts.values()),
-            checksums=tuple(self.checksums[name] for name in counts),
-            metadata=None,
+            dict(zip(files, counts.values(), strict=True)),
+            (files,),
+            checksums={
+                file: self.checksums[name]
+                for file, name in zip(files, counts, strict=True)
+            },
             directory=self.directory,
-            sets=(files,),
         )
 
 

@@ -115,7 +115,7 @@ def _first_fault(
     record_format: RecordFormat,
 ) -> str:
     """Describes the first damaged record of a shard; "" if all are intact."""
-    number, count = 0, records.count_of(file)
+    number, count = 0, records.counts[file]
     with tf.io.gfile.GFile(file, "rb") as opened:
         stored = read_records(opened)
         while block := list(itertools.islice(stored, _BLOCK_RECORDS)):

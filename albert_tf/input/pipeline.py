@@ -216,7 +216,7 @@ class Lane(NamedTuple):
                 for name in shuffled_files(files, seed, epoch).numpy():
                     file = name.decode()
                     start = position
-                    position += records.count_of(file)
+                    position += records.counts[file]
                     if position > skipped and start < read:
                         yield file
 
@@ -271,13 +271,15 @@ def shuffled_stream(
     epoch = tf.constant(first_epoch, tf.int64)
     first_block = offset // block_size
     skips = records.num_of_sets(first_block * block_size)
-    count_of = dict(zip(records.files, records.counts, strict=True))
     ordered_files = []
     for index, files in enumerate(records.sets):
         remaining = shuffled_files(files, seed, epoch).numpy().tolist()
         # A small set may have no records left for the last block.
-        while remaining and skips[index] >= count_of[remaining[0].decode()]:
-            skips[index] -= count_of[remaining.pop(0).decode()]
+        while remaining and skips[index] >= (
+            count := records.counts[remaining[0].decode()]
+        ):
+            skips[index] -= count
+            del remaining[0]
         ordered_files.append(tf.constant(remaining, tf.string))
     rest_of_epoch = epoch_from(epoch, ordered_files, skips, first_block).skip(
         offset % block_size
@@ -337,7 +339,8 @@ def _read_files(
     metadata: all later records of the stream would change positions, and an
     evaluation would count other records.
     """
-    names, counts = tf.constant(records.files), tf.constant(records.counts)
+    names = tf.constant(records.files)
+    counts = tf.constant(list(records.counts.values()))
 
     def read(file: tf.Tensor) -> tf.data.Dataset:
         index = tf.argmax(tf.cast(file == names, tf.int32))

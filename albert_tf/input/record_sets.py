@@ -40,14 +40,13 @@ class RecordSet:
     """Shards and their metadata.
 
     Attributes:
-        files: Paths, sorted.
-        counts: Number of records in each file.
-        checksums: SHA-256 of each file, or "" where the metadata has none.
+        counts: Number of records in each file, by path, sorted.
+        sets: Files by dataset, or by directory. In training, records of
+            several sets alternate; see `num_of_sets`.
+        checksums: SHA-256 of each file whose metadata has it.
         metadata: The metadata of the first directory with metadata, but the
             mean unigram entropy of all; None for google-research's records.
         directory: The directory of `metadata`.
-        sets: `files` by dataset, or by directory. In training, records of
-            several sets alternate; see `num_of_sets`.
         examples_per_row: Mean number of examples in a record; 1 if they are
             not packed.
         useful_share: Fraction of the positions that hold tokens, not padding;
@@ -55,12 +54,7 @@ class RecordSet:
 
     Example:
         >>> records = RecordSet(
-        ...     files=("books", "wiki"),
-        ...     counts=(2, 4),
-        ...     checksums=("", ""),
-        ...     metadata=None,
-        ...     directory="",
-        ...     sets=(("books",), ("wiki",)),
+        ...     {"books": 2, "wiki": 4}, sets=(("books",), ("wiki",))
         ... )
         >>> records.num_records
         6
@@ -68,14 +62,18 @@ class RecordSet:
         [[0, 0], [1, 2], [2, 4]]
     """
 
-    files: tuple[str, ...]
-    counts: tuple[int, ...]
-    checksums: tuple[str, ...]
-    metadata: features.RecordsMetadata | None
-    directory: str
+    counts: Mapping[str, int]
     sets: tuple[tuple[str, ...], ...]
+    checksums: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    metadata: features.RecordsMetadata | None = None
+    directory: str = ""
     examples_per_row: float = 1.0
     useful_share: float | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths, sorted."""
+        return tuple(self.counts)
 
     @property
     def packing(self) -> str:
@@ -87,14 +85,10 @@ class RecordSet:
         """Either "static", or "dynamic" for records without masks."""
         return self.metadata.masking if self.metadata else "static"
 
-    def count_of(self, file: str) -> int:
-        """Number of records in a file, from `counts`."""
-        return self.counts[self.files.index(file)]
-
     @property
     def num_records(self) -> int:
         """Number of records in all files: the rows of an epoch."""
-        return sum(self.counts)
+        return sum(self.counts.values())
 
     def num_of_sets(self, position: Any) -> list[Any]:
         """Splits the first records of an epoch by dataset.
@@ -110,10 +104,9 @@ class RecordSet:
             Numbers by dataset, of the type of `position`, that sum to
             `position`.
         """
-        count_of = dict(zip(self.files, self.counts, strict=True))
         rest, counts = self.num_records, []
         for files in self.sets:
-            size = sum(count_of[file] for file in files)
+            size = sum(self.counts[file] for file in files)
             # The dataset gets its proportion of the positions that the earlier
             # datasets leave. That number also grows by at most one at a time.
             counts.append(position * size // max(rest, 1))
@@ -132,15 +125,9 @@ class RecordSet:
         if num_lanes == 1:
             return self
         sets = tuple(files[lane::num_lanes] for files in self.sets)
-        files = tuple(sorted(file for of_set in sets for file in of_set))
-        index = [self.files.index(file) for file in files]
-        return dataclasses.replace(
-            self,
-            files=files,
-            counts=tuple(self.counts[i] for i in index),
-            checksums=tuple(self.checksums[i] for i in index),
-            sets=sets,
-        )
+        files = sorted(itertools.chain.from_iterable(sets))
+        counts = {file: self.counts[file] for file in files}
+        return dataclasses.replace(self, counts=counts, sets=sets)
 
     def text_settings(self) -> dict[str, object]:
         """Returns the settings that other records must share.
@@ -287,11 +274,9 @@ def _identities(records: RecordSet) -> dict[str, set[str]]:
     return {
         file: {
             file if is_remote(file) else os.path.realpath(file),
-            checksum or file,
+            records.checksums.get(file, file),
         }
-        for file, count, checksum in zip(
-            records.files, records.counts, records.checksums, strict=True
-        )
+        for file, count in records.counts.items()
         if count
     }
 
@@ -330,11 +315,11 @@ def find_records(
     progress = tqdm(
         files, desc="counting records", disable=None not in listings
     )
-    counts = tuple(
-        _count_records(file, listing, config.data)
+    counts = {
+        file: _count_records(file, listing, config.data)
         for file, listing in zip(progress, listings, strict=True)
-    )
-    if not sum(counts):
+    }
+    if not any(counts.values()):
         raise UserError(
             f"{name} must hold records",
             received=f"no record in {_name_first(files)}",
@@ -353,17 +338,19 @@ def find_records(
         metadata = dataclasses.replace(
             metadata, unigram_entropy_nats=float(mean)
         )
-    examples_per_row, useful_share = _mean_content(counts, listings)
+    examples_per_row, useful_share = _mean_content(
+        list(counts.values()), listings
+    )
     records = RecordSet(
-        files=tuple(files),
-        counts=counts,
-        checksums=tuple(
-            m.checksums.get(posixpath.basename(file), "") if m else ""
+        counts,
+        sets,
+        checksums={
+            file: checksum
             for file, m in zip(files, listings, strict=True)
-        ),
+            if m and (checksum := m.checksums.get(posixpath.basename(file)))
+        },
         metadata=metadata,
         directory=directory,
-        sets=sets,
         examples_per_row=examples_per_row,
         useful_share=useful_share,
     )

@@ -15,14 +15,7 @@ from albert_tf.input.record_format import StoredFeature
 from albert_tf.input.record_sets import RecordSet
 
 # So many records that no run reaches the end of an epoch.
-RECORDS = RecordSet(
-    files=("synthetic_input",),
-    counts=(2**40,),
-    checksums=("",),
-    metadata=None,
-    directory="",
-    sets=(("synthetic_input",),),
-)
+RECORDS = RecordSet({"synthetic_input": 2**40}, (("synthetic_input",),))
 
 
 def make_dataset(

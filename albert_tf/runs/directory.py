@@ -344,10 +344,8 @@ def _describe_records(data: TrainingData) -> list[dict[str, Any]]:
 def _describe_shards(records: RecordSet) -> list[list[Any]]:
     """Name, number of records and checksum of each shard."""
     return [
-        [posixpath.basename(file), count, checksum]
-        for file, count, checksum in zip(
-            records.files, records.counts, records.checksums, strict=True
-        )
+        [posixpath.basename(file), count, records.checksums.get(file, "")]
+        for file, count in records.counts.items()
     ]
 
 

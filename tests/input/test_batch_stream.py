@@ -7,7 +7,7 @@ from albert_tf.runs.rollback import Rollbacks
 
 
 def phase(first_step, name):
-    records = RecordSet((name,), (1000,), ("",), None, "", ((name,),))
+    records = RecordSet({name: 1000}, ((name,),))
     return Phase(first_step, name, records)
 
 

@@ -62,7 +62,7 @@ def test_each_block_epoch_and_lane_is_shuffled_differently(tmp_path):
         with open(name, "wb") as file, TFRecordWriter(file) as writer:
             for number in range(16):
                 writer.write(bytes([number]))
-    records = RecordSet(files, (16, 16), ("", ""), None, "", (files,))
+    records = RecordSet(dict.fromkeys(files, 16), (files,))
     data = DataConfig(global_batch_size=2, input_lanes=2, shuffle_block_size=16)
     orders = []
     for number in range(2):

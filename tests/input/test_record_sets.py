@@ -28,30 +28,24 @@ def records(config):
 def test_dynamic_records_allow_any_number_of_predictions(
     tiny_dynamic_records, config
 ):
-    data = dataclasses.replace(
-        config.data,
+    config = config.replace(
         input_file=(f"{tiny_dynamic_records}/train/*.tfrecord",),
         max_predictions_per_seq=4,
     )
-    found = record_sets.find_training_data(
-        dataclasses.replace(config, data=data)
-    )
-    make = BatchStream(found, data, 7).open(0)
+    found = record_sets.find_training_data(config)
+    make = BatchStream(found, config.data, 7).open(0)
     spec = make(tf.distribute.InputContext()).element_spec
     assert spec["masked_lm_ids"].shape == (8, 4)
 
 
 def test_records_of_several_directories_alternate(tiny_records, config):
     """A build shuffles only its own records."""
-    data = dataclasses.replace(
-        config.data,
+    config = config.replace(
         input_file=tuple(
             f"{tiny_records}/{name}/*.tfrecord" for name in ("train", "eval")
-        ),
+        )
     )
-    found = record_sets.find_training_data(
-        dataclasses.replace(config, data=data)
-    )
+    found = record_sets.find_training_data(config)
     few, many = found.phases[0].records.sets
     assert {file.split("/")[-2] for file in few} == {"eval"}
     assert {file.split("/")[-2] for file in many} == {"train"}
@@ -86,17 +80,9 @@ def test_held_out_records_have_the_objective_that_the_settings_name(
     metadata.write_text(json.dumps({**stored, "sentence_objective": "nsp"}))
 
     def find(**training):
+        held_out = (f"{tmp_path}/eval/*.tfrecord",)
         return record_sets.find_held_out(
-            dataclasses.replace(
-                config,
-                data=dataclasses.replace(
-                    config.data,
-                    eval_input_file=(f"{tmp_path}/eval/*.tfrecord",),
-                ),
-                training=dataclasses.replace(
-                    config.training, mode="eval", **training
-                ),
-            )
+            config.replace(eval_input_file=held_out, mode="eval", **training)
         )
 
     assert find(eval_sentence_objective="nsp").num_records
@@ -149,9 +135,7 @@ def test_training_records_are_recognised_under_another_path(
     """By the checksum in the metadata, or, without metadata, by the file."""
     other = tmp_path / "other"
     if is_link:
-        records = dataclasses.replace(
-            records, checksums=("",) * len(records.files)
-        )
+        records = dataclasses.replace(records, checksums={})
         other.symlink_to(tiny_records / "train")
     else:
         shutil.copytree(tiny_records / "train", other)
@@ -173,7 +157,7 @@ def test_records_without_metadata_are_counted_and_read(
     )
 
     assert found.metadata is None
-    assert found.counts == records.counts
+    assert list(found.counts.values()) == list(records.counts.values())
 
 
 def test_a_lane_without_records_is_refused(tiny_records, config, tmp_path):
@@ -184,13 +168,12 @@ def test_a_lane_without_records_is_refused(tiny_records, config, tmp_path):
     (tmp_path / second).write_bytes(b"")
     metadata["shards"][second] = 0
     (tmp_path / "metadata.json").write_text(json.dumps(metadata))
-    data = dataclasses.replace(
-        config.data, input_file=(f"{tmp_path}/*.tfrecord",), input_lanes=2
-    )
+    files = (f"{tmp_path}/*.tfrecord",)
+    config = config.replace(input_file=files, input_lanes=2)
     with pytest.raises(
         UserError, match=rf"input_lanes=2 lanes must .*no record in .*{second}"
     ):
-        record_sets.find_training_data(dataclasses.replace(config, data=data))
+        record_sets.find_training_data(config)
 
 
 PACKING = tiny_run.PACKING
