@@ -140,7 +140,8 @@ def make_jobs(plan: Plan) -> list[Job]:
         )
         last = None
         if not is_trained(run):
-            needs = run.starts_from and trainings.get(run.starts_from.name)
+            start = run.starts_from
+            needs = trainings.get(start.name) if start else None
             last = make(run.name, _command(flags), needs=needs)
             trainings[run.name] = last
             jobs.append(last)

@@ -128,7 +128,7 @@ def make_plan(config: SweepConfig) -> Plan:
     base = [f"--flagfile={config.base_flagfile}"] * bool(config.base_flagfile)
     for text in config.base_flags:
         base += _split("base_flags", text, config.records_dir)
-    _parse_flags("base_flags", base, _OWN_SETTINGS)
+    _check_flags("base_flags", base, _OWN_SETTINGS)
     variants = _named(
         "variant",
         config.variant,
@@ -281,25 +281,24 @@ def _named(
             )
         source = f"{setting} {name}"
         found[name] = tuple(_split(source, rest, records_dir))
-        _parse_flags(source, found[name], decided)
+        _check_flags(source, found[name], decided)
     return found
 
 
 def _parse(source: str, arguments: Sequence[str]) -> PretrainingConfig:
     """Parses settings of run_pretraining; errors name their source."""
-    values = _parse_flags(source, arguments)
     try:
-        return flags.parse(PretrainingConfig, values)
-    except UserError as error:
+        return flags.parse_line(PretrainingConfig, arguments)
+    except (absl_flags.Error, UserError) as error:
         raise UserError(f"{source}: {error}") from None
 
 
-def _parse_flags(
-    source: str, arguments: Sequence[str], decided: Mapping[str, Any] = {}
-) -> absl_flags.FlagValues:
-    """Parses flags of run_pretraining, whose values may not fit together.
+def _check_flags(
+    source: str, arguments: Sequence[str], decided: Mapping[str, Any]
+) -> None:
+    """Checks that flags exist; the sweep decides the settings `decided`.
 
-    Refuses values of settings other than those in `decided`.
+    Their values may not fit together, without those of other sources.
     """
     values = absl_flags.FlagValues()
     flags.define(PretrainingConfig, values)
@@ -320,7 +319,6 @@ def _parse_flags(
                 remedy="Remove the flag"
                 + (", or leave out --seeds." if setting == "seed" else "."),
             )
-    return values
 
 
 def _check_different(runs: Sequence[PlannedRun]) -> None:

@@ -12,28 +12,6 @@ STAGES = (
 )
 
 
-def test_flags_of_a_variant_override_those_of_all_runs(base, tmp_path):
-    narrow, long = plans.make_plan(base()).runs
-    assert narrow.config.model.embedding_size == 2
-    assert narrow.config.training.num_train_steps == 50
-    assert long.config.model.embedding_size == 4
-    assert long.config.training.num_train_steps == 70
-    assert narrow.config.data.input_file == (
-        f"{tmp_path}/records/train/*.tfrecord",
-    )
-    assert narrow.run_dir == f"{tmp_path}/sweep/runs/narrow"
-
-
-def test_all_variants_of_a_seed_come_before_the_next_seed(base):
-    runs = plans.make_plan(base(seeds=("7", "3"))).runs
-    assert [(run.name, run.config.training.seed) for run in runs] == [
-        ("narrow-seed7", 7),
-        ("long-seed7", 7),
-        ("narrow-seed3", 3),
-        ("long-seed3", 3),
-    ]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -175,8 +153,14 @@ def test_a_variant_starts_from_the_run_of_an_earlier_one(base, tmp_path):
     assert second.config.training.seed == 12345
 
 
-def test_runs_are_described_by_what_differs(base):
-    assert plans.describe(plans.make_plan(base())) == [
+def test_flags_of_a_variant_override_those_of_all_runs(base, tmp_path):
+    """The runs are described by what differs."""
+    plan = plans.make_plan(base())
+    assert plans.describe(plan) == [
         "narrow: embedding_size=2, num_warmup_steps=5, num_train_steps=50",
         "long: embedding_size=4, num_warmup_steps=7, num_train_steps=70",
     ]
+    narrow = plan.runs[0]
+    records = f"{tmp_path}/records/train/*.tfrecord"
+    assert narrow.config.data.input_file == (records,)
+    assert narrow.run_dir == f"{tmp_path}/sweep/runs/narrow"
