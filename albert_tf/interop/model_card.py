@@ -70,9 +70,12 @@ def make_model_card(weights: ModelWeights, licence: str = "") -> str:
         about += (
             f"\n\n## Text and answers\n\n{_table(settings.items())}\n"
             "transformers does not read these settings. They are in "
-            f"`config.json`, as `{KEY}`. A question has no answer if the score "
-            "of no answer exceeds that of the best answer by more than "
-            f"{NULL_THRESHOLD}."
+            f"`config.json`, as `{KEY}`."
+        )
+    if NULL_THRESHOLD in settings:
+        about += (
+            " A question has no answer if the score of no answer exceeds that "
+            f"of the best answer by more than {NULL_THRESHOLD}."
         )
     records = run_dir and load_json_if_any(
         posixpath.join(run_dir, RECORDS_METADATA_FILE)
