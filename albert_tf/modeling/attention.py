@@ -15,15 +15,21 @@ from albert_tf.modeling.attention_bias import (
     at_queries,
 )
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
+from albert_tf.modeling.kernels import attention as attention_kernels
 from albert_tf.modeling.layers import (
     AddAndNorm,
     Projection,
     add_bias,
     initializer,
 )
-from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
+from albert_tf.modeling.target import (
+    DEFAULT_TARGET,
+    ProgramTarget,
+    has_kernel,
+)
 
 
+@has_kernel(attention_kernels.attention)
 def attention(
     query: tuple[tf.Tensor, tf.Tensor],
     key: tuple[tf.Tensor, tf.Tensor],
@@ -98,7 +104,7 @@ class ToHeads(_HeadsProjection):
     """The projection of queries, keys or values."""
 
     def call(
-        self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
+        self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Multiplies by the kernel.
 
@@ -110,8 +116,9 @@ class ToHeads(_HeadsProjection):
             size, length)`, and the bias, `(H,)`.
         """
         if not target.has_products_by_heads:
-            return super().call(x)
-        kernel = self.read_kernel([self.input_width, self.num_heads, -1])
+            return super().call(x, target=target)
+        shape = [self.input_width, self.num_heads, -1]
+        kernel = target.read(self.kernel, self.compute_dtype, shape)
         product = tf.einsum("blw,whs->bhsl", x, kernel)
         return product, tf.convert_to_tensor(self.bias)
 
@@ -120,7 +127,7 @@ class FromHeads(_HeadsProjection):
     """The projection of the context of all heads."""
 
     def call(
-        self, x: tf.Tensor, target: ProgramTarget = DEFAULT_TARGET
+        self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Multiplies by the kernel.
 
@@ -132,8 +139,9 @@ class FromHeads(_HeadsProjection):
             `(H,)`.
         """
         if not target.has_products_by_heads:
-            return super().call(x)
-        kernel = self.read_kernel([self.num_heads, -1, self.width])
+            return super().call(x, target=target)
+        shape = [self.num_heads, -1, self.width]
+        kernel = target.read(self.kernel, self.compute_dtype, shape)
         product = tf.einsum("bhsl,hsw->blw", x, kernel)
         return product, tf.convert_to_tensor(self.bias)
 

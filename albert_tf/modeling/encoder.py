@@ -16,13 +16,18 @@ from albert_tf.config import ModelConfig
 from albert_tf.modeling.attention import SelfAttention
 from albert_tf.modeling.attention_bias import AttentionBias
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout
+from albert_tf.modeling.kernels import remat as remat_kernels
 from albert_tf.modeling.layers import (
     FeedForward,
     Projection,
     add_bias,
     initializer,
 )
-from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
+from albert_tf.modeling.target import (
+    DEFAULT_TARGET,
+    ProgramTarget,
+    has_kernel,
+)
 
 # Attention probabilities, attention output, feed-forward output.
 SITES_PER_BLOCK = 3
@@ -140,7 +145,9 @@ class Encoder(keras.layers.Layer):
         """
         hidden = tf.cast(embedded, self.compute_dtype)
         if self.projection is not None:
-            hidden = target.fastest(add_bias)(*self.projection(hidden))
+            hidden = target.fastest(add_bias)(
+                *self.projection(hidden, target=target)
+            )
         last = len(self.blocks) - 1
         for index, (attention, feed_forward) in enumerate(self.blocks):
             block: Callable[[tf.Tensor], tf.Tensor] = functools.partial(
@@ -180,6 +187,7 @@ def _apply_block(
     return feed_forward(hidden, dropout=dropout, site=site + 2, target=target)
 
 
+@has_kernel(remat_kernels.remat)
 def remat(
     function: Callable[[tf.Tensor], tf.Tensor],
 ) -> Callable[[tf.Tensor], tf.Tensor]:

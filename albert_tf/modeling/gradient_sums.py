@@ -9,7 +9,6 @@ gradient of each layer to a float32 sum. The compiler makes this addition a part
 of the product that computes the gradient.
 """
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +17,12 @@ import tensorflow as tf
 
 from albert_tf.modeling.kernels.xla import optimization_barrier
 
-_scopes = threading.local()
-
 
 class GradientSums:
-    """A scope in which the reads of each kernel are joined in a chain.
+    """Joins the reads of each kernel in a chain.
 
-    It is for one forward pass and its gradient.
+    It is for one forward pass, to which `ProgramTarget.gradient_sums` passes
+    it, and the gradient.
 
     Args:
         variables: Trainable variables of a model.
@@ -36,14 +34,16 @@ class GradientSums:
             a second time (`remat`).
 
     Example:
+        >>> from albert_tf.modeling.target import ProgramTarget
         >>> variable = keras.Variable([[3.0]])
         >>> so_far = [tf.constant([[5.0]])]
         >>> @tf.function(jit_compile=True)
         ... def gradients():
         ...     sums = GradientSums([variable], so_far, joins_reads=True)
-        ...     with tf.GradientTape() as tape, sums:
-        ...         loss = 2 * read(variable, "float32")
-        ...         loss += 4 * read(variable, "float32")
+        ...     target = ProgramTarget(gradient_sums=sums)
+        ...     with tf.GradientTape() as tape:
+        ...         loss = 2 * target.read(variable, "float32")
+        ...         loss += 4 * target.read(variable, "float32")
         ...     return sums.complete(tape.gradient(loss, [variable.value]))
         >>> [gradient.numpy().tolist() for gradient in gradients()]
         [[[11.0]]]
@@ -63,21 +63,13 @@ class GradientSums:
             self._so_far = dict(zip(self._values, so_far, strict=True))
         self._chains: dict[int, _Chain] = {}
 
-    def __enter__(self) -> "GradientSums":
-        self._outer = _active()
-        _scopes.active = self
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _scopes.active = self._outer
-
     def read(
         self,
         variable: keras.Variable,
         dtype: str,
         shape: Sequence[int] | None,
     ) -> tf.Tensor | None:
-        """See the function `read`; None if there is no chain."""
+        """See `ProgramTarget.read`; None if there is no chain."""
         key = id(variable)
         if not self._joins_reads or key not in self._values:
             return None
@@ -95,8 +87,8 @@ class GradientSums:
         """Adds `so_far` to the gradients of variables without a chain.
 
         Args:
-            gradients: float32, of `variables`, by the tape that recorded this
-                scope. Those of variables with a chain include `so_far`.
+            gradients: float32, of `variables`, by the tape that recorded the
+                forward pass. Those of variables with a chain include `so_far`.
 
         Returns:
             The sum of the gradients of each variable.
@@ -107,31 +99,6 @@ class GradientSums:
             else self._so_far[key] + gradient
             for key, gradient in zip(self._values, gradients, strict=True)
         ]
-
-
-def read(
-    variable: keras.Variable,
-    dtype: str,
-    shape: Sequence[int] | None = None,
-) -> tf.Tensor:
-    """A kernel for one product.
-
-    Args:
-        variable: float32; the kernel.
-        dtype: Of the result.
-        shape: Of the result, the same in all calls with a variable; None is
-            the shape of the variable.
-    """
-    scope = _active()
-    kernel = None if scope is None else scope.read(variable, dtype, shape)
-    if kernel is not None:
-        return kernel
-    kernel = tf.cast(variable, dtype)
-    return kernel if shape is None else tf.reshape(kernel, shape)
-
-
-def _active() -> GradientSums | None:
-    return getattr(_scopes, "active", None)
 
 
 class _Chain:

@@ -31,7 +31,9 @@ class Pooler(Projection):
         size = config.hidden_size
         super().__init__(size, size, None, dtype="float32", name=name)
 
-    def call(self, first_tokens: tf.Tensor) -> tf.Tensor:
+    def call(  # type: ignore[override]
+        self, first_tokens: tf.Tensor
+    ) -> tf.Tensor:
         """Pools sequences.
 
         Args:
@@ -95,7 +97,9 @@ class MaskedLanguageModelHead(keras.layers.Layer):
             predictions, vocab_size)`, and the bias, float32, `(vocab_size,)`.
         """
         transformed = activate(
-            self.config.hidden_act, target, *self.transform(masked)
+            self.config.hidden_act,
+            target,
+            *self.transform(masked, target=target),
         )
         embedded = self.layer_norm(transformed, target=target)
         product = tf.einsum("bpe,ve->bpv", embedded, word_embeddings)

@@ -1,8 +1,7 @@
 """The layers of ALBERT: projections, LayerNorm, embeddings, feed-forward.
 
 Each formula is a function, written as in the paper. A layer holds the variables
-and calls the formula, or its kernel, through `target.fastest`. The module is
-longer than 400 lines, so that each formula stays next to its layer.
+and calls the formula, or its kernel, through `target.fastest`.
 
 Every layer knows its widths when it is constructed, so `build()` needs no
 shapes and creates all variables at once, e.g. in `strategy.scope()`.
@@ -16,18 +15,19 @@ Reference:
 """
 
 import math
-from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from albert_tf.config import ModelConfig
-from albert_tf.modeling import (
-    gradient_sums,
-    kernels,  # noqa: F401 (adds the kernels to KERNELS)
-)
 from albert_tf.modeling.dropout import NO_DROPOUT, Dropout, Masks
-from albert_tf.modeling.target import DEFAULT_TARGET, ProgramTarget
+from albert_tf.modeling.kernels import bias as bias_kernels
+from albert_tf.modeling.kernels import layer_norm as layer_norm_kernels
+from albert_tf.modeling.target import (
+    DEFAULT_TARGET,
+    ProgramTarget,
+    has_kernel,
+)
 
 LAYER_NORM_EPSILON = 1e-12  # as in google-research/albert; Keras has 1e-3
 
@@ -35,6 +35,7 @@ LAYER_NORM_EPSILON = 1e-12  # as in google-research/albert; Keras has 1e-3
 # --- Formulas -----------------------------------------------------------------
 
 
+@has_kernel(bias_kernels.add_bias)
 def add_bias(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """`x W + b`, added in float32.
 
@@ -59,12 +60,14 @@ def gelu(x: tf.Tensor) -> tf.Tensor:
     return 0.5 * x * (1.0 + tf.tanh(inner))
 
 
+@has_kernel(bias_kernels.bias_gelu)
 def bias_gelu(product: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """`gelu(x W + b)` in float32; arguments and result as in `add_bias`."""
     total = tf.cast(product, tf.float32) + tf.cast(bias, tf.float32)
     return tf.cast(gelu(total), product.dtype)
 
 
+@has_kernel(layer_norm_kernels.layer_norm)
 def layer_norm(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
@@ -86,6 +89,7 @@ def layer_norm(
     return (x - mean) / tf.sqrt(variance + epsilon) * gamma + beta
 
 
+@has_kernel(layer_norm_kernels.bias_dropout_add_norm)
 def bias_dropout_add_norm(
     residual: tf.Tensor,
     product: tf.Tensor,
@@ -180,7 +184,9 @@ class Projection(keras.layers.Layer):
             name="bias", shape=(self.width,), initializer="zeros"
         )
 
-    def call(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def call(
+        self, x: tf.Tensor, *, target: ProgramTarget = DEFAULT_TARGET
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Multiplies by the kernel.
 
         Args:
@@ -190,17 +196,9 @@ class Projection(keras.layers.Layer):
             Compute dtype: the product, `(..., width)`, and the bias,
             `(width,)`.
         """
-        product = tf.tensordot(x, self.read_kernel(), axes=1)
+        kernel = target.read(self.kernel, self.compute_dtype)
+        product = tf.tensordot(x, kernel, axes=1)
         return product, tf.convert_to_tensor(self.bias)
-
-    def read_kernel(self, shape: Sequence[int] | None = None) -> tf.Tensor:
-        """The kernel for one product, in the compute dtype.
-
-        Args:
-            shape: Its shape, equal in all calls; None keeps `(input_width,
-                width)`.
-        """
-        return gradient_sums.read(self.kernel, self.compute_dtype, shape)
 
 
 class _Norm(keras.layers.Layer):
@@ -390,11 +388,13 @@ class FeedForward(keras.layers.Layer):
             Compute dtype, `(batch, length, H)`.
         """
         intermediate = activate(
-            self.config.hidden_act, target, *self.intermediate(hidden)
+            self.config.hidden_act,
+            target,
+            *self.intermediate(hidden, target=target),
         )
         return self.layer_norm(
             hidden,
-            *self.output_projection(intermediate),
+            *self.output_projection(intermediate, target=target),
             dropout=dropout,
             site=site,
             target=target,

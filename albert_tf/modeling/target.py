@@ -3,25 +3,44 @@
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+
+import keras
+import tensorflow as tf
 
 from albert_tf.config import DistributionConfig
 
-FormulaT = TypeVar("FormulaT", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from albert_tf.modeling.gradient_sums import GradientSums
 
-# Kernels by the name of the formula that they replace; `kernels` adds them.
-KERNELS: dict[str, Callable[..., Any]] = {}
-KERNEL_NAMES = frozenset(
-    {
-        "add_bias",
-        "attention",
-        "bias_dropout_add_norm",
-        "bias_gelu",
-        "layer_norm",
-        "remat",
-    }
-)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Formula(Generic[P, R]):
+    """A formula of the model, and the kernel that may replace it.
+
+    Args:
+        plain: The formula.
+        kernel: Takes the same arguments and `target`, the `ProgramTarget`.
+    """
+
+    def __init__(self, plain: Callable[P, R], kernel: Callable[..., R]) -> None:
+        functools.update_wrapper(self, plain)
+        self.plain = plain
+        self.kernel = kernel
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The plain formula."""
+        return self.plain(*args, **kwargs)
+
+
+def has_kernel(
+    kernel: Callable[..., R],
+) -> Callable[[Callable[P, R]], Formula[P, R]]:
+    """Decorates a formula with its kernel; see `ProgramTarget.fastest`."""
+    return lambda plain: Formula(plain, kernel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +57,9 @@ class ProgramTarget:
             logits are computed wherever they are read. Only for TPUs.
         float32_score_gradients: Whether the gradients of attention scores are
             stored in float32, whatever the compute dtype. Only for TPUs.
-        kernels: Names of the formulas that are replaced by their kernels.
+        uses_kernels: Whether kernels replace their formulas.
+        gradient_sums: Joins the reads of shared kernels; see `GradientSums`.
+            None reads each kernel separately.
     """
 
     device_type: str = "CPU"
@@ -46,7 +67,8 @@ class ProgramTarget:
     jit_compile: bool = False
     recomputes_logit_gradients: bool = False
     float32_score_gradients: bool = False
-    kernels: frozenset[str] = KERNEL_NAMES
+    uses_kernels: bool = True
+    gradient_sums: "GradientSums | None" = None
 
     @classmethod
     def from_config(
@@ -72,7 +94,7 @@ class ProgramTarget:
             and config.recompute_logit_gradients,
             float32_score_gradients=uses_tpu_kernels
             and config.float32_score_gradients,
-            kernels=frozenset() if config.plain_formulas else KERNEL_NAMES,
+            uses_kernels=not config.plain_formulas,
         )
 
     @property
@@ -102,19 +124,35 @@ class ProgramTarget:
 
         Its kernel for TPUs does; see `attention.ToHeads`.
         """
-        return self.is_tpu and "attention" in self.kernels
+        return self.is_tpu and self.uses_kernels
 
-    def fastest(self, formula: FormulaT) -> FormulaT:
-        """The kernel of a formula if this target uses it, else the formula.
+    def fastest(self, formula: Formula[P, R]) -> Callable[P, R]:
+        """The kernel of a formula if this target uses kernels, else itself."""
+        if not self.uses_kernels:
+            return formula.plain
+        return functools.partial(formula.kernel, target=self)
+
+    def read(
+        self,
+        variable: keras.Variable,
+        dtype: str,
+        shape: Sequence[int] | None = None,
+    ) -> tf.Tensor:
+        """A kernel for one product.
 
         Args:
-            formula: A function of `layers`, `attention` or `remat`.
+            variable: float32; the kernel.
+            dtype: Of the result.
+            shape: Of the result, the same in all calls with a variable; None
+                is the shape of the variable.
         """
-        name = getattr(formula, "__name__", "")
-        if name not in self.kernels:
-            return formula
-        kernel = functools.partial(KERNELS[name], target=self)
-        return cast(FormulaT, kernel)
+        kernel = None
+        if self.gradient_sums is not None:
+            kernel = self.gradient_sums.read(variable, dtype, shape)
+        if kernel is not None:
+            return kernel
+        kernel = tf.cast(variable, dtype)
+        return kernel if shape is None else tf.reshape(kernel, shape)
 
 
 def _can_compile_for_cpus() -> bool:

@@ -92,7 +92,9 @@ class SpanHead(Projection):
             name=name,
         )
 
-    def call(self, sequence_output: tf.Tensor) -> tf.Tensor:
+    def call(  # type: ignore[override]
+        self, sequence_output: tf.Tensor
+    ) -> tf.Tensor:
         """Scores every position, padding and question included.
 
         Args:

@@ -468,7 +468,8 @@ def _add_gradients(
     Returns:
         The total gradients of `Objective.loss`, and the micro-batch's sums.
     """
-    with tf.GradientTape() as tape, total:
+    target = dataclasses.replace(target, gradient_sums=total)
+    with tf.GradientTape() as tape:
         outputs = state.model(micro_batch, dropout=dropout, target=target)
         sums = state.objective.sums(outputs, micro_batch)
         loss = state.objective.loss(sums, weights)

@@ -32,7 +32,7 @@ TPU = ProgramTarget("TPU")
 
 def plain(target):
     """The same target without kernels."""
-    return dataclasses.replace(target, kernels=frozenset())
+    return dataclasses.replace(target, uses_kernels=False)
 
 
 def compiled_for(target, function):

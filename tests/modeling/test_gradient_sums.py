@@ -1,12 +1,12 @@
-import contextlib
+import dataclasses
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from albert_tf.modeling import gradient_sums
 from albert_tf.modeling.gradient_sums import GradientSums
+from albert_tf.modeling.target import ProgramTarget
 from tests.helpers import tiny_model
 
 NUM_LAYERS = 3
@@ -33,10 +33,11 @@ def model_gradients(variables, so_far, joins_reads, compute_dtype="float32"):
     @tf.function(jit_compile=True)
     def program(so_far):
         total = GradientSums(variables, so_far, joins_reads)
-        with tf.GradientTape() as tape, total:
-            y = tf.matmul(x, gradient_sums.read(single, compute_dtype))
+        target = ProgramTarget(gradient_sums=total)
+        with tf.GradientTape() as tape:
+            y = tf.matmul(x, target.read(single, compute_dtype))
             for _ in range(NUM_LAYERS):
-                kernel = gradient_sums.read(shared, compute_dtype)
+                kernel = target.read(shared, compute_dtype)
                 y = tf.tanh(tf.matmul(y, kernel))
             loss = tf.reduce_sum(tf.cast(y, tf.float32) ** 2 + bias)
         gradients = tape.gradient(loss, [v.value for v in variables])
@@ -82,15 +83,14 @@ def test_bfloat16_gradients_are_added_in_float32(variables, so_far):
         np.testing.assert_allclose(total - former, own, atol=0.1 * size)
 
 
-def test_only_reads_in_the_scope_have_a_chain(variables, so_far):
+def test_only_the_variables_of_the_sums_have_a_chain(variables, so_far):
     shared, *_ = variables
     ones = np.ones((4, 4))
 
-    def gradient(*scopes):
-        with tf.GradientTape() as tape, contextlib.ExitStack() as stack:
-            for scope in scopes:
-                stack.enter_context(scope)
-            loss = tf.reduce_sum(gradient_sums.read(shared, "float32"))
+    def gradient(total=None):
+        target = ProgramTarget(gradient_sums=total)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(target.read(shared, "float32"))
         return tape.gradient(loss, shared.value)
 
     total = GradientSums(variables, so_far, joins_reads=True)
@@ -99,7 +99,7 @@ def test_only_reads_in_the_scope_have_a_chain(variables, so_far):
     not_joined = GradientSums(variables, so_far, joins_reads=False)
     np.testing.assert_array_equal(gradient(not_joined), ones)
     others = GradientSums(variables[1:], so_far[1:], joins_reads=True)
-    np.testing.assert_array_equal(gradient(total, others), ones)
+    np.testing.assert_array_equal(gradient(others), ones)
 
 
 def gradient_of(variables, so_far, loss_of, **settings):
@@ -109,9 +109,10 @@ def gradient_of(variables, so_far, loss_of, **settings):
     @tf.function(jit_compile=True)
     def gradient():
         total = GradientSums(variables, so_far, joins_reads=True)
-        with tf.GradientTape() as tape, total:
+        target = ProgramTarget(gradient_sums=total)
+        with tf.GradientTape() as tape:
             reads = [
-                gradient_sums.read(shared, "float32", **settings)
+                target.read(shared, "float32", **settings)
                 for _ in range(NUM_LAYERS)
             ]
             loss = loss_of(reads)
@@ -147,8 +148,9 @@ def barriers(joins_reads):
     @tf.function
     def program():
         total = GradientSums(model.trainable_variables, None, joins_reads)
-        with tf.GradientTape() as tape, total:
-            outputs = model(batch, target=tiny_model.TPU)
+        target = dataclasses.replace(tiny_model.TPU, gradient_sums=total)
+        with tf.GradientTape() as tape:
+            outputs = model(batch, target=target)
             loss = tf.reduce_sum(outputs["mlm_logits"] ** 2)
         values = [v.value for v in model.trainable_variables]
         tape.gradient(loss, values)

@@ -227,13 +227,6 @@ def test_a_model_has_the_gradients_of_the_plain_formulas(
     tiny_model.assert_same_gradients(found, expected, tolerance)
 
 
-def test_a_target_uses_only_the_kernels_that_it_names():
-    target = tiny_model.plain(tiny_model.CPU)
-    for formula in FORMULAS.values():
-        assert target.fastest(formula) is formula
-        assert tiny_model.CPU.fastest(formula) is not formula
-
-
 @pytest.mark.parametrize("fuse", [True, False])
 def test_a_fused_program_stores_no_attention_bias_of_packed_rows(fuse):
     """An unfused program does.
