@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster.workers import is_one_process, name_lost_workers
+from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import DistributionConfig
 from albert_tf.errors import RETRY_STATUS
 
@@ -92,23 +92,6 @@ def watch(
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
     can_hang = on_tpu or not is_one_process(strategy)
     return Watchdog(config.hang_timeout_s if can_hang else 0)
-
-
-@contextlib.contextmanager
-def guarded(
-    config: DistributionConfig, strategy: tf.distribute.Strategy
-) -> Iterator[Watchdog]:
-    """Guards a block that uses the devices against lost and silent hosts.
-
-    Yields:
-        The watchdog of the block.
-
-    Raises:
-        RetryError: If another process of the run, or a host of a TPU slice,
-            was lost; the error names it.
-    """
-    with name_lost_workers(config, strategy):
-        yield watch(config, strategy)
 
 
 def _end_process(activity: str, limit_s: float, setting: str) -> None:

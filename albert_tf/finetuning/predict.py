@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.host import connect
 from albert_tf.cluster.strategy import per_replica_batch_size
-from albert_tf.cluster.watchdog import guarded
 from albert_tf.cluster.workers import is_chief
 from albert_tf.config import FinetuningConfig
 from albert_tf.config.task import QUESTION_ANSWERING, REGRESSION
@@ -118,8 +118,8 @@ class Predictor:
         self._inputs, self._strategy = inputs, strategy
         self._objective = Finetuning(config, inputs.files, inputs.base)
         with (
-            guarded(config.distribution, strategy) as watchdog,
-            watchdog.limit("the start of the prediction"),
+            connect(config.distribution, strategy) as host,
+            host.watchdog.limit("the start of the prediction"),
             strategy.scope(),
         ):
             self._model = self._objective.make_model()
@@ -130,14 +130,13 @@ class Predictor:
     def predict(self, split: str) -> tuple[dict[str, float], Arrays]:
         """Returns the loss and accuracy of a split, and the predictions."""
         config = self._inputs.config
-        with guarded(config.distribution, self._strategy) as watchdog:
+        with connect(config.distribution, self._strategy) as host:
             evaluator = Evaluator(
-                self._strategy,
+                host,
                 self._model,
                 self._objective,
                 self._inputs.files.records(split),
                 config,
-                watchdog=watchdog,
             )
             collected = evaluator.collect()
         assert collected is not None, "no stop flag was given"

@@ -11,12 +11,11 @@ import tensorflow as tf
 from absl import logging
 from tqdm import tqdm
 
+from albert_tf.cluster.host import Host, connect
 from albert_tf.cluster.strategy import (
     device_type,
-    make_strategy,
     per_replica_batch_size,
 )
-from albert_tf.cluster.watchdog import Watchdog, guarded
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import first_line
@@ -39,11 +38,9 @@ class Evaluator:
     """Evaluates a model on held-out records, each counted once.
 
     Args:
-        strategy: The strategy in whose scope the model was made.
+        host: Its strategy is the one in whose scope the model was made. After
+            a request to stop one process, the evaluation ends in all.
         objective: Losses, metrics and format of the records.
-        stop_flag: float32 scalar on the host. Once it is not 0 in one process,
-            the evaluation ends in all processes.
-        watchdog: Ends the process if the devices hang; None sets no limits.
 
     Attributes:
         examples: Describes the evaluated examples, as JSON.
@@ -51,20 +48,18 @@ class Evaluator:
 
     def __init__(
         self,
-        strategy: tf.distribute.Strategy,
+        host: Host,
         model: keras.layers.Layer,
         objective: Objective,
         held_out: RecordSet,
         config: PretrainingConfig,
-        stop_flag: tf.Variable | None = None,
-        watchdog: Watchdog | None = None,
     ) -> None:
-        self._watchdog = watchdog or Watchdog()
+        strategy = host.strategy
+        self._host = host
         self._config = config
         self._objective = objective
         self._held_out = held_out
         self.examples = run_directory.describe_held_out(config, held_out)
-        self._strategy = strategy
         self._format = objective.record_format(held_out)
         make_dataset, self._num_batches = input_pipeline.evaluation_dataset(
             held_out, config.data, self._format
@@ -106,7 +101,7 @@ class Evaluator:
         def evaluate_batch(
             batch: Batch,
         ) -> tuple[Scalars, dict[str, tf.Tensor]]:
-            flag = read_flag(stop_flag)
+            flag = read_flag(host.stop_flag)
             sums, predictions = strategy.run(
                 evaluate_on_replica,
                 args=(batch, flag) if sums_flags else (batch,),
@@ -153,12 +148,12 @@ class Evaluator:
                     self._held_out,
                     self._config.data,
                     self._format,
-                    self._watchdog,
+                    self._host.watchdog,
                 )
                 # With several workers, the others still wait for this one in
                 # the batch that failed, so the evaluation cannot start again.
                 if attempt == READ_ATTEMPTS or not is_one_process(
-                    self._strategy
+                    self._host.strategy
                 ):
                     raise
                 logging.warning(
@@ -180,12 +175,12 @@ class Evaluator:
             mininterval=5,
             leave=False,
         )
-        with self._watchdog.limit("opening the held-out records"):
+        with self._host.watchdog.limit("opening the held-out records"):
             iterator = device_iterators.iterate(self._batches)
         for _ in batches:
             # The loop requests no batch after the last one: on a TPU slice,
             # such a request would log an error of another host.
-            with self._watchdog.limit("a batch of the evaluation"):
+            with self._host.watchdog.limit("a batch of the evaluation"):
                 sums, predictions = self._evaluate_batch(next(iterator))
                 for name, value in sums.items():
                     # Add up Python floats: float32 cannot count beyond 2^24.
@@ -245,15 +240,14 @@ def evaluate_run(
     held_out = objective.find_held_out()
     assert held_out is not None
     run_directory.check_evaluation(config, held_out)
-    strategy = make_strategy(config.distribution)
-    per_replica_batch_size(
-        "eval_batch_size",
-        config.data.eval_batch_size,
-        strategy.num_replicas_in_sync,
-    )
-    with guarded(config.distribution, strategy) as watchdog:
-        with watchdog.limit("the start of the evaluation"):
-            with strategy.scope():
+    with connect(config.distribution) as host:
+        per_replica_batch_size(
+            "eval_batch_size",
+            config.data.eval_batch_size,
+            host.strategy.num_replicas_in_sync,
+        )
+        with host.watchdog.limit("the start of the evaluation"):
+            with host.strategy.scope():
                 # The model comes from the settings of the run, not from the
                 # flags.
                 trained = run_directory.load_config(run_dir, type(config))
@@ -261,9 +255,7 @@ def evaluate_run(
                 step = trained_model.restore_model(
                     run_dir, model, config.training.checkpoint_step
                 )
-            evaluator = Evaluator(
-                strategy, model, objective, held_out, config, watchdog=watchdog
-            )
+            evaluator = Evaluator(host, model, objective, held_out, config)
         metrics = evaluator.run_and_log(step, None)
     assert metrics is not None, "no stop flag was given"
     print(json.dumps({"step": step, **metrics}))

@@ -21,13 +21,13 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import versions
+from albert_tf.cluster.host import connect
 from albert_tf.cluster.strategy import (
     device_type,
     devices_per_host,
     make_strategy,
     per_replica_batch_size,
 )
-from albert_tf.cluster.watchdog import guarded
 from albert_tf.cluster.workers import is_one_process
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError, first_line
@@ -472,7 +472,7 @@ class Preflight:
             failed = tf.constant(float(self._num_failed))
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, failed)
 
-        with guarded(self.config.distribution, self.strategy):
+        with connect(self.config.distribution, self.strategy):
             totals = tf.function(self.strategy.run)(total)
             failed = self.strategy.experimental_local_results(totals)[0]
         if failed > 0:
@@ -491,14 +491,8 @@ class Preflight:
         if self.step >= self.config.training.num_train_steps:
             yield Row(OK, "no step is left to train")
             return
-        with guarded(self.config.distribution, self.strategy) as watchdog:
-            trainer = Trainer(
-                self.config,
-                self.objective,
-                self.data,
-                self.strategy,
-                watchdog=watchdog,
-            )
+        with connect(self.config.distribution, self.strategy) as host:
+            trainer = Trainer(self.config, self.objective, self.data, host)
             trainer.start(self.initial)
             step = trainer.position.step
             logging.info("compiling the step, then timing a few steps")

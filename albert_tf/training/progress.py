@@ -297,7 +297,6 @@ class Profiler:
     So the servers make the profile, for a number of seconds instead of steps.
 
     Args:
-        log_event: Logs the end of the profile.
         servers: HOST:PORT of the servers of a slice; () profiles this process.
         is_active: Whether this process makes the profile.
 
@@ -308,7 +307,6 @@ class Profiler:
     def __init__(
         self,
         config: PretrainingConfig,
-        log_event: Callable[..., None],
         servers: tuple[str, ...] = (),
         is_active: bool = True,
     ) -> None:
@@ -316,21 +314,23 @@ class Profiler:
         self._directory = posixpath.join(
             config.training.output_dir, TENSORBOARD_DIR
         )
-        self._log_event = log_event
         self._servers = servers
         self._traced: futures.Future[None] | None = None
         self.steps_per_second = 0.0
         self._running = False
 
-    def begin_loop(self, step: int) -> None:
-        """Begins the profile if it is due at this step, or ends it."""
+    def begin_loop(self, step: int) -> bool:
+        """Begins the profile if it is due at this step, or ends it.
+
+        Returns:
+            The same as `end`.
+        """
         if self._steps is None:
-            return
+            return False
         first, last = self._steps
         if step == first and not self._running:
             self._start(last - first)
-        elif step >= last:
-            self.end()
+        return step >= last and self.end()
 
     def _start(self, num_steps: int) -> None:
         self._running = True
@@ -363,10 +363,10 @@ class Profiler:
         threading.Thread(target=trace, name="profile", daemon=True).start()
         return traced
 
-    def end(self) -> None:
-        """Ends the profile, if there is one."""
+    def end(self) -> bool:
+        """Ends the profile, if there is one; returns whether it was written."""
         if not self._running:
-            return
+            return False
         self._running = False
         if self._traced is None:
             tf.profiler.experimental.stop()
@@ -375,5 +375,5 @@ class Profiler:
                 self._traced.result(LONGEST_S + SENDING_S)
             except (TimeoutError, tf.errors.OpError) as error:
                 logging.error("NO PROFILE of the slice: %s", first_line(error))
-                return
-        self._log_event("profile")
+                return False
+        return True

@@ -17,10 +17,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.workers import (
     check_agreement,
-    is_chief,
     is_one_process,
     slice_servers,
 )
@@ -46,7 +44,6 @@ class Run:
 
     Args:
         evaluator: Evaluates the model; None without held-out records.
-        stop: Request to stop, set by signals and notices.
         run_log: None in processes that do not write the log.
     """
 
@@ -54,24 +51,20 @@ class Run:
         self,
         trainer: Trainer,
         evaluator: Evaluator | None,
-        stop: StopRequest,
         run_log: RunLog | None,
         progress: Progress,
     ) -> None:
         self.config = trainer.config
         self.data = trainer.data
-        self.strategy = trainer.strategy
-        self.watchdog = trainer.watchdog
+        self.host = trainer.host
         self.trainer = trainer
         self.position = trainer.position
         self.evaluator = evaluator
-        self.stop = stop
         self.run_log = run_log
         self.progress = progress
         self.profiler = Profiler(
             self.config,
-            self.log_event,
-            slice_servers(self.strategy),
+            slice_servers(self.host.strategy),
             is_active=run_log is not None,
         )
         self._saved_at = time.monotonic()
@@ -100,7 +93,8 @@ class Run:
         while position.step < last_step:
             began_at, evaluated = position.step, False
             self.progress.begin_loop(began_at)
-            self.profiler.begin_loop(began_at)
+            if self.profiler.begin_loop(began_at):
+                self.log_event("profile")
             boundary = self._next_boundary()
             try:
                 stops = self.trainer.advance(boundary)
@@ -249,6 +243,10 @@ class Run:
         if self.run_log:
             self.run_log.write_event(kind, self.position.step, **facts)
 
+    def _end_profile(self) -> None:
+        if self.profiler.end():
+            self.log_event("profile")
+
     # Evaluation.
 
     def _evaluate(self, logs: bool = True) -> bool:
@@ -309,13 +307,13 @@ class Run:
     def save(self) -> None:
         """Saves a checkpoint in the background."""
         self._saved_at = time.monotonic()
-        with self.watchdog.limit("saving a checkpoint"):
+        with self.host.watchdog.limit("saving a checkpoint"):
             is_new = self.trainer.store.save(self.position.step, self._notes())
         self._log_checkpoint(is_new, best=False)
 
     def _save_best(self, loss: float, examples: dict[str, Any]) -> None:
         """Saves a checkpoint to `best/` if its held-out loss is the lowest."""
-        with self.watchdog.limit("saving a checkpoint"):
+        with self.host.watchdog.limit("saving a checkpoint"):
             is_new = self.trainer.store.save_best(
                 self.position.step, self._notes(), loss, examples
             )
@@ -330,7 +328,7 @@ class Run:
         """
         try:
             self.save()
-            with self.watchdog.limit("saving the last checkpoint"):
+            with self.host.watchdog.limit("saving the last checkpoint"):
                 self.trainer.store.wait()
         except (UserError, tf.errors.OpError) as error:
             logging.error(
@@ -352,13 +350,13 @@ class Run:
                 is temporary.
         """
         store = self.trainer.store
-        with self.watchdog.limit("saving the last checkpoint"):
+        with self.host.watchdog.limit("saving the last checkpoint"):
             store.wait()
         for directory in directories:
             if directory in store.save_errors:
                 raise store.save_errors[directory]
         # If this worker ended before the others, they would report it as lost.
-        check_agreement(self.strategy, self.position.step)
+        check_agreement(self.host.strategy, self.position.step)
 
     def _is_late(self) -> bool:
         """Whether `--save_checkpoints_minutes` asks for a checkpoint.
@@ -393,8 +391,9 @@ class Run:
         Raises:
             UserError: If the checkpoint could not be written.
         """
-        position = self.position
-        self.profiler.end()
+        position, stop = self.position, self.host.stop
+        assert stop, "a request to stop"
+        self._end_profile()
         divergence = self._find_divergence(position.means())
         if divergence and position.num_steps:
             logging.error(
@@ -408,7 +407,7 @@ class Run:
         # A failed save to best/ has been logged. It must not change the exit
         # status, which tells a scheduler to continue the run.
         self.finish_saving(CHECKPOINTS_DIR)
-        reason = self.stop.reason or "another worker was asked to stop"
+        reason = stop.reason or "another worker was asked to stop"
         self.log_event("stop", reason=reason)
         self._finish_log()
         logging.warning(
@@ -417,11 +416,11 @@ class Run:
             reason,
             position.step,
         )
-        return self.stop.exit_status
+        return stop.exit_status
 
     def _finish(self, evaluated: bool) -> int:
         """Ends a run that has done all steps; returns the exit status."""
-        self.profiler.end()
+        self._end_profile()
         if (
             self.evaluator
             and not evaluated
@@ -473,7 +472,7 @@ class Run:
         # Before the log is rewound: a process that is killed here resumes from
         # this checkpoint. Without the rollback, it would resume from a later
         # one, whose log would lack the lines since this checkpoint.
-        rollbacks.add(rollback, writes=is_chief(self.strategy))
+        rollbacks.add(rollback, writes=self.host.writes)
         lost_s += self._rewind_log()
         self.log_event(
             "rollback", lost_s=lost_s, **dataclasses.asdict(rollback)
@@ -497,7 +496,7 @@ class Run:
         # Of several processes or hosts, it means that one of them is lost.
         is_cancelled = isinstance(
             error, tf.errors.CancelledError
-        ) and isinstance(self.strategy, tf.distribute.MirroredStrategy)
+        ) and isinstance(self.host.strategy, tf.distribute.MirroredStrategy)
         if not (is_cancelled or may_be_damage(error)):
             raise error
         step, reason = self.position.step, first_line(error)
@@ -520,7 +519,7 @@ class Run:
             step,
             reason,
         )
-        if not is_one_process(self.strategy):
+        if not is_one_process(self.host.strategy):
             # The other workers wait for this one in the step that failed.
             self.log_event("read_again", reason=reason, lost_s=0.0)
             raise RetryError(
@@ -544,15 +543,15 @@ class Run:
         """
         position = self.position
         lost_s = position.times.total
-        with self.watchdog.limit("the return to a checkpoint"):
+        with self.host.watchdog.limit("the return to a checkpoint"):
             self.trainer.store.wait()
-            check_agreement(self.strategy, position.step)
+            check_agreement(self.host.strategy, position.step)
             restored = self.trainer.restore(avoided)
             assert restored, "a new run saves one before its first step"
             # The run has continued past this step before, so the evaluation
             # that was cut short at this step is not due again.
             position.to_evaluate = False
-            check_agreement(self.strategy, position.step)
+            check_agreement(self.host.strategy, position.step)
         return lost_s - position.times.total
 
     def _rewind_log(self) -> float:
@@ -565,7 +564,7 @@ class Run:
         if self.run_log:
             self.run_log.rewind(position.step, num_unlogged=position.num_steps)
             lost_s = self.run_log.lost_seconds
-        self.profiler.end()
+        self._end_profile()
         self.progress.recount()
         self._before_change = None
         return lost_s

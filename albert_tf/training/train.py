@@ -15,7 +15,6 @@ Keras 3 supplies the layers, not the loop: under strategies, its `fit`, its
 clipping and its gradient accumulation give wrong results or crash.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -25,21 +24,14 @@ import tensorflow as tf
 from absl import logging
 
 from albert_tf.cluster import versions, workers
-from albert_tf.cluster.preemption import StopRequest, watch_for_stop
-from albert_tf.cluster.strategy import make_strategy, per_replica_batch_size
-from albert_tf.cluster.watchdog import guarded, watch
-from albert_tf.cluster.workers import (
-    check_agreement,
-    is_chief,
-    slice_servers,
-)
+from albert_tf.cluster.host import Host, connect
+from albert_tf.cluster.strategy import per_replica_batch_size
+from albert_tf.cluster.workers import check_agreement
 from albert_tf.config import PretrainingConfig
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet, TrainingData
-from albert_tf.io.files import make_directories
-from albert_tf.io.ownership import Owner, own
 from albert_tf.runs import directory as run_directory
-from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR
+from albert_tf.runs.checkpoint_files import CHECKPOINTS_DIR, Checkpoint
 from albert_tf.runs.log import RunLog, read_events
 from albert_tf.training import cost, schedules
 from albert_tf.training.evaluate import Evaluator
@@ -83,27 +75,15 @@ def train(
     run_directory.check(config, data)
 
     # 2. Devices.
-    strategy = strategy or make_strategy(config.distribution)
-    with (
-        watch_for_stop(slice_servers(strategy)) as stop,
-        guarded(config.distribution, strategy) as watchdog,
-    ):
-        # After make_strategy: reading weights starts TensorFlow, and the
-        # cluster and logical CPUs must be configured before.
+    with connect(config.distribution, strategy, can_stop=True) as host:
+        # After the devices: reading weights starts TensorFlow, and the cluster
+        # and logical CPUs must be configured before.
         initial = objective.initial_weights(data)
         # 3. The run: resumed, warm-started or fresh. 4. The loop.
-        with _own_directory(config, strategy) as owner:
-            with watchdog.limit("the start of the run"):
+        with host.owning(config.training.output_dir) as host:
+            with host.watchdog.limit("the start of the run"):
                 run = open_run(
-                    config,
-                    objective,
-                    data,
-                    held_out,
-                    strategy,
-                    stop,
-                    initial,
-                    owner,
-                    began,
+                    config, objective, data, held_out, host, initial, began
                 )
             return run.train()
 
@@ -126,16 +106,6 @@ def _check_trains(config: PretrainingConfig) -> None:
         )
 
 
-def _own_directory(
-    config: PretrainingConfig, strategy: tf.distribute.Strategy
-) -> contextlib.AbstractContextManager[Owner]:
-    """Makes the chief the owner of the run directory."""
-    if not is_chief(strategy):
-        return contextlib.nullcontext(Owner())
-    make_directories(config.training.output_dir)
-    return own(config.training.output_dir)
-
-
 def _check_lanes(config: PretrainingConfig, num_hosts: int) -> None:
     """Warns if several hosts read the same lane."""
     num_lanes = config.data.input_lanes
@@ -156,25 +126,70 @@ def open_run(
     objective: Objective,
     data: TrainingData,
     held_out: RecordSet | None,
-    strategy: tf.distribute.Strategy,
-    stop: StopRequest,
+    host: Host,
     initial: InitialWeights | None = None,
-    owner: Owner | None = None,
     began: float | None = None,
 ) -> Run:
     """Opens a run: resumes it, or starts a new one.
 
     Args:
-        stop: Request to stop, set by signals and notices.
         initial: Weights that a new run starts from; None for random ones.
-        owner: `Owner.check` is called before each checkpoint and log line.
         began: When the start-up began, in seconds since the epoch; None: now.
     """
     began = began or time.time()
-    run_dir = config.training.output_dir
-    # 1. The batch sizes are divisible by the number of replicas.
-    num_replicas = strategy.num_replicas_in_sync
-    per_replica = per_replica_batch_size(
+    _check_batches(config, held_out, host)
+    if objective.reads_lanes:
+        _check_lanes(config, workers.num_hosts(host.strategy))
+    if not host.is_chief:
+        logging.set_verbosity(logging.WARNING)
+    # Model, optimizer and program.
+    trainer = Trainer(config, objective, data, host)
+    evaluator = None
+    if held_out is not None:
+        model = trainer.state.model
+        evaluator = Evaluator(host, model, objective, held_out, config)
+    # Variables and position: from the newest checkpoint; or else from another
+    # model, at step 0; or else random, at step 0.
+    restore_began = time.monotonic()
+    resumed = trainer.start(initial)
+    restore_s = time.monotonic() - restore_began
+    position = trainer.position
+    check_agreement(host.strategy, position.step)
+    # The settings, which now have been found to fit the checkpoint, and the
+    # log. Lines of steps after the checkpoint are dropped.
+    run_log = None
+    if host.writes:
+        run_directory.write(config, data)
+        run_log = RunLog.open(
+            config.training.output_dir,
+            position.step,
+            position.to_evaluate,
+            position.num_steps,
+            host.owner,
+        )
+    run = Run(trainer, evaluator, run_log, _make_progress(trainer, began))
+    times = {
+        "start_up_s": time.time() - began - restore_s,
+        "restore_s": restore_s,
+    }
+    _log_start(run, resumed, initial, times)
+    _log_summary(trainer)
+    # A new run saves its first checkpoint, to which a rollback may return. If
+    # it cannot be written, the run ends before training.
+    if resumed is None:
+        if host.writes:
+            objective.write_report(config.training.output_dir, initial)
+        run.save()
+        run.finish_saving(CHECKPOINTS_DIR)
+    return run
+
+
+def _check_batches(
+    config: PretrainingConfig, held_out: RecordSet | None, host: Host
+) -> None:
+    """Checks that batches are divisible by the number of replicas."""
+    num_replicas = host.strategy.num_replicas_in_sync
+    per_replica_batch_size(
         "global_batch_size",
         config.data.global_batch_size,
         num_replicas,
@@ -184,106 +199,59 @@ def open_run(
         per_replica_batch_size(
             "eval_batch_size", config.data.eval_batch_size, num_replicas
         )
-    if objective.reads_lanes:
-        _check_lanes(config, workers.num_hosts(strategy))
-    # 2. Only the chief writes files, and only it logs progress.
-    chief = is_chief(strategy)
-    if not chief:
-        logging.set_verbosity(logging.WARNING)
-    # 3. Model, optimizer and program.
-    watchdog = watch(config.distribution, strategy)
-    trainer = Trainer(
-        config,
-        objective,
-        data,
-        strategy,
-        stop.flag,
-        saves=chief,
-        owner=owner,
-        watchdog=watchdog,
-    )
-    evaluator = None
-    if held_out is not None:
-        evaluator = Evaluator(
-            strategy,
-            trainer.state.model,
-            objective,
-            held_out,
-            config,
-            stop.flag,
-            watchdog,
-        )
-    # 4. Variables and position: from the newest checkpoint; or else from
-    # another model, at step 0; or else random, at step 0.
-    restore_began = time.monotonic()
-    resumed = trainer.start(initial)
-    restore_s = time.monotonic() - restore_began
-    position = trainer.position
-    check_agreement(strategy, position.step)
-    # 5. The settings, which now have been found to fit the checkpoint, and the
-    # log. Lines of steps after the checkpoint are dropped.
-    run_log = None
-    if chief:
-        run_directory.write(config, data)
-        run_log = RunLog.open(
-            run_dir,
-            position.step,
-            position.to_evaluate,
-            position.num_steps,
-            owner,
-        )
+
+
+def _make_progress(trainer: Trainer, began: float) -> Progress:
+    config, objective = trainer.config, trainer.objective
 
     def content_at(step: int) -> BatchContent:
-        rows, records = config.data.global_batch_size, data.at(step).records
+        rows = config.data.global_batch_size
+        records = trainer.data.at(step).records
         return BatchContent(
             rows * objective.num_sequences * config.data.max_seq_length,
             rows * records.examples_per_row,
             records.useful_share,
         )
 
-    progress = Progress(
+    return Progress(
         config.training.num_train_steps,
         content_at,
         objective.flops_per_step(),
-        cost.peak_flops(strategy, config.distribution),
-        run_dir,
+        cost.peak_flops(trainer.host.strategy, config.distribution),
+        config.training.output_dir,
         objective.describe,
         began,
     )
-    run = Run(trainer, evaluator, stop, run_log, progress)
+
+
+def _log_start(
+    run: Run,
+    resumed: Checkpoint | None,
+    initial: InitialWeights | None,
+    times: Mapping[str, float],
+) -> None:
+    """Logs where the run starts, with which software, and its event."""
+    position, training = run.position, run.config.training
     logging.info(
         "%s at step %d of %d",
         f"continuing from {resumed.path}" if resumed else "starting",
         position.step,
-        config.training.num_train_steps,
+        training.num_train_steps,
     )
     software = versions.software()
-    if run_log:
-        _log_software(software, run_dir)
-    facts: dict[str, Any] = {
-        "start_up_s": time.time() - began - restore_s,
-        "restore_s": restore_s,
-        "software": software,
-    }
+    if run.run_log:
+        _log_software(software, training.output_dir)
+    facts: dict[str, Any] = {**times, "software": software}
     if resumed:
         lost_s = 0.0
-        if run_log:
+        if run.run_log:
             # The next line includes the time before the checkpoint.
-            lost_s = max(run_log.lost_seconds - position.times.total, 0.0)
+            lost_s = max(run.run_log.lost_seconds - position.times.total, 0.0)
         run.log_event("resume", **facts, lost_s=lost_s)
     elif initial:
         run.log_event("start", **facts, warm_start=initial.report)
     else:
         run.log_event("start", **facts)
-    _log_summary(config, objective, data, trainer, num_replicas, per_replica)
-    # 6. A new run saves its first checkpoint, to which a rollback may return.
-    # If it cannot be written, the run ends before training.
-    if resumed is None:
-        if chief:
-            objective.write_report(run_dir, initial)
-        run.save()
-        run.finish_saving(CHECKPOINTS_DIR)
-    return run
 
 
 def _log_software(software: Mapping[str, str], run_dir: str) -> None:
@@ -312,15 +280,10 @@ def _log_software(software: Mapping[str, str], run_dir: str) -> None:
     )
 
 
-def _log_summary(
-    config: PretrainingConfig,
-    objective: Objective,
-    data: TrainingData,
-    trainer: Trainer,
-    num_replicas: int,
-    per_replica: int,
-) -> None:
+def _log_summary(trainer: Trainer) -> None:
     """Logs settings, sizes, learning rate and records."""
+    config, data = trainer.config, trainer.data
+    num_replicas = trainer.host.strategy.num_replicas_in_sync
     logging.info("configuration: %s", config.to_dict())
     variables = trainer.state.model.trainable_variables
     records = data.at(trainer.position.step).records
@@ -330,7 +293,7 @@ def _log_summary(
         sum(math.prod(v.shape) for v in variables),
         config.data.global_batch_size,
         num_replicas,
-        per_replica,
+        config.data.global_batch_size // num_replicas,
         "rows" if is_packed else "examples",
         config.data.gradient_accumulation_steps,
         f"; {config.data.global_batch_size} rows hold "
@@ -355,5 +318,5 @@ def _log_summary(
             records.num_records,
             len(records.files),
             records.num_records / config.data.global_batch_size,
-            "; ".join(objective.describe_records(records)),
+            "; ".join(trainer.objective.describe_records(records)),
         )

@@ -8,14 +8,13 @@ from typing import Any, Self
 import tensorflow as tf
 from absl import logging
 
+from albert_tf.cluster.host import Host
 from albert_tf.cluster.replicas import values_on_first
-from albert_tf.cluster.watchdog import Watchdog
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.io.files import log_long_waits
-from albert_tf.io.ownership import Owner
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
 from albert_tf.runs.rollback import Rollbacks
@@ -109,12 +108,6 @@ class Trainer:
 
     It writes no file, except through `store`.
 
-    Args:
-        stop_flag: float32 scalar; not 0 after a request to stop this process.
-        saves: Whether `store` writes checkpoints in this process.
-        owner: `Owner.check` is called before each checkpoint is written.
-        watchdog: Ends the process if the devices hang; None sets no limits.
-
     Attributes:
         position: Step, learning rate, and sums of the metrics and of times.
         rollbacks: Content of its file in the run directory.
@@ -128,30 +121,25 @@ class Trainer:
         config: PretrainingConfig,
         objective: Objective,
         data: TrainingData,
-        strategy: tf.distribute.Strategy,
-        stop_flag: tf.Variable | None = None,
-        saves: bool = False,
-        owner: Owner | None = None,
-        watchdog: Watchdog | None = None,
+        host: Host,
     ) -> None:
         self.config = config
         self.objective = objective
         self.data = data
-        self.strategy = strategy
-        self.watchdog = watchdog or Watchdog()
+        self.host = host
         run_dir = config.training.output_dir
-        with values_on_first(strategy), strategy.scope():
+        with values_on_first(host.strategy), host.strategy.scope():
             self.state = make_state(config, objective)
             self._train_steps = make_train_steps(
-                strategy, self.state, config, stop_flag
+                host.strategy, self.state, config, host.stop_flag
             )
         self.store = CheckpointStore(
             run_dir,
             self.state.variables(),
             keep_max=config.training.keep_checkpoint_max,
             keep_every_n_steps=config.training.keep_every_n_steps,
-            writes=saves,
-            owner=owner,
+            writes=host.writes,
+            owner=host.owner,
         )
         self.store.replicas.copy_from_first()
         self.rollbacks = Rollbacks.read(run_dir)
@@ -161,7 +149,7 @@ class Trainer:
             config.training.seed,
             self.rollbacks,
             objective.record_format,
-            self.watchdog,
+            host.watchdog,
         )
         self.position = Position.at_start(metric_names(config, objective))
         # None: not set yet; `values_on_first` sets it on one replica only.
@@ -251,7 +239,7 @@ class Trainer:
         )
         began, cpu_began = time.monotonic(), time.process_time()
         with (
-            self.watchdog.limit(activity, usual_s),
+            self.host.watchdog.limit(activity, usual_s),
             log_long_waits(
                 activity,
                 "a new program is compiled, the records cannot be read, or the "
@@ -307,9 +295,9 @@ class Trainer:
         if self._batches is not None and self._opened_at == origin:
             return
         self._opened_at = origin
-        with self.watchdog.limit("opening the records"):
+        with self.host.watchdog.limit("opening the records"):
             self._batches = device_iterators.iterate(
-                self.strategy.distribute_datasets_from_function(
+                self.host.strategy.distribute_datasets_from_function(
                     self.stream.open(step)
                 )
             )

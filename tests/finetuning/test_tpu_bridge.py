@@ -2,6 +2,7 @@
 
 import pytest
 
+from albert_tf.cluster.host import Host
 from albert_tf.finetuning.features import task_features
 from albert_tf.training.evaluate import Evaluator
 from tests.helpers import tpu_bridge
@@ -48,7 +49,11 @@ def test_steps_and_predictions_are_lowered_for_tpus(strategy, tmp_path, kind):
     assert program.num_sums_over_replicas == num_gradients + 2
 
     evaluator = Evaluator(
-        strategy, state.model, objective, objective.find_held_out(), config
+        Host(strategy),
+        state.model,
+        objective,
+        objective.find_held_out(),
+        config,
     )
     function = evaluator._evaluate_batch.get_concrete_function(
         next(batches_of(strategy, config))

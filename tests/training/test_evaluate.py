@@ -11,6 +11,7 @@ import types
 import pytest
 import tensorflow as tf
 
+from albert_tf.cluster.host import Host
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.config import FinetuningConfig, PretrainingConfig
 from albert_tf.errors import RetryError, UserError
@@ -39,7 +40,7 @@ def evaluate_with(config):
         pretrainer = make_state(config, objective).model
     held_out = training_records.find_held_out(config)
     evaluator = evaluate.Evaluator(
-        strategy, pretrainer, objective, held_out, config
+        Host(strategy), pretrainer, objective, held_out, config
     )
     return evaluator.run(), pretrainer, held_out
 

@@ -314,12 +314,9 @@ progress.LONGEST_S = progress.SENDING_S = 0.1
 config = PretrainingConfig.from_dict(
     {"training": {"output_dir": "run", "profile_steps": "2:4"}}
 )
-profiler = progress.Profiler(
-    config, lambda kind: print("event", kind), ("one:8466", "two:8466")
-)
+profiler = progress.Profiler(config, ("one:8466", "two:8466"))
 profiler.begin_loop(2)
-profiler.end()
-print("ends", flush=True)
+print("written", profiler.end(), flush=True)
 """
 
 
@@ -334,5 +331,8 @@ def test_a_silent_host_does_not_keep_a_finished_process_alive():
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "profiles grpc://one:8466,grpc://two:8466\nends\n"
+    assert (
+        done.stdout
+        == "profiles grpc://one:8466,grpc://two:8466\nwritten False\n"
+    )
     assert "NO PROFILE of the slice: TimeoutError" in done.stderr

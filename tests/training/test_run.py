@@ -13,6 +13,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+from albert_tf.cluster import host
+from albert_tf.cluster.host import Host
 from albert_tf.cluster.preemption import StopRequest
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.errors import RetryError, UserError
@@ -22,7 +24,6 @@ from albert_tf.runs.log import DURATIONS, RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training import cost, evaluate
 from albert_tf.training import run as run_module
-from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.run import MAX_REREADS
 from albert_tf.training.train import open_run, train
@@ -52,8 +53,7 @@ def run_with(config, stop, objective=None):
         objective,
         data,
         objective.find_held_out(data),
-        make_strategy(config.distribution),
-        stop,
+        Host(make_strategy(config.distribution), stop, writes=True),
     ).train()
 
 
@@ -313,7 +313,7 @@ def test_failed_reads_of_intact_records_are_repeated_some_times(
     config = tiny_run.make_config(tiny_records, tmp_path, eval_input_file=())
     failures = collections.Counter({6: MAX_REREADS, 8: MAX_REREADS, 10: 99})
     advance, limits, lost = Trainer.advance, Limits(), []
-    monkeypatch.setattr(train_module, "watch", lambda *_: limits)
+    monkeypatch.setattr(host, "watch", lambda *_: limits)
 
     def fail_sometimes(trainer, until):
         step = trainer.position.step

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.cluster.host import Host
 from albert_tf.training.evaluate import Evaluator
 from albert_tf.training.pretraining import Pretraining
 from tests.helpers import tiny_run, tpu_bridge
@@ -66,7 +67,7 @@ def test_evaluation_is_lowered_for_tpus(strategy, tmp_path, tiny_records):
     with strategy.scope():
         model = objective.make_model()
     evaluator = Evaluator(
-        strategy, model, objective, objective.find_held_out(), config
+        Host(strategy), model, objective, objective.find_held_out(), config
     )
     function = evaluator._evaluate_batch.get_concrete_function(
         next(batches_of_zeros(strategy, config))

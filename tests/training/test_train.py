@@ -4,13 +4,13 @@ import random
 import shutil
 import signal
 import time
-import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from albert_tf.cluster import workers
+from albert_tf.cluster.host import Host
 from albert_tf.errors import UserError
 from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events, read_metrics
@@ -289,8 +289,7 @@ def test_more_hosts_than_lanes_are_a_warning(
             objective,
             objective.find_training_data(),
             None,
-            tf.distribute.get_strategy(),
-            types.SimpleNamespace(flag=None),
+            Host(tf.distribute.get_strategy()),
         )
     warning = f"each of {num_hosts} hosts reads at least {times} times"
     assert (warning in caplog.text) == bool(times)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from albert_tf.cluster.host import Host
 from albert_tf.cluster.replicas import Replicas
 from albert_tf.input import synthetic
 from albert_tf.input.record_sets import Phase, TrainingData
@@ -29,8 +30,7 @@ def make_trainer(config, data=None, strategy=None, **others):
         config,
         objective,
         data or objective.find_training_data(),
-        strategy or tf.distribute.OneDeviceStrategy("CPU:0"),
-        **others,
+        Host(strategy or tf.distribute.OneDeviceStrategy("CPU:0"), **others),
     )
 
 

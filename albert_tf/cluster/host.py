@@ -1,0 +1,86 @@
+"""This process in a run: its devices, and what stops or protects it."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Self
+
+import tensorflow as tf
+
+from albert_tf.cluster import workers
+from albert_tf.cluster.preemption import StopRequest, watch_for_stop
+from albert_tf.cluster.strategy import make_strategy
+from albert_tf.cluster.watchdog import Watchdog, watch
+from albert_tf.config import DistributionConfig
+from albert_tf.io.files import make_directories
+from albert_tf.io.ownership import Owner, own
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """This process in a run.
+
+    Attributes:
+        strategy: The devices, also those of other processes.
+        stop: Request to stop, set by signals and notices; None: nobody asks.
+        watchdog: Ends the process if devices or other hosts do not answer.
+        owner: `Owner.check` is called before each write to the run directory.
+        writes: Whether this process writes the run directory. In a training,
+            only the chief does.
+    """
+
+    strategy: tf.distribute.Strategy
+    stop: StopRequest | None = None
+    watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
+    owner: Owner = dataclasses.field(default_factory=Owner)
+    writes: bool = False
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that logs and writes results."""
+        return workers.is_chief(self.strategy)
+
+    @property
+    def stop_flag(self) -> tf.Variable | None:
+        """float32 scalar; not 0 after a request to stop this process."""
+        return self.stop and self.stop.flag
+
+    @contextlib.contextmanager
+    def owning(self, run_dir: str) -> Iterator[Self]:
+        """Makes the chief the owner, and the writer, of a run directory.
+
+        Raises:
+            UserError: If another command owns the directory.
+        """
+        if not self.is_chief:
+            yield self
+            return
+        make_directories(run_dir)
+        with own(run_dir) as owner:
+            yield dataclasses.replace(self, owner=owner, writes=True)
+
+
+@contextlib.contextmanager
+def connect(
+    config: DistributionConfig,
+    strategy: tf.distribute.Strategy | None = None,
+    can_stop: bool = False,
+) -> Iterator[Host]:
+    """Connects the devices for a block, and names lost workers and hosts.
+
+    Args:
+        strategy: Devices; None connects those of the settings.
+        can_stop: Whether the host listens to signals and notices.
+
+    Raises:
+        RetryError: If another process of the run, or a host of a TPU slice,
+            was lost; the error names it.
+    """
+    strategy = strategy or make_strategy(config)
+    with contextlib.ExitStack() as block:
+        stop = None
+        if can_stop:
+            servers = workers.slice_servers(strategy)
+            stop = block.enter_context(watch_for_stop(servers))
+        block.enter_context(workers.name_lost_workers(config, strategy))
+        yield Host(strategy, stop, watch(config, strategy))
