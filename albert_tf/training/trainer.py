@@ -1,4 +1,4 @@
-"""The state of a run, and the program that advances it; also for dry runs."""
+"""The state of a run: variables, position, checkpoints, rollbacks."""
 
 import dataclasses
 import time
@@ -10,14 +10,16 @@ from absl import logging
 
 from albert_tf.cluster.host import Host
 from albert_tf.cluster.replicas import values_on_first
+from albert_tf.cluster.workers import check_agreement
 from albert_tf.config import PretrainingConfig
 from albert_tf.input import device_iterators
 from albert_tf.input.batch_stream import BatchStream
 from albert_tf.input.record_sets import TrainingData
 from albert_tf.io.files import log_long_waits
+from albert_tf.runs import checkpoints
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import Checkpoint, CheckpointStore
-from albert_tf.runs.rollback import Rollbacks
+from albert_tf.runs.rollback import Rollback, Rollbacks
 from albert_tf.training import schedules
 from albert_tf.training.objective import InitialWeights, Objective
 from albert_tf.training.progress import StepTimes
@@ -104,7 +106,7 @@ class Position:
 
 
 class Trainer:
-    """The state of a run, and the program that advances it.
+    """The state of a run, and the program that advances it; also for dry runs.
 
     It writes no file, except through `store`.
 
@@ -159,6 +161,7 @@ class Trainer:
         # Seconds per step of the last call of each program; None after its
         # first call, which compiles.
         self._step_seconds: dict[DropoutRates, float | None] = {}
+        self._saved_at = time.monotonic()
 
     def start(self, initial: InitialWeights | None) -> Checkpoint | None:
         """Restores or initializes the variables. The order matters.
@@ -301,3 +304,126 @@ class Trainer:
                     self.stream.open(step)
                 )
             )
+
+    # Checkpoints.
+
+    def save(self) -> bool:
+        """Saves a checkpoint in the background; returns whether it is new."""
+        self._saved_at = time.monotonic()
+        with self.host.watchdog.limit("saving a checkpoint"):
+            return self.store.save(self.position.step, self._notes())
+
+    def save_best(self, loss: float, examples: dict[str, Any]) -> bool:
+        """Saves a checkpoint to `best/` if its held-out loss is the lowest.
+
+        Args:
+            examples: Describes the held-out examples, as JSON.
+
+        Returns:
+            Whether it is saved.
+        """
+        with self.host.watchdog.limit("saving a checkpoint"):
+            return self.store.save_best(
+                self.position.step, self._notes(), loss, examples
+            )
+
+    def is_late(self) -> bool:
+        """Whether `--save_checkpoints_minutes` asks for a checkpoint.
+
+        Only the process that saves acts on the answer, so processes need not
+        agree.
+        """
+        minutes = self.config.training.save_checkpoints_minutes
+        passed_s = time.monotonic() - self._saved_at
+        return bool(minutes) and passed_s >= 60 * minutes
+
+    def wait_for_saves(self) -> None:
+        """Waits for the last checkpoint; `store.save_errors` has its error."""
+        with self.host.watchdog.limit("saving the last checkpoint"):
+            self.store.wait()
+
+    def finish_saving(self, *directories: str) -> None:
+        """Waits for the last checkpoint, in all processes.
+
+        Args:
+            directories: `checkpoints` or `best`: the directories whose last
+                checkpoint must be written.
+
+        Raises:
+            UserError: If it could not be written; a `RetryError` if the cause
+                is temporary.
+        """
+        self.wait_for_saves()
+        for directory in directories:
+            if directory in self.store.save_errors:
+                raise self.store.save_errors[directory]
+        # If this worker ended before the others, they would report it as lost.
+        self.check_agreement()
+
+    def check_agreement(self) -> None:
+        """Waits for all workers, which must be at the same step."""
+        check_agreement(self.host.strategy, self.position.step)
+
+    def _notes(self) -> dict[str, Any]:
+        position = self.position
+        rates = schedules.dropout_rates(position.step, self.config)
+        return position.to_notes(
+            dropout=list(rates),
+            data=self.data.at(position.step).name,
+            **{checkpoints.ROLLBACKS_NOTE: len(self.rollbacks)},
+        )
+
+    def go_back(self, avoided: int | None = None) -> float:
+        """Returns to the newest checkpoint.
+
+        Args:
+            avoided: Step of a checkpoint to use only if there is no other.
+
+        Returns:
+            The time in seconds of the steps that no line of the log includes,
+            minus that of the steps before the checkpoint, which the next line
+            of the log includes.
+        """
+        position = self.position
+        lost_s = position.times.total
+        with self.host.watchdog.limit("the return to a checkpoint"):
+            self.store.wait()
+            self.check_agreement()
+            restored = self.restore(avoided)
+            assert restored, "a new run saves one before its first step"
+            # The run has continued past this step before, so the evaluation
+            # that was cut short at this step is not due again.
+            position.to_evaluate = False
+            self.check_agreement()
+        return lost_s - position.times.total
+
+    def roll_back(self, reason: str) -> tuple[Rollback, float]:
+        """Returns to the newest checkpoint, to continue with later data.
+
+        If the previous rollback returned to the same checkpoint, this one
+        returns to the checkpoint before it.
+
+        Args:
+            reason: How the run has diverged.
+
+        Returns:
+            The rollback, and the lost time in seconds, as of `go_back`.
+
+        Raises:
+            UserError: If the settings require the run to stop instead.
+        """
+        policy, rollbacks = self.config.training, self.rollbacks
+        diverged_at, newest = self.position.step, rollbacks.newest
+        rollbacks.check_allowed(diverged_at, reason, policy)
+        lost_s = self.go_back(newest.resumed_from if newest else None)
+        rollback = rollbacks.plan(
+            diverged_at=diverged_at,
+            resumed_from=self.position.step,
+            reason=reason,
+            config=policy,
+        )
+        # Before the log is rewound: a process that is killed here resumes from
+        # this checkpoint. Without the rollback, it would resume from a later
+        # one, whose log would lack the lines since this checkpoint.
+        rollbacks.add(rollback, writes=self.host.writes)
+        return rollback, lost_s

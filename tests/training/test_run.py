@@ -23,10 +23,9 @@ from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import DURATIONS, RunLog, read_events, read_metrics
 from albert_tf.runs.rollback import Rollbacks
 from albert_tf.training import cost, evaluate
-from albert_tf.training import run as run_module
+from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.run import MAX_REREADS
-from albert_tf.training.train import open_run, train
+from albert_tf.training.train import MAX_REREADS, open_run, train
 from albert_tf.training.trainer import Trainer
 from tests.helpers import tiny_run
 from tests.helpers.limits import Limits
@@ -415,7 +414,7 @@ def test_the_log_of_a_process_killed_in_a_rollback_has_no_gap(
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "advance", note_the_end)
-        patch.setattr(run_module, "find_divergence", diverge_twice)
+        patch.setattr(train_module, "find_divergence", diverge_twice)
         if killed_in:
             owner, name = killed_in
             call = getattr(owner, name)

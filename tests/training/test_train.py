@@ -17,8 +17,7 @@ from albert_tf.runs.log import read_events, read_metrics
 from albert_tf.training import preflight
 from albert_tf.training import train as train_module
 from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.run import Run
-from albert_tf.training.train import train
+from albert_tf.training.train import Run, train
 from tests.helpers import tiny_run
 from tests.helpers.newest_checkpoint import read_variables
 from tests.helpers.run_processes import RunProcesses, lines_without_timing
