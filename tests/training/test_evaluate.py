@@ -6,16 +6,13 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import types
 
 import pytest
 import tensorflow as tf
 
 from albert_tf.cluster.host import Host
 from albert_tf.cluster.strategy import make_strategy
-from albert_tf.config import FinetuningConfig, PretrainingConfig
-from albert_tf.errors import RetryError, UserError
-from albert_tf.finetuning import predict
+from albert_tf.errors import UserError
 from albert_tf.input import (
     record_sets as training_records,
 )
@@ -28,7 +25,7 @@ from albert_tf.training.pretraining import Pretraining
 from albert_tf.training.train import train
 from albert_tf.training.train_step import make_state
 from data_prep import build_tfrecords
-from tests.helpers import tiny_run, tpu_bridge
+from tests.helpers import tiny_run
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -266,77 +263,3 @@ def evaluate_in_process(config, directory, *flags):
 
 
 # --- lost hosts --------------------------------------------------------------
-
-
-@pytest.fixture
-def two_hosts(monkeypatch):
-    """A slice of two hosts, the last of which does not answer."""
-    strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
-    monkeypatch.setattr(type(strategy.extended), "num_hosts", 2)
-    monkeypatch.setattr(
-        strategy.cluster_resolver, "cluster_spec", lambda: cluster
-    )
-    return strategy
-
-
-HANG_TIMEOUT_S = 7
-
-
-class EvaluatorOfLostHost:
-    """An evaluator whose last host is lost during the evaluation."""
-
-    def __init__(self, *_, watchdog):
-        assert watchdog.limit_s() == HANG_TIMEOUT_S
-
-    def collect(self):
-        raise tf.errors.UnavailableError(
-            None, None, "/job:worker/replica:0/task:1: connection refused"
-        )
-
-    def run_and_log(self, step, run_log):
-        return self.collect()
-
-
-NAMES_THE_HOST = pytest.raises(
-    RetryError, match="no answer from worker 1 at localhost:2"
-)
-DISTRIBUTION = {"hang_timeout_s": HANG_TIMEOUT_S}
-
-
-def test_an_evaluation_has_limits_and_names_a_lost_host(
-    two_hosts, monkeypatch, tmp_path
-):
-    config = PretrainingConfig.from_dict(
-        {
-            "data": {"eval_input_file": ["eval.tfrecord"]},
-            "training": {"output_dir": str(tmp_path)},
-            "distribution": DISTRIBUTION,
-        }
-    )
-    monkeypatch.setattr(evaluate, "make_strategy", lambda _: two_hosts)
-    for module, name, value in (
-        (evaluate.run_directory, "check_evaluation", None),
-        (evaluate.run_directory, "load_config", config),
-        (evaluate.trained_model, "restore_model", 4),
-    ):
-        monkeypatch.setattr(module, name, lambda *_, value=value: value)
-    monkeypatch.setattr(evaluate, "Evaluator", EvaluatorOfLostHost)
-    objective = types.SimpleNamespace(
-        find_held_out=lambda: "records", make_model=lambda: "model"
-    )
-    with NAMES_THE_HOST:
-        evaluate.evaluate_run(config, lambda config: objective)
-
-
-def test_predictions_have_limits_and_name_a_lost_host(two_hosts, monkeypatch):
-    config = FinetuningConfig.from_dict({"distribution": DISTRIBUTION})
-    objective = types.SimpleNamespace(make_model=lambda: "model")
-    monkeypatch.setattr(predict, "Finetuning", lambda *_: objective)
-    monkeypatch.setattr(predict, "restore_model", lambda *_: 4)
-    monkeypatch.setattr(predict, "Evaluator", EvaluatorOfLostHost)
-    files = types.SimpleNamespace(records=lambda split: "records")
-    inputs = types.SimpleNamespace(config=config, files=files, base=None)
-    predictor = predict.Predictor(inputs, two_hosts)
-    with NAMES_THE_HOST:
-        predictor.predict("dev")
