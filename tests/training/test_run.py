@@ -167,13 +167,11 @@ def test_only_an_error_of_its_own_checkpoint_ends_a_stopped_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut_at", [4, 12])
 def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
-    tiny_records, tmp_path, monkeypatch, cut_at
+    tiny_records, tmp_path, monkeypatch
 ):
-    """Even if that process is interrupted, too. It is logged once.
-
-    A process without held-out records leaves it out.
+    """Even if that process is interrupted, too; within a run, and at its end.
+    It is logged once. A process without held-out records leaves it out.
     """
 
     def config(name, **changes):
@@ -181,22 +179,22 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
         return tiny_run.make_config(tiny_records, tmp_path / name, **changes)
 
     train(config("alone"))
-    with monkeypatch.context() as patch:
-        evaluate_whole = evaluate.Evaluator._collect
-        for _ in range(2):
-            stop = StopRequest(tf.Variable(0.0))
+    evaluate_whole = evaluate.Evaluator._collect
+    for cut_at in (4, 4, 12, 12):
+        stop = StopRequest(tf.Variable(0.0))
 
-            def evaluate_and_stop(evaluator, stop=stop):
-                seen = read_metrics(str(tmp_path / "cut"))
-                if seen[-1]["step"] == cut_at:
-                    stop.set("a test", 143)
-                return evaluate_whole(evaluator)
+        def evaluate_and_stop(evaluator, cut_at=cut_at, stop=stop):
+            seen = read_metrics(str(tmp_path / "cut"))
+            if seen[-1]["step"] == cut_at:
+                stop.set("a test", 143)
+            return evaluate_whole(evaluator)
 
+        with monkeypatch.context() as patch:
             patch.setattr(evaluate.Evaluator, "_collect", evaluate_and_stop)
             assert run_with(config("cut"), stop) == 143
-            last = lines_without_timing(tmp_path / "cut")[-1]
-            assert last["split"] == "train"
-            assert steps_of(tmp_path / "cut/checkpoints")[-1] == cut_at
+        last = lines_without_timing(tmp_path / "cut")[-1]
+        assert last["split"] == "train"
+        assert steps_of(tmp_path / "cut/checkpoints")[-1] == cut_at
     shutil.copytree(tmp_path / "cut", tmp_path / "without")
     without = config("without", eval_input_file=(), eval_every_n_steps=0)
     assert train(without) == 0
@@ -207,9 +205,8 @@ def test_an_interrupted_evaluation_is_repeated_by_the_next_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failed_at", [4, 12])
 def test_after_a_failed_evaluation_only_the_evaluation_is_repeated(
-    tiny_records, tmp_path, failed_at
+    tiny_records, tmp_path
 ):
     """A shard of the held-out records is damaged, and later repaired."""
     shutil.copytree(tiny_records, tmp_path / "records")
@@ -219,7 +216,8 @@ def test_after_a_failed_evaluation_only_the_evaluation_is_repeated(
         return tiny_run.make_config(
             tmp_path / "records",
             tmp_path / name,
-            eval_every_n_steps=failed_at,
+            num_train_steps=6,
+            eval_every_n_steps=4,
             save_checkpoints_steps=100,
         )
 
@@ -230,7 +228,7 @@ def test_after_a_failed_evaluation_only_the_evaluation_is_repeated(
         with pytest.raises(UserError, match=f"record 0 of {shard}"):
             train(config("failed"))
         checkpoints = list_checkpoints(str(tmp_path / "failed/checkpoints"))
-        assert [c.step for c in checkpoints] == [0, failed_at]
+        assert [c.step for c in checkpoints] == [0, 4]
         assert checkpoints[-1].notes["to_evaluate"]
     shard.write_bytes(intact)
     assert train(config("failed")) == 0
