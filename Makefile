@@ -23,8 +23,8 @@
 #                    UPGRADE=1 also selects newer versions
 # make clean         removes all build results and environments
 #
-# TF=2.20 selects TensorFlow 2.20 (in .venv-2.20), PYTHON=python3.12 selects
-# another Python.
+# TF=2.20 selects TensorFlow 2.20 (in .venv-2.20), PYTHON=python3.12 another
+# Python, PACKAGE=training the tests of one package.
 
 TF ?= 2.21
 PYTHON ?= python3
@@ -88,18 +88,20 @@ JOBS ?= auto
 EXTRAS := interop or tfds or tpu_compile
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
+TESTS := $(if $(PACKAGE),tests/$(PACKAGE))
+
 test: $(VENV)/installed
-	$(PYTEST) -m "not slow and not ($(EXTRAS))" $(PYTEST_ARGS)
+	$(PYTEST) $(TESTS) -m "not slow and not ($(EXTRAS))" $(PYTEST_ARGS)
 
 slow-test: $(VENV)/installed
-	$(PYTEST) -m "slow and not ($(EXTRAS))" $(PYTEST_ARGS)
+	$(PYTEST) $(TESTS) -m "slow and not ($(EXTRAS))" $(PYTEST_ARGS)
 
 # Tests of a missing extra are skipped, so these imports check for each extra.
 extras-test: $(VENV)/installed-extras
 	$(BIN)/python -c "import safetensors, torch, transformers"
 	$(BIN)/python -c "import tensorflow_datasets"
 	$(BIN)/python -c "import jax, libtpu"
-	$(PYTEST) -m "$(EXTRAS)" $(PYTEST_ARGS)
+	$(PYTEST) $(TESTS) -m "$(EXTRAS)" $(PYTEST_ARGS)
 
 BRIDGE_TESTS := tests/training/test_tpu_bridge.py \
     tests/finetuning/test_tpu_bridge.py tests/cluster/test_replicas.py
