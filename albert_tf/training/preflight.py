@@ -7,6 +7,7 @@ from. All files that the checks write are removed.
 """
 
 import contextlib
+import itertools
 import logging as python_logging
 import math
 import os
@@ -96,18 +97,19 @@ class Row(NamedTuple):
     name: str = ""
 
 
-class Timed(NamedTuple):
-    """Result of some steps.
+def judge(
+    fits: bool, text: str, remedy: str, name: str = "", unfit: str = FAIL
+) -> Row:
+    """A row with the verdict OK, or `unfit` and what to do."""
+    return Row(OK, text, "", name) if fits else Row(unfit, text, remedy, name)
 
-    Attributes:
-        means: Mean metrics.
-        seconds: Mean time of a step, by the clock of the host.
-        waiting_fraction: Fraction of that time spent waiting for batches.
-    """
+
+class Timed(NamedTuple):
+    """Mean metrics of some steps, and the mean time of each."""
 
     means: dict[str, float]
     seconds: float
-    waiting_fraction: float
+    waiting_fraction: float  # of the time, for batches
 
 
 def run(
@@ -125,10 +127,8 @@ def run(
         The exit status: 1 if a check failed.
     """
     preflight = Preflight(config, objective or Pretraining(config), strategy)
-    try:
+    with preflight.made_directories:
         return preflight.run()
-    finally:
-        preflight.remove_directories()
 
 
 class Preflight:
@@ -153,18 +153,17 @@ class Preflight:
         self._remedies = {**REMEDIES, **objective.remedies}
         self._num_failed = 0
         self._passed: set[str] = set()
-        self._made: list[str] = []  # directories, the innermost first
+        # Removes the directories that a check makes.
+        self.made_directories = contextlib.ExitStack()
         self._examples_per_row = 1.0  # until the records are read
 
     def run(self) -> int:
         """Runs all checks; returns the exit status."""
-        remote = ("file systems",) if self._remote_paths() else ()
         self._check("versions", self._versions)
-        if remote:
-            self._check("file systems", self._file_systems)
-        self._check("output", self._output, *remote)
+        self._check("file systems", self._file_systems)
+        self._check("output", self._output, "file systems")
         self._check("room", self._room, "output")
-        self._check("records", self._records, *remote)
+        self._check("records", self._records, "file systems")
         self._check("held-out records", self._held_out, "records")
         self._check("run", self._run, "records")
         self._check("learning rate", self._learning_rate)
@@ -227,35 +226,31 @@ class Preflight:
         print(end="", flush=True)
 
     def _versions(self) -> Iterator[Row]:
-        for found in versions.check_installed():
-            verdict = FAIL if found.remedy else OK
-            yield Row(verdict, found.version, found.remedy, found.name)
+        for name, version, remedy in versions.check_installed():
+            yield judge(not remedy, version, remedy, name)
 
     # Directories.
 
-    def _remote_paths(self) -> list[str]:
-        """Directories and files on remote file systems like gs://."""
+    def _file_systems(self) -> Iterator[Row]:
+        """Checks that remote file systems answer; paths need not exist."""
         data, initial = self.config.data, self.config.initialization
         patterns = [
             *data.input_file,
             *data.eval_input_file,
-            *(p for paths in data.datasets().values() for p in paths),
+            *itertools.chain.from_iterable(data.datasets().values()),
         ]
         paths = {
             self.config.training.output_dir,
             initial.init_checkpoint,
             initial.init_vocabulary,
-            *(posixpath.dirname(pattern) for pattern in patterns),
+            *map(posixpath.dirname, patterns),
         }
-        return sorted(filter(files.is_remote, paths))
-
-    def _file_systems(self) -> Iterator[Row]:
-        """Checks that remote file systems answer; paths need not exist."""
-        for path in self._remote_paths():
+        for path in sorted(filter(files.is_remote, paths)):
+            row = Row(OK, f"{path} answers")
             try:
                 tf.io.gfile.exists(path)
             except tf.errors.UnimplementedError as error:
-                yield Row(
+                row = Row(
                     FAIL,
                     f"{path}: TensorFlow {tf.__version__} reports: "
                     f"{first_line(error)}",
@@ -263,37 +258,30 @@ class Preflight:
                     "supports it, or pip install 'tensorflow[gcs-filesystem]'.",
                 )
             except tf.errors.OpError as error:
-                explained = faults.explain(error)
-                if explained:
-                    yield Row(FAIL, explained.fault, explained.remedy)
-                else:
-                    remedy = self._remedies["file systems"]
-                    yield Row(FAIL, f"{path}: {first_line(error)}", remedy)
-            else:
-                yield Row(OK, f"{path} answers")
+                fault, remedy = f"{path}: {first_line(error)}", ""
+                if explained := faults.explain(error):
+                    fault, remedy = explained.fault, explained.remedy
+                row = Row(FAIL, fault, remedy or REMEDIES["file systems"])
+            yield row
 
     def _output(self) -> Iterator[Row]:
         """Writes, reads and removes a file in the run directory."""
         run_dir = self.config.training.output_dir
-        self._made = [d for d in parents(run_dir) if not files.exists(d)]
+        for parent in reversed(list(parents(run_dir))):
+            if not files.exists(parent):
+                self.made_directories.callback(_remove_if_empty, parent)
         files.make_directories(run_dir)
         # Other workers may do the same at the same time.
         name = f"preflight-{socket.gethostname()}-{os.getpid()}"
         probe = posixpath.join(run_dir, name)
-        content = os.urandom(1 << 16)
         try:
             # This writes a partial file and renames it, as a run does.
-            files.write_bytes(probe, content)
+            files.write_bytes(probe, b"written by --dry_run")
             with files.open_existing(probe, "rb") as file:
-                read = file.read()
+                file.read()
         finally:
             for path in (probe, probe + files.PARTIAL_SUFFIX):
                 files.remove(path)
-        if read != content:
-            raise UserError(
-                f"{run_dir} must return the bytes that were written",
-                received=f"{len(read)} different bytes",
-            )
         yield Row(OK, f"{run_dir} can be written to")
 
     def _room(self) -> Iterator[Row]:
@@ -314,25 +302,14 @@ class Preflight:
         )
         needed = max(number - present, 1) * size
         free = shutil.disk_usage(run_dir).free
-        fits = needed < free
-        yield Row(
-            OK if fits else FAIL,
+        yield judge(
+            needed < free,
             f"{format_bytes(free)} free; {number} checkpoints of "
             f"{format_bytes(size)}, {present} of them present, need "
             f"{format_bytes(needed)}",
-            ""
-            if fits
-            else "Free disk space, or keep fewer checkpoints: see "
+            "Free disk space, or keep fewer checkpoints: see "
             "--keep_checkpoint_max and --keep_every_n_steps.",
         )
-
-    def remove_directories(self) -> None:
-        """Removes directories that were made here and are empty."""
-        for directory in self._made:
-            # Another worker may remove it at the same time.
-            with contextlib.suppress(OSError, tf.errors.OpError):
-                if not tf.io.gfile.listdir(directory):
-                    files.remove_directory(directory)
 
     # Records and run.
 
@@ -344,27 +321,24 @@ class Preflight:
             records = phase.records
             epoch = records.num_records / self.config.data.global_batch_size
             steps = max(min(end, last_step) - phase.first_step, 0)
-            yield Row(
-                OK if epoch >= 1 else WARN,
+            yield judge(
+                epoch >= 1,
                 f"{phase.name or 'input_file'}: {records.num_records:,} in "
                 f"{len(records.files)} files, "
                 f"{self.objective.describe_records(records)[0]}; "
                 f"{epoch:,.1f} steps an epoch, {steps / epoch:,.1f} epochs",
-                ""
-                if epoch >= 1
-                else "A batch holds some records more than once: lower "
+                "A batch holds some records more than once: lower "
                 "--global_batch_size or build more records.",
+                unfit=WARN,
             )
         self.data = data
         self._examples_per_row = data.at(0).records.examples_per_row
 
     def _held_out(self) -> Iterator[Row]:
         held_out = self.objective.find_held_out(self.data)
-        if held_out is None:
-            remedy = self.objective.remedies.get("held-out records", "")
-            yield Row(WARN, "none", remedy)
-        else:
-            yield Row(OK, f"{held_out.num_records:,}")
+        text = f"{held_out.num_records:,}" if held_out else "none"
+        remedy = self.objective.remedies.get("held-out records", "")
+        yield judge(held_out is not None, text, remedy, unfit=WARN)
 
     def _run(self) -> Iterator[Row]:
         """Checks that the run can resume, if its directory holds one."""
@@ -397,7 +371,7 @@ class Preflight:
             self.config, self._examples_per_row
         )
         line = line.removeprefix("learning rate ")
-        yield Row(WARN if warning else OK, line, warning)
+        yield judge(not warning, line, warning, unfit=WARN)
 
     # Devices.
 
@@ -450,12 +424,12 @@ class Preflight:
         named = ", ".join(
             f"{n} {format_bytes(size)}" for n, size in sizes.items()
         )
-        fits = total < available
-        yield Row(
-            OK if fits else WARN,
+        yield judge(
+            total < available,
             f"each replica needs about {format_bytes(total)}: {named}; memory "
             f"of the device: {format_bytes(available)}",
-            "" if fits else f"If the steps run out of memory: {TO_SAVE_MEMORY}",
+            f"If the steps run out of memory: {TO_SAVE_MEMORY}",
+            unfit=WARN,
         )
 
     def _workers(self) -> Iterator[Row]:
@@ -520,15 +494,12 @@ class Preflight:
         chance = self.objective.chance_loss()
         if step or self.initial or chance is None:
             return Row(OK, text, name="loss")
-        near = abs(loss - chance) < CHANCE_TOLERANCE * chance
-        return Row(
-            OK if near else FAIL,
+        return judge(
+            abs(loss - chance) < CHANCE_TOLERANCE * chance,
             f"{text}, of random weights; uniform predictions give {chance:.3f}",
-            ""
-            if near
-            else "Check that initializer_range in --albert_config_file is "
-            "0.02, as in google-research/albert, and check the records with "
-            "python -m data_prep.inspect_records.",
+            "Check that initializer_range in --albert_config_file is 0.02, as "
+            "in google-research/albert, and check the records with python -m "
+            "data_prep.inspect_records.",
             "loss",
         )
 
@@ -549,15 +520,13 @@ class Preflight:
             f"{flops / 1e12:.3g} TFLOP each, {flops / seconds / 1e12:.3g} "
             f"TFLOP/s, {mfu}; compiled in {first.seconds:.0f} s",
         )
-        slow = timed.waiting_fraction > WAITING_FRACTION
-        yield Row(
-            WARN if slow else OK,
+        yield judge(
+            timed.waiting_fraction <= WAITING_FRACTION,
             f"{timed.waiting_fraction:.1%} of the time spent waiting for "
             "batches",
-            "Move the records closer, or use a host with more CPU cores."
-            if slow
-            else "",
+            "Move the records closer, or use a host with more CPU cores.",
             "input",
+            WARN,
         )
         left = config.training.num_train_steps - step
         hours = seconds * left / 3600
@@ -613,6 +582,13 @@ def format_bytes(number: float) -> str:
     units = ("B", "kB", "MB", "GB", "TB")
     power = min(int(math.log10(max(number, 1)) / 3), len(units) - 1)
     return f"{number / 1000**power:,.1f} {units[power]}"
+
+
+def _remove_if_empty(directory: str) -> None:
+    # Another worker may remove it at the same time.
+    with contextlib.suppress(OSError, tf.errors.OpError):
+        if not tf.io.gfile.listdir(directory):
+            files.remove_directory(directory)
 
 
 def parents(path: str) -> Iterator[str]:
