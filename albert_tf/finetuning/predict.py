@@ -44,7 +44,8 @@ PREDICTIONS_DIR = "predictions"
 Arrays = Mapping[str, np.ndarray]
 
 
-class Scorer(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Scorer:
     """Scores the predictions for a split.
 
     Attributes:
@@ -242,9 +243,9 @@ def choose_null_threshold(
         return
     metrics, collected = predictor.predict(DEV)
     if is_chief(strategy):
-        of_dev = scorers[DEV]._replace(null_threshold=threshold)(collected)
+        scorer = dataclasses.replace(scorers[DEV], null_threshold=threshold)
         run_log = RunLog(run_dir, Owner())
-        run_log.write("eval", predictor.step, metrics | of_dev)
+        run_log.write("eval", predictor.step, metrics | scorer(collected))
         run_log.finish()
 
 

@@ -15,12 +15,7 @@ from absl import logging
 from albert_tf.cluster.strategy import make_strategy
 from albert_tf.cluster.workers import check_agreement, is_chief
 from albert_tf.config import FinetuningConfig, TaskHeadConfig
-from albert_tf.config.task import (
-    KINDS,
-    MULTIPLE_CHOICE,
-    QUESTION_ANSWERING,
-    TaskConfig,
-)
+from albert_tf.config.task import KINDS, QUESTION_ANSWERING, TaskConfig
 from albert_tf.errors import UserError, name_faults
 from albert_tf.finetuning import base_model, features, predict
 from albert_tf.finetuning.base_model import BaseModel
@@ -229,8 +224,7 @@ def _resolve(
         posixpath.join(config.training.output_dir, FEATURES_DIR),
         {
             split: functools.partial(
-                *(features.make_records, examples, base.tokenizer),
-                *(task, length),
+                features.make_records, examples, base.tokenizer, task, length
             )
             for split, examples in sets.items()
         },
@@ -285,8 +279,9 @@ def best_run(config: FinetuningConfig) -> str:
     if len(directories) == 1:
         return directories[0]
     metric = find_task(_stored_config(directories[0]).task).metrics[0]
-    found = {name: _last_evaluation(name).get(metric) for name in directories}
-    missing = [name for name, value in found.items() if value is None]
+    evaluations = {name: _last_evaluation(name) for name in directories}
+    found = {n: e[metric] for n, e in evaluations.items() if metric in e}
+    missing = [name for name in directories if name not in found]
     if missing:
         raise UserError(
             f"all {len(directories)} runs must be evaluated, so that the one "
@@ -360,37 +355,31 @@ def task_of_run(config: FinetuningConfig, task: Task, run_dir: str) -> Task:
 
 
 def _check_pairs(stored: TaskConfig, task: TaskConfig, run_dir: str) -> None:
-    texts = ["single texts", "pairs of texts"]
+    if bool(task.has_pairs) == bool(stored.has_pairs):
+        return
     if stored.has_pairs:
+        wanted, given = "pairs of texts", "single texts"
         column = stored.text_pair_column or "COLUMN"
         remedy = f"Set --text_pair_column={column}."
     else:
+        wanted, given = "single texts", "pairs of texts"
         remedy = "Omit --text_pair_column."
-        texts.reverse()
-    if bool(task.has_pairs) != bool(stored.has_pairs):
-        raise UserError(
-            f"{run_dir} was trained on {texts[1]}, so the task must have them "
-            "too",
-            received=f"--task={task.task} with {texts[0]}",
-            remedy=remedy if task.task in KINDS else "",
-        )
+    raise UserError(
+        f"{run_dir} was trained on {wanted}, so the task must have them too",
+        received=f"--task={task.task} with {given}",
+        remedy=remedy if task.task in KINDS else "",
+    )
 
 
 def _warn_of_other_lengths(
     stored: FinetuningConfig, config: FinetuningConfig, run_dir: str
 ) -> None:
     """Warns if texts are cut otherwise than in training."""
-    names = {
-        QUESTION_ANSWERING: ("doc_stride", "max_query_length"),
-        MULTIPLE_CHOICE: ("max_qa_length",),
-    }.get(stored.head.kind, ())
-    lengths = [
-        (f"--{name}", getattr(stored.task, name), getattr(config.task, name))
-        for name in names
-    ]
     changed = [
-        f"{name} was {before} and is {now}"
-        for name, before, now in lengths
+        f"--{name} was {before} and is {now}"
+        for name in ("doc_stride", "max_query_length", "max_qa_length")
+        for before in [getattr(stored.task, name)]
+        for now in [getattr(config.task, name)]
         if before != now
     ]
     # A run stores the length of its longest sequence, so a larger
