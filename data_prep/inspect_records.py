@@ -27,6 +27,7 @@ from typing import Any
 from albert_tf.config import flags
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from albert_tf.io.artifact import check_writable
 from albert_tf.io.tfrecord import StoredRecord, read_records
 from albert_tf.records.features import (
     MASK_ID,
@@ -55,7 +56,6 @@ from data_prep.inspection.statistics import (
     judge_statistics,
 )
 from data_prep.processes import Processes, count_workers, show_progress
-from data_prep.results import check_writable
 
 _SHARDS = "*.tfrecord"
 

@@ -21,7 +21,6 @@ from albert_tf.config.settings import (
     fields_with_types,
     find_setting,
     flag_name,
-    flatten,
     setting,
     settings_by_path,
 )
@@ -37,6 +36,7 @@ from albert_tf.config.training import (
     PretrainingConfig,
     TrainingConfig,
 )
+from albert_tf.io.artifact import flatten
 
 __all__ = [
     "PARAMETER_SHARING",

@@ -149,17 +149,6 @@ def settings_by_path(
     return found
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name, such as `data.input_file`."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Base class of settings; checks type, choice and range of each value."""

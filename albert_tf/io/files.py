@@ -402,13 +402,6 @@ def write_bytes(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def check_writable(path: str) -> None:
-    """Checks before hours of work that files next to `path` can be written."""
-    partial = path + PARTIAL_SUFFIX
-    write_bytes(partial, b"")
-    remove(partial)
-
-
 def write_object(path: str, content: bytes) -> None:
     """Writes a file on gs://, where an upload is atomic.
 

@@ -34,6 +34,7 @@ from albert_tf.config import (
 from albert_tf.config.task import ALWAYS_ANSWERABLE
 from albert_tf.errors import UserError
 from albert_tf.input.record_sets import RecordSet, TrainingData
+from albert_tf.io.artifact import differences
 from albert_tf.io.files import (
     exists,
     load_json,
@@ -290,14 +291,13 @@ def _changed(
 ) -> str:
     """Lists changed settings that affect the model, the result or nothing."""
     settings = settings_by_path(type(config))
-    before, now = flatten(stored.to_dict()), flatten(config.to_dict())
-    return "; ".join(
-        f"{name} was {before[name]!r} and is {value!r}"
-        for name, value in now.items()
-        if value != before[name]
+    now = {
+        name: value
+        for name, value in flatten(config.to_dict()).items()
         # A setting that declares nothing counts as affecting the result.
-        and (settings[name].metadata["affects"] or "result") == affects
-    )
+        if (settings[name].metadata["affects"] or "result") == affects
+    }
+    return "; ".join(differences(stored.to_dict(), now))
 
 
 def _refuse_unless_allowed(

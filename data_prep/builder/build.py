@@ -26,6 +26,7 @@ import numpy as np
 from absl import logging
 
 from albert_tf.io import files
+from albert_tf.io.artifact import Artifact, check_writable
 from albert_tf.io.ownership import Owner, own
 from albert_tf.records.features import TOKENIZER_FILE, sha256_of
 from albert_tf.records.tokenization import Tokenizer
@@ -56,9 +57,12 @@ from data_prep.builder.shuffle import (
 )
 from data_prep.config import RecordsConfig
 from data_prep.processes import Processes, show_progress
-from data_prep.results import check_writable, find_versions
 from data_prep.text import corpus
-from data_prep.text.sentence_breaking import check_language, describe_breaking
+from data_prep.text.sentence_breaking import (
+    check_language,
+    describe_breaking,
+    find_versions,
+)
 from data_prep.text.sources import Source
 
 # By sentence objective; increased when the same text and settings give other
@@ -108,23 +112,29 @@ def build_records(config: RecordsConfig) -> None:
     scratch_key = sha256_of(
         json.dumps([inputs_sha256, digests, versions]).encode()
     )
-    build_id = {
-        "inputs_sha256": inputs_sha256,
-        **config.packing_settings(),
-        "settings": {
+    packing = config.packing_settings()
+    records = Artifact(
+        "output_dir",
+        "records",
+        identity={
+            "inputs_sha256": inputs_sha256,
+            "packing": config.packing,
+            "max_examples_per_row": packing.get("max_examples_per_row"),
+        },
+        settings={
             **config.result_settings(),
-            "packing": "none",
-            **config.packing_settings(),
+            "packing": config.packing,
+            **packing,
             "vocabulary_sha256": tokenizer.sha256,
             **versions,
         },
-        "versions": versions,
-    }
-    missing = directory.find_missing_shards(
-        config.output_dir,
-        build_id,
-        list_shards(config),
         overwrite=config.overwrite,
+    )
+    unfinished = dataclasses.replace(
+        records, identity={**records.identity, "versions": versions}
+    )
+    missing = directory.find_missing_shards(
+        config.output_dir, records, unfinished, list_shards(config)
     )
     if missing == []:
         # The last build may have been interrupted before these removals.
@@ -149,7 +159,7 @@ def build_records(config: RecordsConfig) -> None:
             sources,
             vocabulary,
             scratch,
-            build_id,
+            unfinished,
             owner,
             directory.read_checksums(missing or ()),
         )
@@ -220,7 +230,7 @@ def _build_shards(
     sources: Sequence[Source],
     vocabulary: str,
     scratch: str,
-    build_id: Mapping[str, Any],
+    unfinished: Artifact,
     owner: Owner,
     checksums: Mapping[Shard, str],
 ) -> BuiltRecords:
@@ -230,7 +240,7 @@ def _build_shards(
         vocabulary: Path of a local copy of the SentencePiece model.
         scratch: Local directory. Finished work of an interrupted call with
             the same arguments is reused.
-        build_id: Identifies the build, see `directory.find_missing_shards`.
+        unfinished: Identifies the build until it is complete.
         owner: Checked before each change of the output directory.
         checksums: SHA-256 of the shards that finished records lack; empty for
             a build of all shards.
@@ -255,7 +265,7 @@ def _build_shards(
         _find_duplicates(state, processes, built)
         owner.check()
         if not checksums:
-            directory.begin_build(config.output_dir, build_id)
+            directory.begin_build(config.output_dir, unfinished)
             directory.remove_other_scratch(config, scratch)
         _write_shards(
             state, processes, built, num_examples.total(), owner, checksums

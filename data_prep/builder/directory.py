@@ -24,6 +24,7 @@ from absl import logging
 
 from albert_tf.errors import UserError
 from albert_tf.io import files
+from albert_tf.io.artifact import Artifact
 from albert_tf.records.features import (
     METADATA_FILE,
     TOKENIZER_FILE,
@@ -34,7 +35,6 @@ from albert_tf.records.features import (
 from data_prep.builder.examples import EVAL, TRAIN
 from data_prep.builder.shards import NOTES_DIR, Shard, join_counts
 from data_prep.config import RecordsConfig
-from data_prep.results import describe_differences
 from data_prep.text.sources import Source
 
 SCRATCH_DIR = ".build_tfrecords_scratch"
@@ -44,12 +44,6 @@ SCRATCH_DIR = ".build_tfrecords_scratch"
 _REMOVED_SUFFIX = ".removed"
 
 _READ_BYTES = 1 << 20
-
-# The keys of the metadata that identify a build.
-_ID_KEYS = ("inputs_sha256", "packing", "max_examples_per_row")
-
-# The keys of `unfinished.json` that do.
-_UNFINISHED_KEYS = (*_ID_KEYS, "versions")
 
 
 def has_finished_records(output_dir: str) -> bool:
@@ -61,10 +55,9 @@ def has_finished_records(output_dir: str) -> bool:
 
 def find_missing_shards(
     output_dir: str,
-    build_id: Mapping[str, Any],
+    records: Artifact,
+    unfinished: Artifact,
     shards: Sequence[Shard],
-    *,
-    overwrite: bool,
 ) -> list[Shard] | None:
     """Returns the shards that the directory lacks of finished records.
 
@@ -72,13 +65,10 @@ def find_missing_shards(
     long as reading them.
 
     Args:
-        build_id: Identifies the build: values of its metadata by key. Without
-            packing, the keys of packing are absent. "versions" has those of
-            libraries, which identify an unfinished build only. "settings" has
-            settings and versions for error messages.
+        records: The records to build.
+        unfinished: The same, with the versions of libraries. Finished records
+            stay valid with others, but one build must not mix them.
         shards: All shards of the build.
-        overwrite: Whether damaged records, or those of another build, may be
-            replaced.
 
     Returns:
         An empty list for complete records; None if the directory does not have
@@ -88,70 +78,72 @@ def find_missing_shards(
         UserError: If the directory has the records of another build, complete
             or not, or lacks metadata or vocabulary, and `overwrite` is false.
     """
-    unfinished = _read_unfinished(output_dir)
-    if unfinished is not None:
-        if not overwrite and not _is_same_unfinished(unfinished, build_id):
-            _refuse_unfinished(output_dir, unfinished, build_id)
+    stored = _read_unfinished(output_dir)
+    if stored is not None:
+        path = posixpath.join(output_dir, UNFINISHED_FILE)
+        if stored.get("inputs_sha256"):
+            unfinished.compare(
+                stored,
+                path,
+                otherwise="the text, or the version of build_tfrecords",
+                advice="Continue that build with its settings and text. ",
+            )
+        else:
+            unfinished.compare(
+                stored,
+                _find_first_record(output_dir),
+                otherwise=f"{path} names no build, since an interrupted build "
+                "was about to replace the records",
+            )
         return None
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
     try:
         metadata = files.load_json_if_any(path) or {}
     except files.DamagedFileError:
-        if not overwrite:
+        if not records.overwrite:
             raise
         logging.warning("building the records again, since %s is damaged", path)
         metadata = {}
-    if _identify(metadata, _ID_KEYS) == _identify(build_id, _ID_KEYS):
-        missing = _find_missing(shards)
-        if overwrite:
-            faults = missing or _find_damaged(shards)
-            if faults:
-                logging.warning(
-                    "building the records again, since these files are missing "
-                    "or damaged: %s",
-                    _join_first(faults),
-                )
-            return None if faults else []
-        missing_shards = [shard for shard in shards if shard.path in missing]
-        others = missing[len(missing_shards) :]
-        if others:
-            raise UserError(
-                "output_dir must hold all files of its records",
-                received=f"no {_join_first(others)}",
-                remedy="Build the records again with --overwrite.",
+    if not records.compare(
+        metadata and {"packing": "none", **metadata},
+        _find_first_record(output_dir),
+        otherwise=f"the text, a setting that {path} does not store, or the "
+        "version of build_tfrecords",
+    ):
+        return None
+    missing = _find_missing(shards)
+    if records.overwrite:
+        faults = missing or _find_damaged(shards)
+        if faults:
+            logging.warning(
+                "building the records again, since these files are missing or "
+                "damaged: %s",
+                _join_first(faults),
             )
-        return missing_shards
-    others = _find_records(output_dir)
-    if others and not overwrite:
-        changes = f"{path}, which is missing"
-        if metadata:
-            stored = {"packing": "none", **metadata}
-            changes = _describe_changes(stored, build_id) or (
-                f"the text, a setting that {path} does not store, or the "
-                "version of build_tfrecords"
-            )
+        return None if faults else []
+    missing_shards = [shard for shard in shards if shard.path in missing]
+    if others := missing[len(missing_shards) :]:
         raise UserError(
-            "output_dir must not hold records of other settings or text",
-            received=others[0],
-            remedy=f"Different: {changes}. Choose another --output_dir, or "
-            "replace the records with --overwrite.",
+            "output_dir must hold all files of its records",
+            received=f"no {_join_first(others)}",
+            remedy="Build the records again with --overwrite.",
         )
-    return None
+    return missing_shards
 
 
-def begin_build(output_dir: str, build_id: Mapping[str, Any]) -> None:
+def begin_build(output_dir: str, unfinished: Artifact) -> None:
     """Marks the directory as unfinished; removes records of other builds."""
     path = posixpath.join(output_dir, UNFINISHED_FILE)
-    content = dict(build_id)
-    unfinished = _read_unfinished(output_dir)
-    if unfinished is None or not _is_same_unfinished(unfinished, content):
-        # The file names no build until all other records are removed. If this
-        # process is killed, the next one must not take the rest for its own.
-        files.write_text(path, json.dumps({"inputs_sha256": None}))
-        for other in _find_records(output_dir):
-            files.remove(other)
-        remove_notes(output_dir)
-        files.write_text(path, json.dumps(content))
+    if unfinished.compare(_read_unfinished(output_dir), ""):
+        return
+    # The file names no build until all other records are removed. If this
+    # process is killed, the next one must not take the rest for its own.
+    files.write_text(path, json.dumps({"inputs_sha256": None}))
+    for other in _find_records(output_dir):
+        files.remove(other)
+    remove_notes(output_dir)
+    content = {**unfinished.identity, "settings": unfinished.settings}
+    files.write_text(path, json.dumps(content))
 
 
 def read_checksums(shards: Sequence[Shard]) -> dict[Shard, str]:
@@ -220,55 +212,6 @@ def remove_notes(output_dir: str) -> None:
     files.remove_directory(posixpath.join(output_dir, NOTES_DIR))
 
 
-def _refuse_unfinished(
-    output_dir: str, unfinished: Mapping[str, Any], build_id: Mapping[str, Any]
-) -> None:
-    """Raises an error for another unfinished build, unless nothing is left."""
-    path = posixpath.join(output_dir, UNFINISHED_FILE)
-    if _identify(unfinished, _UNFINISHED_KEYS):
-        changes = _describe_changes(unfinished.get("settings", {}), build_id)
-        raise UserError(
-            "output_dir must not hold an unfinished build of other settings or "
-            "text",
-            received=path,
-            remedy="Different: "
-            f"{changes or 'the text, or the version of build_tfrecords'}. "
-            "Continue that build with its settings and text, choose another "
-            "--output_dir, or replace the build with --overwrite.",
-        )
-    if records := _find_records(output_dir):
-        raise UserError(
-            "output_dir must not hold records that an interrupted build was "
-            "about to replace",
-            received=f"{records[0]}, and {path}, which names no build",
-            remedy="Choose another --output_dir, or replace the records with "
-            "--overwrite.",
-        )
-
-
-def _describe_changes(
-    stored: Mapping[str, Any], build_id: Mapping[str, Any]
-) -> str:
-    """Names the settings of a build that differ from stored ones, if any."""
-    settings = build_id["settings"]
-    return describe_differences(
-        stored, {name: settings[name] for name in settings if name in stored}
-    )
-
-
-def _is_same_unfinished(
-    unfinished: Mapping[str, Any], build_id: Mapping[str, Any]
-) -> bool:
-    return _identify(unfinished, _UNFINISHED_KEYS) == _identify(
-        build_id, _UNFINISHED_KEYS
-    )
-
-
-def _identify(stored: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Returns the values that identify a build; {} if there are none."""
-    return {name: stored[name] for name in keys if stored.get(name) is not None}
-
-
 def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:
     """Returns what identifies the unfinished build; None if there is none."""
     path = posixpath.join(output_dir, UNFINISHED_FILE)
@@ -276,7 +219,9 @@ def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:
         found = files.load_json_if_any(path)
     except files.DamagedFileError:
         found = {}
-    return found if found is None or isinstance(found, dict) else {}
+    if found is None:
+        return None
+    return {"packing": "none", **(found if isinstance(found, dict) else {})}
 
 
 def _join_first(names: Sequence[str]) -> str:
@@ -365,6 +310,10 @@ def _find_records(output_dir: str) -> list[str]:
         for pattern in patterns
         for path in files.list_files(posixpath.join(output_dir, split), pattern)
     ]
+
+
+def _find_first_record(output_dir: str) -> str:
+    return next(iter(_find_records(output_dir)), "")
 
 
 # --- scratch ------------------------------------------------------------------

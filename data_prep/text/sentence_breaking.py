@@ -16,11 +16,14 @@ sample corpus, whose lines are sentences, joined to longer lines:
 In windows, 99 % of the found ends are correct, at any length.
 """
 
+import importlib.metadata
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
+import sentencepiece
 import sentencex
 from absl import logging
 
@@ -95,6 +98,17 @@ def describe_breaking(config: CorpusConfig) -> dict[str, Any]:
     if config.sentence_breaker == "none":
         return {}
     return {"window_characters": WINDOW_CHARACTERS, "wide_space": "as space"}
+
+
+def find_versions(config: CorpusConfig) -> dict[str, str]:
+    """Returns the versions that the result of a command depends on, by name."""
+    versions = {
+        "sentencepiece": sentencepiece.__version__,
+        "unicode": unicodedata.unidata_version,
+    }
+    if config.sentence_breaker == "sentencex":
+        versions["sentencex"] = importlib.metadata.version("sentencex")
+    return versions
 
 
 def _segment(language: str, line: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ import numpy as np
 import sentencepiece
 from absl import logging
 
-from albert_tf.errors import UserError
+from albert_tf.io.artifact import Artifact, check_writable
 from albert_tf.io.files import (
     exists,
     load_json_if_any,
@@ -37,16 +37,12 @@ from albert_tf.records.tokenization import (
 )
 from data_prep.config import TokenizerConfig
 from data_prep.processes import show_progress
-from data_prep.results import (
-    check_writable,
-    describe_differences,
-    find_versions,
-)
 from data_prep.text import corpus
 from data_prep.text.sentence_breaking import (
     break_sentences,
     check_language,
     describe_breaking,
+    find_versions,
 )
 from data_prep.vocabulary.training import train_model
 
@@ -126,26 +122,19 @@ def _is_up_to_date(config: TokenizerConfig, described: dict[str, Any]) -> bool:
         UserError: If the file has another description, and `overwrite` is
             false.
     """
-    if not exists(config.model_prefix + ".model"):
+    path = config.model_prefix + ".model"
+    if not exists(path):
         return False
-    stored = load_json_if_any(config.model_prefix + ".json")
-    with open_existing(config.model_prefix + ".model", "rb") as file:
+    with open_existing(path, "rb") as file:
         expected = {**described, "model_sha256": sha256_of(file.read())}
-    if stored and all(stored.get(n) == value for n, value in expected.items()):
-        return True
-    if not config.overwrite:
-        changes = f"{config.model_prefix}.json, which is missing"
-        if stored:
-            changes = (
-                describe_differences(stored, expected) or "unknown settings"
-            )
-        raise UserError(
-            f"{config.model_prefix}.model exists, but was not trained with "
-            "these settings, this text and these versions",
-            remedy=f"Different: {changes}. Choose another --model_prefix, or "
-            "replace the model with --overwrite.",
-        )
-    return False
+    settings = {**expected, **expected["settings"]}
+    del settings["settings"]
+    artifact = Artifact(
+        "model_prefix", "model", expected, settings, config.overwrite
+    )
+    return artifact.compare(
+        load_json_if_any(config.model_prefix + ".json"), path
+    )
 
 
 def draw_priorities(lines: Sequence[str], num_sentences: int) -> list[int]:

@@ -1,11 +1,12 @@
+import dataclasses
 import json
 import shutil
 
 import pytest
 
 from albert_tf.errors import UserError
+from albert_tf.io.artifact import Artifact, check_writable
 from data_prep.builder import directory
-from data_prep.results import check_writable
 from tests.helpers.small_builds import build, read_files
 
 
@@ -24,6 +25,15 @@ def fill(output_dir):
     (output_dir / "unfinished.json").write_text('{"inputs_sha256": "ab"}')
 
 
+def artifact(inputs_sha256, **settings):
+    identity = {"inputs_sha256": inputs_sha256, "versions": {"unicode": "15"}}
+    return Artifact("output_dir", "records", identity, settings)
+
+
+def find_missing(output_dir, records):
+    return directory.find_missing_shards(str(output_dir), records, records, [])
+
+
 @pytest.mark.parametrize("name", ["a[1]", "a*"])
 def test_only_the_shards_and_notes_of_another_build_are_removed(tmp_path, name):
     """As a glob, `name` matches the other directory, whose records stay."""
@@ -32,54 +42,44 @@ def test_only_the_shards_and_notes_of_another_build_are_removed(tmp_path, name):
         output_dir.mkdir()
         fill(output_dir)
     before = read_files(other)
-    directory.begin_build(str(own), {"inputs_sha256": "cd"})
-    assert read_files(own) == {
-        "train/notes.txt": b"a user's",
-        "unfinished.json": b'{"inputs_sha256": "cd"}',
-    }
+    directory.begin_build(str(own), artifact("cd"))
+    found = read_files(own)
+    assert json.loads(found.pop("unfinished.json"))["inputs_sha256"] == "cd"
+    assert found == {"train/notes.txt": b"a user's"}
     assert read_files(other) == before
+    assert find_missing(own, artifact("cd")) is None
 
 
-def test_another_unfinished_build_is_replaced_only_with_overwrite(tmp_path):
-    """Here of another version of a library, and of other text."""
-    fill(tmp_path)
-    first, upgraded = (
-        {"versions": {"unicode": number}, "settings": {"unicode": number}}
-        for number in ("14", "15")
-    )
-    first["inputs_sha256"] = "ab"
-    (tmp_path / "unfinished.json").write_text(json.dumps(first))
-    for other, message in (
-        (upgraded, "unicode was 14 and is 15"),
-        ({"inputs_sha256": "ef"}, "the text, or the version"),
-    ):
-        message = rf"unfinished\.json.*Different: {message}.*or .*--overwrite"
-        arguments = (str(tmp_path), {**first, **other}, [])
-        with pytest.raises(UserError, match=message):
-            directory.find_missing_shards(*arguments, overwrite=False)
-        assert directory.find_missing_shards(*arguments, overwrite=True) is None
-
-
-@pytest.mark.parametrize("content", ['{"inputs_sha256": null}', "{", "[]"])
-def test_records_that_were_about_to_be_replaced_need_overwrite(
-    tmp_path, content
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"inputs_sha256": "cd", "settings": {"unicode": "14"}},
+            r"unfinished\.json.*Different: unicode was '14' and is '15'\..*"
+            "Continue that build",
+        ),
+        ({"inputs_sha256": "ab"}, "Different: the text, or the version"),
+        ({"inputs_sha256": None}, r"00001\.tfrecord\. .*names no build"),
+        ({}, r"00001\.tfrecord\. .*names no build"),
+        ([], r"00001\.tfrecord\. .*names no build"),
+    ],
+)
+def test_another_unfinished_build_is_replaced_only_with_overwrite(
+    tmp_path, content, message
 ):
-    """`begin_build` was killed before or after it removed the last record. A
-    build without other records needs no --overwrite."""
+    """A build that names no build was killed before it removed all records of
+    another. Without other records, it needs no --overwrite."""
     fill(tmp_path)
-    (tmp_path / "unfinished.json").write_text(content)
-    build_id = {"inputs_sha256": "cd", "settings": {}}
-    arguments = (str(tmp_path), build_id, [])
-    find = directory.find_missing_shards
-    with pytest.raises(UserError, match=r"about to replace.*00001\.tfrecord"):
-        find(*arguments, overwrite=False)
-    assert find(*arguments, overwrite=True) is None
-    shutil.rmtree(tmp_path / "train")
-    shutil.rmtree(tmp_path / "eval")
-    assert find(*arguments, overwrite=False) is None
-    directory.begin_build(str(tmp_path), build_id)
-    stored = json.loads((tmp_path / "unfinished.json").read_text())
-    assert stored == build_id
+    (tmp_path / "unfinished.json").write_text(json.dumps(content))
+    records = artifact("cd", unicode="15")
+    with pytest.raises(UserError, match=message + ".*--overwrite"):
+        find_missing(tmp_path, records)
+    overwriting = dataclasses.replace(records, overwrite=True)
+    assert find_missing(tmp_path, overwriting) is None
+    if "names no build" in message:
+        shutil.rmtree(tmp_path / "train")
+        shutil.rmtree(tmp_path / "eval")
+        assert find_missing(tmp_path, records) is None
 
 
 @pytest.fixture

@@ -332,7 +332,7 @@ def test_a_build_replaces_one_of_another_packing(packed, text, tmp_path):
     have no influence. Repeating the packed build writes nothing."""
     out = build(tmp_path / "out", text, max_examples_per_row=2)
     unpacked = read_files(out)
-    message = "Different: packing was none and is best_fit.*--overwrite"
+    message = "Different: packing was 'none' and is 'best_fit'.*--overwrite"
     with pytest.raises(UserError, match=message):
         build(out, text, **PACKED)
     assert read_files(out) == unpacked
