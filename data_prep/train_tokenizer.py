@@ -29,7 +29,7 @@ trains on a random sample of it, so that memory depends only on that setting.
 
 from albert_tf.config import flags
 from data_prep.config import TokenizerConfig
-from data_prep.vocabulary.build import build_vocabulary
+from data_prep.vocabulary import build_vocabulary
 
 
 def main(config: TokenizerConfig) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import logging
 
-from albert_tf.errors import UserError
+from albert_tf.errors import UserError, name_faults
 from albert_tf.io import files
 from albert_tf.io.artifact import Artifact
 from albert_tf.records.features import (
@@ -118,14 +118,14 @@ def find_missing_shards(
             logging.warning(
                 "building the records again, since these files are missing or "
                 "damaged: %s",
-                _join_first(faults),
+                name_faults(faults),
             )
         return None if faults else []
     missing_shards = [shard for shard in shards if shard.path in missing]
     if others := missing[len(missing_shards) :]:
         raise UserError(
             "output_dir must hold all files of its records",
-            received=f"no {_join_first(others)}",
+            received=f"no {name_faults(others)}",
             remedy="Build the records again with --overwrite.",
         )
     return missing_shards
@@ -175,7 +175,7 @@ def check_not_empty(
         raise UserError(
             "the text must contain a document of at least two words",
             received=f"{join_counts(skipped) or 'only blank lines'}, in "
-            + _join_first([source.name for source in sources]),
+            + name_faults([source.name for source in sources]),
         )
     wanted = (TRAIN, EVAL) if config.holdout_fraction else (TRAIN,)
     if not all(num_examples.get(split) for split in wanted):
@@ -222,12 +222,6 @@ def _read_unfinished(output_dir: str) -> Mapping[str, Any] | None:
     if found is None:
         return None
     return {"packing": "none", **(found if isinstance(found, dict) else {})}
-
-
-def _join_first(names: Sequence[str]) -> str:
-    """Formats the first names for messages, and the number of the others."""
-    others = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + others
 
 
 def _split_dirs(shards: Sequence[Shard]) -> list[str]:

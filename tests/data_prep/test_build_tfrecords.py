@@ -333,7 +333,7 @@ REFUSALS = [
     (
         "Word.",
         {"holdout_fraction": 0},
-        r"at least two words.*5 documents.*a\.txt, .*c\.txt and 2 more",
+        r"at least two words.*5 documents.*a\.txt; .*e\.txt\.",
     ),
     ("", {"holdout_fraction": 1e-9}, "holdout_fraction"),
     ("", {"holdout_fraction": 0.999999}, "holdout_fraction"),

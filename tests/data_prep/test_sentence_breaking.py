@@ -8,11 +8,11 @@ import sentencex
 from hypothesis import strategies as st
 
 from albert_tf.errors import UserError
+from data_prep import vocabulary
 from data_prep.builder import build as builder
 from data_prep.config import CorpusConfig, RecordsConfig, TokenizerConfig
 from data_prep.text import sentence_breaking
 from data_prep.text.sentence_breaking import break_sentences, check_language
-from data_prep.vocabulary import build as vocabulary
 
 WINDOW = "data_prep.text.sentence_breaking.WINDOW_CHARACTERS"
 

@@ -13,14 +13,18 @@ import pytest
 import sentencepiece
 import tensorflow_text
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 
 from albert_tf.errors import UserError
 from albert_tf.records.features import SPECIAL_PIECES, UNK_ID
 from albert_tf.records.tokenization import Tokenizer, normalize
 from data_prep import train_tokenizer
 from data_prep.config import TokenizerConfig
-from data_prep.vocabulary.build import SentenceSample, draw_priorities
-from data_prep.vocabulary.training import make_rules
+from data_prep.vocabulary import (
+    SentenceSample,
+    draw_priorities,
+    make_rules,
+)
 
 DEMO = "data_prep/sample_corpus/wiki-books-demo.txt.gz"
 
@@ -117,14 +121,37 @@ def test_vocabulary_too_large_for_the_text_is_refused(tmp_path):
     assert Tokenizer(str(tmp_path / "spm.model")).vocab_size == largest
 
 
-def test_settings_below_those_that_sentencepiece_needs_are_refused(
-    text_file, tmp_path
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        ("\n \n\n", {}, "text"),
+        ("abcdefghijklmnopqrstuvwxyz " * 9, {"vocab_size": 20}, "to cover"),
+        ("a b", {"character_coverage": 0.97}, r"coverage.*0\.98.*0\.97"),
+    ],
+)
+def test_text_or_settings_without_a_vocabulary_are_refused(
+    content, settings, message, tmp_path
 ):
-    with pytest.raises(UserError, match="number of characters to cover"):
-        train(text_file, tmp_path / "spm", vocab_size=20)
-    TokenizerConfig(character_coverage=0.98)
-    with pytest.raises(UserError, match=r"character_coverage.*0\.98.*0\.97"):
-        TokenizerConfig(character_coverage=0.97)
+    path = tmp_path / "text.txt"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        train(str(path), tmp_path / "spm", **settings)
+    # Before the text is read, the prefix must be writable.
+    with pytest.raises(OSError, match=r"text\.txt"):
+        train(str(path), path / "spm")
+
+
+def test_long_line_is_read(text_file, tmp_path):
+    """By default, SentencePiece drops lines of more than 4,192 bytes. Without
+    held-out sentences, there is no report."""
+    path = tmp_path / "line.txt"
+    with open(text_file, errors="replace") as file:
+        path.write_text(" ".join(file.read().split()))
+    train(str(path), tmp_path / "spm", holdout_fraction=0.0)
+    assert Tokenizer(str(tmp_path / "spm.model")).vocab_size == 700
+    described = json.loads((tmp_path / "spm.json").read_text())
+    assert "held_out" not in described
+    assert described["settings"]["vocabulary_kind"] == "published"
 
 
 def test_bad_utf8_stops_the_training(text_file, tmp_path):
@@ -141,29 +168,6 @@ def test_bad_utf8_stops_the_training(text_file, tmp_path):
     with pytest.raises(UserError, match=f"line {len(lines) + 1}, at byte"):
         train_tokenizer.main(config)
     assert not list(tmp_path.glob("spm*"))
-
-
-def test_an_unwritable_prefix_is_found_before_the_text_is_read(tmp_path):
-    path = tmp_path / "text.gz"
-    path.write_bytes(b"no archive")
-    with pytest.raises(OSError, match=r"text\.gz"):
-        train(str(path), path / "spm")
-
-
-def test_text_of_blank_lines_is_refused(tmp_path):
-    path = tmp_path / "blank.txt"
-    path.write_text("\n \n\n")
-    with pytest.raises(UserError, match="text"):
-        train(str(path), tmp_path / "spm")
-
-
-def test_long_line_is_read(text_file, tmp_path):
-    """By default, SentencePiece drops lines of more than 4,192 bytes."""
-    path = tmp_path / "line.txt"
-    with open(text_file, errors="replace") as file:
-        path.write_text(" ".join(file.read().split()))
-    train(str(path), tmp_path / "spm")
-    assert Tokenizer(str(tmp_path / "spm.model")).vocab_size == 700
 
 
 @pytest.fixture(
@@ -321,13 +325,6 @@ def test_report_is_about_held_out_sentences(
     assert report["unknown_pieces"] == pytest.approx(rare * (not byte_fallback))
 
 
-def test_holdout_fraction_0_writes_no_report(text_file, tmp_path):
-    train(text_file, tmp_path / "spm", holdout_fraction=0.0)
-    described = json.loads((tmp_path / "spm.json").read_text())
-    assert "held_out" not in described
-    assert described["settings"]["vocabulary_kind"] == "published"
-
-
 SENTENCES = st.lists(
     st.tuples(
         st.integers(min_value=0, max_value=2**64 - 1),
@@ -471,6 +468,11 @@ def test_every_runtime_gives_the_ids_of_a_self_contained_model(
     assert ours == theirs.tokenize(lines).to_list()
     plain = sentencepiece.SentencePieceProcessor(model_file=path)
     assert ours == plain.encode(lines)
+    # Equal text gives an equal model: the temporary path of the rules is gone.
+    proto = sentencepiece_model_pb2.ModelProto.FromString(
+        pathlib.Path(path).read_bytes()
+    )
+    assert not proto.normalizer_spec.normalization_rule_tsv
     # The test is not trivial: normalisation changes the text.
     assert sum(map(len, ours)) > 20_000
     assert any(normalize(line, case[0]) != line for line in lines)
@@ -562,17 +564,3 @@ def test_uncovered_characters_are_spelled_as_bytes(self_contained):
     without = Tokenizer(self_contained[False, False])
     assert UNK_ID in without.encode_batch(["\u9f98"]).ids
     assert not any("<0x" in without.id_to_piece(i) for i in range(2600))
-
-
-def test_equal_text_gives_an_equal_self_contained_model(
-    self_contained, tmp_path
-):
-    """Each training has another path of the normalisation rules."""
-    again = train(
-        MULTILINGUAL,
-        tmp_path / "spm",
-        vocabulary_kind="self_contained",
-        byte_fallback=True,
-        vocab_size=2600,
-    )
-    assert again == pathlib.Path(self_contained[True, True]).read_bytes()

@@ -1,1 +1,0 @@
-"""Trains SentencePiece vocabularies and reports on them."""
