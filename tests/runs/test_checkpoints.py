@@ -1,4 +1,4 @@
-import json
+import errno
 import os
 import pathlib
 import random
@@ -15,11 +15,10 @@ import tensorflow as tf
 
 from albert_tf.config import TrainingConfig
 from albert_tf.errors import UserError
+from albert_tf.modeling.pretrainer import AlbertPretrainer
 from albert_tf.runs import checkpoint_files, checkpoints, trained_model
+from albert_tf.runs.directory import write_config
 from albert_tf.runs.rollback import Rollback, Rollbacks
-from albert_tf.training.pretraining import Pretraining
-from albert_tf.training.train import train
-from albert_tf.training.train_step import make_state
 from tests.helpers import tiny_run
 
 
@@ -87,44 +86,30 @@ def test_workers_other_than_the_chief_write_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_newest_are_kept_and_any_kept_step_can_be_restored(tmp_path):
-    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=2)
-    for step in (10, 20, 30):
-        variables["kernel"].assign([step, step])
-        save(store, step)
-
-    assert store.restore().step == 30
-    store.restore(20)
-    np.testing.assert_array_equal(variables["kernel"], [20, 20])
-    with pytest.raises(UserError, match=r"Received: 10\. .*steps: 20, 30"):
-        store.restore(10)
-
-
-def test_checkpoints_at_multiples_are_never_removed(tmp_path):
-    store, _ = store_of(
+def test_newest_checkpoints_and_multiples_are_kept_and_can_be_restored(
+    tmp_path,
+):
+    """A step is written once, and files of users stay."""
+    mine = tmp_path / "checkpoints" / "good" / "copy"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("of mine")
+    store, variables = store_of(
         tmp_path, {"kernel": (2,)}, keep_max=2, keep_every_n_steps=20
     )
     for step in (0, 10, 20, 30, 40, 50, 60):
-        save(store, step)
-    assert steps_in(tmp_path / "checkpoints") == [20, 40, 50, 60]
-
-
-def test_the_best_checkpoint_is_kept_separately(tmp_path):
-    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
-    for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5)):
         variables["kernel"].assign([step, step])
-        store.save(step, {})
-        assert store.save_best(step, {}, loss) == (step != 30)
-    store.wait()
-    assert steps_in(tmp_path / "checkpoints") == [30]
-    assert steps_in(tmp_path / "best") == [20]
+        assert store.save(step, {})
+        assert not store.save(step, {})
+        store.wait()
+    assert steps_in(tmp_path / "checkpoints") == [20, 40, 50, 60]
+    assert mine.exists()
 
-    another, restored = store_of(tmp_path, {"kernel": (2,)})
-    another.save_best(40, {}, 2.1)  # the best of an earlier process counts
-    another.wait()
-    assert steps_in(tmp_path / "best") == [20]
-    assert another.restore(20).notes["held_out_loss"] == 2.0
-    np.testing.assert_array_equal(restored["kernel"], [20, 20])
+    assert store.restore().step == 60
+    assert not store.save(60, {})
+    store.restore(20)
+    np.testing.assert_array_equal(variables["kernel"], [20, 20])
+    with pytest.raises(UserError, match=r"Received: 10\. .*steps: 20, 40, 50"):
+        store.restore(10)
 
 
 def test_the_best_checkpoint_does_not_delay_that_of_the_same_step(
@@ -236,31 +221,12 @@ def test_torn_checkpoints_do_not_count_as_kept(tmp_path):
     del variables
 
 
-def test_no_new_run_starts_if_all_commits_are_damaged(tmp_path):
-    store, _ = store_of(tmp_path, {"kernel": (20, 30)})
-    save(store, 10)
-    cut(tmp_path / "checkpoints" / "step-00000010" / "checkpoint.json")
-    another, _ = store_of(tmp_path, {"kernel": (20, 30)})
-    with pytest.raises(UserError, match="must be intact"):
-        another.restore()
-
-
 @pytest.mark.parametrize("name", ["lr[0.01]", "a?b", "a*c", "d\\e"])
 def test_the_name_of_a_run_must_not_be_a_glob(name):
     """TensorFlow would find no checkpoint there."""
     with pytest.raises(UserError, match="output_dir must not contain"):
         TrainingConfig(output_dir=name)
     TrainingConfig(output_dir="gs://bucket/ru n_2.1-a")
-
-
-def test_unrelated_files_next_to_checkpoints_stay(tmp_path):
-    beside = tmp_path / "checkpoints" / "good"
-    beside.mkdir(parents=True)
-    (beside / "copy").write_text("of mine")
-    store, _ = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
-    for step in (1, 2):
-        save(store, step)
-    assert (beside / "copy").exists()
 
 
 def test_a_checkpoint_that_cannot_be_removed_is_harmless(tmp_path, monkeypatch):
@@ -275,17 +241,6 @@ def test_a_checkpoint_that_cannot_be_removed_is_harmless(tmp_path, monkeypatch):
     save(store, 2)
     assert not store.save_errors
     assert store_of(tmp_path, {"kernel": (2,)})[0].restore().step == 2
-
-
-def test_a_step_is_written_once(tmp_path):
-    """A second request does nothing, e.g. of a run that stops at that step."""
-    store, _ = store_of(tmp_path, {"kernel": (500, 500)}, keep_max=1)
-    assert store.save(1, {})
-    assert not store.save(1, {})
-    store.wait()
-    restored, _ = store_of(tmp_path, {"kernel": (500, 500)})
-    restored.restore()
-    assert not restored.save(1, {})
 
 
 def test_checkpoints_discarded_by_a_rollback_are_skipped_and_removed(tmp_path):
@@ -324,7 +279,7 @@ def test_a_torn_checkpoint_of_a_requested_step_is_refused(tmp_path):
         match=r"of step 2 must be intact.*step-00000002\. .*steps: 1, 3\.",
     ):
         store.restore(2)
-    flip_a_byte(tmp_path / "checkpoints" / "step-00000001" / DATA)
+    cut(tmp_path / "checkpoints" / "step-00000001" / "checkpoint.json")
     with pytest.raises(UserError, match=r"step-00000002, .*step-00000001"):
         store.restore()
 
@@ -413,45 +368,115 @@ def test_a_crash_at_any_moment_leaves_an_intact_checkpoint(tmp_path):
         process.wait()
 
 
-@pytest.mark.slow
-def test_every_variable_of_model_and_optimizer_is_saved(tiny_records, tmp_path):
-    """tf.train.Checkpoint of a Keras 3 model would drop those in lists."""
-    config = tiny_run.make_config(
-        tiny_records, tmp_path, num_train_steps=2, eval_input_file=()
-    )
-    train(config)
-    newest = tmp_path / "checkpoints" / "step-00000002"
-    saved = tf.train.load_checkpoint(
-        str(newest / "variables")
-    ).get_variable_to_shape_map()
-    state = make_state(config, Pretraining(config))
-
-    count = len(state.model.variables)
-    assert count > 20
-    assert len(saved) == 3 * count + 1  # two moments each, and the step
-    commit = json.loads((newest / "checkpoint.json").read_text())
-    assert commit["checkpoint"]["notes"]["dropout"] == [0.1, 0.1]
-
-
 def test_a_run_loads_with_its_own_settings_and_weights(tiny_records, tmp_path):
-    config = tiny_run.make_config(
-        tiny_records,
-        tmp_path,
-        num_train_steps=4,
-        save_checkpoints_steps=2,
-        eval_input_file=(),
-    )
-    train(config)
-
-    loaded, newest, step = trained_model.load_run(str(tmp_path))
-    assert (loaded, step) == (config, 4)
-    _, older, step = trained_model.load_run(str(tmp_path), 2)
-    assert step == 2
-    name = "albert/embeddings/word_embeddings"
-    weights = [checkpoints.model_variables(m)[name] for m in (newest, older)]
-    assert np.abs(weights[0] - weights[1]).max() > 1e-4
-
-
-def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"config\.json must exist"):
         trained_model.load_run(str(tmp_path))
+    config = tiny_run.make_config(tiny_records, tmp_path)
+    write_config(str(tmp_path), config)
+    model = AlbertPretrainer(config.model, "sop")
+    model.build()
+    store = checkpoints.CheckpointStore(
+        str(tmp_path), checkpoints.model_variables(model)
+    )
+    bias = model.variables[0]
+    for step in (2, 4):
+        bias.assign(np.full(bias.shape, step))
+        save(store, step)
+    for wanted, step in ((0, 4), (2, 2)):
+        *loaded, found = trained_model.load_run(str(tmp_path), wanted)
+        assert (loaded[0], found) == (config, step)
+        assert (loaded[1].variables[0].numpy() == step).all()
+
+
+# --- the best checkpoint ------------------------------------------------------
+
+
+def test_the_best_checkpoint_is_kept_separately(tmp_path):
+    """NaN is never the best, and the best of an earlier process counts."""
+    store, variables = store_of(tmp_path, {"kernel": (2,)}, keep_max=1)
+    assert store.best_step() is None
+    losses = {5: float("nan"), 10: 3.0, 20: 2.0, 30: 2.5, 35: float("nan")}
+    for step, loss in losses.items():
+        variables["kernel"].assign([step, step])
+        store.save(step, {})
+        assert store.save_best(step, {}, loss) == (step in (10, 20))
+    store.wait()
+    assert steps_in(tmp_path / "checkpoints") == [35]
+    assert steps_in(tmp_path / "best") == [20]
+
+    another, restored = store_of(tmp_path, {"kernel": (2,)})
+    assert another.best_step() == 20
+    another.save_best(40, {}, 2.1)
+    another.wait()
+    assert steps_in(tmp_path / "best") == [20]
+    assert another.restore(20).notes["held_out_loss"] == 2.0
+    np.testing.assert_array_equal(restored["kernel"], [20, 20])
+
+
+def test_a_discarded_checkpoint_is_not_the_best(tmp_path):
+    """A rollback from step 14 to 5 has discarded the best step, 10."""
+    store, variables = store_of(tmp_path, {"kernel": (2,)})
+    save(store, 5)
+    store.save_best(10, {}, 2.0)
+    store.wait()
+    assert store.best_step() == 10
+    store.restore(5)
+    Rollbacks.read(str(tmp_path)).add(Rollback(14, 5, 9, 1.0, "nan"))
+    assert store.best_step() is None
+
+    variables["kernel"].assign([15.0, 15.0])
+    store.save_best(15, {"rollbacks": 1}, 2.1)
+    store.save_best(20, {"rollbacks": 1}, 2.2)
+    store.wait()
+    assert steps_in(tmp_path / "best") == [15]
+    assert store.best_step() == 15
+    variables["kernel"].assign([0.0, 0.0])
+    store.restore(15)
+    np.testing.assert_array_equal(variables["kernel"], [15, 15])
+
+
+def test_a_checkpoint_that_was_not_written_is_not_the_best(
+    tmp_path, monkeypatch
+):
+    store, _ = store_of(tmp_path, {"kernel": (2,)})
+    store.save_best(10, {}, 3.0)
+    store.wait()
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(checkpoint_files, "write_checkpoint", fail)
+        store.save_best(20, {}, 2.0)
+        store.wait()
+    save(store, 20)
+    assert list(store.save_errors) == ["best"]
+    store.save_best(30, {}, 2.5)
+    store.wait()
+    assert not store.save_errors
+    assert steps_in(tmp_path / "best") == [30]
+
+
+def test_losses_of_other_held_out_examples_are_not_compared(tmp_path, caplog):
+    """Neither the higher loss at step 20 nor the lower one at 50 is. Older
+    versions did not describe the examples: those losses are compared."""
+    store, _ = store_of(tmp_path, {"kernel": (2,)})
+
+    def save_best(step, loss, max_eval_steps):
+        evaluation = {
+            "shards": [["a", 7, ""]],
+            "max_eval_steps": max_eval_steps,
+        }
+        store.save_best(step, {}, loss, evaluation)
+        store.wait()
+        return steps_in(tmp_path / "best")
+
+    store.save_best(5, {}, 2.0)
+    assert save_best(7, 2.5, max_eval_steps=0) == [5]
+    assert save_best(10, 1.9, max_eval_steps=3) == [10]
+    assert save_best(20, 5.0, max_eval_steps=0) == [20]
+    assert "step 20 replaces" in caplog.text
+    assert save_best(30, 5.5, max_eval_steps=0) == [20]
+    assert save_best(40, 4.5, max_eval_steps=0) == [40]
+    assert save_best(50, 1.0, max_eval_steps=3) == [50]
+    assert caplog.text.count("replaces") == 2

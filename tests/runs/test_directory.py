@@ -1,27 +1,39 @@
-"""The files that describe a run."""
+"""The files that describe a run, and what may change before it continues."""
 
+import functools
 import json
+import logging
 import shutil
 
 import pytest
 import tensorflow as tf
 
-from albert_tf.config import FinetuningConfig, TaskConfig
+from albert_tf.config import (
+    FinetuningConfig,
+    PretrainingConfig,
+    TaskConfig,
+    settings_by_path,
+)
 from albert_tf.config.task import FinetuningTrainingConfig
 from albert_tf.errors import UserError
-from albert_tf.input.record_sets import find_training_data
+from albert_tf.input.record_sets import find_held_out, find_training_data
 from albert_tf.runs import directory as run_directory
 from albert_tf.runs.checkpoints import CheckpointStore
 from albert_tf.runs.rollback import Rollback, Rollbacks
+from albert_tf.training.evaluate import evaluate_run
+from albert_tf.training.train import train
 from tests.helpers import tiny_run
 from tests.helpers.changed_runs import (
     FIRST,
     SECOND,
     THIRD,
+    begin,
     check,
     copy_records,
     copy_without_metadata,
 )
+
+# --- what is written ----------------------------------------------------------
 
 
 def test_the_directory_describes_the_run_completely(
@@ -43,34 +55,22 @@ def test_the_directory_describes_the_run_completely(
     assert stored == [{"first_step": 0, "shards": shards}]
 
 
-def test_a_run_may_have_settings_that_were_removed(run, tmp_path):
-    path = tmp_path / "run" / "config.json"
-    values = json.loads(path.read_text())
-    values["training"]["loop_seconds"] = 30.0
-    path.write_text(json.dumps(values))
-    assert run_directory.load_config(str(tmp_path / "run")) == run()
-
-
-def test_each_phase_is_written(run_in_phases, tmp_path):
-    stored = json.loads((tmp_path / "run/training_records.json").read_text())
-    assert [
-        (phase["first_step"], [name for name, *_ in phase["shards"]])
-        for phase in stored
-    ] == [(0, [FIRST]), (6, [FIRST, SECOND])]
-
-
-def test_the_metadata_of_the_first_phase_is_written(
+def test_each_phase_is_written_and_the_metadata_of_the_first(
     run, tiny_records, tmp_path
 ):
-    pattern = copy_records(
-        tiny_records, tmp_path / "copy", inputs_sha256="0" * 64
-    )
+    copy = tmp_path / "copy"
+    copy_records(tiny_records, copy, inputs_sha256="0" * 64)
     config = run(
         input_file=(),
-        dataset=(f"one={tiny_records}/train/*.tfrecord", f"two={pattern}"),
-        data_schedule="0:one,6:two",
+        dataset=(f"one={tiny_records}/train/{FIRST}", f"two={copy}/{SECOND}"),
+        data_schedule="0:one,6:one+two",
     )
     run_directory.write(config, find_training_data(config))
+    stored = json.loads((tmp_path / "run/training_records.json").read_text())
+    assert [
+        (phase["first_step"], sorted(name for name, *_ in phase["shards"]))
+        for phase in stored
+    ] == [(0, [FIRST]), (6, [FIRST, SECOND])]
     written = (tmp_path / "run/records_metadata.json").read_bytes()
     assert written == (tiny_records / "train/metadata.json").read_bytes()
 
@@ -87,38 +87,13 @@ def test_the_vocabulary_of_a_failed_attempt_is_removed(
     run_directory.write(config, find_training_data(config))
     for name in ("records_metadata.json", "spiece.model"):
         assert (tmp_path / "run" / name).exists() == continued
-
-
-def test_parts_of_a_run_without_its_checkpoints_are_refused(run, tmp_path):
-    """A new run would compare its losses with those of other weights."""
-    run_dir = tmp_path / "run"
-    store = CheckpointStore(str(run_dir), {"kernel": tf.Variable([1.0])})
-    store.save_best(2, {}, 1.5)
-    store.wait()
-    rollback = Rollback(14, 5, 9, 1.0, "nan")
-    Rollbacks.read(str(run_dir)).add(rollback)
-    check(run())
-    shutil.rmtree(run_dir / "checkpoints")
-    with pytest.raises(UserError, match=r"remove rollbacks\.json and best/"):
-        check(run())
-    (run_dir / "rollbacks.json").unlink()
-    with pytest.raises(UserError, match=r"have checkpoints, since .* best/\."):
-        check(run())
-    (committed,) = run_dir.glob("best/*/checkpoint.json")
-    committed.unlink()  # without it, the next save removes the rest
-    check(run())
-
-
-def test_a_vocabulary_added_by_hand_stays(tiny_records, tmp_path):
-    unknown = copy_without_metadata(tiny_records, tmp_path / "copy")
-    config = tiny_run.make_config(
-        tiny_records, tmp_path / "run", input_file=(unknown,)
-    )
-    vocabulary = tmp_path / "run" / "spiece.model"
-    vocabulary.parent.mkdir()
-    vocabulary.write_bytes(b"by hand")
+    # One that was added by hand to a new run stays.
+    by_hand = tmp_path / "new" / "spiece.model"
+    by_hand.parent.mkdir()
+    by_hand.write_bytes(b"by hand")
+    config = run(input_file=(unknown,), output_dir=str(by_hand.parent))
     run_directory.write(config, find_training_data(config))
-    assert vocabulary.read_bytes() == b"by hand"
+    assert by_hand.read_bytes() == b"by hand"
 
 
 def test_the_null_threshold_of_the_run_comes_first(tmp_path):
@@ -133,3 +108,381 @@ def test_the_null_threshold_of_the_run_comes_first(tmp_path):
     (tmp_path / "null_threshold.json").write_text('{"null_threshold": 1.5}')
     assert threshold("squad_v2") == 1.5
     assert threshold("squad_v1") == float("inf")
+
+
+# --- changed settings ---------------------------------------------------------
+
+NEVER, IF_ALLOWED, FREE = "Choose another", "Restore them", ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "remedy"),
+    [
+        ({"hidden_size": 32}, "model.hidden_size was 16 and is 32", NEVER),
+        (  # the same variables, for one layer more
+            {"num_hidden_layers": 3},
+            "model.num_hidden_layers was 2 and is 3",
+            NEVER,
+        ),
+        (
+            {"sentence_objective": "none"},
+            "training.sentence_objective was 'sop' and is 'none'",
+            NEVER,
+        ),
+        (
+            {"learning_rate": 0.5},
+            "optimizer.learning_rate was 0.02 and is 0.5",
+            IF_ALLOWED,
+        ),
+        (
+            {"init_checkpoint": "another"},
+            "initialization.init_checkpoint was 'published' and is 'another'",
+            IF_ALLOWED,
+        ),
+        (
+            {"ngram": 1, "seed": 7, "clip_norm": 2.0, "steps_per_loop": 1},
+            "data.ngram was 3 and is 1; optimizer.clip_norm was 1.0 and is "
+            "2.0; training.seed was 12345 and is 7",
+            IF_ALLOWED,
+        ),
+        (
+            {"strategy": "mirrored"},
+            "distribution.strategy was 'one_device' and is 'mirrored'",
+            FREE,
+        ),
+        (
+            {"eval_input_file": ()},
+            "data.eval_input_file was ['{records}/eval/*.tfrecord'] and is []",
+            FREE,
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_changed_setting_is_refused_or_allowed_or_logged(
+    run, tiny_records, tmp_path, change, said, remedy, caplog
+):
+    """By what it affects. Evaluations need the model only."""
+    caplog.set_level(logging.INFO, "absl")
+    said = said.format(records=tiny_records)
+    allowed = run(**change, allow_config_change=True)
+    data, held_out = find_training_data(run()), find_held_out(run())
+    refused = run(**change) if remedy == IF_ALLOWED else allowed
+    if remedy:
+        with pytest.raises(UserError, match="own settings") as error:
+            run_directory.check(refused, data)
+        assert f"Received: {said}. {remedy}" in str(error.value)
+        named = "--allow_config_change" in error.value.remedy
+        assert named == (remedy == IF_ALLOWED)
+        assert not caplog.records
+    if remedy == NEVER:
+        with pytest.raises(UserError, match="its own architecture") as error:
+            run_directory.check_evaluation(allowed, held_out)
+        assert said in str(error.value)
+        # Until there is a checkpoint, the run is new.
+        shutil.rmtree(tmp_path / "run" / "checkpoints")
+        run_directory.check(allowed, data)
+        run_directory.check_evaluation(allowed, held_out)
+        return
+    run_directory.check_evaluation(run(**change), held_out)
+    assert not caplog.records
+    run_directory.check(allowed, data)
+    lines = [record.getMessage() for record in caplog.records]
+    ending = f"as allowed: {said}" if remedy else f"of this run: {said}"
+    assert any(ending in line for line in lines)
+
+
+def test_the_same_settings_are_accepted_silently_in_a_moved_run(
+    run, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO, "absl")
+    check(run())
+    assert not caplog.records
+    moved = str(tmp_path / "moved")
+    (tmp_path / "run").rename(moved)
+    caplog.set_level(logging.WARNING, "absl")
+    check(run(output_dir=moved))
+    assert not caplog.records
+    with pytest.raises(UserError, match="learning_rate was"):
+        check(run(output_dir=moved, learning_rate=0.5))
+
+
+def test_the_last_step_may_not_be_before_the_newest_checkpoint(run, tmp_path):
+    """The checkpoint of the run has step 2; a discarded one does not count."""
+    shorter = run(
+        num_train_steps=1, num_warmup_steps=1, allow_config_change=True
+    )
+    with pytest.raises(
+        UserError, match=r"num_train_steps must be at least 2, .*Received: 1\."
+    ):
+        check(shorter)
+    check(run(num_train_steps=2, allow_config_change=True))
+    Rollbacks.read(f"{tmp_path}/run").add(Rollback(3, 1, 2, 1.0, "nan"))
+    check(shorter)
+
+
+def test_a_changed_undeclared_setting_is_refused_unless_allowed(
+    run, monkeypatch
+):
+    setting = settings_by_path(PretrainingConfig)["training.profile_steps"]
+    undeclared = {**setting.metadata, "affects": None}
+    monkeypatch.setattr(setting, "metadata", undeclared)
+    with pytest.raises(UserError, match="profile_steps was '' and is '1:2'"):
+        check(run(profile_steps="1:2"))
+    check(run(profile_steps="1:2", allow_config_change=True))
+
+
+def test_parts_of_a_run_without_its_checkpoints_are_refused(run, tmp_path):
+    """A new run would compare its losses with those of other weights. A
+    checkpoint without its `checkpoint.json` does not count."""
+    run_dir = tmp_path / "run"
+    store = CheckpointStore(str(run_dir), {"kernel": tf.Variable([1.0])})
+    store.save_best(2, {}, 1.5)
+    store.wait()
+    Rollbacks.read(str(run_dir)).add(Rollback(14, 5, 9, 1.0, "nan"))
+    check(run())
+    (committed,) = run_dir.glob("checkpoints/*/checkpoint.json")
+    committed.unlink()
+    with pytest.raises(UserError, match=r"remove rollbacks\.json and best/"):
+        check(run())
+    (run_dir / "rollbacks.json").unlink()
+    with pytest.raises(UserError, match=r"have checkpoints, since .* best/\."):
+        check(run())
+    (committed,) = run_dir.glob("best/*/checkpoint.json")
+    committed.unlink()  # without it, the next save removes the rest
+    check(run(learning_rate=0.5))
+
+
+def test_settings_of_another_release_are_read_by_name(run, tmp_path):
+    path = tmp_path / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    stored["training"]["loop_seconds"] = 30.0  # removed since
+    del stored["optimizer"]["clip_scope"]  # the default then applies
+    path.write_text(json.dumps(stored))
+    check(run())
+    with pytest.raises(UserError, match="clip_scope was 'global' and is"):
+        check(run(clip_scope="per_replica"))
+    stored["optimizer"]["of_a_later_release"] = 1
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=r"config\.json: .*of_a_later_release"):
+        check(run())
+    path.unlink()
+    with pytest.raises(UserError, match=r"run/config\.json must exist"):
+        check(run())
+
+
+@pytest.mark.slow
+def test_a_refused_change_leaves_the_run_and_an_allowed_one_resumes(
+    tiny_records, tmp_path, capsys
+):
+    def content():
+        return {
+            path: path.read_bytes()
+            for path in tmp_path.rglob("*")
+            if path.is_file()
+        }
+
+    run = functools.partial(
+        tiny_run.make_config,
+        tiny_records,
+        tmp_path,
+        num_train_steps=2,
+        eval_input_file=(),
+    )
+    assert train(run()) == 0
+    before = content()
+    with pytest.raises(UserError, match="num_train_steps was 2 and is 4"):
+        train(run(num_train_steps=4))
+    held_out = (f"{tiny_records}/eval/*.tfrecord",)
+    capsys.readouterr()
+    evaluate_run(run(num_train_steps=4, eval_input_file=held_out))
+    assert json.loads(capsys.readouterr().out)["step"] == 2
+    assert content() == before
+
+    assert train(run(num_train_steps=4, allow_config_change=True)) == 0
+    stored = run_directory.load_config(str(tmp_path))
+    assert stored == run(num_train_steps=4, allow_config_change=True)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 4
+    # Now these are the settings of the run; the former ones are refused.
+    check(run(num_train_steps=4))
+    with pytest.raises(UserError, match="num_train_steps must be at least 4"):
+        check(run())
+
+
+# --- changed records ----------------------------------------------------------
+
+
+def test_moved_records_and_unused_datasets_are_accepted(
+    run, run_in_phases, tiny_records, tmp_path, caplog
+):
+    elsewhere = tmp_path / "elsewhere"
+    pattern = copy_records(tiny_records, elsewhere)
+    dataset = (
+        f"one={elsewhere}/{FIRST}",
+        f"two={elsewhere}/{SECOND}",
+        f"all={pattern}",
+    )
+    check(run_in_phases(dataset=dataset))
+    begin(run())
+    check(run(input_file=(pattern,)))
+    names = THIRD, FIRST, SECOND
+    check(run(input_file=tuple(f"{elsewhere}/{name}" for name in names)))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (
+            {"input_file": "{r}/*.tfrecord"},
+            {"input_file": "{r}/*-0000[12]-*"},
+            f"from step 0: missing shards: {FIRST}; new shards: none",
+        ),
+        (
+            {"input_file": "{r}/" + FIRST},
+            {"input_file": "{r}/*.tfrecord"},
+            f"from step 0: missing shards: none; new shards: {SECOND}, {THIRD}",
+        ),
+        (
+            {"input_file": "{r}/*.tfrecord"},
+            {"input_file": "{r}/*.tfrecord {copy}/" + THIRD},
+            f"from step 0: missing shards: none; new shards: {THIRD}",
+        ),
+        (  # the same names and numbers of records
+            {"input_file": "{r}/*.tfrecord"},
+            {"input_file": "{rebuilt}/*.tfrecord"},
+            f"from step 0: missing shards: {SECOND}; new shards: {SECOND}",
+        ),
+        (  # without checksums, by the number of records
+            {"input_file": "{unknown}/*.tfrecord"},
+            {"input_file": "{fewer}/*.tfrecord"},
+            f"from step 0: missing shards: {THIRD}; new shards: {THIRD}",
+        ),
+        (  # the order of the paths decides when a shard is read
+            {"input_file": f"{{copy}}/{FIRST} {{r}}/{SECOND}"},
+            {"input_file": f"{{r}}/{FIRST} {{copy}}/{SECOND}"},
+            "from step 0: the same shards, but their paths sort in another "
+            "order, so they are read in another order",
+        ),
+        (
+            {
+                "dataset": f"one={{r}}/{FIRST} two={{r}}/{SECOND}",
+                "data_schedule": "0:one,6:one+two",
+            },
+            {"dataset": f"one={{r}}/{FIRST} two={{r}}/{THIRD}"},
+            f"from step 6: missing shards: {SECOND}; new shards: {THIRD}",
+        ),
+        (  # the shards are equal but are read in another order
+            {
+                "dataset": f"one={{r}}/{FIRST},{{r}}/{SECOND} "
+                f"two={{r}}/{THIRD}",
+                "data_schedule": "0:one+two",
+            },
+            {"dataset": f"one={{r}}/{FIRST} two={{r}}/{SECOND},{{r}}/{THIRD}"},
+            "from step 0: the same shards, but in other datasets, so their "
+            "records alternate differently",
+        ),
+    ],
+    ids=range(8),
+)
+def test_changed_records_are_refused_unless_allowed(
+    run, tiny_records, tmp_path, before, now, said, caplog
+):
+    """`--allow_config_change` continues with them."""
+    r = tiny_records / "train"
+    checksums = json.loads((r / "metadata.json").read_text())["checksums"]
+    copies = {name: tmp_path / f"z_{name}" for name in ("copy", "rebuilt")}
+    copy_records(tiny_records, copies["copy"])
+    copy_records(
+        tiny_records,
+        copies["rebuilt"],
+        checksums=checksums | {SECOND: "0" * 64},
+    )
+    for name in ("unknown", "fewer"):
+        copies[name] = tmp_path / name
+        copy_without_metadata(tiny_records, copies[name])
+    shard = str(copies["fewer"] / THIRD)
+    records = list(tf.data.TFRecordDataset(shard).as_numpy_iterator())
+    with tf.io.TFRecordWriter(shard) as writer:
+        for record in records[:-1]:
+            writer.write(record)
+
+    def changed(**changes):
+        values = {**before, **changes}
+        for name in ("input_file", "dataset"):
+            paths = values.get(name, "").format(r=r, **copies)
+            values[name] = tuple(paths.split())
+        return run(**values)
+
+    begin(changed())
+    check(changed())
+    with pytest.raises(UserError, match=r"training_records\.json") as error:
+        check(changed(**now))
+    assert f"Received: {said}. " in str(error.value)
+    assert "--allow_config_change" in error.value.remedy
+    check(changed(**now, allow_config_change=True))
+    assert caplog.records[-1].getMessage().endswith(f"as allowed: {said}")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "difference"),
+    [
+        ("0:one", "2 phases of data before and 1 now"),
+        ("0:one,8:one+two", "the phases of data begin at other steps"),
+        (
+            "0:one,6:two",
+            f"from step 6: missing shards: {FIRST}; new shards: none",
+        ),
+    ],
+)
+def test_changed_phases_are_refused(
+    run_in_phases, schedule, difference, caplog
+):
+    with pytest.raises(UserError, match="own settings") as error:
+        check(run_in_phases(data_schedule=schedule))
+    change = f"data_schedule was '0:one,6:one+two' and is {schedule!r}"
+    assert change in str(error.value)
+    check(run_in_phases(data_schedule=schedule, allow_config_change=True))
+    settings, records = (r.getMessage() for r in caplog.records)
+    assert change in settings
+    assert records.endswith(f"as allowed: {difference}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("vocabulary_sha256", "0" * 64), ("do_lower_case", False)],
+)
+def test_a_changed_vocabulary_is_always_refused(
+    run, tiny_records, tmp_path, name, value
+):
+    pattern = copy_records(tiny_records, tmp_path / "copy", **{name: value})
+    in_phases = {
+        "input_file": (),
+        "dataset": (f"copy={pattern}",),
+        "data_schedule": "0:copy",
+    }
+    for changes in ({"input_file": (pattern,)}, in_phases):
+        with pytest.raises(
+            UserError, match=f"copy.* must agree with .*Received: {name} "
+        ) as error:
+            check(run(**changes, allow_config_change=True))
+        assert "run/records_metadata.json" in str(error.value)
+        assert "run/spiece.model" in error.value.remedy
+
+
+def test_the_vocabulary_of_a_converted_model_is_compared(
+    run, tiny_records, tmp_path, caplog
+):
+    """Such a run has no metadata of records."""
+    (tmp_path / "run" / "records_metadata.json").unlink()
+    pattern = copy_records(
+        tiny_records, tmp_path / "copy", vocabulary_sha256="0" * 64
+    )
+    other = run(eval_input_file=(pattern,))
+    run_directory.check_evaluation(run(), find_held_out(run()))
+    assert not caplog.records
+    with pytest.raises(UserError, match=r"run/spiece\.model.*sha256 '000"):
+        run_directory.check_evaluation(other, find_held_out(other))
+    (tmp_path / "run" / "spiece.model").unlink()
+    run_directory.check_evaluation(other, find_held_out(other))
+    assert "is not compared with that of the model" in caplog.text
