@@ -12,6 +12,7 @@ Markdown table.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -19,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from typing import Any, NamedTuple
 
 from albert_tf.config import Config, flags, setting
 from benchmarks.train_step_contenders import CONTENDERS, Work
@@ -64,21 +64,6 @@ class BenchmarkConfig(Config):
     )
 
 
-class Measured(NamedTuple):
-    """Steps of one contender.
-
-    Attributes:
-        seconds: Wall time of each step.
-        cpu_seconds: CPU time of each step, summed over cores. It is
-            meaningful on a busy machine, too.
-        peak_bytes: Largest resident memory of its process.
-    """
-
-    seconds: list[float]
-    cpu_seconds: list[float]
-    peak_bytes: int
-
-
 def main(config: BenchmarkConfig) -> None:
     """Measures and prints."""
     print(
@@ -86,61 +71,64 @@ def main(config: BenchmarkConfig) -> None:
         "| tokens/s, median | relative speed | CPU s per step | peak MB |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    for size in config.lengths:
+    for size, precision, rate in itertools.product(
+        config.lengths, config.precisions, config.dropout
+    ):
         length, batch = map(int, size.split("x"))
-        for precision in config.precisions:
-            for rate in config.dropout:
-                work = Work(
-                    batch=batch,
-                    length=length,
-                    # 15 %, as the records of that length have them.
-                    predictions=round(0.15 * length + 0.5),
-                    bfloat16=precision == "bfloat16",
-                    dropout=float(rate),
-                    threads=os.cpu_count() or 1,
-                )
-                measured = measure(config, work)
-                tokens = batch * length
-                others = [
-                    statistics.median(m.seconds)
-                    for name, m in measured.items()
-                    if not name.startswith("albert_tf")
-                ]
-                for name, made in measured.items():
-                    median = statistics.median(made.seconds)
-                    ratio = f"{min(others) / median:.2f}" if others else ""
-                    print(
-                        f"| {length} x {batch} | {precision} | {rate} "
-                        f"| {name} | {tokens / min(made.seconds):,.0f} "
-                        f"| {tokens / median:,.0f} | {ratio} "
-                        f"| {min(made.cpu_seconds):.2f} "
-                        f"| {made.peak_bytes / 1e6:,.0f} |",
-                        flush=True,
-                    )
+        work = Work(
+            batch=batch,
+            length=length,
+            # 15 %, as the records of that length have them.
+            predictions=round(0.15 * length + 0.5),
+            bfloat16=precision == "bfloat16",
+            dropout=float(rate),
+            threads=os.cpu_count() or 1,
+        )
+        steps = measure(config, work)
+        medians = {
+            name: statistics.median(step["s"] for step in made)
+            for name, made in steps.items()
+        }
+        others = [
+            median
+            for name, median in medians.items()
+            if not name.startswith("albert_tf")
+        ]
+        for name, made in steps.items():
+            ratio = f"{min(others) / medians[name]:.2f}" if others else ""
+            print(
+                f"| {length} x {batch} | {precision} | {rate} | {name} "
+                f"| {batch * length / min(step['s'] for step in made):,.0f} "
+                f"| {batch * length / medians[name]:,.0f} | {ratio} "
+                f"| {min(step['cpu_s'] for step in made):.2f} "
+                f"| {made[-1]['peak_bytes'] / 1e6:,.0f} |",
+                flush=True,
+            )
 
 
-def measure(config: BenchmarkConfig, work: Work) -> dict[str, Measured]:
-    """Measures the contenders whose packages are there, in turns by steps."""
+def measure(
+    config: BenchmarkConfig, work: Work
+) -> dict[str, list[dict[str, float]]]:
+    """Runs the contenders whose packages are there, in turns by steps.
+
+    Returns:
+        By contender, for each step: `s`, its wall time; `cpu_s`, its CPU time,
+        summed over cores, which is meaningful on a busy machine, too; and
+        `peak_bytes`, the largest resident memory of its process.
+    """
     processes = {}
     for name in config.contenders:
         python = getattr(config, f"python_{name}", sys.executable)
         process = _start(python, name, work)
         if process is not None:
             processes[name] = process
-    steps: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
+    steps: dict[str, list[dict[str, float]]] = {name: [] for name in processes}
     for _ in range(config.rounds):
         for name, process in processes.items():
             steps[name].append(_take_step(process))
     for process in processes.values():
         process.communicate()
-    return {
-        name: Measured(
-            [s["s"] for s in made],
-            [s["cpu_s"] for s in made],
-            made[-1]["peak_bytes"],
-        )
-        for name, made in steps.items()
-    }
+    return steps
 
 
 def _start(python: str, name: str, work: Work) -> subprocess.Popen | None:
@@ -169,7 +157,7 @@ def _start(python: str, name: str, work: Work) -> subprocess.Popen | None:
     return None
 
 
-def _take_step(process: subprocess.Popen) -> dict[str, Any]:
+def _take_step(process: subprocess.Popen) -> dict[str, float]:
     """Runs one step; returns its times and the peak memory of its process."""
     assert process.stdin and process.stdout
     process.stdin.write("\n")
