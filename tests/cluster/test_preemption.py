@@ -1,6 +1,5 @@
 """Signals to real processes, and notices of a local metadata server."""
 
-import pathlib
 import re
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import time
 import pytest
 
 from albert_tf.cluster import notices, preemption
-from albert_tf.runs.checkpoint_files import list_checkpoints
 from albert_tf.runs.log import read_events
 from tests.helpers import tiny_run
 from tests.helpers.forked_program import ForkedCode
@@ -72,25 +70,28 @@ def test_a_signal_ends_the_loop_on_the_device(loop, number, reason):
 
 
 @pytest.mark.slow
-def test_a_notice_of_preemption_ends_the_loop(loop, metadata_server):
-    metadata_server.wait_until_asked()
-    assert loop.poll() is None
-    metadata_server.set("preempted", "TRUE")
-    assert "preempted TRUE" in loop.stdout.readline()
-    assert loop.wait(PATIENCE_S) == 143
-
-
-@pytest.mark.slow
-def test_termination_ends_the_loop_and_migration_does_not(
-    loop, metadata_server
+@pytest.mark.parametrize(
+    ("key", "flavor", "ignored", "notice"),
+    [
+        ("preempted", "Other", "TRUE", "TRUE"),
+        (
+            *("maintenance-event", "Google"),
+            *("MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE_ON_HOST_MAINTENANCE"),
+        ),
+    ],
+)
+def test_only_a_notice_of_google_that_the_machine_stops_ends_the_loop(
+    loop, metadata_server, key, flavor, ignored, notice
 ):
+    """Other servers may give the same answers, and migration stops nothing."""
     metadata_server.wait_until_asked()
-    metadata_server.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
+    metadata_server.flavor = flavor
+    metadata_server.set(key, ignored)
     with pytest.raises(subprocess.TimeoutExpired):
         loop.wait(6)
-    notice = "TERMINATE_ON_HOST_MAINTENANCE"
-    metadata_server.set("maintenance-event", notice)
-    assert f"maintenance-event {notice}" in loop.stdout.readline()
+    metadata_server.flavor = "Google"
+    metadata_server.set(key, notice)
+    assert f"{key} {notice}" in loop.stdout.readline()
     assert loop.wait(PATIENCE_S) == 143
 
 
@@ -144,52 +145,6 @@ def test_sigterm_to_the_server_of_any_host_stops_the_loop():
         server.send_signal(signal.SIGTERM)
         assert program.wait(30) == 143
         assert "worker 1 at localhost:" in program.stdout.read()
-
-
-@pytest.mark.slow
-def test_a_server_that_is_not_googles_is_ignored(loop, metadata_server):
-    metadata_server.wait_until_asked()
-    metadata_server.flavor = "Other"
-    metadata_server.set("preempted", "TRUE")
-    with pytest.raises(subprocess.TimeoutExpired):
-        loop.wait(6)
-
-
-def test_google_cloud_machines_are_known_by_their_product_name(monkeypatch):
-    monkeypatch.setenv(notices.METADATA_HOST_VARIABLE, "here:80")
-    assert notices.metadata_host() == "here:80"
-    monkeypatch.delenv(notices.METADATA_HOST_VARIABLE)
-    product = pathlib.Path("/sys/class/dmi/id/product_name")
-    is_google = product.exists() and "Google" in product.read_text()
-    expected = "metadata.google.internal" if is_google else ""
-    assert notices.metadata_host() == expected
-
-
-@pytest.mark.slow
-def test_a_notice_leads_to_a_checkpoint_at_the_next_step(
-    tiny_records, tmp_path, metadata_server, monkeypatch
-):
-    monkeypatch.setenv(notices.METADATA_HOST_VARIABLE, metadata_server.host)
-    run = RunProcesses(
-        tiny_run.make_config(
-            tiny_records,
-            tmp_path / "run",
-            num_train_steps=10**6,
-            steps_per_loop=10**6,
-            save_checkpoints_steps=10**6,
-            dropout_schedule="0:0.1,5:0.0",
-        ),
-        tmp_path,
-    )
-    run.wait_for_step(5)  # the next line would be at 10^6
-    metadata_server.set("preempted", "TRUE")
-    assert run.wait() == [143], run.log()
-    newest = list_checkpoints(str(tmp_path / "run" / "checkpoints"))[-1]
-    assert newest.step >= 5
-    stop = read_events(str(tmp_path / "run"))[-1]
-    assert stop["event"] == "stop"
-    assert "preempted TRUE" in stop["reason"]
-    assert stop["step"] == newest.step
 
 
 @pytest.mark.slow

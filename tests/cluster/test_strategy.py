@@ -89,20 +89,33 @@ def test_a_silent_host_of_a_slice_ends_the_run_and_no_proxy_is_asked():
     assert "strategy.py" in done.stderr.partition("Current thread")[2]
 
 
-def test_the_start_of_a_local_tpu_has_a_limit(monkeypatch):
-    """Constructing the strategy waits for the devices, too."""
-    limits, found = Limits(), []
+@pytest.mark.parametrize(
+    ("fails", "error", "raised", "remedy"),
+    [
+        (
+            *("initialize_tpu_system", tf.errors.InternalError),
+            *(RetryError, "Start this command again"),
+        ),
+        (
+            *("TPUStrategy", tf.errors.NotFoundError),
+            *(UserError, "Install tensorflow-tpu"),
+        ),
+    ],
+)
+def test_the_start_of_a_local_tpu_has_a_limit_and_may_call_for_a_retry(
+    monkeypatch, fails, error, raised, remedy
+):
+    """E.g. while a process that was killed still holds the chips."""
+    limits = Limits()
+
+    def start(name):
+        assert limits.active == ["the start of the TPU"]
+        if name == fails:
+            raise error(None, None, "core halted unexpectedly")
 
     def make_limits(timeout_s):
-        found.append(timeout_s)
+        assert timeout_s == 30
         return limits
-
-    def make_strategy_of(resolver):
-        found.extend(limits.active)
-        return types.SimpleNamespace(
-            num_replicas_in_sync=8,
-            extended=types.SimpleNamespace(worker_devices=("TPU:0",)),
-        )
 
     for module, name, function in (
         (strategy_module.devices, "check_tpu", lambda config: None),
@@ -112,71 +125,49 @@ def test_the_start_of_a_local_tpu_has_a_limit(monkeypatch):
             "TPUClusterResolver",
             lambda **_: types.SimpleNamespace(),
         ),
-        (tf.tpu.experimental, "initialize_tpu_system", lambda resolver: None),
-        (tf.distribute, "TPUStrategy", make_strategy_of),
+        (
+            tf.tpu.experimental,
+            "initialize_tpu_system",
+            lambda resolver: start("initialize_tpu_system"),
+        ),
+        (tf.distribute, "TPUStrategy", lambda resolver: start("TPUStrategy")),
     ):
         monkeypatch.setattr(module, name, function)
-    make_strategy(DistributionConfig(strategy="tpu", hang_timeout_s=30))
-    assert found == [30, "the start of the TPU"]
-
-
-@pytest.mark.parametrize(
-    ("error", "raised", "remedy"),
-    [
-        (tf.errors.InternalError, RetryError, "Start this command again"),
-        (tf.errors.NotFoundError, UserError, "Install tensorflow-tpu"),
-    ],
-)
-def test_a_tpu_that_cannot_be_initialized_now_calls_for_a_retry(
-    monkeypatch, error, raised, remedy
-):
-    """E.g. while a process that was killed still holds the chips."""
-
-    def fail(resolver):
-        raise error(None, None, "core halted unexpectedly")
-
-    monkeypatch.setattr(
-        strategy_module.devices, "check_tpu", lambda config: None
-    )
-    monkeypatch.setattr(
-        tf.distribute.cluster_resolver,
-        "TPUClusterResolver",
-        lambda **_: types.SimpleNamespace(),
-    )
-    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", fail)
+    config = DistributionConfig(strategy="tpu", hang_timeout_s=30)
     with pytest.raises(UserError, match=f"core halted .*{remedy}") as refused:
-        make_strategy(DistributionConfig(strategy="tpu"))
+        make_strategy(config)
     assert type(refused.value) is raised
 
 
+WORKER_0 = {"type": "worker", "index": 0}
+
+
 @pytest.mark.parametrize(
-    "text",
+    "value",
     [
         "",
         "{",
-        "[]",
-        '{"task": {}}',
-        '{"cluster": {}, "task": {}}',
-        '"cluster task"',
-        '{"cluster": {"worker": "a:1"}, "task": {"type": "worker"}}',
-        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3'
-        "}}",
-        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", '
-        '"index": -1}}',
-        '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", '
-        '"index": 0}}',
-        '{"cluster": {"worker": ["a:1", "b:"]}, "task": {"type": "worker", '
-        '"index": 0}}',
-        '{"cluster": {"worker": ["a:1", "b:65536"]}, "task": {"type": "worker",'
-        ' "index": 0}}',
-        '{"cluster": {"worker": ["a:1", "b:0"]}, "task": {"type": "worker",'
-        ' "index": 0}}',
-        '{"cluster": {"chief": ["a:1"], "worker": ["a:1"]}, '
-        '"task": {"type": "worker", "index": 0}}',
-        '{"cluster": {"boss": ["a:1"]}, "task": {"type": "boss", "index": 0}}',
+        [],
+        "cluster task",
+        {"task": {}},
+        {"cluster": {}, "task": {}},
+        {"cluster": {"worker": "a:1"}, "task": {"type": "worker"}},
+        *(
+            {"cluster": {"worker": addresses}, "task": WORKER_0}
+            for addresses in (["a"], ["a:1", "b:"], ["a:0"], ["a:65536"])
+        ),
+        *(
+            {"cluster": {"worker": ["a:1"]}, "task": {**WORKER_0, "index": n}}
+            for n in (3, -1)
+        ),
+        {"cluster": {"chief": ["a:1"], "worker": ["a:1"]}, "task": WORKER_0},
+        {"cluster": {"boss": ["a:1"]}, "task": {"type": "boss", "index": 0}},
     ],
 )
-def test_an_invalid_tf_config_is_refused_with_the_right_form(text, monkeypatch):
+def test_an_invalid_tf_config_is_refused_with_the_right_form(
+    value, monkeypatch
+):
+    text = value if value in ("", "{") else json.dumps(value)
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match="TF_CONFIG must be a JSON object"):
         make_strategy(
@@ -242,30 +233,16 @@ def test_a_lost_worker_is_named_although_tensorflow_does_not(
             raise tf.errors.UnavailableError(None, None, message)
 
 
-def test_a_lost_host_of_a_slice_is_named_and_calls_for_a_retry(monkeypatch):
+def test_a_tpu_of_one_host_that_fails_calls_for_a_retry(monkeypatch):
+    """`test_host.py` loses a host of a slice."""
     strategy = tpu_bridge.make_tpu_strategy(monkeypatch)
-    lost = tf.errors.UnavailableError(
-        None, None, "/job:worker/replica:0/task:1: connection refused"
-    )
-    # On one host, no other host can be lost, but the TPU can fail.
     with (
         pytest.raises(RetryError, match="the TPU of this machine must answer"),
         name_lost_workers(DistributionConfig(), strategy),
     ):
-        raise lost
-
-    monkeypatch.setattr(type(strategy.extended), "num_hosts", 2)
-    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2"]})
-    monkeypatch.setattr(
-        strategy.cluster_resolver, "cluster_spec", lambda: cluster
-    )
-    with (
-        pytest.raises(
-            RetryError, match="no answer from worker 1 at localhost:2; Tensor"
-        ),
-        name_lost_workers(DistributionConfig(), strategy),
-    ):
-        raise lost
+        raise tf.errors.UnavailableError(
+            None, None, "/job:worker/replica:0/task:1: connection refused"
+        )
 
 
 def test_a_batch_is_divided_evenly_or_refused():

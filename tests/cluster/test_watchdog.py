@@ -87,16 +87,16 @@ def test_only_an_activity_that_takes_too_long_ends_the_process(ended):
         time.sleep(0.1)
     with watchdog.limit("a long one"):
         wait_until(ended, 1)
-    assert ended == [("a long one", "hang_timeout_s")]
-
-
-def test_the_setting_is_named_that_gives_an_activity_more_time(ended):
-    """None does if the limit follows from the usual time."""
     with Watchdog(0.05, "worker_timeout_s").limit("connecting"):
-        wait_until(ended, 1)
-    with Watchdog(0.01).limit("a loop", usual_s=0.005):
         wait_until(ended, 2)
-    assert ended == [("connecting", "worker_timeout_s"), ("a loop", "")]
+    # No setting is named if the limit follows from the usual time.
+    with Watchdog(0.01).limit("a loop", usual_s=0.005):
+        wait_until(ended, 3)
+    assert ended == [
+        ("a long one", "hang_timeout_s"),
+        ("connecting", "worker_timeout_s"),
+        ("a loop", ""),
+    ]
 
 
 def test_runs_that_wait_for_other_hosts_or_tpus_are_watched(
