@@ -80,21 +80,7 @@ def find_missing_shards(
     """
     stored = _read_unfinished(output_dir)
     if stored is not None:
-        path = posixpath.join(output_dir, UNFINISHED_FILE)
-        if stored.get("inputs_sha256"):
-            unfinished.compare(
-                stored,
-                path,
-                otherwise="the text, or the version of build_tfrecords",
-                advice="Continue that build with its settings and text. ",
-            )
-        else:
-            unfinished.compare(
-                stored,
-                _find_first_record(output_dir),
-                otherwise=f"{path} names no build, since an interrupted build "
-                "was about to replace the records",
-            )
+        _check_unfinished(output_dir, stored, unfinished)
         return None
     path = posixpath.join(output_dir, TRAIN, METADATA_FILE)
     try:
@@ -129,6 +115,27 @@ def find_missing_shards(
             remedy="Build the records again with --overwrite.",
         )
     return missing_shards
+
+
+def _check_unfinished(
+    output_dir: str, stored: Mapping[str, Any], unfinished: Artifact
+) -> None:
+    """Checks that an unfinished build may be continued or replaced."""
+    path = posixpath.join(output_dir, UNFINISHED_FILE)
+    if stored.get("inputs_sha256"):
+        unfinished.compare(
+            stored,
+            path,
+            otherwise="the text, or the version of build_tfrecords",
+            advice="Continue that build with its settings and text. ",
+        )
+    else:
+        unfinished.compare(
+            stored,
+            _find_first_record(output_dir),
+            otherwise=f"{path} names no build, since an interrupted build was "
+            "about to replace the records",
+        )
 
 
 def begin_build(output_dir: str, unfinished: Artifact) -> None:

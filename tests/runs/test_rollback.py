@@ -26,12 +26,20 @@ def test_a_run_without_rollbacks_skips_nothing(tmp_path):
 
 
 def test_a_rollback_skips_what_was_read_since_its_checkpoint(tmp_path):
-    rollbacks = Rollbacks.read(str(tmp_path))
-    roll_back(rollbacks, 110, 100)
-    assert [rollbacks.skipped_steps(s) for s in (99, 100, 500)] == [0, 10, 10]
-    scales = [rollbacks.learning_rate_scale(s) for s in (99, 100)]
-    assert scales == [1.0, 0.5]
-    assert [rollbacks.next_change(s) for s in (0, 99, 100)] == [100, 100, None]
+    """In the chief, in other workers, and in a process that reads the file."""
+    worker = Rollbacks.read(str(tmp_path))
+    rollback = worker.plan(110, 100, "loss nan", CONFIG)
+    worker.add(rollback, writes=False)
+    assert not list(tmp_path.iterdir())
+    chief = Rollbacks.read(str(tmp_path))
+    assert roll_back(chief, 110, 100) == rollback
+    for rollbacks in worker, chief, Rollbacks.read(str(tmp_path)):
+        skipped = [rollbacks.skipped_steps(s) for s in (99, 100, 500)]
+        assert skipped == [0, 10, 10]
+        scales = [rollbacks.learning_rate_scale(s) for s in (99, 100)]
+        assert scales == [1.0, 0.5]
+        changes = [rollbacks.next_change(s) for s in (0, 99, 100)]
+        assert changes == [100, 100, None]
 
 
 def test_a_second_rollback_to_the_same_checkpoint_skips_both_ranges(tmp_path):
@@ -73,23 +81,6 @@ def test_discarded_steps_are_known(tmp_path):
     assert not rollbacks.have_discarded(140, 1)  # saved between them
     assert rollbacks.have_discarded(151, 1)
     assert not rollbacks.have_discarded(10**6, 2)
-
-
-def test_another_process_reads_the_same(tmp_path):
-    rollbacks = Rollbacks.read(str(tmp_path))
-    roll_back(rollbacks, 110, 100)
-    read = Rollbacks.read(str(tmp_path))
-    assert len(read) == 1
-    assert read.skipped_steps(100) == 10
-    assert read.learning_rate_scale(100) == 0.5
-
-
-def test_only_the_chief_writes(tmp_path):
-    rollbacks = Rollbacks.read(str(tmp_path))
-    rollback = rollbacks.plan(110, 100, "loss nan", CONFIG)
-    rollbacks.add(rollback, writes=False)
-    assert rollbacks.skipped_steps(100) == 10
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_file_is_refused(tmp_path):
